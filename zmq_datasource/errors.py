@@ -1,0 +1,94 @@
+"""Every error this package raises, in one tree, sorted by whose fault it is.
+
+::
+
+    ZmqDataSourceError
+    ├── OptionError            the caller's options (also a ValueError)
+    ├── RowError               the caller's rows, on the way to a socket
+    ├── SocketError            the network
+    │   ├── EndpointError      an endpoint that cannot be bound, connected or resolved
+    │   ├── NoPeerError        nobody answered within connectTimeout, or the peer refused
+    │   ├── SendTimeoutError   the peers stayed full for sendTimeout
+    │   └── FlushTimeoutError  linger ran out with messages still queued
+    └── LogError               the message log's storage
+        ├── LogLockedError     another writer holds this log
+        ├── LogFormatError     not a log, or one of another format version
+        ├── LogWriteError      the disk refused: full, read-only, gone
+        ├── DamagedChunkError  a chunk whose bytes are not what was written
+        └── DataLossError      an offset asks for messages that the log no longer has
+
+A message is worded as the act that did not succeed, then the reason, then the way out.
+"""
+
+__all__ = [
+    "DamagedChunkError",
+    "DataLossError",
+    "EndpointError",
+    "FlushTimeoutError",
+    "LogError",
+    "LogFormatError",
+    "LogLockedError",
+    "LogWriteError",
+    "NoPeerError",
+    "OptionError",
+    "RowError",
+    "SendTimeoutError",
+    "SocketError",
+    "ZmqDataSourceError",
+]
+
+
+class ZmqDataSourceError(Exception):
+    """Base of all errors of this package."""
+
+
+class OptionError(ZmqDataSourceError, ValueError):
+    """An option, or a combination of options, that cannot be honoured."""
+
+
+class RowError(ZmqDataSourceError):
+    """A row that is no ZeroMQ message: a null ``value``, an empty ``frames``."""
+
+
+class SocketError(ZmqDataSourceError):
+    """The network side: endpoints, peers, queues."""
+
+
+class EndpointError(SocketError):
+    """An endpoint that cannot be bound, connected or resolved."""
+
+
+class NoPeerError(SocketError):
+    """No peer finished its handshake (or subscribed) within ``connectTimeout``."""
+
+
+class SendTimeoutError(SocketError):
+    """The peers' queues stayed full for ``sendTimeout``."""
+
+
+class FlushTimeoutError(SocketError):
+    """``linger`` ran out while messages were still queued; how many is not knowable."""
+
+
+class LogError(ZmqDataSourceError):
+    """The message log's storage."""
+
+
+class LogLockedError(LogError):
+    """Another writer holds this log partition."""
+
+
+class LogFormatError(LogError):
+    """The directory holds no log, or a log of another format version."""
+
+
+class LogWriteError(LogError):
+    """The file system refused a write."""
+
+
+class DamagedChunkError(LogError):
+    """A chunk's bytes differ from what was written."""
+
+
+class DataLossError(LogError):
+    """An offset asks for messages that this log does not have."""

@@ -1,0 +1,193 @@
+"""What an option's text can mean: durations, sizes, endpoints, topics, positions.
+
+Each type has ``read(text)``, which raises ValueError with the reason and the way out, and
+``str()``, which shows a value as the reference does.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import NamedTuple
+
+import humanfriendly
+
+from zmq_datasource.offsets import Offset
+
+__all__ = ["ByteSize", "Duration", "Endpoint", "Endpoints", "Linger", "Position", "SinkSocket", "SourceSocket", "Topics", "ZmqOptions"]
+
+
+class SourceSocket(str):
+    """The type of a source's socket."""
+
+    @classmethod
+    def read(cls, text: str) -> SourceSocket:
+        return cls(_socket_type(text, ("SUB", "PULL"), "a source"))
+
+
+class SinkSocket(str):
+    """The type of a sink's socket."""
+
+    @classmethod
+    def read(cls, text: str) -> SinkSocket:
+        return cls(_socket_type(text, ("PUSH", "PUB"), "a sink"))
+
+
+def _socket_type(text: str, allowed: tuple[str, ...], who: str) -> str:
+    if text.upper() not in allowed:
+        raise ValueError(f"the socket of {who} is {' or '.join(allowed)}")
+    return text.upper()
+
+
+class Duration(float):
+    """Seconds, read from text with a unit: ``500ms``, ``10s``, ``15 minutes``."""
+
+    def __str__(self) -> str:
+        return humanfriendly.format_timespan(float(self)) if self else "0s"
+
+    @classmethod
+    def read(cls, text: str) -> Duration:
+        try:
+            if not re.search("[a-zA-Z]", text):
+                raise humanfriendly.InvalidTimespan("no unit")
+            return cls(humanfriendly.parse_timespan(text))
+        except humanfriendly.InvalidTimespan as e:
+            raise ValueError("a duration is a number and a unit: 500ms, 10s, 5 minutes") from e
+
+
+class Linger(int):
+    """libzmq's linger in milliseconds: a plain number as there (-1: for ever), or with a unit."""
+
+    def __str__(self) -> str:
+        return f"{int(self)} ms"
+
+    @classmethod
+    def read(cls, text: str) -> Linger:
+        if re.fullmatch(r"-?\d+", text):
+            millis = int(text)
+        else:
+            millis = round(Duration.read(text) * 1000)
+        if millis < -1:
+            raise ValueError("linger is -1 (for ever), 0 or more milliseconds")
+        return cls(millis)
+
+
+class ByteSize(int):
+    """Bytes, read from ``1048576``, ``64m`` or ``4 GiB``; units are powers of 1024 as in Spark."""
+
+    def __str__(self) -> str:
+        return humanfriendly.format_size(int(self), binary=True)
+
+    @classmethod
+    def read(cls, text: str) -> ByteSize:
+        try:
+            size = cls(humanfriendly.parse_size(text, binary=True))
+        except humanfriendly.InvalidSize as e:
+            raise ValueError("a size is a number of bytes, or has a unit: 64m, 4 GiB") from e
+        if size < 1:
+            raise ValueError("a size is at least 1 byte")
+        return size
+
+
+class Endpoint(NamedTuple):
+    """One address: ``tcp://host:port`` or ``ipc://path``."""
+
+    transport: str
+    address: str
+
+    def __str__(self) -> str:
+        return f"{self.transport}://{self.address}"
+
+    @property
+    def host_port(self) -> tuple[str, int]:
+        """Host (without IPv6 brackets) and port of a tcp endpoint."""
+        # libzmq allows "source:port;host:port"; the peer is behind the semicolon.
+        host, _, port = self.address.rpartition(";")[2].rpartition(":")
+        return host.strip("[]"), int(port)
+
+    @classmethod
+    def read(cls, text: str) -> Endpoint:
+        transport, separator, address = text.partition("://")
+        if not separator:
+            raise ValueError(f"{text!r} has no transport; write tcp://{text} or ipc://{text}")
+        if transport not in ("tcp", "ipc"):
+            raise ValueError(
+                f"transport {transport!r} of {text!r} is not supported; use tcp:// or ipc://"
+            )
+        if transport == "ipc":
+            # sockaddr_un holds 108 bytes with the closing zero; libzmq would refuse it later.
+            if not 0 < len(address.encode()) < 108:
+                raise ValueError(f"the path of {text!r} must have 1 to 107 bytes")
+            return cls(transport, address)
+        host, separator, port = address.rpartition(":")
+        if not separator or not host:
+            raise ValueError(f"{text!r} must be tcp://host:port")
+        if not (port.isascii() and port.isdecimal() and 1 <= int(port) <= 65535):
+            # libzmq takes port modulo 65536 and dials port 0 without a word.
+            raise ValueError(f"port {port!r} of {text!r} must be a number from 1 to 65535")
+        return cls(transport, address)
+
+
+class Endpoints(tuple[Endpoint, ...]):
+    """Comma-separated endpoints."""
+
+    def __str__(self) -> str:
+        return ",".join(map(str, self))
+
+    @classmethod
+    def read(cls, text: str) -> Endpoints:
+        parts = [part.strip() for part in text.split(",") if part.strip()]
+        if not parts:
+            raise ValueError("it names no endpoint; write tcp://host:port or ipc://path")
+        endpoints = cls(Endpoint.read(part) for part in parts)
+        doubles = {str(e) for e in endpoints if endpoints.count(e) > 1}
+        if doubles:
+            raise ValueError(f"{', '.join(sorted(doubles))} is named more than once")
+        return endpoints
+
+
+class Topics(tuple[str, ...]):
+    """Topic prefixes: comma-separated, or a JSON list where a prefix holds a comma."""
+
+    def __str__(self) -> str:
+        return "all" if self == ("",) else ",".join(self)
+
+    @classmethod
+    def read(cls, text: str) -> Topics:
+        if not text.lstrip().startswith("["):
+            return cls(dict.fromkeys(part.strip() for part in text.split(",")))
+        try:
+            listed = json.loads(text)
+        except json.JSONDecodeError as e:
+            raise ValueError(f'it is no JSON list of texts: {e}; as in ["a", "b,c"]') from e
+        if not listed or not all(isinstance(topic, str) for topic in listed):
+            raise ValueError('a JSON list of topics holds texts only, as in ["a", "b,c"]')
+        return cls(dict.fromkeys(listed))
+
+
+class Position(NamedTuple):
+    """``earliest``, ``latest``, or an offset in JSON."""
+
+    word: str | None
+    offset: Offset | None
+
+    def __str__(self) -> str:
+        return self.word or json.dumps(self.offset.to_json() if self.offset else None)
+
+    @classmethod
+    def read(cls, text: str) -> Position:
+        if text.lower() in ("earliest", "latest"):
+            return cls(text.lower(), None)
+        if not text.lstrip().startswith("{"):
+            raise ValueError("it must be earliest, latest, or an offset in JSON")
+        return cls(None, Offset.from_json(text))
+
+
+_SECRET = re.compile("secret|password", re.IGNORECASE)
+
+
+class ZmqOptions(dict[str, str]):
+    """The ``zmq.*`` options by lower-case libzmq name. Never shows a secret's value."""
+
+    def __repr__(self) -> str:
+        return repr({k: "***" if _SECRET.search(k) else v for k, v in self.items()})

@@ -1,0 +1,415 @@
+"""Every option of the data source, declared once: name, type, default, range and doc.
+
+``parse`` turns Spark's text options into one of the classes below; the reference in
+``docs/options.md`` is generated from the same declarations (``describe``). Nothing here
+touches a socket or a file: what only libzmq can judge is checked in ``sockets``.
+"""
+
+from __future__ import annotations
+
+import difflib
+import functools
+from collections.abc import Iterator, Mapping
+from typing import Annotated, Any, ClassVar, NamedTuple, TypeVar, get_args, get_type_hints
+
+import msgspec
+from msgspec import Meta
+
+from zmq_datasource.errors import OptionError
+from zmq_datasource.option_types import (
+    ByteSize,
+    Duration,
+    Endpoints,
+    Linger,
+    Position,
+    SinkSocket,
+    SourceSocket,
+    Topics,
+    ZmqOptions,
+)
+
+__all__ = [
+    "BatchReadOptions",
+    "OptionDoc",
+    "ReadOptions",
+    "SocketOptions",
+    "StreamReadOptions",
+    "WriteOptions",
+    "describe",
+    "parse",
+]
+
+
+_CUSTOM = (SourceSocket, SinkSocket, Duration, Linger, ByteSize, Endpoints, Topics, Position)
+_SCOPE = {"stream": "streaming read", "batch": "batch read"}
+
+
+def _doc(text: str, scope: str | None = None, **constraints: Any) -> Meta:
+    return Meta(description=text, extra={"scope": scope}, **constraints)
+
+
+class SocketOptions(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+    """What every socket has. Subclasses add their side."""
+
+    connect: Annotated[Endpoints, _doc("Endpoints to connect to, comma-separated.")] = Endpoints()
+    bind: Annotated[Endpoints, _doc("Endpoints to bind, comma-separated.")] = Endpoints()
+    # Not an option of its own name: parse() collects every "zmq.<name>" here.
+    zmq: ZmqOptions = msgspec.field(default_factory=ZmqOptions)
+
+    title: ClassVar[str] = "option"
+    ignored: ClassVar[frozenset[str]] = frozenset()
+
+    def check(self) -> None:
+        """Raise OptionError for values that are each right but do not go together."""
+        both = set(self.connect) & set(self.bind)
+        if both:
+            raise OptionError(f"{', '.join(map(str, both))} is in both connect and bind; keep one")
+
+
+class ReadOptions(SocketOptions, frozen=True, kw_only=True, rename="camel"):
+    """What ``spark.readStream`` and ``spark.read`` accept together.
+
+    ``DataSource.schema`` is not told which of the two it serves, so the DataFrame is checked
+    against this union; ``StreamReadOptions`` and ``BatchReadOptions`` then refuse what belongs
+    to the other.
+    """
+
+    socket_type: Annotated[
+        SourceSocket, _doc("`SUB` subscribes to a PUB or XPUB; `PULL` shares a PUSH's messages.")
+    ] = SourceSocket("SUB")
+    topics: Annotated[
+        Topics,
+        _doc(
+            "Topic prefixes to subscribe to (SUB), comma-separated, or a JSON list where one holds a comma."
+        ),
+    ] = Topics(("",))
+    rcvhwm: Annotated[
+        int,
+        _doc(
+            "Receive high-water mark: messages that libzmq queues per connection. When the queue is full it stops "
+            "reading and the peer's own high-water mark decides. libzmq's 0 (no limit) is refused.",
+            ge=1,
+            le=2**31 - 1,
+        ),
+    ] = 1000
+    linger: Annotated[
+        Linger,
+        _doc("libzmq's linger at close, in milliseconds or with a unit. A receiver has nothing to send."),
+    ] = Linger(0)
+    include_frames: Annotated[
+        bool, _doc("Adds the column `frames`: every frame of the message as it came.")
+    ] = False
+    wal_location: Annotated[
+        str | None,
+        _doc(
+            "Directory of the message log, reachable by the driver and every executor. Unset, a streaming read uses a "
+            "private directory under the local temporary directory, named from the feed. A batch read with it reads "
+            "the log and opens no socket."
+        ),
+    ] = None
+    min_partitions: Annotated[
+        int | None,
+        _doc("Least number of Spark partitions that a batch is split into, if it has as many messages.", ge=1),
+    ] = None
+    max_bytes_per_partition: Annotated[
+        ByteSize, _doc("Size at which a batch is split into further Spark partitions.")
+    ] = ByteSize(64 << 20)
+    starting_offsets: Annotated[
+        Position | None,
+        _doc(
+            "Where to start: `earliest`, `latest` or an offset in JSON. A streaming read defaults to `latest` (what "
+            "arrives from now on) and uses it only without a checkpoint; a batch read of a log defaults to `earliest`."
+        ),
+    ] = None
+    fail_on_data_loss: Annotated[
+        bool,
+        _doc(
+            "Whether an offset that the log no longer has stops the query; if false, it is a warning and reading goes "
+            "on with the oldest message there is."
+        ),
+    ] = True
+    timeout: Annotated[
+        Duration,
+        _doc(
+            "How long a batch read of a live socket receives; also `Trigger.AvailableNow` and `Trigger.Once`, which "
+            "first receive for this long."
+        ),
+    ] = Duration(10)
+    idle_timeout: Annotated[
+        Duration | None,
+        _doc("Ends that receiving early once no message came for this long."),
+    ] = None
+    max_messages: Annotated[
+        int | None, _doc("Most messages that a batch read of a live socket returns.", "batch", ge=1)
+    ] = None
+    ending_offsets: Annotated[
+        Position | None,
+        _doc("Where a batch read of a log ends: `latest` (default) or an offset in JSON.", "batch"),
+    ] = None
+    max_messages_per_trigger: Annotated[
+        int | None, _doc("Most messages in one micro-batch.", "stream", ge=1)
+    ] = None
+    max_bytes_per_trigger: Annotated[
+        ByteSize | None,
+        _doc("Most bytes of `value` in one micro-batch; one message is always let in.", "stream"),
+    ] = None
+    min_messages_per_trigger: Annotated[
+        int | None,
+        _doc("Waits for this many messages before it starts a micro-batch ...", "stream", ge=1),
+    ] = None
+    max_trigger_delay: Annotated[
+        Duration,
+        _doc("... but no longer than this after the previous one.", "stream"),
+    ] = Duration(900)
+    wal_max_bytes: Annotated[
+        ByteSize,
+        _doc(
+            "Size of the log at which receiving stops, so that the high-water marks hold the publisher back, until "
+            "Spark has committed enough. One chunk more is taken when all of it was read.",
+            "stream",
+        ),
+    ] = ByteSize(4 << 30)
+    wal_retention: Annotated[
+        Duration,
+        _doc("How long messages stay in the log after they were received and committed.", "stream"),
+    ] = Duration(0)
+    wal_chunk_bytes: Annotated[
+        ByteSize, _doc("Size at which a chunk of the log is sealed.", "stream")
+    ] = ByteSize(32 << 20)
+    wal_flush_interval: Annotated[
+        Duration,
+        _doc(
+            "Age at which received messages are sealed though Spark has not asked: the most that a crash of the "
+            "machine or the driver can cost.",
+            "stream",
+        ),
+    ] = Duration(1)
+    wal_sync: Annotated[
+        bool,
+        _doc(
+            "Whether each chunk is forced to the disk (fsync). If false, a crash of the operating system may lose "
+            "messages that Spark was already given.",
+            "stream",
+        ),
+    ] = True
+
+    title: ClassVar[str] = "read option"
+
+    def check(self) -> None:
+        super().check()
+        if self.socket_type == "PULL" and self.topics != ("",):
+            raise OptionError(
+                f"topics={self.topics} needs socketType=SUB; a PULL socket receives every message"
+            )
+        if self.min_messages_per_trigger and self.max_messages_per_trigger:
+            if self.min_messages_per_trigger > self.max_messages_per_trigger:
+                raise OptionError(
+                    f"minMessagesPerTrigger={self.min_messages_per_trigger} is more than "
+                    f"maxMessagesPerTrigger={self.max_messages_per_trigger}; lower the one or raise the other"
+                )
+        if self.wal_chunk_bytes > self.wal_max_bytes:
+            raise OptionError(
+                f"walChunkBytes={self.wal_chunk_bytes} is more than walMaxBytes={self.wal_max_bytes}; "
+                "a log holds at least one chunk"
+            )
+
+    def _refuse(self, scope: str, instead: str) -> None:
+        for option in describe(type(self)):
+            if option.scope == scope and getattr(self, option.field) != option.default_value:
+                raise OptionError(
+                    f"option {option.name} belongs to a {_SCOPE[scope]}, not to {instead}; remove it"
+                )
+
+
+class StreamReadOptions(ReadOptions, frozen=True, kw_only=True, rename="camel"):
+    """``spark.readStream.format("zmq")``."""
+
+    def check(self) -> None:
+        super().check()
+        self._refuse("batch", "spark.readStream")
+        if not (self.connect or self.bind):
+            raise OptionError(
+                "neither connect nor bind is set; name the feed, as in .option('connect', 'tcp://feed:5556')"
+            )
+
+
+class BatchReadOptions(ReadOptions, frozen=True, kw_only=True, rename="camel"):
+    """``spark.read.format("zmq")``: of a live socket, or with ``walLocation`` of a log."""
+
+    def check(self) -> None:
+        super().check()
+        self._refuse("stream", "spark.read")
+        live = bool(self.connect or self.bind)
+        if live and self.wal_location is not None:
+            raise OptionError(
+                "a batch read takes either connect/bind (a live socket) or walLocation (a log); keep one"
+            )
+        if not live and self.wal_location is None:
+            raise OptionError(
+                "neither connect nor bind (a live socket) nor walLocation (a log) is set; name one"
+            )
+        if live and (self.starting_offsets or self.ending_offsets):
+            raise OptionError("startingOffsets and endingOffsets need walLocation; a live socket has no history")
+        if not live and self.max_messages is not None:
+            raise OptionError("maxMessages is for a live socket; for a log use .limit() or endingOffsets")
+        if self.ending_offsets and self.ending_offsets.word == "earliest":
+            raise OptionError("endingOffsets=earliest reads nothing; use latest or an offset in JSON")
+
+
+class WriteOptions(SocketOptions, frozen=True, kw_only=True, rename="camel"):
+    """``writeStream.format("zmq")`` and ``df.write.format("zmq")``."""
+
+    socket_type: Annotated[
+        SinkSocket,
+        _doc("`PUSH` shares the rows among PULL peers; `PUB` sends each to every subscriber."),
+    ] = SinkSocket("PUSH")
+    sndhwm: Annotated[
+        int,
+        _doc(
+            "Send high-water mark: messages that libzmq queues per connection. libzmq's 0 (no limit) is refused.",
+            ge=1,
+            le=2**31 - 1,
+        ),
+    ] = 1000
+    linger: Annotated[
+        Linger,
+        _doc(
+            "How long a task waits at its end for queued messages to leave the process, in milliseconds or with a "
+            "unit; -1 waits for ever."
+        ),
+    ] = Linger(30_000)
+    noblock: Annotated[
+        bool,
+        _doc(
+            "If true, a message that finds the queue full is dropped and counted (`hwm`); if false, the task waits up "
+            "to `sendTimeout` and then fails."
+        ),
+    ] = False
+    send_timeout: Annotated[
+        Duration, _doc("How long one send may wait for room in the queue (`noblock=false`).")
+    ] = Duration(60)
+    connect_timeout: Annotated[
+        Duration,
+        _doc("How long a task waits at its start for every endpoint to answer (PUSH) or for `minSubscribers` (PUB)."),
+    ] = Duration(30)
+    min_subscribers: Annotated[
+        int, _doc("Subscribers that a PUB waits for before the first message; 0 does not wait.", ge=0)
+    ] = 1
+
+    title: ClassVar[str] = "write option"
+    # Spark hands a writer its own option along with ours.
+    ignored: ClassVar[frozenset[str]] = frozenset({"checkpointlocation"})
+
+    def check(self) -> None:
+        super().check()
+        if not (self.connect or self.bind):
+            raise OptionError(
+                "neither connect nor bind is set; name the consumer, as in .option('connect', 'tcp://consumer:5557')"
+            )
+        if self.socket_type == "PUSH" and self.min_subscribers != 1:
+            raise OptionError("minSubscribers needs socketType=PUB; a PUSH waits for its peers")
+
+
+class OptionDoc(NamedTuple):
+    """One declared option, for the reference and for messages."""
+
+    name: str
+    field: str
+    type: str
+    default: str
+    default_value: Any
+    scope: str | None
+    doc: str
+    kind: type
+    hint: Any
+
+
+_O = TypeVar("_O", bound=SocketOptions)
+
+
+@functools.cache
+def describe(cls: type[SocketOptions]) -> tuple[OptionDoc, ...]:
+    """The options of ``cls`` in the order of declaration, without ``zmq.*``."""
+    return tuple(_describe(cls))
+
+
+def _describe(cls: type[SocketOptions]) -> Iterator[OptionDoc]:
+    hints = get_type_hints(cls, include_extras=True)
+    for field in msgspec.structs.fields(cls):
+        if field.name == "zmq":
+            continue
+        hint = hints[field.name]
+        meta = next(a for a in hint.__metadata__ if isinstance(a, Meta))
+        default = field.default
+        kinds = [t for t in (get_args(hint.__origin__) or (hint.__origin__,)) if t is not type(None)]
+        shown = "" if default in (None, ()) else str(default)
+        yield OptionDoc(
+            name=field.encode_name,
+            field=field.name,
+            type=_TYPE_WORDS[kinds[0]],
+            default=shown.lower() if isinstance(default, bool) else shown,
+            default_value=default,
+            scope=(meta.extra or {}).get("scope"),
+            doc=meta.description or "",
+            kind=kinds[0],
+            hint=Annotated[kinds[0], meta],
+        )
+
+
+_TYPE_WORDS = {
+    str: "text",
+    int: "a whole number",
+    bool: "true or false",
+    SourceSocket: "SUB or PULL",
+    SinkSocket: "PUSH or PUB",
+    Duration: "a duration",
+    Linger: "milliseconds",
+    ByteSize: "a size",
+    Endpoints: "endpoints",
+    Topics: "topics",
+    Position: "an offset",
+}
+
+
+def parse(cls: type[_O], options: Mapping[str, str]) -> _O:
+    """Read Spark's text options (names in any case) into ``cls``.
+
+    Raises:
+        OptionError: An unknown name, a value outside its range, or values that do not go
+            together. Names the option, the value and what is allowed.
+    """
+    known = {option.name.lower(): option for option in describe(cls)}
+    values: dict[str, Any] = {}
+    zmq = ZmqOptions()
+    for raw_name, text in options.items():
+        name = raw_name.lower()
+        if name in cls.ignored:
+            continue
+        if name.startswith("zmq."):
+            zmq[name.removeprefix("zmq.")] = text
+        elif name in known:
+            values[known[name].field] = _read(known[name], text)
+        else:
+            raise OptionError(_unknown(cls, raw_name, known))
+    parsed = cls(**values, zmq=zmq)
+    parsed.check()
+    return parsed
+
+
+def _read(option: OptionDoc, text: str) -> Any:
+    try:
+        if issubclass(option.kind, _CUSTOM):
+            return option.kind.read(text.strip())  # type: ignore[attr-defined]
+        return msgspec.convert(text.strip(), option.hint, strict=False)
+    except ValueError as e:
+        # msgspec knows our type's name in Python, the user knows it in words.
+        reason = f"it must be {option.type}" if "got `str`" in str(e) else e
+        raise OptionError(f"option {option.name}={text!r}: {reason} ({option.doc})") from e
+
+
+def _unknown(cls: type[SocketOptions], name: str, known: Mapping[str, OptionDoc]) -> str:
+    near = difflib.get_close_matches(name.lower(), known, n=1, cutoff=0.6)
+    if near:
+        return f"unknown {cls.title} {name!r}; did you mean {known[near[0]].name!r}?"
+    names = ", ".join(sorted(option.name for option in known.values()))
+    return f"unknown {cls.title} {name!r}; there are {names}, and libzmq's own behind 'zmq.'"

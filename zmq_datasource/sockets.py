@@ -1,0 +1,281 @@
+"""Sockets, made in one place: options before bind and connect, checks that libzmq leaves out.
+
+What libzmq takes in silence is refused or reported here: a host that does not resolve, an
+ipc path that another process listens on, a peer that hangs up instead of shaking hands (and
+is then never dialled again by libzmq itself).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import logging
+import socket as stdlib_socket
+import time
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+
+import zmq
+from zmq.utils.monitor import parse_monitor_message
+
+from zmq_datasource.errors import EndpointError, OptionError
+from zmq_datasource.option_types import Endpoint, ZmqOptions
+from zmq_datasource.options import ReadOptions, SocketOptions, WriteOptions
+
+__all__ = ["PeerWatch", "attach", "check_socket_options", "more_frames", "new_socket"]
+
+_log = logging.getLogger(__name__)
+
+# Options that this package sets itself, with what to use instead.
+_RESERVED = {
+    "rcvhwm": "use the option rcvhwm",
+    "sndhwm": "use the option sndhwm",
+    "hwm": "libzmq has no single high-water mark; use rcvhwm or sndhwm",
+    "linger": "use the option linger",
+    "subscribe": "use the option topics",
+    "unsubscribe": "use the option topics",
+    "rcvtimeo": "receiving is driven by Spark's triggers",
+    "sndtimeo": "use the option sendTimeout",
+    "xpub_nodrop": "it is always on, so that drops are counted",
+    "xpub_verbose": "it is always on, to count subscribers",
+    "immediate": "it is off: a task waits for its peers first, and queued messages survive a reconnect",
+    "conflate": "it tears messages of several frames; use rcvhwm=1 or sndhwm=1 for a short queue",
+}
+
+
+def new_socket(context: zmq.Context[zmq.Socket[bytes]], options: SocketOptions) -> zmq.Socket[bytes]:
+    """A socket with every option set and nothing bound or connected.
+
+    Raises:
+        OptionError: libzmq refuses an option; names it.
+    """
+    match options:
+        case ReadOptions():
+            sock = context.socket(zmq.SUB if options.socket_type == "SUB" else zmq.PULL)
+            sock.setsockopt(zmq.RCVHWM, options.rcvhwm)
+            sock.setsockopt(zmq.LINGER, options.linger)
+        case WriteOptions():
+            # An XPUB is a PUB that can hear its subscribers come.
+            sock = context.socket(zmq.XPUB if options.socket_type == "PUB" else zmq.PUSH)
+            sock.setsockopt(zmq.SNDHWM, options.sndhwm)
+            sock.setsockopt(zmq.LINGER, options.linger)
+            if options.socket_type == "PUB":
+                sock.setsockopt(zmq.XPUB_NODROP, 1)
+                sock.setsockopt(zmq.XPUB_VERBOSE, 1)
+        case _:
+            raise TypeError(f"no socket for {type(options)}")
+    if any("[" in endpoint.address for endpoint in (*options.connect, *options.bind)):
+        sock.setsockopt(zmq.IPV6, 1)
+    for name, value in options.zmq.items():
+        _set(sock, name, value, options.zmq)
+    return sock
+
+
+def check_socket_options(options: SocketOptions) -> None:
+    """Let libzmq judge the options on a socket that is thrown away.
+
+    Raises:
+        OptionError: libzmq refuses one; names it.
+    """
+    with zmq.Context() as context, new_socket(context, options):
+        pass
+
+
+def _set(sock: zmq.Socket[bytes], name: str, value: str, all_options: ZmqOptions) -> None:
+    if name in _RESERVED:
+        raise OptionError(f"option zmq.{name}: {_RESERVED[name]}")
+    option = getattr(zmq.SocketOption, name.upper(), None)
+    if option is None:
+        raise OptionError(f"option zmq.{name}: libzmq has no socket option of that name; see zmq_setsockopt")
+    # repr() of the options hides the value of a secret.
+    shown = repr(ZmqOptions({name: all_options[name]}))
+    try:
+        if option._opt_type.name == "bytes":
+            sock.setsockopt(option, value.encode())
+        else:
+            sock.setsockopt(option, int(value))
+    except ValueError as e:
+        raise OptionError(f"option zmq.{name}: {shown}: it takes a whole number") from e
+    except zmq.ZMQError as e:
+        raise OptionError(
+            f"option zmq.{name}: {shown}: libzmq refuses it for a {_type_name(sock)} socket: {e.strerror}"
+        ) from e
+
+
+def _type_name(sock: zmq.Socket[bytes]) -> str:
+    return zmq.SocketType(sock.type).name
+
+
+def attach(sock: zmq.Socket[bytes], bind: Iterable[Endpoint], connect: Iterable[Endpoint]) -> None:
+    """Bind and connect.
+
+    Raises:
+        EndpointError: An endpoint is in use, not of this machine, or its host does not resolve.
+    """
+    for endpoint in bind:
+        _refuse_ipc_in_use(endpoint)
+        try:
+            sock.bind(str(endpoint))
+        except zmq.ZMQError as e:
+            hints = {
+                zmq.EADDRINUSE: "another process has it, or another query of this job; use another port",
+                errno.ENODEV: "bind takes an IP address or interface of this machine, or *, and no host name",
+                zmq.EADDRNOTAVAIL: "it is not an address of this machine; use * for all of them",
+                errno.EACCES: "this user may not; use a port from 1024 on, or another directory",
+            }
+            hint = hints.get(e.errno)  # type: ignore[call-overload]
+            raise EndpointError(f"binding {endpoint}: {e.strerror}{f'; {hint}' if hint else ''}") from e
+    for endpoint in connect:
+        _refuse_unknown_host(endpoint)
+        try:
+            sock.connect(str(endpoint))
+        except zmq.ZMQError as e:
+            raise EndpointError(f"connecting to {endpoint}: {e.strerror}; write tcp://host:port") from e
+
+
+def _refuse_ipc_in_use(endpoint: Endpoint) -> None:
+    """libzmq takes over the path of a living listener; ask whether there is one."""
+    if endpoint.transport != "ipc":
+        return
+    address = endpoint.address
+    with stdlib_socket.socket(stdlib_socket.AF_UNIX) as probe:
+        try:
+            # "@name" is libzmq's notation for Linux's abstract namespace.
+            probe.connect("\0" + address[1:] if address.startswith("@") else address)
+        except OSError:
+            return
+    raise EndpointError(f"binding {endpoint}: another process listens there; use another path")
+
+
+def _refuse_unknown_host(endpoint: Endpoint) -> None:
+    if endpoint.transport != "tcp":
+        return
+    host, port = endpoint.host_port
+    try:
+        stdlib_socket.getaddrinfo(host, port, type=stdlib_socket.SOCK_STREAM)
+    except OSError as e:
+        raise EndpointError(
+            f"connecting to {endpoint}: host {host!r} does not resolve on {stdlib_socket.gethostname()}: "
+            f"{e.strerror or e}"
+        ) from e
+
+
+def more_frames(sock: zmq.Socket[bytes]) -> Callable[[], int]:
+    """A function that tells whether the frame just received is followed by another.
+
+    ``sock.getsockopt(RCVMORE)`` looks its option up in an enum on every call and costs about
+    four times the ``recv`` itself; asking libzmq through ctypes costs about one.
+    """
+    more, size = ctypes.c_int(0), ctypes.c_size_t(ctypes.sizeof(ctypes.c_int))
+    try:
+        # The extension module is linked with libzmq, so its symbols are found through it.
+        # PyDLL keeps the GIL, which is right for a call that reads one flag.
+        getsockopt = ctypes.PyDLL(zmq.backend.cython._zmq.__file__).zmq_getsockopt
+    except (AttributeError, OSError):  # pyzmq's cffi backend, or symbols that are not exported
+        return lambda: sock.getsockopt(zmq.RCVMORE)  # type: ignore[return-value]
+    handle, option = ctypes.c_void_p(sock.underlying), ctypes.c_int(zmq.RCVMORE)
+    more_at, size_at = ctypes.pointer(more), ctypes.pointer(size)
+
+    def ask() -> int:
+        if getsockopt(handle, option, more_at, size_at) != 0:
+            raise zmq.ZMQError(zmq.zmq_errno())
+        return more.value
+
+    return ask
+
+
+_HANDSHAKE_FAILURES = {
+    zmq.Event.HANDSHAKE_FAILED_NO_DETAIL: "the handshake failed (a wrong CURVE key, or a peer without CURVE?)",
+    zmq.Event.HANDSHAKE_FAILED_PROTOCOL: "the peer speaks another protocol or another security mechanism",
+    zmq.Event.HANDSHAKE_FAILED_AUTH: "the peer refused our credentials",
+}
+_HUNG_UP = "the peer hung up during the handshake; its socket type does not match ours, or its security does not"
+
+
+class PeerWatch:
+    """What the socket monitor tells: who is up, who refused. Logs changes of state.
+
+    Not thread-safe: used by the thread that uses the socket. Make it before ``attach``.
+    """
+
+    _FIRST_REDIAL = 1.0
+    _LAST_REDIAL = 30.0
+
+    def __init__(self, sock: zmq.Socket[bytes]) -> None:
+        self._sock = sock
+        self._monitor = sock.get_monitor_socket()
+        self._shaking: dict[tuple[str, int], bool] = {}
+        self._redial: dict[str, tuple[float, float]] = {}  # endpoint: when, delay
+        self.up: dict[str, int] = {}
+        self.refused: dict[str, str] = {}
+        self.lost = 0
+
+    @property
+    def peers(self) -> int:
+        """Connections whose handshake has succeeded and that are still up."""
+        return sum(self.up.values())
+
+    @property
+    def monitor(self) -> zmq.Socket[bytes]:
+        """Readable when there is something for ``update``."""
+        return self._monitor
+
+    def update(self) -> None:
+        """Take in what has happened since the last call. Never waits."""
+        with suppress(zmq.Again):
+            while True:
+                message = parse_monitor_message(self._monitor.recv_multipart(zmq.NOBLOCK))
+                self._take(message["event"], message["endpoint"].decode(), int(message["value"]))
+
+    def _take(self, event: int, endpoint: str, value: int) -> None:
+        # For CONNECTED, ACCEPTED and DISCONNECTED the value is the file descriptor; handshake
+        # events carry none, but a connection shakes hands right after it was made.
+        if event in (zmq.Event.CONNECTED, zmq.Event.ACCEPTED):
+            self._shaking[endpoint, value] = True
+        elif event == zmq.Event.HANDSHAKE_SUCCEEDED:
+            self._one_shaken(endpoint)
+            self.up[endpoint] = self.up.get(endpoint, 0) + 1
+            self.refused.pop(endpoint, None)
+            self._redial.pop(endpoint, None)
+            _log.info("peer up: %s %s", _type_name(self._sock), endpoint)
+        elif event in _HANDSHAKE_FAILURES:
+            self._one_shaken(endpoint)
+            self._refuse(endpoint, _HANDSHAKE_FAILURES[zmq.Event(event)])
+        elif event == zmq.Event.DISCONNECTED:
+            if self._shaking.pop((endpoint, value), False):
+                self._refuse(endpoint, _HUNG_UP)
+            elif self.up.get(endpoint, 0):
+                self.up[endpoint] -= 1
+                self.lost += 1
+                _log.info("peer down: %s %s", _type_name(self._sock), endpoint)
+
+    def _one_shaken(self, endpoint: str) -> None:
+        for key, shaking in self._shaking.items():
+            if key[0] == endpoint and shaking:
+                del self._shaking[key]
+                return
+
+    def _refuse(self, endpoint: str, reason: str) -> None:
+        if self.refused.get(endpoint) != reason:
+            _log.warning("no handshake with %s: %s", endpoint, reason)
+        self.refused[endpoint] = reason
+        _, delay = self._redial.get(endpoint, (0.0, self._FIRST_REDIAL / 2))
+        delay = min(delay * 2, self._LAST_REDIAL)
+        self._redial[endpoint] = (time.monotonic() + delay, delay)
+
+    def redial(self, connect: Iterable[Endpoint]) -> None:
+        """Dial again where a handshake failed, which libzmq does not do by itself."""
+        now = time.monotonic()
+        for endpoint in map(str, connect):
+            due, delay = self._redial.get(endpoint, (None, 0.0))
+            if due is None or now < due:
+                continue
+            self._redial[endpoint] = (now + delay, delay)
+            with suppress(zmq.ZMQError):  # gone already
+                self._sock.disconnect(endpoint)
+            self._sock.connect(endpoint)
+
+    def close(self) -> None:
+        """Stop monitoring; before the socket is closed."""
+        if not self._sock.closed:
+            self._sock.disable_monitor()

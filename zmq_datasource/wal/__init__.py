@@ -1,0 +1,32 @@
+"""The message log: what stands between a socket that forgets and an engine that asks again.
+
+Layout of a log directory (format version 1)::
+
+    log.json                                  {"format": 1, "log": "<log id>"}
+    0/                                        log partition 0
+      writer.lock                             held by the one writer; says who it is
+      start.json                              where the running query started (see below)
+      00000000000000000000-00000000000000001000.arrow
+      00000000000000001000-00000000000000001723.arrow
+
+The rules:
+
+* A *chunk* is one Arrow IPC file with the schema ``messages.LOG_SCHEMA``. Its name says which
+  ids it holds, half-open: the first above holds the ids 0 to 999.
+* A chunk is written under a hidden temporary name, flushed, fsynced and renamed, and never
+  changes afterwards. So there is no torn tail: what is listed is whole, and listing the
+  directory is the whole recovery. A temporary file is the trace of a crash; the next writer
+  removes it.
+* Ids are contiguous: each chunk starts where the one before it ends. Chunks go from the
+  front only, and the newest always stays, because it says which id comes next.
+* Each record batch carries custom metadata: ``xxh3``, the checksum of its columns' contents
+  (``chunk.fingerprint``), checked whenever the batch is read.
+* One writer per log partition, held by an advisory lock that the kernel releases when the
+  process ends, however it ends.
+* ``start.json`` exists from the moment a query with a new checkpoint is told its first offset
+  until its first batch is done. If it crashes in between, Spark asks for the first offset once
+  more, and must hear the same one.
+
+Layers: ``layout`` names things, ``storage`` touches the file system, ``chunk`` is one file,
+``index`` the list of them; ``writer`` and ``reader`` are what the rest of the package uses.
+"""

@@ -1,0 +1,54 @@
+"""The names in a log directory."""
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple
+
+__all__ = [
+    "FORMAT_VERSION",
+    "LOCK_NAME",
+    "LOG_NAME",
+    "START_NAME",
+    "TEMPORARY_PREFIX",
+    "Chunk",
+    "chunk_name",
+    "parse_chunk_name",
+]
+
+FORMAT_VERSION = 1
+LOG_NAME = "log.json"
+LOCK_NAME = "writer.lock"
+START_NAME = "start.json"
+TEMPORARY_PREFIX = "."
+
+_CHUNK_NAME = re.compile(r"(\d{20})-(\d{20})\.arrow")
+
+
+class Chunk(NamedTuple):
+    """One file of the log: the ids ``first`` to ``end - 1`` in ``size`` bytes on disk.
+
+    ``sealed_at`` is the file's modification time in seconds since the epoch.
+    """
+
+    first: int
+    end: int
+    size: int
+    sealed_at: float
+
+    @property
+    def name(self) -> str:
+        return chunk_name(self.first, self.end)
+
+
+def chunk_name(first: int, end: int) -> str:
+    return f"{first:020d}-{end:020d}.arrow"
+
+
+def parse_chunk_name(name: str) -> tuple[int, int] | None:
+    """The ids that a chunk's name declares, or None for a file that is no chunk."""
+    match = _CHUNK_NAME.fullmatch(name)
+    if match is None:
+        return None
+    first, end = int(match[1]), int(match[2])
+    return (first, end) if first < end else None

@@ -1,0 +1,242 @@
+"""The one writer of a log partition: numbers messages, seals chunks, deletes what is done.
+
+Two threads meet here. The *receiving* thread appends batches and cuts chunks; it never
+waits for the disk. The *sealing* thread, owned by the writer, writes the chunks in the order
+in which they were cut (libc and Arrow release the GIL for all of the work). Anybody may ask
+what is durable, commit, or read the index.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+
+import pyarrow as pa
+
+from zmq_datasource.errors import LogError, LogWriteError
+from zmq_datasource.messages import number_rows
+from zmq_datasource.wal.chunk import write_batches
+from zmq_datasource.wal.index import ChunkIndex
+from zmq_datasource.wal.layout import Chunk, chunk_name
+from zmq_datasource.wal.reader import read_index
+from zmq_datasource.wal.storage import LogStorage, WriterLock
+
+__all__ = ["LogWriter"]
+
+_log = logging.getLogger(__name__)
+
+# Chunks cut but not yet written. A second one lets receiving go on while the disk is at work.
+_MAX_UNWRITTEN = 2
+
+
+class LogWriter:
+    """Appends to one log partition.
+
+    Args:
+        storage: Where the log is.
+        partition: Which of its partitions.
+        chunk_bytes: Size in memory at which a chunk is cut.
+        max_bytes: Size of the log at which ``full`` becomes true.
+        retention: Seconds that a committed chunk stays.
+        sync: Whether a chunk is forced to the disk before it counts as durable.
+        clock: Seconds since the epoch; compared with the files' modification times.
+    """
+
+    def __init__(
+        self,
+        storage: LogStorage,
+        partition: int,
+        *,
+        chunk_bytes: int,
+        max_bytes: int,
+        retention: float = 0.0,
+        sync: bool = True,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._storage = storage
+        self._partition = partition
+        self._chunk_bytes = chunk_bytes
+        self._max_bytes = max_bytes
+        self._retention = retention
+        self._sync = sync
+        self._clock = clock
+
+        self._lock = threading.Lock()  # guards the index and the three numbers after it
+        self._index = ChunkIndex()
+        self._committed = 0
+        self._read_to = 0
+        self._unwritten_bytes = 0
+
+        # The open chunk belongs to the receiving thread.
+        self._open: list[pa.RecordBatch] = []
+        self._open_bytes = 0
+        self._next = 0
+        self._cut_to = 0
+
+        self._jobs: queue.SimpleQueue[tuple[Sequence[pa.RecordBatch], int, int, Future[int]] | None] = (
+            queue.SimpleQueue()
+        )
+        self._waiting = 0
+        self._failure: LogError | None = None
+        self._sealer = threading.Thread(target=self._seal_jobs, name="zmq-log-sealer", daemon=True)
+        self._writer_lock: WriterLock | None = None
+        self.log_id = ""
+
+    def open(self, lock_wait: float = 0.0) -> None:
+        """Create or recover the log, and become its writer.
+
+        Args:
+            lock_wait: Seconds to wait for a previous writer that is just stopping.
+
+        Raises:
+            LogError: Held by another, damaged, or not writable.
+        """
+        self.log_id = self._storage.open_log()
+        self._writer_lock = self._storage.lock(self._partition, lock_wait)
+        self._storage.remove_temporaries(self._partition)
+        self._index = read_index(self._storage, self._partition)
+        self._next = self._cut_to = self._index.end
+        self._read_to = self._committed = self._index.earliest
+        self._sealer.start()
+
+    # The receiving thread's side.
+
+    def append(self, messages: pa.RecordBatch) -> None:
+        """Give messages (``messages.MESSAGE_SCHEMA``) their ids; cut the chunk if it is large enough."""
+        self._open.append(number_rows(messages, self._partition, self._next))
+        self._next += messages.num_rows
+        self._open_bytes += messages.nbytes
+        with self._lock:
+            self._unwritten_bytes += messages.nbytes
+        if self._open_bytes >= self._chunk_bytes:
+            self.cut()
+
+    def cut(self) -> Future[int]:
+        """Hand the open chunk to the sealing thread.
+
+        Returns:
+            Resolves to the durable end of the log once this chunk and all before it are
+            sealed; fails with LogWriteError.
+        """
+        done: Future[int] = Future()
+        batches, first = self._open, self._cut_to
+        self._open, self._open_bytes, self._cut_to = [], 0, self._next
+        with self._lock:
+            self._waiting += 1
+        self._jobs.put((batches, first, self._next, done))
+        return done
+
+    @property
+    def slow(self) -> bool:
+        """Whether the disk is behind: as many chunks wait for it as memory should hold."""
+        return self._waiting > _MAX_UNWRITTEN
+
+    @property
+    def full(self) -> bool:
+        """Whether receiving should stop until Spark has read and committed more.
+
+        While everything was read, one chunk more is let in: Spark commits a batch only once
+        there is data for the next, so a log filled by batches that are done but not
+        committed would never be emptied.
+        """
+        with self._lock:
+            total = self._index.size + self._unwritten_bytes
+            if total < self._max_bytes:
+                return False
+            return self._next > self._read_to or total >= self._max_bytes + self._chunk_bytes
+
+    # Everybody's side.
+
+    @property
+    def earliest(self) -> int:
+        with self._lock:
+            return self._index.earliest
+
+    @property
+    def durable_end(self) -> int:
+        """The id after the last durable one."""
+        with self._lock:
+            return self._index.end
+
+    @property
+    def unsealed(self) -> bool:
+        """Whether messages have an id but are not durable yet."""
+        return self._next > self.durable_end
+
+    def covering(self, start: int, end: int) -> Sequence[Chunk]:
+        """The chunks that hold any id of ``[start, end)``."""
+        with self._lock:
+            return self._index.covering(start, end)
+
+    def read_up_to(self, next_id: int) -> None:
+        """Note how far Spark has asked, for ``full``. Deletes nothing."""
+        with self._lock:
+            self._read_to = max(self._read_to, next_id)
+
+    def commit(self, end: int) -> None:
+        """Spark will never again ask for an id below ``end``: delete what is past its retention too."""
+        with self._lock:
+            self._committed = max(self._committed, end)
+            self._read_to = max(self._read_to, end)
+        self.remove_expired()
+
+    def remove_expired(self) -> None:
+        """Delete committed chunks whose retention has passed."""
+        with self._lock:
+            chunks = self._index.removable(self._committed, self._clock() - self._retention)
+            # Front first, so that a crash in between leaves no hole.
+            for chunk in chunks:
+                self._storage.remove_chunk(self._partition, chunk.name)
+            self._index.remove_front(len(chunks))
+
+    def close(self) -> None:
+        """Seal what was appended, end the sealing thread and release the log.
+
+        Raises:
+            LogWriteError: The last messages could not be sealed.
+        """
+        if self._writer_lock is None:
+            return
+        last = self.cut()
+        self._jobs.put(None)
+        self._sealer.join()
+        self._writer_lock.release()
+        self._writer_lock = None
+        last.result()
+
+    # The sealing thread.
+
+    def _seal_jobs(self) -> None:
+        while (job := self._jobs.get()) is not None:
+            batches, first, end, done = job
+            try:
+                done.set_result(self._seal(batches, first, end))
+            except Exception as e:
+                # Ids after a hole cannot be sealed: everything later fails the same way.
+                if not isinstance(e, LogError):
+                    e = LogWriteError(f"sealing ids {first} to {end - 1}: {e!r}")
+                self._failure = e
+                done.set_exception(e)
+            finally:
+                with self._lock:
+                    self._waiting -= 1
+
+    def _seal(self, batches: Sequence[pa.RecordBatch], first: int, end: int) -> int:
+        if self._failure is not None:
+            raise self._failure
+        if batches:
+            chunk = self._storage.write_chunk(
+                self._partition,
+                chunk_name(first, end),
+                lambda file: write_batches(file, batches),
+                self._sync,
+            )
+            with self._lock:
+                self._index.append(chunk)
+                self._unwritten_bytes -= sum(batch.nbytes for batch in batches)
+            _log.debug("sealed chunk %s, %d bytes", chunk.name, chunk.size)
+        return end
