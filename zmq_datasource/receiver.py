@@ -14,6 +14,7 @@ from types import TracebackType
 from typing import Self
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import zmq
 
 from zmq_datasource.counters import SourceCounters
@@ -28,7 +29,7 @@ _log = logging.getLogger(__name__)
 
 # Bounds of one round: no round keeps the thread from its other duties for long, and none
 # holds more than about this much (or one message) in Python objects.
-_ROUND_MESSAGES = 1024
+ROUND_MESSAGES = 1024
 _ROUND_BYTES = 4 << 20
 # How long a round waits for its first message; the delay of the thread's other duties.
 WAIT_MS = 10
@@ -103,7 +104,7 @@ class Receiver:
         """Whether enough has gathered for a batch of good size."""
         return len(self._messages) >= BATCH_MESSAGES or self.pending_bytes >= BATCH_BYTES
 
-    def receive(self, most: int = _ROUND_MESSAGES) -> int:
+    def receive(self, most: int = ROUND_MESSAGES) -> int:
         """One round: wait up to ``WAIT_MS`` for a message, then take what is there.
 
         Args:
@@ -116,7 +117,7 @@ class Receiver:
         if now >= self._next_housekeeping:
             self.keep_alive()
             self._next_housekeeping = now + _HOUSEKEEPING_SECONDS
-        recv, more, noblock = self._socket.recv, self._more, zmq.NOBLOCK.value
+        recv, more, noblock = self._socket.recv, self._more, int(zmq.NOBLOCK)
         messages = self._messages
         append, before = messages.append, len(messages)
         room = _ROUND_BYTES
@@ -124,18 +125,55 @@ class Receiver:
         try:
             frame = recv()
             timestamp = int(self._clock() * 1_000_000)
-            for _ in range(min(most, _ROUND_MESSAGES)):
+            while True:
                 if more():
-                    room -= self._rest(frame)
+                    # The frames of a message arrive together, so none of these waits.
+                    message = [frame, recv(noblock)]
+                    while more():
+                        message.append(recv(noblock))
+                    append(message)
+                    room -= sum(map(len, message))
                 else:
                     append(frame)
                     room -= len(frame)
-                if room <= 0:
+                most -= 1
+                if most <= 0 or room <= 0:
                     break
                 frame = recv(noblock)
-            else:
-                # One frame was received beyond the count.
-                ...
         except zmq.Again:
             pass
-        return len(messages) - before
+        if room < _ROUND_BYTES - MAX_MESSAGE_BYTES:
+            self._discard_oversize(messages.pop())
+        taken = len(messages) - before
+        self._timestamps.extend([timestamp] * taken)
+        self.pending_bytes += _ROUND_BYTES - room
+        return taken
+
+    def take(self) -> pa.RecordBatch:
+        """Hand over what was received, as a batch with ``messages.MESSAGE_SCHEMA``."""
+        messages, timestamps = self._messages, self._timestamps
+        self._messages, self._timestamps, self.pending_bytes = [], [], 0
+        batch = decode_plain(messages, timestamps)
+        self._counters.received += batch.num_rows
+        self._counters.bytes += pc.sum(pc.binary_length(batch.column("value"))).as_py() or 0
+        return batch
+
+    def keep_alive(self) -> None:
+        """Let libzmq and the connections do their work without receiving.
+
+        A SUB renews its subscriptions after a publisher's restart only while its thread
+        touches the socket; call this at least every few hundred milliseconds in a pause.
+        """
+        self._socket.getsockopt(zmq.EVENTS)
+        self._watch.update()
+        self._watch.redial(self._options.connect)
+
+    def _discard_oversize(self, message: RawMessage) -> None:
+        size = len(message) if isinstance(message, bytes) else sum(map(len, message))
+        if size <= MAX_MESSAGE_BYTES:
+            self._messages.append(message)
+            return
+        self._counters.oversize += 1
+        _log.error(
+            "discarded a message of %d bytes: a row holds at most %d; have it sent in parts", size, MAX_MESSAGE_BYTES
+        )

@@ -277,5 +277,5 @@ class PeerWatch:
 
     def close(self) -> None:
         """Stop monitoring; before the socket is closed."""
-        if not self._sock.closed:
-            self._sock.disable_monitor()
+        self._sock.disable_monitor()
+        self._monitor.close(linger=0)

@@ -106,7 +106,13 @@ class LogWriter:
     # The receiving thread's side.
 
     def append(self, messages: pa.RecordBatch) -> None:
-        """Give messages (``messages.MESSAGE_SCHEMA``) their ids; cut the chunk if it is large enough."""
+        """Give messages (``messages.MESSAGE_SCHEMA``) their ids; cut the chunk if it is large enough.
+
+        Raises:
+            LogWriteError: An earlier chunk could not be sealed, so nothing after it can be.
+        """
+        if self._failure is not None:
+            raise self._failure
         self._open.append(number_rows(messages, self._partition, self._next))
         self._next += messages.num_rows
         self._open_bytes += messages.nbytes
@@ -145,9 +151,16 @@ class LogWriter:
         """
         with self._lock:
             total = self._index.size + self._unwritten_bytes
-            if total < self._max_bytes:
-                return False
-            return self._next > self._read_to or total >= self._max_bytes + self._chunk_bytes
+            return total >= self._max_bytes and (self._next > self._read_to or self._overfull(total))
+
+    @property
+    def overfull(self) -> bool:
+        """Whether even the last chunk that a full log may take is used up."""
+        with self._lock:
+            return self._overfull(self._index.size + self._unwritten_bytes)
+
+    def _overfull(self, total: int) -> bool:
+        return total >= self._max_bytes + self._chunk_bytes
 
     # Everybody's side.
 
@@ -163,9 +176,9 @@ class LogWriter:
             return self._index.end
 
     @property
-    def unsealed(self) -> bool:
-        """Whether messages have an id but are not durable yet."""
-        return self._next > self.durable_end
+    def unsealed(self) -> int:
+        """How many messages have an id but are not durable yet."""
+        return self._next - self.durable_end
 
     def covering(self, start: int, end: int) -> Sequence[Chunk]:
         """The chunks that hold any id of ``[start, end)``."""

@@ -1,0 +1,250 @@
+"""Receiver to log: the thread that keeps a feed flowing into a log partition.
+
+The rules:
+
+* Receiving never waits for the disk: chunks are cut here and written by the log's own thread.
+* When the log is full, or its disk two chunks behind, this thread stops receiving (and hands
+  over what it holds). RCVHWM fills, and the peer's high-water mark decides. The socket is
+  still touched, so that subscriptions and connections live on.
+* An error ends receiving; it is raised to whoever calls next.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from concurrent.futures import Future
+
+from zmq_datasource.counters import SourceCounters
+from zmq_datasource.errors import LogError
+from zmq_datasource.options import StreamReadOptions
+from zmq_datasource.receiver import WAIT_MS, Receiver
+from zmq_datasource.wal.storage import LogStorage, default_location
+from zmq_datasource.wal.writer import LogWriter
+
+__all__ = ["Ingest", "log_location"]
+
+_log = logging.getLogger(__name__)
+
+# The one log partition that a query has so far.
+PARTITION = 0
+# A previous run of the query may still be draining its socket.
+_LOCK_WAIT = 15.0
+_PAUSE_TICK = 0.02
+# After stop: what libzmq and the kernel hold is taken until this long nothing came, ...
+_QUIET_SECONDS = 0.2
+# ... but a feed that goes on for ever is left after this.
+_DRAIN_SECONDS = 5.0
+_SEAL_SECONDS = 120.0
+
+
+def log_location(options: StreamReadOptions) -> str:
+    """Where this feed's log is: ``walLocation``, or this machine's default for the feed."""
+    if options.wal_location is not None:
+        return options.wal_location
+    return default_location(
+        {
+            "socketType": options.socket_type,
+            "connect": sorted(map(str, options.connect)),
+            "bind": sorted(map(str, options.bind)),
+            "topics": sorted(options.topics),
+        }
+    )
+
+
+class Ingest:
+    """Receives a feed into its log, in a thread of its own, from ``start`` to ``stop``.
+
+    All methods but those of the thread are for one calling thread.
+    """
+
+    def __init__(self, options: StreamReadOptions) -> None:
+        self._options = options
+        self.counters = SourceCounters()
+        self.storage = LogStorage(log_location(options))
+        self.log = LogWriter(
+            self.storage,
+            PARTITION,
+            chunk_bytes=options.wal_chunk_bytes,
+            max_bytes=options.wal_max_bytes,
+            retention=options.wal_retention,
+            sync=options.wal_sync,
+        )
+        self._receiver = Receiver(options, self.counters)
+        self._thread = threading.Thread(target=self._run, name="zmq-receiver", daemon=True)
+        self._stopping = threading.Event()
+        self._opened: Future[None] = Future()
+        self._seal_wanted = False
+        self._sealed: Future[Future[int]] = Future()
+        self._failure: Exception | None = None
+        self._last_received = time.monotonic()
+        self.resumed_at = 0
+
+    def start(self) -> None:
+        """Become the log's writer, open the socket, begin to receive.
+
+        From then on ``resumed_at`` is the id of the first message received by this process.
+
+        Raises:
+            LogError, EndpointError, OptionError: See the message.
+        """
+        self.log.open(_LOCK_WAIT)
+        self.resumed_at = self.log.durable_end
+        self._thread.start()
+        try:
+            self._opened.result()
+        except Exception:
+            self._thread.join()
+            self.log.close()
+            raise
+        _log.info(
+            "receiving from %s into log %s (%s), next id %d",
+            ",".join(map(str, (*self._options.connect, *self._options.bind))),
+            self.storage.root,
+            self.log.log_id,
+            self.resumed_at,
+        )
+
+    def seal(self) -> int:
+        """Make durable what was received before this call.
+
+        Returns:
+            The durable end of the log.
+
+        Raises:
+            LogError, SocketError: Why receiving or sealing has ended.
+        """
+        self._raise_failure()
+        if not (self._receiver.pending or self.log.unsealed):
+            return self.log.durable_end
+        self._sealed = Future()
+        self._seal_wanted = True
+        self._raise_failure()  # the thread may have ended just before it was asked
+        try:
+            return self._sealed.result(_SEAL_SECONDS).result(_SEAL_SECONDS)
+        except TimeoutError as e:
+            raise LogError(
+                f"sealing the log in {self.storage.root}: the disk did not answer for {_SEAL_SECONDS:.0f} s"
+            ) from e
+
+    def gather(self, timeout: float, idle_timeout: float | None) -> int:
+        """Receive for a while, then seal: until ``timeout`` seconds, ``idle_timeout`` of silence, or a full log.
+
+        Returns:
+            The durable end of the log.
+        """
+        deadline = time.monotonic() + timeout
+        idle_from = time.monotonic()
+        while time.monotonic() < deadline and not self.log.full:
+            self._raise_failure()
+            idle_from = max(idle_from, self._last_received)
+            if idle_timeout is not None and time.monotonic() - idle_from >= idle_timeout:
+                break
+            time.sleep(WAIT_MS / 1000)
+        return self.seal()
+
+    def stop(self) -> None:
+        """Drain the socket, seal, release the log.
+
+        Raises:
+            LogError: What was received last could not be sealed; says how much.
+        """
+        self._stopping.set()
+        self._thread.join()
+        try:
+            self.log.close()
+        finally:
+            if lost := self.log.unsealed + self._receiver.pending:
+                _log.error("%d received messages could not be sealed and are lost", lost)
+        _log.info("stopped receiving into log %s at id %d", self.storage.root, self.log.durable_end)
+        self._raise_failure()
+
+    def _raise_failure(self) -> None:
+        if self._failure is not None:
+            raise self._failure
+
+    # The receiving thread.
+
+    def _run(self) -> None:
+        try:
+            with self._receiver:
+                self._opened.set_result(None)
+                self._receive_until_stopped()
+                self._drain()
+        except Exception as e:
+            self._fail(e)
+
+    def _fail(self, e: Exception) -> None:
+        if not self._opened.done():
+            self._opened.set_exception(e)
+            return
+        _log.error("receiving ended: %s", e)
+        self._failure = e
+        if self._seal_wanted:
+            self._seal_wanted = False
+            self._sealed.set_exception(e)
+
+    def _receive_until_stopped(self) -> None:
+        receiver, log = self._receiver, self.log
+        hold = float(self._options.wal_flush_interval)
+        held_since = expired_at = time.monotonic()
+        while not self._stopping.is_set():
+            if log.full or log.slow:
+                self._pause()
+            if receiver.receive():
+                self._last_received = time.monotonic()
+            now = time.monotonic()
+            if receiver.batch_ready:
+                log.append(receiver.take())
+            if self._seal_wanted:
+                self._answer_seal()
+                held_since = now
+            elif now - held_since >= hold:
+                if receiver.pending or log.unsealed:
+                    self._cut()
+                held_since = now
+            if now - expired_at >= 1.0:
+                log.remove_expired()
+                expired_at = now
+
+    def _cut(self) -> Future[int]:
+        if self._receiver.pending:
+            self.log.append(self._receiver.take())
+        return self.log.cut()
+
+    def _answer_seal(self) -> None:
+        self._seal_wanted = False
+        self._sealed.set_result(self._cut())
+
+    def _pause(self) -> None:
+        """Hold still until the log has room, answering everybody but the feed."""
+        began = time.monotonic()
+        cause = "the log has reached walMaxBytes" if self.log.full else "the disk is slower than the feed"
+        _log.warning("receiving paused: %s", cause)
+        self.counters.pauses += 1
+        self._cut()
+        counted = began
+        while (self.log.full or self.log.slow) and not self._stopping.wait(_PAUSE_TICK):
+            self._receiver.keep_alive()
+            self.log.remove_expired()
+            if self._seal_wanted:
+                self._answer_seal()
+            now = time.monotonic()
+            self.counters.paused_seconds += now - counted
+            counted = now
+        _log.warning("receiving goes on after %.1f s", time.monotonic() - began)
+
+    def _drain(self) -> None:
+        """Take what libzmq and the kernel still hold, as far as the log has room."""
+        deadline = time.monotonic() + _DRAIN_SECONDS
+        quiet_from = time.monotonic()
+        while time.monotonic() < deadline and not self.log.overfull:
+            if self._receiver.receive():
+                quiet_from = time.monotonic()
+            elif time.monotonic() - quiet_from >= _QUIET_SECONDS:
+                break
+            if self._receiver.batch_ready:
+                self.log.append(self._receiver.take())
+        if self._receiver.pending:
+            self.log.append(self._receiver.take())

@@ -1,0 +1,268 @@
+"""Arrow to socket: one sending socket for one task, every row accounted for.
+
+The rules (measured in docs/zeromq-facts.md):
+
+* Nothing is sent before a peer is there: a finished handshake (PUSH) or a subscription (PUB).
+* ``send(NOBLOCK)`` may refuse although the queue has room, because libzmq looks at its own
+  mailbox only now and then. A message counts as dropped only after the socket's events were
+  refreshed and a second try was refused too.
+* A sent message is one that the socket *accepted*. ``finish`` waits until it has left this
+  process, or says that it cannot tell.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+from types import TracebackType
+from typing import Self
+
+import zmq
+
+from zmq_datasource.counters import SinkCounters
+from zmq_datasource.errors import FlushTimeoutError, NoPeerError, SendTimeoutError
+from zmq_datasource.options import WriteOptions
+from zmq_datasource.sockets import PeerWatch, attach, new_socket
+
+__all__ = ["Sender"]
+
+_log = logging.getLogger(__name__)
+
+
+class Sender:
+    """A PUSH or PUB socket; use it in a ``with`` block, in one thread.
+
+    Leaving the block without ``finish`` (an error on the way) gives up what is still queued:
+    the task failed, and Spark will run it again.
+
+    Attributes:
+        counters: The account so far; final after ``finish``.
+    """
+
+    def __init__(self, options: WriteOptions) -> None:
+        self._options = options
+        self.counters = SinkCounters()
+        self._subscriptions = 0
+        self._has_peer = True
+
+    def __enter__(self) -> Self:
+        """Open the socket and wait for the peers.
+
+        Raises:
+            OptionError, EndpointError: It cannot be opened as asked.
+            NoPeerError: Nobody came within ``connectTimeout`` (with ``noblock``, the rows
+                are dropped and counted instead).
+        """
+        options = self._options
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        try:
+            self._socket = new_socket(self._context, options)
+            self._socket.setsockopt(zmq.SNDTIMEO, round(options.send_timeout * 1000))
+            self._watch = PeerWatch(self._socket)
+            attach(self._socket, options.bind, options.connect)
+            self._wait_for_peers()
+        except BaseException:
+            self._context.destroy(linger=0)
+            raise
+        # zmq.Socket.send is a Python wrapper for drafts' arguments; its base is the C function.
+        self._send: Callable[[bytes, int], object] = super(zmq.Socket, self._socket).send
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if not self._socket.closed:
+            self._close(linger=0)
+
+    # Peers.
+
+    def _wait_for_peers(self) -> None:
+        poller = zmq.Poller()
+        poller.register(self._watch.monitor, zmq.POLLIN)
+        if self._options.socket_type == "PUB":
+            poller.register(self._socket, zmq.POLLIN)
+        deadline = time.monotonic() + self._options.connect_timeout
+        while True:
+            self._watch.update()
+            self._watch.redial(self._options.connect)
+            self._count_subscriptions()
+            missing = self._missing()
+            if not missing:
+                return
+            left = deadline - time.monotonic()
+            if left <= 0:
+                break
+            poller.poll(min(left, 0.5) * 1000)
+        if not self._options.noblock:
+            raise NoPeerError(
+                f"waiting {self._options.connect_timeout} for a peer of this {self._options.socket_type}: {missing}. "
+                "Start the consumer, correct the endpoint, or raise connectTimeout"
+            )
+        _log.warning("no peer within %s: %s", self._options.connect_timeout, missing)
+        self._go_on_without()
+
+    def _missing(self) -> str:
+        """Who is still to come, in words; empty when everybody is there."""
+        options, watch = self._options, self._watch
+        if options.socket_type == "PUB":
+            here = min(self._subscriptions, watch.peers)
+            if here >= options.min_subscribers:
+                return ""
+            return f"{here} of minSubscribers={options.min_subscribers} have subscribed{self._refusals()}"
+        absent = [str(e) for e in options.connect if not watch.up.get(str(e))]
+        if absent:
+            return f"no answer from {', '.join(absent)}{self._refusals()}"
+        if not watch.peers:
+            return f"nobody has connected to {', '.join(map(str, options.bind))}{self._refusals()}"
+        return ""
+
+    def _refusals(self) -> str:
+        return "".join(f" ({endpoint}: {why})" for endpoint, why in self._watch.refused.items())
+
+    def _count_subscriptions(self) -> None:
+        if self._options.socket_type != "PUB":
+            return
+        while self._socket.getsockopt(zmq.EVENTS) & zmq.POLLIN:
+            message = self._socket.recv()
+            if message[:1] == b"\x01":
+                self._subscriptions += 1
+            elif message[:1] == b"\x00":
+                self._subscriptions -= 1
+
+    def _go_on_without(self) -> None:
+        """With ``noblock``: leave out the endpoints that did not answer, or drop everything."""
+        self._has_peer = self._watch.peers > 0
+        if self._options.socket_type == "PUB":
+            self._has_peer = self._has_peer and self._subscriptions > 0
+            return
+        for endpoint in map(str, self._options.connect):
+            if not self._watch.up.get(endpoint):
+                # Its queue would swallow sndhwm messages for a peer that may never come.
+                self._socket.disconnect(endpoint)
+
+    # Messages.
+
+    def send_values(self, values: Sequence[bytes], topics: Sequence[bytes | None] | None = None) -> None:
+        """Send one message a value; with topics, each that is not None goes in front of its value.
+
+        Raises:
+            SendTimeoutError: The queues stayed full for ``sendTimeout`` (without ``noblock``).
+        """
+        if topics is None and self._has_peer and not self._options.noblock:
+            self._send_plain(values)
+        elif topics is None:
+            self._send_each([[value] for value in values])
+        else:
+            self._send_each(
+                [[v] if t is None else [t, v] for t, v in zip(topics, values, strict=True)]
+            )
+
+    def send_frames(self, messages: Sequence[list[bytes]]) -> None:
+        """Send messages of one or more frames each.
+
+        Raises:
+            SendTimeoutError: As in ``send_values``.
+        """
+        self._send_each(messages)
+
+    def _send_plain(self, values: Sequence[bytes]) -> None:
+        """The fast path: one frame, blocking."""
+        send = super(zmq.Socket, self._socket).send
+        counters = self.counters
+        before = counters.sent
+        counters.rows += len(values)
+        try:
+            for value in values:
+                send(value)
+                counters.sent += 1
+        except zmq.Again as e:
+            raise self._timed_out(counters.sent - before) from e
+        counters.bytes += sum(map(len, values))
+
+    def _send_each(self, messages: Sequence[list[bytes]]) -> None:
+        counters = self.counters
+        counters.rows += len(messages)
+        if not self._has_peer:
+            counters.dropped["no_peer"] += len(messages)
+            return
+        offer = self._offer if self._options.noblock else self._wait_and_send
+        for message in messages:
+            if offer(message):
+                counters.sent += 1
+                counters.bytes += sum(map(len, message))
+            else:
+                counters.dropped["hwm"] += 1
+
+    def _wait_and_send(self, message: list[bytes]) -> bool:
+        try:
+            self._send_message(message, 0)
+        except zmq.Again as e:
+            raise self._timed_out(self.counters.sent) from e
+        return True
+
+    def _offer(self, message: list[bytes]) -> bool:
+        try:
+            self._send_message(message, zmq.NOBLOCK)
+        except zmq.Again:
+            self._socket.getsockopt(zmq.EVENTS)
+            try:
+                self._send_message(message, zmq.NOBLOCK)
+            except zmq.Again:
+                return False
+        return True
+
+    def _send_message(self, message: list[bytes], flags: int) -> None:
+        if len(message) == 1:
+            self._send(message[0], flags)
+            return
+        # A queue has room for a message or has not: once the first frame is in, none of the
+        # others is refused.
+        self._send(message[0], flags | zmq.SNDMORE)
+        for frame in message[1:-1]:
+            self._send(frame, zmq.SNDMORE)
+        self._send(message[-1], 0)
+
+    def _timed_out(self, sent: int) -> SendTimeoutError:
+        self._watch.update()
+        return SendTimeoutError(
+            f"sending row {sent} of this task: every queue has been full for {self._options.send_timeout} "
+            f"({self._watch.peers} peers up, sndhwm={self._options.sndhwm}). The consumer is too slow or has stopped; "
+            "raise sendTimeout, or set noblock=true to drop and count"
+        )
+
+    # The end.
+
+    def finish(self) -> SinkCounters:
+        """Close and wait up to ``linger`` for the queues to empty.
+
+        Raises:
+            FlushTimeoutError: They did not; with ``noblock`` this is counted instead.
+        """
+        self._watch.update()
+        if self._watch.lost and self._options.bind:
+            _log.warning(
+                "%d peers left during the task; what was queued for them is lost", self._watch.lost
+            )
+        linger = self._options.linger
+        began = time.monotonic()
+        self._close(linger)
+        waited = time.monotonic() - began
+        # term() returns early only when every queue is empty.
+        if 0 <= linger <= waited * 1000 and self.counters.sent:
+            if not self._options.noblock:
+                raise FlushTimeoutError(
+                    f"flushing after {self.counters.sent} messages: linger={linger} ran out with messages still queued; "
+                    "how many, libzmq cannot tell. Raise linger, or set noblock=true to accept the loss"
+                )
+            self.counters.unflushed_tasks += 1
+            _log.warning("linger=%s ran out with messages still queued; how many is not knowable", linger)
+        return self.counters
+
+    def _close(self, linger: int) -> None:
+        self._watch.close()
+        self._socket.close(linger)
+        self._context.term()

@@ -1,0 +1,110 @@
+"""``spark.read``: a bounded read of a live socket, or of an existing log."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+
+import pyarrow as pa
+from pyspark.sql.datasource import DataSourceReader, InputPartition
+
+from zmq_datasource.counters import SourceCounters
+from zmq_datasource.errors import DataLossError
+from zmq_datasource.messages import number_rows, to_rows
+from zmq_datasource.option_types import Position
+from zmq_datasource.options import BatchReadOptions
+from zmq_datasource.receiver import ROUND_MESSAGES, Receiver
+from zmq_datasource.spark.partition_reader import LogInputPartition, read_log_partition
+from zmq_datasource.spark.worker import set_up_worker
+from zmq_datasource.wal.index import ChunkIndex
+from zmq_datasource.wal.reader import read_index, split_range
+from zmq_datasource.wal.storage import LogStorage
+
+__all__ = ["ZmqLiveReader", "ZmqLogReader"]
+
+
+class ZmqLiveReader(DataSourceReader):
+    """Receives for a bounded time, in one task. Each action on the DataFrame receives anew."""
+
+    def __init__(self, options: BatchReadOptions) -> None:
+        self._options = options
+
+    def partitions(self) -> Sequence[InputPartition]:
+        return [InputPartition(0)]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """Yield what comes until ``maxMessages``, ``timeout`` or ``idleTimeout``; ids count from 0."""
+        set_up_worker()
+        options = self._options
+        left = options.max_messages if options.max_messages is not None else 2**63
+        next_id = 0
+        now = time.monotonic()
+        deadline, idle_from = now + options.timeout, now
+        with Receiver(options, SourceCounters()) as receiver:
+            while left > 0 and now < deadline:
+                taken = receiver.receive(min(left, ROUND_MESSAGES))
+                left -= taken
+                now = time.monotonic()
+                if taken:
+                    idle_from = now
+                elif options.idle_timeout is not None and now - idle_from >= options.idle_timeout:
+                    break
+                if receiver.batch_ready:
+                    messages = receiver.take()
+                    yield self._rows(messages, next_id)
+                    next_id += messages.num_rows
+            if receiver.pending:
+                yield self._rows(receiver.take(), next_id)
+
+    def _rows(self, messages: pa.RecordBatch, first_id: int) -> pa.RecordBatch:
+        return to_rows(number_rows(messages, 0, first_id), self._options.include_frames)
+
+
+class ZmqLogReader(DataSourceReader):
+    """Reads a log in parallel, opening no socket. The log may be written at the same time."""
+
+    def __init__(self, options: BatchReadOptions) -> None:
+        assert options.wal_location is not None
+        self._options = options
+        self._storage = LogStorage(options.wal_location)
+
+    def partitions(self) -> Sequence[InputPartition]:
+        options, storage = self._options, self._storage
+        log_id = storage.log_id()
+        shares: list[InputPartition] = []
+        for partition in storage.partitions():
+            index = read_index(storage, partition)
+            start = self._resolve(options.starting_offsets or Position("earliest", None), log_id, partition, index)
+            end = self._resolve(options.ending_offsets or Position("latest", None), log_id, partition, index)
+            for pieces in split_range(
+                index.covering(start, end),
+                start,
+                end,
+                options.min_partitions or 1,
+                options.max_bytes_per_partition,
+            ):
+                shares.append(
+                    LogInputPartition(str(storage.root), partition, pieces, options.include_frames)
+                )
+        return shares or [LogInputPartition(str(storage.root), 0, (), options.include_frames)]
+
+    def _resolve(self, position: Position, log_id: str, partition: int, index: ChunkIndex) -> int:
+        if position.offset is None:
+            return index.earliest if position.word == "earliest" else index.end
+        offset = position.offset
+        wanted = offset.next.get(partition, index.earliest)
+        root = self._storage.root
+        problem = None
+        if offset.log is not None and offset.log != log_id:
+            problem = f"the offset is of log {offset.log}, and {root} holds log {log_id}"
+        elif not index.earliest <= wanted <= index.end:
+            problem = f"log {root} holds the ids {index.earliest} to {index.end - 1}, the offset says {wanted}"
+        if problem is None:
+            return wanted
+        if self._options.fail_on_data_loss:
+            raise DataLossError(f"reading: {problem}; to read what there is, set failOnDataLoss=false")
+        return min(max(wanted, index.earliest), index.end)
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        assert isinstance(partition, LogInputPartition), partition
+        return read_log_partition(partition)

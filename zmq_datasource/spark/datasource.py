@@ -1,0 +1,89 @@
+"""``format("zmq")``: options in, the right reader or writer out.
+
+Spark makes this object in short-lived processes and pickles it, so it holds text only; what
+is wrong with the options is said here, when the DataFrame is made or the query starts.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from pyspark.sql.datasource import (
+    DataSource,
+    DataSourceArrowWriter,
+    DataSourceReader,
+    DataSourceStreamArrowWriter,
+    DataSourceStreamReader,
+)
+from pyspark.sql.types import StructType
+
+from zmq_datasource.errors import OptionError
+from zmq_datasource.messages import row_schema, spark_ddl
+from zmq_datasource.options import (
+    BatchReadOptions,
+    ReadOptions,
+    StreamReadOptions,
+    WriteOptions,
+    parse,
+)
+from zmq_datasource.sockets import check_socket_options
+from zmq_datasource.spark.batch_reader import ZmqLiveReader, ZmqLogReader
+from zmq_datasource.spark.batch_writer import ZmqBatchWriter
+from zmq_datasource.spark.stream_reader import ZmqStreamReader
+from zmq_datasource.spark.stream_writer import ZmqStreamWriter
+from zmq_datasource.spark.write_task import SinkColumns
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+__all__ = ["ZmqDataSource", "register"]
+
+
+class ZmqDataSource(DataSource):
+    """ZeroMQ as a source and sink of Spark, streaming and batch."""
+
+    @classmethod
+    def name(cls) -> str:
+        return "zmq"
+
+    def schema(self) -> str:
+        """The columns of a read; the first thing Spark asks when a DataFrame is made."""
+        options = parse(ReadOptions, self.options)
+        check_socket_options(options)
+        return spark_ddl(options.include_frames)
+
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:
+        options = parse(StreamReadOptions, self.options)
+        check_socket_options(options)
+        _check_schema(schema, options)
+        return ZmqStreamReader(options)
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        options = parse(BatchReadOptions, self.options)
+        check_socket_options(options)
+        _check_schema(schema, options)
+        return ZmqLogReader(options) if options.wal_location is not None else ZmqLiveReader(options)
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamArrowWriter:
+        options = parse(WriteOptions, self.options)
+        check_socket_options(options)
+        return ZmqStreamWriter(options, SinkColumns.of(schema))
+
+    def writer(self, schema: StructType, overwrite: bool) -> DataSourceArrowWriter:
+        options = parse(WriteOptions, self.options)
+        check_socket_options(options)
+        return ZmqBatchWriter(options, SinkColumns.of(schema))
+
+
+def _check_schema(schema: StructType, options: ReadOptions) -> None:
+    names = row_schema(options.include_frames).names
+    if schema.names != names:
+        raise OptionError(
+            f"a schema was given ({', '.join(schema.names)}), but a ZeroMQ read always has the columns "
+            f"{', '.join(names)}; remove .schema(...) and decode value with from_json, from_avro or from_protobuf"
+        )
+
+
+def register(spark: SparkSession) -> None:
+    """Make ``format("zmq")`` known to a Spark session."""
+    spark.dataSource.register(ZmqDataSource)

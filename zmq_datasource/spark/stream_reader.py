@@ -1,0 +1,227 @@
+"""``spark.readStream``: offsets and ranges of a log that a receiver fills.
+
+One process per running query, the *source runner*, makes every call except ``read`` on the
+object that ``ZmqDataSource.streamReader`` returned. Another process makes the same object
+only to pickle it for the executors. So the constructor opens nothing, and the first call of
+the source runner starts the receiver.
+"""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import signal
+import threading
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
+from pyspark.sql.streaming.datasource import (
+    ReadAllAvailable,
+    ReadLimit,
+    ReadMaxRows,
+    SupportsTriggerAvailableNow,
+)
+
+from zmq_datasource.errors import DataLossError
+from zmq_datasource.ingest import PARTITION, Ingest
+from zmq_datasource.offsets import Offset
+from zmq_datasource.options import StreamReadOptions
+from zmq_datasource.spark.admission import Admission
+from zmq_datasource.spark.partition_reader import LogInputPartition, read_log_partition
+from zmq_datasource.spark.worker import set_up_worker
+from zmq_datasource.wal.reader import end_within_bytes, split_range
+
+__all__ = ["ZmqStreamReader"]
+
+_log = logging.getLogger(__name__)
+
+
+class ZmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """The reader of one streaming query."""
+
+    def __init__(self, options: StreamReadOptions) -> None:
+        self._options = options
+        # Only in the source runner:
+        self._ingest: Ingest | None = None
+        self._admission = Admission(options)
+        self._initial: int | None = None
+        self._target: int | None = None
+
+    def _running(self) -> Ingest:
+        """The receiver, started on the first call."""
+        if self._ingest is None:
+            set_up_worker()
+            ingest = Ingest(self._options)
+            ingest.start()
+            self._ingest = ingest
+            _stop_on_sigterm()
+            # Covers a SIGTERM that arrives between the end of a call and Spark's stop().
+            atexit.register(self.stop)
+        return self._ingest
+
+    def initialOffset(self) -> dict[str, Any]:
+        """Where a query without a checkpoint starts.
+
+        Spark asks on every trigger until there is a first batch, and once more when it has
+        to repeat that batch after a crash. So the answer is kept with the log until the
+        engine has moved on.
+        """
+        ingest = self._running()
+        if self._initial is None:
+            kept = ingest.storage.read_start(PARTITION)
+            if kept is None:
+                kept = self._starting_position(ingest)
+                ingest.storage.write_start(PARTITION, kept)
+            self._initial = kept
+        return self._offset(ingest, self._initial)
+
+    def _starting_position(self, ingest: Ingest) -> int:
+        position = self._options.starting_offsets
+        if position is None or position.word == "latest":
+            return ingest.resumed_at
+        if position.offset is None:
+            return ingest.log.earliest
+        return self._resolve(ingest, position.offset)
+
+    def getDefaultReadLimit(self) -> ReadLimit:
+        # Our limits are applied together in latestOffset. Any limit but ReadAllAvailable will
+        # do: that one then only comes from Trigger.Once, which takes all there is.
+        return ReadMaxRows(2**63 - 1)
+
+    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # type: ignore[override]
+        """The end of the next batch: everything received so far, made durable, within the limits."""
+        ingest = self._running()
+        begin = self._resolve(ingest, Offset.from_json(start))
+        self._forget_initial(ingest, begin)
+        ingest.log.read_up_to(begin)
+        if isinstance(limit, ReadAllAvailable):
+            return self._offset(ingest, max(begin, self._gather(ingest)))
+        available = ingest.seal() if self._target is None else self._target
+        end = self._admission.end(
+            begin,
+            max(begin, available),
+            lambda low, high, size: end_within_bytes(
+                ingest.storage, PARTITION, ingest.log.covering(low, high), low, high, size
+            ),
+            wait=self._target is None,
+        )
+        return self._offset(ingest, end)
+
+    def _forget_initial(self, ingest: Ingest, begin: int) -> None:
+        """Once the engine asks from another place, its first batch is done and never repeated."""
+        if self._initial is None or begin > self._initial:
+            ingest.storage.remove_start(PARTITION)
+            self._initial = begin
+
+    def prepareForTriggerAvailableNow(self) -> None:
+        """Receive for ``timeout`` or until ``idleTimeout``; what is durable then is the target."""
+        self._target = self._gather(self._running())
+
+    def _gather(self, ingest: Ingest) -> int:
+        return ingest.gather(self._options.timeout, self._options.idle_timeout)
+
+    def reportLatestOffset(self) -> dict[str, Any] | None:
+        """Shown as ``sources[].latestOffset`` in the query's progress: the log's end and counters."""
+        ingest = self._running()
+        counters = ingest.counters
+        return self._offset(ingest, ingest.log.durable_end) | {
+            "messagesReceived": counters.received,
+            "bytesReceived": counters.bytes,
+            "messagesOversize": counters.oversize,
+            "receivePauses": counters.pauses,
+            "receivePausedMs": round(counters.paused_seconds * 1000),
+        }
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
+        """Share the ids from ``start`` to ``end`` out among tasks."""
+        ingest = self._running()
+        until = Offset.from_json(end)
+        if until.log != ingest.log.log_id:
+            self._lost(f"the batch ends in log {until.log}, and {ingest.storage.root} holds {ingest.log.log_id}")
+            return []
+        low, high = self._resolve(ingest, Offset.from_json(start)), self._resolve(ingest, until)
+        shares = split_range(
+            ingest.log.covering(low, high),
+            low,
+            high,
+            self._options.min_partitions or 1,
+            self._options.max_bytes_per_partition,
+        )
+        return [
+            LogInputPartition(str(ingest.storage.root), PARTITION, pieces, self._options.include_frames)
+            for pieces in shares
+        ]
+
+    def commit(self, end: dict[str, Any]) -> None:
+        """Spark is done with everything below ``end``."""
+        ingest = self._running()
+        offset = Offset.from_json(end)
+        if offset.log == ingest.log.log_id:
+            ingest.log.commit(offset.next[PARTITION])
+
+    def stop(self) -> None:
+        """Drain the socket, seal, release the log. Called by Spark, by SIGTERM and at exit."""
+        ingest, self._ingest = self._ingest, None
+        if ingest is None:
+            return
+        if threading.current_thread() is threading.main_thread():
+            # Nothing may cut this short any more.
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+            signal.signal(signal.SIGINT, signal.SIG_IGN)
+        ingest.stop()
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:  # type: ignore[override]
+        """The rows of one share; runs on an executor."""
+        assert isinstance(partition, LogInputPartition), partition
+        return read_log_partition(partition)
+
+    def _offset(self, ingest: Ingest, next_id: int) -> dict[str, Any]:
+        return Offset(ingest.log.log_id, {PARTITION: next_id}).to_json()
+
+    def _resolve(self, ingest: Ingest, offset: Offset) -> int:
+        """The id that an offset means in our log.
+
+        Raises:
+            DataLossError: It means none, and ``failOnDataLoss`` is true.
+        """
+        log, root = ingest.log, ingest.storage.root
+        if offset.log is not None and offset.log != log.log_id:
+            self._lost(f"the offset is of log {offset.log}, and {root} holds log {log.log_id}")
+            return log.earliest
+        unknown = set(offset.next) - {PARTITION}
+        if unknown or PARTITION not in offset.next:
+            raise DataLossError(
+                f"reading from log {root}: the offset names log partitions {sorted(offset.next)}, there is {PARTITION}"
+            )
+        next_id = offset.next[PARTITION]
+        if next_id < log.earliest:
+            self._lost(f"ids {next_id} to {log.earliest - 1} are no longer in log {root}")
+            return log.earliest
+        if next_id > log.durable_end:
+            # Going on would give these ids to other messages.
+            raise DataLossError(
+                f"reading from log {root}: the offset says {next_id}, the log ends at {log.durable_end}; its newest "
+                "chunks are gone. Restore them, or give the query a new walLocation and a new checkpoint"
+            )
+        return next_id
+
+    def _lost(self, what: str) -> None:
+        if self._options.fail_on_data_loss:
+            raise DataLossError(
+                f"reading: {what}. Those messages are lost to this query: it was stopped for longer than the log "
+                "kept them, or walLocation or the checkpoint was changed. To go on with what there is, set "
+                "failOnDataLoss=false"
+            )
+        _log.warning("data loss: %s; going on because failOnDataLoss=false", what)
+
+
+def _stop_on_sigterm() -> None:
+    """Turn SIGTERM, with which Spark ends this process, into an exit that runs ``stop``."""
+
+    def leave(signum: int, _frame: object) -> None:
+        raise SystemExit(128 + signum)
+
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, leave)

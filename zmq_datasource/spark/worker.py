@@ -1,0 +1,39 @@
+"""What every Python process of Spark needs before our code runs in it: a logger that is heard.
+
+Spark starts these processes (source runner, commit runner, executors' workers) without any
+logging set up. A log configuration can be given to all of them by the environment variable
+``ZMQ_DATASOURCE_LOGGING``: the path of a JSON file for ``logging.config.dictConfig``.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import logging.config
+import os
+
+__all__ = ["LOGGING_VARIABLE", "set_up_worker"]
+
+LOGGING_VARIABLE = "ZMQ_DATASOURCE_LOGGING"
+_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+
+_done = False
+
+
+def set_up_worker() -> None:
+    """Configure logging once a process, unless the process has done so itself."""
+    global _done
+    if _done:
+        return
+    _done = True
+    path = os.environ.get(LOGGING_VARIABLE)
+    if path:
+        with open(path, encoding="utf-8") as file:
+            logging.config.dictConfig(json.load(file))
+        return
+    package = logging.getLogger("zmq_datasource")
+    if not (package.handlers or logging.getLogger().handlers):
+        handler = logging.StreamHandler()
+        handler.setFormatter(logging.Formatter(_FORMAT))
+        package.addHandler(handler)
+        package.setLevel(logging.INFO)
