@@ -1,8 +1,8 @@
 """ZeroMQ as a source and sink of Spark Structured Streaming.
 
-    >>> from zmq_datasource import register
-    >>> register(spark)  # doctest: +SKIP
-    >>> feed = spark.readStream.format("zmq").option("connect", "tcp://feed:5556").load()  # doctest: +SKIP
+>>> from zmq_datasource import register
+>>> register(spark)  # doctest: +SKIP
+>>> feed = spark.readStream.format("zmq").option("connect", "tcp://feed:5556").load()  # doctest: +SKIP
 """
 
 from zmq_datasource.errors import (

@@ -31,18 +31,18 @@ def decode_plain(messages: Sequence[RawMessage], timestamps: Sequence[int]) -> p
         timestamps: When each was received, in microseconds since the epoch.
     """
     rows = len(messages)
-    shapes = {1 if type(m) is bytes else len(m) for m in messages}
+    shapes = {len(m) if isinstance(m, list) else 1 for m in messages}
     frames: pa.Array = pa.nulls(rows, MESSAGE_SCHEMA.field("frames").type)
     if shapes <= {1}:
         topic: pa.Array = pa.nulls(rows, pa.string())
         value = pa.array(messages, pa.binary())
     else:
-        topics = [None if type(m) is bytes else m[0] for m in messages]
-        value = pa.array([m if type(m) is bytes else m[-1] for m in messages], pa.binary())
+        topics = [m[0] if isinstance(m, list) else None for m in messages]
+        value = pa.array([m[-1] if isinstance(m, list) else m for m in messages], pa.binary())
         topic, bad = _as_text(topics)
         if bad or max(shapes) > 2:
             kept = [
-                list(m) if type(m) is not bytes and (len(m) > 2 or row in bad) else None
+                m if isinstance(m, list) and (len(m) > 2 or row in bad) else None
                 for row, m in enumerate(messages)
             ]
             frames = pa.array(kept, MESSAGE_SCHEMA.field("frames").type)

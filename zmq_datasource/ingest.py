@@ -66,7 +66,7 @@ class Ingest:
         self.log = LogWriter(
             self.storage,
             PARTITION,
-            chunk_bytes=options.wal_chunk_bytes,
+            chunk_bytes=min(options.wal_chunk_bytes, options.wal_max_bytes),
             max_bytes=options.wal_max_bytes,
             retention=options.wal_retention,
             sync=options.wal_sync,

@@ -14,7 +14,18 @@ import humanfriendly
 
 from zmq_datasource.offsets import Offset
 
-__all__ = ["ByteSize", "Duration", "Endpoint", "Endpoints", "Linger", "Position", "SinkSocket", "SourceSocket", "Topics", "ZmqOptions"]
+__all__ = [
+    "ByteSize",
+    "Duration",
+    "Endpoint",
+    "Endpoints",
+    "Linger",
+    "Position",
+    "SinkSocket",
+    "SourceSocket",
+    "Topics",
+    "ZmqOptions",
+]
 
 
 class SourceSocket(str):
@@ -63,10 +74,7 @@ class Linger(int):
 
     @classmethod
     def read(cls, text: str) -> Linger:
-        if re.fullmatch(r"-?\d+", text):
-            millis = int(text)
-        else:
-            millis = round(Duration.read(text) * 1000)
+        millis = int(text) if re.fullmatch(r"-?\d+", text) else round(Duration.read(text) * 1000)
         if millis < -1:
             raise ValueError("linger is -1 (for ever), 0 or more milliseconds")
         return cls(millis)
@@ -76,7 +84,7 @@ class ByteSize(int):
     """Bytes, read from ``1048576``, ``64m`` or ``4 GiB``; units are powers of 1024 as in Spark."""
 
     def __str__(self) -> str:
-        return humanfriendly.format_size(int(self), binary=True)
+        return str(humanfriendly.format_size(int(self), binary=True))
 
     @classmethod
     def read(cls, text: str) -> ByteSize:
@@ -111,9 +119,7 @@ class Endpoint(NamedTuple):
         if not separator:
             raise ValueError(f"{text!r} has no transport; write tcp://{text} or ipc://{text}")
         if transport not in ("tcp", "ipc"):
-            raise ValueError(
-                f"transport {transport!r} of {text!r} is not supported; use tcp:// or ipc://"
-            )
+            raise ValueError(f"transport {transport!r} of {text!r} is not supported; use tcp:// or ipc://")
         if transport == "ipc":
             # sockaddr_un holds 108 bytes with the closing zero; libzmq would refuse it later.
             if not 0 < len(address.encode()) < 108:

@@ -109,7 +109,9 @@ class ReadOptions(SocketOptions, frozen=True, kw_only=True, rename="camel"):
     ] = None
     min_partitions: Annotated[
         int | None,
-        _doc("Least number of Spark partitions that a batch is split into, if it has as many messages.", ge=1),
+        _doc(
+            "Least number of Spark partitions that a batch is split into, if it has as many messages.", ge=1
+        ),
     ] = None
     max_bytes_per_partition: Annotated[
         ByteSize, _doc("Size at which a batch is split into further Spark partitions.")
@@ -174,7 +176,7 @@ class ReadOptions(SocketOptions, frozen=True, kw_only=True, rename="camel"):
         _doc("How long messages stay in the log after they were received and committed.", "stream"),
     ] = Duration(0)
     wal_chunk_bytes: Annotated[
-        ByteSize, _doc("Size at which a chunk of the log is sealed.", "stream")
+        ByteSize, _doc("Size at which a chunk of the log is sealed; never more than `walMaxBytes`.", "stream")
     ] = ByteSize(32 << 20)
     wal_flush_interval: Annotated[
         Duration,
@@ -201,16 +203,11 @@ class ReadOptions(SocketOptions, frozen=True, kw_only=True, rename="camel"):
             raise OptionError(
                 f"topics={self.topics} needs socketType=SUB; a PULL socket receives every message"
             )
-        if self.min_messages_per_trigger and self.max_messages_per_trigger:
-            if self.min_messages_per_trigger > self.max_messages_per_trigger:
-                raise OptionError(
-                    f"minMessagesPerTrigger={self.min_messages_per_trigger} is more than "
-                    f"maxMessagesPerTrigger={self.max_messages_per_trigger}; lower the one or raise the other"
-                )
-        if self.wal_chunk_bytes > self.wal_max_bytes:
+        least, most = self.min_messages_per_trigger, self.max_messages_per_trigger
+        if least is not None and most is not None and least > most:
             raise OptionError(
-                f"walChunkBytes={self.wal_chunk_bytes} is more than walMaxBytes={self.wal_max_bytes}; "
-                "a log holds at least one chunk"
+                f"minMessagesPerTrigger={least} is more than maxMessagesPerTrigger={most}; "
+                "lower the one or raise the other"
             )
 
     def _refuse(self, scope: str, instead: str) -> None:
@@ -249,7 +246,9 @@ class BatchReadOptions(ReadOptions, frozen=True, kw_only=True, rename="camel"):
                 "neither connect nor bind (a live socket) nor walLocation (a log) is set; name one"
             )
         if live and (self.starting_offsets or self.ending_offsets):
-            raise OptionError("startingOffsets and endingOffsets need walLocation; a live socket has no history")
+            raise OptionError(
+                "startingOffsets and endingOffsets need walLocation; a live socket has no history"
+            )
         if not live and self.max_messages is not None:
             raise OptionError("maxMessages is for a live socket; for a log use .limit() or endingOffsets")
         if self.ending_offsets and self.ending_offsets.word == "earliest":
@@ -290,7 +289,9 @@ class WriteOptions(SocketOptions, frozen=True, kw_only=True, rename="camel"):
     ] = Duration(60)
     connect_timeout: Annotated[
         Duration,
-        _doc("How long a task waits at its start for every endpoint to answer (PUSH) or for `minSubscribers` (PUB)."),
+        _doc(
+            "How long a task waits at its start for every endpoint to answer (PUSH) or for `minSubscribers` (PUB)."
+        ),
     ] = Duration(30)
     min_subscribers: Annotated[
         int, _doc("Subscribers that a PUB waits for before the first message; 0 does not wait.", ge=0)
@@ -306,6 +307,10 @@ class WriteOptions(SocketOptions, frozen=True, kw_only=True, rename="camel"):
             raise OptionError(
                 "neither connect nor bind is set; name the consumer, as in .option('connect', 'tcp://consumer:5557')"
             )
+        if self.linger == 0 and not self.noblock:
+            raise OptionError(
+                "linger=0 gives up what is queued when a task ends, which needs noblock=true; set a longer linger"
+            )
         if self.socket_type == "PUSH" and self.min_subscribers != 1:
             raise OptionError("minSubscribers needs socketType=PUB; a PUSH waits for its peers")
 
@@ -315,7 +320,7 @@ class OptionDoc(NamedTuple):
 
     name: str
     field: str
-    type: str
+    words: str
     default: str
     default_value: Any
     scope: str | None
@@ -346,7 +351,7 @@ def _describe(cls: type[SocketOptions]) -> Iterator[OptionDoc]:
         yield OptionDoc(
             name=field.encode_name,
             field=field.name,
-            type=_TYPE_WORDS[kinds[0]],
+            words=_TYPE_WORDS[kinds[0]],
             default=shown.lower() if isinstance(default, bool) else shown,
             default_value=default,
             scope=(meta.extra or {}).get("scope"),
@@ -399,16 +404,16 @@ def parse(cls: type[_O], options: Mapping[str, str]) -> _O:
 def _read(option: OptionDoc, text: str) -> Any:
     try:
         if issubclass(option.kind, _CUSTOM):
-            return option.kind.read(text.strip())  # type: ignore[attr-defined]
+            return option.kind.read(text.strip())
         return msgspec.convert(text.strip(), option.hint, strict=False)
     except ValueError as e:
         # msgspec knows our type's name in Python, the user knows it in words.
-        reason = f"it must be {option.type}" if "got `str`" in str(e) else e
+        reason = f"it must be {option.words}" if "got `str`" in str(e) else e
         raise OptionError(f"option {option.name}={text!r}: {reason} ({option.doc})") from e
 
 
 def _unknown(cls: type[SocketOptions], name: str, known: Mapping[str, OptionDoc]) -> str:
-    near = difflib.get_close_matches(name.lower(), known, n=1, cutoff=0.6)
+    near = difflib.get_close_matches(name.lower(), known, n=1, cutoff=0.5)
     if near:
         return f"unknown {cls.title} {name!r}; did you mean {known[near[0]].name!r}?"
     names = ", ".join(sorted(option.name for option in known.values()))

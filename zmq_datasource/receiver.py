@@ -21,7 +21,7 @@ from zmq_datasource.counters import SourceCounters
 from zmq_datasource.framing import RawMessage, decode_plain
 from zmq_datasource.messages import MAX_MESSAGE_BYTES
 from zmq_datasource.options import ReadOptions
-from zmq_datasource.sockets import PeerWatch, attach, more_frames, new_socket
+from zmq_datasource.sockets import OpenSocket, more_frames
 
 __all__ = ["Receiver"]
 
@@ -68,21 +68,16 @@ class Receiver:
         Raises:
             OptionError, EndpointError: It cannot be opened as asked.
         """
-        options = self._options
-        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        try:
-            self._socket = new_socket(self._context, options)
-            self._socket.setsockopt(zmq.RCVTIMEO, WAIT_MS)
-            self._watch = PeerWatch(self._socket)
-            self._more = more_frames(self._socket)
-            if options.socket_type == "SUB":
-                for topic in options.topics:
-                    self._socket.setsockopt(zmq.SUBSCRIBE, topic.encode())
-            attach(self._socket, options.bind, options.connect)
-        except BaseException:
-            self._context.destroy(linger=0)
-            raise
+        self._open = OpenSocket(self._options, self._prepare)
+        self._socket = self._open.socket
+        self._more = more_frames(self._socket)
         return self
+
+    def _prepare(self, sock: zmq.Socket[bytes]) -> None:
+        sock.setsockopt(zmq.RCVTIMEO, WAIT_MS)
+        if self._options.socket_type == "SUB":
+            for topic in self._options.topics:
+                sock.setsockopt(zmq.SUBSCRIBE, topic.encode())
 
     def __exit__(
         self,
@@ -90,9 +85,7 @@ class Receiver:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self._watch.close()
-        self._socket.close()
-        self._context.term()
+        self._open.close(self._options.linger)
 
     @property
     def pending(self) -> int:
@@ -165,8 +158,8 @@ class Receiver:
         touches the socket; call this at least every few hundred milliseconds in a pause.
         """
         self._socket.getsockopt(zmq.EVENTS)
-        self._watch.update()
-        self._watch.redial(self._options.connect)
+        self._open.watch.update()
+        self._open.watch.redial(self._options.connect)
 
     def _discard_oversize(self, message: RawMessage) -> None:
         size = len(message) if isinstance(message, bytes) else sum(map(len, message))
@@ -175,5 +168,7 @@ class Receiver:
             return
         self._counters.oversize += 1
         _log.error(
-            "discarded a message of %d bytes: a row holds at most %d; have it sent in parts", size, MAX_MESSAGE_BYTES
+            "discarded a message of %d bytes: a row holds at most %d; have it sent in parts",
+            size,
+            MAX_MESSAGE_BYTES,
         )

@@ -23,7 +23,7 @@ import zmq
 from zmq_datasource.counters import SinkCounters
 from zmq_datasource.errors import FlushTimeoutError, NoPeerError, SendTimeoutError
 from zmq_datasource.options import WriteOptions
-from zmq_datasource.sockets import PeerWatch, attach, new_socket
+from zmq_datasource.sockets import OpenSocket
 
 __all__ = ["Sender"]
 
@@ -54,20 +54,19 @@ class Sender:
             NoPeerError: Nobody came within ``connectTimeout`` (with ``noblock``, the rows
                 are dropped and counted instead).
         """
-        options = self._options
-        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._open = OpenSocket(self._options, self._prepare)
+        self._socket, self._watch = self._open.socket, self._open.watch
         try:
-            self._socket = new_socket(self._context, options)
-            self._socket.setsockopt(zmq.SNDTIMEO, round(options.send_timeout * 1000))
-            self._watch = PeerWatch(self._socket)
-            attach(self._socket, options.bind, options.connect)
             self._wait_for_peers()
         except BaseException:
-            self._context.destroy(linger=0)
+            self._open.close(linger=0)
             raise
         # zmq.Socket.send is a Python wrapper for drafts' arguments; its base is the C function.
-        self._send: Callable[[bytes, int], object] = super(zmq.Socket, self._socket).send
+        self._send: Callable[..., object] = super(zmq.Socket, self._socket).send
         return self
+
+    def _prepare(self, sock: zmq.Socket[bytes]) -> None:
+        sock.setsockopt(zmq.SNDTIMEO, round(self._options.send_timeout * 1000))
 
     def __exit__(
         self,
@@ -75,8 +74,8 @@ class Sender:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        if not self._socket.closed:
-            self._close(linger=0)
+        if not self._open.closed:
+            self._open.close(linger=0)
 
     # Peers.
 
@@ -96,7 +95,7 @@ class Sender:
             left = deadline - time.monotonic()
             if left <= 0:
                 break
-            poller.poll(min(left, 0.5) * 1000)
+            poller.poll(round(min(left, 0.5) * 1000))
         if not self._options.noblock:
             raise NoPeerError(
                 f"waiting {self._options.connect_timeout} for a peer of this {self._options.socket_type}: {missing}. "
@@ -126,7 +125,7 @@ class Sender:
     def _count_subscriptions(self) -> None:
         if self._options.socket_type != "PUB":
             return
-        while self._socket.getsockopt(zmq.EVENTS) & zmq.POLLIN:
+        while int(self._socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
             message = self._socket.recv()
             if message[:1] == b"\x01":
                 self._subscriptions += 1
@@ -157,9 +156,7 @@ class Sender:
         elif topics is None:
             self._send_each([[value] for value in values])
         else:
-            self._send_each(
-                [[v] if t is None else [t, v] for t, v in zip(topics, values, strict=True)]
-            )
+            self._send_each([[v] if t is None else [t, v] for t, v in zip(topics, values, strict=True)])
 
     def send_frames(self, messages: Sequence[list[bytes]]) -> None:
         """Send messages of one or more frames each.
@@ -171,8 +168,7 @@ class Sender:
 
     def _send_plain(self, values: Sequence[bytes]) -> None:
         """The fast path: one frame, blocking."""
-        send = super(zmq.Socket, self._socket).send
-        counters = self.counters
+        send, counters = self._send, self.counters
         before = counters.sent
         counters.rows += len(values)
         try:
@@ -244,25 +240,14 @@ class Sender:
         """
         self._watch.update()
         if self._watch.lost and self._options.bind:
-            _log.warning(
-                "%d peers left during the task; what was queued for them is lost", self._watch.lost
-            )
+            _log.warning("%d peers left during the task; what was queued for them is lost", self._watch.lost)
         linger = self._options.linger
-        began = time.monotonic()
-        self._close(linger)
-        waited = time.monotonic() - began
-        # term() returns early only when every queue is empty.
-        if 0 <= linger <= waited * 1000 and self.counters.sent:
+        if not self._open.close(linger) and self.counters.sent:
             if not self._options.noblock:
                 raise FlushTimeoutError(
-                    f"flushing after {self.counters.sent} messages: linger={linger} ran out with messages still queued; "
-                    "how many, libzmq cannot tell. Raise linger, or set noblock=true to accept the loss"
+                    f"flushing after {self.counters.sent} messages: linger={linger} ran out with messages still "
+                    "queued; how many, libzmq cannot tell. Raise linger, or set noblock=true to accept the loss"
                 )
             self.counters.unflushed_tasks += 1
             _log.warning("linger=%s ran out with messages still queued; how many is not knowable", linger)
         return self.counters
-
-    def _close(self, linger: int) -> None:
-        self._watch.close()
-        self._socket.close(linger)
-        self._context.term()

@@ -10,10 +10,11 @@ from __future__ import annotations
 import ctypes
 import errno
 import logging
+import os
 import socket as stdlib_socket
 import time
 from collections.abc import Callable, Iterable
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 
 import zmq
 from zmq.utils.monitor import parse_monitor_message
@@ -22,7 +23,7 @@ from zmq_datasource.errors import EndpointError, OptionError
 from zmq_datasource.option_types import Endpoint, ZmqOptions
 from zmq_datasource.options import ReadOptions, SocketOptions, WriteOptions
 
-__all__ = ["PeerWatch", "attach", "check_socket_options", "more_frames", "new_socket"]
+__all__ = ["OpenSocket", "PeerWatch", "attach", "check_socket_options", "more_frames", "new_socket"]
 
 _log = logging.getLogger(__name__)
 
@@ -49,25 +50,29 @@ def new_socket(context: zmq.Context[zmq.Socket[bytes]], options: SocketOptions) 
     Raises:
         OptionError: libzmq refuses an option; names it.
     """
+    kind = {"SUB": zmq.SUB, "PULL": zmq.PULL, "PUSH": zmq.PUSH, "PUB": zmq.XPUB}
     match options:
         case ReadOptions():
-            sock = context.socket(zmq.SUB if options.socket_type == "SUB" else zmq.PULL)
-            sock.setsockopt(zmq.RCVHWM, options.rcvhwm)
-            sock.setsockopt(zmq.LINGER, options.linger)
+            sock = context.socket(kind[options.socket_type])
+            ours = {zmq.RCVHWM: options.rcvhwm, zmq.LINGER: options.linger}
         case WriteOptions():
             # An XPUB is a PUB that can hear its subscribers come.
-            sock = context.socket(zmq.XPUB if options.socket_type == "PUB" else zmq.PUSH)
-            sock.setsockopt(zmq.SNDHWM, options.sndhwm)
-            sock.setsockopt(zmq.LINGER, options.linger)
+            sock = context.socket(kind[options.socket_type])
+            ours = {zmq.SNDHWM: options.sndhwm, zmq.LINGER: options.linger}
             if options.socket_type == "PUB":
-                sock.setsockopt(zmq.XPUB_NODROP, 1)
-                sock.setsockopt(zmq.XPUB_VERBOSE, 1)
+                ours |= {zmq.XPUB_NODROP: 1, zmq.XPUB_VERBOSE: 1}
         case _:
             raise TypeError(f"no socket for {type(options)}")
-    if any("[" in endpoint.address for endpoint in (*options.connect, *options.bind)):
-        sock.setsockopt(zmq.IPV6, 1)
-    for name, value in options.zmq.items():
-        _set(sock, name, value, options.zmq)
+    try:
+        for option, value in ours.items():
+            sock.setsockopt(option, value)
+        if any("[" in endpoint.address for endpoint in (*options.connect, *options.bind)):
+            sock.setsockopt(zmq.IPV6, 1)
+        for name, text in options.zmq.items():
+            _set(sock, name, text, options.zmq)
+    except BaseException:
+        sock.close(linger=0)
+        raise
     return sock
 
 
@@ -79,6 +84,76 @@ def check_socket_options(options: SocketOptions) -> None:
     """
     with zmq.Context() as context, new_socket(context, options):
         pass
+
+
+class OpenSocket:
+    """A socket of its own context, watched and attached; closed as a whole.
+
+    Args:
+        options: What to open.
+        prepare: Called with the socket before it is bound or connected.
+
+    Raises:
+        OptionError, EndpointError: It cannot be opened as asked; nothing stays open.
+    """
+
+    def __init__(self, options: SocketOptions, prepare: Callable[[zmq.Socket[bytes]], None]) -> None:
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        try:
+            self.socket = new_socket(self._context, options)
+        except BaseException:
+            self._context.term()
+            raise
+        self.watch = PeerWatch(self.socket)
+        try:
+            prepare(self.socket)
+            attach(self.socket, options.bind, options.connect)
+        except BaseException:
+            self.close(linger=0)
+            raise
+
+    @property
+    def closed(self) -> bool:
+        return bool(self.socket.closed)
+
+    def close(self, linger: int) -> bool:
+        """Close, and wait up to ``linger`` milliseconds (-1: for ever) for what is queued.
+
+        Returns:
+            Whether all of it has left. libzmq does not say, but it closes early only when
+            every queue is empty.
+        """
+        began = time.monotonic()
+        with ExitStack() as stack:
+            held = [stack.enter_context(s) for s in self.watch.hold_ipc()] if linger else []
+            self.watch.close()
+            self.socket.close(linger)
+            self._context.term()
+            deadline = None if linger < 0 else began + linger / 1000
+            arrived = all([_end_stream(sock, deadline) for sock in held])
+        return arrived and (deadline is None or time.monotonic() < deadline)
+
+
+def _end_stream(sock: stdlib_socket.socket, deadline: float | None) -> bool:
+    """Tell the peer that no more comes, and wait until it has read everything and hangs up.
+
+    A unix socket that is closed tells the other side at once, even if that one still has unread
+    data; libzmq then drops the data where the receiver's queue is full (up to 8 kB of what it
+    has read, and all that it has not). Over tcp the peer learns of it only when it gets there.
+    """
+    try:
+        sock.shutdown(stdlib_socket.SHUT_WR)
+        while True:
+            left = None if deadline is None else deadline - time.monotonic()
+            if left is not None and left <= 0:
+                return False
+            sock.settimeout(left)
+            if not sock.recv(4096):
+                return True
+    except TimeoutError:
+        return False
+    except OSError:  # the peer has hung up already
+        return True
 
 
 def _set(sock: zmq.Socket[bytes], name: str, value: str, all_options: ZmqOptions) -> None:
@@ -103,7 +178,7 @@ def _set(sock: zmq.Socket[bytes], name: str, value: str, all_options: ZmqOptions
 
 
 def _type_name(sock: zmq.Socket[bytes]) -> str:
-    return zmq.SocketType(sock.type).name
+    return zmq.SocketType(int(sock.type)).name
 
 
 def attach(sock: zmq.Socket[bytes], bind: Iterable[Endpoint], connect: Iterable[Endpoint]) -> None:
@@ -123,7 +198,7 @@ def attach(sock: zmq.Socket[bytes], bind: Iterable[Endpoint], connect: Iterable[
                 zmq.EADDRNOTAVAIL: "it is not an address of this machine; use * for all of them",
                 errno.EACCES: "this user may not; use a port from 1024 on, or another directory",
             }
-            hint = hints.get(e.errno)  # type: ignore[call-overload]
+            hint = hints.get(e.errno or 0)
             raise EndpointError(f"binding {endpoint}: {e.strerror}{f'; {hint}' if hint else ''}") from e
     for endpoint in connect:
         _refuse_unknown_host(endpoint)
@@ -168,10 +243,12 @@ def more_frames(sock: zmq.Socket[bytes]) -> Callable[[], int]:
     """
     more, size = ctypes.c_int(0), ctypes.c_size_t(ctypes.sizeof(ctypes.c_int))
     try:
+        from zmq.backend.cython import _zmq  # noqa: PLC0415 - pyzmq on PyPy has no such module
+
         # The extension module is linked with libzmq, so its symbols are found through it.
         # PyDLL keeps the GIL, which is right for a call that reads one flag.
-        getsockopt = ctypes.PyDLL(zmq.backend.cython._zmq.__file__).zmq_getsockopt
-    except (AttributeError, OSError):  # pyzmq's cffi backend, or symbols that are not exported
+        getsockopt = ctypes.PyDLL(_zmq.__file__).zmq_getsockopt
+    except (ImportError, AttributeError, OSError):  # pyzmq's cffi backend, or symbols that are not exported
         return lambda: sock.getsockopt(zmq.RCVMORE)  # type: ignore[return-value]
     handle, option = ctypes.c_void_p(sock.underlying), ctypes.c_int(zmq.RCVMORE)
     more_at, size_at = ctypes.pointer(more), ctypes.pointer(size)
@@ -189,7 +266,9 @@ _HANDSHAKE_FAILURES = {
     zmq.Event.HANDSHAKE_FAILED_PROTOCOL: "the peer speaks another protocol or another security mechanism",
     zmq.Event.HANDSHAKE_FAILED_AUTH: "the peer refused our credentials",
 }
-_HUNG_UP = "the peer hung up during the handshake; its socket type does not match ours, or its security does not"
+_HUNG_UP = (
+    "the peer hung up during the handshake; its socket type does not match ours, or its security does not"
+)
 
 
 class PeerWatch:
@@ -205,6 +284,7 @@ class PeerWatch:
         self._sock = sock
         self._monitor = sock.get_monitor_socket()
         self._shaking: dict[tuple[str, int], bool] = {}
+        self._streams: dict[int, int] = {}  # ipc connections: file descriptor to inode
         self._redial: dict[str, tuple[float, float]] = {}  # endpoint: when, delay
         self.up: dict[str, int] = {}
         self.refused: dict[str, str] = {}
@@ -232,6 +312,9 @@ class PeerWatch:
         # events carry none, but a connection shakes hands right after it was made.
         if event in (zmq.Event.CONNECTED, zmq.Event.ACCEPTED):
             self._shaking[endpoint, value] = True
+            if endpoint.startswith("ipc:"):
+                with suppress(OSError):  # closed meanwhile
+                    self._streams[value] = os.fstat(value).st_ino
         elif event == zmq.Event.HANDSHAKE_SUCCEEDED:
             self._one_shaken(endpoint)
             self.up[endpoint] = self.up.get(endpoint, 0) + 1
@@ -242,6 +325,7 @@ class PeerWatch:
             self._one_shaken(endpoint)
             self._refuse(endpoint, _HANDSHAKE_FAILURES[zmq.Event(event)])
         elif event == zmq.Event.DISCONNECTED:
+            self._streams.pop(value, None)
             if self._shaking.pop((endpoint, value), False):
                 self._refuse(endpoint, _HUNG_UP)
             elif self.up.get(endpoint, 0):
@@ -274,6 +358,19 @@ class PeerWatch:
             with suppress(zmq.ZMQError):  # gone already
                 self._sock.disconnect(endpoint)
             self._sock.connect(endpoint)
+
+    def hold_ipc(self) -> list[stdlib_socket.socket]:
+        """Second handles on the ipc connections that are up, which outlive libzmq's own."""
+        self.update()
+        held = []
+        for descriptor, inode in self._streams.items():
+            with suppress(OSError):  # closed meanwhile
+                copy = stdlib_socket.socket(fileno=os.dup(descriptor))
+                if os.fstat(copy.fileno()).st_ino == inode:
+                    held.append(copy)
+                else:  # the number names another file by now
+                    copy.close()
+        return held
 
     def close(self) -> None:
         """Stop monitoring; before the socket is closed."""

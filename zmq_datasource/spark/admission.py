@@ -19,9 +19,7 @@ class Admission:
         clock: Seconds, monotonic.
     """
 
-    def __init__(
-        self, options: StreamReadOptions, clock: Callable[[], float] = time.monotonic
-    ) -> None:
+    def __init__(self, options: StreamReadOptions, clock: Callable[[], float] = time.monotonic) -> None:
         self._options = options
         self._clock = clock
         self._last_batch = clock()

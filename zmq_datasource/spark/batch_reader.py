@@ -74,7 +74,9 @@ class ZmqLogReader(DataSourceReader):
         shares: list[InputPartition] = []
         for partition in storage.partitions():
             index = read_index(storage, partition)
-            start = self._resolve(options.starting_offsets or Position("earliest", None), log_id, partition, index)
+            start = self._resolve(
+                options.starting_offsets or Position("earliest", None), log_id, partition, index
+            )
             end = self._resolve(options.ending_offsets or Position("latest", None), log_id, partition, index)
             for pieces in split_range(
                 index.covering(start, end),
@@ -83,9 +85,7 @@ class ZmqLogReader(DataSourceReader):
                 options.min_partitions or 1,
                 options.max_bytes_per_partition,
             ):
-                shares.append(
-                    LogInputPartition(str(storage.root), partition, pieces, options.include_frames)
-                )
+                shares.append(LogInputPartition(str(storage.root), partition, pieces, options.include_frames))
         return shares or [LogInputPartition(str(storage.root), 0, (), options.include_frames)]
 
     def _resolve(self, position: Position, log_id: str, partition: int, index: ChunkIndex) -> int:
@@ -98,7 +98,9 @@ class ZmqLogReader(DataSourceReader):
         if offset.log is not None and offset.log != log_id:
             problem = f"the offset is of log {offset.log}, and {root} holds log {log_id}"
         elif not index.earliest <= wanted <= index.end:
-            problem = f"log {root} holds the ids {index.earliest} to {index.end - 1}, the offset says {wanted}"
+            problem = (
+                f"log {root} holds the ids {index.earliest} to {index.end - 1}, the offset says {wanted}"
+            )
         if problem is None:
             return wanted
         if self._options.fail_on_data_loss:

@@ -17,9 +17,7 @@ __all__ = ["LogInputPartition", "read_log_partition"]
 class LogInputPartition(InputPartition):
     """Where to find a share of a batch: pieces of chunks of one log partition."""
 
-    def __init__(
-        self, location: str, partition: int, pieces: Sequence[Slice], include_frames: bool
-    ) -> None:
+    def __init__(self, location: str, partition: int, pieces: Sequence[Slice], include_frames: bool) -> None:
         self.location = location
         self.partition = partition
         self.pieces = tuple(pieces)

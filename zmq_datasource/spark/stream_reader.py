@@ -90,7 +90,7 @@ class ZmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         # do: that one then only comes from Trigger.Once, which takes all there is.
         return ReadMaxRows(2**63 - 1)
 
-    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # type: ignore[override]
+    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
         """The end of the next batch: everything received so far, made durable, within the limits."""
         ingest = self._running()
         begin = self._resolve(ingest, Offset.from_json(start))
@@ -139,7 +139,9 @@ class ZmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         ingest = self._running()
         until = Offset.from_json(end)
         if until.log != ingest.log.log_id:
-            self._lost(f"the batch ends in log {until.log}, and {ingest.storage.root} holds {ingest.log.log_id}")
+            self._lost(
+                f"the batch ends in log {until.log}, and {ingest.storage.root} holds {ingest.log.log_id}"
+            )
             return []
         low, high = self._resolve(ingest, Offset.from_json(start)), self._resolve(ingest, until)
         shares = split_range(
@@ -172,7 +174,7 @@ class ZmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             signal.signal(signal.SIGINT, signal.SIG_IGN)
         ingest.stop()
 
-    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:  # type: ignore[override]
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The rows of one share; runs on an executor."""
         assert isinstance(partition, LogInputPartition), partition
         return read_log_partition(partition)

@@ -97,7 +97,9 @@ def _send(sender: Sender, columns: SinkColumns, batch: pa.RecordBatch) -> None:
         messages = batch.column("frames").to_pylist()
         bad = sum(1 for m in messages if not m or None in m)
         if bad:
-            raise RowError(f"sending {bad} rows whose 'frames' is null, empty or has a null frame; filter them out")
+            raise RowError(
+                f"sending {bad} rows whose 'frames' is null, empty or has a null frame; filter them out"
+            )
         sender.send_frames(messages)
         return
     value = batch.column("value")

@@ -65,7 +65,9 @@ def read_chunk(
                     continue
                 intact = metadata is not None and metadata.get(_CHECKSUM) == fingerprint(batch)
             except (OSError, pa.ArrowException, ValueError) as e:
-                raise DamagedChunkError(f"reading batch {position} of chunk {path} (from id {next_id}): {e}") from e
+                raise DamagedChunkError(
+                    f"reading batch {position} of chunk {path} (from id {next_id}): {e}"
+                ) from e
             if not intact:
                 raise DamagedChunkError(
                     f"reading batch {position} of chunk {path} (ids {first} to {next_id - 1}): its checksum differs; "
@@ -74,7 +76,9 @@ def read_chunk(
             low, high = max(start - first, 0), min(end - first, batch.num_rows)
             yield batch.slice(low, high - low)
         if next_id != min(end, chunk_end) and next_id < end:
-            raise DamagedChunkError(f"reading chunk {path}: it ends at id {next_id}, its name says {chunk_end}")
+            raise DamagedChunkError(
+                f"reading chunk {path}: it ends at id {next_id}, its name says {chunk_end}"
+            )
 
 
 def fingerprint(batch: pa.RecordBatch) -> bytes:

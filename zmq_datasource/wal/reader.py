@@ -90,7 +90,7 @@ def end_within_bytes(
             running = pc.cumulative_sum(pc.cast(pc.binary_length(batch.column("value")), "int64"))
             if running[-1].as_py() > left:
                 fitting = pc.sum(pc.less_equal(running, left)).as_py()
-                return max(batch.column("id")[0].as_py() + fitting, start + 1)
+                return int(max(batch.column("id")[0].as_py() + fitting, start + 1))
             left -= running[-1].as_py()
     return end
 

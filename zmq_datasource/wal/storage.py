@@ -254,7 +254,7 @@ class LogStorage:
         directory = self._directory(partition)
         with _writing(f"creating {directory}"):
             directory.mkdir(mode=0o700, exist_ok=True)
-            file = open(directory / LOCK_NAME, "a+")
+            file = open(directory / LOCK_NAME, "a+")  # noqa: SIM115 - it is held open
         deadline = time.monotonic() + wait
         while True:
             try:
@@ -276,7 +276,9 @@ class LogStorage:
         with _writing(f"writing {directory / LOCK_NAME}"):
             file.seek(0)
             file.truncate()
-            file.write(f"process {os.getpid()} on {socket.gethostname()}, since {time.strftime('%F %T %z')}\n")
+            file.write(
+                f"process {os.getpid()} on {socket.gethostname()}, since {time.strftime('%F %T %z')}\n"
+            )
             file.flush()
         return WriterLock(file)
 

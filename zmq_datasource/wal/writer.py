@@ -96,9 +96,14 @@ class LogWriter:
             LogError: Held by another, damaged, or not writable.
         """
         self.log_id = self._storage.open_log()
-        self._writer_lock = self._storage.lock(self._partition, lock_wait)
-        self._storage.remove_temporaries(self._partition)
-        self._index = read_index(self._storage, self._partition)
+        lock = self._storage.lock(self._partition, lock_wait)
+        try:
+            self._storage.remove_temporaries(self._partition)
+            self._index = read_index(self._storage, self._partition)
+        except LogError:
+            lock.release()
+            raise
+        self._writer_lock = lock
         self._next = self._cut_to = self._index.end
         self._read_to = self._committed = self._index.earliest
         self._sealer.start()

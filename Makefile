@@ -1,0 +1,43 @@
+# Two commands for a fresh clone, each alone: `make demo` and `make test`.
+# They make .venv, install what is needed (a Java runtime too, where that is allowed) and run.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+JAVA := eval "$$(scripts/java.sh)" &&
+# Spark's workers use the interpreter that started them.
+export PYSPARK_PYTHON := $(abspath $(BIN)/python)
+
+.PHONY: demo test check fast bench docs notebook clean
+
+demo: $(VENV)/.installed ## A live feed through Spark and out again; ARGS="--endpoint tcp://..." for your own
+	$(JAVA) $(BIN)/zmq-datasource demo $(ARGS)
+
+test: check ## Lint, types, layers and all tests; what CI runs
+	$(JAVA) $(BIN)/python -m pytest -m "not spark"
+	$(JAVA) $(BIN)/python -m pytest -m spark
+
+check: $(VENV)/.installed ## Lint, format, types, layers, generated docs
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+fast: $(VENV)/.installed ## The tests that need no Spark
+	$(BIN)/python -m pytest -m "not spark"
+
+bench: $(VENV)/.installed ## Measure side by side; writes benchmarks/RESULTS.md
+	$(JAVA) $(BIN)/python -m benchmarks $(ARGS)
+
+docs: $(VENV)/.installed ## Generate the option reference
+	$(BIN)/python scripts/options_reference.py
+
+notebook: $(VENV)/.installed ## Open the notebooks
+	$(JAVA) $(BIN)/jupyter lab notebooks
+
+clean:
+	rm -rf $(VENV) build dist
+
+$(VENV)/.installed: pyproject.toml scripts/python.sh
+	scripts/python.sh $(PYTHON) $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable ".[dev]"
+	touch $@

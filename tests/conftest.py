@@ -1,0 +1,73 @@
+"""Shared by all tests: the interpreter for Spark's workers, and one Spark session."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import zmq
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+# Before Spark starts: workers must be able to import what the tests import.
+os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
+os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"
+os.environ["TZ"] = "UTC"
+
+
+@pytest.fixture(scope="session")
+def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
+    from pyspark.sql import SparkSession  # noqa: PLC0415 - the fast tests do without
+
+    from zmq_datasource import register  # noqa: PLC0415
+
+    scratch = tmp_path_factory.mktemp("spark")
+    session = (
+        SparkSession.builder.master("local[2]")
+        .appName("zmq_datasource tests")
+        .config("spark.ui.enabled", "false")
+        .config("spark.sql.shuffle.partitions", "2")
+        .config("spark.sql.warehouse.dir", str(scratch / "warehouse"))
+        .config("spark.local.dir", str(scratch / "local"))
+        .config("spark.sql.session.timeZone", "UTC")
+        .config("spark.sql.streaming.stopTimeout", "30s")
+        .getOrCreate()
+    )
+    session.sparkContext.setLogLevel("ERROR")
+    register(session)
+    yield session
+    session.stop()
+
+
+class _RememberingContext(zmq.Context[zmq.Socket[bytes]]):
+    made: list[zmq.Socket[bytes]]
+
+    def __init__(self) -> None:
+        super().__init__()
+        object.__setattr__(self, "made", [])
+
+    def socket(self, *args: Any, **kwargs: Any) -> zmq.Socket[bytes]:
+        sock = super().socket(*args, **kwargs)
+        self.made.append(sock)
+        return sock
+
+
+@pytest.fixture
+def context() -> Iterator[zmq.Context[zmq.Socket[bytes]]]:
+    """A ZeroMQ context whose sockets are dropped at the end, whatever they still hold."""
+    made = _RememberingContext()
+    yield made
+    for sock in made.made:
+        sock.close(linger=0)
+    made.term()
+
+
+@pytest.fixture
+def ipc_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A short path for an ipc endpoint (they are limited to 107 bytes)."""
+    return tmp_path_factory.mktemp("i") / "s"

@@ -1,0 +1,97 @@
+"""Small helpers: waiting with a deadline, free ports, sending, and a log to read."""
+
+from __future__ import annotations
+
+import socket as stdlib_socket
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import pyarrow as pa
+import zmq
+
+from zmq_datasource.framing import decode_plain
+from zmq_datasource.options import StreamReadOptions, WriteOptions, parse
+from zmq_datasource.wal.reader import read_index, read_slices, slices
+from zmq_datasource.wal.storage import LogStorage
+
+T = TypeVar("T")
+Socket = zmq.Socket[bytes]
+
+
+def wait_for(condition: Callable[[], T], what: str, seconds: float = 30.0) -> T:
+    """Return the first true value of ``condition``; fail with ``what`` after the deadline."""
+    deadline = time.monotonic() + seconds
+    while not (value := condition()):
+        if time.monotonic() > deadline:
+            raise AssertionError(f"not within {seconds:.0f} s: {what}")
+        time.sleep(0.005)
+    return value
+
+
+def bound(context: zmq.Context[Socket], kind: int, **options: int) -> tuple[Socket, str]:
+    """A socket bound to a free port, its options set before, and its endpoint."""
+    sock = context.socket(kind)
+    for name, value in options.items():
+        sock.setsockopt(getattr(zmq, name.upper()), value)
+    port = sock.bind_to_random_port("tcp://127.0.0.1")
+    return sock, f"tcp://127.0.0.1:{port}"
+
+
+def free_endpoint() -> str:
+    """An endpoint that nobody is bound to."""
+    with stdlib_socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        return f"tcp://127.0.0.1:{sock.getsockname()[1]}"
+
+
+def bind_when_free(sock: Socket, endpoint: str) -> None:
+    """Bind where a listener was just closed, which libzmq does in the background."""
+
+    def bound() -> bool:
+        try:
+            sock.bind(endpoint)
+        except zmq.ZMQError:
+            return False
+        return True
+
+    wait_for(bound, f"{endpoint} free")
+
+
+def drain(sock: Socket, quiet_ms: int = 300) -> list[list[bytes]]:
+    """Everything that arrives until nothing has come for a while."""
+    got = []
+    while sock.poll(quiet_ms):
+        got.append(sock.recv_multipart())
+    return got
+
+
+def stream_options(**options: Any) -> StreamReadOptions:
+    return parse(StreamReadOptions, _text(options))
+
+
+def write_options(**options: Any) -> WriteOptions:
+    return parse(WriteOptions, _text(options))
+
+
+def _text(options: dict[str, Any]) -> dict[str, str]:
+    # zmq_sndbuf=1 stands for the option zmq.sndbuf.
+    return {
+        name.replace("zmq_", "zmq.", 1): str(value).lower() if isinstance(value, bool) else str(value)
+        for name, value in options.items()
+    }
+
+
+def batch_of(values: Iterable[bytes], timestamp: int = 0) -> pa.RecordBatch:
+    """Messages of one frame each, as a receiver hands them over."""
+    listed = list(values)
+    return decode_plain(listed, [timestamp] * len(listed))
+
+
+def log_rows(location: Path | str, partition: int = 0) -> pa.Table:
+    """All rows of a log, as its readers see them."""
+    storage = LogStorage(str(location))
+    index = read_index(storage, partition)
+    pieces = slices(index.covering(index.earliest, index.end), index.earliest, index.end)
+    return pa.Table.from_batches(list(read_slices(storage, partition, pieces)))

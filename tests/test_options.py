@@ -1,0 +1,146 @@
+"""Options: what is accepted, and that every refusal names the option, the value and the way out."""
+
+from __future__ import annotations
+
+import pytest
+
+from zmq_datasource.errors import OptionError
+from zmq_datasource.options import (
+    BatchReadOptions,
+    ReadOptions,
+    StreamReadOptions,
+    WriteOptions,
+    describe,
+    parse,
+)
+
+FEED = {"connect": "tcp://feed:5556"}
+
+
+def test_names_are_read_in_any_case() -> None:
+    options = parse(StreamReadOptions, {"CONNECT": "tcp://feed:5556", "RcvHwm": "5", "walmaxbytes": "1g"})
+    assert options.rcvhwm == 5
+    assert options.wal_max_bytes == 1 << 30
+
+
+def test_connect_and_bind_go_together() -> None:
+    options = parse(StreamReadOptions, {"connect": "tcp://a:1, ipc:///tmp/x", "bind": "tcp://*:2"})
+    assert [str(e) for e in options.connect] == ["tcp://a:1", "ipc:///tmp/x"]
+    assert [str(e) for e in options.bind] == ["tcp://*:2"]
+
+
+@pytest.mark.parametrize(
+    ("text", "topics"),
+    [
+        ("weather", ("weather",)),
+        ("a, b,a", ("a", "b")),
+        ("", ("",)),
+        ('["a,b", "c"]', ("a,b", "c")),
+    ],
+)
+def test_topics_are_prefixes_or_a_json_list(text: str, topics: tuple[str, ...]) -> None:
+    assert parse(StreamReadOptions, {**FEED, "topics": text}).topics == topics
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"), [("500ms", 0.5), ("10s", 10), ("5 minutes", 300), ("1.5h", 5400)]
+)
+def test_durations_have_units(text: str, seconds: float) -> None:
+    assert parse(StreamReadOptions, {**FEED, "timeout": text}).timeout == seconds
+
+
+@pytest.mark.parametrize(
+    ("text", "size"), [("1048576", 1 << 20), ("64m", 64 << 20), ("2 GiB", 2 << 30), ("2GB", 2 << 30)]
+)
+def test_sizes_are_powers_of_1024(text: str, size: int) -> None:
+    assert parse(StreamReadOptions, {**FEED, "walMaxBytes": text}).wal_max_bytes == size
+
+
+@pytest.mark.parametrize(("text", "millis"), [("0", 0), ("-1", -1), ("1500", 1500), ("2s", 2000)])
+def test_linger_is_libzmqs_milliseconds_or_has_a_unit(text: str, millis: int) -> None:
+    assert parse(StreamReadOptions, {**FEED, "linger": text}).linger == millis
+
+
+def test_options_of_libzmq_are_collected() -> None:
+    options = parse(StreamReadOptions, {**FEED, "zmq.RCVBUF": "4096", "zmq.tcp_keepalive": "1"})
+    assert options.zmq == {"rcvbuf": "4096", "tcp_keepalive": "1"}
+
+
+def test_a_secret_never_shows() -> None:
+    options = parse(StreamReadOptions, {**FEED, "zmq.curve_secretkey": "S3cret", "zmq.plain_password": "pw1"})
+    assert "S3cret" not in repr(options)
+    assert "pw1" not in repr(options)
+
+
+REFUSALS = [
+    (StreamReadOptions, {"rcvhvm": "5"}, "rcvhvm", "did you mean 'rcvhwm'"),
+    (StreamReadOptions, {"fooBar": "5"}, "fooBar", "there are bind, connect"),
+    (StreamReadOptions, {}, "neither connect nor bind", "name the feed"),
+    (StreamReadOptions, {"connect": "tcp://a:80000"}, "80000", "from 1 to 65535"),
+    (StreamReadOptions, {"connect": "tcp://a:0"}, "'0'", "from 1 to 65535"),
+    (StreamReadOptions, {"connect": "tcp://a:*"}, "'*'", "from 1 to 65535"),
+    (StreamReadOptions, {"connect": "localhost:5555"}, "localhost:5555", "tcp://localhost:5555"),
+    (StreamReadOptions, {"connect": "TCP://a:1"}, "TCP", "use tcp:// or ipc://"),
+    (StreamReadOptions, {"connect": "inproc://a"}, "inproc", "use tcp:// or ipc://"),
+    (StreamReadOptions, {"connect": "tcp://a"}, "tcp://a", "tcp://host:port"),
+    (StreamReadOptions, {"connect": "ipc://" + "x" * 108}, "path", "1 to 107 bytes"),
+    (StreamReadOptions, {"connect": " "}, "connect", "names no endpoint"),
+    (StreamReadOptions, {"connect": "tcp://a:1,tcp://a:1"}, "tcp://a:1", "more than once"),
+    (StreamReadOptions, {**FEED, "bind": FEED["connect"]}, "both connect and bind", "keep one"),
+    (StreamReadOptions, {**FEED, "socketType": "PUB"}, "'PUB'", "SUB or PULL"),
+    (StreamReadOptions, {**FEED, "socketType": "PULL", "topics": "a"}, "topics=a", "socketType=SUB"),
+    (StreamReadOptions, {**FEED, "rcvhwm": "0"}, "rcvhwm='0'", ">= 1"),
+    (StreamReadOptions, {**FEED, "rcvhwm": "many"}, "rcvhwm='many'", "a whole number"),
+    (StreamReadOptions, {**FEED, "rcvhwm": str(2**31)}, "rcvhwm", "<="),
+    (StreamReadOptions, {**FEED, "includeFrames": "yes"}, "includeFrames='yes'", "true or false"),
+    (StreamReadOptions, {**FEED, "timeout": "10"}, "timeout='10'", "a number and a unit"),
+    (StreamReadOptions, {**FEED, "timeout": "10 parsecs"}, "10 parsecs", "500ms"),
+    (StreamReadOptions, {**FEED, "walMaxBytes": "much"}, "walMaxBytes='much'", "64m"),
+    (StreamReadOptions, {**FEED, "walMaxBytes": "0"}, "walMaxBytes='0'", "at least 1 byte"),
+    (StreamReadOptions, {**FEED, "linger": "-2"}, "linger='-2'", "-1 (for ever)"),
+    (StreamReadOptions, {**FEED, "topics": "[1]"}, "topics='[1]'", "texts only"),
+    (StreamReadOptions, {**FEED, "topics": "[x"}, "topics='[x'", "JSON list"),
+    (StreamReadOptions, {**FEED, "startingOffsets": "yesterday"}, "'yesterday'", "earliest, latest"),
+    (StreamReadOptions, {**FEED, "startingOffsets": '{"next": {"x": 1}}'}, "'x'", "log partition"),
+    (StreamReadOptions, {**FEED, "maxMessages": "5"}, "maxMessages", "batch read"),
+    (StreamReadOptions, {**FEED, "minMessagesPerTrigger": "9", "maxMessagesPerTrigger": "5"}, "=9", "=5"),
+    (BatchReadOptions, {}, "neither", "walLocation"),
+    (BatchReadOptions, {**FEED, "walLocation": "/x"}, "either", "keep one"),
+    (BatchReadOptions, {**FEED, "walRetention": "1h"}, "walRetention", "streaming read"),
+    (BatchReadOptions, {**FEED, "startingOffsets": "earliest"}, "startingOffsets", "walLocation"),
+    (BatchReadOptions, {"walLocation": "/x", "maxMessages": "5"}, "maxMessages", ".limit()"),
+    (BatchReadOptions, {"walLocation": "/x", "endingOffsets": "earliest"}, "endingOffsets", "latest"),
+    (WriteOptions, {}, "neither connect nor bind", "name the consumer"),
+    (WriteOptions, {**FEED, "socketType": "PULL"}, "'PULL'", "PUSH or PUB"),
+    (WriteOptions, {**FEED, "sndhwm": "0"}, "sndhwm='0'", ">= 1"),
+    (WriteOptions, {**FEED, "linger": "0"}, "linger=0", "noblock=true"),
+    (WriteOptions, {**FEED, "minSubscribers": "2"}, "minSubscribers", "socketType=PUB"),
+    (WriteOptions, {**FEED, "rcvhwm": "2"}, "'rcvhwm'", "'sndhwm'"),
+]
+
+
+@pytest.mark.parametrize(("kind", "options", "names", "way_out"), REFUSALS)
+def test_a_refusal_names_the_value_and_the_way_out(
+    kind: type[ReadOptions], options: dict[str, str], names: str, way_out: str
+) -> None:
+    with pytest.raises(OptionError) as refused:
+        parse(kind, options)
+    assert names in str(refused.value)
+    assert way_out in str(refused.value)
+
+
+def test_a_writer_accepts_sparks_own_option() -> None:
+    parse(WriteOptions, {**FEED, "checkpointLocation": "/somewhere"})
+
+
+@pytest.mark.parametrize("kind", [ReadOptions, WriteOptions])
+def test_every_option_is_documented(kind: type[ReadOptions]) -> None:
+    for option in describe(kind):
+        assert option.doc.endswith((".", "...")), option.name
+
+
+def test_both_kinds_of_read_take_the_options_of_the_dataframe() -> None:
+    names = {o.name for o in describe(ReadOptions)}
+    assert (
+        {o.name for o in describe(StreamReadOptions)} == names == {o.name for o in describe(BatchReadOptions)}
+    )

@@ -1,0 +1,235 @@
+"""The sender: every row is sent or counted as dropped, over tcp and ipc, to fast and stalled consumers."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import pytest
+import zmq
+
+from tests.support import Socket, bound, drain, free_endpoint, write_options
+from zmq_datasource.errors import FlushTimeoutError, NoPeerError, SendTimeoutError
+from zmq_datasource.sender import Sender
+
+Context = zmq.Context[Socket]
+VALUE = b"x" * 100
+
+
+def consumer(
+    context: Context, kind: int, transport: str, ipc_path: Path, **options: int
+) -> tuple[Socket, str]:
+    sock = context.socket(kind)
+    for name, value in options.items():
+        sock.setsockopt(getattr(zmq, name.upper()), value)
+    if kind == zmq.SUB:
+        sock.subscribe(b"")
+    sock.bind(f"ipc://{ipc_path}" if transport == "ipc" else "tcp://127.0.0.1:*")
+    return sock, sock.getsockopt_string(zmq.LAST_ENDPOINT)
+
+
+class Consuming:
+    """A consumer thread that receives until told to end; a bound SUB must keep receiving to subscribe."""
+
+    def __init__(self, sock: Socket) -> None:
+        self.got: list[list[bytes]] = []
+        self._sock = sock
+        self._end = threading.Event()
+        self._thread = threading.Thread(target=self._run)
+
+    def _run(self) -> None:
+        while not self._end.is_set() or self._sock.poll(300):
+            if self._sock.poll(20):
+                self.got.append(self._sock.recv_multipart())
+
+    def __enter__(self) -> Consuming:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._end.set()
+        self._thread.join(30)
+
+
+@pytest.mark.parametrize("transport", ["tcp", "ipc"])
+@pytest.mark.parametrize("kind", ["PUSH", "PUB"])
+def test_a_stalled_consumer_costs_exactly_the_drops_that_are_counted(
+    context: Context, ipc_path: Path, kind: str, transport: str
+) -> None:
+    rows = 20_000
+    peer = zmq.PULL if kind == "PUSH" else zmq.SUB
+    sock, endpoint = consumer(context, peer, transport, ipc_path, rcvhwm=10, rcvbuf=4096)
+    options = write_options(
+        connect=endpoint, socketType=kind, noblock=True, sndhwm=10, zmq_sndbuf=4096, linger="20s"
+    )
+    started, stalled = threading.Event(), threading.Event()
+    got: list[list[bytes]] = []
+
+    def stall_then_read() -> None:
+        while not started.is_set():
+            sock.poll(5)  # lets a SUB subscribe
+        stalled.wait(30)
+        got.extend(drain(sock, 500))
+
+    reading = threading.Thread(target=stall_then_read)
+    reading.start()
+    with Sender(options) as sender:
+        started.set()
+        sender.send_values([b"%d" % i + VALUE for i in range(rows)])
+        stalled.set()
+        counters = sender.finish()
+    reading.join(60)
+    assert counters.balanced
+    assert counters.rows == rows
+    assert counters.dropped["hwm"] > rows / 2
+    assert set(counters.dropped) == {"hwm"}
+    assert counters.sent == len(got)
+    assert counters.unflushed_tasks == 0
+
+
+@pytest.mark.parametrize("kind", ["PUSH", "PUB"])
+def test_a_healthy_consumer_at_a_small_hwm_sees_no_drops(context: Context, kind: str) -> None:
+    """In lock-step: each message is taken before the next is sent, so a refusal is spurious."""
+    sock = context.socket(zmq.PULL if kind == "PUSH" else zmq.SUB)
+    sock.setsockopt(zmq.RCVHWM, 10)
+    if kind == "PUB":
+        sock.subscribe(b"")
+    endpoint = free_endpoint()
+    sock.connect(endpoint)
+    options = write_options(bind=endpoint, socketType=kind, noblock=True, sndhwm=10)
+    with Sender(options) as sender:
+        for _ in range(5000):
+            sender.send_values([VALUE])
+            assert sock.recv() == VALUE
+        counters = sender.finish()
+    assert (counters.sent, counters.dropped.total()) == (5000, 0)
+
+
+@pytest.mark.parametrize("kind", ["PUSH", "PUB"])
+def test_nothing_is_lost_to_a_consumer_that_keeps_up_blocking(
+    context: Context, ipc_path: Path, kind: str
+) -> None:
+    sock, endpoint = consumer(context, zmq.PULL if kind == "PUSH" else zmq.SUB, "tcp", ipc_path)
+    with Consuming(sock) as consuming:
+        with Sender(write_options(connect=endpoint, socketType=kind, sndhwm=10)) as sender:
+            sender.send_values([b"%d" % i for i in range(10_000)])
+            counters = sender.finish()
+    assert counters.sent == 10_000
+    assert consuming.got == [[b"%d" % i] for i in range(10_000)]
+
+
+def test_topics_and_frames_arrive_as_they_are(context: Context) -> None:
+    pull, endpoint = bound(context, zmq.PULL)
+    with Sender(write_options(connect=endpoint)) as sender:
+        sender.send_values([b"a", b"", b"c"], [b"t", b"", None])
+        sender.send_frames([[b"1", b"", b"3"], [b"only"]])
+        counters = sender.finish()
+    assert drain(pull) == [[b"t", b"a"], [b"", b""], [b"c"], [b"1", b"", b"3"], [b"only"]]
+    assert (counters.rows, counters.sent, counters.bytes) == (5, 5, 9)
+
+
+def test_a_full_queue_without_noblock_fails_after_the_timeout(context: Context) -> None:
+    _, endpoint = bound(context, zmq.PULL, rcvhwm=10, rcvbuf=4096)
+    options = write_options(connect=endpoint, sndhwm=10, zmq_sndbuf=4096, sendTimeout="300ms")
+    with (
+        Sender(options) as sender,
+        pytest.raises(SendTimeoutError, match=r"1 peers up, sndhwm=10.*noblock=true"),
+    ):
+        sender.send_values([VALUE] * 20_000)
+
+
+def test_no_peer_is_an_error_that_names_the_endpoint(context: Context) -> None:
+    endpoint = free_endpoint()
+    with pytest.raises(NoPeerError, match=rf"no answer from {endpoint}.*connectTimeout"):
+        Sender(write_options(connect=endpoint, connectTimeout="200ms")).__enter__()
+
+
+def test_no_peer_with_noblock_is_counted(context: Context) -> None:
+    options = write_options(connect=free_endpoint(), connectTimeout="200ms", noblock=True)
+    with Sender(options) as sender:
+        sender.send_values([VALUE] * 7)
+        sender.send_frames([[b"a", b"b"]])
+        counters = sender.finish()
+    assert (counters.rows, counters.sent, dict(counters.dropped)) == (8, 0, {"no_peer": 8})
+    assert counters.unflushed_tasks == 0
+
+
+def test_one_dead_endpoint_of_two_is_an_error_or_left_out(context: Context) -> None:
+    dead = free_endpoint()
+    pull, alive = bound(context, zmq.PULL)
+    both = f"{dead},{alive}"
+    with pytest.raises(NoPeerError, match=f"no answer from {dead}"):
+        Sender(write_options(connect=both, connectTimeout="200ms")).__enter__()
+    with Sender(write_options(connect=both, connectTimeout="200ms", noblock=True)) as sender:
+        sender.send_values([VALUE] * 100)
+        counters = sender.finish()
+    assert counters.sent == 100 == len(drain(pull))
+
+
+def test_a_peer_of_the_wrong_type_is_named(context: Context) -> None:
+    _, endpoint = bound(context, zmq.SUB)
+    with pytest.raises(NoPeerError, match="socket type does not match"):
+        Sender(write_options(connect=endpoint, connectTimeout="500ms")).__enter__()
+
+
+@pytest.mark.parametrize("subscribers", [0, 1, 2])
+def test_a_pub_waits_for_its_subscribers(context: Context, subscribers: int) -> None:
+    endpoint = free_endpoint()
+    options = write_options(bind=endpoint, socketType="PUB", minSubscribers=2, connectTimeout="1s")
+    for _ in range(subscribers):
+        sub = context.socket(zmq.SUB)
+        sub.subscribe(b"")
+        sub.connect(endpoint)
+    if subscribers < 2:
+        with pytest.raises(NoPeerError, match=f"{subscribers} of minSubscribers=2"):
+            Sender(options).__enter__()
+    else:
+        with Sender(options) as sender:
+            sender.send_values([VALUE])
+            assert sender.finish().sent == 1
+
+
+def test_a_pub_that_waits_for_nobody_sends_into_the_void(context: Context) -> None:
+    options = write_options(bind=free_endpoint(), socketType="PUB", minSubscribers=0)
+    with Sender(options) as sender:
+        sender.send_values([VALUE] * 10)
+        assert sender.finish().sent == 10
+
+
+def test_the_first_message_is_not_lost(context: Context) -> None:
+    for _ in range(10):
+        endpoint = free_endpoint()
+        sub = context.socket(zmq.SUB)
+        sub.subscribe(b"")
+        sub.connect(endpoint)
+        with Sender(write_options(bind=endpoint, socketType="PUB")) as sender:
+            sender.send_values([b"first"])
+            sender.finish()
+        assert drain(sub, 100) == [[b"first"]]
+        sub.close()
+
+
+@pytest.mark.parametrize("noblock", [False, True])
+def test_a_linger_that_runs_out_is_said(context: Context, noblock: bool) -> None:
+    _, endpoint = bound(context, zmq.PULL, rcvhwm=10, rcvbuf=4096)
+    options = write_options(connect=endpoint, sndhwm=1000, zmq_sndbuf=4096, linger=200, noblock=noblock)
+    with Sender(options) as sender:
+        sender.send_values([VALUE * 10] * 900)
+        if noblock:
+            assert sender.finish().unflushed_tasks == 1
+        else:
+            with pytest.raises(FlushTimeoutError, match="libzmq cannot tell"):
+                sender.finish()
+
+
+def test_a_task_that_fails_gives_its_queue_up_at_once(context: Context) -> None:
+    _, endpoint = bound(context, zmq.PULL, rcvhwm=10, rcvbuf=4096)
+    sender = Sender(write_options(connect=endpoint, zmq_sndbuf=4096, linger=-1))
+
+    def fail() -> None:
+        with sender:
+            sender.send_values([VALUE * 10] * 900)
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        fail()

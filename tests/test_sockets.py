@@ -1,0 +1,186 @@
+"""Sockets: what libzmq takes in silence is refused or reported."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import pytest
+import zmq
+
+from tests.support import (
+    Socket,
+    bind_when_free,
+    bound,
+    free_endpoint,
+    stream_options,
+    wait_for,
+    write_options,
+)
+from zmq_datasource.errors import EndpointError, OptionError
+from zmq_datasource.options import SocketOptions
+from zmq_datasource.sockets import PeerWatch, attach, check_socket_options, more_frames, new_socket
+
+FEED = "tcp://127.0.0.1:5556"
+Context = zmq.Context[Socket]
+
+
+def open_socket(context: Context, options: SocketOptions) -> tuple[Socket, PeerWatch]:
+    sock = new_socket(context, options)
+    watch = PeerWatch(sock)
+    context.made.append(watch.monitor)  # type: ignore[attr-defined]
+    attach(sock, options.bind, options.connect)
+    return sock, watch
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "says"),
+    [
+        ("zmq_foo", "1", "no socket option of that name"),
+        ("zmq_rcvbuf", "big", "a whole number"),
+        ("zmq_heartbeat_ivl", "-5", "libzmq refuses it for a SUB socket"),
+        ("zmq_router_mandatory", "1", "libzmq refuses it for a SUB socket"),
+        ("zmq_rcvhwm", "1", "use the option rcvhwm"),
+        ("zmq_hwm", "1", "no single high-water mark"),
+        ("zmq_subscribe", "a", "use the option topics"),
+        ("zmq_conflate", "1", "tears messages of several frames"),
+    ],
+)
+def test_an_option_that_cannot_be_set_is_refused(name: str, value: str, says: str) -> None:
+    with pytest.raises(OptionError, match=says):
+        check_socket_options(stream_options(connect=FEED, **{name: value}))
+
+
+def test_a_refused_secret_is_not_shown() -> None:
+    with pytest.raises(OptionError) as refused:
+        check_socket_options(stream_options(connect=FEED, zmq_curve_secretkey="S3cret"))
+    assert "S3cret" not in str(refused.value)
+
+
+def test_options_are_set_before_the_socket_is_attached(context: Context) -> None:
+    sock = new_socket(context, stream_options(connect=FEED, rcvhwm=7, linger=5, zmq_rcvbuf=4096))
+    assert sock.getsockopt(zmq.RCVHWM) == 7
+    assert sock.getsockopt(zmq.LINGER) == 5
+    assert sock.getsockopt(zmq.RCVBUF) == 4096
+    sink = new_socket(context, write_options(connect=FEED, socketType="PUB", sndhwm=9))
+    assert sink.getsockopt(zmq.SNDHWM) == 9
+
+
+def test_a_port_in_use_is_named(context: Context) -> None:
+    _, endpoint = bound(context, zmq.PULL)
+    with pytest.raises(EndpointError, match=rf"binding {endpoint}.*use another port"):
+        open_socket(context, stream_options(bind=endpoint))
+
+
+def test_an_ipc_path_in_use_is_not_taken_over(context: Context, ipc_path: Path) -> None:
+    endpoint = f"ipc://{ipc_path}"
+    context.socket(zmq.PULL).bind(endpoint)
+    with pytest.raises(EndpointError, match="another process listens there"):
+        open_socket(context, stream_options(bind=endpoint))
+
+
+def test_an_ipc_path_left_by_a_dead_process_is_used_again(context: Context, ipc_path: Path) -> None:
+    import socket  # noqa: PLC0415
+
+    left = socket.socket(socket.AF_UNIX)
+    left.bind(str(ipc_path))
+    left.close()
+    open_socket(context, stream_options(bind=f"ipc://{ipc_path}"))
+
+
+def test_an_unknown_host_is_named(context: Context) -> None:
+    with pytest.raises(EndpointError, match=r"'no-such-host\.invalid' does not resolve"):
+        open_socket(context, stream_options(connect="tcp://no-such-host.invalid:5556"))
+
+
+@pytest.mark.parametrize("endpoint", ["tcp://203.0.113.7:5556", "tcp://no-such-interface0:5556"])
+def test_an_address_of_another_machine_cannot_be_bound(context: Context, endpoint: str) -> None:
+    with pytest.raises(EndpointError, match=f"binding {endpoint}"):
+        open_socket(context, stream_options(bind=endpoint))
+
+
+def test_a_directory_that_does_not_exist_is_named(context: Context) -> None:
+    with pytest.raises(EndpointError, match="binding ipc:///no/such/directory/s"):
+        open_socket(context, stream_options(bind="ipc:///no/such/directory/s"))
+
+
+def test_a_peer_is_counted_from_its_handshake_to_its_end(context: Context) -> None:
+    sock, watch = open_socket(context, stream_options(bind=free_endpoint()))
+    publisher = context.socket(zmq.PUB)
+    publisher.connect(sock.getsockopt(zmq.LAST_ENDPOINT))
+
+    def peers() -> int:
+        watch.update()
+        return watch.peers
+
+    wait_for(lambda: peers() == 1, "one peer")
+    publisher.close()
+    wait_for(lambda: peers() == 0, "no peer")
+    assert watch.lost == 1
+
+
+def test_a_socket_type_that_does_not_match_is_reported_once(
+    context: Context, caplog: pytest.LogCaptureFixture
+) -> None:
+    _, endpoint = bound(context, zmq.PULL)
+    options = stream_options(connect=endpoint)  # a SUB
+    sock, watch = open_socket(context, options)
+    watch._FIRST_REDIAL = 0.01  # type: ignore[misc]
+
+    def refused() -> int:
+        watch.update()
+        watch.redial(options.connect)
+        return len(watch.refused)
+
+    with caplog.at_level(logging.WARNING):
+        wait_for(refused, "refusal")
+        assert "socket type does not match" in watch.refused[endpoint]
+        watch.refused[endpoint] = watch.refused[endpoint]
+    assert len([r for r in caplog.records if "no handshake" in r.message]) == 1
+    assert sock.getsockopt(zmq.TYPE) == zmq.SUB
+
+
+def test_a_mismatch_that_is_mended_is_dialled_again(context: Context) -> None:
+    """libzmq never dials again by itself after such a refusal."""
+    wrong, endpoint = bound(context, zmq.PULL)
+    options = stream_options(connect=endpoint)
+    sock, watch = open_socket(context, options)
+    watch._FIRST_REDIAL = 0.05  # type: ignore[misc]
+    watch._LAST_REDIAL = 0.2  # type: ignore[misc]
+
+    def step() -> None:
+        watch.update()
+        watch.redial(options.connect)
+
+    wait_for(lambda: step() or watch.refused, "refusal")
+    wrong.close()
+    publisher = context.socket(zmq.PUB)
+    bind_when_free(publisher, endpoint)
+    wait_for(lambda: step() or watch.peers, "handshake with the right peer")
+    assert not watch.refused
+    assert sock.getsockopt(zmq.TYPE) == zmq.SUB
+
+
+@pytest.mark.parametrize("fall_back", [False, True])
+def test_more_frames_tells_the_frames_of_a_message_apart(
+    context: Context, monkeypatch: pytest.MonkeyPatch, fall_back: bool
+) -> None:
+    if fall_back:
+
+        def refuse(_: str) -> None:
+            raise OSError("no such library")
+
+        monkeypatch.setattr("ctypes.PyDLL", refuse)
+    pull, endpoint = bound(context, zmq.PULL)
+    push = context.socket(zmq.PUSH)
+    push.connect(endpoint)
+    push.send_multipart([b"a", b"b", b"c"])
+    push.send(b"d")
+    more = more_frames(pull)
+    seen = [(pull.recv(), bool(more())) for _ in range(4)]
+    assert seen == [(b"a", True), (b"b", True), (b"c", False), (b"d", False)]
+
+
+def test_an_ipv6_endpoint_needs_no_further_option(context: Context) -> None:
+    sock = new_socket(context, stream_options(bind="tcp://[::1]:5556"))
+    assert sock.getsockopt(zmq.IPV6) == 1
