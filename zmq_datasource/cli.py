@@ -50,10 +50,10 @@ def demo(endpoint: str | None, socket_type: str, topics: str | None, seconds: fl
     if endpoint is None and (topics is not None or socket_type != "SUB"):
         raise click.UsageError("--topics and --socket-type describe your own feed; name it with --endpoint")
 
-    from rich.console import Console
+    from rich.console import Console  # noqa: PLC0415 - only this command pays for it
 
-    from zmq_datasource.demo.run import feed_options, run_demo
-    from zmq_datasource.errors import ZmqDataSourceError
+    from zmq_datasource.demo.run import feed_options, run_demo  # noqa: PLC0415 - imports Spark
+    from zmq_datasource.errors import ZmqDataSourceError  # noqa: PLC0415
 
     # A process that is told to end ends its children first, as with Ctrl-C.
     signal.signal(signal.SIGTERM, signal.default_int_handler)

@@ -63,15 +63,16 @@ class Ingest:
         self._options = options
         self.counters = SourceCounters()
         self.storage = LogStorage(log_location(options))
+        chunk_bytes = min(options.wal_chunk_bytes, options.wal_max_bytes)
         self.log = LogWriter(
             self.storage,
             PARTITION,
-            chunk_bytes=min(options.wal_chunk_bytes, options.wal_max_bytes),
+            chunk_bytes=chunk_bytes,
             max_bytes=options.wal_max_bytes,
             retention=options.wal_retention,
             sync=options.wal_sync,
         )
-        self._receiver = Receiver(options, self.counters)
+        self._receiver = Receiver(options, self.counters, chunk_bytes)
         self._thread = threading.Thread(target=self._run, name="zmq-receiver", daemon=True)
         self._stopping = threading.Event()
         self._opened: Future[None] = Future()

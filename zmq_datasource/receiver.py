@@ -45,6 +45,7 @@ class Receiver:
     Args:
         options: Socket type, endpoints, topics and socket options.
         counters: Where to count.
+        batch_bytes: Size at which a batch is ready and a round ends; what is held in memory.
         clock: Seconds since the epoch, for ``timestamp``.
     """
 
@@ -52,10 +53,12 @@ class Receiver:
         self,
         options: ReadOptions,
         counters: SourceCounters,
+        batch_bytes: int = BATCH_BYTES,
         clock: Callable[[], float] = time.time,
     ) -> None:
         self._options = options
         self._counters = counters
+        self._batch_bytes = min(batch_bytes, BATCH_BYTES)
         self._clock = clock
         self._messages: list[RawMessage] = []
         self._timestamps: list[int] = []
@@ -95,7 +98,7 @@ class Receiver:
     @property
     def batch_ready(self) -> bool:
         """Whether enough has gathered for a batch of good size."""
-        return len(self._messages) >= BATCH_MESSAGES or self.pending_bytes >= BATCH_BYTES
+        return len(self._messages) >= BATCH_MESSAGES or self.pending_bytes >= self._batch_bytes
 
     def receive(self, most: int = ROUND_MESSAGES) -> int:
         """One round: wait up to ``WAIT_MS`` for a message, then take what is there.
@@ -113,7 +116,7 @@ class Receiver:
         recv, more, noblock = self._socket.recv, self._more, int(zmq.NOBLOCK)
         messages = self._messages
         append, before = messages.append, len(messages)
-        room = _ROUND_BYTES
+        room = limit = min(_ROUND_BYTES, self._batch_bytes)
         timestamp = 0
         try:
             frame = recv()
@@ -135,11 +138,11 @@ class Receiver:
                 frame = recv(noblock)
         except zmq.Again:
             pass
-        if room < _ROUND_BYTES - MAX_MESSAGE_BYTES:
+        if room < limit - MAX_MESSAGE_BYTES:
             self._discard_oversize(messages.pop())
         taken = len(messages) - before
         self._timestamps.extend([timestamp] * taken)
-        self.pending_bytes += _ROUND_BYTES - room
+        self.pending_bytes += limit - room
         return taken
 
     def take(self) -> pa.RecordBatch:
