@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
+import shutil
 import sys
-from collections.abc import Iterator
+import tempfile
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +21,40 @@ if TYPE_CHECKING:
 os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
 os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"
 os.environ["TZ"] = "UTC"
+
+# What the package logs in Spark's processes, for the tests to read.
+PACKAGE_LOG = Path(tempfile.mkdtemp(prefix="zmq-tests-")) / "package.log"
+
+
+def _log_to_file(path: Path) -> None:
+    config = {
+        "version": 1,
+        "formatters": {"plain": {"format": "%(process)d %(levelname)s %(name)s: %(message)s"}},
+        "handlers": {"file": {"class": "logging.FileHandler", "filename": str(path), "formatter": "plain"}},
+        "loggers": {"zmq_datasource": {"level": "INFO", "handlers": ["file"]}},
+    }
+    settings = path.with_suffix(".json")
+    settings.write_text(json.dumps(config))
+    os.environ["ZMQ_DATASOURCE_LOGGING"] = str(settings)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _package_log() -> Iterator[None]:
+    _log_to_file(PACKAGE_LOG)
+    yield
+    shutil.rmtree(PACKAGE_LOG.parent)
+
+
+@pytest.fixture
+def package_log() -> Callable[[], str]:
+    """What Spark's Python processes have logged since the test began."""
+    PACKAGE_LOG.touch()
+    begin = PACKAGE_LOG.stat().st_size
+
+    def read() -> str:
+        return PACKAGE_LOG.read_bytes()[begin:].decode()
+
+    return read
 
 
 @pytest.fixture(scope="session")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket as stdlib_socket
+import threading
 import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -67,6 +68,29 @@ def drain(sock: Socket, quiet_ms: int = 300) -> list[list[bytes]]:
     return got
 
 
+class Consuming:
+    """A consumer thread that receives until told to end; a bound SUB must keep receiving to subscribe."""
+
+    def __init__(self, sock: Socket) -> None:
+        self.got: list[list[bytes]] = []
+        self._sock = sock
+        self._end = threading.Event()
+        self._thread = threading.Thread(target=self._run)
+
+    def _run(self) -> None:
+        while not self._end.is_set() or self._sock.poll(300):
+            if self._sock.poll(20):
+                self.got.append(self._sock.recv_multipart())
+
+    def __enter__(self) -> Consuming:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._end.set()
+        self._thread.join(30)
+
+
 def stream_options(**options: Any) -> StreamReadOptions:
     return parse(StreamReadOptions, _text(options))
 
@@ -86,7 +110,7 @@ def _text(options: dict[str, Any]) -> dict[str, str]:
 def batch_of(values: Iterable[bytes], timestamp: int = 0) -> pa.RecordBatch:
     """Messages of one frame each, as a receiver hands them over."""
     listed = list(values)
-    return decode_plain(listed, [timestamp] * len(listed))
+    return decode_plain(listed, [(timestamp, len(listed))])
 
 
 def log_rows(location: Path | str, partition: int = 0) -> pa.Table:

@@ -86,7 +86,9 @@ def test_a_message_no_row_can_hold_is_counted_and_does_not_stop_the_feed(
         push.send_multipart([b"x" * 500, b"x" * 501])
         push.send(b"last")
         receive(receiver, 2)
+        assert receiver.pending_bytes == 1004
         assert receiver.take().column("value").to_pylist() == [b"x" * 1000, b"last"]
+        assert receiver.pending_bytes == 0
     assert counters.oversize == 2
 
 

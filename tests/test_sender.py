@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import zmq
 
-from tests.support import Socket, bound, drain, free_endpoint, write_options
+from tests.support import Consuming, Socket, bound, drain, free_endpoint, write_options
 from zmq_datasource.errors import FlushTimeoutError, NoPeerError, SendTimeoutError
 from zmq_datasource.sender import Sender
 
@@ -26,29 +26,6 @@ def consumer(
         sock.subscribe(b"")
     sock.bind(f"ipc://{ipc_path}" if transport == "ipc" else "tcp://127.0.0.1:*")
     return sock, sock.getsockopt_string(zmq.LAST_ENDPOINT)
-
-
-class Consuming:
-    """A consumer thread that receives until told to end; a bound SUB must keep receiving to subscribe."""
-
-    def __init__(self, sock: Socket) -> None:
-        self.got: list[list[bytes]] = []
-        self._sock = sock
-        self._end = threading.Event()
-        self._thread = threading.Thread(target=self._run)
-
-    def _run(self) -> None:
-        while not self._end.is_set() or self._sock.poll(300):
-            if self._sock.poll(20):
-                self.got.append(self._sock.recv_multipart())
-
-    def __enter__(self) -> Consuming:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._end.set()
-        self._thread.join(30)
 
 
 @pytest.mark.parametrize("transport", ["tcp", "ipc"])

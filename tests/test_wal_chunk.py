@@ -34,7 +34,7 @@ def write(storage: LogStorage, *sizes: int) -> str:
     batches, first = [], 0
     for size in sizes:
         messages = [[b"topic", b"value %d" % i] for i in range(first, first + size)]
-        batches.append(number_rows(decode_plain(messages, [0] * size), 0, first))
+        batches.append(number_rows(decode_plain(messages, [(0, size)]), 0, first))
         first += size
     name = chunk_name(0, first)
     storage.write_chunk(0, name, lambda file: write_batches(file, batches), sync=True)
@@ -113,7 +113,7 @@ def test_a_missing_chunk_is_data_loss_and_says_where_to_look(storage: LogStorage
     )
 )
 def test_a_fingerprint_survives_the_way_through_a_file(messages: list[bytes | list[bytes]]) -> None:
-    batch = number_rows(decode_plain(messages, [7] * len(messages)), 0, 0)
+    batch = number_rows(decode_plain(messages, [(7, len(messages))]), 0, 0)
     sink = pa.BufferOutputStream()
     write_batches(sink, [batch])
     read, _ = pa.ipc.open_file(sink.getvalue()).get_batch_with_custom_metadata(0)

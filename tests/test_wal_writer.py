@@ -339,3 +339,12 @@ def test_a_disk_slower_than_the_feed_is_noticed(tmp_path: Path, monkeypatch: pyt
     assert last.result(10) == 4
     wait_for(lambda: not log.slow, "the disk caught up")
     log.close()
+
+
+def test_an_empty_batch_leaves_no_trace(tmp_path: Path) -> None:
+    log = writer(tmp_path)
+    log.append(batch_of([b"a"]).slice(0, 0))
+    assert log.cut().result(10) == 0
+    log.append(batch_of([b"a"]))
+    log.close()
+    assert log_rows(tmp_path).num_rows == 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import warnings
 
 import click
 
@@ -22,6 +23,7 @@ def main() -> None:
 @click.option(
     "--socket-type",
     type=click.Choice(["SUB", "PULL"], case_sensitive=False),
+    metavar="SUB|PULL",
     default="SUB",
     show_default=True,
     help="How to read --endpoint. PULL takes the messages: no other reader gets them.",
@@ -30,7 +32,8 @@ def main() -> None:
 @click.option(
     "--seconds",
     type=click.FloatRange(min=1),
-    default=20,
+    metavar="N",
+    default=15,
     show_default=True,
     help="How long messages are streamed; starting Spark comes on top.",
 )
@@ -55,6 +58,8 @@ def demo(endpoint: str | None, socket_type: str, topics: str | None, seconds: fl
     from zmq_datasource.demo.run import feed_options, run_demo  # noqa: PLC0415 - imports Spark
     from zmq_datasource.errors import ZmqDataSourceError  # noqa: PLC0415
 
+    # Spark warns of the pandas that is installed, which the demo does not use.
+    warnings.filterwarnings("ignore", category=FutureWarning, module="pyspark")
     # A process that is told to end ends its children first, as with Ctrl-C.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:

@@ -23,38 +23,37 @@ __all__ = ["RawMessage", "decode_plain"]
 RawMessage: TypeAlias = bytes | list[bytes]
 
 
-def decode_plain(messages: Sequence[RawMessage], timestamps: Sequence[int]) -> pa.RecordBatch:
+def decode_plain(messages: Sequence[RawMessage], timestamps: Sequence[tuple[int, int]]) -> pa.RecordBatch:
     """Turn raw messages into a batch with ``MESSAGE_SCHEMA``.
 
     Args:
         messages: One entry a message.
-        timestamps: When each was received, in microseconds since the epoch.
+        timestamps: Runs of messages that were received at the same time, as (microseconds
+            since the epoch, number of messages).
     """
     rows = len(messages)
-    shapes = {len(m) if isinstance(m, list) else 1 for m in messages}
+    topic: pa.Array = pa.nulls(rows, pa.string())
     frames: pa.Array = pa.nulls(rows, MESSAGE_SCHEMA.field("frames").type)
-    if shapes <= {1}:
-        topic: pa.Array = pa.nulls(rows, pa.string())
-        value = pa.array(messages, pa.binary())
-    else:
-        topics = [m[0] if isinstance(m, list) else None for m in messages]
+    try:
+        value = pa.array(messages, pa.binary())  # each of one frame
+    except pa.ArrowException:
         value = pa.array([m[-1] if isinstance(m, list) else m for m in messages], pa.binary())
-        topic, bad = _as_text(topics)
-        if bad or max(shapes) > 2:
-            kept = [
-                m if isinstance(m, list) and (len(m) > 2 or row in bad) else None
-                for row, m in enumerate(messages)
-            ]
-            frames = pa.array(kept, MESSAGE_SCHEMA.field("frames").type)
-    columns = {
-        "topic": topic,
-        "value": value,
-        "publisher": pa.nulls(rows, pa.string()),
-        "sequence": pa.nulls(rows, pa.int64()),
-        "timestamp": pa.array(timestamps, pa.int64()).cast(MESSAGE_SCHEMA.field("timestamp").type),
-        "frames": frames,
-    }
-    return pa.RecordBatch.from_pydict(columns, schema=MESSAGE_SCHEMA)
+        topic, bad = _as_text([m[0] if isinstance(m, list) else None for m in messages])
+        kept = [
+            m if isinstance(m, list) and (len(m) > 2 or row in bad) else None
+            for row, m in enumerate(messages)
+        ]
+        frames = pa.array(kept, frames.type)
+    times = [pa.repeat(pa.scalar(time, pa.int64()), count) for time, count in timestamps]
+    columns = [
+        topic,
+        value,
+        pa.nulls(rows, pa.string()),  # publisher and sequence: plain framing has none
+        pa.nulls(rows, pa.int64()),
+        pa.concat_arrays(times).cast(MESSAGE_SCHEMA.field("timestamp").type),
+        frames,
+    ]
+    return pa.RecordBatch.from_arrays(columns, schema=MESSAGE_SCHEMA)
 
 
 def _as_text(topics: list[bytes | None]) -> tuple[pa.Array, set[int]]:

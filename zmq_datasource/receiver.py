@@ -61,7 +61,7 @@ class Receiver:
         self._batch_bytes = min(batch_bytes, BATCH_BYTES)
         self._clock = clock
         self._messages: list[RawMessage] = []
-        self._timestamps: list[int] = []
+        self._timestamps: list[tuple[int, int]] = []
         self._next_housekeeping = 0.0
         self.pending_bytes = 0
 
@@ -113,7 +113,9 @@ class Receiver:
         if now >= self._next_housekeeping:
             self.keep_alive()
             self._next_housekeeping = now + _HOUSEKEEPING_SECONDS
-        recv, more, noblock = self._socket.recv, self._more, int(zmq.NOBLOCK)
+        # Local names and nothing but what bounds the round: this loop sets the source's speed.
+        recv, noblock = self._socket.recv, int(zmq.NOBLOCK)
+        ask_more, more = self._more
         messages = self._messages
         append, before = messages.append, len(messages)
         room = limit = min(_ROUND_BYTES, self._batch_bytes)
@@ -121,29 +123,36 @@ class Receiver:
         try:
             frame = recv()
             timestamp = int(self._clock() * 1_000_000)
-            while True:
-                if more():
-                    # The frames of a message arrive together, so none of these waits.
-                    message = [frame, recv(noblock)]
-                    while more():
-                        message.append(recv(noblock))
+            for turn in range(most):
+                if turn:
+                    frame = recv(noblock)
+                ask_more()
+                if more.value:
+                    message = self._rest(frame)
                     append(message)
                     room -= sum(map(len, message))
                 else:
                     append(frame)
                     room -= len(frame)
-                most -= 1
-                if most <= 0 or room <= 0:
+                if room <= 0:
                     break
-                frame = recv(noblock)
         except zmq.Again:
             pass
         if room < limit - MAX_MESSAGE_BYTES:
-            self._discard_oversize(messages.pop())
+            room += self._discard_oversize(messages)
         taken = len(messages) - before
-        self._timestamps.extend([timestamp] * taken)
+        if taken:
+            self._timestamps.append((timestamp, taken))
         self.pending_bytes += limit - room
         return taken
+
+    def _rest(self, first: bytes) -> list[bytes]:
+        """The whole message; its frames arrive together, so none of these waits."""
+        message = [first]
+        while self._more.flag.value:
+            message.append(self._socket.recv(zmq.NOBLOCK))
+            self._more.ask()
+        return message
 
     def take(self) -> pa.RecordBatch:
         """Hand over what was received, as a batch with ``messages.MESSAGE_SCHEMA``."""
@@ -164,14 +173,20 @@ class Receiver:
         self._open.watch.update()
         self._open.watch.redial(self._options.connect)
 
-    def _discard_oversize(self, message: RawMessage) -> None:
-        size = len(message) if isinstance(message, bytes) else sum(map(len, message))
+    def _discard_oversize(self, messages: list[RawMessage]) -> int:
+        """Discard the last message if no row can hold it; return the bytes that were freed.
+
+        Only the last one of a round can be so large, because it ends the round.
+        """
+        message = messages[-1]
+        size = sum(map(len, message)) if isinstance(message, list) else len(message)
         if size <= MAX_MESSAGE_BYTES:
-            self._messages.append(message)
-            return
+            return 0
+        messages.pop()
         self._counters.oversize += 1
         _log.error(
             "discarded a message of %d bytes: a row holds at most %d; have it sent in parts",
             size,
             MAX_MESSAGE_BYTES,
         )
+        return size

@@ -169,14 +169,14 @@ class Sender:
     def _send_plain(self, values: Sequence[bytes]) -> None:
         """The fast path: one frame, blocking."""
         send, counters = self._send, self.counters
-        before = counters.sent
         counters.rows += len(values)
+        sent = 0
         try:
-            for value in values:
+            for sent, value in enumerate(values):  # noqa: B007 - after an error it says how many
                 send(value)
-                counters.sent += 1
         except zmq.Again as e:
-            raise self._timed_out(counters.sent - before) from e
+            raise self._timed_out(counters.sent + sent) from e
+        counters.sent += len(values)
         counters.bytes += sum(map(len, values))
 
     def _send_each(self, messages: Sequence[list[bytes]]) -> None:

@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import ctypes
 import errno
+import functools
 import logging
 import os
 import socket as stdlib_socket
 import time
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack, suppress
+from typing import NamedTuple
 
 import zmq
 from zmq.utils.monitor import parse_monitor_message
@@ -235,30 +237,38 @@ def _refuse_unknown_host(endpoint: Endpoint) -> None:
         ) from e
 
 
-def more_frames(sock: zmq.Socket[bytes]) -> Callable[[], int]:
-    """A function that tells whether the frame just received is followed by another.
+class MoreFrames(NamedTuple):
+    """``ask()``, then read ``flag.value``: whether the frame just received is followed by another."""
+
+    ask: Callable[[], object]
+    flag: ctypes.c_int
+
+
+def more_frames(sock: zmq.Socket[bytes]) -> MoreFrames:
+    """How to ask a socket for further frames, as cheaply as can be.
 
     ``sock.getsockopt(RCVMORE)`` looks its option up in an enum on every call and costs about
-    four times the ``recv`` itself; asking libzmq through ctypes costs about one.
+    four times the ``recv`` itself; asking libzmq through ctypes costs less than one.
     """
-    more, size = ctypes.c_int(0), ctypes.c_size_t(ctypes.sizeof(ctypes.c_int))
+    flag, size = ctypes.c_int(0), ctypes.c_size_t(ctypes.sizeof(ctypes.c_int))
     try:
         from zmq.backend.cython import _zmq  # noqa: PLC0415 - pyzmq on PyPy has no such module
 
         # The extension module is linked with libzmq, so its symbols are found through it.
         # PyDLL keeps the GIL, which is right for a call that reads one flag.
         getsockopt = ctypes.PyDLL(_zmq.__file__).zmq_getsockopt
-    except (ImportError, AttributeError, OSError):  # pyzmq's cffi backend, or symbols that are not exported
-        return lambda: sock.getsockopt(zmq.RCVMORE)  # type: ignore[return-value]
-    handle, option = ctypes.c_void_p(sock.underlying), ctypes.c_int(zmq.RCVMORE)
-    more_at, size_at = ctypes.pointer(more), ctypes.pointer(size)
+    except (ImportError, AttributeError, OSError):  # cffi backend, or symbols that are not exported
 
-    def ask() -> int:
-        if getsockopt(handle, option, more_at, size_at) != 0:
-            raise zmq.ZMQError(zmq.zmq_errno())
-        return more.value
+        def ask() -> None:
+            flag.value = int(sock.getsockopt(zmq.RCVMORE))
 
-    return ask
+        return MoreFrames(ask, flag)
+    # References and plain numbers are what ctypes converts fastest. The one error that this
+    # call can have, a socket that is closed, is raised by the recv that follows.
+    handle = ctypes.byref(ctypes.c_char.from_address(sock.underlying))
+    return MoreFrames(
+        functools.partial(getsockopt, handle, int(zmq.RCVMORE), ctypes.byref(flag), ctypes.byref(size)), flag
+    )
 
 
 _HANDSHAKE_FAILURES = {

@@ -118,6 +118,8 @@ class LogWriter:
         """
         if self._failure is not None:
             raise self._failure
+        if messages.num_rows == 0:
+            return
         self._open.append(number_rows(messages, self._partition, self._next))
         self._next += messages.num_rows
         self._open_bytes += messages.nbytes

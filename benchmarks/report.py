@@ -1,0 +1,125 @@
+"""Results for machines (``results.json``) and for people (``RESULTS.md``)."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+
+from benchmarks.measure import Measurement
+from benchmarks.sink import BATCH, STREAM
+from benchmarks.source import DURABLE, RAW, TUTORIAL, UNSYNCED
+
+__all__ = ["write_results"]
+
+_TITLES = {
+    "source": (
+        "Source throughput",
+        "Messages a second, from the first message sent to the last row counted by Spark (`noop` sink, PULL "
+        "over tcp loopback, high-water marks of 1000). The sender is a blocking pyzmq loop in a process of "
+        f"its own, the same for all. *{RAW}*: a `recv()` loop, no Spark. *{TUTORIAL}*: a "
+        "`SimpleDataSourceStreamReader` with a list in memory, nothing durable, at most 10,000 messages or "
+        f"64 MiB a batch. *{DURABLE}*: this package as it is by default, every chunk forced to the disk.",
+    ),
+    "sink": (
+        "Sink throughput",
+        "Messages a second that a PULL loop receives, between its first and its last message; *whole job* "
+        "counts all of Spark's job, from the call to its return. One Spark partition, a blocking PUSH. "
+        f"*{BATCH}* sends a cached DataFrame, *{STREAM}* a Parquet file.",
+    ),
+    "memory": (
+        "Memory",
+        "Resident memory of Spark's source runner, the Python process that receives, while a backlog of 2 GB "
+        "times the scale builds up that Spark does not read. Target: below 500 MB.",
+    ),
+    "planning": (
+        "Planning",
+        "Time of one call on the driver, for a micro-batch of the five newest chunks, by the length of the "
+        "log. Target: about the same.",
+    ),
+}
+_RATIOS = {
+    "source": ((DURABLE, TUTORIAL), (UNSYNCED, TUTORIAL), (DURABLE, RAW), (UNSYNCED, RAW)),
+    "sink": ((BATCH, RAW), (STREAM, RAW)),
+}
+
+
+def write_results(
+    directory: Path, machine: Mapping[str, str], scale: float, measured: Sequence[Measurement]
+) -> None:
+    """Write both files."""
+    results = {
+        "machine": machine,
+        "scale": scale,
+        "measurements": [
+            {
+                "section": m.section,
+                "case": m.case,
+                "method": m.method,
+                "unit": m.unit,
+                "median": m.median,
+                "min": min(m.values),
+                "max": max(m.values),
+                "values": m.values,
+            }
+            for m in measured
+        ],
+    }
+    text = json.dumps(results, indent=2, ensure_ascii=False)
+    (directory / "results.json").write_text(text + "\n", encoding="utf-8")
+    (directory / "RESULTS.md").write_text(
+        "\n".join(_lines(machine, scale, measured)) + "\n", encoding="utf-8"
+    )
+
+
+def _lines(machine: Mapping[str, str], scale: float, measured: Sequence[Measurement]) -> Iterator[str]:
+    yield "# Benchmark results"
+    yield ""
+    yield f"Written by `python -m benchmarks` at scale {scale:g}: medians, with least and most in brackets."
+    yield ""
+    yield from _table(("machine", ""), machine.items())
+    for section, (title, explanation) in _TITLES.items():
+        mine = [m for m in measured if m.section == section]
+        if mine:
+            yield f"## {title}"
+            yield ""
+            yield explanation
+            yield ""
+            yield from _section(mine, _RATIOS.get(section, ()))
+
+
+def _section(measured: Sequence[Measurement], ratios: Sequence[tuple[str, str]]) -> Iterator[str]:
+    by_case: dict[str, dict[str, Measurement]] = {}
+    for m in measured:
+        by_case.setdefault(m.case, {})[m.method] = m
+    methods = list(dict.fromkeys(m.method for m in measured))
+    unit = measured[0].unit
+    yield from _table(
+        ["", *(f"{method} ({unit})" for method in methods)],
+        ([case, *(_shown(row[method]) for method in methods)] for case, row in by_case.items()),
+    )
+    if ratios:
+        yield from _table(
+            ["ratio", *(f"{ours} / {other}" for ours, other in ratios)],
+            (
+                [case, *(f"{row[ours].median / row[other].median:.2f}" for ours, other in ratios)]
+                for case, row in by_case.items()
+            ),
+        )
+
+
+def _shown(measurement: Measurement) -> str:
+    values = measurement.values
+    median = f"{measurement.median:,.0f}"
+    return median if len(values) == 1 else f"{median} ({min(values):,.0f}–{max(values):,.0f})"
+
+
+def _table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterator[str]:
+    yield _row(header)
+    yield _row(["---"] * len(header))
+    yield from map(_row, rows)
+    yield ""
+
+
+def _row(cells: Sequence[str]) -> str:
+    return f"| {' | '.join(cells)} |"

@@ -1,0 +1,180 @@
+"""``writeStream`` and ``df.write`` to real consumers: every row accounted for, in one line a batch."""
+
+from __future__ import annotations
+
+import re
+import threading
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import zmq
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, SparkSession
+
+from tests.support import Consuming, Socket, bound, drain, free_endpoint, wait_for
+
+pytestmark = pytest.mark.spark
+Context = zmq.Context[Socket]
+
+
+def write(df: DataFrame, **options: Any) -> None:
+    writer = df.write.format("zmq").mode("append")
+    for name, value in options.items():
+        text = str(value).lower() if isinstance(value, bool) else str(value)
+        writer = writer.option(name.replace("zmq_", "zmq.", 1), text)
+    writer.save()
+
+
+def numbers(spark: SparkSession, count: int, partitions: int = 2) -> DataFrame:
+    return spark.range(0, count, 1, partitions).selectExpr("cast(id as string) as value")
+
+
+class Log:
+    """The sink's one line a batch."""
+
+    def __init__(self, text: Callable[[], str]) -> None:
+        self._text = text
+
+    def total(self, rows: int) -> Counter[str]:
+        """The sum of all lines, once they account for ``rows`` rows."""
+
+        def added() -> Counter[str]:
+            total: Counter[str] = Counter()
+            for line in re.findall(r"write_task: sink (.*)", self._text()):
+                total.update({k: int(v) for k, v in re.findall(r"(\S+)=(\d+)(?= |$)", line)})
+            return total if total["rows"] >= rows else Counter()
+
+        return wait_for(added, f"log lines for {rows} rows")
+
+
+@pytest.fixture
+def log(package_log: Callable[[], str]) -> Log:
+    return Log(package_log)
+
+
+def test_a_batch_write_sends_every_row_once(spark: SparkSession, context: Context, log: Log) -> None:
+    pull, endpoint = bound(context, zmq.PULL)
+    with Consuming(pull) as consuming:
+        write(numbers(spark, 5000), connect=endpoint)
+    assert sorted(int(m[0]) for m in consuming.got) == list(range(5000))
+    total = log.total(5000)
+    assert (total["sent"], total["dropped"], total["tasks"]) == (5000, 0, 2)
+
+
+def test_topics_and_frames_are_written(spark: SparkSession, context: Context) -> None:
+    pull, endpoint = bound(context, zmq.PULL)
+    write(
+        spark.createDataFrame([("t", b"v"), (None, b"w")], "topic STRING, value BINARY").coalesce(1),
+        connect=endpoint,
+    )
+    write(spark.createDataFrame([([b"a", b"", b"c"],)], "frames ARRAY<BINARY>").coalesce(1), connect=endpoint)
+    # Each write has a connection of its own, and a PULL takes from them in turn.
+    assert sorted(drain(pull)) == [[b"a", b"", b"c"], [b"t", b"v"], [b"w"]]
+
+
+def test_what_was_read_can_be_written_as_it_is(spark: SparkSession, context: Context, tmp_path: Path) -> None:
+    push, source = bound(context, zmq.PUSH)
+    pull, sink = bound(context, zmq.PULL)
+    df = spark.readStream.format("zmq").option("socketType", "PULL").option("connect", source)
+    query = (
+        df.option("walLocation", str(tmp_path / "wal"))
+        .load()
+        .writeStream.format("zmq")
+        .option("connect", sink)
+        .option("checkpointLocation", str(tmp_path / "checkpoint"))
+        .start()
+    )
+    try:
+        sent = [[b"topic", b"%d" % i] for i in range(1000)]
+        for message in sent:
+            push.send_multipart(message)
+        got: list[list[bytes]] = []
+        wait_for(lambda: got.extend(drain(pull, 10)) or len(got) >= len(sent), "all messages", 90)
+    finally:
+        query.stop()
+    assert sorted(got) == sorted(sent)
+
+
+@pytest.mark.parametrize("kind", ["PUSH", "PUB"])
+def test_a_stalled_consumer_costs_what_the_log_line_says(
+    spark: SparkSession, context: Context, log: Log, kind: str
+) -> None:
+    rows = 20_000
+    sock, endpoint = bound(context, zmq.PULL if kind == "PUSH" else zmq.SUB, rcvhwm=10, rcvbuf=4096)
+    if kind == "PUB":
+        sock.subscribe(b"")
+    df = spark.range(0, rows, 1, 1).selectExpr("concat(cast(id as string), repeat('x', 100)) as value")
+    done, got = threading.Event(), list[list[bytes]]()
+
+    def consume_slowly() -> None:
+        while not done.is_set():
+            if sock.poll(20):  # a bound SUB must keep polling to subscribe
+                got.append(sock.recv_multipart())
+                done.wait(0.005)
+        got.extend(drain(sock, 1000))
+
+    consuming = threading.Thread(target=consume_slowly)
+    consuming.start()
+    write(df, connect=endpoint, socketType=kind, noblock=True, sndhwm=10, zmq_sndbuf=4096, linger="20s")
+    done.set()
+    consuming.join(60)
+    total = log.total(rows)
+    assert total["rows"] == rows == total["sent"] + total["dropped"]
+    assert total["dropped"] == total["dropped.hwm"] > 0
+    assert total["sent"] == len(got)
+    assert total["unflushedTasks"] == 0
+
+
+def test_no_peer_fails_the_write_or_is_counted(spark: SparkSession, log: Log) -> None:
+    endpoint = free_endpoint()
+    with pytest.raises(PySparkException, match=f"no answer from {endpoint}"):
+        write(numbers(spark, 10), connect=endpoint, connectTimeout="300ms")
+    write(numbers(spark, 10), connect=endpoint, connectTimeout="300ms", noblock=True)
+    assert log.total(10)["dropped.no_peer"] == 10
+
+
+def test_binding_is_for_one_task(spark: SparkSession, context: Context) -> None:
+    endpoint = free_endpoint()
+    pull = context.socket(zmq.PULL)
+    pull.connect(endpoint)
+    write(numbers(spark, 100, partitions=1), bind=endpoint)
+    assert len(drain(pull)) == 100
+    with pytest.raises(PySparkException, match=r"only one task can bind.*coalesce\(1\)"):
+        write(numbers(spark, 100, partitions=2), bind=endpoint, connectTimeout="1s")
+
+
+@pytest.mark.parametrize(
+    ("columns", "says"),
+    [
+        (["id as temperature", "'a' as value"], "'value' and optionally 'topic'"),
+        (["'a' as topic"], "neither 'value' nor 'frames'"),
+        (["id as value"], "'value': its type is bigint, it must be string or binary"),
+        (["'a' as value", "id as topic"], "'topic': its type is bigint"),
+        (["'a' as value", "array(cast('a' as binary)) as frames"], "both 'value' and 'frames'"),
+        (["array('a') as frames"], "'frames': its type is array<string>"),
+    ],
+)
+def test_a_dataframe_that_is_no_message_is_refused(
+    spark: SparkSession, columns: list[str], says: str
+) -> None:
+    with pytest.raises(PySparkException) as refused:
+        write(spark.range(1).selectExpr(*columns), connect="tcp://127.0.0.1:1")
+    assert says in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("column", "says"),
+    [
+        ("cast(null as string) as value", "'value' is null"),
+        ("cast(array() as array<binary>) as frames", "empty"),
+    ],
+)
+def test_a_row_that_is_no_message_fails_the_task(
+    spark: SparkSession, context: Context, column: str, says: str
+) -> None:
+    _, endpoint = bound(context, zmq.PULL)
+    with pytest.raises(PySparkException, match=says):
+        write(spark.range(1).selectExpr(column), connect=endpoint)

@@ -1,0 +1,153 @@
+"""The calls that Spark makes on a stream reader, made here one by one; no JVM."""
+
+from __future__ import annotations
+
+import json
+import pickle
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import zmq
+from pyspark.sql.streaming.datasource import ReadMaxRows
+
+from tests.support import Socket, bound, stream_options, wait_for
+from zmq_datasource.errors import DataLossError
+from zmq_datasource.spark.stream_reader import ZmqStreamReader
+
+Context = zmq.Context[Socket]
+ALL = ReadMaxRows(1)  # any limit: ours are options
+
+
+@contextmanager
+def reader(endpoint: str, location: Path, **options: Any) -> Iterator[ZmqStreamReader]:
+    made = ZmqStreamReader(
+        stream_options(connect=endpoint, socketType="PULL", walLocation=location, **options)
+    )
+    try:
+        yield made
+    finally:
+        made.stop()
+
+
+@pytest.fixture(autouse=True)
+def _keep_signals(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("signal.signal", lambda *_: None)  # pytest's own process keeps its handlers
+
+
+def advance(it: ZmqStreamReader, push: Socket, start: dict[str, Any], count: int) -> dict[str, Any]:
+    """Send ``count`` messages and wait until ``latestOffset`` covers them."""
+    for _ in range(count):
+        push.send(b"v")
+    goal = start["next"]["0"] + count
+
+    def reached() -> dict[str, Any] | None:
+        end = it.latestOffset(start, ALL)
+        return end if end["next"]["0"] >= goal else None
+
+    return wait_for(reached, f"offset {goal}") or {}
+
+
+def ids(it: ZmqStreamReader, start: dict[str, Any], end: dict[str, Any]) -> list[int]:
+    shares = pickle.loads(pickle.dumps(it.partitions(start, end)))
+    return [i for share in shares for batch in it.read(share) for i in batch.column("id").to_pylist()]
+
+
+def test_a_constructor_opens_nothing(tmp_path: Path) -> None:
+    made = ZmqStreamReader(stream_options(connect="tcp://127.0.0.1:1", walLocation=tmp_path / "wal"))
+    pickle.loads(pickle.dumps(made))
+    assert not (tmp_path / "wal").exists()
+
+
+def test_an_offset_without_news_is_the_same_text(context: Context, tmp_path: Path) -> None:
+    _, endpoint = bound(context, zmq.PUSH)
+    with reader(endpoint, tmp_path) as it:
+        start = it.initialOffset()
+        texts = {json.dumps(it.latestOffset(start, ALL)) for _ in range(5)}
+        assert texts == {json.dumps(start)}
+
+
+def test_a_range_gives_the_same_rows_again_in_another_process(context: Context, tmp_path: Path) -> None:
+    push, endpoint = bound(context, zmq.PUSH)
+    with reader(endpoint, tmp_path) as it:
+        start = it.initialOffset()
+        end = advance(it, push, start, 10)
+        assert ids(it, start, end) == list(range(10))
+    with reader(endpoint, tmp_path) as it:
+        assert ids(it, start, end) == list(range(10))
+        assert it.partitions(end, end) == []
+
+
+def test_the_first_batch_is_repeated_from_where_it_began(context: Context, tmp_path: Path) -> None:
+    """Spark asks for the initial offset again if it crashes in its first batch: ``latest`` must not move."""
+    push, endpoint = bound(context, zmq.PUSH)
+    with reader(endpoint, tmp_path) as it:
+        start = it.initialOffset()
+        end = advance(it, push, start, 10)
+    with reader(endpoint, tmp_path) as it:  # the batch was planned, not committed
+        assert it.initialOffset() == start
+        assert ids(it, it.initialOffset(), end) == list(range(10))
+        later = advance(it, push, end, 5)  # it is done now, Spark asks for the next
+        it.commit(end)
+    with reader(endpoint, tmp_path) as it:  # a new query, with a new checkpoint
+        assert it.initialOffset() == later
+
+
+def test_a_commit_deletes_and_reading_below_it_is_data_loss(context: Context, tmp_path: Path) -> None:
+    push, endpoint = bound(context, zmq.PUSH)
+    with reader(endpoint, tmp_path) as it:
+        start = it.initialOffset()
+        middle = advance(it, push, start, 5)
+        end = advance(it, push, middle, 5)
+        it.commit(middle)
+        assert ids(it, middle, end) == [5, 6, 7, 8, 9]
+        with pytest.raises(DataLossError, match="ids 0 to 4 are no longer"):
+            it.partitions(start, end)
+        with pytest.raises(DataLossError, match="failOnDataLoss=false"):
+            it.latestOffset(start, ALL)
+    with reader(endpoint, tmp_path, failOnDataLoss=False) as it:
+        assert ids(it, start, end) == [5, 6, 7, 8, 9]
+        assert it.latestOffset(start, ALL) == end
+
+
+def test_an_offset_beyond_the_end_is_refused_even_if_loss_is_accepted(
+    context: Context, tmp_path: Path
+) -> None:
+    _, endpoint = bound(context, zmq.PUSH)
+    with reader(endpoint, tmp_path, failOnDataLoss=False) as it:
+        beyond = it.initialOffset()
+        beyond["next"] = {"0": 99}
+        with pytest.raises(DataLossError, match="the offset says 99, the log ends at 0"):
+            it.latestOffset(beyond, ALL)
+
+
+def test_another_log_is_data_loss(context: Context, tmp_path: Path) -> None:
+    push, endpoint = bound(context, zmq.PUSH)
+    other = {"log": "another", "next": {"0": 7}}
+    with reader(endpoint, tmp_path) as it:
+        end = advance(it, push, it.initialOffset(), 3)
+        with pytest.raises(DataLossError, match="of log another"):
+            it.latestOffset(other, ALL)
+        with pytest.raises(DataLossError, match="ends in log another"):
+            it.partitions(end, other)
+    with reader(endpoint, tmp_path, failOnDataLoss=False) as it:
+        assert ids(it, other, end) == [0, 1, 2]
+        assert it.partitions(end, other) == []
+
+
+def test_progress_shows_the_logs_end_and_counters(context: Context, tmp_path: Path) -> None:
+    push, endpoint = bound(context, zmq.PUSH)
+    with reader(endpoint, tmp_path) as it:
+        advance(it, push, it.initialOffset(), 3)
+        shown = it.reportLatestOffset() or {}
+        assert shown["next"] == {"0": 3}
+        assert (shown["messagesReceived"], shown["bytesReceived"]) == (3, 3)
+
+
+def test_stop_may_be_called_twice(context: Context, tmp_path: Path) -> None:
+    _, endpoint = bound(context, zmq.PUSH)
+    with reader(endpoint, tmp_path) as it:
+        it.initialOffset()
+        it.stop()

@@ -1,0 +1,6 @@
+"""The demo: a live feed through Spark and out again, with an account of every message.
+
+``run`` leads through it, ``job`` is what a user's own program would look like, ``peers`` are
+the programs at both ends of the sockets, ``account`` adds up what they all say, and
+``display`` shows it.
+"""
