@@ -183,3 +183,28 @@ def test_a_pull_takes_each_message_once_beside_another_reader(context: Context, 
         theirs = [int(m[0]) for m in drain(other)]
         ingest.seal()
     assert sorted(theirs + numbers(tmp_path)) == list(range(100))
+
+
+def test_receiving_never_waits_for_sealing(
+    context: Context, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    push, endpoint = bound(context, zmq.PUSH, sndhwm=100_000)
+    go_on = threading.Event()
+    sync = storage_module._sync_file
+
+    def stuck(path: Path) -> None:
+        assert go_on.wait(60)
+        sync(path)
+
+    with ingesting(tmp_path, endpoint, walFlushInterval="10ms") as ingest:
+        monkeypatch.setattr(storage_module, "_sync_file", stuck)
+        send_numbers(push, 1)
+        wait_for(lambda: ingest.log.unsealed, "a chunk in the hands of the disk")
+        send_numbers(push, 50_000)
+        try:
+            taken = wait_for(lambda: ingest.counters.received > 1, "messages taken meanwhile")
+            assert taken
+            assert ingest.log.durable_end == 0
+        finally:
+            go_on.set()
+    assert len(numbers(tmp_path)) == 50_001

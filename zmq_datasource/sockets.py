@@ -9,10 +9,14 @@ from __future__ import annotations
 
 import ctypes
 import errno
+import fcntl
 import functools
 import logging
+import math
 import os
 import socket as stdlib_socket
+import struct
+import termios
 import time
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack, suppress
@@ -121,22 +125,46 @@ class OpenSocket:
     def close(self, linger: int) -> bool:
         """Close, and wait up to ``linger`` milliseconds (-1: for ever) for what is queued.
 
+        libzmq's own linger waits until its queues are empty, but forgets up to 8 kB that it
+        has taken from a queue and could not write because the kernel's buffer was full: the
+        last messages to a slow consumer. So this waits for the kernel first.
+
         Returns:
             Whether all of it has left. libzmq does not say, but it closes early only when
             every queue is empty.
         """
-        began = time.monotonic()
+        deadline = math.inf if linger < 0 else time.monotonic() + linger / 1000
         with ExitStack() as stack:
-            held = [stack.enter_context(s) for s in self.watch.hold_ipc()] if linger else []
+            held = [(stack.enter_context(s), ipc) for s, ipc in self.watch.hold()] if linger else []
+            written = all([_wait_until_written(sock, deadline) for sock, _ in held])
             self.watch.close()
-            self.socket.close(linger)
+            left = -1 if linger < 0 else max(0, round((deadline - time.monotonic()) * 1000))
+            self.socket.close(left)
             self._context.term()
-            deadline = None if linger < 0 else began + linger / 1000
-            arrived = all([_end_stream(sock, deadline) for sock in held])
-        return arrived and (deadline is None or time.monotonic() < deadline)
+            read = all([_end_stream(sock, deadline) for sock, ipc in held if ipc])
+        return written and read and time.monotonic() < deadline
 
 
-def _end_stream(sock: stdlib_socket.socket, deadline: float | None) -> bool:
+# Between looks at the kernel's queue, so that libzmq's own thread gets its turn to fill it again.
+_LOOKS, _LOOK_SECONDS = 3, 0.005
+
+
+def _wait_until_written(sock: stdlib_socket.socket, deadline: float) -> bool:
+    """Wait until the kernel has nothing of this connection left to send."""
+    empty = 0
+    while empty < _LOOKS:
+        try:
+            (queued,) = struct.unpack("i", fcntl.ioctl(sock, termios.TIOCOUTQ, bytes(4)))
+        except OSError:  # the peer is gone, or this system cannot tell
+            return True
+        empty = 0 if queued else empty + 1
+        if time.monotonic() >= deadline:
+            return False
+        time.sleep(_LOOK_SECONDS)
+    return True
+
+
+def _end_stream(sock: stdlib_socket.socket, deadline: float) -> bool:
     """Tell the peer that no more comes, and wait until it has read everything and hangs up.
 
     A unix socket that is closed tells the other side at once, even if that one still has unread
@@ -145,17 +173,15 @@ def _end_stream(sock: stdlib_socket.socket, deadline: float | None) -> bool:
     """
     try:
         sock.shutdown(stdlib_socket.SHUT_WR)
-        while True:
-            left = None if deadline is None else deadline - time.monotonic()
-            if left is not None and left <= 0:
-                return False
-            sock.settimeout(left)
+        while (left := deadline - time.monotonic()) > 0:
+            sock.settimeout(None if left == math.inf else left)
             if not sock.recv(4096):
                 return True
     except TimeoutError:
-        return False
+        pass
     except OSError:  # the peer has hung up already
         return True
+    return False
 
 
 def _set(sock: zmq.Socket[bytes], name: str, value: str, all_options: ZmqOptions) -> None:
@@ -294,7 +320,7 @@ class PeerWatch:
         self._sock = sock
         self._monitor = sock.get_monitor_socket()
         self._shaking: dict[tuple[str, int], bool] = {}
-        self._streams: dict[int, int] = {}  # ipc connections: file descriptor to inode
+        self._streams: dict[int, tuple[int, bool]] = {}  # file descriptor to inode, and whether ipc
         self._redial: dict[str, tuple[float, float]] = {}  # endpoint: when, delay
         self.up: dict[str, int] = {}
         self.refused: dict[str, str] = {}
@@ -322,9 +348,8 @@ class PeerWatch:
         # events carry none, but a connection shakes hands right after it was made.
         if event in (zmq.Event.CONNECTED, zmq.Event.ACCEPTED):
             self._shaking[endpoint, value] = True
-            if endpoint.startswith("ipc:"):
-                with suppress(OSError):  # closed meanwhile
-                    self._streams[value] = os.fstat(value).st_ino
+            with suppress(OSError):  # closed meanwhile
+                self._streams[value] = os.fstat(value).st_ino, endpoint.startswith("ipc:")
         elif event == zmq.Event.HANDSHAKE_SUCCEEDED:
             self._one_shaken(endpoint)
             self.up[endpoint] = self.up.get(endpoint, 0) + 1
@@ -369,15 +394,15 @@ class PeerWatch:
                 self._sock.disconnect(endpoint)
             self._sock.connect(endpoint)
 
-    def hold_ipc(self) -> list[stdlib_socket.socket]:
-        """Second handles on the ipc connections that are up, which outlive libzmq's own."""
+    def hold(self) -> list[tuple[stdlib_socket.socket, bool]]:
+        """Second handles on the connections that are up, which outlive libzmq's own; and whether ipc."""
         self.update()
         held = []
-        for descriptor, inode in self._streams.items():
+        for descriptor, (inode, ipc) in self._streams.items():
             with suppress(OSError):  # closed meanwhile
                 copy = stdlib_socket.socket(fileno=os.dup(descriptor))
                 if os.fstat(copy.fileno()).st_ino == inode:
-                    held.append(copy)
+                    held.append((copy, ipc))
                 else:  # the number names another file by now
                     copy.close()
         return held

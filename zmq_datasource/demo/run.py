@@ -22,8 +22,12 @@ from zmq_datasource.demo.job import SLOW_SINK, Flow, TopicTable, start_aggregati
 from zmq_datasource.demo.peers import TOPIC_PREFIX, Peer, consume, publish
 from zmq_datasource.demo.session import spark_session
 from zmq_datasource.demo.verdict import findings
+from zmq_datasource.errors import LogError
+from zmq_datasource.ingest import PARTITION
 from zmq_datasource.options import StreamReadOptions, parse
 from zmq_datasource.sockets import check_socket_options
+from zmq_datasource.wal.layout import LOCK_NAME
+from zmq_datasource.wal.storage import LogStorage
 
 __all__ = ["feed_options", "run_demo"]
 
@@ -32,6 +36,7 @@ _PUBLISHED_PER_SECOND = 2000
 _SLOW_PER_SECOND = 1000
 _RCVHWM = 100
 _REFRESH_SECONDS = 0.25
+_DRAIN_SECONDS = 15.0
 _START_SECONDS = 60.0
 _SETTLE_SECONDS = 60.0
 _UNDER_WAY_SECONDS = 1.0
@@ -218,8 +223,8 @@ class _Demo:
 def _wait_for_receivers(work: Path) -> None:
     """Spark does not wait for its receivers, which drain and seal at the end; their locks tell."""
     for lock in work.glob("*/log/*/" + LOCK_NAME):
-        with suppress(LogError), LogStorage(str(lock.parents[1])).lock(PARTITION, _DRAIN_SECONDS):
-            pass
+        with suppress(LogError):
+            LogStorage(str(lock.parents[1])).lock(PARTITION, _DRAIN_SECONDS).release()
 
 
 def _keep_log(work: Path) -> str:

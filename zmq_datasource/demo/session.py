@@ -90,7 +90,7 @@ def _launch(spark_log: Path, **popen_kwargs: Any) -> Any:
         said = spark_log.read_text(errors="replace").strip().splitlines()
         raise DemoError(
             "starting Spark: its JVM ended at once; Spark needs Java 17 or newer on the PATH or in JAVA_HOME"
-            + (f" (it said: {said[-1]})" if said else "")
+            + (f" (it said: {said[0]})" if said else "")
         ) from e
 
 
