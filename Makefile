@@ -7,20 +7,25 @@ JAVA := eval "$$(scripts/java.sh)" &&
 # Spark's workers use the interpreter that started them.
 export PYSPARK_PYTHON := $(abspath $(BIN)/python)
 
-.PHONY: demo test check fast bench docs notebook clean
+
+.PHONY: demo test test-long check fast bench docs notebook clean
 
 demo: $(VENV)/.installed ## A live feed through Spark and out again; ARGS="--endpoint tcp://..." for your own
 	$(JAVA) $(BIN)/zmq-datasource demo $(ARGS)
 
 test: check ## Lint, types, layers and all tests; what CI runs
-	$(JAVA) $(BIN)/python -m pytest -m "not spark"
-	$(JAVA) $(BIN)/python -m pytest -m spark
+	$(JAVA) $(BIN)/python -m pytest -m "not spark and not long"
+	$(JAVA) $(BIN)/python -m pytest -m "spark and not long"
+
+test-long: $(VENV)/.installed ## The tests that take minutes
+	$(JAVA) $(BIN)/python -m pytest -m long
 
 check: $(VENV)/.installed ## Lint, format, types, layers, generated docs
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/python scripts/options_reference.py --check
 
 fast: $(VENV)/.installed ## The tests that need no Spark
 	$(BIN)/python -m pytest -m "not spark"

@@ -408,8 +408,10 @@ def _read(option: OptionDoc, text: str) -> Any:
         return msgspec.convert(text.strip(), option.hint, strict=False)
     except ValueError as e:
         # msgspec knows our type's name in Python, the user knows it in words.
-        reason = f"it must be {option.words}" if "got `str`" in str(e) else e
-        raise OptionError(f"option {option.name}={text!r}: {reason} ({option.doc})") from e
+        reason = f"it must be {option.words}" if "got `str`" in str(e) else str(e)
+        if isinstance(e, msgspec.ValidationError):
+            reason += f" ({option.doc})"
+        raise OptionError(f"option {option.name}={text!r}: {reason}") from e
 
 
 def _unknown(cls: type[SocketOptions], name: str, known: Mapping[str, OptionDoc]) -> str:
