@@ -46,7 +46,17 @@ def reference() -> str:
 def readme(text: str) -> str:
     before, rest = text.split(BEGIN)
     _, after = rest.split(END)
-    most_used = {"connect", "bind", "socketType", "topics", "rcvhwm", "sndhwm", "noblock", "linger", "walLocation"}
+    most_used = {
+        "connect",
+        "bind",
+        "socketType",
+        "topics",
+        "rcvhwm",
+        "sndhwm",
+        "noblock",
+        "linger",
+        "walLocation",
+    }
     most_used |= {"walMaxBytes", "walRetention", "startingOffsets", "maxMessagesPerTrigger", "sendTimeout"}
     read = tuple(o for o in describe(ReadOptions) if o.name in most_used)
     write = tuple(o for o in describe(WriteOptions) if o.name in most_used)
@@ -54,7 +64,10 @@ def readme(text: str) -> str:
 
 
 def main() -> int:
-    targets = {ROOT / "docs" / "options.md": reference(), ROOT / "README.md": readme((ROOT / "README.md").read_text())}
+    targets = {
+        ROOT / "docs" / "options.md": reference(),
+        ROOT / "README.md": readme((ROOT / "README.md").read_text()),
+    }
     stale = [path for path, text in targets.items() if not path.exists() or path.read_text() != text]
     if "--check" in sys.argv:
         for path in stale:

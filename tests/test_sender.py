@@ -87,10 +87,10 @@ def test_nothing_is_lost_to_a_consumer_that_keeps_up_blocking(
     context: Context, ipc_path: Path, kind: str
 ) -> None:
     sock, endpoint = consumer(context, zmq.PULL if kind == "PUSH" else zmq.SUB, "tcp", ipc_path)
-    with Consuming(sock) as consuming:
-        with Sender(write_options(connect=endpoint, socketType=kind, sndhwm=10)) as sender:
-            sender.send_values([b"%d" % i for i in range(10_000)])
-            counters = sender.finish()
+    options = write_options(connect=endpoint, socketType=kind, sndhwm=10)
+    with Consuming(sock) as consuming, Sender(options) as sender:
+        sender.send_values([b"%d" % i for i in range(10_000)])
+        counters = sender.finish()
     assert counters.sent == 10_000
     assert consuming.got == [[b"%d" % i] for i in range(10_000)]
 

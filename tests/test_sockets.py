@@ -119,6 +119,28 @@ def test_a_peer_is_counted_from_its_handshake_to_its_end(context: Context) -> No
     assert watch.lost == 1
 
 
+def test_an_endpoint_where_nobody_answers_is_reported_once(
+    context: Context, caplog: pytest.LogCaptureFixture
+) -> None:
+    options = stream_options(connect=free_endpoint())
+    sock, watch = open_socket(context, options)
+    watch._ABSENT_SECONDS = 0.05  # type: ignore[misc]
+
+    def said() -> int:
+        watch.update()
+        watch.report_absent(options.connect)
+        return sum("nobody has answered" in r.message for r in caplog.records)
+
+    with caplog.at_level(logging.WARNING):
+        wait_for(said, "the report")
+        for _ in range(20):
+            assert said() == 1
+    publisher = context.socket(zmq.PUB)
+    bind_when_free(publisher, str(options.connect[0]))
+    wait_for(lambda: (watch.update(), watch.peers)[1], "the publisher")
+    assert sock.getsockopt(zmq.TYPE) == zmq.SUB
+
+
 def test_a_socket_type_that_does_not_match_is_reported_once(
     context: Context, caplog: pytest.LogCaptureFixture
 ) -> None:

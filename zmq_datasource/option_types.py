@@ -156,7 +156,7 @@ class Topics(tuple[str, ...]):
     """Topic prefixes: comma-separated, or a JSON list where a prefix holds a comma."""
 
     def __str__(self) -> str:
-        return "all" if self == ("",) else ",".join(self)
+        return ",".join(self)
 
     @classmethod
     def read(cls, text: str) -> Topics:

@@ -172,6 +172,7 @@ class Receiver:
         self._socket.getsockopt(zmq.EVENTS)
         self._open.watch.update()
         self._open.watch.redial(self._options.connect)
+        self._open.watch.report_absent(self._options.connect)
 
     def _discard_oversize(self, messages: list[RawMessage]) -> int:
         """Discard the last message if no row can hold it; return the bytes that were freed.

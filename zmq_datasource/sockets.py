@@ -136,12 +136,12 @@ class OpenSocket:
         deadline = math.inf if linger < 0 else time.monotonic() + linger / 1000
         with ExitStack() as stack:
             held = [(stack.enter_context(s), ipc) for s, ipc in self.watch.hold()] if linger else []
-            written = all([_wait_until_written(sock, deadline) for sock, _ in held])
+            written = all(_wait_until_written(sock, deadline) for sock, _ in held)
             self.watch.close()
             left = -1 if linger < 0 else max(0, round((deadline - time.monotonic()) * 1000))
             self.socket.close(left)
             self._context.term()
-            read = all([_end_stream(sock, deadline) for sock, ipc in held if ipc])
+            read = all(_end_stream(sock, deadline) for sock, ipc in held if ipc)
         return written and read and time.monotonic() < deadline
 
 
@@ -313,6 +313,7 @@ class PeerWatch:
     Not thread-safe: used by the thread that uses the socket. Make it before ``attach``.
     """
 
+    _ABSENT_SECONDS = 10.0
     _FIRST_REDIAL = 1.0
     _LAST_REDIAL = 30.0
 
@@ -322,6 +323,7 @@ class PeerWatch:
         self._shaking: dict[tuple[str, int], bool] = {}
         self._streams: dict[int, tuple[int, bool]] = {}  # file descriptor to inode, and whether ipc
         self._redial: dict[str, tuple[float, float]] = {}  # endpoint: when, delay
+        self._absent_since: dict[str, float] = {}  # infinity: said already
         self.up: dict[str, int] = {}
         self.refused: dict[str, str] = {}
         self.lost = 0
@@ -381,6 +383,16 @@ class PeerWatch:
         _, delay = self._redial.get(endpoint, (0.0, self._FIRST_REDIAL / 2))
         delay = min(delay * 2, self._LAST_REDIAL)
         self._redial[endpoint] = (time.monotonic() + delay, delay)
+
+    def report_absent(self, connect: Iterable[Endpoint]) -> None:
+        """Say once if nobody answers at an endpoint, which libzmq tries for ever without a word."""
+        now = time.monotonic()
+        for endpoint in map(str, connect):
+            if self.up.get(endpoint) or endpoint in self.refused:
+                self._absent_since.pop(endpoint, None)
+            elif now - self._absent_since.setdefault(endpoint, now) >= self._ABSENT_SECONDS:
+                self._absent_since[endpoint] = math.inf
+                _log.warning("nobody has answered at %s for %.0f s", endpoint, self._ABSENT_SECONDS)
 
     def redial(self, connect: Iterable[Endpoint]) -> None:
         """Dial again where a handshake failed, which libzmq does not do by itself."""
