@@ -19,7 +19,8 @@ from tests.support import (
 )
 from zmq_datasource.errors import EndpointError, OptionError
 from zmq_datasource.options import SocketOptions
-from zmq_datasource.sockets import PeerWatch, attach, check_socket_options, more_frames, new_socket
+from zmq_datasource.peers import PeerWatch
+from zmq_datasource.sockets import attach, check_socket_options, more_frames, new_socket
 
 FEED = "tcp://127.0.0.1:5556"
 Context = zmq.Context[Socket]
