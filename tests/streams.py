@@ -12,6 +12,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming import StreamingQuery
 
 from tests.support import wait_for
+from zmq_datasource.wal.storage import LogStorage
 
 
 def feed(spark: SparkSession, **options: Any) -> DataFrame:
@@ -39,6 +40,11 @@ def start(df: DataFrame, out: Path, **trigger: Any) -> StreamingQuery:
     if trigger:
         writer = writer.trigger(**trigger)
     return writer.start()
+
+
+def wait_until_released(log: Path) -> None:
+    """Wait until a stopped query has drained its socket: what is sent before is still its own."""
+    LogStorage(str(log)).lock(0, 30).release()
 
 
 def rows_read(query: StreamingQuery, raise_errors: bool = True) -> int:

@@ -15,7 +15,7 @@ import pytest
 import zmq
 from pyspark.sql import SparkSession
 
-from tests.streams import ids_and_numbers
+from tests.streams import ids_and_numbers, wait_until_released
 from tests.support import Socket, bound, log_rows, wait_for
 from zmq_datasource.wal.storage import LogStorage
 
@@ -101,7 +101,7 @@ def test_kills_cost_no_message_of_the_log_and_double_none(
         assert last.process.wait(120) == 0
     finally:
         last.end()
-    LogStorage(str(log)).lock(0, 30).release()  # nobody writes to it any more
+    wait_until_released(log)
     kept = log_rows(log)
     in_log = list(zip(kept["id"].to_pylist(), (int(v) for v in kept["value"].to_pylist()), strict=True))
     assert [i for i, _ in in_log] == list(range(len(in_log)))

@@ -11,7 +11,16 @@ import zmq
 from chispa import assert_df_equality
 from pyspark.sql import SparkSession
 
-from tests.streams import feed, ids_and_numbers, rows_read, running, start, table, wait_for_rows
+from tests.streams import (
+    feed,
+    ids_and_numbers,
+    rows_read,
+    running,
+    start,
+    table,
+    wait_for_rows,
+    wait_until_released,
+)
 from tests.support import Socket, bound, wait_for
 
 pytestmark = pytest.mark.spark
@@ -198,6 +207,7 @@ def test_a_new_query_starts_where_it_is_told(
     query = start(feed(spark, **options), tmp_path / "before", availableNow=True)
     send_numbers(push, 0, 10)
     assert query.awaitTermination(90)
+    wait_until_released(tmp_path / "wal")
     query = start(feed(spark, startingOffsets=position, **options), tmp_path / "out", availableNow=True)
     send_numbers(push, 10, 15)
     assert query.awaitTermination(90)
