@@ -65,7 +65,7 @@ def _make_log(location: str, chunks: int) -> None:
     log = LogWriter(LogStorage(location), PARTITION, chunk_bytes=1, max_bytes=1 << 40, sync=False)
     log.open()
     try:
-        message = decode_plain([b"x"], [0])
+        message = decode_plain([b"x"], [(0, 1)])
         for _ in range(chunks):
             log.append(message)
     finally:

@@ -56,7 +56,7 @@ def test_sizes_are_powers_of_1024(text: str, size: int) -> None:
     assert parse(StreamReadOptions, {**FEED, "walMaxBytes": text}).wal_max_bytes == size
 
 
-@pytest.mark.parametrize(("text", "millis"), [("0", 0), ("-1", -1), ("1500", 1500), ("2s", 2000)])
+@pytest.mark.parametrize(("text", "millis"), [("0", 0), ("1500", 1500), ("2s", 2000)])
 def test_linger_is_libzmqs_milliseconds_or_has_a_unit(text: str, millis: int) -> None:
     assert parse(StreamReadOptions, {**FEED, "linger": text}).linger == millis
 
@@ -108,6 +108,10 @@ REFUSALS = [
     (BatchReadOptions, {**FEED, "walLocation": "/x"}, "either", "keep one"),
     (BatchReadOptions, {**FEED, "walRetention": "1h"}, "walRetention", "streaming read"),
     (BatchReadOptions, {**FEED, "startingOffsets": "earliest"}, "startingOffsets", "walLocation"),
+    (BatchReadOptions, {**FEED, "minPartitions": "2"}, "minPartitions", "walLocation"),
+    (BatchReadOptions, {"walLocation": "/x", "topics": "a"}, "topics", ".where()"),
+    (BatchReadOptions, {"walLocation": "/x", "zmq.rcvbuf": "1"}, "zmq.*", "opens no socket"),
+    (StreamReadOptions, {**FEED, "linger": "-1"}, "linger=-1", "leave it at 0"),
     (BatchReadOptions, {"walLocation": "/x", "maxMessages": "5"}, "maxMessages", ".limit()"),
     (BatchReadOptions, {"walLocation": "/x", "endingOffsets": "earliest"}, "endingOffsets", "latest"),
     (WriteOptions, {}, "neither connect nor bind", "name the consumer"),

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import zmq
 
-from tests.support import Consuming, Socket, bound, drain, free_endpoint, write_options
+from tests.support import Consuming, Socket, bound, drain, free_endpoint, wait_for, write_options
 from zmq_datasource.errors import FlushTimeoutError, NoPeerError, SendTimeoutError
 from zmq_datasource.sender import Sender
 
@@ -141,6 +141,35 @@ def test_one_dead_endpoint_of_two_is_an_error_or_left_out(context: Context) -> N
         sender.send_values([VALUE] * 100)
         counters = sender.finish()
     assert counters.sent == 100 == len(drain(pull))
+
+
+def test_a_peer_that_leaves_is_the_reason_of_the_drops(context: Context) -> None:
+    endpoint = free_endpoint()
+    pull = context.socket(zmq.PULL)
+    pull.connect(endpoint)
+    with Sender(write_options(bind=endpoint, noblock=True)) as sender:
+        sender.send_values([VALUE])
+        assert drain(pull, 100) == [[VALUE]]
+        pull.close()
+        wait_for(lambda: (sender._watch.update(), not sender._watch.peers)[1], "the peer's end")
+        sender.send_values([VALUE] * 10)
+        counters = sender.finish()
+    assert (counters.sent, dict(counters.dropped)) == (1, {"no_peer": 10})
+
+
+def test_peers_that_come_and_go_do_not_hold_up_the_one_that_stays(context: Context) -> None:
+    """Each is an event; a queue of events that nobody reads would stop libzmq's own thread."""
+    endpoint = free_endpoint()
+    pull = context.socket(zmq.PULL)
+    pull.connect(endpoint)
+    with Consuming(pull) as consuming, Sender(write_options(bind=endpoint, sendTimeout="10s")) as sender:
+        for _ in range(1200):
+            with zmq.Context() as other, other.socket(zmq.SUB) as stranger:
+                stranger.connect(endpoint)
+        sender.send_values([b"%d" % i for i in range(20_000)])
+        counters = sender.finish()
+    assert counters.sent == 20_000
+    assert len(consuming.got) == 20_000
 
 
 def test_a_peer_of_the_wrong_type_is_named(context: Context) -> None:

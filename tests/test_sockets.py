@@ -28,8 +28,7 @@ Context = zmq.Context[Socket]
 
 def open_socket(context: Context, options: SocketOptions) -> tuple[Socket, PeerWatch]:
     sock = new_socket(context, options)
-    watch = PeerWatch(sock)
-    context.made.append(watch.monitor)  # type: ignore[attr-defined]
+    watch = PeerWatch(context, sock, options)
     attach(sock, options.bind, options.connect)
     return sock, watch
 
@@ -45,6 +44,7 @@ def open_socket(context: Context, options: SocketOptions) -> tuple[Socket, PeerW
         ("zmq_hwm", "1", "no single high-water mark"),
         ("zmq_subscribe", "a", "use the option topics"),
         ("zmq_conflate", "1", "tears messages of several frames"),
+        ("zmq_xpub_manual", "1", "nobody would ever be subscribed"),
     ],
 )
 def test_an_option_that_cannot_be_set_is_refused(name: str, value: str, says: str) -> None:
@@ -120,6 +120,24 @@ def test_a_peer_is_counted_from_its_handshake_to_its_end(context: Context) -> No
     assert watch.lost == 1
 
 
+def test_a_peer_that_comes_back_has_the_name_the_user_gave(context: Context) -> None:
+    """After a reconnect libzmq tells the address where the user wrote a host."""
+    publisher, endpoint = bound(context, zmq.PUB)
+    named = endpoint.replace("127.0.0.1", "localhost")
+    _, watch = open_socket(context, stream_options(connect=named))
+
+    def up() -> int:
+        watch.update()
+        return watch.up.get(named, 0)
+
+    wait_for(up, "the publisher")
+    publisher.close()
+    wait_for(lambda: not up(), "its end")
+    bind_when_free(context.socket(zmq.PUB), endpoint)
+    wait_for(up, "its return")
+    assert set(watch.up) == {named}
+
+
 def test_an_endpoint_where_nobody_answers_is_reported_once(
     context: Context, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -129,7 +147,7 @@ def test_an_endpoint_where_nobody_answers_is_reported_once(
 
     def said() -> int:
         watch.update()
-        watch.report_absent(options.connect)
+        watch.report_absent()
         return sum("nobody has answered" in r.message for r in caplog.records)
 
     with caplog.at_level(logging.WARNING):
@@ -152,7 +170,7 @@ def test_a_socket_type_that_does_not_match_is_reported_once(
 
     def refused() -> int:
         watch.update()
-        watch.redial(options.connect)
+        watch.redial()
         return len(watch.refused)
 
     with caplog.at_level(logging.WARNING):
@@ -163,9 +181,11 @@ def test_a_socket_type_that_does_not_match_is_reported_once(
     assert sock.getsockopt(zmq.TYPE) == zmq.SUB
 
 
-def test_a_mismatch_that_is_mended_is_dialled_again(context: Context) -> None:
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])
+def test_a_mismatch_that_is_mended_is_dialled_again(context: Context, host: str) -> None:
     """libzmq never dials again by itself after such a refusal."""
     wrong, endpoint = bound(context, zmq.PULL)
+    endpoint = endpoint.replace("127.0.0.1", host)
     options = stream_options(connect=endpoint)
     sock, watch = open_socket(context, options)
     watch._FIRST_REDIAL = 0.05  # type: ignore[misc]
@@ -173,12 +193,12 @@ def test_a_mismatch_that_is_mended_is_dialled_again(context: Context) -> None:
 
     def step() -> None:
         watch.update()
-        watch.redial(options.connect)
+        watch.redial()
 
     wait_for(lambda: step() or watch.refused, "refusal")
     wrong.close()
     publisher = context.socket(zmq.PUB)
-    bind_when_free(publisher, endpoint)
+    bind_when_free(publisher, endpoint.replace(host, "127.0.0.1"))
     wait_for(lambda: step() or watch.peers, "handshake with the right peer")
     assert not watch.refused
     assert sock.getsockopt(zmq.TYPE) == zmq.SUB

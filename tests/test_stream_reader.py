@@ -93,6 +93,8 @@ def test_the_first_batch_is_repeated_from_where_it_began(context: Context, tmp_p
         it.commit(end)
     with reader(endpoint, tmp_path) as it:  # a new query, with a new checkpoint
         assert it.initialOffset() == later
+    with reader(endpoint, tmp_path, startingOffsets="earliest", failOnDataLoss=False) as it:
+        assert it.initialOffset()["next"] == {"0": 10}  # an option that differs is no repetition
 
 
 def test_a_commit_deletes_and_reading_below_it_is_data_loss(context: Context, tmp_path: Path) -> None:

@@ -107,36 +107,52 @@ def test_a_full_log_has_room_again_after_a_commit(tmp_path: Path) -> None:
     log = writer(tmp_path, chunk_bytes=50_000, max_bytes=100_000)
     while not log.full:
         fill(log, 10, 1000)
-    end = log.durable_end
     assert 100_000 <= sum(f.stat().st_size for f in (tmp_path / "0").glob("*.arrow")) <= 150_000
-    log.read_up_to(end)
-    log.commit(end)
+    log.commit(log.durable_end)
     assert not log.full
     log.close()
 
 
-def test_a_log_that_was_read_but_not_committed_takes_one_chunk_more(tmp_path: Path) -> None:
-    """Spark commits a batch only once there is data for the next: without this, a standstill."""
-    log = writer(tmp_path, chunk_bytes=50_000, max_bytes=100_000)
-    while not log.full:
-        fill(log, 10, 1000)
-    log.read_up_to(log.durable_end)
-    assert not log.full
-    fill(log, 1)
+def test_a_chunk_larger_than_the_log_does_not_end_it(tmp_path: Path) -> None:
+    """The newest chunk stays for ever; once it is committed it must not keep the log full."""
+    log = writer(tmp_path, max_bytes=100_000)
+    fill(log, 1, 500_000)
     assert log.full
+    log.commit(1)
+    assert not log.full
+    log.close()
+    again = writer(tmp_path, max_bytes=1000)  # also one that was written under a larger limit
+    assert again.full
+    again.commit(1)
+    assert not again.full
+    again.close()
+
+
+def test_what_was_written_is_no_longer_counted_as_unwritten(tmp_path: Path) -> None:
+    log = writer(tmp_path)
+    for _ in range(3):
+        fill(log, 1000)
+    assert log._unwritten_bytes == 0
     log.close()
 
 
-def test_a_log_held_by_retention_is_bounded_all_the_same(tmp_path: Path) -> None:
-    log = writer(tmp_path, chunk_bytes=50_000, max_bytes=100_000, retention=1e6)
-    for _ in range(100):
-        if log.full:
-            log.read_up_to(log.durable_end)  # all is read, none may be deleted
-        if log.full:
-            break
-        fill(log, 10, 1000)
-    assert log.overfull
-    assert sum(f.stat().st_size for f in (tmp_path / "0").glob("*.arrow")) < 200_000
+def test_a_chunk_that_cannot_be_deleted_is_reported_and_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    log = writer(tmp_path)
+    fill(log, 10)
+    fill(log, 10)
+
+    def refuse(*_: object) -> None:
+        raise LogWriteError("removing chunk: Permission denied")
+
+    with monkeypatch.context() as fault:
+        fault.setattr(LogStorage, "remove_chunk", refuse)
+        log.commit(20)
+    assert "Permission denied" in caplog.text
+    assert len(list((tmp_path / "0").glob("*.arrow"))) == 2
+    log.remove_expired()
+    assert len(list((tmp_path / "0").glob("*.arrow"))) == 1
     log.close()
 
 
@@ -302,8 +318,8 @@ def test_a_first_offset_is_kept_until_it_is_forgotten(tmp_path: Path) -> None:
     log = writer(tmp_path)
     storage = LogStorage(str(tmp_path))
     assert storage.read_start(0) is None
-    storage.write_start(0, 7)
-    assert storage.read_start(0) == 7
+    storage.write_start(0, 7, "latest")
+    assert storage.read_start(0) == (7, "latest")
     storage.remove_start(0)
     assert storage.read_start(0) is None
     log.close()

@@ -71,6 +71,8 @@ class SourceCounters:
         received: Messages taken from the socket and given an id.
         bytes: Bytes of their values.
         oversize: Messages discarded because no Arrow array can hold them.
+        data_losses: Offsets that the log could not honour (with ``failOnDataLoss=false``).
+        lost: Messages that are known to be lost by that.
         pauses: How often receiving stopped because the log was full or its disk too slow.
         paused_seconds: For how long in all.
     """
@@ -78,5 +80,7 @@ class SourceCounters:
     received: int = 0
     bytes: int = 0
     oversize: int = 0
+    data_losses: int = 0
+    lost: int = 0
     pauses: int = 0
     paused_seconds: float = 0.0

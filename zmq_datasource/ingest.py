@@ -32,6 +32,7 @@ PARTITION = 0
 # A previous run of the query may still be draining its socket.
 _LOCK_WAIT = 15.0
 _PAUSE_TICK = 0.02
+_PAUSE_LINE_SECONDS = 10.0
 # After stop: what libzmq and the kernel hold is taken until this long nothing came, ...
 _QUIET_SECONDS = 0.2
 # ... but a feed that goes on for ever is left after this.
@@ -76,10 +77,12 @@ class Ingest:
         self._thread = threading.Thread(target=self._run, name="zmq-receiver", daemon=True)
         self._stopping = threading.Event()
         self._opened: Future[None] = Future()
+        self._handing_over = False
         self._seal_wanted = False
         self._sealed: Future[Future[int]] = Future()
         self._failure: Exception | None = None
         self._last_received = time.monotonic()
+        self._next_pause_line = 0.0
         self.resumed_at = 0
 
     def start(self) -> None:
@@ -117,7 +120,7 @@ class Ingest:
             LogError, SocketError: Why receiving or sealing has ended.
         """
         self._raise_failure()
-        if not (self._receiver.pending or self.log.unsealed):
+        if not (self._receiver.pending or self._handing_over or self.log.unsealed):
             return self.log.durable_end
         self._sealed = Future()
         self._seal_wanted = True
@@ -146,13 +149,14 @@ class Ingest:
         return self.seal()
 
     def stop(self) -> None:
-        """Drain the socket, seal, release the log.
+        """Drain the socket, seal, release the log; also if ``start`` was cut short.
 
         Raises:
             LogError: What was received last could not be sealed; says how much.
         """
         self._stopping.set()
-        self._thread.join()
+        if self._thread.ident is not None:
+            self._thread.join()
         try:
             self.log.close()
         finally:
@@ -189,7 +193,7 @@ class Ingest:
     def _receive_until_stopped(self) -> None:
         receiver, log = self._receiver, self.log
         hold = float(self._options.wal_flush_interval)
-        held_since = expired_at = time.monotonic()
+        held_since = time.monotonic()
         while not self._stopping.is_set():
             if log.full or log.slow:
                 self._pause()
@@ -197,7 +201,7 @@ class Ingest:
                 self._last_received = time.monotonic()
             now = time.monotonic()
             if receiver.batch_ready:
-                log.append(receiver.take())
+                self._hand_over()
             if self._seal_wanted:
                 self._answer_seal()
                 held_since = now
@@ -205,47 +209,59 @@ class Ingest:
                 if receiver.pending or log.unsealed:
                     self._cut()
                 held_since = now
-            if now - expired_at >= 1.0:
-                log.remove_expired()
-                expired_at = now
+
+    def _hand_over(self) -> None:
+        if self._receiver.pending:
+            self._handing_over = True  # between the two, messages are in neither's count
+            self.log.append(self._receiver.take())
+            self._handing_over = False
 
     def _cut(self) -> Future[int]:
-        if self._receiver.pending:
-            self.log.append(self._receiver.take())
+        self._hand_over()
         return self.log.cut()
 
     def _answer_seal(self) -> None:
+        done = self._cut()  # if this fails, the request is still open and hears of it
         self._seal_wanted = False
-        self._sealed.set_result(self._cut())
+        self._sealed.set_result(done)
 
     def _pause(self) -> None:
         """Hold still until the log has room, answering everybody but the feed."""
-        began = time.monotonic()
+        began = counted = time.monotonic()
         cause = "the log has reached walMaxBytes" if self.log.full else "the disk is slower than the feed"
-        _log.warning("receiving paused: %s", cause)
+        # A small log pauses many times a second; that is said now and then.
+        level = logging.WARNING if began >= self._next_pause_line else logging.DEBUG
+        if level == logging.WARNING:
+            self._next_pause_line = began + _PAUSE_LINE_SECONDS
+        _log.log(level, "receiving paused: %s (%d pauses before)", cause, self.counters.pauses)
         self.counters.pauses += 1
         self._cut()
-        counted = began
         while (self.log.full or self.log.slow) and not self._stopping.wait(_PAUSE_TICK):
             self._receiver.keep_alive()
-            self.log.remove_expired()
             if self._seal_wanted:
                 self._answer_seal()
             now = time.monotonic()
             self.counters.paused_seconds += now - counted
             counted = now
-        _log.warning("receiving goes on after %.1f s", time.monotonic() - began)
+        _log.log(level, "receiving goes on after %.1f s", time.monotonic() - began)
 
     def _drain(self) -> None:
-        """Take what libzmq and the kernel still hold, as far as the log has room."""
+        """Take what libzmq and the kernel still hold; time bounds it, not the log's size."""
         deadline = time.monotonic() + _DRAIN_SECONDS
         quiet_from = time.monotonic()
-        while time.monotonic() < deadline and not self.log.overfull:
+        while time.monotonic() < deadline and time.monotonic() - quiet_from < _QUIET_SECONDS:
+            if self.log.slow:
+                time.sleep(_PAUSE_TICK)
+                quiet_from = time.monotonic()
+                continue
             if self._receiver.receive():
                 quiet_from = time.monotonic()
-            elif time.monotonic() - quiet_from >= _QUIET_SECONDS:
-                break
             if self._receiver.batch_ready:
-                self.log.append(self._receiver.take())
-        if self._receiver.pending:
-            self.log.append(self._receiver.take())
+                self._hand_over()
+        self._hand_over()
+        if self._receiver.waiting:
+            _log.error(
+                "stopped while messages still came, %.0f s after the stop: those that the socket had already "
+                "taken are lost; stop a PUSH before its reader",
+                _DRAIN_SECONDS,
+            )

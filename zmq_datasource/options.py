@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import difflib
 import functools
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Annotated, Any, ClassVar, NamedTuple, TypeVar, get_args, get_type_hints
 
 import msgspec
@@ -41,7 +41,6 @@ __all__ = [
 
 
 _CUSTOM = (SourceSocket, SinkSocket, Duration, Linger, ByteSize, Endpoints, Topics, Position)
-_SCOPE = {"stream": "streaming read", "batch": "batch read"}
 
 
 def _doc(text: str, scope: str | None = None, **constraints: Any) -> Meta:
@@ -167,7 +166,7 @@ class ReadOptions(SocketOptions, frozen=True, kw_only=True, rename="camel"):
         ByteSize,
         _doc(
             "Size of the log at which receiving stops, so that the high-water marks hold the publisher back, until "
-            "Spark has committed enough. One chunk more is taken when all of it was read.",
+            "Spark has committed enough.",
             "stream",
         ),
     ] = ByteSize(4 << 30)
@@ -199,6 +198,11 @@ class ReadOptions(SocketOptions, frozen=True, kw_only=True, rename="camel"):
 
     def check(self) -> None:
         super().check()
+        if self.linger < 0:
+            raise OptionError(
+                f"linger={self.linger} lets a source that stops wait for ever for a peer that is away; "
+                "a receiver has nothing to send, leave it at 0"
+            )
         if self.socket_type == "PULL" and self.topics != ("",):
             raise OptionError(
                 f"topics={self.topics} needs socketType=SUB; a PULL socket receives every message"
@@ -210,12 +214,24 @@ class ReadOptions(SocketOptions, frozen=True, kw_only=True, rename="camel"):
                 "lower the one or raise the other"
             )
 
-    def _refuse(self, scope: str, instead: str) -> None:
+    def _refuse(self, fields: Collection[str], reason: str) -> None:
         for option in describe(type(self)):
-            if option.scope == scope and getattr(self, option.field) != option.default_value:
-                raise OptionError(
-                    f"option {option.name} belongs to a {_SCOPE[scope]}, not to {instead}; remove it"
-                )
+            if option.field in fields and getattr(self, option.field) != option.default_value:
+                raise OptionError(f"option {option.name} {reason}; remove it")
+
+    def _of_scope(self, scope: str) -> list[str]:
+        return [option.field for option in describe(type(self)) if option.scope == scope]
+
+
+# Of a batch read: what only a live socket has, and what only a log has.
+_LIVE_ONLY = ("socket_type", "topics", "rcvhwm", "linger", "timeout", "idle_timeout", "max_messages")
+_LOG_ONLY = (
+    "starting_offsets",
+    "ending_offsets",
+    "min_partitions",
+    "max_bytes_per_partition",
+    "fail_on_data_loss",
+)
 
 
 class StreamReadOptions(ReadOptions, frozen=True, kw_only=True, rename="camel"):
@@ -223,7 +239,7 @@ class StreamReadOptions(ReadOptions, frozen=True, kw_only=True, rename="camel"):
 
     def check(self) -> None:
         super().check()
-        self._refuse("batch", "spark.readStream")
+        self._refuse(self._of_scope("batch"), "belongs to a batch read, not to spark.readStream")
         if not (self.connect or self.bind):
             raise OptionError(
                 "neither connect nor bind is set; name the feed, as in .option('connect', 'tcp://feed:5556')"
@@ -235,7 +251,7 @@ class BatchReadOptions(ReadOptions, frozen=True, kw_only=True, rename="camel"):
 
     def check(self) -> None:
         super().check()
-        self._refuse("stream", "spark.read")
+        self._refuse(self._of_scope("stream"), "belongs to a streaming read, not to spark.read")
         live = bool(self.connect or self.bind)
         if live and self.wal_location is not None:
             raise OptionError(
@@ -245,12 +261,16 @@ class BatchReadOptions(ReadOptions, frozen=True, kw_only=True, rename="camel"):
             raise OptionError(
                 "neither connect nor bind (a live socket) nor walLocation (a log) is set; name one"
             )
-        if live and (self.starting_offsets or self.ending_offsets):
-            raise OptionError(
-                "startingOffsets and endingOffsets need walLocation; a live socket has no history"
+        if live:
+            self._refuse(_LOG_ONLY, "needs walLocation: it is about a log, and a live socket has no history")
+        else:
+            self._refuse(
+                _LIVE_ONLY, "is for a live socket; a log is cut with endingOffsets, .where() or .limit()"
             )
-        if not live and self.max_messages is not None:
-            raise OptionError("maxMessages is for a live socket; for a log use .limit() or endingOffsets")
+            if self.zmq:
+                raise OptionError(
+                    f"reading a log opens no socket; remove the options zmq.* {sorted(self.zmq)}"
+                )
         if self.ending_offsets and self.ending_offsets.word == "earliest":
             raise OptionError("endingOffsets=earliest reads nothing; use latest or an offset in JSON")
 
@@ -294,7 +314,13 @@ class WriteOptions(SocketOptions, frozen=True, kw_only=True, rename="camel"):
         ),
     ] = Duration(30)
     min_subscribers: Annotated[
-        int, _doc("Subscribers that a PUB waits for before the first message; 0 does not wait.", ge=0)
+        int,
+        _doc(
+            "Subscribers that a PUB waits for before the first message; 0 does not wait. One that "
+            "subscribes to several "
+            "topics while another is connected and has not subscribed yet may count for both.",
+            ge=0,
+        ),
     ] = 1
 
     title: ClassVar[str] = "write option"

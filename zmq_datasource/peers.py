@@ -11,13 +11,14 @@ import math
 import os
 import socket as stdlib_socket
 import time
-from collections.abc import Iterable
+import uuid
 from contextlib import suppress
 
 import zmq
 from zmq.utils.monitor import parse_monitor_message
 
 from zmq_datasource.option_types import Endpoint
+from zmq_datasource.options import SocketOptions
 
 __all__ = ["PeerWatch", "socket_type"]
 
@@ -31,6 +32,32 @@ _HANDSHAKE_FAILURES = {
 _HUNG_UP = (
     "the peer hung up during the handshake; its socket type does not match ours, or its security does not"
 )
+
+_EVENTS = (
+    zmq.Event.CONNECTED
+    | zmq.Event.ACCEPTED
+    | zmq.Event.DISCONNECTED
+    | zmq.Event.HANDSHAKE_SUCCEEDED
+    | zmq.Event.HANDSHAKE_FAILED_NO_DETAIL
+    | zmq.Event.HANDSHAKE_FAILED_PROTOCOL
+    | zmq.Event.HANDSHAKE_FAILED_AUTH
+)
+
+
+def _is_at(ours: Endpoint, told: str) -> bool:
+    """Whether ``told``, as libzmq names a connection, is our endpoint."""
+    if str(ours) == told:
+        return True
+    if ours.transport != "tcp" or not told.startswith("tcp://"):
+        return False
+    host, port = ours.host_port
+    address, _, told_port = told.removeprefix("tcp://").rpartition(":")
+    if told_port != str(port):
+        return False
+    with suppress(OSError):
+        found = stdlib_socket.getaddrinfo(host, port, type=stdlib_socket.SOCK_STREAM)
+        return address.strip("[]") in {where[4][0] for where in found}
+    return False
 
 
 def socket_type(sock: zmq.Socket[bytes]) -> str:
@@ -48,10 +75,20 @@ class PeerWatch:
     _FIRST_REDIAL = 1.0
     _LAST_REDIAL = 30.0
 
-    def __init__(self, sock: zmq.Socket[bytes]) -> None:
+    def __init__(
+        self, context: zmq.Context[zmq.Socket[bytes]], sock: zmq.Socket[bytes], options: SocketOptions
+    ) -> None:
         self._sock = sock
-        self._monitor = sock.get_monitor_socket()
-        self._shaking: dict[tuple[str, int], bool] = {}
+        self._connect = options.connect
+        address = f"inproc://monitor-{uuid.uuid4().hex}"
+        # Only what changes our state: retries by the hundred would fill the monitor's queue, and a
+        # full one stops libzmq's own thread. Unbounded for the same reason.
+        sock.monitor(address, _EVENTS)
+        self._monitor = context.socket(zmq.PAIR)
+        self._monitor.setsockopt(zmq.RCVHWM, 0)
+        self._monitor.connect(address)
+        self._names: dict[str, str] = {}
+        self._shaking: set[tuple[str, int]] = set()
         self._streams: dict[int, tuple[int, bool]] = {}  # file descriptor to inode, and whether ipc
         self._redial: dict[str, tuple[float, float]] = {}  # endpoint: when, delay
         self._absent_since: dict[str, float] = {}  # infinity: said already
@@ -74,13 +111,20 @@ class PeerWatch:
         with suppress(zmq.Again):
             while True:
                 message = parse_monitor_message(self._monitor.recv_multipart(zmq.NOBLOCK))
-                self._take(message["event"], message["endpoint"].decode(), int(message["value"]))
+                name = self._name(message["endpoint"].decode())
+                self._take(message["event"], name, int(message["value"]))
+
+    def _name(self, endpoint: str) -> str:
+        """The endpoint as the user wrote it: after a reconnect libzmq says the address for the host."""
+        if endpoint not in self._names:
+            self._names[endpoint] = next((str(e) for e in self._connect if _is_at(e, endpoint)), endpoint)
+        return self._names[endpoint]
 
     def _take(self, event: int, endpoint: str, value: int) -> None:
         # For CONNECTED, ACCEPTED and DISCONNECTED the value is the file descriptor; handshake
         # events carry none, but a connection shakes hands right after it was made.
         if event in (zmq.Event.CONNECTED, zmq.Event.ACCEPTED):
-            self._shaking[endpoint, value] = True
+            self._shaking.add((endpoint, value))
             with suppress(OSError):  # closed meanwhile
                 self._streams[value] = os.fstat(value).st_ino, endpoint.startswith("ipc:")
         elif event == zmq.Event.HANDSHAKE_SUCCEEDED:
@@ -94,7 +138,8 @@ class PeerWatch:
             self._refuse(endpoint, _HANDSHAKE_FAILURES[zmq.Event(event)])
         elif event == zmq.Event.DISCONNECTED:
             self._streams.pop(value, None)
-            if self._shaking.pop((endpoint, value), False):
+            if (endpoint, value) in self._shaking:
+                self._shaking.remove((endpoint, value))
                 self._refuse(endpoint, _HUNG_UP)
             elif self.up.get(endpoint, 0):
                 self.up[endpoint] -= 1
@@ -102,10 +147,7 @@ class PeerWatch:
                 _log.info("peer down: %s %s", socket_type(self._sock), endpoint)
 
     def _one_shaken(self, endpoint: str) -> None:
-        for key, shaking in self._shaking.items():
-            if key[0] == endpoint and shaking:
-                del self._shaking[key]
-                return
+        self._shaking.discard(next((key for key in self._shaking if key[0] == endpoint), (endpoint, -1)))
 
     def _refuse(self, endpoint: str, reason: str) -> None:
         if self.refused.get(endpoint) != reason:
@@ -115,20 +157,20 @@ class PeerWatch:
         delay = min(delay * 2, self._LAST_REDIAL)
         self._redial[endpoint] = (time.monotonic() + delay, delay)
 
-    def report_absent(self, connect: Iterable[Endpoint]) -> None:
+    def report_absent(self) -> None:
         """Say once if nobody answers at an endpoint, which libzmq tries for ever without a word."""
         now = time.monotonic()
-        for endpoint in map(str, connect):
+        for endpoint in map(str, self._connect):
             if self.up.get(endpoint) or endpoint in self.refused:
                 self._absent_since.pop(endpoint, None)
             elif now - self._absent_since.setdefault(endpoint, now) >= self._ABSENT_SECONDS:
                 self._absent_since[endpoint] = math.inf
                 _log.warning("nobody has answered at %s for %.0f s", endpoint, self._ABSENT_SECONDS)
 
-    def redial(self, connect: Iterable[Endpoint]) -> None:
+    def redial(self) -> None:
         """Dial again where a handshake failed, which libzmq does not do by itself."""
         now = time.monotonic()
-        for endpoint in map(str, connect):
+        for endpoint in map(str, self._connect):
             due, delay = self._redial.get(endpoint, (None, 0.0))
             if due is None or now < due:
                 continue
@@ -143,14 +185,14 @@ class PeerWatch:
         held = []
         for descriptor, (inode, ipc) in self._streams.items():
             with suppress(OSError):  # closed meanwhile
-                copy = stdlib_socket.socket(fileno=os.dup(descriptor))
-                if os.fstat(copy.fileno()).st_ino == inode:
-                    held.append((copy, ipc))
+                copy = os.dup(descriptor)
+                if os.fstat(copy).st_ino == inode:
+                    held.append((stdlib_socket.socket(fileno=copy), ipc))
                 else:  # the number names another file by now
-                    copy.close()
+                    os.close(copy)
         return held
 
     def close(self) -> None:
         """Stop monitoring; before the socket is closed."""
-        self._sock.disable_monitor()
+        self._sock.monitor(None, 0)
         self._monitor.close(linger=0)

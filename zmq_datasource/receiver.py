@@ -71,6 +71,9 @@ class Receiver:
         Raises:
             OptionError, EndpointError: It cannot be opened as asked.
         """
+        # The first use of some of Arrow imports pandas where there is one: a third of a second in
+        # which a fast publisher's queue would run over.
+        decode_plain([b"", [b"", b""]], [(0, 2)])
         self._open = OpenSocket(self._options, self._prepare)
         self._socket = self._open.socket
         self._more = more_frames(self._socket)
@@ -94,6 +97,11 @@ class Receiver:
     def pending(self) -> int:
         """Messages received but not handed over yet."""
         return len(self._messages)
+
+    @property
+    def waiting(self) -> bool:
+        """Whether libzmq holds messages that were not received."""
+        return bool(int(self._socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN)
 
     @property
     def batch_ready(self) -> bool:
@@ -171,8 +179,8 @@ class Receiver:
         """
         self._socket.getsockopt(zmq.EVENTS)
         self._open.watch.update()
-        self._open.watch.redial(self._options.connect)
-        self._open.watch.report_absent(self._options.connect)
+        self._open.watch.redial()
+        self._open.watch.report_absent()
 
     def _discard_oversize(self, messages: list[RawMessage]) -> int:
         """Discard the last message if no row can hold it; return the bytes that were freed.

@@ -87,7 +87,7 @@ class Sender:
         deadline = time.monotonic() + self._options.connect_timeout
         while True:
             self._watch.update()
-            self._watch.redial(self._options.connect)
+            self._watch.redial()
             self._count_subscriptions()
             missing = self._missing()
             if not missing:
@@ -151,6 +151,7 @@ class Sender:
         Raises:
             SendTimeoutError: The queues stayed full for ``sendTimeout`` (without ``noblock``).
         """
+        self._watch.update()  # now and then, so that its queue stays short
         if topics is None and self._has_peer and not self._options.noblock:
             self._send_plain(values)
         elif topics is None:
@@ -164,6 +165,7 @@ class Sender:
         Raises:
             SendTimeoutError: As in ``send_values``.
         """
+        self._watch.update()
         self._send_each(messages)
 
     def _send_plain(self, values: Sequence[bytes]) -> None:
@@ -191,7 +193,8 @@ class Sender:
                 counters.sent += 1
                 counters.bytes += sum(map(len, message))
             else:
-                counters.dropped["hwm"] += 1
+                self._watch.update()
+                counters.dropped["hwm" if self._watch.peers else "no_peer"] += 1
 
     def _wait_and_send(self, message: list[bytes]) -> bool:
         try:

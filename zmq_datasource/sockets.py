@@ -17,13 +17,14 @@ import socket as stdlib_socket
 import struct
 import termios
 import time
-from collections.abc import Callable, Iterable
-from contextlib import ExitStack
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import ExitStack, suppress
 from typing import NamedTuple
 
 import zmq
 
 from zmq_datasource.errors import EndpointError, OptionError
+from zmq_datasource.messages import MAX_MESSAGE_BYTES
 from zmq_datasource.option_types import Endpoint, ZmqOptions
 from zmq_datasource.options import ReadOptions, SocketOptions, WriteOptions
 from zmq_datasource.peers import PeerWatch, socket_type
@@ -44,6 +45,10 @@ _RESERVED = {
     "sndtimeo": "use the option sendTimeout",
     "xpub_nodrop": "it is always on, so that drops are counted",
     "xpub_verbose": "it is always on, to count subscribers",
+    "xpub_verboser": "subscribers are counted with xpub_verbose",
+    "xpub_manual": "with it nobody would ever be subscribed",
+    "xpub_manual_last_value": "with it nobody would ever be subscribed",
+    "only_first_subscribe": "it would hide subscribers from the count",
     "immediate": "it is off: a task waits for its peers first, and queued messages survive a reconnect",
     "conflate": "it tears messages of several frames; use rcvhwm=1 or sndhwm=1 for a short queue",
 }
@@ -59,7 +64,13 @@ def new_socket(context: zmq.Context[zmq.Socket[bytes]], options: SocketOptions) 
     match options:
         case ReadOptions():
             sock = context.socket(kind[options.socket_type])
-            ours = {zmq.RCVHWM: options.rcvhwm, zmq.LINGER: options.linger}
+            # A frame's size is announced by the peer; beyond this it is disconnected. zmq.maxmsgsize
+            # comes after it, so a user may set another bound.
+            ours = {
+                zmq.RCVHWM: options.rcvhwm,
+                zmq.LINGER: options.linger,
+                zmq.MAXMSGSIZE: MAX_MESSAGE_BYTES,
+            }
         case WriteOptions():
             # An XPUB is a PUB that can hear its subscribers come.
             sock = context.socket(kind[options.socket_type])
@@ -109,7 +120,7 @@ class OpenSocket:
         except BaseException:
             self._context.term()
             raise
-        self.watch = PeerWatch(self.socket)
+        self.watch = PeerWatch(self._context, self.socket, options)
         try:
             prepare(self.socket)
             attach(self.socket, options.bind, options.connect)
@@ -135,12 +146,12 @@ class OpenSocket:
         deadline = math.inf if linger < 0 else time.monotonic() + linger / 1000
         with ExitStack() as stack:
             held = [(stack.enter_context(s), ipc) for s, ipc in self.watch.hold()] if linger else []
-            written = all(_wait_until_written(sock, deadline) for sock, _ in held)
+            written = _wait_until_written([sock for sock, _ in held], deadline)
             self.watch.close()
             left = -1 if linger < 0 else max(0, round((deadline - time.monotonic()) * 1000))
             self.socket.close(left)
             self._context.term()
-            read = all(_end_stream(sock, deadline) for sock, ipc in held if ipc)
+            read = _end_streams([sock for sock, ipc in held if ipc], deadline)
         return written and read and time.monotonic() < deadline
 
 
@@ -148,37 +159,47 @@ class OpenSocket:
 _LOOKS, _LOOK_SECONDS = 3, 0.005
 
 
-def _wait_until_written(sock: stdlib_socket.socket, deadline: float) -> bool:
-    """Wait until the kernel has nothing of this connection left to send."""
-    empty = 0
+def _wait_until_written(socks: Sequence[stdlib_socket.socket], deadline: float) -> bool:
+    """Wait until the kernel has nothing of these connections left to send."""
+    empty = 0 if socks else _LOOKS
     while empty < _LOOKS:
-        try:
-            (queued,) = struct.unpack("i", fcntl.ioctl(sock, termios.TIOCOUTQ, bytes(4)))
-        except OSError:  # the peer is gone, or this system cannot tell
-            return True
-        empty = 0 if queued else empty + 1
+        empty = 0 if any(map(_unwritten, socks)) else empty + 1
         if time.monotonic() >= deadline:
             return False
         time.sleep(_LOOK_SECONDS)
     return True
 
 
-def _end_stream(sock: stdlib_socket.socket, deadline: float) -> bool:
-    """Tell the peer that no more comes, and wait until it has read everything and hangs up.
+def _unwritten(sock: stdlib_socket.socket) -> int:
+    try:
+        (queued,) = struct.unpack("i", fcntl.ioctl(sock, termios.TIOCOUTQ, bytes(4)))
+    except OSError:  # the peer is gone, or this system cannot tell
+        return 0
+    return int(queued)
+
+
+def _end_streams(socks: Sequence[stdlib_socket.socket], deadline: float) -> bool:
+    """Tell the peers that no more comes, and wait until each has read everything and hangs up.
 
     A unix socket that is closed tells the other side at once, even if that one still has unread
     data; libzmq then drops the data where the receiver's queue is full (up to 8 kB of what it
     has read, and all that it has not). Over tcp the peer learns of it only when it gets there.
     """
+    for sock in socks:
+        with suppress(OSError):  # the peer has hung up already
+            sock.shutdown(stdlib_socket.SHUT_WR)
+    return all(_hung_up(sock, deadline) for sock in socks)
+
+
+def _hung_up(sock: stdlib_socket.socket, deadline: float) -> bool:
     try:
-        sock.shutdown(stdlib_socket.SHUT_WR)
         while (left := deadline - time.monotonic()) > 0:
             sock.settimeout(None if left == math.inf else left)
             if not sock.recv(4096):
                 return True
     except TimeoutError:
         pass
-    except OSError:  # the peer has hung up already
+    except OSError:
         return True
     return False
 
@@ -237,10 +258,13 @@ def _refuse_ipc_in_use(endpoint: Endpoint) -> None:
         return
     address = endpoint.address
     with stdlib_socket.socket(stdlib_socket.AF_UNIX) as probe:
+        probe.setblocking(False)  # a listener that hangs has a full backlog
         try:
             # "@name" is libzmq's notation for Linux's abstract namespace.
             probe.connect("\0" + address[1:] if address.startswith("@") else address)
-        except OSError:
+        except BlockingIOError:
+            pass
+        except OSError:  # nobody there, or something that bind will name
             return
     raise EndpointError(f"binding {endpoint}: another process listens there; use another path")
 

@@ -31,7 +31,7 @@ def accounts_table(accounts: Sequence[Account], title: str | None = None) -> Tab
     reasons = sorted({r for a in accounts if a.sink for r in a.sink.dropped} | {"hwm"})
     table = Table(title=title, box=box.ROUNDED, title_style="bold", header_style="bold")
     table.add_column("query", no_wrap=True)
-    for heading in ("published", "received", "rows", "sent", *(f"dropped: {r}" for r in reasons), "arrived"):
+    for heading in ("published", "received", "rows", "sent", *(f"dropped:\n{r}" for r in reasons), "arrived"):
         table.add_column(heading, justify="right", no_wrap=True)
     for account in accounts:
         sink = account.sink

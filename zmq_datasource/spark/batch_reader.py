@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Iterator, Sequence
 
@@ -21,6 +22,8 @@ from zmq_datasource.wal.reader import read_index, split_range
 from zmq_datasource.wal.storage import LogStorage
 
 __all__ = ["ZmqLiveReader", "ZmqLogReader"]
+
+_log = logging.getLogger(__name__)
 
 
 class ZmqLiveReader(DataSourceReader):
@@ -105,6 +108,8 @@ class ZmqLogReader(DataSourceReader):
             return wanted
         if self._options.fail_on_data_loss:
             raise DataLossError(f"reading: {problem}; to read what there is, set failOnDataLoss=false")
+        set_up_worker()
+        _log.warning("data loss: %s; reading what there is because failOnDataLoss=false", problem)
         return min(max(wanted, index.earliest), index.end)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:

@@ -47,18 +47,22 @@ class ZmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._ingest: Ingest | None = None
         self._admission = Admission(options)
         self._initial: int | None = None
+        self._first_batch_done = False
         self._target: int | None = None
 
     def _running(self) -> Ingest:
         """The receiver, started on the first call."""
         if self._ingest is None:
             set_up_worker()
-            ingest = Ingest(self._options)
-            ingest.start()
-            self._ingest = ingest
+            self._ingest = Ingest(self._options)
             _stop_on_sigterm()
             # Covers a SIGTERM that arrives between the end of a call and Spark's stop().
             atexit.register(self.stop)
+            try:
+                self._ingest.start()
+            except Exception:
+                self._ingest = None
+                raise
         return self._ingest
 
     def initialOffset(self) -> dict[str, Any]:
@@ -70,11 +74,13 @@ class ZmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """
         ingest = self._running()
         if self._initial is None:
+            position = str(self._options.starting_offsets or "latest")
             kept = ingest.storage.read_start(PARTITION)
-            if kept is None:
-                kept = self._starting_position(ingest)
-                ingest.storage.write_start(PARTITION, kept)
-            self._initial = kept
+            # Told by another startingOffsets, it was told to another query.
+            if kept is None or kept[1] != position:
+                kept = self._starting_position(ingest), position
+                ingest.storage.write_start(PARTITION, *kept)
+            self._initial = kept[0]
         return self._offset(ingest, self._initial)
 
     def _starting_position(self, ingest: Ingest) -> int:
@@ -94,8 +100,12 @@ class ZmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """The end of the next batch: everything received so far, made durable, within the limits."""
         ingest = self._running()
         begin = self._resolve(ingest, Offset.from_json(start))
-        self._forget_initial(ingest, begin)
-        ingest.log.read_up_to(begin)
+        self._end_first_batch(ingest, begin)
+        if ingest.log.full:
+            # Spark commits a batch to the source only once there is data for the next, which a
+            # full log keeps out. But it asks for the next only after the last is in its own
+            # commit log, so nothing below `begin` will be asked for again.
+            ingest.log.commit(begin)
         if isinstance(limit, ReadAllAvailable):
             return self._offset(ingest, max(begin, self._gather(ingest)))
         available = ingest.seal() if self._target is None else self._target
@@ -105,15 +115,15 @@ class ZmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             lambda low, high, size: end_within_bytes(
                 ingest.storage, PARTITION, ingest.log.covering(low, high), low, high, size
             ),
-            wait=self._target is None,
+            wait=self._target is None and not ingest.log.full,
         )
         return self._offset(ingest, end)
 
-    def _forget_initial(self, ingest: Ingest, begin: int) -> None:
+    def _end_first_batch(self, ingest: Ingest, begin: int) -> None:
         """Once the engine asks from another place, its first batch is done and never repeated."""
-        if self._initial is None or begin > self._initial:
+        if not self._first_batch_done and begin != self._initial:
             ingest.storage.remove_start(PARTITION)
-            self._initial = begin
+            self._first_batch_done = True
 
     def prepareForTriggerAvailableNow(self) -> None:
         """Receive for ``timeout`` or until ``idleTimeout``; what is durable then is the target."""
@@ -130,6 +140,8 @@ class ZmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             "messagesReceived": counters.received,
             "bytesReceived": counters.bytes,
             "messagesOversize": counters.oversize,
+            "dataLosses": counters.data_losses,
+            "messagesLost": counters.lost,
             "receivePauses": counters.pauses,
             "receivePausedMs": round(counters.paused_seconds * 1000),
         }
@@ -140,10 +152,16 @@ class ZmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         until = Offset.from_json(end)
         if until.log != ingest.log.log_id:
             self._lost(
-                f"the batch ends in log {until.log}, and {ingest.storage.root} holds {ingest.log.log_id}"
+                ingest,
+                f"the batch ends in log {until.log}, and {ingest.storage.root} holds {ingest.log.log_id}",
             )
             return []
         low, high = self._resolve(ingest, Offset.from_json(start)), self._resolve(ingest, until)
+        if low > high:
+            raise DataLossError(
+                f"planning a batch from id {low} to id {high} of log {ingest.storage.root}: it ends before it begins; "
+                "give the query a new checkpoint"
+            )
         shares = split_range(
             ingest.log.covering(low, high),
             low,
@@ -165,13 +183,13 @@ class ZmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def stop(self) -> None:
         """Drain the socket, seal, release the log. Called by Spark, by SIGTERM and at exit."""
-        ingest, self._ingest = self._ingest, None
-        if ingest is None:
+        if self._ingest is None:
             return
         if threading.current_thread() is threading.main_thread():
-            # Nothing may cut this short any more.
+            # Nothing may cut this short any more; before anything else is done.
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
             signal.signal(signal.SIGINT, signal.SIG_IGN)
+        ingest, self._ingest = self._ingest, None
         ingest.stop()
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
@@ -190,7 +208,7 @@ class ZmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """
         log, root = ingest.log, ingest.storage.root
         if offset.log is not None and offset.log != log.log_id:
-            self._lost(f"the offset is of log {offset.log}, and {root} holds log {log.log_id}")
+            self._lost(ingest, f"the offset is of log {offset.log}, and {root} holds log {log.log_id}")
             return log.earliest
         unknown = set(offset.next) - {PARTITION}
         if unknown or PARTITION not in offset.next:
@@ -199,7 +217,11 @@ class ZmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             )
         next_id = offset.next[PARTITION]
         if next_id < log.earliest:
-            self._lost(f"ids {next_id} to {log.earliest - 1} are no longer in log {root}")
+            self._lost(
+                ingest,
+                f"ids {next_id} to {log.earliest - 1} are no longer in log {root}",
+                log.earliest - next_id,
+            )
             return log.earliest
         if next_id > log.durable_end:
             # Going on would give these ids to other messages.
@@ -209,13 +231,15 @@ class ZmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             )
         return next_id
 
-    def _lost(self, what: str) -> None:
+    def _lost(self, ingest: Ingest, what: str, messages: int = 0) -> None:
         if self._options.fail_on_data_loss:
             raise DataLossError(
                 f"reading: {what}. Those messages are lost to this query: it was stopped for longer than the log "
                 "kept them, or walLocation or the checkpoint was changed. To go on with what there is, set "
                 "failOnDataLoss=false"
             )
+        ingest.counters.data_losses += 1
+        ingest.counters.lost += messages
         _log.warning("data loss: %s; going on because failOnDataLoss=false", what)
 
 

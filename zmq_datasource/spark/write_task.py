@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -83,10 +84,14 @@ def run_task(options: WriteOptions, columns: SinkColumns, batches: Iterator[pa.R
             f"bind={options.bind}: only one task can bind, and this is task {context.partitionId()} of the batch; "
             "write df.coalesce(1), or let the consumer bind and the sink connect"
         )
-    with Sender(options) as sender:
-        for batch in batches:
-            _send(sender, columns, batch)
-        counters = sender.finish()
+    counters = SinkCounters()
+    rows = (batch for batch in batches if batch.num_rows)
+    first = next(rows, None)
+    if first is not None:  # an empty partition needs no peer
+        with Sender(options) as sender:
+            for batch in itertools.chain((first,), rows):
+                _send(sender, columns, batch)
+            counters = sender.finish()
     if not counters.balanced:
         raise ZmqDataSourceError(f"accounting for a task: {counters}; rows must be sent or dropped")
     return TaskReport(counters, context.getLocalProperty("sql.streaming.queryId") if context else None)

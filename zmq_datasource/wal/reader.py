@@ -9,17 +9,22 @@ from __future__ import annotations
 import itertools
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from typing import NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from zmq_datasource.errors import LogFormatError
 from zmq_datasource.wal.chunk import read_chunk
 from zmq_datasource.wal.index import ChunkIndex
 from zmq_datasource.wal.layout import Chunk
 from zmq_datasource.wal.storage import LogStorage
 
 __all__ = ["Slice", "end_within_bytes", "read_index", "read_slices", "slices", "split_range"]
+
+
+_LISTINGS = 10
 
 
 class Slice(NamedTuple):
@@ -31,11 +36,17 @@ class Slice(NamedTuple):
 
 
 def read_index(storage: LogStorage, partition: int) -> ChunkIndex:
-    """List a log partition.
+    """List a log partition that may be written meanwhile.
+
+    A directory is not listed in one moment: chunks that come and go meanwhile can look like a
+    hole, so a hole counts only if it is seen each time.
 
     Raises:
         LogFormatError: A chunk in the middle is missing.
     """
+    for _ in range(_LISTINGS - 1):
+        with suppress(LogFormatError):
+            return ChunkIndex(storage.chunks(partition))
     return ChunkIndex(storage.chunks(partition))
 
 

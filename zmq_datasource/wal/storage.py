@@ -214,8 +214,8 @@ class LogStorage:
             for path in self._directory(partition).glob(f"{TEMPORARY_PREFIX}*.arrow"):
                 path.unlink(missing_ok=True)
 
-    def read_start(self, partition: int) -> int | None:
-        """The first id that the running query was told, while its first batch is not done."""
+    def read_start(self, partition: int) -> tuple[int, str] | None:
+        """What ``write_start`` wrote: first id and reason, while the query's first batch is not done."""
         path = self._directory(partition) / START_NAME
         try:
             data = json.loads(path.read_bytes())
@@ -224,16 +224,16 @@ class LogStorage:
         except (ValueError, OSError) as e:
             raise LogFormatError(f"reading {path}: {e}") from e
         match data:
-            case {"next": int(next_id)}:
-                return next_id
+            case {"next": int(next_id), "startingOffsets": str(position)}:
+                return next_id, position
         raise LogFormatError(f"reading {path}: it holds no message id")
 
-    def write_start(self, partition: int, next_id: int) -> None:
-        """Remember the first id that a query is told, durably."""
+    def write_start(self, partition: int, next_id: int, position: str) -> None:
+        """Remember, durably, the first id that a query is told, and by which ``startingOffsets``."""
         directory = self._directory(partition)
         temporary = directory / f"{TEMPORARY_PREFIX}{START_NAME}"
         with _writing(f"writing {directory / START_NAME}"):
-            _write_synced(temporary, json.dumps({"next": next_id}).encode())
+            _write_synced(temporary, json.dumps({"next": next_id, "startingOffsets": position}).encode())
             os.rename(temporary, directory / START_NAME)
             _sync_directory(directory)
 

@@ -12,6 +12,7 @@ import logging
 import queue
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 
@@ -22,7 +23,6 @@ from zmq_datasource.messages import number_rows
 from zmq_datasource.wal.chunk import write_batches
 from zmq_datasource.wal.index import ChunkIndex
 from zmq_datasource.wal.layout import Chunk, chunk_name
-from zmq_datasource.wal.reader import read_index
 from zmq_datasource.wal.storage import LogStorage, WriterLock
 
 __all__ = ["LogWriter"]
@@ -31,6 +31,8 @@ _log = logging.getLogger(__name__)
 
 # Chunks cut but not yet written. A second one lets receiving go on while the disk is at work.
 _MAX_UNWRITTEN = 2
+# How often an idle writer looks for chunks whose retention has passed.
+_EXPIRY_SECONDS = 1.0
 
 
 class LogWriter:
@@ -65,11 +67,13 @@ class LogWriter:
         self._sync = sync
         self._clock = clock
 
-        self._lock = threading.Lock()  # guards the index and the three numbers after it
+        self._lock = threading.Lock()  # guards the index and the numbers after it
         self._index = ChunkIndex()
         self._committed = 0
-        self._read_to = 0
         self._unwritten_bytes = 0
+        self._doomed_bytes = 0
+        self._removing = threading.Lock()  # guards the chunks that are being deleted
+        self._doomed: deque[Chunk] = deque()
 
         # The open chunk belongs to the receiving thread.
         self._open: list[pa.RecordBatch] = []
@@ -99,13 +103,13 @@ class LogWriter:
         lock = self._storage.lock(self._partition, lock_wait)
         try:
             self._storage.remove_temporaries(self._partition)
-            self._index = read_index(self._storage, self._partition)
+            self._index = ChunkIndex(self._storage.chunks(self._partition))
         except LogError:
             lock.release()
             raise
         self._writer_lock = lock
         self._next = self._cut_to = self._index.end
-        self._read_to = self._committed = self._index.earliest
+        self._committed = self._index.earliest
         self._sealer.start()
 
     # The receiving thread's side.
@@ -120,11 +124,12 @@ class LogWriter:
             raise self._failure
         if messages.num_rows == 0:
             return
-        self._open.append(number_rows(messages, self._partition, self._next))
-        self._next += messages.num_rows
-        self._open_bytes += messages.nbytes
+        batch = number_rows(messages, self._partition, self._next)
+        self._open.append(batch)
+        self._next += batch.num_rows
+        self._open_bytes += batch.nbytes
         with self._lock:
-            self._unwritten_bytes += messages.nbytes
+            self._unwritten_bytes += batch.nbytes
         if self._open_bytes >= self._chunk_bytes:
             self.cut()
 
@@ -150,24 +155,15 @@ class LogWriter:
 
     @property
     def full(self) -> bool:
-        """Whether receiving should stop until Spark has read and committed more.
+        """Whether receiving should stop until Spark has committed more.
 
-        While everything was read, one chunk more is let in: Spark commits a batch only once
-        there is data for the next, so a log filled by batches that are done but not
-        committed would never be emptied.
+        The newest chunk stays for ever, because it says which id comes next; alone and
+        committed it does not count, or a chunk larger than the limit would end the feed.
         """
         with self._lock:
-            total = self._index.size + self._unwritten_bytes
-            return total >= self._max_bytes and (self._next > self._read_to or self._overfull(total))
-
-    @property
-    def overfull(self) -> bool:
-        """Whether even the last chunk that a full log may take is used up."""
-        with self._lock:
-            return self._overfull(self._index.size + self._unwritten_bytes)
-
-    def _overfull(self, total: int) -> bool:
-        return total >= self._max_bytes + self._chunk_bytes
+            spent = len(self._index) == 1 and self._index.end <= self._committed
+            kept = 0 if spent else self._index.size
+            return kept + self._doomed_bytes + self._unwritten_bytes >= self._max_bytes
 
     # Everybody's side.
 
@@ -192,26 +188,34 @@ class LogWriter:
         with self._lock:
             return self._index.covering(start, end)
 
-    def read_up_to(self, next_id: int) -> None:
-        """Note how far Spark has asked, for ``full``. Deletes nothing."""
-        with self._lock:
-            self._read_to = max(self._read_to, next_id)
-
     def commit(self, end: int) -> None:
         """Spark will never again ask for an id below ``end``: delete what is past its retention too."""
         with self._lock:
             self._committed = max(self._committed, end)
-            self._read_to = max(self._read_to, end)
         self.remove_expired()
 
     def remove_expired(self) -> None:
-        """Delete committed chunks whose retention has passed."""
-        with self._lock:
-            chunks = self._index.removable(self._committed, self._clock() - self._retention)
-            # Front first, so that a crash in between leaves no hole.
-            for chunk in chunks:
-                self._storage.remove_chunk(self._partition, chunk.name)
-            self._index.remove_front(len(chunks))
+        """Delete committed chunks whose retention has passed.
+
+        A file that cannot be deleted is reported and tried again; it counts as part of the
+        log's size meanwhile. Not for the receiving thread: a directory may answer slowly.
+        """
+        with self._removing:  # front first, so that a crash in between leaves no hole
+            with self._lock:
+                chunks = self._index.removable(self._committed, self._clock() - self._retention)
+                self._index.remove_front(len(chunks))
+                self._doomed.extend(chunks)
+                self._doomed_bytes += sum(chunk.size for chunk in chunks)
+            while self._doomed:
+                chunk = self._doomed[0]
+                try:
+                    self._storage.remove_chunk(self._partition, chunk.name)
+                except LogWriteError as e:
+                    _log.warning("%s", e)
+                    return
+                self._doomed.popleft()
+                with self._lock:
+                    self._doomed_bytes -= chunk.size
 
     def close(self) -> None:
         """Seal what was appended, end the sealing thread and release the log.
@@ -231,7 +235,14 @@ class LogWriter:
     # The sealing thread.
 
     def _seal_jobs(self) -> None:
-        while (job := self._jobs.get()) is not None:
+        while True:
+            try:
+                job = self._jobs.get(timeout=_EXPIRY_SECONDS)
+            except queue.Empty:
+                self.remove_expired()
+                continue
+            if job is None:
+                return
             batches, first, end, done = job
             try:
                 done.set_result(self._seal(batches, first, end))
