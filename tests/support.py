@@ -13,7 +13,8 @@ import pyarrow as pa
 import zmq
 
 from zmq_datasource.framing import decode_plain
-from zmq_datasource.options import StreamReadOptions, WriteOptions, parse
+from zmq_datasource.option_parser import parse
+from zmq_datasource.options import StreamReadOptions, WriteOptions
 from zmq_datasource.wal.reader import read_index, read_slices, slices
 from zmq_datasource.wal.storage import LogStorage
 

@@ -5,14 +5,8 @@ from __future__ import annotations
 import pytest
 
 from zmq_datasource.errors import OptionError
-from zmq_datasource.options import (
-    BatchReadOptions,
-    ReadOptions,
-    StreamReadOptions,
-    WriteOptions,
-    describe,
-    parse,
-)
+from zmq_datasource.option_parser import describe, parse
+from zmq_datasource.options import BatchReadOptions, ReadOptions, StreamReadOptions, WriteOptions
 
 FEED = {"connect": "tcp://feed:5556"}
 

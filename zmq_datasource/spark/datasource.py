@@ -19,13 +19,8 @@ from pyspark.sql.types import StructType
 
 from zmq_datasource.errors import OptionError
 from zmq_datasource.messages import row_schema, spark_ddl
-from zmq_datasource.options import (
-    BatchReadOptions,
-    ReadOptions,
-    StreamReadOptions,
-    WriteOptions,
-    parse,
-)
+from zmq_datasource.option_parser import parse
+from zmq_datasource.options import BatchReadOptions, ReadOptions, StreamReadOptions, WriteOptions
 from zmq_datasource.sockets import check_socket_options
 from zmq_datasource.spark.batch_reader import ZmqLiveReader, ZmqLogReader
 from zmq_datasource.spark.batch_writer import ZmqBatchWriter
