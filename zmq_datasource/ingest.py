@@ -35,8 +35,9 @@ _PAUSE_TICK = 0.02
 _PAUSE_LINE_SECONDS = 10.0
 # After stop: what libzmq and the kernel hold is taken until this long nothing came, ...
 _QUIET_SECONDS = 0.2
-# ... but a feed that goes on for ever is left after this.
-_DRAIN_SECONDS = 5.0
+# ... but a feed that goes on for ever is left after this. What a PULL has taken nobody else gets;
+# a SUB only wants what came before it was stopped.
+_DRAIN_SECONDS = {"PULL": 5.0, "SUB": 1.0}
 _SEAL_SECONDS = 120.0
 
 
@@ -247,7 +248,8 @@ class Ingest:
 
     def _drain(self) -> None:
         """Take what libzmq and the kernel still hold; time bounds it, not the log's size."""
-        deadline = time.monotonic() + _DRAIN_SECONDS
+        patience = _DRAIN_SECONDS[self._options.socket_type]
+        deadline = time.monotonic() + patience
         quiet_from = time.monotonic()
         while time.monotonic() < deadline and time.monotonic() - quiet_from < _QUIET_SECONDS:
             if self.log.slow:
@@ -259,9 +261,9 @@ class Ingest:
             if self._receiver.batch_ready:
                 self._hand_over()
         self._hand_over()
-        if self._receiver.waiting:
+        if self._options.socket_type == "PULL" and self._receiver.waiting:
             _log.error(
-                "stopped while messages still came, %.0f s after the stop: those that the socket had already "
-                "taken are lost; stop a PUSH before its reader",
-                _DRAIN_SECONDS,
+                "messages still came %.0f s after the stop: those that the socket had already taken are lost; "
+                "stop a PUSH before its reader",
+                patience,
             )
