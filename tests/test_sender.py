@@ -76,11 +76,11 @@ def test_a_healthy_consumer_at_a_small_hwm_sees_no_drops(context: Context, kind:
     sock.connect(endpoint)
     options = write_options(bind=endpoint, socketType=kind, noblock=True, sndhwm=10)
     with Sender(options) as sender:
-        for _ in range(5000):
+        for _ in range(3000):
             sender.send_values([VALUE])
             assert sock.recv() == VALUE
         counters = sender.finish()
-    assert (counters.sent, counters.dropped.total()) == (5000, 0)
+    assert (counters.sent, counters.dropped.total()) == (3000, 0)
 
 
 @pytest.mark.parametrize("kind", ["PUSH", "PUB"])
@@ -182,7 +182,8 @@ def test_a_peer_of_the_wrong_type_is_named(context: Context) -> None:
 @pytest.mark.parametrize("subscribers", [0, 1, 2])
 def test_a_pub_waits_for_its_subscribers(context: Context, subscribers: int) -> None:
     endpoint = free_endpoint()
-    options = write_options(bind=endpoint, socketType="PUB", minSubscribers=2, connectTimeout="1s")
+    patience = "30s" if subscribers == 2 else "400ms"
+    options = write_options(bind=endpoint, socketType="PUB", minSubscribers=2, connectTimeout=patience)
     for _ in range(subscribers):
         sub = context.socket(zmq.SUB)
         sub.subscribe(b"")
@@ -204,7 +205,7 @@ def test_a_pub_that_waits_for_nobody_sends_into_the_void(context: Context) -> No
 
 
 def test_the_first_message_is_not_lost(context: Context) -> None:
-    for _ in range(10):
+    for _ in range(5):
         endpoint = free_endpoint()
         sub = context.socket(zmq.SUB)
         sub.subscribe(b"")

@@ -190,7 +190,7 @@ CRASHING_WRITER = """
 
 def test_a_killed_writer_leaves_only_whole_chunks(tmp_path: Path) -> None:
     durable = 0
-    for _ in range(5):
+    for _ in range(3):
         process = subprocess.Popen(
             [sys.executable, "-c", textwrap.dedent(CRASHING_WRITER), str(tmp_path)], stdout=subprocess.PIPE
         )
