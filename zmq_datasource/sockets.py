@@ -1,8 +1,7 @@
 """Sockets, made in one place: options before bind and connect, checks that libzmq leaves out.
 
-What libzmq takes in silence is refused or reported here: a host that does not resolve, an
-ipc path that another process listens on, a peer that hangs up instead of shaking hands (and
-is then never dialled again by libzmq itself).
+What libzmq takes in silence is refused here: a host that does not resolve, an ipc path that
+another process listens on. And a socket is closed only when what it was given has left.
 """
 
 from __future__ import annotations
@@ -11,7 +10,6 @@ import ctypes
 import errno
 import fcntl
 import functools
-import logging
 import math
 import socket as stdlib_socket
 import struct
@@ -30,8 +28,6 @@ from zmq_datasource.options import ReadOptions, SocketOptions, WriteOptions
 from zmq_datasource.peers import PeerWatch, socket_type
 
 __all__ = ["OpenSocket", "attach", "check_socket_options", "more_frames", "new_socket"]
-
-_log = logging.getLogger(__name__)
 
 # Options that this package sets itself, with what to use instead.
 _RESERVED = {
