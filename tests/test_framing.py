@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from zmq_datasource.framing import RawMessage, decode_plain
-from zmq_datasource.messages import MESSAGE_SCHEMA, number_rows, row_schema, to_rows
+from zmq_datasource.framing import RawMessage, decode_plain, to_rows
+from zmq_datasource.messages import MESSAGE_SCHEMA, number_rows, row_schema
 
 
 def rows(messages: list[RawMessage], include_frames: bool = True) -> list[dict[str, object]]:

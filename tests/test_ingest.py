@@ -87,7 +87,7 @@ def test_a_full_log_holds_the_sender_back_and_nothing_is_lost(context: Context, 
         assert sent < count / 2
         assert on_disk(tmp_path) <= limit + (512 << 10)
         assert memory.memory_info().rss - before < 100 << 20
-        assert ingest.counters.pauses == 1
+        assert ingest.counters.pauses >= 1  # a moment of a slow disk counts too
         paused = ingest.counters.paused_seconds
         assert paused > 0
         # Spark catches up: it reads everything, and commits a batch when it has planned the next.
@@ -203,7 +203,7 @@ def test_a_pull_takes_each_message_once_beside_another_reader(context: Context, 
     other = context.socket(zmq.PULL)
     other.connect(endpoint)
     with ingesting(tmp_path, endpoint) as ingest:
-        wait_for(lambda: len(ingest._receiver._open.watch.up), "the connection")
+        wait_for(lambda: len(ingest._receiver._channels[0].opened.watch.up), "the connection")
         send_numbers(push, 100)
         theirs = [int(m[0]) for m in drain(other)]
         ingest.seal()

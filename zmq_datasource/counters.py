@@ -8,7 +8,9 @@ The sink's identity holds for every task, batch and query::
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import ClassVar
 
 __all__ = ["SinkCounters", "SourceCounters"]
 
@@ -65,22 +67,48 @@ class SinkCounters:
 
 @dataclass
 class SourceCounters:
-    """What a receiver did since its query started.
+    """What a receiver did.
+
+    The first six are counted since the log began, across restarts and exactly, because the log
+    keeps them beside its rows; what publishers' numbers tell is counted beside them, in
+    ``sequences.judge.Totals``. The others are counted since the query started.
 
     Attributes:
-        received: Messages taken from the socket and given an id.
+        received: Messages that were given an id.
         bytes: Bytes of their values.
+        malformed: Messages that do not fit their framing; set aside.
+        control: Messages without content, such as heartbeats; not given an id.
+        replayed: Those of ``received`` that came by a replay.
         oversize: Messages discarded because no Arrow array can hold them.
+        dead_letters_lost: Malformed messages that could not be kept.
         data_losses: Offsets that the log could not honour (with ``failOnDataLoss=false``).
-        lost: Messages that are known to be lost by that.
+        expired: Messages that are known to be lost by that.
         pauses: How often receiving stopped because the log was full or its disk too slow.
         paused_seconds: For how long in all.
     """
 
     received: int = 0
     bytes: int = 0
+    malformed: int = 0
+    control: int = 0
+    replayed: int = 0
     oversize: int = 0
+    dead_letters_lost: int = 0
     data_losses: int = 0
-    lost: int = 0
+    expired: int = 0
     pauses: int = 0
     paused_seconds: float = 0.0
+
+    _KEPT: ClassVar = ("received", "bytes", "malformed", "control", "replayed", "oversize")
+
+    def to_json(self) -> dict[str, int]:
+        """Those that the log keeps."""
+        return {name: getattr(self, name) for name in self._KEPT}
+
+    def restore(self, kept: Mapping[str, int]) -> None:
+        """Go on counting from what the log kept."""
+        for name in self._KEPT:
+            setattr(self, name, kept.get(name, 0))
+
+    def __str__(self) -> str:
+        return " ".join(f"{name}={value}" for name, value in asdict(self).items() if value)

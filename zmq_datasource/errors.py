@@ -9,7 +9,9 @@
     │   ├── EndpointError      an endpoint that cannot be bound, connected or resolved
     │   ├── NoPeerError        nobody answered within connectTimeout, or the peer refused
     │   ├── SendTimeoutError   the peers stayed full for sendTimeout
-    │   └── FlushTimeoutError  linger ran out with messages still queued
+    │   ├── FlushTimeoutError  linger ran out with messages still queued
+    │   ├── MalformedMessageError  a message does not fit its framing (onMalformed=fail)
+    │   └── MessageLossError   sequences show messages that never came (onLoss=fail)
     └── LogError               the message log's storage
         ├── LogLockedError     another writer holds this log
         ├── LogFormatError     not a log, or one of another format version
@@ -29,6 +31,8 @@ __all__ = [
     "LogFormatError",
     "LogLockedError",
     "LogWriteError",
+    "MalformedMessageError",
+    "MessageLossError",
     "NoPeerError",
     "OptionError",
     "RowError",
@@ -68,6 +72,14 @@ class SendTimeoutError(SocketError):
 
 class FlushTimeoutError(SocketError):
     """``linger`` ran out while messages were still queued; how many is not knowable."""
+
+
+class MalformedMessageError(SocketError):
+    """A message does not fit its framing, and ``onMalformed`` is ``fail``."""
+
+
+class MessageLossError(SocketError):
+    """Publishers' sequences show messages that never came, and ``onLoss`` is ``fail``."""
 
 
 class LogError(ZmqDataSourceError):

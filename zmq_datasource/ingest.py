@@ -17,9 +17,10 @@ import time
 from concurrent.futures import Future
 
 from zmq_datasource.counters import SourceCounters
-from zmq_datasource.errors import LogError
+from zmq_datasource.errors import LogError, LogFormatError
 from zmq_datasource.options import StreamReadOptions
 from zmq_datasource.receiver import WAIT_MS, Receiver
+from zmq_datasource.sequences import Judge
 from zmq_datasource.wal.storage import LogStorage, default_location
 from zmq_datasource.wal.writer import LogWriter
 
@@ -66,6 +67,7 @@ class Ingest:
         self.counters = SourceCounters()
         self.storage = LogStorage(log_location(options))
         chunk_bytes = min(options.wal_chunk_bytes, options.wal_max_bytes)
+        self._receiver = Receiver(options, self.counters, chunk_bytes)
         self.log = LogWriter(
             self.storage,
             PARTITION,
@@ -73,8 +75,8 @@ class Ingest:
             max_bytes=options.wal_max_bytes,
             retention=options.wal_retention,
             sync=options.wal_sync,
+            carried=self._receiver.intake,
         )
-        self._receiver = Receiver(options, self.counters, chunk_bytes)
         self._thread = threading.Thread(target=self._run, name="zmq-receiver", daemon=True)
         self._stopping = threading.Event()
         self._opened: Future[None] = Future()
@@ -96,6 +98,7 @@ class Ingest:
         """
         self.log.open(_LOCK_WAIT)
         self.resumed_at = self.log.durable_end
+        self._remember()
         self._thread.start()
         try:
             self._opened.result()
@@ -110,6 +113,28 @@ class Ingest:
             self.log.log_id,
             self.resumed_at,
         )
+
+    def _remember(self) -> None:
+        """Go on counting and judging where the log's last writer stopped."""
+        saved = self.log.saved
+        try:
+            known = self._receiver.intake.restore(saved.full, saved.delta)
+        except Exception as e:
+            self.log.close()
+            raise LogFormatError(
+                f"reading the state of log {self.storage.root}: {e!r}; it was written by another release. Give the "
+                "query a new walLocation and a new checkpoint"
+            ) from e
+        if not known:
+            _log.warning(
+                "the messages in log %s were numbered in another way; judging sequences begins anew",
+                self.storage.root,
+            )
+
+    @property
+    def judge(self) -> Judge | None:
+        """What the publishers' numbers tell; for reading its totals only."""
+        return self._receiver.intake.judge
 
     def seal(self) -> int:
         """Make durable what was received before this call.
@@ -207,19 +232,21 @@ class Ingest:
                 self._answer_seal()
                 held_since = now
             elif now - held_since >= hold:
-                if receiver.pending or log.unsealed:
-                    self._cut()
+                if receiver.pending or log.unsealed or receiver.intake.changed:
+                    self._cut(keep=True)
                 held_since = now
 
     def _hand_over(self) -> None:
-        if self._receiver.pending:
+        if self._receiver.pending or self._receiver.batch_ready:
             self._handing_over = True  # between the two, messages are in neither's count
             self.log.append(self._receiver.take())
             self._handing_over = False
+            if self._receiver.failure is not None:
+                raise self._receiver.failure
 
-    def _cut(self) -> Future[int]:
+    def _cut(self, keep: bool = False) -> Future[int]:
         self._hand_over()
-        return self.log.cut()
+        return self.log.cut(keep)
 
     def _answer_seal(self) -> None:
         done = self._cut()  # if this fails, the request is still open and hears of it

@@ -5,27 +5,29 @@ A *message* is what a receiver hands to the log (``MESSAGE_SCHEMA``). The log pu
 ``frames`` unless the user asks for them (``row_schema``).
 
 ``topic`` is text. When a topic frame is not UTF-8 its bad bytes show as U+FFFD, and
-``frames`` keeps the original. In the log ``frames`` is null wherever topic and value give
-it back exactly, so that an ordinary message is stored once; ``with_frames`` fills it in.
+``frames`` keeps the original. In the log ``frames`` is null wherever the other columns give
+it back exactly (``framing.rows``), so that an ordinary message is stored once.
 """
 
 from __future__ import annotations
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
 __all__ = [
+    "FRAMING",
     "LOG_SCHEMA",
     "MAX_MESSAGE_BYTES",
     "MESSAGE_SCHEMA",
     "number_rows",
     "row_schema",
     "spark_ddl",
-    "to_rows",
 ]
 
 # One message must fit an Arrow array with 32-bit offsets and a JVM byte array, with room to spare.
 MAX_MESSAGE_BYTES = 1 << 30
+
+# In a schema's metadata: the framing by which the frames come back, where it is not plain.
+FRAMING = b"framing"
 
 _FRAMES = pa.list_(pa.field("element", pa.binary()))
 
@@ -66,29 +68,5 @@ def number_rows(messages: pa.RecordBatch, partition: int, first_id: int) -> pa.R
     rows = messages.num_rows
     partitions = pa.repeat(pa.scalar(partition, pa.int32()), rows)
     ids = pa.arange(first_id, first_id + rows)
-    return pa.RecordBatch.from_arrays([partitions, ids, *messages.columns], schema=LOG_SCHEMA)
-
-
-def to_rows(batch: pa.RecordBatch, include_frames: bool) -> pa.RecordBatch:
-    """A batch of the log as Spark wants it: without ``frames``, or with all of them filled in."""
-    if not include_frames:
-        return batch.select(row_schema(False).names)
-    return batch.set_column(
-        batch.schema.get_field_index("frames"), LOG_SCHEMA.field("frames"), _all_frames(batch)
-    )
-
-
-def _all_frames(batch: pa.RecordBatch) -> pa.Array:
-    stored, topic, value = batch.column("frames"), batch.column("topic"), batch.column("value")
-    if stored.null_count == 0:
-        return stored
-    rebuilt = [
-        frames if frames is not None else [v] if t is None else [t, v]
-        for frames, t, v in zip(
-            stored.to_pylist(),
-            pc.cast(topic, pa.binary()).to_pylist(),
-            value.to_pylist(),
-            strict=True,
-        )
-    ]
-    return pa.array(rebuilt, _FRAMES)
+    schema = LOG_SCHEMA.with_metadata(messages.schema.metadata)
+    return pa.RecordBatch.from_arrays([partitions, ids, *messages.columns], schema=schema)

@@ -17,19 +17,19 @@ from msgspec import Meta
 from zmq_datasource.errors import OptionError
 from zmq_datasource.option_types import (
     ByteSize,
+    Choice,
+    CountedBy,
     Duration,
     Endpoints,
+    JsonPath,
     Linger,
     Position,
-    SinkSocket,
-    SourceSocket,
+    ReplayFrom,
     Topics,
     ZmqOptions,
 )
 
 __all__ = ["OptionDoc", "OptionSet", "describe", "doc", "parse"]
-
-_CUSTOM = (SourceSocket, SinkSocket, Duration, Linger, ByteSize, Endpoints, Topics, Position)
 
 
 def doc(text: str, scope: str | None = None, **constraints: Any) -> Meta:
@@ -100,7 +100,7 @@ def _describe(cls: type[OptionSet]) -> Iterator[OptionDoc]:
         yield OptionDoc(
             name=field.encode_name,
             field=field.name,
-            words=_TYPE_WORDS[kinds[0]],
+            words=_words(kinds[0]),
             default=shown.lower() if isinstance(default, bool) else shown,
             default_value=default,
             scope=(meta.extra or {}).get("scope"),
@@ -114,15 +114,20 @@ _TYPE_WORDS = {
     str: "text",
     int: "a whole number",
     bool: "true or false",
-    SourceSocket: "SUB or PULL",
-    SinkSocket: "PUSH or PUB",
+    CountedBy: "names",
     Duration: "a duration",
+    JsonPath: "a path",
     Linger: "milliseconds",
     ByteSize: "a size",
     Endpoints: "endpoints",
     Topics: "topics",
     Position: "an offset",
+    ReplayFrom: "a sequence",
 }
+
+
+def _words(kind: type) -> str:
+    return kind.words() if issubclass(kind, Choice) else _TYPE_WORDS[kind]
 
 
 def parse(cls: type[_O], options: Mapping[str, str]) -> _O:
@@ -152,7 +157,7 @@ def parse(cls: type[_O], options: Mapping[str, str]) -> _O:
 
 def _read(option: OptionDoc, text: str) -> Any:
     try:
-        if issubclass(option.kind, _CUSTOM):
+        if hasattr(option.kind, "read"):
             return option.kind.read(text.strip())
         return msgspec.convert(text.strip(), option.hint, strict=False)
     except ValueError as e:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple, Self
 
 import humanfriendly
 
@@ -16,38 +16,148 @@ from zmq_datasource.offsets import Offset
 
 __all__ = [
     "ByteSize",
+    "Choice",
+    "CountedBy",
     "Duration",
+    "Endian",
     "Endpoint",
     "Endpoints",
+    "Framing",
+    "JsonPath",
     "Linger",
+    "OnLoss",
+    "OnMalformed",
     "Position",
+    "ReplayFrom",
+    "Restart",
+    "SinkFraming",
     "SinkSocket",
     "SourceSocket",
     "Topics",
+    "View",
     "ZmqOptions",
 ]
 
 
-class SourceSocket(str):
+class Choice(str):
+    """One of a few words, read in any case."""
+
+    allowed: ClassVar[tuple[str, ...]]
+
+    @classmethod
+    def words(cls) -> str:
+        *others, last = cls.allowed
+        return f"{', '.join(others)} or {last}"
+
+    @classmethod
+    def read(cls, text: str) -> Self:
+        for word in cls.allowed:
+            if word.lower() == text.lower():
+                return cls(word)
+        raise ValueError(f"it must be {cls.words()}")
+
+
+class SourceSocket(Choice):
     """The type of a source's socket."""
 
-    @classmethod
-    def read(cls, text: str) -> SourceSocket:
-        return cls(_socket_type(text, ("SUB", "PULL"), "a source"))
+    allowed = ("SUB", "PULL")
 
 
-class SinkSocket(str):
+class SinkSocket(Choice):
     """The type of a sink's socket."""
 
+    allowed = ("PUSH", "PUB")
+
+
+class Framing(Choice):
+    """How a message's frames carry its fields, at the source."""
+
+    allowed = ("plain", "sequenced", "vllm", "bitcoin", "clone", "dafka", "jupyter", "custom")
+
+
+class SinkFraming(Choice):
+    """The same at the sink."""
+
+    allowed = ("plain", "sequenced")
+
+
+class Endian(Choice):
+    """A byte order."""
+
+    allowed = ("big", "little")
+
+
+class Restart(Choice):
+    """What a lower number can mean."""
+
+    allowed = ("start", "never")
+
+
+class OnLoss(Choice):
+    """What missing sequences do."""
+
+    allowed = ("count", "warn", "fail")
+
+
+class OnMalformed(Choice):
+    """What a message does that does not fit its framing."""
+
+    allowed = ("skip", "fail")
+
+
+class View(Choice):
+    """What a batch read of a log shows."""
+
+    allowed = ("messages", "gaps")
+
+
+class CountedBy(tuple[str, ...]):
+    """What has a counter of its own; empty: nothing is judged."""
+
+    allowed = ("publisher", "topic", "endpoint")
+
+    def __str__(self) -> str:
+        return ",".join(self) or "none"
+
     @classmethod
-    def read(cls, text: str) -> SinkSocket:
-        return cls(_socket_type(text, ("PUSH", "PUB"), "a sink"))
+    def read(cls, text: str) -> CountedBy:
+        parts = [part.strip().lower() for part in text.split(",")]
+        if parts == ["none"]:
+            return cls()
+        if not set(parts) <= set(cls.allowed):
+            raise ValueError("it must be none, or a list of publisher, topic, endpoint")
+        return cls(name for name in cls.allowed if name in parts)
 
 
-def _socket_type(text: str, allowed: tuple[str, ...], who: str) -> str:
-    if text.upper() not in allowed:
-        raise ValueError(f"the socket of {who} is {' or '.join(allowed)}")
-    return text.upper()
+class JsonPath(tuple[str, ...]):
+    """Names (or positions in a list) from the top of a JSON text to one of its values."""
+
+    def __str__(self) -> str:
+        return ".".join(self)
+
+    @classmethod
+    def read(cls, text: str) -> JsonPath:
+        names = text.removeprefix("$").removeprefix(".").split(".")
+        if not all(names):
+            raise ValueError("a path is names with dots between, as in frameNumber or header.frame")
+        return cls(names)
+
+
+class ReplayFrom(NamedTuple):
+    """``earliest``, or a sequence."""
+
+    sequence: int | None
+
+    def __str__(self) -> str:
+        return "earliest" if self.sequence is None else str(self.sequence)
+
+    @classmethod
+    def read(cls, text: str) -> ReplayFrom:
+        if text.lower() == "earliest":
+            return cls(None)
+        if not (text.isascii() and text.isdecimal() and int(text) < 2**63):
+            raise ValueError("it must be earliest or a sequence from 0")
+        return cls(int(text))
 
 
 class Duration(float):

@@ -1,8 +1,11 @@
-"""Socket to Arrow: one receiving socket, drained in rounds, handed over as record batches.
+"""Socket to Arrow: receiving sockets, drained in rounds, handed over as record batches.
 
 A round waits for the first message and then takes what is there without waiting, so its cost
 is spread over as many messages as have gathered, and a slow feed keeps exact timestamps. The
 receiver belongs to one thread and starts none.
+
+There is one socket for the whole feed, unless messages are counted by endpoint: libzmq does not
+tell which of its connections a message came by, so then each endpoint has a socket of its own.
 """
 
 from __future__ import annotations
@@ -10,17 +13,24 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from types import TracebackType
 from typing import Self
 
+import msgspec
 import pyarrow as pa
-import pyarrow.compute as pc
 import zmq
 
 from zmq_datasource.counters import SourceCounters
-from zmq_datasource.framing import RawMessage, decode_plain
-from zmq_datasource.messages import MAX_MESSAGE_BYTES
+from zmq_datasource.dead_letters import DeadLetters
+from zmq_datasource.errors import SocketError
+from zmq_datasource.framing import RawMessage, decode_plain, subscriptions
+from zmq_datasource.incidents import Incidents
+from zmq_datasource.intake import Intake, Run
+from zmq_datasource.messages import MAX_MESSAGE_BYTES, MESSAGE_SCHEMA
+from zmq_datasource.option_types import Endpoints
 from zmq_datasource.options import ReadOptions
+from zmq_datasource.replayer import Replayer
 from zmq_datasource.sockets import OpenSocket, more_frames
 
 __all__ = ["Receiver"]
@@ -39,14 +49,49 @@ BATCH_BYTES = 8 << 20
 _HOUSEKEEPING_SECONDS = 0.1
 
 
+class _Channel:
+    """One socket of the feed, and who heals what is missing from it."""
+
+    def __init__(self, options: ReadOptions, replayer: Replayer | None) -> None:
+        self.name = ",".join(map(str, (*options.connect, *options.bind)))
+        self.options = options
+        self.replayer = replayer
+
+    def open(self) -> None:
+        self.opened = OpenSocket(self.options, self._prepare)
+        self.socket = self.opened.socket
+        self.more = more_frames(self.socket)
+        if self.replayer is not None:
+            self.replayer.open()
+
+    def _prepare(self, sock: zmq.Socket[bytes]) -> None:
+        sock.setsockopt(zmq.RCVTIMEO, WAIT_MS)
+        if self.options.socket_type == "SUB":
+            for prefix in subscriptions(self.options.framing, self.options.topics):
+                sock.setsockopt(zmq.SUBSCRIBE, prefix)
+
+    def close(self) -> None:
+        if self.replayer is not None:
+            self.replayer.close()
+        self.opened.close(self.options.linger)
+
+    @property
+    def held(self) -> bool:
+        """Whether the live flow waits for history."""
+        return self.replayer is not None and self.replayer.first
+
+
 class Receiver:
-    """A SUB or PULL socket; use it in a ``with`` block, in one thread.
+    """The SUB or PULL sockets of a feed; use it in a ``with`` block, in one thread.
 
     Args:
-        options: Socket type, endpoints, topics and socket options.
+        options: Socket type, endpoints, topics, framing and socket options.
         counters: Where to count.
         batch_bytes: Size at which a batch is ready and a round ends; what is held in memory.
         clock: Seconds since the epoch, for ``timestamp``.
+
+    Attributes:
+        intake: Reads and judges what comes; restore it, if at all, before the receiver is opened.
     """
 
     def __init__(
@@ -60,30 +105,37 @@ class Receiver:
         self._counters = counters
         self._batch_bytes = min(batch_bytes, BATCH_BYTES)
         self._clock = clock
+        self.intake = Intake(options, counters)
+        self._channels = list(_channels(options))
+        self._poller: zmq.Poller | None = None
         self._messages: list[RawMessage] = []
-        self._timestamps: list[tuple[int, int]] = []
+        self._runs: list[Run] = []
+        self._live_bytes = 0
         self._next_housekeeping = 0.0
-        self.pending_bytes = 0
 
     def __enter__(self) -> Self:
-        """Open the socket.
+        """Open the sockets.
 
         Raises:
-            OptionError, EndpointError: It cannot be opened as asked.
+            OptionError, EndpointError: They cannot be opened as asked.
         """
         # The first use of some of Arrow imports pandas where there is one: a third of a second in
         # which a fast publisher's queue would run over.
         decode_plain([b"", [b"", b""]], [(0, 2)])
-        self._open = OpenSocket(self._options, self._prepare)
-        self._socket = self._open.socket
-        self._more = more_frames(self._socket)
+        with ExitStack() as stack:
+            letters = None
+            if self._options.dead_letter_location is not None:
+                letters = stack.enter_context(
+                    DeadLetters(self._options.dead_letter_location, self._options.framing, self._lose_letters)
+                )
+            self._incidents = Incidents(self._options, self.intake.judge, self._counters, letters)
+            for channel in self._channels:
+                channel.open()
+                stack.callback(channel.close)
+            self._opened = stack.pop_all()
+        self._ask_for_history()
+        self._watch_sockets()
         return self
-
-    def _prepare(self, sock: zmq.Socket[bytes]) -> None:
-        sock.setsockopt(zmq.RCVTIMEO, WAIT_MS)
-        if self._options.socket_type == "SUB":
-            for topic in self._options.topics:
-                sock.setsockopt(zmq.SUBSCRIBE, topic.encode())
 
     def __exit__(
         self,
@@ -91,28 +143,61 @@ class Receiver:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self._open.close(self._options.linger)
+        self._opened.close()
+
+    def _lose_letters(self, count: int) -> None:
+        self._counters.dead_letters_lost += count
+
+    def _ask_for_history(self) -> None:
+        for channel in self._channels:
+            if channel.replayer is not None:
+                start = self.intake.first_sequence(channel.name)
+                if start is not None:
+                    channel.replayer.fetch_first(start)
+
+    def _watch_sockets(self) -> None:
+        """Wait for all sockets at once, where there is more than one; not for a flow that is held."""
+        if len(self._channels) == 1 and self._channels[0].replayer is None:
+            return
+        self._poller = zmq.Poller()
+        for channel in self._channels:
+            if not channel.held:
+                self._poller.register(channel.socket, zmq.POLLIN)
+            if channel.replayer is not None:
+                self._poller.register(channel.replayer.socket, zmq.POLLIN)
 
     @property
     def pending(self) -> int:
         """Messages received but not handed over yet."""
-        return len(self._messages)
+        return len(self._messages) + sum(c.replayer.pending for c in self._channels if c.replayer)
+
+    @property
+    def pending_bytes(self) -> int:
+        """Their bytes."""
+        return self._live_bytes + sum(c.replayer.pending_bytes for c in self._channels if c.replayer)
 
     @property
     def waiting(self) -> bool:
         """Whether libzmq holds messages that were not received."""
-        return bool(int(self._socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN)
+        return any(int(c.socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN for c in self._channels)
 
     @property
     def batch_ready(self) -> bool:
-        """Whether enough has gathered for a batch of good size."""
-        return len(self._messages) >= BATCH_MESSAGES or self.pending_bytes >= self._batch_bytes
+        """Whether enough has gathered for a batch of good size, or a replay has ended."""
+        if any(c.replayer is not None and c.replayer.due for c in self._channels):
+            return True
+        return self.pending >= BATCH_MESSAGES or self.pending_bytes >= self._batch_bytes
+
+    @property
+    def failure(self) -> SocketError | None:
+        """Why receiving must end, once what was taken so far is in the log."""
+        return self._incidents.failure
 
     def receive(self, most: int = ROUND_MESSAGES) -> int:
         """One round: wait up to ``WAIT_MS`` for a message, then take what is there.
 
         Args:
-            most: Take no more than this many messages.
+            most: Take no more than this many messages from a socket.
 
         Returns:
             How many messages were taken; 0 if none came.
@@ -121,22 +206,34 @@ class Receiver:
         if now >= self._next_housekeeping:
             self.keep_alive()
             self._next_housekeeping = now + _HOUSEKEEPING_SECONDS
+        if self._poller is None:
+            return self._receive_from(self._channels[0], most, 0)
+        taken = 0
+        ready = dict(self._poller.poll(WAIT_MS))
+        for channel in self._channels:
+            if channel.replayer is not None and channel.replayer.socket in ready:
+                taken += channel.replayer.receive(most, self._batch_bytes)
+            if channel.socket in ready and not channel.held:
+                taken += self._receive_from(channel, most, int(zmq.NOBLOCK))
+        return taken
+
+    def _receive_from(self, channel: _Channel, most: int, first: int) -> int:
         # Local names and nothing but what bounds the round: this loop sets the source's speed.
-        recv, noblock = self._socket.recv, int(zmq.NOBLOCK)
-        ask_more, more = self._more
+        recv, noblock = channel.socket.recv, int(zmq.NOBLOCK)
+        ask_more, more = channel.more
         messages = self._messages
         append, before = messages.append, len(messages)
         room = limit = min(_ROUND_BYTES, self._batch_bytes)
         timestamp = 0
         try:
-            frame = recv()
+            frame = recv(first)
             timestamp = int(self._clock() * 1_000_000)
             for turn in range(most):
                 if turn:
                     frame = recv(noblock)
                 ask_more()
                 if more.value:
-                    message = self._rest(frame)
+                    message = _rest(channel, frame)
                     append(message)
                     room -= sum(map(len, message))
                 else:
@@ -150,26 +247,43 @@ class Receiver:
             room += self._discard_oversize(messages)
         taken = len(messages) - before
         if taken:
-            self._timestamps.append((timestamp, taken))
-        self.pending_bytes += limit - room
+            self._runs.append(Run(timestamp, taken, channel.name))
+        self._live_bytes += limit - room
         return taken
-
-    def _rest(self, first: bytes) -> list[bytes]:
-        """The whole message; its frames arrive together, so none of these waits."""
-        message = [first]
-        while self._more.flag.value:
-            message.append(self._socket.recv(zmq.NOBLOCK))
-            self._more.ask()
-        return message
 
     def take(self) -> pa.RecordBatch:
         """Hand over what was received, as a batch with ``messages.MESSAGE_SCHEMA``."""
-        messages, timestamps = self._messages, self._timestamps
-        self._messages, self._timestamps, self.pending_bytes = [], [], 0
-        batch = decode_plain(messages, timestamps)
-        self._counters.received += batch.num_rows
-        self._counters.bytes += pc.sum(pc.binary_length(batch.column("value"))).as_py() or 0
-        return batch
+        messages, runs = self._messages, self._runs
+        self._messages, self._runs, self._live_bytes = [], [], 0
+        batches = []
+        if messages:
+            batch, findings = self.intake.read(messages, runs)
+            batches.append(batch)
+            self._incidents.take(findings)
+            for channel in self._channels:
+                if channel.replayer is not None:
+                    self._incidents.lose(channel.replayer.abandon(findings.abandoned))
+        for channel in self._channels:
+            if channel.replayer is not None:
+                batches += self._take_replayed(channel, channel.replayer)
+        if len(batches) == 1:
+            return batches[0]
+        return pa.concat_batches(batches) if batches else _NOTHING
+
+    def _take_replayed(self, channel: _Channel, replayer: Replayer) -> list[pa.RecordBatch]:
+        judge = self.intake.judge
+        assert judge is not None, "options let no replay in without numbers"
+        batches = []
+        replies, first, sock = replayer.take(), replayer.first, replayer.socket
+        if replies:
+            timestamp = int(self._clock() * 1_000_000)
+            batch, findings = self.intake.read_replies(replies, timestamp, channel.name, first)
+            batches.append(batch)
+            self._incidents.take(findings)
+        self._incidents.lose(replayer.step(judge))
+        if (replayer.first, replayer.socket) != (first, sock):
+            self._watch_sockets()
+        return batches
 
     def keep_alive(self) -> None:
         """Let libzmq and the connections do their work without receiving.
@@ -177,10 +291,15 @@ class Receiver:
         A SUB renews its subscriptions after a publisher's restart only while its thread
         touches the socket; call this at least every few hundred milliseconds in a pause.
         """
-        self._socket.getsockopt(zmq.EVENTS)
-        self._open.watch.update()
-        self._open.watch.redial()
-        self._open.watch.report_absent()
+        for channel in self._channels:
+            channel.socket.getsockopt(zmq.EVENTS)
+            watch = channel.opened.watch
+            watch.update()
+            watch.redial()
+            watch.report_absent()
+            if channel.replayer is not None:
+                channel.replayer.keep_alive()
+        self._incidents.flush()
 
     def _discard_oversize(self, messages: list[RawMessage]) -> int:
         """Discard the last message if no row can hold it; return the bytes that were freed.
@@ -199,3 +318,35 @@ class Receiver:
             MAX_MESSAGE_BYTES,
         )
         return size
+
+
+_NOTHING = pa.RecordBatch.from_pylist([], MESSAGE_SCHEMA)
+
+
+def _channels(options: ReadOptions) -> list[_Channel]:
+    numbering = options.numbering
+    if numbering is None or "endpoint" not in numbering.by:
+        return [_Channel(options, None)]
+    none = Endpoints()
+    replays = options.replay_endpoint or [None] * len(options.connect)
+    connecting = [
+        _Channel(
+            msgspec.structs.replace(options, connect=Endpoints((endpoint,)), bind=none),
+            None if replay is None else Replayer(options, endpoint, replay),
+        )
+        for endpoint, replay in zip(options.connect, replays, strict=True)
+    ]
+    binding = [
+        _Channel(msgspec.structs.replace(options, connect=none, bind=Endpoints((endpoint,))), None)
+        for endpoint in options.bind
+    ]
+    return connecting + binding
+
+
+def _rest(channel: _Channel, first: bytes) -> list[bytes]:
+    """The whole message; its frames arrive together, so none of these waits."""
+    message = [first]
+    while channel.more.flag.value:
+        message.append(channel.socket.recv(zmq.NOBLOCK))
+        channel.more.ask()
+    return message

@@ -15,6 +15,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Sequence
+from itertools import repeat
 from types import TracebackType
 from typing import Self
 
@@ -36,12 +37,18 @@ class Sender:
     Leaving the block without ``finish`` (an error on the way) gives up what is still queued:
     the task failed, and Spark will run it again.
 
+    Args:
+        publisher: Who numbers the messages, with ``framing=sequenced``. A row that is dropped keeps
+            its number, so that a receiver sees that it is missing.
+
     Attributes:
         counters: The account so far; final after ``finish``.
     """
 
-    def __init__(self, options: WriteOptions) -> None:
+    def __init__(self, options: WriteOptions, publisher: str = "") -> None:
         self._options = options
+        self._publisher = publisher.encode()
+        self._sequenced = options.framing == "sequenced"
         self.counters = SinkCounters()
         self._subscriptions = 0
         self._has_peer = True
@@ -152,12 +159,32 @@ class Sender:
             SendTimeoutError: The queues stayed full for ``sendTimeout`` (without ``noblock``).
         """
         self._watch.update()  # now and then, so that its queue stays short
-        if topics is None and self._has_peer and not self._options.noblock:
+        if self._sequenced:
+            self._send_each(self._numbered(values, topics))
+        elif topics is None and self._has_peer and not self._options.noblock:
             self._send_plain(values)
         elif topics is None:
             self._send_each([[value] for value in values])
         else:
             self._send_each([[v] if t is None else [t, v] for t, v in zip(topics, values, strict=True)])
+
+    def _numbered(self, values: Sequence[bytes], topics: Sequence[bytes | None] | None) -> list[list[bytes]]:
+        first = self.counters.rows
+        return [
+            [topic or b"", self._publisher, number.to_bytes(8, "big"), value]
+            for number, (topic, value) in enumerate(zip(topics or repeat(None), values), first)  # noqa: B905
+        ]
+
+    def _announce_end(self) -> None:
+        """Say how many messages there were: a receiver cannot miss the last ones otherwise."""
+        linger, patience = self._options.linger, self._options.send_timeout * 1000
+        self._socket.setsockopt(zmq.SNDTIMEO, round(patience if linger < 0 else min(patience, linger)))
+        try:
+            self._send_message([b"", self._publisher, self.counters.rows.to_bytes(8, "big")], 0)
+        except zmq.Again:
+            _log.warning(
+                "the queues stayed full: a receiver cannot see whether the last messages are missing"
+            )
 
     def send_frames(self, messages: Sequence[list[bytes]]) -> None:
         """Send messages of one or more frames each.
@@ -242,6 +269,8 @@ class Sender:
             FlushTimeoutError: They did not; with ``noblock`` this is counted instead.
         """
         self._watch.update()
+        if self._sequenced and self._has_peer and self.counters.rows:
+            self._announce_end()
         if self._watch.lost and self._options.bind:
             _log.warning("%d peers left during the task; what was queued for them is lost", self._watch.lost)
         linger = self._options.linger

@@ -56,7 +56,7 @@ def new_socket(context: zmq.Context[zmq.Socket[bytes]], options: SocketOptions) 
     Raises:
         OptionError: libzmq refuses an option; names it.
     """
-    kind = {"SUB": zmq.SUB, "PULL": zmq.PULL, "PUSH": zmq.PUSH, "PUB": zmq.XPUB}
+    kind = {"SUB": zmq.SUB, "PULL": zmq.PULL, "PUSH": zmq.PUSH, "PUB": zmq.XPUB, "DEALER": zmq.DEALER}
     match options:
         case ReadOptions():
             sock = context.socket(kind[options.socket_type])

@@ -11,7 +11,8 @@ from pyspark.sql.datasource import DataSourceReader, InputPartition
 
 from zmq_datasource.counters import SourceCounters
 from zmq_datasource.errors import DataLossError
-from zmq_datasource.messages import number_rows, to_rows
+from zmq_datasource.framing import to_rows
+from zmq_datasource.messages import number_rows
 from zmq_datasource.option_types import Position
 from zmq_datasource.options import BatchReadOptions
 from zmq_datasource.receiver import ROUND_MESSAGES, Receiver
@@ -39,25 +40,33 @@ class ZmqLiveReader(DataSourceReader):
         """Yield what comes until ``maxMessages``, ``timeout`` or ``idleTimeout``; ids count from 0."""
         set_up_worker()
         options = self._options
-        left = options.max_messages if options.max_messages is not None else 2**63
+        most = options.max_messages if options.max_messages is not None else 2**63
+        counters = SourceCounters()
         next_id = 0
         now = time.monotonic()
         deadline, idle_from = now + options.timeout, now
-        with Receiver(options, SourceCounters()) as receiver:
-            while left > 0 and now < deadline:
-                taken = receiver.receive(min(left, ROUND_MESSAGES))
-                left -= taken
+        with Receiver(options, counters) as receiver:
+            while next_id < most and now < deadline:
+                taken = receiver.receive(min(most - next_id, ROUND_MESSAGES))
                 now = time.monotonic()
                 if taken:
                     idle_from = now
                 elif options.idle_timeout is not None and now - idle_from >= options.idle_timeout:
                     break
-                if receiver.batch_ready:
-                    messages = receiver.take()
+                if receiver.batch_ready or next_id + receiver.pending >= most:
+                    messages = self._take(receiver, most - next_id)
                     yield self._rows(messages, next_id)
                     next_id += messages.num_rows
-            if receiver.pending:
-                yield self._rows(receiver.take(), next_id)
+            if receiver.pending and next_id < most:
+                yield self._rows(self._take(receiver, most - next_id), next_id)
+            if receiver.intake.judge is not None:
+                _log.info("read %s %s", counters, receiver.intake.judge.totals)
+
+    def _take(self, receiver: Receiver, most: int) -> pa.RecordBatch:
+        messages = receiver.take()
+        if receiver.failure is not None:
+            raise receiver.failure
+        return messages.slice(0, most)
 
     def _rows(self, messages: pa.RecordBatch, first_id: int) -> pa.RecordBatch:
         return to_rows(number_rows(messages, 0, first_id), self._options.include_frames)

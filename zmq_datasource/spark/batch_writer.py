@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import uuid
 from collections.abc import Iterator
 
 import pyarrow as pa
@@ -23,9 +24,11 @@ class ZmqBatchWriter(DataSourceArrowWriter):
     def __init__(self, options: WriteOptions, columns: SinkColumns) -> None:
         self._options = options
         self._columns = columns
+        # Made on the driver, so that it is the same for all tasks.
+        self._job = uuid.uuid4().hex
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
-        return run_task(self._options, self._columns, iterator)
+        return run_task(self._options, self._columns, self._job, iterator)
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
         report_batch(messages, "write")

@@ -17,6 +17,7 @@ from pyspark.sql.datasource import (
 )
 from pyspark.sql.types import StructType
 
+from zmq_datasource.dead_letters import check_dead_letter_location
 from zmq_datasource.errors import OptionError
 from zmq_datasource.messages import row_schema, spark_ddl
 from zmq_datasource.option_parser import parse
@@ -24,6 +25,7 @@ from zmq_datasource.options import BatchReadOptions, ReadOptions, StreamReadOpti
 from zmq_datasource.sockets import check_socket_options
 from zmq_datasource.spark.batch_reader import ZmqLiveReader, ZmqLogReader
 from zmq_datasource.spark.batch_writer import ZmqBatchWriter
+from zmq_datasource.spark.gaps import GAPS_DDL, ZmqGapReader
 from zmq_datasource.spark.stream_reader import ZmqStreamReader
 from zmq_datasource.spark.stream_writer import ZmqStreamWriter
 from zmq_datasource.spark.write_task import SinkColumns
@@ -44,30 +46,38 @@ class ZmqDataSource(DataSource):
     def schema(self) -> str:
         """The columns of a read; the first thing Spark asks when a DataFrame is made."""
         options = parse(ReadOptions, self.options)
-        check_socket_options(options)
-        return spark_ddl(options.include_frames)
+        _check(options)
+        return GAPS_DDL if options.view == "gaps" else spark_ddl(options.include_frames)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
         options = parse(StreamReadOptions, self.options)
-        check_socket_options(options)
+        _check(options)
         _check_schema(schema, options)
         return ZmqStreamReader(options)
 
     def reader(self, schema: StructType) -> DataSourceReader:
         options = parse(BatchReadOptions, self.options)
-        check_socket_options(options)
+        _check(options)
+        if options.view == "gaps":
+            return ZmqGapReader(options)
         _check_schema(schema, options)
         return ZmqLogReader(options) if options.wal_location is not None else ZmqLiveReader(options)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamArrowWriter:
         options = parse(WriteOptions, self.options)
         check_socket_options(options)
-        return ZmqStreamWriter(options, SinkColumns.of(schema))
+        return ZmqStreamWriter(options, SinkColumns.of(schema, options))
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceArrowWriter:
         options = parse(WriteOptions, self.options)
         check_socket_options(options)
-        return ZmqBatchWriter(options, SinkColumns.of(schema))
+        return ZmqBatchWriter(options, SinkColumns.of(schema, options))
+
+
+def _check(options: ReadOptions) -> None:
+    check_socket_options(options)
+    if options.dead_letter_location is not None:
+        check_dead_letter_location(options.dead_letter_location)
 
 
 def _check_schema(schema: StructType, options: ReadOptions) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 import pyarrow as pa
 from pyspark.sql.datasource import InputPartition
 
-from zmq_datasource.messages import to_rows
+from zmq_datasource.framing import to_rows
 from zmq_datasource.wal.reader import Slice, read_slices
 from zmq_datasource.wal.storage import LogStorage
 

@@ -29,6 +29,7 @@ from zmq_datasource.ingest import PARTITION, Ingest
 from zmq_datasource.offsets import Offset
 from zmq_datasource.options import StreamReadOptions
 from zmq_datasource.spark.admission import Admission
+from zmq_datasource.spark.metrics import source_metrics
 from zmq_datasource.spark.partition_reader import LogInputPartition, read_log_partition
 from zmq_datasource.spark.worker import set_up_worker
 from zmq_datasource.wal.reader import end_within_bytes, split_range
@@ -135,16 +136,7 @@ class ZmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def reportLatestOffset(self) -> dict[str, Any] | None:
         """Shown as ``sources[].latestOffset`` in the query's progress: the log's end and counters."""
         ingest = self._running()
-        counters = ingest.counters
-        return self._offset(ingest, ingest.log.durable_end) | {
-            "messagesReceived": counters.received,
-            "bytesReceived": counters.bytes,
-            "messagesOversize": counters.oversize,
-            "dataLosses": counters.data_losses,
-            "messagesLost": counters.lost,
-            "receivePauses": counters.pauses,
-            "receivePausedMs": round(counters.paused_seconds * 1000),
-        }
+        return self._offset(ingest, ingest.log.durable_end) | source_metrics(ingest.counters, ingest.judge)
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         """Share the ids from ``start`` to ``end`` out among tasks."""
@@ -239,7 +231,7 @@ class ZmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 "failOnDataLoss=false"
             )
         ingest.counters.data_losses += 1
-        ingest.counters.lost += messages
+        ingest.counters.expired += messages
         _log.warning("data loss: %s; going on because failOnDataLoss=false", what)
 
 

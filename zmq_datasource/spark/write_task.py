@@ -35,7 +35,7 @@ class SinkColumns:
     topic: bool
 
     @classmethod
-    def of(cls, schema: StructType) -> SinkColumns:
+    def of(cls, schema: StructType, options: WriteOptions) -> SinkColumns:
         """Judge the schema of what is written.
 
         Raises:
@@ -52,6 +52,11 @@ class SinkColumns:
             raise OptionError("writing both 'value' and 'frames': drop the one that is not meant")
         if "frames" not in names and "value" not in names:
             raise OptionError(f"writing columns {sorted(names)}: there is neither 'value' nor 'frames'")
+        if "frames" in names and options.framing != "plain":
+            raise OptionError(
+                f"writing 'frames' with framing={options.framing}: it makes the frames itself; write 'value' and "
+                "'topic'"
+            )
         allowed = {"value": (StringType(), BinaryType()), "topic": (StringType(), BinaryType())}
         for name, types in {**allowed, "frames": _FRAMES_TYPES}.items():
             if name in names and schema[name].dataType not in types:
@@ -70,8 +75,13 @@ class TaskReport(WriterCommitMessage):
     query: str | None = None
 
 
-def run_task(options: WriteOptions, columns: SinkColumns, batches: Iterator[pa.RecordBatch]) -> TaskReport:
+def run_task(
+    options: WriteOptions, columns: SinkColumns, job: str, batches: Iterator[pa.RecordBatch]
+) -> TaskReport:
     """Send every row of one Spark partition.
+
+    Args:
+        job: Names the write among others, if it is no streaming query's.
 
     Raises:
         SocketError: Nobody there, too slow, or not flushed (without ``noblock``).
@@ -84,17 +94,27 @@ def run_task(options: WriteOptions, columns: SinkColumns, batches: Iterator[pa.R
             f"bind={options.bind}: only one task can bind, and this is task {context.partitionId()} of the batch; "
             "write df.coalesce(1), or let the consumer bind and the sink connect"
         )
+    publisher = _publisher(job, context)
     counters = SinkCounters()
     rows = (batch for batch in batches if batch.num_rows)
     first = next(rows, None)
     if first is not None:  # an empty partition needs no peer
-        with Sender(options) as sender:
+        with Sender(options, publisher) as sender:
             for batch in itertools.chain((first,), rows):
                 _send(sender, columns, batch)
             counters = sender.finish()
     if not counters.balanced:
         raise ZmqDataSourceError(f"accounting for a task: {counters}; rows must be sent or dropped")
     return TaskReport(counters, context.getLocalProperty("sql.streaming.queryId") if context else None)
+
+
+def _publisher(job: str, context: TaskContext | None) -> str:
+    """Who numbers the rows of a task: the same for each attempt at it, and for a batch that is repeated."""
+    if context is None:
+        return job
+    query = context.getLocalProperty("sql.streaming.queryId")
+    batch = context.getLocalProperty("streaming.sql.batchId")
+    return f"{f'{query}/{batch}' if query else job}/{context.partitionId()}"
 
 
 def _send(sender: Sender, columns: SinkColumns, batch: pa.RecordBatch) -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from types import MappingProxyType
 
 import pyarrow as pa
 import pyarrow.ipc
@@ -13,16 +14,41 @@ from zmq_datasource.messages import LOG_SCHEMA
 from zmq_datasource.wal.layout import parse_chunk_name
 from zmq_datasource.wal.storage import LogStorage
 
-__all__ = ["fingerprint", "read_chunk", "write_batches"]
+__all__ = ["fingerprint", "read_chunk", "read_metadata", "write_batches"]
 
 _CHECKSUM = b"xxh3"
 
 
-def write_batches(file: pa.NativeFile, batches: Sequence[pa.RecordBatch]) -> None:
-    """Write numbered batches as one Arrow IPC file."""
-    with pa.ipc.new_file(file, LOG_SCHEMA) as writer:
+def write_batches(
+    file: pa.NativeFile,
+    batches: Sequence[pa.RecordBatch],
+    metadata: Mapping[bytes, bytes] = MappingProxyType({}),
+) -> None:
+    """Write numbered batches as one Arrow IPC file.
+
+    Args:
+        metadata: Put into the file's schema, beside what the batches' own schema has.
+    """
+    schema = LOG_SCHEMA.with_metadata({**(batches[0].schema.metadata or {}), **metadata})
+    with pa.ipc.new_file(file, schema) as writer:
         for batch in batches:
             writer.write_batch(batch, custom_metadata={_CHECKSUM: fingerprint(batch)})
+
+
+def read_metadata(storage: LogStorage, partition: int, name: str) -> Mapping[bytes, bytes]:
+    """The metadata of a chunk's schema.
+
+    Raises:
+        DamagedChunkError: The file is no Arrow file.
+        FileNotFoundError: It is gone.
+    """
+    try:
+        with storage.open_chunk(partition, name) as file:
+            return pa.ipc.open_file(file).schema.metadata or {}
+    except FileNotFoundError:
+        raise
+    except (OSError, pa.ArrowException) as e:
+        raise DamagedChunkError(f"opening chunk {storage.chunk_path(partition, name)}: {e}") from e
 
 
 def read_chunk(

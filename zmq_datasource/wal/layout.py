@@ -12,8 +12,10 @@ __all__ = [
     "START_NAME",
     "TEMPORARY_PREFIX",
     "Chunk",
+    "StateFile",
     "chunk_name",
     "parse_chunk_name",
+    "parse_state_name",
 ]
 
 FORMAT_VERSION = 1
@@ -23,6 +25,7 @@ START_NAME = "start.json"
 TEMPORARY_PREFIX = "."
 
 _CHUNK_NAME = re.compile(r"(\d{20})-(\d{20})\.arrow")
+_STATE_NAME = re.compile(r"state-(\d{20})-(\d{20})\.json")
 
 
 class Chunk(NamedTuple):
@@ -52,3 +55,20 @@ def parse_chunk_name(name: str) -> tuple[int, int] | None:
         return None
     first, end = int(match[1]), int(match[2])
     return (first, end) if first < end else None
+
+
+class StateFile(NamedTuple):
+    """A state file: how new it is, and the end of the messages that it is about."""
+
+    version: int
+    end: int
+
+    @property
+    def name(self) -> str:
+        return f"state-{self.version:020d}-{self.end:020d}.json"
+
+
+def parse_state_name(name: str) -> StateFile | None:
+    """What a state file's name declares, or None for another file."""
+    match = _STATE_NAME.fullmatch(name)
+    return None if match is None else StateFile(int(match[1]), int(match[2]))

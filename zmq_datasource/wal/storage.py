@@ -32,7 +32,9 @@ from zmq_datasource.wal.layout import (
     START_NAME,
     TEMPORARY_PREFIX,
     Chunk,
+    StateFile,
     parse_chunk_name,
+    parse_state_name,
 )
 
 __all__ = ["LogStorage", "WriterLock", "default_location"]
@@ -211,8 +213,49 @@ class LogStorage:
     def remove_temporaries(self, partition: int) -> None:
         """Delete what a crashed writer left unfinished. Only for the holder of the lock."""
         with _writing(f"cleaning {self._directory(partition)}"):
-            for path in self._directory(partition).glob(f"{TEMPORARY_PREFIX}*.arrow"):
-                path.unlink(missing_ok=True)
+            for kind in ("arrow", "json"):
+                for path in self._directory(partition).glob(f"{TEMPORARY_PREFIX}*.{kind}"):
+                    path.unlink(missing_ok=True)
+
+    def states(self, partition: int) -> list[StateFile]:
+        """The state files of a partition, oldest first."""
+        try:
+            with os.scandir(self._directory(partition)) as entries:
+                found = [parse_state_name(entry.name) for entry in entries]
+        except FileNotFoundError:
+            return []
+        return sorted(file for file in found if file is not None)
+
+    def state_path(self, partition: int, file: StateFile) -> Path:
+        """Where a state file is, for messages."""
+        return self._directory(partition) / file.name
+
+    def read_state(self, partition: int, file: StateFile) -> bytes:
+        """The content of a state file; FileNotFoundError if it is gone."""
+        return self.state_path(partition, file).read_bytes()
+
+    def write_state(self, partition: int, file: StateFile, content: bytes, sync: bool) -> None:
+        """Make a state file appear, whole.
+
+        Raises:
+            LogWriteError: The file system refused; nothing appeared.
+        """
+        final = self.state_path(partition, file)
+        temporary = final.with_name(f"{TEMPORARY_PREFIX}{final.name}")
+        with _writing(f"writing {final}"):
+            temporary.write_bytes(content)
+            if sync:
+                _sync_file(temporary)
+            os.rename(temporary, final)
+            if sync:
+                _sync_directory(final.parent)
+
+    def remove_states(self, partition: int, but: int | None) -> None:
+        """Delete all state files but that of one version."""
+        for file in self.states(partition):
+            if file.version != but:
+                with _writing(f"removing {self.state_path(partition, file)}"):
+                    self.state_path(partition, file).unlink(missing_ok=True)
 
     def read_start(self, partition: int) -> tuple[int, str] | None:
         """What ``write_start`` wrote: first id and reason, while the query's first batch is not done."""

@@ -13,8 +13,9 @@ import queue
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
+from typing import NamedTuple
 
 import pyarrow as pa
 
@@ -22,7 +23,8 @@ from zmq_datasource.errors import LogError, LogWriteError
 from zmq_datasource.messages import number_rows
 from zmq_datasource.wal.chunk import write_batches
 from zmq_datasource.wal.index import ChunkIndex
-from zmq_datasource.wal.layout import Chunk, chunk_name
+from zmq_datasource.wal.layout import Chunk, StateFile, chunk_name
+from zmq_datasource.wal.state import Carried, SavedState, chunk_metadata, read_saved_state, state_content
 from zmq_datasource.wal.storage import LogStorage, WriterLock
 
 __all__ = ["LogWriter"]
@@ -35,6 +37,17 @@ _MAX_UNWRITTEN = 2
 _EXPIRY_SECONDS = 1.0
 
 
+class _Job(NamedTuple):
+    """What the sealing thread does: write a state file, a chunk, both, or nothing."""
+
+    batches: Sequence[pa.RecordBatch]
+    first: int
+    end: int
+    done: Future[int]
+    state: tuple[StateFile, bytes] | None
+    metadata: Mapping[bytes, bytes]
+
+
 class LogWriter:
     """Appends to one log partition.
 
@@ -45,6 +58,7 @@ class LogWriter:
         max_bytes: Size of the log at which ``full`` becomes true.
         retention: Seconds that a committed chunk stays.
         sync: Whether a chunk is forced to the disk before it counts as durable.
+        carried: Whose state the log keeps beside the rows; it is asked whenever a chunk is cut.
         clock: Seconds since the epoch; compared with the files' modification times.
     """
 
@@ -57,6 +71,7 @@ class LogWriter:
         max_bytes: int,
         retention: float = 0.0,
         sync: bool = True,
+        carried: Carried | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
         self._storage = storage
@@ -65,6 +80,7 @@ class LogWriter:
         self._max_bytes = max_bytes
         self._retention = retention
         self._sync = sync
+        self._carried = carried
         self._clock = clock
 
         self._lock = threading.Lock()  # guards the index and the numbers after it
@@ -81,17 +97,21 @@ class LogWriter:
         self._next = 0
         self._cut_to = 0
 
-        self._jobs: queue.SimpleQueue[tuple[Sequence[pa.RecordBatch], int, int, Future[int]] | None] = (
-            queue.SimpleQueue()
-        )
+        self._state_version = 0
+        self._base_version: int | None = None
+
+        self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
         self._waiting = 0
         self._failure: LogError | None = None
         self._sealer = threading.Thread(target=self._seal_jobs, name="zmq-log-sealer", daemon=True)
         self._writer_lock: WriterLock | None = None
         self.log_id = ""
+        self.saved = SavedState()
 
     def open(self, lock_wait: float = 0.0) -> None:
         """Create or recover the log, and become its writer.
+
+        From then on ``saved`` is the state that the log kept last.
 
         Args:
             lock_wait: Seconds to wait for a previous writer that is just stopping.
@@ -104,12 +124,15 @@ class LogWriter:
         try:
             self._storage.remove_temporaries(self._partition)
             self._index = ChunkIndex(self._storage.chunks(self._partition))
+            self.saved = read_saved_state(self._storage, self._partition)
+            self._storage.remove_states(self._partition, but=self.saved.base)
         except LogError:
             lock.release()
             raise
         self._writer_lock = lock
         self._next = self._cut_to = self._index.end
         self._committed = self._index.earliest
+        self._state_version, self._base_version = self.saved.version, self.saved.base
         self._sealer.start()
 
     # The receiving thread's side.
@@ -133,8 +156,11 @@ class LogWriter:
         if self._open_bytes >= self._chunk_bytes:
             self.cut()
 
-    def cut(self) -> Future[int]:
+    def cut(self, keep: bool = False) -> Future[int]:
         """Hand the open chunk to the sealing thread.
+
+        Args:
+            keep: Whether to keep a changed state though there are no rows.
 
         Returns:
             Resolves to the durable end of the log once this chunk and all before it are
@@ -142,11 +168,28 @@ class LogWriter:
         """
         done: Future[int] = Future()
         batches, first = self._open, self._cut_to
+        state, metadata = self._state(bool(batches), keep)
         self._open, self._open_bytes, self._cut_to = [], 0, self._next
         with self._lock:
             self._waiting += 1
-        self._jobs.put((batches, first, self._next, done))
+        self._jobs.put(_Job(batches, first, self._next, done, state, metadata))
         return done
+
+    def _state(self, rows: bool, keep: bool) -> tuple[tuple[StateFile, bytes] | None, dict[bytes, bytes]]:
+        """What to keep: as a state file, and in the chunk. It is about the rows so far, exactly."""
+        carried = self._carried
+        if carried is None or not (rows or (keep and carried.changed)):
+            return None, {}
+        state = None
+        if not rows or carried.large:
+            self._state_version += 1
+            self._base_version = self._state_version
+            file = StateFile(self._state_version, self._next)
+            state = file, state_content(self._state_version, carried.full())
+        if not rows:
+            return state, {}
+        self._state_version += 1
+        return state, chunk_metadata(self._state_version, self._base_version, carried.delta())
 
     @property
     def slow(self) -> bool:
@@ -225,7 +268,7 @@ class LogWriter:
         """
         if self._writer_lock is None:
             return
-        last = self.cut()
+        last = self.cut(keep=True)
         self._jobs.put(None)
         self._sealer.join()
         self._writer_lock.release()
@@ -243,31 +286,34 @@ class LogWriter:
                 continue
             if job is None:
                 return
-            batches, first, end, done = job
             try:
-                done.set_result(self._seal(batches, first, end))
+                job.done.set_result(self._seal(job))
             except Exception as e:
                 # Ids after a hole cannot be sealed: everything later fails the same way.
                 if not isinstance(e, LogError):
-                    e = LogWriteError(f"sealing ids {first} to {end - 1}: {e!r}")
+                    e = LogWriteError(f"sealing ids {job.first} to {job.end - 1}: {e!r}")
                 self._failure = e
-                done.set_exception(e)
+                job.done.set_exception(e)
             finally:
                 with self._lock:
                     self._waiting -= 1
 
-    def _seal(self, batches: Sequence[pa.RecordBatch], first: int, end: int) -> int:
+    def _seal(self, job: _Job) -> int:
         if self._failure is not None:
             raise self._failure
-        if batches:
+        if job.state is not None:
+            self._storage.write_state(self._partition, *job.state, self._sync)
+        if job.batches:
             chunk = self._storage.write_chunk(
                 self._partition,
-                chunk_name(first, end),
-                lambda file: write_batches(file, batches),
+                chunk_name(job.first, job.end),
+                lambda file: write_batches(file, job.batches, job.metadata),
                 self._sync,
             )
             with self._lock:
                 self._index.append(chunk)
-                self._unwritten_bytes -= sum(batch.nbytes for batch in batches)
+                self._unwritten_bytes -= sum(batch.nbytes for batch in job.batches)
             _log.debug("sealed chunk %s, %d bytes", chunk.name, chunk.size)
-        return end
+        if job.state is not None:  # nothing needs those before it any more
+            self._storage.remove_states(self._partition, but=job.state[0].version)
+        return job.end

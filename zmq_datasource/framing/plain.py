@@ -1,26 +1,21 @@
-"""Frames to message fields, and back: pure functions over bytes, many messages a call.
+"""Plain framing: every message fits, and nothing is numbered.
 
-A *raw message* is what a receive loop collects without looking: ``bytes`` for a message of
-one frame, a list of ``bytes`` for more. The common shapes (all of one frame, all of topic
-and value) take no Python step per message.
-
-Plain framing: one frame is the value; of several the first is the topic and the last the
-value, and ``frames`` keeps them all where topic and value alone would not give them back
-(more than two frames, or a topic that is not UTF-8).
+One frame is the value; of several the first is the topic and the last the value, and ``frames``
+keeps them all where topic and value alone would not give them back (more than two frames, or
+a topic that is not UTF-8). The common shapes (all of one frame, all of topic and value) take
+no Python step per message.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TypeAlias
 
 import pyarrow as pa
 
+from zmq_datasource.framing.fields import RawMessage
 from zmq_datasource.messages import MESSAGE_SCHEMA
 
-__all__ = ["RawMessage", "decode_plain"]
-
-RawMessage: TypeAlias = bytes | list[bytes]
+__all__ = ["decode_plain", "text_of", "times_of"]
 
 
 def decode_plain(messages: Sequence[RawMessage], timestamps: Sequence[tuple[int, int]]) -> pa.RecordBatch:
@@ -38,25 +33,31 @@ def decode_plain(messages: Sequence[RawMessage], timestamps: Sequence[tuple[int,
         value = pa.array(messages, pa.binary())  # each of one frame
     except pa.ArrowException:
         value = pa.array([m[-1] if isinstance(m, list) else m for m in messages], pa.binary())
-        topic, bad = _as_text([m[0] if isinstance(m, list) else None for m in messages])
+        topic, bad = text_of([m[0] if isinstance(m, list) else None for m in messages])
         kept = [
             m if isinstance(m, list) and (len(m) > 2 or row in bad) else None
             for row, m in enumerate(messages)
         ]
         frames = pa.array(kept, frames.type)
-    times = [pa.repeat(pa.scalar(time, pa.int64()), count) for time, count in timestamps]
     columns = [
         topic,
         value,
         pa.nulls(rows, pa.string()),  # publisher and sequence: plain framing has none
         pa.nulls(rows, pa.int64()),
-        pa.concat_arrays(times).cast(MESSAGE_SCHEMA.field("timestamp").type),
+        times_of(timestamps),
         frames,
     ]
     return pa.RecordBatch.from_arrays(columns, schema=MESSAGE_SCHEMA)
 
 
-def _as_text(topics: list[bytes | None]) -> tuple[pa.Array, set[int]]:
+def times_of(timestamps: Sequence[tuple[int, int]]) -> pa.Array:
+    """Runs of (microseconds since the epoch, number of messages) as a column."""
+    kind = MESSAGE_SCHEMA.field("timestamp").type
+    times = [pa.repeat(pa.scalar(time, pa.int64()), count) for time, count in timestamps]
+    return pa.concat_arrays(times).cast(kind) if times else pa.nulls(0, kind)
+
+
+def text_of(topics: Sequence[bytes | None]) -> tuple[pa.Array, set[int]]:
     """Topics as strings, and the rows whose bytes were not UTF-8."""
     raw = pa.array(topics, pa.binary())
     try:

@@ -1,49 +1,26 @@
-"""Every option of the data source, declared once: name, type, default, range and doc.
-
-How a declaration becomes a parsed, checked value is in ``option_parser``; the reference in
-``docs/options.md`` is generated from these classes. What only libzmq can judge is checked in
-``sockets``.
-"""
+"""The source's options: of a streaming read, and of a batch read of a socket or a log."""
 
 from __future__ import annotations
 
 from typing import Annotated, ClassVar
 
 from zmq_datasource.errors import OptionError
-from zmq_datasource.option_parser import OptionSet, doc
+from zmq_datasource.option_parser import describe, doc
 from zmq_datasource.option_types import (
     ByteSize,
     Duration,
-    Endpoints,
     Linger,
     Position,
-    SinkSocket,
     SourceSocket,
     Topics,
+    View,
 )
+from zmq_datasource.options.framing import FramingOptions
 
-__all__ = [
-    "BatchReadOptions",
-    "ReadOptions",
-    "SocketOptions",
-    "StreamReadOptions",
-    "WriteOptions",
-]
+__all__ = ["BatchReadOptions", "ReadOptions", "StreamReadOptions"]
 
 
-class SocketOptions(OptionSet, frozen=True, kw_only=True, rename="camel"):
-    """What every socket has. Subclasses add their side."""
-
-    connect: Annotated[Endpoints, doc("Endpoints to connect to, comma-separated.")] = Endpoints()
-    bind: Annotated[Endpoints, doc("Endpoints to bind, comma-separated.")] = Endpoints()
-
-    def check(self) -> None:
-        both = set(self.connect) & set(self.bind)
-        if both:
-            raise OptionError(f"{', '.join(map(str, both))} is in both connect and bind; keep one")
-
-
-class ReadOptions(SocketOptions, frozen=True, kw_only=True, rename="camel"):
+class ReadOptions(FramingOptions, frozen=True, kw_only=True, rename="camel"):
     """What ``spark.readStream`` and ``spark.read`` accept together.
 
     ``DataSource.schema`` is not told which of the two it serves, so the DataFrame is checked
@@ -121,6 +98,10 @@ class ReadOptions(SocketOptions, frozen=True, kw_only=True, rename="camel"):
         Position | None,
         doc("Where a batch read of a log ends: `latest` (default) or an offset in JSON.", "batch"),
     ] = None
+    view: Annotated[
+        View,
+        doc("What a batch read of a log shows: its `messages`, or the `gaps` in their sequences.", "batch"),
+    ] = View("messages")
     max_messages_per_trigger: Annotated[
         int | None, doc("Most messages in one micro-batch.", "stream", ge=1)
     ] = None
@@ -181,6 +162,7 @@ class ReadOptions(SocketOptions, frozen=True, kw_only=True, rename="camel"):
             raise OptionError(
                 f"topics={self.topics} needs socketType=SUB; a PULL socket receives every message"
             )
+        self._check_filter()
         least, most = self.min_messages_per_trigger, self.max_messages_per_trigger
         if least is not None and most is not None and least > most:
             raise OptionError(
@@ -188,16 +170,33 @@ class ReadOptions(SocketOptions, frozen=True, kw_only=True, rename="camel"):
                 "lower the one or raise the other"
             )
 
+    def _check_filter(self) -> None:
+        """A counter over all topics shows each message of another topic as missing."""
+        numbering = self.numbering
+        if numbering is None or "topic" in numbering.by or "" in self.topics or self.framing == "vllm":
+            return
+        raise OptionError(
+            f"topics={self.topics} with framing={self.framing}: the publisher counts by {' and '.join(numbering.by)} "
+            "over all its topics, so every message of another topic would look lost. Read all topics and filter in "
+            "Spark, or set sequenceBy=none to judge nothing"
+        )
+
 
 # Of a batch read: what only a live socket has, and what only a log has.
-_LIVE_ONLY = ("socket_type", "topics", "rcvhwm", "linger", "timeout", "idle_timeout", "max_messages")
+_LIVE_ONLY = (
+    *(option.field for option in describe(FramingOptions) if option.name not in ("connect", "bind")),
+    *("socket_type", "topics", "rcvhwm", "linger", "timeout", "idle_timeout", "max_messages"),
+)
 _LOG_ONLY = (
     "starting_offsets",
     "ending_offsets",
     "min_partitions",
     "max_bytes_per_partition",
     "fail_on_data_loss",
+    "view",
 )
+# What the gap table has nothing to do with.
+_MESSAGES_ONLY = tuple(name for name in (*_LOG_ONLY, "include_frames") if name != "view")
 
 
 class StreamReadOptions(ReadOptions, frozen=True, kw_only=True, rename="camel"):
@@ -237,71 +236,7 @@ class BatchReadOptions(ReadOptions, frozen=True, kw_only=True, rename="camel"):
                 raise OptionError(
                     f"reading a log opens no socket; remove the options zmq.* {sorted(self.zmq)}"
                 )
+        if self.view == "gaps":
+            self.refuse(_MESSAGES_ONLY, "is about messages; view=gaps shows the whole gap table")
         if self.ending_offsets and self.ending_offsets.word == "earliest":
             raise OptionError("endingOffsets=earliest reads nothing; use latest or an offset in JSON")
-
-
-class WriteOptions(SocketOptions, frozen=True, kw_only=True, rename="camel"):
-    """``writeStream.format("zmq")`` and ``df.write.format("zmq")``."""
-
-    socket_type: Annotated[
-        SinkSocket,
-        doc("`PUSH` shares the rows among PULL peers; `PUB` sends each to every subscriber."),
-    ] = SinkSocket("PUSH")
-    sndhwm: Annotated[
-        int,
-        doc(
-            "Send high-water mark: messages that libzmq queues per connection. libzmq's 0 (no limit) is refused.",
-            ge=1,
-            le=2**31 - 1,
-        ),
-    ] = 1000
-    linger: Annotated[
-        Linger,
-        doc(
-            "How long a task waits at its end for queued messages to leave the process, in milliseconds or with a "
-            "unit; -1 waits for ever."
-        ),
-    ] = Linger(30_000)
-    noblock: Annotated[
-        bool,
-        doc(
-            "If true, a message that finds the queue full is dropped and counted (`hwm`); if false, the task waits up "
-            "to `sendTimeout` and then fails."
-        ),
-    ] = False
-    send_timeout: Annotated[
-        Duration, doc("How long one send may wait for room in the queue (`noblock=false`).")
-    ] = Duration(60)
-    connect_timeout: Annotated[
-        Duration,
-        doc(
-            "How long a task waits at its start for every endpoint to answer (PUSH) or for `minSubscribers` (PUB)."
-        ),
-    ] = Duration(30)
-    min_subscribers: Annotated[
-        int,
-        doc(
-            "Subscribers that a PUB waits for before the first message; 0 does not wait. One that "
-            "subscribes to several "
-            "topics while another is connected and has not subscribed yet may count for both.",
-            ge=0,
-        ),
-    ] = 1
-
-    title: ClassVar[str] = "write option"
-    # Spark hands a writer its own option along with ours.
-    ignored: ClassVar[frozenset[str]] = frozenset({"checkpointlocation"})
-
-    def check(self) -> None:
-        super().check()
-        if not (self.connect or self.bind):
-            raise OptionError(
-                "neither connect nor bind is set; name the consumer, as in .option('connect', 'tcp://consumer:5557')"
-            )
-        if self.linger == 0 and not self.noblock:
-            raise OptionError(
-                "linger=0 gives up what is queued when a task ends, which needs noblock=true; set a longer linger"
-            )
-        if self.socket_type == "PUSH" and self.min_subscribers != 1:
-            raise OptionError("minSubscribers needs socketType=PUB; a PUSH waits for its peers")

@@ -1,0 +1,170 @@
+"""Messages set aside, with their reason, as Parquet files on any file system that pyarrow knows.
+
+``spark.read.parquet(location)`` reads them. Writing never holds anybody up: a thread of its own
+writes what was added, in files of some thousands, and what it cannot write is counted and said.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import queue
+import threading
+import time
+import uuid
+from collections.abc import Callable, Sequence
+from types import TracebackType
+from typing import Self
+
+import pyarrow as pa
+
+from zmq_datasource.errors import OptionError
+from zmq_datasource.intake import MalformedMessage
+
+__all__ = ["DEAD_LETTER_SCHEMA", "DeadLetters", "check_dead_letter_location"]
+
+_log = logging.getLogger(__name__)
+
+DEAD_LETTER_SCHEMA = pa.schema(
+    [
+        ("timestamp", pa.timestamp("us", tz="UTC")),
+        ("reason", pa.string()),
+        ("framing", pa.string()),
+        ("endpoint", pa.string()),
+        ("frames", pa.list_(pa.field("element", pa.binary()))),
+    ]
+)
+
+# What may wait for the file system; beyond it, letters are lost, and counted.
+_MAX_WAITING_BYTES = 64 << 20
+_FILE_MESSAGES = 10_000
+_FILE_SECONDS = 1.0
+_CLOSE_SECONDS = 10.0
+
+
+def check_dead_letter_location(location: str) -> None:
+    """Refuse a location that pyarrow cannot mean anything by.
+
+    Raises:
+        OptionError: It is of an unknown scheme, or malformed.
+    """
+    from pyarrow import fs  # noqa: PLC0415 - see DeadLetters
+
+    if "://" not in location:
+        return
+    try:
+        fs.FileSystem.from_uri(location)
+    except (OSError, ValueError) as e:
+        raise OptionError(
+            f"option deadLetterLocation={location!r}: {e}; name a directory by its path, or by a URI of a file system "
+            "that pyarrow knows (file, s3, gs, hdfs)"
+        ) from e
+
+
+class DeadLetters:
+    """Writes dead letters; use it in a ``with`` block.
+
+    Args:
+        location: A directory, as a path or URI.
+        framing: The framing that the messages do not fit.
+        lost: Called with a number of letters that could not be written.
+    """
+
+    def __init__(self, location: str, framing: str, lost: Callable[[int], None]) -> None:
+        self._location = location
+        self._framing = framing
+        self._lost = lost
+        self._waiting: queue.SimpleQueue[Sequence[MalformedMessage] | None] = queue.SimpleQueue()
+        self._waiting_bytes = 0
+        self._lock = threading.Lock()
+        self._thread = threading.Thread(target=self._run, name="zmq-dead-letters", daemon=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Write what waits; a file system that does not answer is not waited for long."""
+        self._waiting.put(None)
+        self._thread.join(_CLOSE_SECONDS)
+        if self._thread.is_alive():
+            _log.error("%s did not answer for %.0f s; dead letters are lost", self._location, _CLOSE_SECONDS)
+
+    def add(self, letters: Sequence[MalformedMessage]) -> None:
+        """Keep messages. Never waits."""
+        size = _size(letters)
+        with self._lock:
+            full = self._waiting_bytes + size > _MAX_WAITING_BYTES
+            if not full:
+                self._waiting_bytes += size
+        if full:
+            self._lose(letters, f"more than {_MAX_WAITING_BYTES >> 20} MiB wait for it")
+        else:
+            self._waiting.put(letters)
+
+    def _lose(self, letters: Sequence[MalformedMessage], why: str) -> None:
+        self._lost(len(letters))
+        _log.error("%d dead letters could not be kept in %s: %s", len(letters), self._location, why)
+
+    # The thread.
+
+    def _run(self) -> None:
+        ended = False
+        while not ended:
+            letters: list[MalformedMessage] = []
+            deadline = math.inf
+            while len(letters) < _FILE_MESSAGES:
+                left = deadline - time.monotonic()
+                try:
+                    more = self._waiting.get(timeout=None if left == math.inf else max(left, 0))
+                except queue.Empty:
+                    break
+                if more is None:
+                    ended = True
+                    break
+                letters += more
+                deadline = min(deadline, time.monotonic() + _FILE_SECONDS)
+            if letters:
+                self._write(letters)
+                with self._lock:
+                    self._waiting_bytes -= _size(letters)
+
+    def _write(self, letters: Sequence[MalformedMessage]) -> None:
+        # Imported here because they cost a tenth of a second, which only the first letter should.
+        from pyarrow import fs, parquet  # noqa: PLC0415
+
+        table = pa.Table.from_pylist(
+            [
+                {
+                    "timestamp": letter.timestamp,
+                    "reason": letter.reason,
+                    "framing": self._framing,
+                    "endpoint": letter.endpoint,
+                    "frames": letter.frames,
+                }
+                for letter in letters
+            ],
+            DEAD_LETTER_SCHEMA,
+        )
+        try:
+            if "://" in self._location:
+                system, directory = fs.FileSystem.from_uri(self._location)
+            else:
+                system, directory = fs.LocalFileSystem(), self._location
+            system.create_dir(directory, recursive=True)
+            # Spark leaves out what begins with a dot, so nobody reads half a file.
+            name = f"{time.strftime('%Y%m%dT%H%M%S', time.gmtime())}-{uuid.uuid4().hex}.parquet"
+            parquet.write_table(table, f"{directory}/.{name}", filesystem=system)
+            system.move(f"{directory}/.{name}", f"{directory}/{name}")
+        # Whatever a file system of somebody else's raises: the feed goes on.
+        except Exception as e:
+            self._lose(letters, str(e))
+
+
+def _size(letters: Sequence[MalformedMessage]) -> int:
+    return sum(sum(map(len, letter.frames)) + 200 for letter in letters)

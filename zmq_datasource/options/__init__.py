@@ -1,0 +1,21 @@
+"""Every option of the data source, declared once: name, type, default, range and doc.
+
+How a declaration becomes a parsed, checked value is in ``option_parser``; the reference in
+``docs/options.md`` is generated from these classes. What only libzmq can judge is checked in
+``sockets``.
+"""
+
+from zmq_datasource.options.framing import FramingOptions, Numbering
+from zmq_datasource.options.read import BatchReadOptions, ReadOptions, StreamReadOptions
+from zmq_datasource.options.socket import SocketOptions
+from zmq_datasource.options.write import WriteOptions
+
+__all__ = [
+    "BatchReadOptions",
+    "FramingOptions",
+    "Numbering",
+    "ReadOptions",
+    "SocketOptions",
+    "StreamReadOptions",
+    "WriteOptions",
+]

@@ -1,0 +1,280 @@
+"""How messages are framed and numbered, and what happens to those that are not, or are missing.
+
+A preset of ``framing`` knows where topic, publisher, sequence and value are, and how its
+publishers count (``Numbering``); ``custom`` takes both from options.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, NamedTuple
+
+from zmq_datasource.errors import OptionError
+from zmq_datasource.option_parser import describe, doc
+from zmq_datasource.option_types import (
+    CountedBy,
+    Duration,
+    Endian,
+    Endpoints,
+    Framing,
+    JsonPath,
+    OnLoss,
+    OnMalformed,
+    ReplayFrom,
+    Restart,
+)
+from zmq_datasource.options.socket import SocketOptions
+
+__all__ = ["FramingOptions", "Numbering"]
+
+
+class Numbering(NamedTuple):
+    """How publishers number their messages: what ``sequences`` judges by.
+
+    Attributes:
+        by: What has a counter of its own: a choice of ``publisher``, ``topic``, ``endpoint``.
+        start: The first number of a counter.
+        end: The last one, after which it starts again; None if it never does.
+        restarts: Whether a publisher that starts anew keeps its name and counts from ``start``.
+            If not, a lower number never means that.
+        window: How far back a lower number is still late or a duplicate, not a restart.
+    """
+
+    by: tuple[str, ...]
+    start: int = 0
+    end: int | None = None
+    restarts: bool = True
+    window: int = 1000
+
+
+_PRESETS = {
+    "sequenced": Numbering(("publisher",), restarts=False),
+    "vllm": Numbering(("endpoint", "topic")),
+    "bitcoin": Numbering(("endpoint", "topic"), end=2**32 - 1),
+    "clone": Numbering(("endpoint",), start=1),
+    "dafka": Numbering(("publisher", "topic"), restarts=False),
+}
+# What a preset cannot tell apart, because its messages do not say it.
+_NAMELESS = ("vllm", "bitcoin", "clone")
+_MADE_FOR = {"plain": "plain framing has no sequences", "jupyter": "Jupyter's msg_id is no number"}
+
+
+class FramingOptions(SocketOptions, frozen=True, kw_only=True, rename="camel"):
+    """Framing, judgement and healing of what a source receives."""
+
+    framing: Annotated[
+        Framing,
+        doc(
+            "Where topic, publisher, sequence and value are: `plain`, `sequenced` (this package's sink), `vllm`, "
+            "`bitcoin`, `clone`, `dafka`, `jupyter`, or `custom` with the options below. See docs/sequences.md."
+        ),
+    ] = Framing("plain")
+    on_malformed: Annotated[
+        OnMalformed,
+        doc(
+            "What a message does that does not fit its framing: `skip` sets it aside (to `deadLetterLocation`, or only "
+            "counted and logged), `fail` stops the query."
+        ),
+    ] = OnMalformed("skip")
+    dead_letter_location: Annotated[
+        str | None,
+        doc(
+            "Where such messages are kept, with their reason and all frames, as Parquet files: a path or URI of a file "
+            "system that pyarrow knows (`file`, `s3`, `gs`, `hdfs`)."
+        ),
+    ] = None
+    topic_frame: Annotated[
+        int | None, doc("`custom`: which frame is the topic, from 0; negative from the end.")
+    ] = None
+    publisher_frame: Annotated[int | None, doc("`custom`: which frame names the publisher.")] = None
+    value_frame: Annotated[int | None, doc("`custom`: which frame is the value; unset, the last.")] = None
+    value_offset: Annotated[int, doc("`custom`: bytes in front of the value in its frame.", ge=0)] = 0
+    sequence_frame: Annotated[int | None, doc("`custom`: which frame holds the sequence.")] = None
+    sequence_offset: Annotated[int, doc("`custom`: bytes in front of the sequence in its frame.", ge=0)] = 0
+    sequence_width: Annotated[int, doc("`custom`: bytes of the sequence, 4 or 8.", ge=4, le=8)] = 8
+    sequence_endian: Annotated[Endian, doc("`custom`: byte order of the sequence, `big` or `little`.")] = (
+        Endian("big")
+    )
+    sequence_signed: Annotated[bool, doc("`custom`: whether the sequence has a sign.")] = False
+    sequence_path: Annotated[
+        JsonPath | None,
+        doc(
+            "`custom`: the sequence is at this path of a JSON text in `sequenceFrame`, as `frameNumber` or "
+            "`header.frame`, instead of in bytes."
+        ),
+    ] = None
+    sequence_by: Annotated[
+        CountedBy | None,
+        doc(
+            "What has a counter of its own: `publisher`, `topic`, `endpoint`, or several with commas; `none` judges "
+            "nothing. Unset, as the framing says; `custom` by `publisher` if it has one, else by `endpoint`."
+        ),
+    ] = None
+    sequence_start: Annotated[
+        int | None, doc("First number of a counter. Unset, as the framing says; `custom` 0.")
+    ] = None
+    sequence_end: Annotated[
+        int | None,
+        doc(
+            "Last number of a counter, after which it goes on with `sequenceStart`. Unset, as the framing says; "
+            "`custom` never."
+        ),
+    ] = None
+    sequence_restart: Annotated[
+        Restart | None,
+        doc(
+            "What a lower number can mean: `start`, that the publisher began anew, if it is `sequenceStart` or more "
+            "than `sequenceWindow` behind; `never` if such a publisher has a new name. Unset, as the framing "
+            "says; `custom` `start`."
+        ),
+    ] = None
+    sequence_window: Annotated[
+        int | None,
+        doc("How far behind a number is late or a duplicate. 1000 if unset.", ge=1, le=2**31 - 1),
+    ] = None
+    deduplicate: Annotated[
+        bool,
+        doc(
+            "Whether a message whose publisher and sequence were seen is left out. It trusts the publisher that equal "
+            "numbers are equal messages."
+        ),
+    ] = False
+    on_loss: Annotated[
+        OnLoss,
+        doc(
+            "What missing sequences do: `count`, `warn` (and log), or `fail` (stop the query, once for each loss). "
+            "With `replayEndpoint`, only those that could not be fetched."
+        ),
+    ] = OnLoss("warn")
+    max_publishers: Annotated[
+        int,
+        doc(
+            "Most counters to remember; then the one not heard for longest is forgotten.", ge=1, le=10_000_000
+        ),
+    ] = 100_000
+    max_gaps: Annotated[
+        int, doc("Most rows of the gap table; then the oldest is forgotten.", ge=1, le=10_000_000)
+    ] = 10_000
+    replay_endpoint: Annotated[
+        Endpoints,
+        doc(
+            "For each endpoint in `connect`, in that order, the publisher's replay socket (ROUTER, vLLM's protocol), "
+            "asked for missing messages."
+        ),
+    ] = Endpoints()
+    replay_from: Annotated[
+        ReplayFrom | None,
+        doc("Where a query without a history begins: `earliest` that the publisher has, or a sequence."),
+    ] = None
+    replay_timeout: Annotated[
+        Duration, doc("How long a replay may be silent before it is asked again; three times.")
+    ] = Duration(5)
+
+    @property
+    def numbering(self) -> Numbering | None:
+        """How messages are counted; None where nothing is judged."""
+        preset = self._preset
+        if preset is None or self.sequence_by == ():
+            return None
+        return Numbering(
+            by=preset.by if self.sequence_by is None else self.sequence_by,
+            start=preset.start if self.sequence_start is None else self.sequence_start,
+            end=preset.end if self.sequence_end is None else self.sequence_end,
+            restarts=preset.restarts if self.sequence_restart is None else self.sequence_restart == "start",
+            window=preset.window if self.sequence_window is None else self.sequence_window,
+        )
+
+    @property
+    def _preset(self) -> Numbering | None:
+        if self.framing == "custom":
+            if self.sequence_frame is None:
+                return None
+            return Numbering(("endpoint",) if self.publisher_frame is None else ("publisher",))
+        if self.framing == "vllm" and self.replay_endpoint:
+            # One publisher behind each endpoint; a replay does not always say the topic.
+            return Numbering(("endpoint",))
+        return _PRESETS.get(self.framing)
+
+    def check(self) -> None:
+        super().check()
+        if self.framing != "custom":
+            self.refuse(_CUSTOM_ONLY, f"is for framing=custom; framing={self.framing} knows its layout")
+        elif self.sequence_frame is None:
+            self.refuse(_OF_SEQUENCE, "needs sequenceFrame, which says where the sequence is")
+        if self.sequence_width not in (4, 8):
+            raise OptionError(f"sequenceWidth={self.sequence_width}: a sequence has 4 or 8 bytes")
+        if self.sequence_path is not None:
+            self.refuse(_OF_BINARY, "is for a sequence in bytes, and sequencePath says that it is in JSON")
+        if self.framing == "plain":
+            self.refuse(("on_malformed", "dead_letter_location"), "needs a framing: every message fits plain")
+        numbering = self.numbering
+        if numbering is None:
+            self.refuse(_OF_JUDGEMENT, f"needs numbered messages: {self._why_unnumbered()}")
+            return
+        self._check_numbering(numbering)
+        self._check_replay(numbering)
+
+    def _why_unnumbered(self) -> str:
+        if self.sequence_by == ():
+            return "sequenceBy=none judges nothing"
+        why = _MADE_FOR.get(self.framing, "sequenceFrame is not set")
+        return f"{why}; name the framing that your publisher uses"
+
+    def _check_numbering(self, numbering: Numbering) -> None:
+        nameless = self.framing in _NAMELESS or (self.framing == "custom" and self.publisher_frame is None)
+        if "publisher" in numbering.by and nameless:
+            raise OptionError(
+                f"sequenceBy={','.join(numbering.by)}: framing={self.framing} names no publisher"
+                f"{'; set publisherFrame' if self.framing == 'custom' else ''}, or count by endpoint or topic"
+            )
+        if "topic" in numbering.by and self.framing == "custom" and self.topic_frame is None:
+            raise OptionError(f"sequenceBy={','.join(numbering.by)}: set topicFrame, or count by endpoint")
+        if numbering.end is not None and numbering.end <= numbering.start:
+            raise OptionError(
+                f"sequenceEnd={numbering.end} must be more than sequenceStart={numbering.start}"
+            )
+
+    def _check_replay(self, numbering: Numbering) -> None:
+        if not self.replay_endpoint:
+            self.refuse(("replay_from", "replay_timeout"), "needs replayEndpoint: who is to be asked?")
+            return
+        if self.framing != "vllm":
+            raise OptionError(
+                f"replayEndpoint={self.replay_endpoint} needs framing=vllm: the replay protocol carries a sequence and "
+                f"a payload, from which a message of framing={self.framing} cannot be made"
+            )
+        if len(self.replay_endpoint) != len(self.connect) or self.bind:
+            raise OptionError(
+                f"replayEndpoint={self.replay_endpoint} must name one endpoint for each of connect={self.connect}, in "
+                "the same order, and bind none: a missing message is asked of the publisher that sent it"
+            )
+        if numbering.by != ("endpoint",):
+            raise OptionError(
+                f"sequenceBy={','.join(numbering.by)}: with replayEndpoint it is endpoint, one publisher for each; "
+                "remove it"
+            )
+
+
+def _fields(*names: str) -> tuple[str, ...]:
+    known = {option.name: option.field for option in describe(FramingOptions)}
+    return tuple(known[name] for name in names)
+
+
+_OF_BINARY = _fields("sequenceOffset", "sequenceWidth", "sequenceEndian", "sequenceSigned")
+_OF_SEQUENCE = (*_OF_BINARY, *_fields("sequencePath"))
+_CUSTOM_ONLY = (
+    *_OF_SEQUENCE,
+    *_fields("sequenceFrame", "topicFrame", "publisherFrame", "valueFrame", "valueOffset"),
+)
+_OF_JUDGEMENT = _fields(
+    "sequenceStart",
+    "sequenceEnd",
+    "sequenceRestart",
+    "sequenceWindow",
+    "deduplicate",
+    "onLoss",
+    "maxPublishers",
+    "maxGaps",
+    "replayEndpoint",
+    "replayFrom",
+    "replayTimeout",
+)

@@ -1,0 +1,85 @@
+"""The sink's options."""
+
+from __future__ import annotations
+
+from typing import Annotated, ClassVar
+
+from zmq_datasource.errors import OptionError
+from zmq_datasource.option_parser import doc
+from zmq_datasource.option_types import Duration, Linger, SinkFraming, SinkSocket
+from zmq_datasource.options.socket import SocketOptions
+
+__all__ = ["WriteOptions"]
+
+
+class WriteOptions(SocketOptions, frozen=True, kw_only=True, rename="camel"):
+    """``writeStream.format("zmq")`` and ``df.write.format("zmq")``."""
+
+    socket_type: Annotated[
+        SinkSocket,
+        doc("`PUSH` shares the rows among PULL peers; `PUB` sends each to every subscriber."),
+    ] = SinkSocket("PUSH")
+    sndhwm: Annotated[
+        int,
+        doc(
+            "Send high-water mark: messages that libzmq queues per connection. libzmq's 0 (no limit) is refused.",
+            ge=1,
+            le=2**31 - 1,
+        ),
+    ] = 1000
+    linger: Annotated[
+        Linger,
+        doc(
+            "How long a task waits at its end for queued messages to leave the process, in milliseconds or with a "
+            "unit; -1 waits for ever."
+        ),
+    ] = Linger(30_000)
+    noblock: Annotated[
+        bool,
+        doc(
+            "If true, a message that finds the queue full is dropped and counted (`hwm`); if false, the task waits up "
+            "to `sendTimeout` and then fails."
+        ),
+    ] = False
+    send_timeout: Annotated[
+        Duration, doc("How long one send may wait for room in the queue (`noblock=false`).")
+    ] = Duration(60)
+    connect_timeout: Annotated[
+        Duration,
+        doc(
+            "How long a task waits at its start for every endpoint to answer (PUSH) or for `minSubscribers` (PUB)."
+        ),
+    ] = Duration(30)
+    min_subscribers: Annotated[
+        int,
+        doc(
+            "Subscribers that a PUB waits for before the first message; 0 does not wait. One that "
+            "subscribes to several "
+            "topics while another is connected and has not subscribed yet may count for both.",
+            ge=0,
+        ),
+    ] = 1
+    framing: Annotated[
+        SinkFraming,
+        doc(
+            "`plain`: topic and value; `sequenced`: topic, publisher, sequence and value, so that a receiver sees what "
+            "is missing or comes twice. See docs/sequences.md."
+        ),
+    ] = SinkFraming("plain")
+
+    title: ClassVar[str] = "write option"
+    # Spark hands a writer its own option along with ours.
+    ignored: ClassVar[frozenset[str]] = frozenset({"checkpointlocation"})
+
+    def check(self) -> None:
+        super().check()
+        if not (self.connect or self.bind):
+            raise OptionError(
+                "neither connect nor bind is set; name the consumer, as in .option('connect', 'tcp://consumer:5557')"
+            )
+        if self.linger == 0 and not self.noblock:
+            raise OptionError(
+                "linger=0 gives up what is queued when a task ends, which needs noblock=true; set a longer linger"
+            )
+        if self.socket_type == "PUSH" and self.min_subscribers != 1:
+            raise OptionError("minSubscribers needs socketType=PUB; a PUSH waits for its peers")

@@ -1,0 +1,30 @@
+"""What publishers' own numbers tell: gaps, duplicates, late messages, restarts. Pure: no I/O, no clock.
+
+A *counter* is what counts by itself: a publisher, a topic, an endpoint, or a combination. Of each
+the judge knows the next number to expect and the gaps that are still open. The rules, for a
+number ``n`` of a counter that expects ``e``:
+
+* ``n = e`` is next.
+* ``n > e`` leaves a *gap*, ``e`` to ``n - 1``: lost, until it comes.
+* ``n < e`` in an open gap is *late*: it fills its place there and is no longer lost.
+* Otherwise ``n < e`` is a *restart* of the publisher, if such a publisher keeps its name when it
+  restarts and ``n`` is the first number of a counter or more than ``window`` behind. A new *epoch*
+  begins at the counter's first number, so that what came before ``n`` in it is a gap as well.
+* Otherwise it is a *duplicate*, unless the judge cannot know: before the first number that it saw,
+  or below a gap that it had to forget. Then it is taken as late.
+* A counter that wraps goes on from its last number to its first. "Less" is then the shorter way
+  round, and the first number after any but the last is a restart.
+* What was sent before the first number seen is not judged.
+
+Memory is bounded: of counters, the one not heard for longest is forgotten first; of gaps, the
+oldest. What was lost stays counted.
+
+Modules: ``gaps`` is the table of gaps, ``judge`` the rules, ``state`` what survives the process.
+"""
+
+from __future__ import annotations
+
+from zmq_datasource.sequences.gaps import Gap
+from zmq_datasource.sequences.judge import Judge, Key, Verdict
+
+__all__ = ["Gap", "Judge", "Key", "Verdict"]

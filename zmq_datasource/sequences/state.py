@@ -1,0 +1,126 @@
+"""What a judge remembers, as plain data that survives the process: all of it, or what has changed.
+
+``full`` is everything; ``delta`` is what has changed since the last ``full``, and can be taken any
+number of times. A judge restored from both goes on exactly as the one that was saved. A replay
+that runs ahead of the live flow is not part of it: what was replayed is, and a new connection
+brings nothing twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+from zmq_datasource.options import Numbering
+from zmq_datasource.sequences.gaps import Gap, Key
+from zmq_datasource.sequences.judge import Counter, Judge, Totals
+
+__all__ = ["delta", "full", "is_large", "numbering_of", "restore"]
+
+# More changed counters than this, and than a quarter of all, are better saved in full.
+_LARGE_DELTA = 4096
+
+
+def full(judge: Judge) -> dict[str, Any]:
+    """Everything; what changes from now on is the next ``delta``."""
+    judge.changed.clear()
+    judge.removed.clear()
+    judge.gaps.changed.clear()
+    judge.gaps.removed.clear()
+    return _data(judge, judge.expected, judge.gaps, (), ())
+
+
+def delta(judge: Judge) -> dict[str, Any]:
+    """What has changed since the last ``full``."""
+    return _data(
+        judge,
+        judge.changed,
+        [judge.gaps.get(serial) for serial in sorted(judge.gaps.changed)],
+        judge.removed,
+        judge.gaps.removed,
+    )
+
+
+def is_large(judge: Judge) -> bool:
+    """Whether a ``full`` is due."""
+    changed = len(judge.changed) + len(judge.removed) + len(judge.gaps.changed) + len(judge.gaps.removed)
+    return changed > _LARGE_DELTA and changed > (len(judge.expected) + len(judge.gaps)) // 4
+
+
+def restore(judge: Judge, base: Mapping[str, Any] | None, changes: Mapping[str, Any] | None) -> None:
+    """Fill a new judge with what was saved: a ``full`` or none, and a ``delta`` of it or none."""
+    gaps: dict[int, Gap] = {}
+    for data in (base, changes):
+        if data is None:
+            continue
+        for parts in data["removed"]:
+            key = _key(parts)
+            judge.expected.pop(key, None)
+            judge.counters.pop(key, None)
+        for parts, expected, floor, epoch, turn, topic in data["counters"]:
+            key = _key(parts)
+            judge.expected.pop(key, None)  # to the end: it was heard later
+            judge.expected[key] = expected
+            judge.counters[key] = Counter(
+                floor, epoch, turn, None if topic is None else topic.encode("latin-1")
+            )
+        for serial in data["removedGaps"]:
+            gaps.pop(serial, None)
+        for serial, parts, *numbers in data["gaps"]:
+            gaps[serial] = Gap(serial, _key(parts), *numbers)
+        judge.totals = Totals(**data["totals"])
+    latest = changes or base
+    if latest is not None:
+        epochs = ((key, counter.epoch) for key, counter in judge.counters.items())
+        judge.gaps.restore(gaps.values(), latest["nextGap"], epochs)
+    if changes is not None:
+        # They are not in the last full, and belong to the next delta again.
+        judge.changed.update((_key(row[0]), None) for row in changes["counters"])
+        judge.removed.update(map(_key, changes["removed"]))
+        judge.gaps.changed.update(row[0] for row in changes["gaps"])
+        judge.gaps.removed.update(changes["removedGaps"])
+
+
+def numbering_of(data: Mapping[str, Any]) -> Numbering:
+    """How the messages were counted that this is about."""
+    by, *rest = data["numbering"]
+    return Numbering(tuple(by), *rest)
+
+
+def _data(
+    judge: Judge,
+    keys: Iterable[Key],
+    gaps: Iterable[Gap],
+    removed: Iterable[Key],
+    removed_gaps: Iterable[int],
+) -> dict[str, Any]:
+    return {
+        "numbering": list(judge.numbering),
+        "totals": judge.totals.to_json(),
+        "nextGap": judge.gaps.next_serial,
+        "counters": list(_counters(judge, keys)),
+        "gaps": [
+            (gap.serial, _parts(gap.key), gap.epoch, gap.first, gap.last, gap.noticed, gap.healed)
+            for gap in gaps
+        ],
+        "removed": [_parts(key) for key in removed],
+        "removedGaps": list(removed_gaps),
+    }
+
+
+def _counters(judge: Judge, keys: Iterable[Key]) -> Iterator[tuple[object, ...]]:
+    for key in keys:
+        counter = judge.counters[key]
+        topic = None if counter.topic is None else counter.topic.decode("latin-1")
+        yield _parts(key), judge.next_number(key), counter.floor, counter.epoch, counter.turn, topic
+
+
+# Bytes as text in which each character is one byte: short and readable for what is ASCII.
+
+
+def _parts(key: Key) -> str | list[str]:
+    return key.decode("latin-1") if isinstance(key, bytes) else [part.decode("latin-1") for part in key]
+
+
+def _key(parts: str | list[str]) -> Key:
+    return parts.encode("latin-1") if isinstance(parts, str) else tuple(p.encode("latin-1") for p in parts)

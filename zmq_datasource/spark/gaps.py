@@ -1,0 +1,58 @@
+"""``view=gaps``: what was missing in publishers' sequences, as a DataFrame."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import pyarrow as pa
+from pyspark.sql.datasource import DataSourceReader, InputPartition
+
+from zmq_datasource.intake import read_gaps
+from zmq_datasource.options import BatchReadOptions
+from zmq_datasource.spark.worker import set_up_worker
+from zmq_datasource.wal.state import read_saved_state
+from zmq_datasource.wal.storage import LogStorage
+
+__all__ = ["GAPS_DDL", "ZmqGapReader"]
+
+_SCHEMA = pa.schema(
+    [
+        ("partition", pa.int32()),
+        ("publisher", pa.string()),
+        ("topic", pa.string()),
+        ("endpoint", pa.string()),
+        ("epoch", pa.int32()),
+        ("first", pa.int64()),
+        ("last", pa.int64()),
+        ("messages", pa.int64()),
+        ("noticed", pa.timestamp("us", tz="UTC")),
+        ("healed", pa.timestamp("us", tz="UTC")),
+    ]
+)
+GAPS_DDL = (
+    "partition INT, publisher STRING, topic STRING, endpoint STRING, epoch INT, first BIGINT, last BIGINT, "
+    "messages BIGINT, noticed TIMESTAMP, healed TIMESTAMP"
+)
+
+
+class _LogPartition(InputPartition):
+    """One log partition, whose newest state says what its gaps are."""
+
+
+class ZmqGapReader(DataSourceReader):
+    """Reads the gap table of a log, which may be written at the same time."""
+
+    def __init__(self, options: BatchReadOptions) -> None:
+        assert options.wal_location is not None
+        self._storage = LogStorage(options.wal_location)
+
+    def partitions(self) -> Sequence[InputPartition]:
+        self._storage.log_id()  # there is a log, of a format that we read
+        return [_LogPartition(partition) for partition in self._storage.partitions()] or [_LogPartition(0)]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """Yield a row a gap, oldest first; ``healed`` is null while its messages are missing."""
+        set_up_worker()
+        saved = read_saved_state(self._storage, partition.value)
+        rows = [{"partition": partition.value, **gap} for gap in read_gaps(saved.full, saved.delta)]
+        yield pa.RecordBatch.from_pylist(rows, _SCHEMA)
