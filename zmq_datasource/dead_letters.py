@@ -20,6 +20,7 @@ import pyarrow as pa
 
 from zmq_datasource.errors import OptionError
 from zmq_datasource.intake import MalformedMessage
+from zmq_datasource.limited_log import LimitedLog
 
 __all__ = ["DEAD_LETTER_SCHEMA", "DeadLetters", "check_dead_letter_location"]
 
@@ -76,6 +77,8 @@ class DeadLetters:
         self._lost = lost
         self._waiting: queue.SimpleQueue[Sequence[MalformedMessage] | None] = queue.SimpleQueue()
         self._waiting_bytes = 0
+        self._waiting_letters = 0
+        self._losses = LimitedLog(__name__, "times that dead letters could not be kept")
         self._lock = threading.Lock()
         self._thread = threading.Thread(target=self._run, name="zmq-dead-letters", daemon=True)
 
@@ -93,7 +96,15 @@ class DeadLetters:
         self._waiting.put(None)
         self._thread.join(_CLOSE_SECONDS)
         if self._thread.is_alive():
-            _log.error("%s did not answer for %.0f s; dead letters are lost", self._location, _CLOSE_SECONDS)
+            with self._lock:
+                left = self._waiting_letters
+            self._lost(left)
+            _log.error(
+                "%s has not answered for %.0f s: %d dead letters are lost",
+                self._location,
+                _CLOSE_SECONDS,
+                left,
+            )
 
     def add(self, letters: Sequence[MalformedMessage]) -> None:
         """Keep messages. Never waits."""
@@ -102,6 +113,7 @@ class DeadLetters:
             full = self._waiting_bytes + size > _MAX_WAITING_BYTES
             if not full:
                 self._waiting_bytes += size
+                self._waiting_letters += len(letters)
         if full:
             self._lose(letters, f"more than {_MAX_WAITING_BYTES >> 20} MiB wait for it")
         else:
@@ -109,7 +121,7 @@ class DeadLetters:
 
     def _lose(self, letters: Sequence[MalformedMessage], why: str) -> None:
         self._lost(len(letters))
-        _log.error("%d dead letters could not be kept in %s: %s", len(letters), self._location, why)
+        self._losses.warn("%d dead letters could not be kept in %s: %s", len(letters), self._location, why)
 
     # The thread.
 
@@ -133,6 +145,7 @@ class DeadLetters:
                 self._write(letters)
                 with self._lock:
                     self._waiting_bytes -= _size(letters)
+                    self._waiting_letters -= len(letters)
 
     def _write(self, letters: Sequence[MalformedMessage]) -> None:
         # Imported here because they cost a tenth of a second, which only the first letter should.

@@ -2,56 +2,17 @@
 
 from __future__ import annotations
 
-import logging
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from zmq_datasource.counters import SourceCounters
 from zmq_datasource.dead_letters import DeadLetters
 from zmq_datasource.errors import MalformedMessageError, MessageLossError, SocketError
 from zmq_datasource.intake import Findings, MalformedMessage, describe_key
+from zmq_datasource.limited_log import LimitedLog
 from zmq_datasource.options import FramingOptions
 from zmq_datasource.sequences import Gap, Judge, Key
 
-__all__ = ["Incidents", "LimitedLog"]
-
-_log = logging.getLogger(__name__)
-
-# Of one kind, so many lines in so many seconds; the others are told by their number.
-_LINES, _SECONDS = 5, 10.0
-
-
-class LimitedLog:
-    """Warnings of one kind, of which there may be a great many.
-
-    Args:
-        what: The kind, for the line that tells how many were left out.
-    """
-
-    def __init__(self, what: str, clock: Callable[[], float] = time.monotonic) -> None:
-        self._what = what
-        self._clock = clock
-        self._until = 0.0
-        self._lines = 0
-        self._left_out = 0
-
-    def warn(self, message: str, *args: object) -> None:
-        """Log it, or count it."""
-        self.flush()
-        if self._lines < _LINES:
-            self._lines += 1
-            _log.warning(message, *args)
-        else:
-            self._left_out += 1
-
-    def flush(self) -> None:
-        """Tell what was left out, once its time is over."""
-        now = self._clock()
-        if now < self._until:
-            return
-        if self._left_out:
-            _log.warning("%d more %s in the last %.0f s", self._left_out, self._what, _SECONDS)
-        self._until, self._lines, self._left_out = now + _SECONDS, 0, 0
+__all__ = ["Incidents"]
 
 
 class Incidents:
@@ -72,9 +33,9 @@ class Incidents:
         self._judge = judge
         self._counters = counters
         self._letters = letters
-        self._malformed = LimitedLog("malformed messages")
-        self._losses = LimitedLog("losses")
-        self._restarts = LimitedLog("restarts of publishers")
+        self._malformed = LimitedLog(__name__, "malformed messages")
+        self._losses = LimitedLog(__name__, "losses")
+        self._restarts = LimitedLog(__name__, "restarts of publishers")
         self.failure: SocketError | None = None
 
     def take(self, findings: Findings) -> None:

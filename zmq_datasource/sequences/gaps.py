@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -52,6 +52,8 @@ class GapTable:
         self._rows: dict[int, Gap] = {}
         self._present: dict[Key, list[Gap]] = {}
         self._next_serial = 0
+        # What has changed since the last full hand-over, which had the rows up to base_serial.
+        self.base_serial = 0
         self.changed: set[int] = set()
         self.removed: set[int] = set()
 
@@ -139,14 +141,19 @@ class GapTable:
             self._remove(gap)
         return forgotten
 
-    def restore(self, gaps: Iterable[Gap], next_serial: int, present: Iterable[tuple[Key, int]]) -> None:
-        """Take in rows that were kept; ``present`` says which epoch each counter is in."""
-        epochs = dict(present)
+    def restore(self, gaps: Iterable[Gap], next_serial: int, since: Mapping[Key, int]) -> None:
+        """Take in rows that were kept; those of a counter's present epoch have serials from ``since`` on."""
         self._rows = {gap.serial: gap for gap in sorted(gaps, key=lambda gap: gap.serial)}
         self._next_serial = next_serial
         for gap in sorted(self._rows.values(), key=_first):
-            if epochs.get(gap.key) == gap.epoch:
+            if gap.serial >= since.get(gap.key, next_serial):
                 self._present.setdefault(gap.key, []).append(gap)
+
+    def forget_changes(self) -> None:
+        """All rows were handed over."""
+        self.changed.clear()
+        self.removed.clear()
+        self.base_serial = self._next_serial
 
     @property
     def next_serial(self) -> int:
@@ -161,7 +168,8 @@ class GapTable:
     def _remove(self, gap: Gap) -> None:
         del self._rows[gap.serial]
         self.changed.discard(gap.serial)
-        self.removed.add(gap.serial)
+        if gap.serial < self.base_serial:
+            self.removed.add(gap.serial)
 
 
 def _healed_to(gap: Gap | None, position: int) -> bool:

@@ -49,10 +49,12 @@ class Counter:
         epoch: How often it has started anew.
         turn: What to add to a number for its position.
         floor: The first position of which it is known whether it came.
+        since: The serial of the first row that the table of gaps can have of its present epoch.
         topic: The topic last heard, where a replay may not say it.
     """
 
     floor: int
+    since: int
     epoch: int = 0
     turn: int = 0
     topic: bytes | None = None
@@ -148,7 +150,7 @@ class Judge:
 
     def _judge_one(self, key: Key, number: int, row: int, when: int, verdict: Verdict) -> None:
         if key not in self.expected:
-            self.counters[key] = Counter(floor=number)
+            self._meet(key, number)
             self.expected[key] = number + 1
             return
         expected, counter = self._position_expected(key), self.counters[key]
@@ -172,6 +174,9 @@ class Judge:
             self.totals.duplicates += 1
             verdict.duplicates.append(row)
 
+    def _meet(self, key: Key, floor: int) -> None:
+        self.counters[key] = Counter(floor, self.gaps.next_serial)
+
     def _restarts(self, position: int, expected: int, number: int) -> bool:
         numbering = self.numbering
         return numbering.restarts and (number == numbering.start or position < expected - numbering.window)
@@ -182,6 +187,7 @@ class Judge:
         verdict.abandoned += self.gaps.missing(key)
         self.gaps.end_epoch(key)
         counter.epoch += 1
+        counter.since = self.gaps.next_serial
         counter.turn = 0
         counter.floor = min(number, self.numbering.start)
         if number > self.numbering.start:
@@ -192,7 +198,7 @@ class Judge:
         """A publisher says that ``last`` was the number of its last message so far."""
         verdict = Verdict()
         if key not in self.expected:
-            self.counters[key] = Counter(floor=last + 1)
+            self._meet(key, last + 1)
             self.expected[key] = last + 1
         else:
             expected, counter = self._position_expected(key), self.counters[key]
@@ -210,7 +216,7 @@ class Judge:
     def begin(self, key: Key, number: int) -> None:
         """Expect ``number`` first, of a counter that was never heard."""
         if key not in self.expected:
-            self.counters[key] = Counter(floor=number)
+            self._meet(key, number)
             self.expected[key] = number
             self._touch({key})
 
@@ -224,7 +230,7 @@ class Judge:
             Whether it was missing; if not, it was seen or the live flow will bring it.
         """
         if key not in self.expected:
-            self.counters[key] = Counter(floor=number)
+            self._meet(key, number)
             self.expected[key] = None
             self._ahead[key] = _Ahead(number + 1, number)
             self._touch({key})
@@ -323,7 +329,7 @@ class Judge:
             verdict.abandoned.append(gap)
             counter = self.counters[gap.key]
             counter.floor = max(counter.floor, gap.last + 1)
-            self.changed[gap.key] = None
+            self._touch({gap.key})
         while len(self.expected) > self._max_counters:
             key = next(iter(self.expected))
             del self.expected[key], self.counters[key]

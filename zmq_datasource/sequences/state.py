@@ -25,8 +25,7 @@ def full(judge: Judge) -> dict[str, Any]:
     """Everything; what changes from now on is the next ``delta``."""
     judge.changed.clear()
     judge.removed.clear()
-    judge.gaps.changed.clear()
-    judge.gaps.removed.clear()
+    judge.gaps.forget_changes()
     return _data(judge, judge.expected, judge.gaps, (), ())
 
 
@@ -36,7 +35,7 @@ def delta(judge: Judge) -> dict[str, Any]:
         judge,
         judge.changed,
         [judge.gaps.get(serial) for serial in sorted(judge.gaps.changed)],
-        judge.removed,
+        sorted(judge.removed),
         judge.gaps.removed,
     )
 
@@ -57,22 +56,22 @@ def restore(judge: Judge, base: Mapping[str, Any] | None, changes: Mapping[str, 
             key = _key(parts)
             judge.expected.pop(key, None)
             judge.counters.pop(key, None)
-        for parts, expected, floor, epoch, turn, topic in data["counters"]:
+        for parts, expected, *numbers, topic in data["counters"]:
             key = _key(parts)
             judge.expected.pop(key, None)  # to the end: it was heard later
             judge.expected[key] = expected
-            judge.counters[key] = Counter(
-                floor, epoch, turn, None if topic is None else topic.encode("latin-1")
-            )
+            judge.counters[key] = Counter(*numbers, None if topic is None else topic.encode("latin-1"))
         for serial in data["removedGaps"]:
             gaps.pop(serial, None)
         for serial, parts, *numbers in data["gaps"]:
             gaps[serial] = Gap(serial, _key(parts), *numbers)
         judge.totals = Totals(**data["totals"])
+    if base is not None:
+        judge.gaps.base_serial = base["nextGap"]
     latest = changes or base
     if latest is not None:
-        epochs = ((key, counter.epoch) for key, counter in judge.counters.items())
-        judge.gaps.restore(gaps.values(), latest["nextGap"], epochs)
+        since = {key: counter.since for key, counter in judge.counters.items()}
+        judge.gaps.restore(gaps.values(), latest["nextGap"], since)
     if changes is not None:
         # They are not in the last full, and belong to the next delta again.
         judge.changed.update((_key(row[0]), None) for row in changes["counters"])
@@ -104,7 +103,7 @@ def _data(
             for gap in gaps
         ],
         "removed": [_parts(key) for key in removed],
-        "removedGaps": list(removed_gaps),
+        "removedGaps": sorted(removed_gaps),
     }
 
 
@@ -112,7 +111,8 @@ def _counters(judge: Judge, keys: Iterable[Key]) -> Iterator[tuple[object, ...]]
     for key in keys:
         counter = judge.counters[key]
         topic = None if counter.topic is None else counter.topic.decode("latin-1")
-        yield _parts(key), judge.next_number(key), counter.floor, counter.epoch, counter.turn, topic
+        numbers = counter.floor, counter.since, counter.epoch, counter.turn
+        yield _parts(key), judge.next_number(key), *numbers, topic
 
 
 # Bytes as text in which each character is one byte: short and readable for what is ASCII.

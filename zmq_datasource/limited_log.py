@@ -1,0 +1,47 @@
+"""Warnings at a bounded rate, and the number of those that were left out."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+
+__all__ = ["LimitedLog"]
+
+# Of one kind, so many lines in so many seconds; the others are told by their number.
+_LINES, _SECONDS = 5, 10.0
+
+
+class LimitedLog:
+    """Warnings of one kind, of which there may be a great many.
+
+    Args:
+        name: Of the logger.
+        what: The kind, for the line that tells how many were left out.
+    """
+
+    def __init__(self, name: str, what: str, clock: Callable[[], float] = time.monotonic) -> None:
+        self._log = logging.getLogger(name)
+        self._what = what
+        self._clock = clock
+        self._until = 0.0
+        self._lines = 0
+        self._left_out = 0
+
+    def warn(self, message: str, *args: object) -> None:
+        """Log it, or count it."""
+        self.flush()
+        if self._lines < _LINES:
+            self._lines += 1
+            self._log.warning(message, *args)
+        else:
+            self._left_out += 1
+
+    def flush(self) -> None:
+        """Tell what was left out, once its time is over."""
+        now = self._clock()
+        if now < self._until:
+            return
+        if self._left_out:
+            self._log.warning("%d more %s in the last %.0f s", self._left_out, self._what, _SECONDS)
+        self._until, self._lines, self._left_out = now + _SECONDS, 0, 0
