@@ -16,7 +16,7 @@ from typing import Any
 
 import zmq
 
-__all__ = ["Peer", "consumer", "in_process", "payload", "sender"]
+__all__ = ["SHAPES", "Peer", "consumer", "in_process", "numbered", "payload", "sender"]
 
 _SPAWN = multiprocessing.get_context("spawn")
 _START_SECONDS = 30.0
@@ -25,6 +25,20 @@ _START_SECONDS = 30.0
 def payload(size: int) -> bytes:
     """What every message of this size holds."""
     return b"x" * size
+
+
+def numbered(shape: str, size: int, number: int) -> list[bytes]:
+    """A message of ``size`` bytes of payload with a sequence, in one of ``SHAPES``."""
+    sequence = number.to_bytes(8, "big")
+    if shape == "one frame":
+        return [sequence + payload(size - 8)]
+    if shape == "vllm":
+        return [b"topic", sequence, payload(size)]
+    # Eight publishers, each with numbers of its own.
+    return [b"topic", b"publisher-%d" % (number % 8), (number // 8).to_bytes(8, "big"), payload(size)]
+
+
+SHAPES = ("one frame", "vllm", "sequenced")
 
 
 class Peer:
@@ -62,13 +76,15 @@ def _child(target: Callable[..., None], *arguments: object) -> Iterator[Connecti
 
 
 @contextmanager
-def sender(size: int, count: int, connect: str | None = None) -> Iterator[Peer]:
+def sender(size: int, count: int, connect: str | None = None, shape: str | None = None) -> Iterator[Peer]:
     """A PUSH that sends the primer, and after ``go`` ``count`` messages of ``size`` bytes.
+
+    All are alike, or with a ``shape`` numbered, the primer with 0.
 
     It binds, unless it is told where to connect. When all have left, it answers with the
     time (seconds since the epoch) at which the first was sent.
     """
-    with _child(_send, size, count, connect) as pipe:
+    with _child(_send, size, count, connect, shape) as pipe:
         yield Peer(pipe)
 
 
@@ -105,7 +121,7 @@ def _call(pipe: Connection, function: Callable[..., Any], *arguments: object) ->
     pipe.send(function(*arguments))
 
 
-def _send(pipe: Connection, size: int, count: int, connect: str | None) -> None:
+def _send(pipe: Connection, size: int, count: int, connect: str | None, shape: str | None) -> None:
     # Leaving the blocks waits until everything has left the process.
     with zmq.Context() as context, context.socket(zmq.PUSH) as socket:
         if connect is None:
@@ -114,12 +130,24 @@ def _send(pipe: Connection, size: int, count: int, connect: str | None) -> None:
             socket.connect(connect)
             pipe.send(connect)
         message, send = payload(size), socket.send
-        send(message)
+        send(message) if shape is None else _send_numbered(socket, shape, size, range(1))
         pipe.recv()
         began = time.time()
-        for _ in range(count):
-            send(message)
+        if shape is None:
+            for _ in range(count):
+                send(message)
+        else:
+            _send_numbered(socket, shape, size, range(1, count + 1))
     pipe.send(began)
+
+
+def _send_numbered(socket: zmq.Socket[bytes], shape: str, size: int, numbers: range) -> None:
+    send = socket.send
+    for number in numbers:
+        *frames, last = numbered(shape, size, number)
+        for frame in frames:
+            send(frame, zmq.SNDMORE)
+        send(last)
 
 
 def _consume(pipe: Connection, count: int) -> None:

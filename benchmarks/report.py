@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from benchmarks.measure import Measurement
+from benchmarks.sequences import RECEIVER_JUDGED, RECEIVER_PLAIN, SPARK_JUDGED, SPARK_PLAIN
 from benchmarks.sink import BATCH, STREAM
 from benchmarks.source import DURABLE, RAW, TUTORIAL, UNSYNCED
 
@@ -20,6 +21,14 @@ _TITLES = {
         f"its own, the same for all. *{RAW}*: a `recv()` loop, no Spark. *{TUTORIAL}*: a "
         "`SimpleDataSourceStreamReader` with a list in memory, nothing durable, at most 10,000 messages or "
         f"64 MiB a batch. *{DURABLE}*: this package as it is by default, every chunk forced to the disk.",
+    ),
+    "sequences": (
+        "The cost of judging sequences",
+        "Messages a second of 100 bytes of payload, the same on the wire for all columns of a row: read with "
+        "`framing=plain`, and with the framing that finds their numbers and judges them, with `deduplicate`. *Spark*: "
+        "as source throughput, log and all; *receiver*: the receiving thread alone, from the socket to Arrow, by "
+        "its own time. Target: "
+        "judged at least 0.7 of plain.",
     ),
     "sink": (
         "Sink throughput",
@@ -40,6 +49,7 @@ _TITLES = {
 }
 _RATIOS = {
     "source": ((DURABLE, TUTORIAL), (UNSYNCED, TUTORIAL), (DURABLE, RAW), (UNSYNCED, RAW)),
+    "sequences": ((SPARK_JUDGED, SPARK_PLAIN), (RECEIVER_JUDGED, RECEIVER_PLAIN)),
     "sink": ((BATCH, RAW), (STREAM, RAW)),
 }
 

@@ -15,13 +15,14 @@ from benchmarks.memory import measure_memory
 from benchmarks.planning import measure_planning
 from benchmarks.queries import spark_session
 from benchmarks.report import write_results
+from benchmarks.sequences import measure_sequences
 from benchmarks.sink import measure_sink
 from benchmarks.source import measure_source
 from zmq_datasource.spark.worker import LOGGING_VARIABLE
 
 __all__ = ["main"]
 
-_SECTIONS = ("source", "sink", "memory", "planning")
+_SECTIONS = ("source", "sequences", "sink", "memory", "planning")
 
 
 def main() -> None:
@@ -56,6 +57,8 @@ def _measure(sections: Sequence[str], scratch: Path, scale: float, rounds: int) 
     with spark_session(scratch) as spark:
         if "source" in sections:
             yield from measure_source(spark, scale, rounds)
+        if "sequences" in sections:
+            yield from measure_sequences(spark, scale, rounds)
         if "sink" in sections:
             yield from measure_sink(spark, scale, rounds)
         if "memory" in sections:

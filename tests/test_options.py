@@ -6,7 +6,7 @@ import pytest
 
 from zmq_datasource.errors import OptionError
 from zmq_datasource.option_parser import describe, parse
-from zmq_datasource.options import BatchReadOptions, ReadOptions, StreamReadOptions, WriteOptions
+from zmq_datasource.options import BatchReadOptions, Numbering, ReadOptions, StreamReadOptions, WriteOptions
 
 FEED = {"connect": "tcp://feed:5556"}
 
@@ -66,6 +66,11 @@ def test_a_secret_never_shows() -> None:
     assert "pw1" not in repr(options)
 
 
+VLLM = {"framing": "vllm"}
+CUSTOM = {"framing": "custom"}
+NUMBERED = {"framing": "custom", "sequenceFrame": "0"}
+REPLAY = {"replayEndpoint": "tcp://feed:5557"}
+
 REFUSALS = [
     (StreamReadOptions, {"rcvhvm": "5"}, "rcvhvm", "did you mean 'rcvhwm'"),
     (StreamReadOptions, {"fooBar": "5"}, "fooBar", "there are bind, connect"),
@@ -108,6 +113,42 @@ REFUSALS = [
     (StreamReadOptions, {**FEED, "linger": "-1"}, "linger=-1", "leave it at 0"),
     (BatchReadOptions, {"walLocation": "/x", "maxMessages": "5"}, "maxMessages", ".limit()"),
     (BatchReadOptions, {"walLocation": "/x", "endingOffsets": "earliest"}, "endingOffsets", "latest"),
+    (StreamReadOptions, {**FEED, "framing": "xml"}, "framing='xml'", "sequenced, vllm"),
+    (StreamReadOptions, {**FEED, "deduplicate": "true"}, "deduplicate", "name the framing"),
+    (StreamReadOptions, {**FEED, "framing": "jupyter", "onLoss": "fail"}, "onLoss", "msg_id is no number"),
+    (StreamReadOptions, {**FEED, "onMalformed": "fail"}, "onMalformed", "every message fits plain"),
+    (StreamReadOptions, {**FEED, **VLLM, "sequenceFrame": "1"}, "sequenceFrame", "framing=custom"),
+    (StreamReadOptions, {**FEED, **CUSTOM, "sequenceOffset": "1"}, "sequenceOffset", "needs sequenceFrame"),
+    (StreamReadOptions, {**FEED, **CUSTOM, "deduplicate": "true"}, "deduplicate", "sequenceFrame is not set"),
+    (StreamReadOptions, {**FEED, **NUMBERED, "sequenceWidth": "6"}, "sequenceWidth=6", "4 or 8"),
+    (StreamReadOptions, {**FEED, **NUMBERED, "sequencePath": "a..b"}, "'a..b'", "header.frame"),
+    (
+        StreamReadOptions,
+        {**FEED, **NUMBERED, "sequencePath": "a", "sequenceWidth": "4"},
+        "sequenceWidth",
+        "is in JSON",
+    ),
+    (StreamReadOptions, {**FEED, **NUMBERED, "sequenceBy": "publisher"}, "publisher", "set publisherFrame"),
+    (StreamReadOptions, {**FEED, **NUMBERED, "sequenceBy": "topic"}, "topic", "set topicFrame"),
+    (StreamReadOptions, {**FEED, **NUMBERED, "sequenceBy": "peer"}, "'peer'", "publisher, topic, endpoint"),
+    (StreamReadOptions, {**FEED, **NUMBERED, "sequenceEnd": "0"}, "sequenceEnd=0", "more than sequenceStart"),
+    (StreamReadOptions, {**FEED, **VLLM, "sequenceBy": "publisher"}, "vllm", "endpoint or topic"),
+    (StreamReadOptions, {**FEED, "framing": "sequenced", "topics": "a"}, "topics=a", "sequenceBy=none"),
+    (StreamReadOptions, {**FEED, "framing": "clone", "topics": "/a/"}, "topics=/a/", "sequenceBy=none"),
+    (StreamReadOptions, {**FEED, **VLLM, "replayFrom": "earliest"}, "replayFrom", "needs replayEndpoint"),
+    (StreamReadOptions, {**FEED, **VLLM, "replayFrom": "-1"}, "'-1'", "earliest or a sequence"),
+    (StreamReadOptions, {**FEED, **REPLAY, "framing": "bitcoin"}, "bitcoin", "framing=vllm"),
+    (StreamReadOptions, {"bind": "tcp://*:1", **VLLM, **REPLAY}, "replayEndpoint", "one endpoint for each"),
+    (StreamReadOptions, {**FEED, **VLLM, **REPLAY, "sequenceBy": "topic"}, "sequenceBy=topic", "remove it"),
+    (BatchReadOptions, {"walLocation": "/x", **VLLM}, "framing", "live socket"),
+    (BatchReadOptions, {**FEED, "view": "gaps"}, "view", "walLocation"),
+    (
+        BatchReadOptions,
+        {"walLocation": "/x", "view": "gaps", "includeFrames": "true"},
+        "includeFrames",
+        "gap",
+    ),
+    (WriteOptions, {**FEED, "framing": "vllm"}, "framing='vllm'", "plain or sequenced"),
     (WriteOptions, {}, "neither connect nor bind", "name the consumer"),
     (WriteOptions, {**FEED, "socketType": "PULL"}, "'PULL'", "PUSH or PUB"),
     (WriteOptions, {**FEED, "sndhwm": "0"}, "sndhwm='0'", ">= 1"),
@@ -142,3 +183,35 @@ def test_both_kinds_of_read_take_the_options_of_the_dataframe() -> None:
     assert (
         {o.name for o in describe(StreamReadOptions)} == names == {o.name for o in describe(BatchReadOptions)}
     )
+
+
+@pytest.mark.parametrize(
+    ("options", "by", "start", "end", "restarts"),
+    [
+        ({"framing": "sequenced"}, ("publisher",), 0, None, False),
+        ({"framing": "vllm"}, ("endpoint", "topic"), 0, None, True),
+        ({"framing": "vllm", **REPLAY}, ("endpoint",), 0, None, True),
+        ({"framing": "bitcoin"}, ("endpoint", "topic"), 0, 2**32 - 1, True),
+        ({"framing": "clone"}, ("endpoint",), 1, None, True),
+        ({"framing": "dafka"}, ("publisher", "topic"), 0, None, False),
+        ({**NUMBERED}, ("endpoint",), 0, None, True),
+        ({**NUMBERED, "publisherFrame": "1"}, ("publisher",), 0, None, True),
+        (
+            {**NUMBERED, "topicFrame": "1", "sequenceBy": "endpoint, topic", "sequenceRestart": "never"},
+            ("topic", "endpoint"),
+            0,
+            None,
+            False,
+        ),
+    ],
+)
+def test_a_framing_says_how_its_publishers_count(
+    options: dict[str, str], by: tuple[str, ...], start: int, end: int | None, restarts: bool
+) -> None:
+    numbering = parse(StreamReadOptions, {**FEED, **options}).numbering
+    assert numbering == Numbering(by, start, end, restarts)
+
+
+@pytest.mark.parametrize("options", [{}, {"framing": "jupyter"}, {**VLLM, "sequenceBy": "none"}, CUSTOM])
+def test_where_nothing_can_be_judged_nothing_is(options: dict[str, str]) -> None:
+    assert parse(StreamReadOptions, {**FEED, **options}).numbering is None

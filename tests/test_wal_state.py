@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import shutil
+from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -313,3 +315,54 @@ def test_rows_say_how_their_frames_come_back(tmp_path: Path) -> None:
     (batch,) = rows.to_batches()
     assert to_rows(batch, include_frames=True).column("frames").to_pylist() == sent
     assert pa.types.is_list(batch.schema.field("frames").type)
+
+
+@pytest.mark.parametrize("framing", ["vllm", "bitcoin"])
+def test_no_flipped_bit_gives_wrong_frames_or_a_wrong_state(framing: str, tmp_path: Path) -> None:
+    feed = Intake(stream_options(connect="tcp://feed:1", framing=framing), SourceCounters())
+    log = writer(tmp_path, feed)
+    sequence = [n.to_bytes(8, "big") if framing == "vllm" else n.to_bytes(4, "little") for n in (0, 2)]
+    sent: list[RawMessage] = [[b"t", n, b"v"] if framing == "vllm" else [b"t", b"v", n] for n in sequence]
+    log.append(feed.read(sent, [Run(0, 2, "tcp://feed:1")])[0])
+    log.close()
+    (chunk,) = LogStorage(str(tmp_path)).chunks(0)
+    path = tmp_path / "0" / chunk.name
+    whole, right = path.read_bytes(), saved(tmp_path)
+    at_metadata = [at for name in (b"framing", b"state") for at in _places(whole, name)]
+    for position in sorted({p for at in at_metadata for p in range(at - 8, at + 40)}):
+        path.write_bytes(whole[:position] + bytes([whole[position] ^ 0x01]) + whole[position + 1 :])
+        with suppress(DamagedChunkError):
+            (batch,) = log_rows(tmp_path).to_batches()
+            assert to_rows(batch, include_frames=True).column("frames").to_pylist() == sent, position
+        with suppress(DamagedChunkError):
+            assert saved(tmp_path) == right, position
+
+
+def _places(content: bytes, name: bytes) -> Iterator[int]:
+    at = content.find(name)
+    while at >= 0:
+        yield at
+        at = content.find(name, at + 1)
+
+
+def test_the_format_of_a_state_never_changes() -> None:
+    """A log with sequences that release 0.1.0 wrote: a gap, half healed, a state file, and its delta."""
+    golden = Path(__file__).parent / "data" / "log-format-1-sequences"
+    rows = to_rows(log_rows(golden).combine_chunks().to_batches()[0], include_frames=True)
+    assert rows.column("sequence").to_pylist() == [0, 1, 5, 6, 3, 3, 0]
+    assert rows.column("frames").to_pylist()[0] == [b"kv@pod", bytes(8), b"value 0"]
+    assert rows.column("frames").to_pylist()[6] == [b"\xff", bytes(8), b"bad topic"]
+    kept = saved(golden)
+    assert kept.full is not None
+    assert kept.delta is not None
+    assert [(row["first"], row["last"], row["healed"]) for row in read_gaps(kept.full, kept.delta)] == [
+        (2, 2, None),
+        (3, 3, 1_700_000_000_000_000),
+        (4, 4, None),
+    ]
+    feed = Intake(stream_options(connect="tcp://feed:1", framing="vllm"), SourceCounters())
+    assert feed.restore(kept.full, kept.delta)
+    assert feed.judge is not None
+    assert (feed.judge.totals.lost, feed.judge.totals.healed, feed.judge.totals.duplicates) == (2, 1, 1)
+    assert (feed._counters.received, feed._counters.malformed) == (7, 1)
+    assert len(feed.judge.expected) == 2

@@ -56,11 +56,13 @@ def restore(judge: Judge, base: Mapping[str, Any] | None, changes: Mapping[str, 
             key = _key(parts)
             judge.expected.pop(key, None)
             judge.counters.pop(key, None)
-        for parts, expected, *numbers, topic in data["counters"]:
+        for parts, expected, floor, since, epoch, turn, topic in data["counters"]:
             key = _key(parts)
             judge.expected.pop(key, None)  # to the end: it was heard later
             judge.expected[key] = expected
-            judge.counters[key] = Counter(*numbers, None if topic is None else topic.encode("latin-1"))
+            judge.counters[key] = Counter(
+                floor, since, epoch, turn, None if topic is None else topic.encode("latin-1")
+            )
         for serial in data["removedGaps"]:
             gaps.pop(serial, None)
         for serial, parts, *numbers in data["gaps"]:

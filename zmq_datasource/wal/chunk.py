@@ -10,7 +10,7 @@ import pyarrow.ipc
 import xxhash
 
 from zmq_datasource.errors import DamagedChunkError, DataLossError
-from zmq_datasource.messages import LOG_SCHEMA
+from zmq_datasource.messages import FRAMING, LOG_SCHEMA
 from zmq_datasource.wal.layout import parse_chunk_name
 from zmq_datasource.wal.storage import LogStorage
 
@@ -112,7 +112,8 @@ def fingerprint(batch: pa.RecordBatch) -> bytes:
 
     Each buffer counts as far as the rows reach, because how much padding follows is up to
     the Arrow version that wrote or read it. A column without nulls counts without its
-    validity bitmap, which the file format may leave out.
+    validity bitmap, which the file format may leave out. Last comes the name of the framing by
+    which frames come back, if the batch has one.
 
     Raises:
         ValueError: A buffer is shorter than the rows say, or the batch is a slice.
@@ -121,6 +122,7 @@ def fingerprint(batch: pa.RecordBatch) -> bytes:
     digest.update(batch.num_rows.to_bytes(8, "little"))
     for column in batch.columns:
         _feed(digest, column)
+    digest.update((batch.schema.metadata or {}).get(FRAMING, b""))
     return digest.hexdigest().encode()
 
 

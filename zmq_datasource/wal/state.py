@@ -105,14 +105,14 @@ def _read(storage: LogStorage, partition: int) -> SavedState:
 
 def _read_chunk(storage: LogStorage, partition: int, chunk: Chunk) -> SavedState:
     metadata = read_metadata(storage, partition, chunk.name)
-    if _STATE not in metadata:
+    if not metadata.keys() & {_STATE, _VERSION, _BASE, _CHECKSUM}:
         return SavedState()
     if metadata.get(_CHECKSUM) != _checksum(metadata):
         raise DamagedChunkError(
             f"reading the state in chunk {storage.chunk_path(partition, chunk.name)}: its checksum differs; the file "
             "was changed after it was written"
         )
-    base = int(metadata[_BASE]) if metadata[_BASE] else None
+    base = int(metadata[_BASE]) if metadata.get(_BASE) else None
     return SavedState(int(metadata[_VERSION]), base, None, metadata[_STATE])
 
 
