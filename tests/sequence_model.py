@@ -45,33 +45,38 @@ class Model:
     def see(self, number: int) -> str:
         """What this number is: ``first``, ``next``, ``gap``, ``late``, ``restart`` or ``duplicate``."""
         if not self.epochs:
-            self.epochs.append(Epoch(floor=number, seen={number}, end=number + 1))
+            floor = min(number, self.numbering.start) if self.numbering.whole else number
+            self.epochs.append(Epoch(floor, seen={number}, end=number + 1))
             return "first"
         epoch = self.epochs[-1]
         position = self._position(number, epoch.end)
+        if position == epoch.end:
+            epoch.seen.add(position)
+            epoch.end += 1
+            return "next"
+        if self.numbering.restarts and number == self.numbering.start:
+            return self._restart(number)
+        if position > epoch.end:
+            epoch.seen.add(position)
+            epoch.end = position + 1
+            return "gap"
         if position in epoch.missing:
             epoch.seen.add(position)
             epoch.came_late.add(position)
             self.late += 1
             return "late"
-        if position == epoch.end:
-            epoch.seen.add(position)
-            epoch.end += 1
-            return "next"
-        too_far_back = position < epoch.end - self.numbering.window
-        if self.numbering.restarts and (number == self.numbering.start or too_far_back):
-            floor = min(number, self.numbering.start)
-            self.epochs.append(Epoch(floor, seen={number}, end=number + 1))
-            return "restart"
-        if position > epoch.end:
-            epoch.seen.add(position)
-            epoch.end = position + 1
-            return "gap"
+        if self.numbering.restarts and position < epoch.end - self.numbering.window:
+            return self._restart(number)
         if position < epoch.floor:
             self.late += 1
             return "late"
         self.duplicates += 1
         return "duplicate"
+
+    def _restart(self, number: int) -> str:
+        floor = min(number, self.numbering.start)
+        self.epochs.append(Epoch(floor, seen={number}, end=number + 1))
+        return "restart"
 
     def _position(self, number: int, expected: int) -> int:
         """Of all positions that have this number, the one nearest to the expected; ahead if two are."""

@@ -16,6 +16,7 @@ from zmq_datasource.dead_letters import DEAD_LETTER_SCHEMA, DeadLetters, check_d
 from zmq_datasource.errors import OptionError
 from zmq_datasource.ingest import Ingest
 from zmq_datasource.intake import MalformedMessage
+from zmq_datasource.option_types import Location
 
 
 def letter(number: int, size: int = 1) -> MalformedMessage:
@@ -38,7 +39,7 @@ def nobody(count: int) -> None:
 @pytest.mark.parametrize("uri", [False, True])
 def test_letters_are_kept_whole_with_their_reason(uri: bool, tmp_path: Path) -> None:
     location = tmp_path / "letters"
-    with DeadLetters(location.as_uri() if uri else str(location), "vllm", nobody) as box:
+    with DeadLetters(Location(location.as_uri() if uri else location), "vllm", nobody) as box:
         for number in range(3):
             box.add([letter(number)])
     kept = letters(location)
@@ -52,7 +53,7 @@ def test_letters_are_kept_whole_with_their_reason(uri: bool, tmp_path: Path) -> 
 
 def test_letters_of_a_moment_share_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dead_letters_module, "_FILE_MESSAGES", 100)
-    with DeadLetters(str(tmp_path), "vllm", nobody) as box:
+    with DeadLetters(Location(tmp_path), "vllm", nobody) as box:
         box.add([letter(n) for n in range(150)])
         box.add([letter(n) for n in range(50)])
     assert len(letters(tmp_path)) == 200
@@ -64,7 +65,7 @@ def test_a_location_that_cannot_be_written_is_counted_and_said(
 ) -> None:
     (tmp_path / "file").write_text("no directory")
     lost: list[int] = []
-    with DeadLetters(str(tmp_path / "file"), "vllm", lost.append) as box:
+    with DeadLetters(Location(tmp_path / "file"), "vllm", lost.append) as box:
         box.add([letter(1), letter(2)])
     assert sum(lost) == 2
     assert "2 dead letters could not be kept" in caplog.text
@@ -84,7 +85,7 @@ def test_a_file_system_that_hangs_holds_nobody_up_and_bounds_what_waits(
 
     monkeypatch.setattr(DeadLetters, "_write", hang)
     lost: list[int] = []
-    with DeadLetters(str(tmp_path), "vllm", lost.append) as box:
+    with DeadLetters(Location(tmp_path), "vllm", lost.append) as box:
         for number in range(30):
             box.add([letter(number, 1000)])
     assert sum(lost) == 30  # at the bound, and at the end what still waited
@@ -96,7 +97,17 @@ def test_a_file_system_that_hangs_holds_nobody_up_and_bounds_what_waits(
 @pytest.mark.parametrize("location", ["nosuch://bucket/x", "hdfs2://x"])
 def test_a_location_of_no_file_system_is_refused(location: str) -> None:
     with pytest.raises(OptionError, match="deadLetterLocation"):
+        check_dead_letter_location(Location(location))
+
+
+def test_credentials_in_a_location_never_show() -> None:
+    location = Location("nosuch://KEY:SECRET@bucket/x")
+    assert "SECRET" not in f"{location} {location!r} {location!s}"
+    with pytest.raises(OptionError) as refused:
         check_dead_letter_location(location)
+    assert "SECRET" not in str(refused.value)
+    options = stream_options(connect="tcp://a:1", framing="vllm", deadLetterLocation="s3://KEY:SECRET@b/x")
+    assert "SECRET" not in repr(options)
 
 
 def test_malformed_messages_of_a_feed_become_dead_letters(tmp_path: Path) -> None:

@@ -113,16 +113,19 @@ def test_what_does_not_fit_is_told_with_its_reason(framing: str, message: RawMes
 @pytest.mark.parametrize(
     ("header", "reason"),
     [
-        (b"no json", "the header is no JSON"),
-        (b'{"frame": 1}', "the header has no header.frameNumber"),
-        (b'{"header": []}', "the header has no header.frameNumber"),
-        (b'{"header": {"frameNumber": "1"}}', "is no whole number"),
-        (b'{"header": {"frameNumber": 1.5}}', "is no whole number"),
-        (b'{"header": {"frameNumber": true}}', "is no whole number"),
-        (b'{"header": {"frameNumber": 1e400}}', "header"),
-        (b'{"header": {"frameNumber": 99999999999999999999999}}', ""),
-        (b"[" * 100_000, "the header is no JSON"),
-        (b'{"header": {"frameNumber": 1}}\xff', "the header is no JSON"),
+        (b"no json", "JSON is malformed"),
+        (b'{"frame": 1}', "missing required field `header`"),
+        (b'{"header": []}', "got `array` - at `$.header`"),
+        (b'{"header": {}}', "missing required field `frameNumber` - at `$.header`"),
+        (b'{"header": {"frameNumber": "1"}}', "got `str` - at `$.header.frameNumber`"),
+        (b'{"header": {"frameNumber": 1.5}}', "got `float`"),
+        (b'{"header": {"frameNumber": true}}', "got `bool`"),
+        (b'{"header": {"frameNumber": 1e400}}', "the header does not hold the sequence"),
+        (b'{"header": {"frameNumber": 99999999999999999999999}}', "the sequence"),
+        (b"[" * 100_000, "the header does not hold the sequence"),
+        (b'{"x": ' * 10_000, "the header does not hold the sequence"),
+        (b'{"header": {"frameNumber": 1}}\xff', "JSON is malformed"),
+        (b'{"header": {"frameNumber": 1}}' + b" " * 300_000, "the header has 300030 bytes, 262144 at most"),
     ],
 )
 def test_a_header_without_the_number_does_not_fit(header: bytes, reason: str) -> None:
@@ -165,7 +168,11 @@ def test_one_that_does_not_fit_harms_no_other() -> None:
             [b"t", b"p", (9).to_bytes(8, "big"), b"extra", b"v"],
             ("t", "p", 9),
         ),
-        ({"sequenceFrame": 0, "sequencePath": "$.a.1"}, [b'{"a": [5, 6]}', b"v"], (None, None, 6)),
+        (
+            {"sequenceFrame": 0, "sequencePath": "$.a.n"},
+            [b'{"a": {"x": [1], "n": 6}}', b"v"],
+            (None, None, 6),
+        ),
         ({"topicFrame": 0, "publisherFrame": 1}, [b"t", b"\xff\xfe", b"v"], ("t", "0xfffe", None)),
     ],
 )

@@ -364,6 +364,73 @@ def test_a_restarted_publisher_is_no_loss_and_is_asked_in_its_new_numbers(tmp_pa
         first.kill()
 
 
+@pytest.mark.parametrize("heal", [True, False])
+def test_a_restart_whose_beginning_was_missed_costs_only_that(heal: bool, tmp_path: Path) -> None:
+    """The subscriber is back a moment too late, as it usually is."""
+    endpoint = free_endpoint()
+    options = {"framing": "vllm", "deduplicate": True, "zmq_reconnect_ivl": 20}
+    if heal:
+        options["replayEndpoint"] = endpoint
+    first = Publisher("vllm", replay=endpoint)
+    try:
+        with ingesting(tmp_path, connect=first.endpoint, **options) as ingest:
+            first.ask("wait-subscriber")
+            first.ask("send 300")
+            wait_for_rows(ingest, 300)
+            first.kill()
+            with Publisher("vllm", endpoint=first.endpoint, replay=endpoint) as second:
+                second.ask("wait-subscriber")
+                second.ask("skip 3")
+                second.ask("send 200")
+                wait_for_rows(ingest, 503 if heal else 500)
+                judged = totals(ingest)
+                assert (judged.restarts, judged.duplicates) == (1, 0)
+                assert judged.lost == (0 if heal else 3)
+    finally:
+        first.kill()
+
+
+def test_history_is_waited_for_while_the_publisher_is_not_there_yet(tmp_path: Path) -> None:
+    endpoint, replay = free_endpoint(), free_endpoint()
+    with ingesting(
+        tmp_path,
+        connect=endpoint,
+        framing="vllm",
+        replayEndpoint=replay,
+        replayFrom="earliest",
+        replayTimeout="100ms",
+        zmq_reconnect_ivl=20,
+    ) as ingest:
+        before = ingest._receiver._channels[0].replayer
+        assert before is not None
+        sock = before.socket
+        wait_for(lambda: (ingest.seal(), before.socket is not sock)[1], "the second request")
+        with Publisher("vllm", endpoint=endpoint, replay=replay) as publisher:
+            publisher.ask("send 20")
+            wait_for_rows(ingest, 20)
+    assert sequences(tmp_path) == list(range(20))
+
+
+def test_a_loss_that_cannot_be_healed_fails_the_query_once(tmp_path: Path) -> None:
+    endpoint = free_endpoint()
+    options = {"framing": "vllm", "replayEndpoint": endpoint, "onLoss": "fail"}
+    with Publisher("vllm", replay=endpoint, buffer=1) as publisher:
+        with ingesting(tmp_path, MessageLossError, connect=publisher.endpoint, **options) as ingest:
+            publisher.ask("wait-subscriber")
+            publisher.ask("send 2")
+            publisher.ask("skip 3")
+            publisher.ask("send 1")
+            with pytest.raises(MessageLossError, match="sequences 2 to 4"):
+                wait_for(lambda: ingest.seal() > 3, "the failure")
+        with ingesting(tmp_path, connect=publisher.endpoint, **options) as ingest:
+            publisher.ask("wait-subscriber")
+            asked = publisher.ask("requests")["count"]
+            publisher.ask("send 3")
+            wait_for_rows(ingest, 6)
+            assert totals(ingest).lost == 3
+            assert publisher.ask("requests")["count"] <= asked + 1  # for what came meanwhile, not for the gap
+
+
 class RouterOnItsOwnTerms:
     """A replay endpoint that answers as the test says: (sequence or None for the end) for each request."""
 
@@ -485,6 +552,31 @@ def test_noise_is_logged_at_a_bounded_rate(tmp_path: Path, caplog: pytest.LogCap
     assert 1 <= sum("does not fit" in record.message for record in caplog.records) <= 10
 
 
+def test_what_is_no_row_is_remembered_in_time_too(tmp_path: Path) -> None:
+    """Spark asks all the time, and nothing comes but noise and repetition."""
+    with (
+        Publisher("vllm") as publisher,
+        ingesting(
+            tmp_path,
+            connect=publisher.endpoint,
+            framing="vllm",
+            deduplicate=True,
+            walFlushInterval="50ms",
+        ) as ingest,
+    ):
+        publisher.ask("wait-subscriber")
+        publisher.ask("send 1")
+        wait_for_rows(ingest, 1)
+
+        def remembered() -> bool:
+            publisher.ask("raw 00")
+            ingest.seal()
+            saved = read_saved_state(LogStorage(str(tmp_path)), 0)
+            return saved.full is not None and b'"malformed":0' not in saved.full
+
+        wait_for(remembered, "what was learned, on disk")
+
+
 def test_numbering_that_means_something_else_now_is_judged_anew(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -494,8 +586,11 @@ def test_numbering_that_means_something_else_now_is_judged_anew(
             with ingesting(tmp_path, connect=publisher.endpoint, framing=framing, **options) as ingest:
                 publisher.ask("wait-subscriber")
                 publisher.ask("send 1")
-                wait_for_rows(ingest, 1)
+                wait_for_rows(ingest, ingest.resumed_at + 1)
                 publisher.ask("skip 3")
+                publisher.ask("send 1")
+                wait_for(lambda: totals(ingest).lost == 3, "the gap")
+            assert len(gaps(tmp_path)) == 1
     assert "judging sequences begins anew" in caplog.text
 
 

@@ -140,6 +140,18 @@ REFUSALS = [
     (StreamReadOptions, {**FEED, **REPLAY, "framing": "bitcoin"}, "bitcoin", "framing=vllm"),
     (StreamReadOptions, {"bind": "tcp://*:1", **VLLM, **REPLAY}, "replayEndpoint", "one endpoint for each"),
     (StreamReadOptions, {**FEED, **VLLM, **REPLAY, "sequenceBy": "topic"}, "sequenceBy=topic", "remove it"),
+    (StreamReadOptions, {**FEED, "sequenceBy": "topic"}, "sequenceBy=topic", "name the framing"),
+    (StreamReadOptions, {**FEED, **NUMBERED, "sequenceStart": "-1"}, "sequenceStart=-1", "from 0 to"),
+    (StreamReadOptions, {**FEED, **VLLM, "sequenceEnd": str(2**63)}, "sequenceEnd", "at most"),
+    (StreamReadOptions, {**FEED, "framing": "bitcoin", "sequenceEnd": str(2**32)}, "sequenceEnd", "at most"),
+    (StreamReadOptions, {**FEED, **VLLM, **REPLAY, "sequenceEnd": "9"}, "sequenceEnd", "remove one"),
+    (StreamReadOptions, {**FEED, **VLLM, **REPLAY, "replayTimeout": "0s"}, "replayTimeout=0s", "1s or more"),
+    (
+        StreamReadOptions,
+        {"bind": "tcp://*:1", "framing": "clone", "deduplicate": "true"},
+        "deduplicate with bind",
+        "count by publisher or topic",
+    ),
     (BatchReadOptions, {"walLocation": "/x", **VLLM}, "framing", "live socket"),
     (BatchReadOptions, {**FEED, "view": "gaps"}, "view", "walLocation"),
     (
@@ -209,7 +221,7 @@ def test_a_framing_says_how_its_publishers_count(
     options: dict[str, str], by: tuple[str, ...], start: int, end: int | None, restarts: bool
 ) -> None:
     numbering = parse(StreamReadOptions, {**FEED, **options}).numbering
-    assert numbering == Numbering(by, start, end, restarts)
+    assert numbering == Numbering(by, start, end, restarts, whole=options["framing"] == "sequenced")
 
 
 @pytest.mark.parametrize("options", [{}, {"framing": "jupyter"}, {**VLLM, "sequenceBy": "none"}, CUSTOM])

@@ -25,6 +25,7 @@ NUMBERINGS = [
     Numbering(("publisher",), start=1, window=3),
     Numbering(("publisher",), end=15, window=4),
     Numbering(("publisher",), start=1, end=8, restarts=False),
+    Numbering(("publisher",), restarts=False, whole=True),
 ]
 
 
@@ -148,6 +149,76 @@ def test_counters_are_judged_apart() -> None:
     judged.judge([b"a", b"b", b"a", b"b"], [0, 10, 1, 12], lambda row: 0)
     assert missing(judged, b"a") == []
     assert missing(judged, b"b") == [(11, 11)]
+
+
+def test_a_publisher_judged_as_a_whole_misses_its_beginning_and_its_end() -> None:
+    judged = judge(Numbering(("publisher",), restarts=False, whole=True))
+    assert [(gap.first, gap.last) for gap in see(judged, 3).gaps] == [(0, 2)]
+    assert [(gap.first, gap.last) for gap in judged.announce(KEY, 5, 0, end=True).gaps] == [(4, 5)]
+    assert [(gap.first, gap.last) for gap in judged.announce(b"never heard", 9, 0, end=True).gaps] == [(0, 9)]
+    assert judged.totals.lost == 15
+
+
+def test_publishers_that_have_ended_are_forgotten_without_harm() -> None:
+    judged = judge(Numbering(("publisher",), restarts=False, whole=True), counters=2)
+    for name in range(5):
+        see(judged, 0, 1, key=b"%d" % name)
+        judged.announce(b"%d" % name, 1, 0, end=True)
+    assert judged.totals.forgotten == 0
+    see(judged, 1, key=b"beginning missed")
+    assert judged.totals.lost == 1
+    for name in range(2):
+        see(judged, 0, key=b"not ended %d" % name)
+    assert judged.totals.forgotten == 1
+    # It may be one that was forgotten: what it sent before is not lost a second time.
+    see(judged, 7, key=b"beginning missed")
+    assert judged.totals.lost == 1
+
+
+ENDPOINT = Numbering(("endpoint",))
+
+
+def test_a_lower_number_on_a_new_connection_is_a_restart_however_near() -> None:
+    judged = judge(ENDPOINT)
+    judged.connections[KEY] = 1
+    assert see(judged, *range(300), 299).duplicates == [300]
+    assert see(judged, 298).duplicates == [0]
+    judged.connections[KEY] = 2
+    verdict = see(judged, 3, 4, 5)
+    assert verdict.restarts == [KEY]
+    assert not verdict.duplicates
+    assert missing(judged) == [(0, 2)]
+    assert see(judged, 4).duplicates == [0]
+
+
+def test_on_a_new_connection_a_restart_does_not_heal_the_gaps_of_the_life_before() -> None:
+    judged = judge(ENDPOINT)
+    judged.connections[KEY] = 1
+    see(judged, 0, 100)
+    judged.connections[KEY] = 2
+    assert see(judged, 5).restarts == [KEY]
+    assert judged.totals.healed == 0
+
+
+def test_a_connection_made_anew_to_the_same_publisher_changes_nothing() -> None:
+    judged = judge(ENDPOINT)
+    judged.connections[KEY] = 1
+    see(judged, 0, 1, 2)
+    judged.connections[KEY] = 2
+    assert missing(judged) == []
+    see(judged, 5, 6)
+    assert missing(judged) == [(3, 4)]
+    assert see(judged, 6).duplicates == [0]
+    assert judged.totals.restarts == 0
+
+
+def test_the_first_number_is_a_restart_also_where_it_is_missing() -> None:
+    judged = judge()
+    see(judged, 2000, 5)
+    assert missing(judged) == [(0, 4)]
+    assert see(judged, *range(300)).restarts == [KEY]
+    assert judged.totals.restarts == 2
+    assert judged.totals.duplicates == 0
 
 
 # Any interleaving, against the model.
@@ -359,7 +430,8 @@ def test_a_replay_fills_gaps_and_nothing_else() -> None:
     judged = judge()
     see(judged, 0, 5)
     assert replay(judged, range(10)) == [1, 2, 3, 4]
-    assert judged.totals.lost == 0
+    assert (judged.totals.lost, judged.totals.healed, judged.totals.late) == (0, 4, 0)
+    assert replay(judge(), range(10)) == []
 
 
 def test_a_replay_that_comes_first_goes_ahead_and_the_live_flow_repeats_nothing() -> None:
@@ -369,6 +441,7 @@ def test_a_replay_that_comes_first_goes_ahead_and_the_live_flow_repeats_nothing(
     assert verdict.overlapping == [0, 1, 2, 3, 4]
     assert not verdict.duplicates
     assert see(judged, 9).duplicates == [0]
+    assert judged.totals.overlapping == 5
 
 
 def test_a_live_flow_that_begins_behind_the_replay_has_no_overlap() -> None:
@@ -383,6 +456,15 @@ def test_a_restart_while_the_live_flow_catches_up_is_seen() -> None:
     replay(judged, range(10), first=True)
     verdict = see(judged, 4, 5, 0, 1)
     assert verdict.overlapping == [0, 1]
+    assert verdict.restarts == [KEY]
+
+
+def test_after_a_replay_a_new_connection_brings_nothing_again() -> None:
+    judged = judge(ENDPOINT)
+    replay(judged, range(1000), first=True)
+    judged.connections[KEY] = 1
+    verdict = see(judged, *range(500))
+    assert verdict.overlapping == []
     assert verdict.restarts == [KEY]
 
 

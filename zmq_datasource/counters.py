@@ -69,7 +69,7 @@ class SinkCounters:
 class SourceCounters:
     """What a receiver did.
 
-    The first six are counted since the log began, across restarts and exactly, because the log
+    The first seven are counted since the log began, across restarts and exactly, because the log
     keeps them beside its rows; what publishers' numbers tell is counted beside them, in
     ``sequences.judge.Totals``. The others are counted since the query started.
 
@@ -79,6 +79,7 @@ class SourceCounters:
         malformed: Messages that do not fit their framing; set aside.
         control: Messages without content, such as heartbeats; not given an id.
         replayed: Those of ``received`` that came by a replay.
+        malformed_replies: Replies of a replay that make no sense; left out.
         oversize: Messages discarded because no Arrow array can hold them.
         dead_letters_lost: Malformed messages that could not be kept.
         data_losses: Offsets that the log could not honour (with ``failOnDataLoss=false``).
@@ -92,6 +93,7 @@ class SourceCounters:
     malformed: int = 0
     control: int = 0
     replayed: int = 0
+    malformed_replies: int = 0
     oversize: int = 0
     dead_letters_lost: int = 0
     data_losses: int = 0
@@ -99,7 +101,15 @@ class SourceCounters:
     pauses: int = 0
     paused_seconds: float = 0.0
 
-    _KEPT: ClassVar = ("received", "bytes", "malformed", "control", "replayed", "oversize")
+    _KEPT: ClassVar = (
+        "received",
+        "bytes",
+        "malformed",
+        "control",
+        "replayed",
+        "malformed_replies",
+        "oversize",
+    )
 
     def to_json(self) -> dict[str, int]:
         """Those that the log keeps."""

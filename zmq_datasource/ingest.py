@@ -86,6 +86,7 @@ class Ingest:
         self._failure: Exception | None = None
         self._last_received = time.monotonic()
         self._next_pause_line = 0.0
+        self._kept_at = time.monotonic()
         self.resumed_at = 0
 
     def start(self) -> None:
@@ -233,7 +234,7 @@ class Ingest:
                 held_since = now
             elif now - held_since >= hold:
                 if receiver.pending or log.unsealed or receiver.intake.changed:
-                    self._cut(keep=True)
+                    self._cut()
                 held_since = now
 
     def _hand_over(self) -> None:
@@ -244,8 +245,13 @@ class Ingest:
             if self._receiver.failure is not None:
                 raise self._receiver.failure
 
-    def _cut(self, keep: bool = False) -> Future[int]:
+    def _cut(self) -> Future[int]:
+        """Cut a chunk; now and then also keep what was learned from messages that are no rows."""
         self._hand_over()
+        now = time.monotonic()
+        keep = now - self._kept_at >= self._options.wal_flush_interval
+        if keep:
+            self._kept_at = now
         return self.log.cut(keep)
 
     def _answer_seal(self) -> None:
@@ -265,7 +271,7 @@ class Ingest:
         self.counters.pauses += 1
         self._cut()
         while (self.log.full or self.log.slow) and not self._stopping.wait(_PAUSE_TICK):
-            self._receiver.keep_alive()
+            self._receiver.hold_still()
             if self._seal_wanted:
                 self._answer_seal()
             now = time.monotonic()

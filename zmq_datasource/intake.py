@@ -15,9 +15,10 @@ from typing import Any, NamedTuple
 import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
+import xxhash
 
 from zmq_datasource.counters import SourceCounters
-from zmq_datasource.framing import Fields, RawMessage, decode_plain, make_batch, make_framing
+from zmq_datasource.framing import Fields, RawMessage, decode_plain, make_batch, make_framing, name_of
 from zmq_datasource.framing.replay import Reply
 from zmq_datasource.options import FramingOptions, Numbering
 from zmq_datasource.sequences import Gap, Judge, Key, Verdict, state
@@ -26,11 +27,15 @@ __all__ = ["Findings", "Intake", "MalformedMessage", "Run", "describe_key", "rea
 
 
 class Run(NamedTuple):
-    """Messages received together: when (microseconds since the epoch), how many, from where."""
+    """Messages received together: when (microseconds since the epoch), how many, from where.
+
+    ``connection`` is how many connections the endpoint has had by then.
+    """
 
     timestamp: int
     messages: int
     endpoint: str
+    connection: int = 0
 
 
 class MalformedMessage(NamedTuple):
@@ -77,6 +82,7 @@ class Intake:
         numbering = options.numbering
         self.judge = None if numbering is None else Judge(numbering, options.max_publishers, options.max_gaps)
         self._changed = False
+        self._base_is_foreign = False
 
     def read(self, messages: Sequence[RawMessage], runs: Sequence[Run]) -> tuple[pa.RecordBatch, Findings]:
         """Messages of the live flow to rows.
@@ -120,6 +126,8 @@ class Intake:
         origin: Callable[[int], Run],
         findings: Findings,
     ) -> Fields:
+        for run in runs:
+            judge.connections[run.endpoint.encode()] = run.connection
         if fields.sequences:
             keys = _keys(judge.numbering.by, fields, runs)
             verdict = judge.judge(keys, fields.sequences, lambda at: origin(fields.row(at)).timestamp)
@@ -130,30 +138,34 @@ class Intake:
             if left_out:
                 self._changed = True
                 fields = fields.without(left_out)
-        for row, topic, publisher, last in fields.announced:
+        for row, topic, publisher, last, end in fields.announced:
             run = origin(row)
             parts = {"topic": topic or b"", "publisher": publisher or b"", "endpoint": run.endpoint.encode()}
-            key = tuple(parts[name] for name in judge.numbering.by)
-            findings.add(judge.announce(key if len(key) > 1 else key[0], last, run.timestamp))
+            key = tuple(_bounded(parts[name]) for name in judge.numbering.by)
+            findings.add(judge.announce(key if len(key) > 1 else key[0], last, run.timestamp, end=end))
         return fields
 
     def _note_topics(self, judge: Judge, keys: Sequence[Key], topics: Sequence[bytes | None]) -> None:
         """Remember each endpoint's topic, for replays that do not say it."""
         for key, topic in dict(zip(keys, topics, strict=True)).items():
-            judge.counters[key].topic = topic
+            counter = judge.counters.get(key)
+            if counter is not None:  # it may be forgotten already
+                counter.topic = topic
 
     def read_replies(
-        self, replies: Sequence[Reply], timestamp: int, endpoint: str, first: bool
+        self, replies: Sequence[Reply], run: Run, first: bool
     ) -> tuple[pa.RecordBatch, Findings]:
         """Replayed messages to rows: those that were missing.
 
         Args:
-            endpoint: Where the publisher's live messages come from.
+            run: When they came, and where the publisher's live messages come from.
             first: Whether the live flow waits for this replay.
         """
         assert self.judge is not None, "a replay needs numbered messages"
         verdict = Verdict()
-        key = endpoint.encode()
+        key = run.endpoint.encode()
+        timestamp = run.timestamp
+        self.judge.connections[key] = run.connection
         kept = [
             reply
             for reply in replies
@@ -184,6 +196,13 @@ class Intake:
 
     # What the log keeps: see wal.writer.Carried.
 
+    def settle(self, gaps: Sequence[Gap]) -> None:
+        """Nobody will ask for these any more."""
+        assert self.judge is not None, "a replay needs numbered messages"
+        if gaps:
+            self.judge.gaps.settle(gaps)
+            self._changed = True
+
     def first_sequence(self, endpoint: str) -> int | None:
         """Where a replay begins that comes before the live flow; None if there is nothing to ask for.
 
@@ -210,10 +229,11 @@ class Intake:
     @property
     def large(self) -> bool:
         """Whether the next hand-over should be ``full``."""
-        return self.judge is not None and state.is_large(self.judge)
+        return self._base_is_foreign or (self.judge is not None and state.is_large(self.judge))
 
     def full(self) -> bytes:
         """All that must be remembered."""
+        self._base_is_foreign = False
         return self._saved(state.full)
 
     def delta(self) -> bytes:
@@ -238,10 +258,12 @@ class Intake:
             return True
         self._counters.restore(latest["counters"])
         kept = latest["sequences"]
-        if self.judge is None or kept is None:
+        if self.judge is None and kept is None:
+            return True
+        if self.judge is None or kept is None or not _alike(state.numbering_of(kept), self.judge.numbering):
+            # What changes from now on does not add to what was kept.
+            self._base_is_foreign = True
             return kept is None
-        if not _alike(state.numbering_of(kept), self.judge.numbering):
-            return False
         state.restore(self.judge, base and base["sequences"], changes and changes["sequences"])
         return True
 
@@ -267,7 +289,7 @@ def read_gaps(full: bytes | None, delta: bytes | None) -> list[dict[str, Any]]:
                 "epoch": gap.epoch,
                 "first": judge.number(gap.first),
                 "last": judge.number(gap.last),
-                "messages": gap.size,
+                "messages": min(gap.size, 2**63 - 1),
                 "noticed": gap.noticed,
                 "healed": gap.healed,
             }
@@ -277,7 +299,7 @@ def read_gaps(full: bytes | None, delta: bytes | None) -> list[dict[str, Any]]:
 
 def _names(by: Sequence[str], key: Key) -> dict[str, str]:
     parts = (key,) if isinstance(key, bytes) else key
-    return {name: part.decode("utf-8", "backslashreplace") for name, part in zip(by, parts, strict=True)}
+    return {name: name_of(part) for name, part in zip(by, parts, strict=True)}
 
 
 def _decode(text: bytes | None) -> dict[str, Any] | None:
@@ -295,15 +317,29 @@ def _origins(runs: Sequence[Run]) -> Callable[[int], Run]:
     return lambda row: runs[bisect_right(ends, row)]
 
 
+# Longer names are told apart by a digest: what is remembered of a counter is bounded in bytes too.
+_MOST_NAME_BYTES = 256
+
+
+def _bounded(name: bytes) -> bytes:
+    if len(name) <= _MOST_NAME_BYTES:
+        return name
+    return name[: _MOST_NAME_BYTES - 32] + xxhash.xxh3_128_hexdigest(name).encode()
+
+
+def _bounded_names(names: Sequence[bytes]) -> Sequence[bytes]:
+    return names if max(map(len, names)) <= _MOST_NAME_BYTES else [_bounded(name) for name in names]
+
+
 def _keys(by: Sequence[str], fields: Fields, runs: Sequence[Run]) -> Sequence[Key]:
     columns: list[Sequence[bytes]] = []
     for name in by:
         if name == "publisher":
             assert fields.publishers is not None
-            columns.append(fields.publishers)
+            columns.append(_bounded_names(fields.publishers))
         elif name == "topic":
             assert fields.topics is not None
-            columns.append([topic or b"" for topic in fields.topics])
+            columns.append(_bounded_names([topic or b"" for topic in fields.topics]))
         else:
             columns.append(_endpoints(fields, runs))
     return columns[0] if len(columns) == 1 else list(zip(*columns, strict=True))

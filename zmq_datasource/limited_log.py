@@ -1,4 +1,4 @@
-"""Warnings at a bounded rate, and the number of those that were left out."""
+"""Log lines at a bounded rate, and the number of those that were left out."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _LINES, _SECONDS = 5, 10.0
 
 
 class LimitedLog:
-    """Warnings of one kind, of which there may be a great many.
+    """Lines of one kind, of which there may be a great many.
 
     Args:
         name: Of the logger.
@@ -29,11 +29,18 @@ class LimitedLog:
         self._left_out = 0
 
     def warn(self, message: str, *args: object) -> None:
-        """Log it, or count it."""
+        """Log a warning, or count it."""
+        self._write(logging.WARNING, message, args)
+
+    def info(self, message: str, *args: object) -> None:
+        """Log what is going on, or count it."""
+        self._write(logging.INFO, message, args)
+
+    def _write(self, level: int, message: str, args: tuple[object, ...]) -> None:
         self.flush()
         if self._lines < _LINES:
             self._lines += 1
-            self._log.warning(message, *args)
+            self._log.log(level, message, *args)
         else:
             self._left_out += 1
 

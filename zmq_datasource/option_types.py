@@ -25,6 +25,7 @@ __all__ = [
     "Framing",
     "JsonPath",
     "Linger",
+    "Location",
     "OnLoss",
     "OnMalformed",
     "Position",
@@ -130,7 +131,7 @@ class CountedBy(tuple[str, ...]):
 
 
 class JsonPath(tuple[str, ...]):
-    """Names (or positions in a list) from the top of a JSON text to one of its values."""
+    """Names from the top of a JSON text to one of its values."""
 
     def __str__(self) -> str:
         return ".".join(self)
@@ -141,6 +142,27 @@ class JsonPath(tuple[str, ...]):
         if not all(names):
             raise ValueError("a path is names with dots between, as in frameNumber or header.frame")
         return cls(names)
+
+
+class Location(str):
+    """A path or URI. Shows no credentials that are in it; ``plain`` has them."""
+
+    @property
+    def plain(self) -> str:
+        return str.__str__(self)
+
+    def __str__(self) -> str:
+        return re.sub(r"://[^/@]*@", "://***@", str.__str__(self))
+
+    def __repr__(self) -> str:
+        return repr(str(self))
+
+    def __format__(self, spec: str) -> str:
+        return format(str(self), spec)
+
+    @classmethod
+    def read(cls, text: str) -> Location:
+        return cls(text)
 
 
 class ReplayFrom(NamedTuple):

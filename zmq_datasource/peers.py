@@ -95,6 +95,7 @@ class PeerWatch:
         self.up: dict[str, int] = {}
         self.refused: dict[str, str] = {}
         self.lost = 0
+        self.connections = 0  # that there have been
 
     @property
     def peers(self) -> int:
@@ -130,6 +131,7 @@ class PeerWatch:
         elif event == zmq.Event.HANDSHAKE_SUCCEEDED:
             self._one_shaken(endpoint)
             self.up[endpoint] = self.up.get(endpoint, 0) + 1
+            self.connections += 1
             self.refused.pop(endpoint, None)
             self._redial.pop(endpoint, None)
             _log.info("peer up: %s %s", socket_type(self._sock), endpoint)

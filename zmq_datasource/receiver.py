@@ -26,7 +26,7 @@ from zmq_datasource.dead_letters import DeadLetters
 from zmq_datasource.errors import SocketError
 from zmq_datasource.framing import RawMessage, decode_plain, subscriptions
 from zmq_datasource.incidents import Incidents
-from zmq_datasource.intake import Intake, Run
+from zmq_datasource.intake import Findings, Intake, Run
 from zmq_datasource.messages import MAX_MESSAGE_BYTES, MESSAGE_SCHEMA
 from zmq_datasource.option_types import Endpoints
 from zmq_datasource.options import ReadOptions
@@ -52,10 +52,11 @@ _HOUSEKEEPING_SECONDS = 0.1
 class _Channel:
     """One socket of the feed, and who heals what is missing from it."""
 
-    def __init__(self, options: ReadOptions, replayer: Replayer | None) -> None:
+    def __init__(self, options: ReadOptions, replayer: Replayer | None = None, counts: bool = True) -> None:
         self.name = ",".join(map(str, (*options.connect, *options.bind)))
         self.options = options
         self.replayer = replayer
+        self.counts = counts
 
     def open(self) -> None:
         self.opened = OpenSocket(self.options, self._prepare)
@@ -74,6 +75,13 @@ class _Channel:
         if self.replayer is not None:
             self.replayer.close()
         self.opened.close(self.options.linger)
+
+    def connection(self) -> int:
+        """How many connections there have been, where that tells something; as of now."""
+        if not self.counts:
+            return 0
+        self.opened.watch.update()
+        return self.opened.watch.connections
 
     @property
     def held(self) -> bool:
@@ -106,7 +114,7 @@ class Receiver:
         self._batch_bytes = min(batch_bytes, BATCH_BYTES)
         self._clock = clock
         self.intake = Intake(options, counters)
-        self._channels = list(_channels(options))
+        self._channels = _channels(options, counters)
         self._poller: zmq.Poller | None = None
         self._messages: list[RawMessage] = []
         self._runs: list[Run] = []
@@ -247,7 +255,7 @@ class Receiver:
             room += self._discard_oversize(messages)
         taken = len(messages) - before
         if taken:
-            self._runs.append(Run(timestamp, taken, channel.name))
+            self._runs.append(Run(timestamp, taken, channel.name, channel.connection()))
         self._live_bytes += limit - room
         return taken
 
@@ -259,10 +267,7 @@ class Receiver:
         if messages:
             batch, findings = self.intake.read(messages, runs)
             batches.append(batch)
-            self._incidents.take(findings)
-            for channel in self._channels:
-                if channel.replayer is not None:
-                    self._incidents.lose(channel.replayer.abandon(findings.abandoned))
+            self._note(findings)
         for channel in self._channels:
             if channel.replayer is not None:
                 batches += self._take_replayed(channel, channel.replayer)
@@ -274,16 +279,32 @@ class Receiver:
         judge = self.intake.judge
         assert judge is not None, "options let no replay in without numbers"
         batches = []
-        replies, first, sock = replayer.take(), replayer.first, replayer.socket
+        first, sock = replayer.first, replayer.socket
+        replies = replayer.take(judge)
         if replies:
-            timestamp = int(self._clock() * 1_000_000)
-            batch, findings = self.intake.read_replies(replies, timestamp, channel.name, first)
+            run = Run(int(self._clock() * 1_000_000), len(replies), channel.name, channel.connection())
+            batch, findings = self.intake.read_replies(replies, run, first)
             batches.append(batch)
-            self._incidents.take(findings)
-        self._incidents.lose(replayer.step(judge))
+            self._note(findings)
+        live_waits = bool(int(channel.socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN)
+        given_up = replayer.step(judge, live_waits)
+        self.intake.settle(given_up)
+        self._incidents.lose(given_up)
         if (replayer.first, replayer.socket) != (first, sock):
             self._watch_sockets()
         return batches
+
+    def _note(self, findings: Findings) -> None:
+        self._incidents.take(findings)
+        if self._options.replay_endpoint:
+            self._incidents.lose([gap for gap in findings.abandoned if not gap.settled])
+
+    def hold_still(self) -> None:
+        """To be called while nothing is received: like ``keep_alive``, and replays may wait."""
+        self.keep_alive()
+        for channel in self._channels:
+            if channel.replayer is not None:
+                channel.replayer.postpone()
 
     def keep_alive(self) -> None:
         """Let libzmq and the connections do their work without receiving.
@@ -323,21 +344,21 @@ class Receiver:
 _NOTHING = pa.RecordBatch.from_pylist([], MESSAGE_SCHEMA)
 
 
-def _channels(options: ReadOptions) -> list[_Channel]:
+def _channels(options: ReadOptions, counters: SourceCounters) -> list[_Channel]:
     numbering = options.numbering
     if numbering is None or "endpoint" not in numbering.by:
-        return [_Channel(options, None)]
+        return [_Channel(options, counts=False)]
     none = Endpoints()
     replays = options.replay_endpoint or [None] * len(options.connect)
     connecting = [
         _Channel(
             msgspec.structs.replace(options, connect=Endpoints((endpoint,)), bind=none),
-            None if replay is None else Replayer(options, endpoint, replay),
+            None if replay is None else Replayer(options, endpoint, replay, counters),
         )
         for endpoint, replay in zip(options.connect, replays, strict=True)
     ]
     binding = [
-        _Channel(msgspec.structs.replace(options, connect=none, bind=Endpoints((endpoint,))), None)
+        _Channel(msgspec.structs.replace(options, connect=none, bind=Endpoints((endpoint,))))
         for endpoint in options.bind
     ]
     return connecting + binding

@@ -104,12 +104,18 @@ class OpenSocket:
     Args:
         options: What to open.
         prepare: Called with the socket before it is bound or connected.
+        check_hosts: Whether to refuse a host that does not resolve, which takes a moment.
 
     Raises:
         OptionError, EndpointError: It cannot be opened as asked; nothing stays open.
     """
 
-    def __init__(self, options: SocketOptions, prepare: Callable[[zmq.Socket[bytes]], None]) -> None:
+    def __init__(
+        self,
+        options: SocketOptions,
+        prepare: Callable[[zmq.Socket[bytes]], None],
+        check_hosts: bool = True,
+    ) -> None:
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         try:
             self.socket = new_socket(self._context, options)
@@ -119,7 +125,7 @@ class OpenSocket:
         self.watch = PeerWatch(self._context, self.socket, options)
         try:
             prepare(self.socket)
-            attach(self.socket, options.bind, options.connect)
+            attach(self.socket, options.bind, options.connect, check_hosts)
         except BaseException:
             self.close(linger=0)
             raise
@@ -221,7 +227,9 @@ def _set(sock: zmq.Socket[bytes], name: str, value: str, all_options: ZmqOptions
         ) from e
 
 
-def attach(sock: zmq.Socket[bytes], bind: Iterable[Endpoint], connect: Iterable[Endpoint]) -> None:
+def attach(
+    sock: zmq.Socket[bytes], bind: Iterable[Endpoint], connect: Iterable[Endpoint], check_hosts: bool = True
+) -> None:
     """Bind and connect.
 
     Raises:
@@ -241,7 +249,8 @@ def attach(sock: zmq.Socket[bytes], bind: Iterable[Endpoint], connect: Iterable[
             hint = hints.get(e.errno or 0)
             raise EndpointError(f"binding {endpoint}: {e.strerror}{f'; {hint}' if hint else ''}") from e
     for endpoint in connect:
-        _refuse_unknown_host(endpoint)
+        if check_hosts:
+            _refuse_unknown_host(endpoint)
         try:
             sock.connect(str(endpoint))
         except zmq.ZMQError as e:

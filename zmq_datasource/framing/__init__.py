@@ -21,7 +21,7 @@ from __future__ import annotations
 from zmq_datasource.framing.fields import Announced, Fields, Malformed, RawMessage
 from zmq_datasource.framing.plain import decode_plain
 from zmq_datasource.framing.presets import Framing, make_framing, subscriptions
-from zmq_datasource.framing.rows import make_batch, to_rows
+from zmq_datasource.framing.rows import make_batch, name_of, to_rows
 
 __all__ = [
     "Announced",
@@ -32,6 +32,7 @@ __all__ = [
     "decode_plain",
     "make_batch",
     "make_framing",
+    "name_of",
     "subscriptions",
     "to_rows",
 ]

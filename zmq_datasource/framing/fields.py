@@ -25,13 +25,14 @@ class Malformed(NamedTuple):
 class Announced(NamedTuple):
     """A message without content that tells how far its publisher has counted.
 
-    ``last`` is the number of the last message sent before it.
+    ``last`` is the number of the last message sent before it; ``end`` says that no more comes.
     """
 
     row: int
     topic: bytes | None
     publisher: bytes | None
     last: int
+    end: bool = False
 
 
 @dataclass

@@ -74,32 +74,38 @@ class BinarySequence:
         return numbers
 
 
-@dataclass(frozen=True)
-class JsonSequence:
-    """A whole number at a path of a JSON text that is the frame."""
+# A header is small; a large text would keep the receiving thread from the socket.
+_MOST_HEADER_BYTES = 256 << 10
 
-    frame: int
-    path: tuple[str, ...]
-    low: int = -(2**63)
-    high: int = _LARGEST
+
+class JsonSequence:
+    """A whole number at a path of a JSON text that is the frame.
+
+    Args:
+        path: Names from the top; what is beside them is read over, not built.
+        low, high: The numbers that a counter can have.
+    """
+
+    def __init__(self, frame: int, path: Sequence[str], low: int = -(2**63), high: int = _LARGEST) -> None:
+        self.frame = frame
+        self._low, self._high = low, high
+        kind: Any = int
+        for name in reversed(path):
+            kind = msgspec.defstruct("Header", [("found", kind)], rename={"found": name})
+        self._depth = len(path)
+        self._decoder = msgspec.json.Decoder(kind)
 
     def read(self, frame: bytes) -> int:
+        if len(frame) > _MOST_HEADER_BYTES:
+            raise UnfitError(f"the header has {len(frame)} bytes, {_MOST_HEADER_BYTES} at most")
         try:
-            found: Any = msgspec.json.decode(frame)
+            found = self._decoder.decode(frame)
         # Deeply nested text is an attack on the stack, not a header.
         except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as e:
-            raise UnfitError(f"the header is no JSON: {e}") from e
-        for name in self.path:
-            match found:
-                case dict() if name in found:
-                    found = found[name]
-                case list() if name.isdecimal() and int(name) < len(found):
-                    found = found[int(name)]
-                case _:
-                    raise UnfitError(f"the header has no {'.'.join(self.path)}")
-        if not isinstance(found, int) or isinstance(found, bool):
-            raise UnfitError(f"{'.'.join(self.path)} in the header is no whole number")
-        return _within(found, self.low, self.high)
+            raise UnfitError(f"the header does not hold the sequence: {e}") from e
+        for _ in range(self._depth):
+            found = found.found
+        return _within(found, self._low, self._high)
 
     def read_all(self, frames: Sequence[bytes]) -> Sequence[int]:
         return [self.read(frame) for frame in frames]
@@ -222,4 +228,5 @@ class Layout:
             None if self.topic is None else frames[self.topic],
             None if self.publisher is None else frames[self.publisher],
             total - 1,
+            end=True,
         )

@@ -63,10 +63,21 @@ def text_of(topics: Sequence[bytes | None]) -> tuple[pa.Array, set[int]]:
     try:
         return raw.cast(pa.string()), set()
     except pa.ArrowInvalid:
-        texts = [None if t is None else t.decode("utf-8", "replace") for t in topics]
+        texts = [None if t is None else _readable(t) for t in topics]
         bad = {
             row
             for row, (t, text) in enumerate(zip(topics, texts, strict=True))
             if t is not None and text is not None and text.encode() != t
         }
         return pa.array(texts, pa.string()), bad
+
+
+# Of a topic that is no text, so much is shown: bad bytes become three each, and a column holds 2 GiB.
+_MOST_SHOWN_BYTES = 1 << 20
+
+
+def _readable(topic: bytes) -> str:
+    try:
+        return topic.decode()
+    except UnicodeDecodeError:
+        return topic[:_MOST_SHOWN_BYTES].decode("utf-8", "replace")

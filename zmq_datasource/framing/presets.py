@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Literal, Protocol, cast
 
 from zmq_datasource.framing.dafka import DafkaFraming
 from zmq_datasource.framing.fields import Fields, RawMessage
 from zmq_datasource.framing.jupyter import JupyterFraming
 from zmq_datasource.framing.layout import BinarySequence, JsonSequence, Layout, SequenceField
-from zmq_datasource.options import FramingOptions
+from zmq_datasource.options import FramingOptions, Numbering
 
 __all__ = ["Framing", "make_framing", "subscriptions"]
 
@@ -50,7 +51,15 @@ def make_framing(options: FramingOptions) -> Framing | None:
             return DafkaFraming()
         case "custom":
             return _custom(options)
-    return _FIXED[options.framing]
+    return _bounded(_FIXED[options.framing], options.numbering)
+
+
+def _bounded(layout: Layout, numbering: Numbering | None) -> Layout:
+    """The same, where a number that no counter can have does not fit."""
+    if numbering is None or numbering.end is None:
+        return layout
+    assert isinstance(layout.sequence, BinarySequence)
+    return replace(layout, sequence=replace(layout.sequence, low=numbering.start, high=numbering.end))
 
 
 def subscriptions(framing: str, topics: Sequence[str]) -> list[bytes]:

@@ -16,8 +16,9 @@ from zmq_datasource.framing.fields import Fields, RawMessage
 from zmq_datasource.framing.plain import text_of, times_of
 from zmq_datasource.messages import FRAMING, LOG_SCHEMA, MESSAGE_SCHEMA, row_schema
 
-__all__ = ["make_batch", "to_rows"]
+__all__ = ["make_batch", "name_of", "to_rows"]
 
+_MOST_SHOWN_BYTES = 1 << 10
 _FRAMES = MESSAGE_SCHEMA.field("frames").type
 
 
@@ -58,14 +59,21 @@ def _names(publishers: Sequence[bytes]) -> tuple[pa.Array, set[int]]:
     try:
         return raw.cast(pa.string()), set()
     except pa.ArrowInvalid:
-        texts, bad = [], set()
-        for row, name in enumerate(publishers):
-            try:
-                texts.append(name.decode())
-            except UnicodeDecodeError:
-                texts.append(f"0x{name.hex()}")
-                bad.add(row)
+        texts = [name_of(name) for name in publishers]
+        bad = {
+            row
+            for row, (name, text) in enumerate(zip(publishers, texts, strict=True))
+            if text.encode() != name
+        }
         return pa.array(texts, pa.string()), bad
+
+
+def name_of(name: bytes) -> str:
+    """A publisher's name as text; in hex, cut where it is long, if it is no UTF-8."""
+    try:
+        return name.decode()
+    except UnicodeDecodeError:
+        return f"0x{name[:_MOST_SHOWN_BYTES].hex()}"
 
 
 def _times(fields: Fields, timestamps: Sequence[tuple[int, int]]) -> pa.Array:

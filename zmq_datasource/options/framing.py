@@ -17,6 +17,7 @@ from zmq_datasource.option_types import (
     Endpoints,
     Framing,
     JsonPath,
+    Location,
     OnLoss,
     OnMalformed,
     ReplayFrom,
@@ -37,6 +38,8 @@ class Numbering(NamedTuple):
         restarts: Whether a publisher that starts anew keeps its name and counts from ``start``.
             If not, a lower number never means that.
         window: How far back a lower number is still late or a duplicate, not a restart.
+        whole: Whether publishers are short-lived, so that what precedes the first message seen is
+            missing too.
     """
 
     by: tuple[str, ...]
@@ -44,10 +47,11 @@ class Numbering(NamedTuple):
     end: int | None = None
     restarts: bool = True
     window: int = 1000
+    whole: bool = False
 
 
 _PRESETS = {
-    "sequenced": Numbering(("publisher",), restarts=False),
+    "sequenced": Numbering(("publisher",), restarts=False, whole=True),
     "vllm": Numbering(("endpoint", "topic")),
     "bitcoin": Numbering(("endpoint", "topic"), end=2**32 - 1),
     "clone": Numbering(("endpoint",), start=1),
@@ -76,7 +80,7 @@ class FramingOptions(SocketOptions, frozen=True, kw_only=True, rename="camel"):
         ),
     ] = OnMalformed("skip")
     dead_letter_location: Annotated[
-        str | None,
+        Location | None,
         doc(
             "Where such messages are kept, with their reason and all frames, as Parquet files: a path or URI of a file "
             "system that pyarrow knows (`file`, `s3`, `gs`, `hdfs`)."
@@ -181,6 +185,7 @@ class FramingOptions(SocketOptions, frozen=True, kw_only=True, rename="camel"):
             end=preset.end if self.sequence_end is None else self.sequence_end,
             restarts=preset.restarts if self.sequence_restart is None else self.sequence_restart == "start",
             window=preset.window if self.sequence_window is None else self.sequence_window,
+            whole=preset.whole,
         )
 
     @property
@@ -207,6 +212,10 @@ class FramingOptions(SocketOptions, frozen=True, kw_only=True, rename="camel"):
         if self.framing == "plain":
             self.refuse(("on_malformed", "dead_letter_location"), "needs a framing: every message fits plain")
         numbering = self.numbering
+        if self._preset is None and self.sequence_by:
+            raise OptionError(
+                f"sequenceBy={self.sequence_by} needs numbered messages: {self._why_unnumbered()}"
+            )
         if numbering is None:
             self.refuse(_OF_JUDGEMENT, f"needs numbered messages: {self._why_unnumbered()}")
             return
@@ -214,7 +223,7 @@ class FramingOptions(SocketOptions, frozen=True, kw_only=True, rename="camel"):
         self._check_replay(numbering)
 
     def _why_unnumbered(self) -> str:
-        if self.sequence_by == ():
+        if self.sequence_by == () and self._preset is not None:
             return "sequenceBy=none judges nothing"
         why = _MADE_FOR.get(self.framing, "sequenceFrame is not set")
         return f"{why}; name the framing that your publisher uses"
@@ -226,12 +235,33 @@ class FramingOptions(SocketOptions, frozen=True, kw_only=True, rename="camel"):
                 f"sequenceBy={','.join(numbering.by)}: framing={self.framing} names no publisher"
                 f"{'; set publisherFrame' if self.framing == 'custom' else ''}, or count by endpoint or topic"
             )
+        if self.deduplicate and self.bind and numbering.by == ("endpoint",):
+            raise OptionError(
+                "deduplicate with bind and sequenceBy=endpoint: publishers that connect to one endpoint would look "
+                "like one, and their messages like duplicates; count by publisher or topic, or connect to each"
+            )
         if "topic" in numbering.by and self.framing == "custom" and self.topic_frame is None:
             raise OptionError(f"sequenceBy={','.join(numbering.by)}: set topicFrame, or count by endpoint")
-        if numbering.end is not None and numbering.end <= numbering.start:
+        low, high = self._range
+        if not low <= numbering.start <= high:
+            raise OptionError(f"sequenceStart={numbering.start} must be from {low} to {high}")
+        if numbering.end is not None and not numbering.start < numbering.end <= high:
             raise OptionError(
-                f"sequenceEnd={numbering.end} must be more than sequenceStart={numbering.start}"
+                f"sequenceEnd={numbering.end} must be more than sequenceStart={numbering.start}, and {high} at most"
             )
+
+    @property
+    def _range(self) -> tuple[int, int]:
+        """The numbers that a sequence can have here."""
+        largest = 2**63 - 1  # of a BIGINT
+        if self.framing == "bitcoin":
+            return 0, 2**32 - 1
+        if self.framing != "custom" or self.sequence_path is not None:
+            return 0, largest
+        bits = 8 * self.sequence_width
+        if self.sequence_signed:
+            return -(2 ** (bits - 1)), 2 ** (bits - 1) - 1
+        return 0, min(2**bits - 1, largest)
 
     def _check_replay(self, numbering: Numbering) -> None:
         if not self.replay_endpoint:
@@ -247,6 +277,10 @@ class FramingOptions(SocketOptions, frozen=True, kw_only=True, rename="camel"):
                 f"replayEndpoint={self.replay_endpoint} must name one endpoint for each of connect={self.connect}, in "
                 "the same order, and bind none: a missing message is asked of the publisher that sent it"
             )
+        if numbering.end is not None:
+            raise OptionError("sequenceEnd with replayEndpoint: vLLM's numbers never start again; remove one")
+        if self.replay_timeout <= 0:
+            raise OptionError("replayTimeout=0s gives no publisher time to answer; set 1s or more")
         if numbering.by != ("endpoint",):
             raise OptionError(
                 f"sequenceBy={','.join(numbering.by)}: with replayEndpoint it is endpoint, one publisher for each; "

@@ -19,6 +19,7 @@ class Gap:
 
     Attributes:
         serial: Counts the table's rows.
+        settled: Whether nobody will ask for them (any more).
         noticed, healed: Microseconds since the epoch; ``healed`` is None while they are missing, and
             else when the last of them came.
     """
@@ -30,6 +31,7 @@ class Gap:
     last: int
     noticed: int
     healed: int | None = None
+    settled: bool = False
 
     @property
     def size(self) -> int:
@@ -114,11 +116,22 @@ class GapTable:
                 )
             )
         if rest[0] <= rest[1]:
-            pieces.append(self._insert(Gap(self._next_serial, gap.key, gap.epoch, *rest, gap.noticed)))
+            pieces.append(
+                self._insert(
+                    Gap(self._next_serial, gap.key, gap.epoch, *rest, gap.noticed, None, gap.settled)
+                )
+            )
         if not gap.size:
             self._remove(gap)
             pieces.remove(gap)
         gaps[at : at + 1] = pieces
+
+    def settle(self, gaps: Iterable[Gap]) -> None:
+        """Nobody will ask for these any more."""
+        for gap in gaps:
+            if gap.serial in self._rows:
+                gap.settled = True
+                self.changed.add(gap.serial)
 
     def end_epoch(self, key: Key) -> None:
         """The counter starts anew, or is forgotten: its gaps stay as they are."""

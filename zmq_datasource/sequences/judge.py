@@ -20,17 +20,19 @@ class Totals:
 
     Attributes:
         lost: Missing messages: gaps as far as they were not filled. What is forgotten stays in it.
-        late: Messages that came after a higher number, and were kept.
-        healed: Those of them that filled a gap.
+        late: Messages that came after a higher number by themselves, and were kept.
+        healed: Messages that filled a gap, by themselves or by a replay.
         duplicates: Messages whose number was seen.
+        overlapping: Messages that a replay had brought a moment before; left out.
         restarts: Publishers that started anew.
-        forgotten: Counters that were forgotten because there were too many.
+        forgotten: Counters that were forgotten because there were too many, though not at their end.
     """
 
     lost: int = 0
     late: int = 0
     healed: int = 0
     duplicates: int = 0
+    overlapping: int = 0
     restarts: int = 0
     forgotten: int = 0
 
@@ -46,18 +48,22 @@ class Counter:
     """What is known of one counter beside the number it expects.
 
     Attributes:
-        epoch: How often it has started anew.
-        turn: What to add to a number for its position.
         floor: The first position of which it is known whether it came.
         since: The serial of the first row that the table of gaps can have of its present epoch.
+        epoch: How often it has started anew.
+        turn: What to add to a number for its position.
+        ended: Whether its publisher has said that no more comes.
         topic: The topic last heard, where a replay may not say it.
+        connection: Which connection of its endpoint it was last heard on; -1 if that is long ago.
     """
 
     floor: int
     since: int
     epoch: int = 0
     turn: int = 0
+    ended: bool = False
     topic: bytes | None = None
+    connection: int = field(default=-1, compare=False)
 
 
 @dataclass(slots=True)
@@ -67,10 +73,12 @@ class _Ahead:
     Attributes:
         expected: The number that follows the replayed ones.
         overlap: The next position that the live flow may bring again.
+        connection: The live connection of that moment. Another one brings nothing again.
     """
 
     expected: int
     overlap: int
+    connection: int
 
 
 @dataclass
@@ -79,7 +87,7 @@ class Verdict:
 
     Attributes:
         duplicates: Seen before.
-        overlapping: Seen in a replay a moment ago; not the publisher's doing, so not counted.
+        overlapping: Seen in a replay a moment ago; not the publisher's doing.
         gaps: What is missing, newly.
         restarts: Counters that started anew.
         abandoned: Gaps that were known and cannot be filled any more, because the counter started
@@ -99,14 +107,20 @@ class Judge:
     Args:
         numbering: How they are counted.
         max_counters, max_gaps: Bounds of what is remembered.
+
+    Attributes:
+        connections: How many connections each endpoint has had, where messages are counted by
+            endpoint; to be kept up to date by whoever receives, before each call.
     """
 
     def __init__(self, numbering: Numbering, max_counters: int, max_gaps: int) -> None:
         self.numbering = numbering
         self.totals = Totals()
         self.gaps = GapTable(max_gaps)
+        self.connections: dict[bytes, int] = {}
         self._max_counters = max_counters
         self._turn = None if numbering.end is None else numbering.end - numbering.start + 1
+        self._endpoint = numbering.by.index("endpoint") if "endpoint" in numbering.by else None
         # The number that each counter expects, the one not heard for longest first. None: see _ahead.
         self.expected: dict[Key, int | None] = {}
         self.counters: dict[Key, Counter] = {}
@@ -127,7 +141,7 @@ class Judge:
         expected = self.expected
         if keys and keys.count(keys[0]) == len(keys) and self._runs_on(keys[0], numbers):
             expected[keys[0]] = numbers[-1] + 1
-            self._touch({keys[0]})
+            self._hear({keys[0]})
             return verdict
         get = expected.get
         for row, (key, number) in enumerate(zip(keys, numbers, strict=True)):
@@ -136,7 +150,7 @@ class Judge:
                 expected[key] = number + 1
             else:
                 self._judge_one(key, number, row, when(row), verdict)
-        self._touch(set(keys))
+        self._hear(set(keys))
         self._forget(verdict)
         return verdict
 
@@ -150,36 +164,51 @@ class Judge:
 
     def _judge_one(self, key: Key, number: int, row: int, when: int, verdict: Verdict) -> None:
         if key not in self.expected:
-            self._meet(key, number)
-            self.expected[key] = number + 1
+            self._meet(key, number, when, verdict)
             return
         expected, counter = self._position_expected(key), self.counters[key]
         position = self._position(counter, expected, number)
-        if self._overlaps(key, position, expected):
-            verdict.overlapping.append(row)
-            return
         gap = self.gaps.find(key, position) if position < expected else None
-        if gap is not None:
-            self._heal(gap, position, when)
+        if key in self._ahead and self._overlaps(key, position, expected, gap):
+            self.totals.overlapping += 1
+            verdict.overlapping.append(row)
         elif position == expected:
             self._expect(key, counter, position + 1)
-        elif self._restarts(position, expected, number):
+        elif self._begins_anew(key, counter, number, position < expected):
             self._restart(key, counter, number, when, verdict)
         elif position > expected:
             self._notice(key, counter, expected, position - 1, when, verdict)
             self._expect(key, counter, position + 1)
+        elif gap is not None:
+            self._heal(gap, position, when)
+            self.totals.late += 1
+        elif self.numbering.restarts and position < expected - self.numbering.window:
+            self._restart(key, counter, number, when, verdict)
         elif position < counter.floor:
             self.totals.late += 1
         else:
             self.totals.duplicates += 1
             verdict.duplicates.append(row)
 
-    def _meet(self, key: Key, floor: int) -> None:
-        self.counters[key] = Counter(floor, self.gaps.next_serial)
+    def _meet(self, key: Key, number: int, when: int, verdict: Verdict) -> None:
+        """The first message of a counter."""
+        # A forgotten publisher that is heard again is none whose beginning was missed.
+        whole = self.numbering.whole and not self.totals.forgotten and number > self.numbering.start
+        first = self.numbering.start if whole else number
+        self.counters[key] = Counter(first, self.gaps.next_serial, connection=self._connection(key))
+        if whole:
+            self._notice(key, self.counters[key], first, number - 1, when, verdict)
+        self.expected[key] = number + 1
 
-    def _restarts(self, position: int, expected: int, number: int) -> bool:
-        numbering = self.numbering
-        return numbering.restarts and (number == numbering.start or position < expected - numbering.window)
+    def _begins_anew(self, key: Key, counter: Counter, number: int, lower: bool) -> bool:
+        """Whether a number that is not the expected one is certainly of a publisher that has restarted.
+
+        One connection keeps the order, so a lower number on a new one is.
+        """
+        if not self.numbering.restarts:
+            return False
+        new_connection = self._endpoint is not None and counter.connection != self._connection(key)
+        return number == self.numbering.start or (lower and new_connection)
 
     def _restart(self, key: Key, counter: Counter, number: int, when: int, verdict: Verdict) -> None:
         self.totals.restarts += 1
@@ -190,15 +219,16 @@ class Judge:
         counter.since = self.gaps.next_serial
         counter.turn = 0
         counter.floor = min(number, self.numbering.start)
+        counter.connection = self._connection(key)
         if number > self.numbering.start:
             self._notice(key, counter, self.numbering.start, number - 1, when, verdict)
         self._expect(key, counter, number + 1)
 
-    def announce(self, key: Key, last: int, when: int) -> Verdict:
-        """A publisher says that ``last`` was the number of its last message so far."""
+    def announce(self, key: Key, last: int, when: int, *, end: bool = False) -> Verdict:
+        """A publisher says that ``last`` was the number of its last message so far; or for ever."""
         verdict = Verdict()
         if key not in self.expected:
-            self._meet(key, last + 1)
+            self._meet(key, last + 1, when, verdict)
             self.expected[key] = last + 1
         else:
             expected, counter = self._position_expected(key), self.counters[key]
@@ -207,7 +237,8 @@ class Judge:
                 self._ahead.pop(key, None)
                 self._notice(key, counter, expected, position, when, verdict)
                 self._expect(key, counter, position + 1)
-        self._touch({key})
+        self.counters[key].ended = end
+        self._hear({key})
         self._forget(verdict)
         return verdict
 
@@ -216,7 +247,7 @@ class Judge:
     def begin(self, key: Key, number: int) -> None:
         """Expect ``number`` first, of a counter that was never heard."""
         if key not in self.expected:
-            self._meet(key, number)
+            self.counters[key] = Counter(number, self.gaps.next_serial)
             self.expected[key] = number
             self._touch({key})
 
@@ -230,11 +261,9 @@ class Judge:
             Whether it was missing; if not, it was seen or the live flow will bring it.
         """
         if key not in self.expected:
-            self._meet(key, number)
-            self.expected[key] = None
-            self._ahead[key] = _Ahead(number + 1, number)
-            self._touch({key})
-            return True
+            if not first:
+                return False
+            self.begin(key, number)
         expected, counter = self._position_expected(key), self.counters[key]
         position = self._position(counter, expected, number)
         gap = self.gaps.find(key, position) if position < expected else None
@@ -245,8 +274,9 @@ class Judge:
                 self._notice(key, counter, expected, position - 1, when, verdict)
             overlap = self._ahead[key].overlap if key in self._ahead else expected
             self._expect(key, counter, position + 1)
-            self._ahead[key] = _Ahead(number + 1, overlap)
+            self._ahead[key] = _Ahead(number + 1, overlap, self._connection(key))
             self.expected[key] = None
+            counter.connection = self._connection(key)
         else:
             return False
         self._touch({key})
@@ -264,20 +294,27 @@ class Judge:
         expected = self.expected[key]
         return self._ahead[key].expected if expected is None else expected
 
-    def _overlaps(self, key: Key, position: int, expected: int) -> bool:
-        """Whether the live flow brings what a replay has brought already."""
-        ahead = self._ahead.get(key)
-        if ahead is None:
+    def _overlaps(self, key: Key, position: int, expected: int, gap: Gap | None) -> bool:
+        """Whether the live flow brings what a replay has brought already.
+
+        The first message that is not so ends the overlap. One that the replay had missed does not.
+        """
+        ahead = self._ahead[key]
+        again = ahead.connection == self._connection(key)
+        if again and gap is not None:
             return False
-        overlaps = ahead.overlap <= position < expected and self.gaps.find(key, position) is None
+        overlaps = again and ahead.overlap <= position < expected
         if overlaps:
             ahead.overlap = position + 1
-        elif position < expected and self.gaps.find(key, position) is not None:
-            return False  # the replay missed it, the live flow has it
         if not overlaps or ahead.overlap == expected:
             self.expected[key] = ahead.expected
             del self._ahead[key]
         return overlaps
+
+    def _connection(self, key: Key) -> int:
+        if self._endpoint is None:
+            return 0
+        return self.connections.get(key if isinstance(key, bytes) else key[self._endpoint], 0)
 
     # Positions.
 
@@ -313,8 +350,13 @@ class Judge:
     def _heal(self, gap: Gap, position: int, when: int) -> None:
         self.gaps.fill(gap, position, when)
         self.totals.lost -= 1
-        self.totals.late += 1
         self.totals.healed += 1
+
+    def _hear(self, keys: set[Key]) -> None:
+        self._touch(keys)
+        if self._endpoint is not None:
+            for key in keys:
+                self.counters[key].connection = self._connection(key)
 
     def _touch(self, keys: set[Key]) -> None:
         self.removed -= keys
@@ -332,9 +374,9 @@ class Judge:
             self._touch({gap.key})
         while len(self.expected) > self._max_counters:
             key = next(iter(self.expected))
+            self.totals.forgotten += not self.counters[key].ended
             del self.expected[key], self.counters[key]
             self._ahead.pop(key, None)
             self.gaps.end_epoch(key)
             self.changed.pop(key, None)
             self.removed.add(key)
-            self.totals.forgotten += 1

@@ -56,12 +56,12 @@ def restore(judge: Judge, base: Mapping[str, Any] | None, changes: Mapping[str, 
             key = _key(parts)
             judge.expected.pop(key, None)
             judge.counters.pop(key, None)
-        for parts, expected, floor, since, epoch, turn, topic in data["counters"]:
+        for parts, expected, floor, since, epoch, turn, ended, topic in data["counters"]:
             key = _key(parts)
             judge.expected.pop(key, None)  # to the end: it was heard later
             judge.expected[key] = expected
             judge.counters[key] = Counter(
-                floor, since, epoch, turn, None if topic is None else topic.encode("latin-1")
+                floor, since, epoch, turn, ended, None if topic is None else _bytes(topic)
             )
         for serial in data["removedGaps"]:
             gaps.pop(serial, None)
@@ -101,7 +101,16 @@ def _data(
         "nextGap": judge.gaps.next_serial,
         "counters": list(_counters(judge, keys)),
         "gaps": [
-            (gap.serial, _parts(gap.key), gap.epoch, gap.first, gap.last, gap.noticed, gap.healed)
+            (
+                gap.serial,
+                _parts(gap.key),
+                gap.epoch,
+                gap.first,
+                gap.last,
+                gap.noticed,
+                gap.healed,
+                gap.settled,
+            )
             for gap in gaps
         ],
         "removed": [_parts(key) for key in removed],
@@ -112,17 +121,29 @@ def _data(
 def _counters(judge: Judge, keys: Iterable[Key]) -> Iterator[tuple[object, ...]]:
     for key in keys:
         counter = judge.counters[key]
-        topic = None if counter.topic is None else counter.topic.decode("latin-1")
-        numbers = counter.floor, counter.since, counter.epoch, counter.turn
-        yield _parts(key), judge.next_number(key), *numbers, topic
-
-
-# Bytes as text in which each character is one byte: short and readable for what is ASCII.
+        topic = None if counter.topic is None else _text(counter.topic)
+        facts = counter.floor, counter.since, counter.epoch, counter.turn, counter.ended
+        yield _parts(key), judge.next_number(key), *facts, topic
 
 
 def _parts(key: Key) -> str | list[str]:
-    return key.decode("latin-1") if isinstance(key, bytes) else [part.decode("latin-1") for part in key]
+    return _text(key) if isinstance(key, bytes) else [_text(part) for part in key]
 
 
 def _key(parts: str | list[str]) -> Key:
-    return parts.encode("latin-1") if isinstance(parts, str) else tuple(p.encode("latin-1") for p in parts)
+    return _bytes(parts) if isinstance(parts, str) else tuple(map(_bytes, parts))
+
+
+# Names as they are where they are plain text, else in hex: JSON would make six bytes of a zero.
+
+
+def _text(name: bytes) -> str:
+    if name.isascii() and not name.startswith(b"0x"):
+        text = name.decode("ascii")
+        if text.isprintable():
+            return text
+    return f"0x{name.hex()}"
+
+
+def _bytes(text: str) -> bytes:
+    return bytes.fromhex(text[2:]) if text.startswith("0x") else text.encode("ascii")

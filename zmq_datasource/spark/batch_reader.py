@@ -47,7 +47,7 @@ class ZmqLiveReader(DataSourceReader):
         deadline, idle_from = now + options.timeout, now
         with Receiver(options, counters) as receiver:
             while next_id < most and now < deadline:
-                taken = receiver.receive(min(most - next_id, ROUND_MESSAGES))
+                taken = receiver.receive(min(most - next_id - receiver.pending, ROUND_MESSAGES))
                 now = time.monotonic()
                 if taken:
                     idle_from = now

@@ -31,6 +31,8 @@ def source_metrics(counters: SourceCounters, judge: Judge | None) -> dict[str, i
         "messagesLate": totals.late,
         "messagesHealed": totals.healed,
         "messagesReplayed": counters.replayed,
+        "messagesOverlapping": totals.overlapping,
+        "repliesMalformed": counters.malformed_replies,
         "publisherRestarts": totals.restarts,
         "publishers": len(judge.expected),
         "publishersForgotten": totals.forgotten,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import uuid
 from collections.abc import Iterator
 
 import pyarrow as pa
@@ -24,11 +23,9 @@ class ZmqStreamWriter(DataSourceStreamArrowWriter):
     def __init__(self, options: WriteOptions, columns: SinkColumns) -> None:
         self._options = options
         self._columns = columns
-        # Made on the driver, so that it is the same for all tasks.
-        self._job = uuid.uuid4().hex
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
-        return run_task(self._options, self._columns, self._job, iterator)
+        return run_task(self._options, self._columns, None, iterator)
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
         report_batch(messages, f"batch={batchId}")

@@ -76,12 +76,12 @@ class TaskReport(WriterCommitMessage):
 
 
 def run_task(
-    options: WriteOptions, columns: SinkColumns, job: str, batches: Iterator[pa.RecordBatch]
+    options: WriteOptions, columns: SinkColumns, job: str | None, batches: Iterator[pa.RecordBatch]
 ) -> TaskReport:
     """Send every row of one Spark partition.
 
     Args:
-        job: Names the write among others, if it is no streaming query's.
+        job: Names a batch write among others; None for a streaming query's.
 
     Raises:
         SocketError: Nobody there, too slow, or not flushed (without ``noblock``).
@@ -108,13 +108,17 @@ def run_task(
     return TaskReport(counters, context.getLocalProperty("sql.streaming.queryId") if context else None)
 
 
-def _publisher(job: str, context: TaskContext | None) -> str:
-    """Who numbers the rows of a task: the same for each attempt at it, and for a batch that is repeated."""
+def _publisher(job: str | None, context: TaskContext | None) -> str:
+    """Who numbers the rows of a task: the same for each attempt at it, and for a batch that is repeated.
+
+    A batch write has a name of its own; also in foreachBatch, where there may be two in a batch.
+    """
     if context is None:
-        return job
-    query = context.getLocalProperty("sql.streaming.queryId")
-    batch = context.getLocalProperty("streaming.sql.batchId")
-    return f"{f'{query}/{batch}' if query else job}/{context.partitionId()}"
+        return job or "nobody"
+    if job is None:
+        query = context.getLocalProperty("sql.streaming.queryId")
+        job = f"{query}/{context.getLocalProperty('streaming.sql.batchId')}"
+    return f"{job}/{context.partitionId()}"
 
 
 def _send(sender: Sender, columns: SinkColumns, batch: pa.RecordBatch) -> None:

@@ -315,5 +315,8 @@ class LogWriter:
                 self._unwritten_bytes -= sum(batch.nbytes for batch in job.batches)
             _log.debug("sealed chunk %s, %d bytes", chunk.name, chunk.size)
         if job.state is not None:  # nothing needs those before it any more
-            self._storage.remove_states(self._partition, but=job.state[0].version)
+            try:
+                self._storage.remove_states(self._partition, but=job.state[0].version)
+            except LogWriteError as e:
+                _log.warning("%s", e)
         return job.end
