@@ -16,7 +16,7 @@ from zmq_datasource.counters import SourceCounters
 from zmq_datasource.framing import RawMessage, to_rows
 from zmq_datasource.framing.fields import UnfitError
 from zmq_datasource.framing.replay import Reply, read_reply, request
-from zmq_datasource.intake import Intake, Run
+from zmq_datasource.intake import Intake, Run, read_gaps
 from zmq_datasource.messages import number_rows
 
 GOLDEN = json.loads((Path(__file__).parent / "data" / "framings.json").read_text(encoding="utf-8"))
@@ -297,3 +297,20 @@ def test_any_reply_is_read_or_refused(frames: list[bytes]) -> None:
     except UnfitError:
         return
     assert reply.value == frames[-1]
+
+
+def test_numbers_at_the_ends_of_their_range_harm_nothing() -> None:
+    framing = intake(framing="clone")
+    numbers = [-(2**63), 2**63 - 1, 0, -(2**63)]
+    messages: list[RawMessage] = [[b"k", n.to_bytes(8, "big", signed=True), b"", b"", b"v"] for n in numbers]
+    rows, _ = read(framing, messages)
+    assert [row["sequence"] for row in rows] == numbers
+    gaps = read_gaps(framing.full(), None)
+    assert all(row["messages"] < 2**63 for row in gaps)
+
+
+def test_a_topic_that_is_no_text_and_very_long_is_cut_in_sight_and_whole_in_frames() -> None:
+    topic = b"\xff" * (3 << 20)
+    (row,), _ = read(intake(framing="vllm"), [[topic, bytes(8), b"v"]])
+    assert len(row["topic"]) == 1 << 20
+    assert row["frames"][0] == topic

@@ -6,6 +6,7 @@ import random
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import Path
@@ -25,6 +26,7 @@ from zmq_datasource.sequences.judge import Totals
 from zmq_datasource.wal.state import read_saved_state
 from zmq_datasource.wal.storage import LogStorage
 
+pytestmark = pytest.mark.spark  # no Spark, but a process or two for each test
 Context = zmq.Context[Socket]
 
 DETECTOR = {"framing": "custom", "sequenceFrame": 0, "sequencePath": "frameNumber", "valueFrame": 1}
@@ -497,6 +499,56 @@ def test_a_replay_that_is_not_whole_is_asked_for_again(
         wait_for(lambda: totals(ingest).healed == 5, "the gap healed")
         assert router.starts == asked
     assert sorted(sequences(tmp_path)) == list(range(9))
+
+
+def test_a_replay_host_whose_name_is_gone_ends_nothing(
+    context: Context, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with (
+        RouterOnItsOwnTerms(context, [[], [], []]) as router,
+        Publisher("vllm") as publisher,
+        ingesting(
+            tmp_path,
+            connect=publisher.endpoint,
+            framing="vllm",
+            replayEndpoint=router.endpoint,
+            replayTimeout="100ms",
+        ) as ingest,
+    ):
+        publisher.ask("wait-subscriber")
+
+        def gone(*_: object, **__: object) -> None:
+            raise OSError("no such host")
+
+        monkeypatch.setattr("socket.getaddrinfo", gone)
+        publisher.ask("send 1")
+        publisher.ask("skip 2")
+        publisher.ask("send 1")
+        wait_for(lambda: ingest.seal() and len(router.starts) >= 2, "a second request")
+        publisher.ask("send 1")
+        wait_for_rows(ingest, 3)
+
+
+def test_a_publisher_without_history_is_not_asked_as_fast_as_it_loses(
+    context: Context, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with (
+        RouterOnItsOwnTerms(context, []) as router,
+        Publisher("vllm") as publisher,
+        ingesting(
+            tmp_path, connect=publisher.endpoint, framing="vllm", replayEndpoint=router.endpoint
+        ) as ingest,
+    ):
+        publisher.ask("wait-subscriber")
+        began = time.monotonic()
+        for _ in range(200):
+            publisher.ask("send 1")
+            publisher.ask("skip 1")
+            ingest.seal()
+        wait_for_rows(ingest, 200)
+        assert len(router.starts) <= 2 + (time.monotonic() - began) / 0.1
+        assert totals(ingest).lost == 199
+    assert len(caplog.records) < 60
 
 
 # What does not fit, and what fails.

@@ -163,7 +163,13 @@ def test_peers_that_come_and_go_do_not_hold_up_the_one_that_stays(context: Conte
     endpoint = free_endpoint()
     pull = context.socket(zmq.PULL)
     pull.connect(endpoint)
-    with Consuming(pull) as consuming, Sender(write_options(bind=endpoint, sendTimeout="10s")) as sender:
+    with (
+        Consuming(pull) as consuming,
+        Sender(
+            # With libzmq's backlog of 100 the kernel has some of them try again after a second.
+            write_options(bind=endpoint, sendTimeout="10s", zmq_backlog=2000)
+        ) as sender,
+    ):
         host, port = endpoint.removeprefix("tcp://").split(":")
         for _ in range(1500):
             socket.create_connection((host, int(port)), timeout=10).close()

@@ -258,7 +258,7 @@ def traffic(draw: st.DrawFn) -> tuple[Numbering, list[int]]:
 
 
 @given(traffic(), st.integers(1, 7))
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=250, deadline=None)
 def test_it_judges_as_the_model_does(faulty: tuple[Numbering, list[int]], size: int) -> None:
     numbering, numbers = faulty
     judged, model = judge(numbering), Model(numbering)
@@ -321,7 +321,7 @@ def test_lost_is_sent_minus_received(arrives: list[bool], size: int) -> None:
     st.integers(0, 12),
     st.sampled_from([(1000, 1000), (2, 1000), (1000, 3), (2, 2)]),
 )
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=120, deadline=None)
 def test_a_judge_restored_goes_on_like_the_one_that_was_saved(
     steps: list[tuple[list[tuple[bytes, int]], bool]], crash_at: int, bounds: tuple[int, int]
 ) -> None:
@@ -490,6 +490,6 @@ def test_live_and_replay_together_give_each_message_once(
     if not verdict.restarts:
         got += replay(judged, range(31))
         assert len(got) == len(set(got))
-        first = min(got)
-        assert sorted(got) == list(range(first, 31))
+        first = judged.counters[KEY].floor  # what is older is not judged
+        assert sorted(n for n in got if n >= first) == list(range(first, 31))
         assert judged.totals.lost == 0

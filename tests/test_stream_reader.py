@@ -4,17 +4,24 @@ from __future__ import annotations
 
 import json
 import pickle
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 import zmq
+from pyspark.sql.datasource import InputPartition
 from pyspark.sql.streaming.datasource import ReadMaxRows
 
 from tests.support import Socket, bound, stream_options, wait_for
 from zmq_datasource.errors import DataLossError
+from zmq_datasource.option_parser import parse
+from zmq_datasource.options import BatchReadOptions
+from zmq_datasource.receiver import Receiver
+from zmq_datasource.spark.batch_reader import ZmqLiveReader
 from zmq_datasource.spark.stream_reader import ZmqStreamReader
 
 Context = zmq.Context[Socket]
@@ -154,3 +161,26 @@ def test_stop_may_be_called_twice(context: Context, tmp_path: Path) -> None:
     with reader(endpoint, tmp_path) as it:
         it.initialOffset()
         it.stop()
+
+
+def test_a_live_batch_read_takes_no_more_from_the_socket_than_it_gives(
+    context: Context, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    push, endpoint = bound(context, zmq.PUSH, sndhwm=10_000, sndtimeo=20_000)
+    taken = []
+    take = Receiver.take
+
+    def counted(receiver: Receiver) -> pa.RecordBatch:
+        batch = take(receiver)
+        taken.append(batch.num_rows)
+        return batch
+
+    monkeypatch.setattr(Receiver, "take", counted)
+    options = parse(
+        BatchReadOptions, {"connect": endpoint, "socketType": "PULL", "maxMessages": "1500", "timeout": "20s"}
+    )
+    sending = threading.Thread(target=lambda: [push.send(b"v") for _ in range(5000)])
+    sending.start()
+    rows = sum(batch.num_rows for batch in ZmqLiveReader(options).read(InputPartition(0)))
+    sending.join(30)
+    assert rows == sum(taken) == 1500

@@ -366,3 +366,43 @@ def test_the_format_of_a_state_never_changes() -> None:
     assert (feed.judge.totals.lost, feed.judge.totals.healed, feed.judge.totals.duplicates) == (2, 1, 1)
     assert (feed._counters.received, feed._counters.malformed) == (7, 1)
     assert len(feed.judge.expected) == 2
+
+
+def test_long_names_are_remembered_short(tmp_path: Path) -> None:
+    feed = Intake(stream_options(connect="tcp://feed:1", framing="sequenced"), SourceCounters())
+    names = [bytes(100_000) + b"%d" % n for n in range(20)] + [b"\xff" * 300, b"0xff", b"plain"]
+    messages: list[RawMessage] = [[b"", name, bytes(8), b"v"] for name in names]
+    batch, _ = feed.read(messages, [Run(0, len(messages), "tcp://feed:1")])
+    assert len(set(batch.column("publisher").to_pylist())) == len(names)
+    saved_text = feed.full()
+    assert len(saved_text) < 1000 * len(names)
+    again = Intake(stream_options(connect="tcp://feed:1", framing="sequenced"), SourceCounters())
+    assert again.restore(saved_text, None)
+    assert again.judge is not None
+    assert len(again.judge.expected) == len(names)
+    batch, _ = again.read(messages, [Run(0, len(messages), "tcp://feed:1")])
+    assert again.judge.totals.duplicates == len(names)
+
+
+def test_a_feed_that_is_numbered_in_another_way_leaves_nothing_of_the_old_behind(tmp_path: Path) -> None:
+    ways = [
+        {"framing": "sequenced"},
+        {"framing": "sequenced", "sequenceBy": "none"},
+        {"framing": "sequenced"},
+    ]
+    for turn, options in enumerate(ways):
+        feed = Intake(stream_options(connect="tcp://feed:1", **options), SourceCounters())
+        log = writer(tmp_path, feed)
+        feed.restore(log.saved.full, log.saved.delta)
+        sent: list[RawMessage] = [[b"", b"p%d" % turn, n.to_bytes(8, "big"), b"v"] for n in (0, 2)]
+        log.append(feed.read(sent, [Run(0, 2, "tcp://feed:1")])[0])
+        log.cut().result()
+        if turn == 0:
+            log.cut(keep=True).result()
+        log.close()
+    again = Intake(stream_options(connect="tcp://feed:1", framing="sequenced"), SourceCounters())
+    assert again.restore(saved(tmp_path).full, saved(tmp_path).delta)
+    assert again.judge is not None
+    assert list(again.judge.expected) == [b"p2"]
+    assert [row["publisher"] for row in read_gaps(saved(tmp_path).full, saved(tmp_path).delta)] == ["p2"]
+    assert again._counters.received == 6

@@ -6,15 +6,18 @@ number ``n`` of a counter that expects ``e``:
 
 * ``n = e`` is next.
 * ``n > e`` leaves a *gap*, ``e`` to ``n - 1``: lost, until it comes.
+* ``n < e`` is a *restart* of the publisher, if such a publisher keeps its name when it restarts, and
+  ``n`` is the first number of a counter, or came by a new connection (known where messages are
+  counted by endpoint). A new *epoch* begins at the counter's first number, so that what came before
+  ``n`` in it is a gap as well.
 * ``n < e`` in an open gap is *late*: it fills its place there and is no longer lost.
-* Otherwise ``n < e`` is a *restart* of the publisher, if such a publisher keeps its name when it
-  restarts and ``n`` is the first number of a counter or more than ``window`` behind. A new *epoch*
-  begins at the counter's first number, so that what came before ``n`` in it is a gap as well.
+* ``n < e`` by more than ``window`` is a restart too.
 * Otherwise it is a *duplicate*, unless the judge cannot know: before the first number that it saw,
   or below a gap that it had to forget. Then it is taken as late.
 * A counter that wraps goes on from its last number to its first. "Less" is then the shorter way
   round, and the first number after any but the last is a restart.
-* What was sent before the first number seen is not judged.
+* What was sent before the first number seen is not judged, unless publishers are short-lived
+  (``whole``). Then it is a gap.
 
 Memory is bounded: of counters, the one not heard for longest is forgotten first; of gaps, the
 oldest. What was lost stays counted.

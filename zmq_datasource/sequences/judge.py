@@ -72,13 +72,15 @@ class _Ahead:
 
     Attributes:
         expected: The number that follows the replayed ones.
-        overlap: The next position that the live flow may bring again.
+        begin: The position of the first replayed one.
+        heard: The last position that the live flow has brought; None before.
         connection: The live connection of that moment. Another one brings nothing again.
     """
 
     expected: int
-    overlap: int
+    begin: int
     connection: int
+    heard: int | None = None
 
 
 @dataclass
@@ -169,9 +171,12 @@ class Judge:
         expected, counter = self._position_expected(key), self.counters[key]
         position = self._position(counter, expected, number)
         gap = self.gaps.find(key, position) if position < expected else None
-        if key in self._ahead and self._overlaps(key, position, expected, gap):
-            self.totals.overlapping += 1
-            verdict.overlapping.append(row)
+        if key in self._ahead and gap is None and self._comes_after_replay(key, position, expected):
+            if position >= self._ahead[key].begin:
+                self.totals.overlapping += 1
+                verdict.overlapping.append(row)
+            else:  # older than all that the publisher had to replay
+                self.totals.late += 1
         elif position == expected:
             self._expect(key, counter, position + 1)
         elif self._begins_anew(key, counter, number, position < expected):
@@ -272,9 +277,9 @@ class Judge:
         elif first and position >= expected:
             if position > expected:
                 self._notice(key, counter, expected, position - 1, when, verdict)
-            overlap = self._ahead[key].overlap if key in self._ahead else expected
+            begin = self._ahead[key].begin if key in self._ahead else position
             self._expect(key, counter, position + 1)
-            self._ahead[key] = _Ahead(number + 1, overlap, self._connection(key))
+            self._ahead[key] = _Ahead(number + 1, begin, self._connection(key))
             self.expected[key] = None
             counter.connection = self._connection(key)
         else:
@@ -294,22 +299,22 @@ class Judge:
         expected = self.expected[key]
         return self._ahead[key].expected if expected is None else expected
 
-    def _overlaps(self, key: Key, position: int, expected: int, gap: Gap | None) -> bool:
-        """Whether the live flow brings what a replay has brought already.
+    def _comes_after_replay(self, key: Key, position: int, expected: int) -> bool:
+        """Whether the live flow, in its order, is still behind what a replay has brought.
 
-        The first message that is not so ends the overlap. One that the replay had missed does not.
+        If not, it has caught up, or is another flow: a new connection, or numbers that go back.
         """
         ahead = self._ahead[key]
-        again = ahead.connection == self._connection(key)
-        if again and gap is not None:
-            return False
-        overlaps = again and ahead.overlap <= position < expected
-        if overlaps:
-            ahead.overlap = position + 1
-        if not overlaps or ahead.overlap == expected:
-            self.expected[key] = ahead.expected
-            del self._ahead[key]
-        return overlaps
+        if (
+            position < expected
+            and ahead.connection == self._connection(key)
+            and (ahead.heard is None or position > ahead.heard)
+        ):
+            ahead.heard = position
+            return True
+        self.expected[key] = ahead.expected
+        del self._ahead[key]
+        return False
 
     def _connection(self, key: Key) -> int:
         if self._endpoint is None:
