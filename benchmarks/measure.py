@@ -21,11 +21,12 @@ class Measurement:
     """One quantity, measured once a round.
 
     Attributes:
-        section: ``source``, ``sink``, ``memory`` or ``planning``.
+        section: ``source``, ``sequences``, ``sink``, ``memory`` or ``planning``.
         case: What was varied, as in ``100 B`` or ``10000 chunks``.
         method: What was measured.
         unit: Of the values.
         values: One a round.
+        scale: Size of the runs.
     """
 
     section: str
@@ -33,6 +34,7 @@ class Measurement:
     method: str
     unit: str
     values: tuple[float, ...]
+    scale: float = 1.0
 
     @property
     def median(self) -> float:

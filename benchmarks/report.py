@@ -54,13 +54,12 @@ _RATIOS = {
 }
 
 
-def write_results(
-    directory: Path, machine: Mapping[str, str], scale: float, measured: Sequence[Measurement]
-) -> None:
-    """Write both files."""
+def write_results(directory: Path, machine: Mapping[str, str], measured: Sequence[Measurement]) -> None:
+    """Write both files; sections that were not measured this time stay as they were."""
+    sections = {m.section for m in measured}
+    measured = [*(m for m in _before(directory) if m.section not in sections), *measured]
     results = {
         "machine": machine,
-        "scale": scale,
         "measurements": [
             {
                 "section": m.section,
@@ -71,21 +70,31 @@ def write_results(
                 "min": min(m.values),
                 "max": max(m.values),
                 "values": m.values,
+                "scale": m.scale,
             }
             for m in measured
         ],
     }
     text = json.dumps(results, indent=2, ensure_ascii=False)
     (directory / "results.json").write_text(text + "\n", encoding="utf-8")
-    (directory / "RESULTS.md").write_text(
-        "\n".join(_lines(machine, scale, measured)) + "\n", encoding="utf-8"
-    )
+    (directory / "RESULTS.md").write_text("\n".join(_lines(machine, measured)) + "\n", encoding="utf-8")
 
 
-def _lines(machine: Mapping[str, str], scale: float, measured: Sequence[Measurement]) -> Iterator[str]:
+def _before(directory: Path) -> list[Measurement]:
+    path = directory / "results.json"
+    if not path.exists():
+        return []
+    known = json.loads(path.read_text(encoding="utf-8"))["measurements"]
+    return [
+        Measurement(m["section"], m["case"], m["method"], m["unit"], tuple(m["values"]), m["scale"])
+        for m in known
+    ]
+
+
+def _lines(machine: Mapping[str, str], measured: Sequence[Measurement]) -> Iterator[str]:
     yield "# Benchmark results"
     yield ""
-    yield f"Written by `python -m benchmarks` at scale {scale:g}: medians, with least and most in brackets."
+    yield "Written by `python -m benchmarks`: medians, with least and most in brackets."
     yield ""
     yield from _table(("machine", ""), machine.items())
     for section, (title, explanation) in _TITLES.items():
@@ -93,7 +102,7 @@ def _lines(machine: Mapping[str, str], scale: float, measured: Sequence[Measurem
         if mine:
             yield f"## {title}"
             yield ""
-            yield explanation
+            yield f"{explanation} Scale {mine[0].scale:g}."
             yield ""
             yield from _section(mine, _RATIOS.get(section, ()))
 

@@ -7,6 +7,7 @@ import json
 import os
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from benchmarks.machine import describe_machine
@@ -33,13 +34,13 @@ def main() -> None:
     with temporary_directory() as scratch:
         _quiet(scratch / "logging.json")
         for measurement in _measure(arguments.only or _SECTIONS, scratch, arguments.scale, arguments.rounds):
-            measured.append(measurement)
+            measured.append(replace(measurement, scale=arguments.scale))
             print(
                 f"{time.monotonic() - began:6.0f} s  {measurement.section}, {measurement.case}, "
                 f"{measurement.method}: {measurement.median:,.0f} {measurement.unit}",
                 flush=True,
             )
-    write_results(arguments.output, describe_machine(), arguments.scale, measured)
+    write_results(arguments.output, describe_machine(), measured)
 
 
 def _quiet(configuration: Path) -> None:
