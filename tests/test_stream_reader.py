@@ -184,3 +184,12 @@ def test_a_live_batch_read_takes_no_more_from_the_socket_than_it_gives(
     rows = sum(batch.num_rows for batch in ZmqLiveReader(options).read(InputPartition(0)))
     sending.join(30)
     assert rows == sum(taken) == 1500
+
+
+def test_a_live_batch_read_without_a_limit_gives_what_there_is(context: Context) -> None:
+    push, endpoint = bound(context, zmq.PUSH, sndtimeo=20_000)
+    options = parse(BatchReadOptions, {"connect": endpoint, "socketType": "PULL", "idleTimeout": "500ms"})
+    sending = threading.Thread(target=lambda: [push.send(b"v") for _ in range(50)])
+    sending.start()
+    assert sum(batch.num_rows for batch in ZmqLiveReader(options).read(InputPartition(0))) == 50
+    sending.join(30)

@@ -66,7 +66,7 @@ class ZmqLiveReader(DataSourceReader):
         messages = receiver.take()
         if receiver.failure is not None:
             raise receiver.failure
-        return messages.slice(0, most)
+        return messages.slice(0, min(most, messages.num_rows))
 
     def _rows(self, messages: pa.RecordBatch, first_id: int) -> pa.RecordBatch:
         return to_rows(number_rows(messages, 0, first_id), self._options.include_frames)
