@@ -8,6 +8,7 @@
 from zmq_datasource.errors import (
     DamagedChunkError,
     DataLossError,
+    DeadLetterError,
     EndpointError,
     FlushTimeoutError,
     LogError,
@@ -18,11 +19,14 @@ from zmq_datasource.errors import (
     MessageLossError,
     NoPeerError,
     OptionError,
+    ProtocolError,
     RowError,
     SendTimeoutError,
     SocketError,
+    TransactionError,
     ZmqDataSourceError,
 )
+from zmq_datasource.producer import Producer
 from zmq_datasource.spark.datasource import ZmqDataSource, register
 
 __version__ = "0.1.0"
@@ -30,6 +34,7 @@ __version__ = "0.1.0"
 __all__ = [
     "DamagedChunkError",
     "DataLossError",
+    "DeadLetterError",
     "EndpointError",
     "FlushTimeoutError",
     "LogError",
@@ -40,9 +45,12 @@ __all__ = [
     "MessageLossError",
     "NoPeerError",
     "OptionError",
+    "Producer",
+    "ProtocolError",
     "RowError",
     "SendTimeoutError",
     "SocketError",
+    "TransactionError",
     "ZmqDataSource",
     "ZmqDataSourceError",
     "__version__",

@@ -2,7 +2,7 @@
 
 The sink's identity holds for every task, batch and query::
 
-    rows = sent + dropped
+    rows = sent + dropped + dead_lettered
 """
 
 from __future__ import annotations
@@ -24,6 +24,8 @@ class SinkCounters:
         sent: Messages that the socket accepted. Accepted is not delivered.
         bytes: Bytes of those messages, all frames.
         dropped: Messages not sent, by reason: ``hwm`` (queue full), ``no_peer`` (nobody there).
+        dead_lettered: Messages not sent but set aside, by reason: those, and ``timeout``.
+        retries: How often a message was tried again.
         unflushed_tasks: Tasks whose ``linger`` ran out with messages still queued. libzmq
             cannot tell how many those were; they are part of ``sent``.
         tasks: Tasks that are in this account.
@@ -33,6 +35,8 @@ class SinkCounters:
     sent: int = 0
     bytes: int = 0
     dropped: Counter[str] = field(default_factory=Counter)
+    dead_lettered: Counter[str] = field(default_factory=Counter)
+    retries: int = 0
     unflushed_tasks: int = 0
     tasks: int = 1
 
@@ -42,6 +46,8 @@ class SinkCounters:
             sent=self.sent + other.sent,
             bytes=self.bytes + other.bytes,
             dropped=self.dropped + other.dropped,
+            dead_lettered=self.dead_lettered + other.dead_lettered,
+            retries=self.retries + other.retries,
             unflushed_tasks=self.unflushed_tasks + other.unflushed_tasks,
             tasks=self.tasks + other.tasks,
         )
@@ -54,14 +60,17 @@ class SinkCounters:
     @property
     def balanced(self) -> bool:
         """Whether every row is accounted for."""
-        return self.rows == self.sent + self.dropped.total()
+        return self.rows == self.sent + self.dropped.total() + self.dead_lettered.total()
 
     def __str__(self) -> str:
         drops = "".join(f" dropped.{why}={n}" for why, n in sorted(self.dropped.items()))
+        letters = f" deadLettered={self.dead_lettered.total()}" if self.dead_lettered else ""
+        letters += "".join(f" deadLettered.{why}={n}" for why, n in sorted(self.dead_lettered.items()))
+        retries = f" retries={self.retries}" if self.retries else ""
         unflushed = f" unflushedTasks={self.unflushed_tasks}" if self.unflushed_tasks else ""
         return (
             f"rows={self.rows} sent={self.sent} bytes={self.bytes} "
-            f"dropped={self.dropped.total()}{drops}{unflushed} tasks={self.tasks}"
+            f"dropped={self.dropped.total()}{drops}{letters}{retries}{unflushed} tasks={self.tasks}"
         )
 
 

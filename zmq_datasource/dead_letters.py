@@ -1,7 +1,14 @@
 """Messages set aside, with their reason, as Parquet files on any file system that pyarrow knows.
 
-``spark.read.parquet(location)`` reads them. Writing never holds anybody up: a thread of its own
-writes what was added, in files of some thousands, and what it cannot write is counted and said.
+``spark.read.parquet(location)`` reads them.
+
+The source's (``DeadLetters``) never hold anybody up: a thread of its own writes what was added, in
+files of some thousands, and what it cannot write is counted and said.
+
+The sink's belong to a batch. A task stages them (``StagedLetters``) under ``_staging``, where Spark
+does not look; when the batch is committed (``commit_letters``) those of the tasks that won replace
+whatever an earlier run of the same batch had left, in ``query=<id>/batch=<n>``; so they are there
+once, however often tasks and batches are repeated.
 """
 
 from __future__ import annotations
@@ -12,18 +19,27 @@ import queue
 import threading
 import time
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from types import TracebackType
-from typing import Self
+from typing import Any, NamedTuple, Self
 
 import pyarrow as pa
 
-from zmq_datasource.errors import OptionError
+from zmq_datasource.errors import DeadLetterError, OptionError
 from zmq_datasource.intake import MalformedMessage
 from zmq_datasource.limited_log import LimitedLog
 from zmq_datasource.option_types import Location
 
-__all__ = ["DEAD_LETTER_SCHEMA", "DeadLetters", "check_dead_letter_location"]
+__all__ = [
+    "DEAD_LETTER_SCHEMA",
+    "DeadLetters",
+    "Row",
+    "StagedLetters",
+    "abort_letters",
+    "check_dead_letter_location",
+    "commit_letters",
+]
 
 _log = logging.getLogger(__name__)
 
@@ -152,9 +168,8 @@ class DeadLetters:
 
     def _write(self, letters: Sequence[MalformedMessage]) -> None:
         # Imported here because they cost a tenth of a second, which only the first letter should.
-        from pyarrow import fs, parquet  # noqa: PLC0415
+        from pyarrow import parquet  # noqa: PLC0415
 
-        location = self._location.plain
         try:
             table = pa.Table.from_pylist(
                 [
@@ -169,10 +184,7 @@ class DeadLetters:
                 ],
                 DEAD_LETTER_SCHEMA,
             )
-            if "://" in location:
-                system, directory = fs.FileSystem.from_uri(location)
-            else:
-                system, directory = fs.LocalFileSystem(), location
+            system, directory = _directory(self._location)
             system.create_dir(directory, recursive=True)
             # Spark leaves out what begins with a dot, so nobody reads half a file.
             name = f"{time.strftime('%Y%m%dT%H%M%S', time.gmtime())}-{uuid.uuid4().hex}.parquet"
@@ -180,9 +192,163 @@ class DeadLetters:
             system.move(f"{directory}/.{name}", f"{directory}/{name}")
         # Whatever a file system of somebody else's raises: the feed goes on.
         except Exception as e:
-            self._lose(letters, str(e).replace(location, str(self._location)))
+            self._lose(letters, _without_secrets(e, self._location))
 
 
 def _size(letters: Sequence[MalformedMessage]) -> int:
     # A frame costs Python some bytes more than it has.
     return sum(sum(map(len, letter.frames)) + 64 * len(letter.frames) + 200 for letter in letters)
+
+
+# The sink's.
+
+
+class Row(NamedTuple):
+    """A row that could not be sent: topic and value, or frames."""
+
+    topic: bytes | None
+    value: bytes | None
+    frames: list[bytes] | None
+
+
+_ROW_SCHEMA = pa.schema(
+    [
+        ("timestamp", pa.timestamp("us", tz="UTC")),
+        ("reason", pa.string()),
+        ("topic", pa.binary()),
+        ("value", pa.binary()),
+        ("frames", pa.list_(pa.field("element", pa.binary()))),
+        ("partition", pa.int32()),
+    ]
+)
+_STAGED_BYTES = 8 << 20
+
+
+class StagedLetters:
+    """The dead letters of one task; use it in a ``with`` block. Nothing is written without any.
+
+    Args:
+        location: As in ``deadLetterLocation``.
+        query, batch, partition: Whose they are.
+
+    Attributes:
+        name: The staged file; None while there is none.
+    """
+
+    def __init__(self, location: Location, query: str, batch: int, partition: int) -> None:
+        self._location = location
+        self._query, self._batch, self._partition = query, batch, partition
+        self._rows: list[dict[str, object]] = []
+        self._bytes = 0
+        self._writer: Any = None
+        self.name: str | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def add(self, row: Row, reason: str) -> None:
+        """Set a row aside.
+
+        Raises:
+            DeadLetterError: The file system refused.
+        """
+        self._rows.append(
+            {
+                "timestamp": time.time_ns() // 1000,
+                "reason": reason,
+                **row._asdict(),
+                "partition": self._partition,
+            }
+        )
+        self._bytes += len(row.value or b"") + sum(map(len, row.frames or ())) + 200
+        if self._bytes >= _STAGED_BYTES:
+            self._write()
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._rows and kind is None:
+            self._write()
+        if self._writer is not None:
+            with _storing(self._location, "finishing dead letters"):
+                self._writer.close()
+
+    def _write(self) -> None:
+        from pyarrow import parquet  # noqa: PLC0415 - see DeadLetters
+
+        with _storing(self._location, "staging dead letters"):
+            if self._writer is None:
+                system, directory = _directory(self._location)
+                staging = f"{directory}/{_staging(self._query, self._batch)}"
+                system.create_dir(staging, recursive=True)
+                self.name = f"{uuid.uuid4().hex}.parquet"
+                self._writer = parquet.ParquetWriter(f"{staging}/{self.name}", _ROW_SCHEMA, filesystem=system)
+            self._writer.write_table(pa.Table.from_pylist(self._rows, _ROW_SCHEMA))
+        self._rows, self._bytes = [], 0
+
+
+def commit_letters(location: Location, query: str, batch: int, names: Sequence[str]) -> None:
+    """The batch is done: show the letters of its tasks, and nothing that an earlier run of it had left.
+
+    Args:
+        names: The staged files of the tasks that won.
+
+    Raises:
+        DeadLetterError: The file system refused.
+    """
+    from pyarrow import fs  # noqa: PLC0415 - see DeadLetters
+
+    with _storing(location, f"committing the dead letters of batch {batch}"):
+        system, directory = _directory(location)
+        final, staging = f"{directory}/query={query}/batch={batch}", f"{directory}/{_staging(query, batch)}"
+        if system.get_file_info(final).type != fs.FileType.NotFound:
+            system.delete_dir(final)
+        if names:
+            system.create_dir(final, recursive=True)
+        for name in names:
+            system.move(f"{staging}/{name}", f"{final}/{name}")
+    abort_letters(location, query, batch)
+
+
+def abort_letters(location: Location, query: str, batch: int) -> None:
+    """Delete what the batch's tasks have staged.
+
+    Raises:
+        DeadLetterError: The file system refused.
+    """
+    from pyarrow import fs  # noqa: PLC0415 - see DeadLetters
+
+    with _storing(location, f"removing the staged dead letters of batch {batch}"):
+        system, directory = _directory(location)
+        staging = f"{directory}/{_staging(query, batch)}"
+        if system.get_file_info(staging).type != fs.FileType.NotFound:
+            system.delete_dir(staging)
+
+
+def _staging(query: str, batch: int) -> str:
+    return f"_staging/{query}-{batch}"
+
+
+def _directory(location: Location) -> tuple[Any, str]:
+    from pyarrow import fs  # noqa: PLC0415 - see DeadLetters
+
+    if "://" in location.plain:
+        system, directory = fs.FileSystem.from_uri(location.plain)
+        return system, directory
+    return fs.LocalFileSystem(), location.plain
+
+
+def _without_secrets(error: Exception, location: Location) -> str:
+    return str(error).replace(location.plain, str(location))
+
+
+@contextmanager
+def _storing(location: Location, act: str) -> Iterator[None]:
+    try:
+        yield
+    # Each file system raises what it likes.
+    except Exception as e:
+        raise DeadLetterError(f"{act} in {location}: {_without_secrets(e, location)}") from e

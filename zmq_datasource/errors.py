@@ -10,8 +10,11 @@
     │   ├── NoPeerError        nobody answered within connectTimeout, or the peer refused
     │   ├── SendTimeoutError   the peers stayed full for sendTimeout
     │   ├── FlushTimeoutError  linger ran out with messages still queued
+    │   ├── ProtocolError      the other side of the acknowledged transport speaks something else
+    │   ├── TransactionError   a transaction that the receiver refused
     │   ├── MalformedMessageError  a message does not fit its framing (onMalformed=fail)
     │   └── MessageLossError   sequences show messages that never came (onLoss=fail)
+    ├── DeadLetterError        the storage of a sink's dead letters
     └── LogError               the message log's storage
         ├── LogLockedError     another writer holds this log
         ├── LogFormatError     not a log, or one of another format version
@@ -25,6 +28,7 @@ A message is worded as the act that did not succeed, then the reason, then the w
 __all__ = [
     "DamagedChunkError",
     "DataLossError",
+    "DeadLetterError",
     "EndpointError",
     "FlushTimeoutError",
     "LogError",
@@ -35,9 +39,11 @@ __all__ = [
     "MessageLossError",
     "NoPeerError",
     "OptionError",
+    "ProtocolError",
     "RowError",
     "SendTimeoutError",
     "SocketError",
+    "TransactionError",
     "ZmqDataSourceError",
 ]
 
@@ -74,12 +80,24 @@ class FlushTimeoutError(SocketError):
     """``linger`` ran out while messages were still queued; how many is not knowable."""
 
 
+class ProtocolError(SocketError):
+    """The other side of the acknowledged transport sent what is no message of it."""
+
+
+class TransactionError(SocketError):
+    """A transaction that the receiver refused, or that could not be completed."""
+
+
 class MalformedMessageError(SocketError):
     """A message does not fit its framing, and ``onMalformed`` is ``fail``."""
 
 
 class MessageLossError(SocketError):
     """Publishers' sequences show messages that never came, and ``onLoss`` is ``fail``."""
+
+
+class DeadLetterError(ZmqDataSourceError):
+    """A sink's dead letters could not be stored; without them the batch is not done."""
 
 
 class LogError(ZmqDataSourceError):

@@ -16,6 +16,7 @@ import threading
 import time
 from concurrent.futures import Future
 
+from zmq_datasource.acceptor import Acceptor
 from zmq_datasource.counters import SourceCounters
 from zmq_datasource.errors import LogError, LogFormatError
 from zmq_datasource.options import StreamReadOptions
@@ -38,7 +39,7 @@ _PAUSE_LINE_SECONDS = 10.0
 _QUIET_SECONDS = 0.2
 # ... but a feed that goes on for ever is left after this. What a PULL has taken nobody else gets;
 # a SUB only wants what came before it was stopped.
-_DRAIN_SECONDS = {"PULL": 5.0, "SUB": 1.0}
+_DRAIN_SECONDS = {"PULL": 5.0, "SUB": 1.0, "ROUTER": 1.0}
 _SEAL_SECONDS = 120.0
 
 
@@ -67,7 +68,11 @@ class Ingest:
         self.counters = SourceCounters()
         self.storage = LogStorage(log_location(options))
         chunk_bytes = min(options.wal_chunk_bytes, options.wal_max_bytes)
-        self._receiver = Receiver(options, self.counters, chunk_bytes)
+        self._receiver: Receiver | Acceptor
+        if options.socket_type == "ROUTER":
+            self._receiver = Acceptor(options, self.counters, self.storage, PARTITION)
+        else:
+            self._receiver = Receiver(options, self.counters, chunk_bytes)
         self.log = LogWriter(
             self.storage,
             PARTITION,
@@ -75,8 +80,10 @@ class Ingest:
             max_bytes=options.wal_max_bytes,
             retention=options.wal_retention,
             sync=options.wal_sync,
-            carried=self._receiver.intake,
+            carried=self._receiver.carried,
         )
+        if isinstance(self._receiver, Acceptor):
+            self._receiver.log = self.log
         self._thread = threading.Thread(target=self._run, name="zmq-receiver", daemon=True)
         self._stopping = threading.Event()
         self._opened: Future[None] = Future()
@@ -88,6 +95,7 @@ class Ingest:
         self._next_pause_line = 0.0
         self._kept_at = time.monotonic()
         self.resumed_at = 0
+        self.reader = None  # the log's own query
 
     def start(self) -> None:
         """Become the log's writer, open the socket, begin to receive.
@@ -119,7 +127,7 @@ class Ingest:
         """Go on counting and judging where the log's last writer stopped."""
         saved = self.log.saved
         try:
-            known = self._receiver.intake.restore(saved.full, saved.delta)
+            known = self._receiver.carried.restore(saved.full, saved.delta)
         except Exception as e:
             self.log.close()
             raise LogFormatError(
@@ -132,10 +140,28 @@ class Ingest:
                 self.storage.root,
             )
 
+    def check(self) -> None:
+        """Raise why receiving has ended, if it has.
+
+        Raises:
+            LogError, SocketError: See the message.
+        """
+        self._raise_failure()
+
+    def commit_readers(self) -> None:
+        """Delete what all queries have read that follow this log without writing it."""
+        readers = self.storage.readers(PARTITION)
+        if readers:
+            self.log.commit(min(*readers.values(), self.log.durable_end))
+
+    def commit(self, end: int) -> None:
+        """The query that writes the log is done with what is below ``end``; what others read stays."""
+        self.log.commit(min([end, *self.storage.readers(PARTITION).values()]))
+
     @property
     def judge(self) -> Judge | None:
         """What the publishers' numbers tell; for reading its totals only."""
-        return self._receiver.intake.judge
+        return None if isinstance(self._receiver, Acceptor) else self._receiver.intake.judge
 
     def seal(self) -> int:
         """Make durable what was received before this call.
@@ -233,7 +259,7 @@ class Ingest:
                 self._answer_seal()
                 held_since = now
             elif now - held_since >= hold:
-                if receiver.pending or log.unsealed or receiver.intake.changed:
+                if receiver.pending or log.unsealed or receiver.carried.changed:
                     self._cut()
                 held_since = now
 
@@ -294,6 +320,7 @@ class Ingest:
             if self._receiver.batch_ready:
                 self._hand_over()
         self._hand_over()
+        self._receiver.settle(_SEAL_SECONDS)
         if self._options.socket_type == "PULL" and self._receiver.waiting:
             _log.error(
                 "messages still came %.0f s after the stop: those that the socket had already taken are lost; "

@@ -61,13 +61,13 @@ class Choice(str):
 class SourceSocket(Choice):
     """The type of a source's socket."""
 
-    allowed = ("SUB", "PULL")
+    allowed = ("SUB", "PULL", "ROUTER")
 
 
 class SinkSocket(Choice):
     """The type of a sink's socket."""
 
-    allowed = ("PUSH", "PUB")
+    allowed = ("PUSH", "PUB", "DEALER")
 
 
 class Framing(Choice):

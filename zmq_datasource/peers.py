@@ -79,6 +79,8 @@ class PeerWatch:
         self, context: zmq.Context[zmq.Socket[bytes]], sock: zmq.Socket[bytes], options: SocketOptions
     ) -> None:
         self._sock = sock
+        # A task of a DEALER sink is a connection or two: that they come and go tells nothing.
+        self._level = logging.DEBUG if int(sock.type) in (zmq.ROUTER, zmq.DEALER) else logging.INFO
         self._connect = options.connect
         address = f"inproc://monitor-{uuid.uuid4().hex}"
         # Only what changes our state: retries by the hundred would fill the monitor's queue, and a
@@ -134,7 +136,7 @@ class PeerWatch:
             self.connections += 1
             self.refused.pop(endpoint, None)
             self._redial.pop(endpoint, None)
-            _log.info("peer up: %s %s", socket_type(self._sock), endpoint)
+            _log.log(self._level, "peer up: %s %s", socket_type(self._sock), endpoint)
         elif event in _HANDSHAKE_FAILURES:
             self._one_shaken(endpoint)
             self._refuse(endpoint, _HANDSHAKE_FAILURES[zmq.Event(event)])
@@ -146,7 +148,7 @@ class PeerWatch:
             elif self.up.get(endpoint, 0):
                 self.up[endpoint] -= 1
                 self.lost += 1
-                _log.info("peer down: %s %s", socket_type(self._sock), endpoint)
+                _log.log(self._level, "peer down: %s %s", socket_type(self._sock), endpoint)
 
     def _one_shaken(self, endpoint: str) -> None:
         self._shaking.discard(next((key for key in self._shaking if key[0] == endpoint), (endpoint, -1)))

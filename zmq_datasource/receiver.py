@@ -175,6 +175,11 @@ class Receiver:
                 self._poller.register(channel.replayer.socket, zmq.POLLIN)
 
     @property
+    def carried(self) -> Intake:
+        """What is to be kept with the rows."""
+        return self.intake
+
+    @property
     def pending(self) -> int:
         """Messages received but not handed over yet."""
         return len(self._messages) + sum(c.replayer.pending for c in self._channels if c.replayer)
@@ -298,6 +303,9 @@ class Receiver:
         self._incidents.take(findings)
         if self._options.replay_endpoint:
             self._incidents.lose([gap for gap in findings.abandoned if not gap.settled])
+
+    def settle(self, patience: float) -> None:
+        """Nobody waits for an answer here."""
 
     def hold_still(self) -> None:
         """To be called while nothing is received: like ``keep_alive``, and replays may wait."""

@@ -22,6 +22,7 @@ from typing import Self
 import zmq
 
 from zmq_datasource.counters import SinkCounters
+from zmq_datasource.dead_letters import Row, StagedLetters
 from zmq_datasource.errors import FlushTimeoutError, NoPeerError, SendTimeoutError
 from zmq_datasource.options import WriteOptions
 from zmq_datasource.sockets import OpenSocket
@@ -29,6 +30,8 @@ from zmq_datasource.sockets import OpenSocket
 __all__ = ["Sender"]
 
 _log = logging.getLogger(__name__)
+
+_LONGEST_INTERVAL = 10.0
 
 
 class Sender:
@@ -38,6 +41,7 @@ class Sender:
     the task failed, and Spark will run it again.
 
     Args:
+        letters: Where rows go that cannot be sent; None drops them (``noblock``) or fails.
         publisher: Who numbers the messages, with ``framing=sequenced``. A row that is dropped keeps
             its number, so that a receiver sees that it is missing.
 
@@ -45,8 +49,13 @@ class Sender:
         counters: The account so far; final after ``finish``.
     """
 
-    def __init__(self, options: WriteOptions, publisher: str = "") -> None:
+    def __init__(
+        self, options: WriteOptions, letters: StagedLetters | None = None, publisher: str = ""
+    ) -> None:
         self._options = options
+        self._letters = letters
+        self._goes_on = options.noblock or letters is not None
+        self._stuck = False
         self._publisher = publisher.encode()
         self._sequenced = options.framing == "sequenced"
         self.counters = SinkCounters()
@@ -58,8 +67,8 @@ class Sender:
 
         Raises:
             OptionError, EndpointError: It cannot be opened as asked.
-            NoPeerError: Nobody came within ``connectTimeout`` (with ``noblock``, the rows
-                are dropped and counted instead).
+            NoPeerError: Nobody came within ``connectTimeout`` (with ``noblock`` or dead letters, the
+                rows are dropped or set aside instead).
         """
         self._open = OpenSocket(self._options, self._prepare)
         self._socket, self._watch = self._open.socket, self._open.watch
@@ -103,7 +112,7 @@ class Sender:
             if left <= 0:
                 break
             poller.poll(round(min(left, 0.5) * 1000))
-        if not self._options.noblock:
+        if not self._goes_on:
             raise NoPeerError(
                 f"waiting {self._options.connect_timeout} for a peer of this {self._options.socket_type}: {missing}. "
                 "Start the consumer, correct the endpoint, or raise connectTimeout"
@@ -140,7 +149,7 @@ class Sender:
                 self._subscriptions -= 1
 
     def _go_on_without(self) -> None:
-        """With ``noblock``: leave out the endpoints that did not answer, or drop everything."""
+        """Leave out the endpoints that did not answer, or send nothing at all."""
         self._has_peer = self._watch.peers > 0
         if self._options.socket_type == "PUB":
             self._has_peer = self._has_peer and self._subscriptions > 0
@@ -159,14 +168,18 @@ class Sender:
             SendTimeoutError: The queues stayed full for ``sendTimeout`` (without ``noblock``).
         """
         self._watch.update()  # now and then, so that its queue stays short
+
+        def row(at: int) -> Row:
+            return Row(topics[at] if topics is not None else None, values[at], None)
+
         if self._sequenced:
-            self._send_each(self._numbered(values, topics))
-        elif topics is None and self._has_peer and not self._options.noblock:
+            self._send_each(self._numbered(values, topics), row)
+        elif topics is None and self._has_peer and not self._goes_on and not self._options.max_retries:
             self._send_plain(values)
         elif topics is None:
-            self._send_each([[value] for value in values])
+            self._send_each([[value] for value in values], row)
         else:
-            self._send_each([[v] if t is None else [t, v] for t, v in zip(topics, values, strict=True)])
+            self._send_each([[v] if t is None else [t, v] for t, v in zip(topics, values, strict=True)], row)
 
     def _numbered(self, values: Sequence[bytes], topics: Sequence[bytes | None] | None) -> list[list[bytes]]:
         first = self.counters.rows
@@ -193,7 +206,7 @@ class Sender:
             SendTimeoutError: As in ``send_values``.
         """
         self._watch.update()
-        self._send_each(messages)
+        self._send_each(messages, lambda at: Row(None, None, messages[at]))
 
     def _send_plain(self, values: Sequence[bytes]) -> None:
         """The fast path: one frame, blocking."""
@@ -208,27 +221,52 @@ class Sender:
         counters.sent += len(values)
         counters.bytes += sum(map(len, values))
 
-    def _send_each(self, messages: Sequence[list[bytes]]) -> None:
+    def _send_each(self, messages: Sequence[list[bytes]], row: Callable[[int], Row]) -> None:
         counters = self.counters
         counters.rows += len(messages)
-        if not self._has_peer:
-            counters.dropped["no_peer"] += len(messages)
-            return
-        offer = self._offer if self._options.noblock else self._wait_and_send
-        for message in messages:
-            if offer(message):
+        for at, message in enumerate(messages):
+            if self._has_peer and self._deliver(message):
                 counters.sent += 1
                 counters.bytes += sum(map(len, message))
             else:
-                self._watch.update()
-                counters.dropped["hwm" if self._watch.peers else "no_peer"] += 1
+                self._give_up(row(at))
 
-    def _wait_and_send(self, message: list[bytes]) -> bool:
+    def _deliver(self, message: list[bytes]) -> bool:
+        """Send a message, if need be again and again; False if that was in vain."""
+        if self._try(message):
+            self._stuck = False
+            return True
+        if self._stuck:  # the one before it has waited for both
+            return False
+        interval = float(self._options.retry_interval)
+        for _ in range(self._options.max_retries):
+            time.sleep(interval)
+            interval = min(interval * 2, _LONGEST_INTERVAL)
+            self.counters.retries += 1
+            if self._try(message):
+                return True
+        self._stuck = True
+        return False
+
+    def _try(self, message: list[bytes]) -> bool:
+        if self._options.noblock or self._stuck:
+            return self._offer(message)
         try:
             self._send_message(message, 0)
-        except zmq.Again as e:
-            raise self._timed_out(self.counters.sent) from e
+        except zmq.Again:
+            return False
         return True
+
+    def _give_up(self, row: Row) -> None:
+        if not self._goes_on:
+            raise self._timed_out(self.counters.sent)
+        self._watch.update()
+        reason = "no_peer" if not self._watch.peers else "hwm" if self._options.noblock else "timeout"
+        if self._letters is None:
+            self.counters.dropped[reason] += 1
+        else:
+            self._letters.add(row, reason)
+            self.counters.dead_lettered[reason] += 1
 
     def _offer(self, message: list[bytes]) -> bool:
         try:
@@ -257,7 +295,8 @@ class Sender:
         return SendTimeoutError(
             f"sending row {sent} of this task: every queue has been full for {self._options.send_timeout} "
             f"({self._watch.peers} peers up, sndhwm={self._options.sndhwm}). The consumer is too slow or has stopped; "
-            "raise sendTimeout, or set noblock=true to drop and count"
+            "raise sendTimeout or maxRetries, set deadLetterLocation to keep such rows, or noblock=true to drop and "
+            "count them"
         )
 
     # The end.

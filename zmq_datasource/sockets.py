@@ -43,6 +43,12 @@ _RESERVED = {
     "xpub_verbose": "it is always on, to count subscribers",
     "xpub_verboser": "subscribers are counted with xpub_verbose",
     "xpub_manual": "with it nobody would ever be subscribed",
+    "probe_router": "the acknowledged transport says hello itself, and plain sockets have no use for it",
+    "routing_id": "each connection has one of its own; name a Producer with name",
+    "identity": "each connection has one of its own; name a Producer with name",
+    "router_raw": "ROUTER speaks the acknowledged transport only",
+    "router_handover": "each connection has a routing id of its own",
+    "router_mandatory": "it is always on",
     "xpub_manual_last_value": "with it nobody would ever be subscribed",
     "only_first_subscribe": "it would hide subscribers from the count",
     "immediate": "it is off: a task waits for its peers first, and queued messages survive a reconnect",
@@ -56,7 +62,8 @@ def new_socket(context: zmq.Context[zmq.Socket[bytes]], options: SocketOptions) 
     Raises:
         OptionError: libzmq refuses an option; names it.
     """
-    kind = {"SUB": zmq.SUB, "PULL": zmq.PULL, "PUSH": zmq.PUSH, "PUB": zmq.XPUB, "DEALER": zmq.DEALER}
+    kind = {"SUB": zmq.SUB, "PULL": zmq.PULL, "PUSH": zmq.PUSH, "PUB": zmq.XPUB}
+    kind |= {"DEALER": zmq.DEALER, "ROUTER": zmq.ROUTER}
     match options:
         case ReadOptions():
             sock = context.socket(kind[options.socket_type])

@@ -306,7 +306,6 @@ _OF_JUDGEMENT = _fields(
     "sequenceWindow",
     "deduplicate",
     "onLoss",
-    "maxPublishers",
     "maxGaps",
     "replayEndpoint",
     "replayFrom",

@@ -29,7 +29,11 @@ class ReadOptions(FramingOptions, frozen=True, kw_only=True, rename="camel"):
     """
 
     socket_type: Annotated[
-        SourceSocket, doc("`SUB` subscribes to a PUB or XPUB; `PULL` shares a PUSH's messages.")
+        SourceSocket,
+        doc(
+            "`SUB` subscribes to a PUB or XPUB; `PULL` shares a PUSH's messages; `ROUTER` takes the transactions of "
+            "`DEALER` sinks and Producers (docs/protocol.md)."
+        ),
     ] = SourceSocket("SUB")
     topics: Annotated[
         Topics,
@@ -149,6 +153,24 @@ class ReadOptions(FramingOptions, frozen=True, kw_only=True, rename="camel"):
         ),
     ] = True
 
+    transaction_timeout: Annotated[
+        Duration,
+        doc(
+            "How long a transaction may stay staged without a commit before it is discarded (`ROUTER`).",
+            "stream",
+        ),
+    ] = Duration(3600)
+
+    reader: Annotated[
+        str,
+        doc(
+            "Names a query that reads a log which another process fills (`walLocation` without an endpoint). What all "
+            "such queries have committed may be deleted there; each needs a name of its own.",
+            "stream",
+            pattern="^[A-Za-z0-9_-]{1,64}$",
+        ),
+    ] = "query"
+
     title: ClassVar[str] = "read option"
 
     def check(self) -> None:
@@ -162,6 +184,20 @@ class ReadOptions(FramingOptions, frozen=True, kw_only=True, rename="camel"):
             raise OptionError(
                 f"topics={self.topics} needs socketType=SUB; a PULL socket receives every message"
             )
+        if self.socket_type == "ROUTER" and self.connect:
+            raise OptionError(
+                f"connect={self.connect} with socketType=ROUTER: senders connect to it; name where it listens with bind"
+            )
+        if self.socket_type != "ROUTER":
+            self.refuse(
+                ("transaction_timeout",), "is for socketType=ROUTER; other sockets know no transactions"
+            )
+        if self.transaction_timeout <= 0:
+            raise OptionError(
+                "transactionTimeout=0s discards every transaction before its commit; set 1s or more"
+            )
+        if self.socket_type == "ROUTER":
+            self.refuse(_UNACKNOWLEDGED, "is not for socketType=ROUTER, whose messages are acknowledged rows")
         self._check_filter()
         least, most = self.min_messages_per_trigger, self.max_messages_per_trigger
         if least is not None and most is not None and least > most:
@@ -182,11 +218,25 @@ class ReadOptions(FramingOptions, frozen=True, kw_only=True, rename="camel"):
         )
 
 
-# Of a batch read: what only a live socket has, and what only a log has.
-_LIVE_ONLY = (
-    *(option.field for option in describe(FramingOptions) if option.name not in ("connect", "bind")),
-    *("socket_type", "topics", "rcvhwm", "linger", "timeout", "idle_timeout", "max_messages"),
+# What only sockets without acknowledgement need.
+_UNACKNOWLEDGED = (
+    *(
+        option.field
+        for option in describe(FramingOptions)
+        if option.name not in ("connect", "bind", "maxPublishers")
+    ),
+    "topics",
 )
+_OF_A_SOCKET = (
+    *(option.field for option in describe(FramingOptions) if option.name not in ("connect", "bind")),
+    *("socket_type", "topics", "rcvhwm", "linger"),
+)
+_OF_A_WRITER = (
+    *("wal_max_bytes", "wal_retention", "wal_chunk_bytes", "wal_flush_interval", "wal_sync"),
+    "transaction_timeout",
+)
+# Of a batch read: what only a live socket has, and what only a log has.
+_LIVE_ONLY = (*_OF_A_SOCKET, "timeout", "idle_timeout", "max_messages")
 _LOG_ONLY = (
     "starting_offsets",
     "ending_offsets",
@@ -205,10 +255,25 @@ class StreamReadOptions(ReadOptions, frozen=True, kw_only=True, rename="camel"):
     def check(self) -> None:
         super().check()
         self.refuse(self.of_scope("batch"), "belongs to a batch read, not to spark.readStream")
-        if not (self.connect or self.bind):
+        live = bool(self.connect or self.bind)
+        if not live and self.wal_location is None:
             raise OptionError(
-                "neither connect nor bind is set; name the feed, as in .option('connect', 'tcp://feed:5556')"
+                "neither connect nor bind is set; name the feed, as in .option('connect', 'tcp://feed:5556'), or with "
+                "walLocation alone the log that zmq-datasource receive fills"
             )
+        if live:
+            self.refuse(
+                ("reader",), "is for a log that another process fills (walLocation without an endpoint)"
+            )
+        else:
+            self.refuse(
+                (*_OF_A_SOCKET, *_OF_A_WRITER),
+                "is for the process that receives; this query only reads its log",
+            )
+            if self.zmq:
+                raise OptionError(
+                    f"reading a log opens no socket; remove the options zmq.* {sorted(self.zmq)}"
+                )
 
 
 class BatchReadOptions(ReadOptions, frozen=True, kw_only=True, rename="camel"):
@@ -225,6 +290,11 @@ class BatchReadOptions(ReadOptions, frozen=True, kw_only=True, rename="camel"):
         if not live and self.wal_location is None:
             raise OptionError(
                 "neither connect nor bind (a live socket) nor walLocation (a log) is set; name one"
+            )
+        if self.socket_type == "ROUTER":
+            raise OptionError(
+                "socketType=ROUTER needs a log to acknowledge into; receive with spark.readStream or zmq-datasource "
+                "receive, and read that log with walLocation"
             )
         if live:
             self.refuse(_LOG_ONLY, "needs walLocation: it is about a log, and a live socket has no history")

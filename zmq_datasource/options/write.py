@@ -6,7 +6,7 @@ from typing import Annotated, ClassVar
 
 from zmq_datasource.errors import OptionError
 from zmq_datasource.option_parser import doc
-from zmq_datasource.option_types import Duration, Linger, SinkFraming, SinkSocket
+from zmq_datasource.option_types import Duration, Linger, Location, SinkFraming, SinkSocket
 from zmq_datasource.options.socket import SocketOptions
 
 __all__ = ["WriteOptions"]
@@ -17,7 +17,10 @@ class WriteOptions(SocketOptions, frozen=True, kw_only=True, rename="camel"):
 
     socket_type: Annotated[
         SinkSocket,
-        doc("`PUSH` shares the rows among PULL peers; `PUB` sends each to every subscriber."),
+        doc(
+            "`PUSH` shares the rows among PULL peers; `PUB` sends each to every subscriber; `DEALER` makes each "
+            "batch a transaction of a `ROUTER` source (docs/protocol.md)."
+        ),
     ] = SinkSocket("PUSH")
     sndhwm: Annotated[
         int,
@@ -38,12 +41,32 @@ class WriteOptions(SocketOptions, frozen=True, kw_only=True, rename="camel"):
         bool,
         doc(
             "If true, a message that finds the queue full is dropped and counted (`hwm`); if false, the task waits up "
-            "to `sendTimeout` and then fails."
+            "to `sendTimeout` and then fails. With `deadLetterLocation` it is set aside instead."
         ),
     ] = False
     send_timeout: Annotated[
         Duration, doc("How long one send may wait for room in the queue (`noblock=false`).")
     ] = Duration(60)
+    max_retries: Annotated[
+        int,
+        doc(
+            "How often a message that found a full queue is tried again (where no peer came at all within "
+            "`connectTimeout`, nothing is). After one has been tried in vain, the next are tried once each, until one "
+            "is sent.",
+            ge=0,
+            le=1000,
+        ),
+    ] = 0
+    retry_interval: Annotated[
+        Duration, doc("How long to wait before the first retry; doubled each time, up to 10 s.")
+    ] = Duration(0.1)
+    dead_letter_location: Annotated[
+        Location | None,
+        doc(
+            "Where rows go that could not be sent, instead of being dropped or failing the task: Parquet files on any "
+            "file system that pyarrow knows, with the reason, once for each committed batch."
+        ),
+    ] = None
     connect_timeout: Annotated[
         Duration,
         doc(
@@ -67,6 +90,14 @@ class WriteOptions(SocketOptions, frozen=True, kw_only=True, rename="camel"):
         ),
     ] = SinkFraming("plain")
 
+    transaction_id: Annotated[
+        str | None,
+        doc(
+            "Names the transaction of a batch write (`DEALER`): written again under the same name, it has no effect.",
+            "batch",
+        ),
+    ] = None
+
     title: ClassVar[str] = "write option"
     # Spark hands a writer its own option along with ours.
     ignored: ClassVar[frozenset[str]] = frozenset({"checkpointlocation"})
@@ -81,5 +112,18 @@ class WriteOptions(SocketOptions, frozen=True, kw_only=True, rename="camel"):
             raise OptionError(
                 "linger=0 gives up what is queued when a task ends, which needs noblock=true; set a longer linger"
             )
-        if self.socket_type == "PUSH" and self.min_subscribers != 1:
+        if self.socket_type == "DEALER":
+            self.refuse(
+                ("noblock", "linger", "max_retries", "retry_interval", "dead_letter_location", "framing"),
+                "is not for socketType=DEALER: nothing is dropped, and a batch is sent whole or not at all",
+            )
+            if self.bind or len(self.connect) != 1:
+                raise OptionError(
+                    "socketType=DEALER connects to one endpoint, the one receiver of its transactions"
+                )
+        elif self.transaction_id is not None:
+            raise OptionError("transactionId needs socketType=DEALER; other sockets know no transactions")
+        if self.transaction_id is not None and not 0 < len(self.transaction_id.encode()) <= 200:
+            raise OptionError("transactionId must have 1 to 200 bytes")
+        if self.socket_type != "PUB" and self.min_subscribers != 1:
             raise OptionError("minSubscribers needs socketType=PUB; a PUSH waits for its peers")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import uuid
 from collections.abc import Iterator
 
@@ -10,12 +9,9 @@ import pyarrow as pa
 from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 
 from zmq_datasource.options import WriteOptions
-from zmq_datasource.spark.worker import set_up_worker
-from zmq_datasource.spark.write_task import SinkColumns, report_batch, run_task
+from zmq_datasource.spark.write_task import SinkColumns, abort_batch, commit_batch, run_task
 
 __all__ = ["ZmqBatchWriter"]
-
-_log = logging.getLogger(__name__)
 
 
 class ZmqBatchWriter(DataSourceArrowWriter):
@@ -25,18 +21,13 @@ class ZmqBatchWriter(DataSourceArrowWriter):
         self._options = options
         self._columns = columns
         # Made on the driver, so that it is the same for all tasks.
-        self._job = uuid.uuid4().hex
+        self._name = f"write-{options.transaction_id or uuid.uuid4().hex}"
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
-        return run_task(self._options, self._columns, self._job, iterator)
+        return run_task(self._options, self._columns, self._name, iterator)
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
-        report_batch(messages, "write")
+        commit_batch(self._options, messages)
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
-        set_up_worker()
-        _log.warning(
-            "sink write aborted: %d of %d tasks had sent their rows",
-            sum(m is not None for m in messages),
-            len(messages),
-        )
+        abort_batch(self._options, messages)

@@ -65,16 +65,20 @@ class ZmqDataSource(DataSource):
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamArrowWriter:
         options = parse(WriteOptions, self.options)
-        check_socket_options(options)
+        _check(options)
+        if options.transaction_id is not None:
+            raise OptionError(
+                "transactionId is for a batch write; each batch of a stream is a transaction of its query and number"
+            )
         return ZmqStreamWriter(options, SinkColumns.of(schema, options))
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceArrowWriter:
         options = parse(WriteOptions, self.options)
-        check_socket_options(options)
+        _check(options)
         return ZmqBatchWriter(options, SinkColumns.of(schema, options))
 
 
-def _check(options: ReadOptions) -> None:
+def _check(options: ReadOptions | WriteOptions) -> None:
     check_socket_options(options)
     if options.dead_letter_location is not None:
         check_dead_letter_location(options.dead_letter_location)

@@ -25,6 +25,7 @@ from pyspark.sql.streaming.datasource import (
 )
 
 from zmq_datasource.errors import DataLossError
+from zmq_datasource.follow import Follow
 from zmq_datasource.ingest import PARTITION, Ingest
 from zmq_datasource.offsets import Offset
 from zmq_datasource.options import StreamReadOptions
@@ -45,17 +46,18 @@ class ZmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def __init__(self, options: StreamReadOptions) -> None:
         self._options = options
         # Only in the source runner:
-        self._ingest: Ingest | None = None
+        self._ingest: Ingest | Follow | None = None
         self._admission = Admission(options)
         self._initial: int | None = None
         self._first_batch_done = False
         self._target: int | None = None
 
-    def _running(self) -> Ingest:
-        """The receiver, started on the first call."""
+    def _running(self) -> Ingest | Follow:
+        """The receiver, or the log that somebody else fills; started on the first call."""
         if self._ingest is None:
             set_up_worker()
-            self._ingest = Ingest(self._options)
+            live = self._options.connect or self._options.bind
+            self._ingest = Ingest(self._options) if live else Follow(self._options)
             _stop_on_sigterm()
             # Covers a SIGTERM that arrives between the end of a call and Spark's stop().
             atexit.register(self.stop)
@@ -76,15 +78,15 @@ class ZmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         ingest = self._running()
         if self._initial is None:
             position = str(self._options.starting_offsets or "latest")
-            kept = ingest.storage.read_start(PARTITION)
+            kept = ingest.storage.read_start(PARTITION, ingest.reader)
             # Told by another startingOffsets, it was told to another query.
             if kept is None or kept[1] != position:
                 kept = self._starting_position(ingest), position
-                ingest.storage.write_start(PARTITION, *kept)
+                ingest.storage.write_start(PARTITION, *kept, ingest.reader)
             self._initial = kept[0]
         return self._offset(ingest, self._initial)
 
-    def _starting_position(self, ingest: Ingest) -> int:
+    def _starting_position(self, ingest: Ingest | Follow) -> int:
         position = self._options.starting_offsets
         if position is None or position.word == "latest":
             return ingest.resumed_at
@@ -102,11 +104,12 @@ class ZmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         ingest = self._running()
         begin = self._resolve(ingest, Offset.from_json(start))
         self._end_first_batch(ingest, begin)
-        if ingest.log.full:
+        if ingest.log.full or isinstance(ingest, Follow):
             # Spark commits a batch to the source only once there is data for the next, which a
             # full log keeps out. But it asks for the next only after the last is in its own
-            # commit log, so nothing below `begin` will be asked for again.
-            ingest.log.commit(begin)
+            # commit log, so nothing below `begin` will be asked for again. (Whether a log that
+            # another process writes is full, is not seen from here.)
+            ingest.commit(begin)
         if isinstance(limit, ReadAllAvailable):
             return self._offset(ingest, max(begin, self._gather(ingest)))
         available = ingest.seal() if self._target is None else self._target
@@ -120,17 +123,17 @@ class ZmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         )
         return self._offset(ingest, end)
 
-    def _end_first_batch(self, ingest: Ingest, begin: int) -> None:
+    def _end_first_batch(self, ingest: Ingest | Follow, begin: int) -> None:
         """Once the engine asks from another place, its first batch is done and never repeated."""
         if not self._first_batch_done and begin != self._initial:
-            ingest.storage.remove_start(PARTITION)
+            ingest.storage.remove_start(PARTITION, ingest.reader)
             self._first_batch_done = True
 
     def prepareForTriggerAvailableNow(self) -> None:
         """Receive for ``timeout`` or until ``idleTimeout``; what is durable then is the target."""
         self._target = self._gather(self._running())
 
-    def _gather(self, ingest: Ingest) -> int:
+    def _gather(self, ingest: Ingest | Follow) -> int:
         return ingest.gather(self._options.timeout, self._options.idle_timeout)
 
     def reportLatestOffset(self) -> dict[str, Any] | None:
@@ -171,7 +174,7 @@ class ZmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         ingest = self._running()
         offset = Offset.from_json(end)
         if offset.log == ingest.log.log_id:
-            ingest.log.commit(offset.next[PARTITION])
+            ingest.commit(offset.next[PARTITION])
 
     def stop(self) -> None:
         """Drain the socket, seal, release the log. Called by Spark, by SIGTERM and at exit."""
@@ -189,10 +192,10 @@ class ZmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         assert isinstance(partition, LogInputPartition), partition
         return read_log_partition(partition)
 
-    def _offset(self, ingest: Ingest, next_id: int) -> dict[str, Any]:
+    def _offset(self, ingest: Ingest | Follow, next_id: int) -> dict[str, Any]:
         return Offset(ingest.log.log_id, {PARTITION: next_id}).to_json()
 
-    def _resolve(self, ingest: Ingest, offset: Offset) -> int:
+    def _resolve(self, ingest: Ingest | Follow, offset: Offset) -> int:
         """The id that an offset means in our log.
 
         Raises:
@@ -223,7 +226,7 @@ class ZmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             )
         return next_id
 
-    def _lost(self, ingest: Ingest, what: str, messages: int = 0) -> None:
+    def _lost(self, ingest: Ingest | Follow, what: str, messages: int = 0) -> None:
         if self._options.fail_on_data_loss:
             raise DataLossError(
                 f"reading: {what}. Those messages are lost to this query: it was stopped for longer than the log "

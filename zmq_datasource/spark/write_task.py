@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import logging
 from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 
 import pyarrow as pa
@@ -14,13 +15,15 @@ from pyspark.sql.datasource import WriterCommitMessage
 from pyspark.sql.types import ArrayType, BinaryType, StringType, StructType
 
 from zmq_datasource.counters import SinkCounters
-from zmq_datasource.errors import OptionError, RowError, ZmqDataSourceError
+from zmq_datasource.dead_letters import StagedLetters, abort_letters, commit_letters
+from zmq_datasource.errors import OptionError, RowError, SocketError, ZmqDataSourceError
 from zmq_datasource.messages import LOG_SCHEMA
 from zmq_datasource.options import WriteOptions
 from zmq_datasource.sender import Sender
 from zmq_datasource.spark.worker import set_up_worker
+from zmq_datasource.uplink import Uplink
 
-__all__ = ["SinkColumns", "TaskReport", "report_batch", "run_task"]
+__all__ = ["Job", "SinkColumns", "TaskReport", "abort_batch", "commit_batch", "run_task"]
 
 _log = logging.getLogger(__name__)
 
@@ -69,74 +72,130 @@ class SinkColumns:
 
 @dataclass
 class TaskReport(WriterCommitMessage):
-    """A task's account on its way to the driver."""
+    """A task's account on its way to the driver.
 
+    Attributes:
+        job: The write that the task belongs to: a query and batch.
+        letters: The task's staged dead letters, if it has any.
+        attempt: Its staged rows at the receiver of a transaction, if it has any.
+    """
+
+    job: Job
     counters: SinkCounters = field(default_factory=SinkCounters)
-    query: str | None = None
+    letters: str | None = None
+    attempt: str | None = None
+
+
+@dataclass(frozen=True)
+class Job:
+    """One write: a batch of a streaming query, or a batch write with a name of its own."""
+
+    query: str
+    batch: int
+    streaming: bool
+
+    @classmethod
+    def of(cls, name: str | None, context: TaskContext | None) -> Job:
+        """The job of a task. A batch write has its own name, also in foreachBatch, where there may be two."""
+        if name is not None or context is None:
+            return cls(name or "nobody", 0, streaming=False)
+        batch = context.getLocalProperty("streaming.sql.batchId")
+        return cls(
+            context.getLocalProperty("sql.streaming.queryId") or "nobody", int(batch or 0), streaming=True
+        )
+
+    def publisher(self, partition: int) -> str:
+        """Who numbers the rows of a task: the same for each attempt at it, and for a batch that is repeated."""
+        return f"{self.query}/{self.batch}/{partition}" if self.streaming else f"{self.query}/{partition}"
 
 
 def run_task(
-    options: WriteOptions, columns: SinkColumns, job: str | None, batches: Iterator[pa.RecordBatch]
+    options: WriteOptions, columns: SinkColumns, name: str | None, batches: Iterator[pa.RecordBatch]
 ) -> TaskReport:
     """Send every row of one Spark partition.
 
     Args:
-        job: Names a batch write among others; None for a streaming query's.
+        name: Of a batch write; None for a streaming query's batch.
 
     Raises:
         SocketError: Nobody there, too slow, or not flushed (without ``noblock``).
+        DeadLetterError: A row could neither be sent nor set aside.
         RowError: A row that is no message.
     """
     set_up_worker()
     context = TaskContext.get()
-    if options.bind and context is not None and context.partitionId() > 0:
+    partition = context.partitionId() if context is not None else 0
+    if options.bind and partition > 0:
         raise OptionError(
-            f"bind={options.bind}: only one task can bind, and this is task {context.partitionId()} of the batch; "
+            f"bind={options.bind}: only one task can bind, and this is task {partition} of the batch; "
             "write df.coalesce(1), or let the consumer bind and the sink connect"
         )
-    publisher = _publisher(job, context)
-    counters = SinkCounters()
+    job = Job.of(name, context)
+    report = TaskReport(job)
     rows = (batch for batch in batches if batch.num_rows)
     first = next(rows, None)
-    if first is not None:  # an empty partition needs no peer
-        with Sender(options, publisher) as sender:
+    if first is not None and options.socket_type == "DEALER":
+        _stage(options, columns, report, partition, itertools.chain((first,), rows))
+    elif first is not None:  # an empty partition needs no peer
+        with ExitStack() as stack:
+            letters = None
+            if options.dead_letter_location is not None:
+                letters = StagedLetters(options.dead_letter_location, job.query, job.batch, partition)
+                stack.enter_context(letters)
+            sender = stack.enter_context(Sender(options, letters, job.publisher(partition)))
             for batch in itertools.chain((first,), rows):
                 _send(sender, columns, batch)
-            counters = sender.finish()
-    if not counters.balanced:
-        raise ZmqDataSourceError(f"accounting for a task: {counters}; rows must be sent or dropped")
-    return TaskReport(counters, context.getLocalProperty("sql.streaming.queryId") if context else None)
+            report.counters = sender.finish()
+        report.letters = letters.name if letters is not None else None
+    if not report.counters.balanced:
+        raise ZmqDataSourceError(
+            f"accounting for a task: {report.counters}; rows must be sent, dropped or dead-lettered"
+        )
+    return report
 
 
-def _publisher(job: str | None, context: TaskContext | None) -> str:
-    """Who numbers the rows of a task: the same for each attempt at it, and for a batch that is repeated.
+def _stage(
+    options: WriteOptions,
+    columns: SinkColumns,
+    report: TaskReport,
+    partition: int,
+    batches: Iterator[pa.RecordBatch],
+) -> None:
+    """Send a partition's rows to be staged; only count them if their transaction is committed already."""
+    names = ["frames"] if columns.frames else ["topic", "value"] if columns.topic else ["value"]
+    counters = report.counters
+    with Uplink(options, report.job.query, report.job.batch, partition) as uplink:
+        committed = uplink.greet()
+        for batch in batches:
+            _check_rows(columns, batch)
+            if not committed:
+                uplink.send(batch.select(names))
+            counters.rows += batch.num_rows
+        if not committed:
+            uplink.finish()
+            report.attempt = uplink.attempt
+    counters.sent, counters.bytes = counters.rows, uplink.bytes
 
-    A batch write has a name of its own; also in foreachBatch, where there may be two in a batch.
-    """
-    if context is None:
-        return job or "nobody"
-    if job is None:
-        query = context.getLocalProperty("sql.streaming.queryId")
-        job = f"{query}/{context.getLocalProperty('streaming.sql.batchId')}"
-    return f"{job}/{context.partitionId()}"
+
+def _check_rows(columns: SinkColumns, batch: pa.RecordBatch) -> None:
+    if columns.frames:
+        lists = batch.column("frames")
+        lengths = pc.list_value_length(lists)
+        if lists.null_count or pc.any(pc.equal(lengths, 0)).as_py() or lists.flatten().null_count:
+            raise RowError("sending rows whose 'frames' is null, empty or has a null frame; filter them out")
+    elif batch.column("value").null_count:
+        raise RowError(
+            f"sending {batch.column('value').null_count} rows whose 'value' is null: ZeroMQ has no null; filter them "
+            "out, or coalesce them to an empty value"
+        )
 
 
 def _send(sender: Sender, columns: SinkColumns, batch: pa.RecordBatch) -> None:
+    _check_rows(columns, batch)
     if columns.frames:
-        messages = batch.column("frames").to_pylist()
-        bad = sum(1 for m in messages if not m or None in m)
-        if bad:
-            raise RowError(
-                f"sending {bad} rows whose 'frames' is null, empty or has a null frame; filter them out"
-            )
-        sender.send_frames(messages)
+        sender.send_frames(batch.column("frames").to_pylist())
         return
     value = batch.column("value")
-    if value.null_count:
-        raise RowError(
-            f"sending {value.null_count} rows whose 'value' is null: ZeroMQ has no null; filter them out, or coalesce "
-            "them to an empty value"
-        )
     topics = _bytes(batch.column("topic")) if columns.topic else None
     sender.send_values(_bytes(value), topics)
 
@@ -149,11 +208,43 @@ def _bytes(column: pa.Array) -> list[bytes]:
     return column.to_pylist()  # type: ignore[no-any-return]
 
 
-def report_batch(messages: Sequence[WriterCommitMessage | None], batch: str) -> SinkCounters:
-    """Add the tasks' accounts up and write the batch's one log line."""
+def commit_batch(options: WriteOptions, messages: Sequence[WriterCommitMessage | None]) -> SinkCounters:
+    """The tasks are done: publish what they have staged, add their accounts up, write the batch's one log line.
+
+    Raises:
+        DeadLetterError: The dead letters could not be published.
+        SocketError: The transaction could not be committed; the batch is to be repeated.
+    """
     set_up_worker()
     reports = [m for m in messages if isinstance(m, TaskReport)]
     total = sum((r.counters for r in reports), SinkCounters.none())
-    query = next((r.query for r in reports if r.query), None)
-    _log.info("sink %s%s %s", f"query={query} " if query else "", batch, total)
+    job = reports[0].job if reports else None
+    if options.dead_letter_location is not None and job is not None:
+        names = [r.letters for r in reports if r.letters is not None]
+        commit_letters(options.dead_letter_location, job.query, job.batch, names)
+    attempts = [r.attempt for r in reports if r.attempt is not None]
+    again = ""
+    if options.socket_type == "DEALER" and job is not None and total.rows:
+        # All rows, also of tasks that were told that the transaction is committed: if it is not, the
+        # receiver refuses, and the batch is repeated.
+        with Uplink(options, job.query, job.batch) as uplink:
+            again = " again=true" if uplink.commit(attempts, total.rows) else ""
+    if job is not None and job.streaming:
+        _log.info("sink query=%s batch=%d %s%s", job.query, job.batch, total, again)
+    else:
+        _log.info("sink write %s%s", total, again)
     return total
+
+
+def abort_batch(options: WriteOptions, messages: Sequence[WriterCommitMessage | None]) -> None:
+    """A task has failed for good: its batch may be repeated. Remove the dead letters of the others."""
+    set_up_worker()
+    reports = [m for m in messages if isinstance(m, TaskReport)]
+    _log.warning("sink aborted: %d of %d tasks had sent their rows", len(reports), len(messages))
+    if options.dead_letter_location is not None and reports:
+        abort_letters(options.dead_letter_location, reports[0].job.query, reports[0].job.batch)
+    attempts = [r.attempt for r in reports if r.attempt is not None]
+    if attempts:
+        # What is not aborted now, the receiver discards after its transactionTimeout.
+        with suppress(SocketError), Uplink(options, reports[0].job.query, reports[0].job.batch) as uplink:
+            uplink.abort(attempts)

@@ -9,6 +9,8 @@ __all__ = [
     "FORMAT_VERSION",
     "LOCK_NAME",
     "LOG_NAME",
+    "READERS_NAME",
+    "STAGING_NAME",
     "START_NAME",
     "TEMPORARY_PREFIX",
     "Chunk",
@@ -22,6 +24,8 @@ FORMAT_VERSION = 1
 LOG_NAME = "log.json"
 LOCK_NAME = "writer.lock"
 START_NAME = "start.json"
+STAGING_NAME = "staging"
+READERS_NAME = "readers"
 TEMPORARY_PREFIX = "."
 
 _CHUNK_NAME = re.compile(r"(\d{20})-(\d{20})\.arrow")

@@ -29,6 +29,8 @@ from zmq_datasource.wal.layout import (
     FORMAT_VERSION,
     LOCK_NAME,
     LOG_NAME,
+    READERS_NAME,
+    STAGING_NAME,
     START_NAME,
     TEMPORARY_PREFIX,
     Chunk,
@@ -257,9 +259,73 @@ class LogStorage:
                 with _writing(f"removing {self.state_path(partition, file)}"):
                     self.state_path(partition, file).unlink(missing_ok=True)
 
-    def read_start(self, partition: int) -> tuple[int, str] | None:
-        """What ``write_start`` wrote: first id and reason, while the query's first batch is not done."""
-        path = self._directory(partition) / START_NAME
+    # What is staged: see wal.staging.
+
+    def _staged_path(self, partition: int, attempt: str) -> Path:
+        return self._directory(partition) / STAGING_NAME / f"{attempt}.arrow"
+
+    def _unfinished_path(self, partition: int, attempt: str) -> Path:
+        return self._directory(partition) / STAGING_NAME / f"{TEMPORARY_PREFIX}{attempt}.arrow"
+
+    def create_staged(self, partition: int, attempt: str) -> pa.NativeFile:
+        """A file for an attempt, hidden until it is finished; one of the same name is replaced."""
+        path = self._unfinished_path(partition, attempt)
+        with _writing(f"creating {path}"):
+            path.parent.mkdir(mode=0o700, exist_ok=True)
+            return pa.OSFile(str(path), "wb")
+
+    @contextmanager
+    def writing_staged(self, partition: int, attempt: str) -> Iterator[None]:
+        """For what is written to such a file: the system's errors as ours."""
+        with _writing(f"writing {self._unfinished_path(partition, attempt)}"):
+            yield
+
+    def finish_staged(self, partition: int, attempt: str, sync: bool) -> None:
+        """Make an attempt appear, whole."""
+        path, final = self._unfinished_path(partition, attempt), self._staged_path(partition, attempt)
+        with _writing(f"writing {final}"):
+            if sync:
+                _sync_file(path)
+            os.rename(path, final)
+            if sync:
+                _sync_directory(final.parent)
+
+    def staged(self, partition: int) -> list[str]:
+        """The finished attempts."""
+        found = (self._directory(partition) / STAGING_NAME).glob("[0-9a-f]*.arrow")
+        return sorted(path.stem for path in found)
+
+    def staged_size(self, partition: int, attempt: str) -> int:
+        """Bytes of an attempt on disk."""
+        return self._staged_path(partition, attempt).stat().st_size
+
+    def open_staged(self, partition: int, attempt: str) -> pa.NativeFile:
+        """Memory-map an attempt for reading."""
+        return pa.memory_map(str(self._staged_path(partition, attempt)))
+
+    def remove_staged(self, partition: int, attempt: str) -> None:
+        """Delete an attempt, finished or not."""
+        for path in (self._staged_path(partition, attempt), self._unfinished_path(partition, attempt)):
+            with _writing(f"removing {path}"):
+                path.unlink(missing_ok=True)
+
+    def remove_unfinished_staged(self, partition: int) -> None:
+        """Delete what a crashed writer left. Only for the holder of the lock."""
+        for path in (self._directory(partition) / STAGING_NAME).glob(f"{TEMPORARY_PREFIX}*.arrow"):
+            with _writing(f"removing {path}"):
+                path.unlink(missing_ok=True)
+
+    def _start_path(self, partition: int, reader: str | None) -> Path:
+        name = START_NAME if reader is None else f"{READERS_NAME}/{reader}.{START_NAME}"
+        return self._directory(partition) / name
+
+    def read_start(self, partition: int, reader: str | None = None) -> tuple[int, str] | None:
+        """What ``write_start`` wrote: first id and reason, while the query's first batch is not done.
+
+        Args:
+            reader: Which query, of those that read a log that somebody else writes.
+        """
+        path = self._start_path(partition, reader)
         try:
             data = json.loads(path.read_bytes())
         except FileNotFoundError:
@@ -271,19 +337,48 @@ class LogStorage:
                 return next_id, position
         raise LogFormatError(f"reading {path}: it holds no message id")
 
-    def write_start(self, partition: int, next_id: int, position: str) -> None:
+    def write_start(self, partition: int, next_id: int, position: str, reader: str | None = None) -> None:
         """Remember, durably, the first id that a query is told, and by which ``startingOffsets``."""
-        directory = self._directory(partition)
-        temporary = directory / f"{TEMPORARY_PREFIX}{START_NAME}"
-        with _writing(f"writing {directory / START_NAME}"):
-            _write_synced(temporary, json.dumps({"next": next_id, "startingOffsets": position}).encode())
-            os.rename(temporary, directory / START_NAME)
-            _sync_directory(directory)
+        path = self._start_path(partition, reader)
+        self._replace(path, {"next": next_id, "startingOffsets": position})
 
-    def remove_start(self, partition: int) -> None:
+    def remove_start(self, partition: int, reader: str | None = None) -> None:
         """Forget it: the query's first batch is done."""
-        with _writing(f"removing {self._directory(partition) / START_NAME}"):
-            (self._directory(partition) / START_NAME).unlink(missing_ok=True)
+        path = self._start_path(partition, reader)
+        with _writing(f"removing {path}"):
+            path.unlink(missing_ok=True)
+
+    def write_reader(self, partition: int, reader: str, next_id: int) -> None:
+        """A query that does not write the log is done with everything below ``next_id``."""
+        self._replace(self._directory(partition) / READERS_NAME / f"{reader}.json", {"next": next_id})
+
+    def readers(self, partition: int) -> dict[str, int]:
+        """What ``write_reader`` wrote, by reader."""
+        found = {}
+        for path in (self._directory(partition) / READERS_NAME).glob("*.json"):
+            name = path.name.removesuffix(".json")
+            if name.startswith(TEMPORARY_PREFIX) or name.endswith(".start"):
+                continue
+            try:
+                content = json.loads(path.read_bytes())
+            except FileNotFoundError:
+                continue  # removed: the reader is gone for ever
+            except (ValueError, OSError) as e:
+                raise LogFormatError(f"reading {path}: {e}") from e
+            match content:
+                case {"next": int(next_id)}:
+                    found[name] = next_id
+                case _:
+                    raise LogFormatError(f"reading {path}: it holds no position of a reader")
+        return found
+
+    def _replace(self, path: Path, content: object) -> None:
+        temporary = path.with_name(f"{TEMPORARY_PREFIX}{path.name}")
+        with _writing(f"writing {path}"):
+            path.parent.mkdir(mode=0o700, exist_ok=True)
+            _write_synced(temporary, json.dumps(content).encode())
+            os.rename(temporary, path)
+            _sync_directory(path.parent)
 
     def lock(self, partition: int, wait: float) -> WriterLock:
         """Become the writer of a partition.
@@ -295,9 +390,31 @@ class LogStorage:
             LogLockedError: Another writer holds it still; says who.
         """
         directory = self._directory(partition)
-        with _writing(f"creating {directory}"):
-            directory.mkdir(mode=0o700, exist_ok=True)
-            file = open(directory / LOCK_NAME, "a+")  # noqa: SIM115 - it is held open
+        return self._lock(
+            directory / LOCK_NAME,
+            wait,
+            f"opening log {self.root}",
+            "stop that query, or give this one a walLocation of its own",
+        )
+
+    def lock_reader(self, partition: int, reader: str) -> WriterLock:
+        """Become the one query that reads along under this name.
+
+        Raises:
+            LogLockedError: Another one does; says who.
+        """
+        path = self._directory(partition) / READERS_NAME / f"{reader}.lock"
+        return self._lock(
+            path,
+            15.0,
+            f"reading along log {self.root} as {reader!r}",
+            "give each such query a reader of its own",
+        )
+
+    def _lock(self, path: Path, wait: float, act: str, way_out: str) -> WriterLock:
+        with _writing(f"creating {path.parent}"):
+            path.parent.mkdir(mode=0o700, exist_ok=True)
+            file = open(path, "a+")  # noqa: SIM115 - it is held open
         deadline = time.monotonic() + wait
         while True:
             try:
@@ -308,15 +425,12 @@ class LogStorage:
                     file.seek(0)
                     holder = file.read().strip() or "a writer that did not say who it is"
                     file.close()
-                    raise LogLockedError(
-                        f"opening log {self.root}: it is held by {holder}; stop that query, or give this one a "
-                        "walLocation of its own"
-                    ) from e
+                    raise LogLockedError(f"{act}: it is held by {holder}; {way_out}") from e
                 time.sleep(0.05)  # flock has no wait with a deadline
             except OSError as e:
                 file.close()
-                raise LogWriteError(f"locking {directory / LOCK_NAME}: {e}") from e
-        with _writing(f"writing {directory / LOCK_NAME}"):
+                raise LogWriteError(f"locking {path}: {e}") from e
+        with _writing(f"writing {path}"):
             file.seek(0)
             file.truncate()
             file.write(

@@ -13,7 +13,7 @@ import queue
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from typing import NamedTuple
 
@@ -137,24 +137,46 @@ class LogWriter:
 
     # The receiving thread's side.
 
-    def append(self, messages: pa.RecordBatch) -> None:
-        """Give messages (``messages.MESSAGE_SCHEMA``) their ids; cut the chunk if it is large enough.
+    def append_whole(self, batches: Iterable[pa.RecordBatch]) -> None:
+        """Give messages their ids, and let no cut come between them: they appear together.
 
         Raises:
             LogWriteError: An earlier chunk could not be sealed, so nothing after it can be.
         """
         if self._failure is not None:
             raise self._failure
+        numbered, next_id = [], self._next
+        for messages in batches:
+            if messages.num_rows:
+                numbered.append(number_rows(messages, self._partition, next_id))
+                next_id += messages.num_rows
+        # Nothing from here on can fail half-way.
+        for batch in numbered:
+            self._hold(batch)
+
+    def append(self, messages: pa.RecordBatch) -> None:
+        """Give messages (``messages.MESSAGE_SCHEMA``) their ids; cut the chunk if it is large enough.
+
+        Raises:
+            LogWriteError: An earlier chunk could not be sealed, so nothing after it can be.
+        """
+        self._append(messages)
+        if self._open_bytes >= self._chunk_bytes:
+            self.cut()
+
+    def _append(self, messages: pa.RecordBatch) -> None:
+        if self._failure is not None:
+            raise self._failure
         if messages.num_rows == 0:
             return
-        batch = number_rows(messages, self._partition, self._next)
+        self._hold(number_rows(messages, self._partition, self._next))
+
+    def _hold(self, batch: pa.RecordBatch) -> None:
         self._open.append(batch)
         self._next += batch.num_rows
         self._open_bytes += batch.nbytes
         with self._lock:
             self._unwritten_bytes += batch.nbytes
-        if self._open_bytes >= self._chunk_bytes:
-            self.cut()
 
     def cut(self, keep: bool = False) -> Future[int]:
         """Hand the open chunk to the sealing thread.

@@ -1,0 +1,60 @@
+"""The receiver as a program of its own: what ``zmq-datasource receive`` runs."""
+
+from __future__ import annotations
+
+import logging
+import signal
+import threading
+from collections.abc import Mapping
+
+from zmq_datasource.errors import LogError
+from zmq_datasource.ingest import Ingest
+from zmq_datasource.limited_log import LimitedLog
+from zmq_datasource.option_parser import parse
+from zmq_datasource.options import StreamReadOptions
+
+__all__ = ["receive_until_stopped"]
+
+_log = logging.getLogger(__name__)
+
+_TICK_SECONDS = 0.5
+_REPORT_SECONDS = 10.0
+
+
+def receive_until_stopped(options: Mapping[str, str]) -> None:
+    """Receive into a log until SIGTERM or SIGINT, then drain the socket and end.
+
+    Raises:
+        ZmqDataSourceError: The options, the socket or the log.
+    """
+    if not logging.getLogger().handlers:
+        logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    ingest = Ingest(parse(StreamReadOptions, options))
+    stop = threading.Event()
+    before = [(s, signal.signal(s, lambda *_: stop.set())) for s in (signal.SIGTERM, signal.SIGINT)]
+    try:
+        ingest.start()
+        try:
+            _report_until(stop, ingest)
+        finally:
+            ingest.stop()
+    finally:
+        for number, handler in before:
+            signal.signal(number, handler)
+
+
+def _report_until(stop: threading.Event, ingest: Ingest) -> None:
+    end, ticks = ingest.log.durable_end, 0
+    warnings = LimitedLog(__name__, "warnings about readers")
+    while not stop.wait(_TICK_SECONDS):
+        ingest.check()
+        try:
+            ingest.commit_readers()
+        except LogError as e:  # a reader's file that makes no sense keeps what it may still need
+            warnings.warn("%s", e)
+        ticks += 1
+        if ticks * _TICK_SECONDS >= _REPORT_SECONDS:
+            ticks = 0
+            if ingest.log.durable_end != end:
+                end = ingest.log.durable_end
+                _log.info("next id %d, %s", end, ingest.counters)
