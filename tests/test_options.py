@@ -69,6 +69,8 @@ def test_a_secret_never_shows() -> None:
 VLLM = {"framing": "vllm"}
 CUSTOM = {"framing": "custom"}
 NUMBERED = {"framing": "custom", "sequenceFrame": "0"}
+BOUND = {"bind": "tcp://*:1"}
+ROUTER, DEALER = {"socketType": "ROUTER"}, {"socketType": "DEALER"}
 REPLAY = {"replayEndpoint": "tcp://feed:5557"}
 
 REFUSALS = [
@@ -86,7 +88,7 @@ REFUSALS = [
     (StreamReadOptions, {"connect": " "}, "connect", "names no endpoint"),
     (StreamReadOptions, {"connect": "tcp://a:1,tcp://a:1"}, "tcp://a:1", "more than once"),
     (StreamReadOptions, {**FEED, "bind": FEED["connect"]}, "both connect and bind", "keep one"),
-    (StreamReadOptions, {**FEED, "socketType": "PUB"}, "'PUB'", "SUB or PULL"),
+    (StreamReadOptions, {**FEED, "socketType": "PUB"}, "'PUB'", "SUB, PULL or ROUTER"),
     (StreamReadOptions, {**FEED, "socketType": "PULL", "topics": "a"}, "topics=a", "socketType=SUB"),
     (StreamReadOptions, {**FEED, "rcvhwm": "0"}, "rcvhwm='0'", ">= 1"),
     (StreamReadOptions, {**FEED, "rcvhwm": "many"}, "rcvhwm='many'", "a whole number"),
@@ -160,9 +162,37 @@ REFUSALS = [
         "includeFrames",
         "gap",
     ),
+    (StreamReadOptions, {**BOUND, **ROUTER, "topics": "a"}, "topics", "acknowledged rows"),
+    (StreamReadOptions, {**BOUND, **ROUTER, "framing": "vllm"}, "framing", "acknowledged rows"),
+    (StreamReadOptions, {**FEED, **ROUTER}, "connect=", "with bind"),
+    (
+        StreamReadOptions,
+        {**BOUND, **ROUTER, "transactionTimeout": "0s"},
+        "transactionTimeout=0s",
+        "1s or more",
+    ),
+    (StreamReadOptions, {**FEED, "transactionTimeout": "1m"}, "transactionTimeout", "socketType=ROUTER"),
+    (StreamReadOptions, {"walLocation": "/x", "zmq.rcvbuf": "1"}, "zmq.*", "opens no socket"),
+    (BatchReadOptions, {**BOUND, **ROUTER}, "socketType=ROUTER", "zmq-datasource receive"),
+    (StreamReadOptions, {**FEED, "reader": "x"}, "reader", "another process fills"),
+    (StreamReadOptions, {"walLocation": "/x", "reader": "a/b"}, "reader='a/b'", "regex"),
+    (StreamReadOptions, {"walLocation": "/x", "walRetention": "1h"}, "walRetention", "only reads its log"),
+    (StreamReadOptions, {"walLocation": "/x", "rcvhwm": "5"}, "rcvhwm", "only reads its log"),
+    (WriteOptions, {**FEED, **DEALER, "noblock": "true"}, "noblock", "nothing is dropped"),
+    (
+        WriteOptions,
+        {**FEED, **DEALER, "deadLetterLocation": "/x"},
+        "deadLetterLocation",
+        "whole or not at all",
+    ),
+    (WriteOptions, {"bind": "tcp://*:1", **DEALER}, "DEALER", "one endpoint"),
+    (WriteOptions, {"connect": "tcp://a:1,tcp://b:1", **DEALER}, "DEALER", "one endpoint"),
+    (WriteOptions, {**FEED, "transactionId": "x"}, "transactionId", "socketType=DEALER"),
+    (WriteOptions, {**FEED, **DEALER, "transactionId": "x" * 201}, "transactionId", "1 to 200 bytes"),
+    (WriteOptions, {**FEED, "maxRetries": "-1"}, "maxRetries='-1'", ">= 0"),
     (WriteOptions, {**FEED, "framing": "vllm"}, "framing='vllm'", "plain or sequenced"),
     (WriteOptions, {}, "neither connect nor bind", "name the consumer"),
-    (WriteOptions, {**FEED, "socketType": "PULL"}, "'PULL'", "PUSH or PUB"),
+    (WriteOptions, {**FEED, "socketType": "PULL"}, "'PULL'", "PUSH, PUB or DEALER"),
     (WriteOptions, {**FEED, "sndhwm": "0"}, "sndhwm='0'", ">= 1"),
     (WriteOptions, {**FEED, "linger": "0"}, "linger=0", "noblock=true"),
     (WriteOptions, {**FEED, "minSubscribers": "2"}, "minSubscribers", "socketType=PUB"),

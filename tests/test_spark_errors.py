@@ -26,7 +26,7 @@ FEED = "tcp://127.0.0.1:5556"
         ({"conect": FEED}, "did you mean 'connect'"),
         ({"connect": "tcp://feed:80000"}, "from 1 to 65535"),
         ({"connect": FEED, "rcvhwm": "lots"}, "rcvhwm='lots'"),
-        ({"connect": FEED, "socketType": "PUB"}, "SUB or PULL"),
+        ({"connect": FEED, "socketType": "PUB"}, "SUB, PULL or ROUTER"),
         ({"connect": FEED, "zmq_conflate": "1"}, "zmq.conflate"),
         ({"connect": FEED, "zmq_heartbeat_ivl": "-1"}, "libzmq refuses it"),
     ],

@@ -178,3 +178,43 @@ def test_a_row_that_is_no_message_fails_the_task(
     _, endpoint = bound(context, zmq.PULL)
     with pytest.raises(PySparkException, match=says):
         write(spark.range(1).selectExpr(column), connect=endpoint)
+
+
+def test_rows_that_cannot_be_sent_are_kept_once_and_sent_again(
+    spark: SparkSession, context: Context, log: Log, tmp_path: Path
+) -> None:
+    """A streaming batch to nobody; the same batch again after a crash before its commit; then a consumer."""
+    source, checkpoint, kept = tmp_path / "source", tmp_path / "checkpoint", tmp_path / "letters"
+    spark.range(0, 100, 1, 2).selectExpr(
+        "concat('t', id % 2) as topic", "cast(id as string) as value"
+    ).write.parquet(str(source))
+
+    def send() -> None:
+        query = (
+            spark.readStream.schema("topic STRING, value STRING")
+            .parquet(str(source))
+            .writeStream.format("zmq")
+            .option("connect", free_endpoint())
+            .option("connectTimeout", "200ms")
+            .option("deadLetterLocation", str(kept))
+            .option("checkpointLocation", str(checkpoint))
+            .trigger(availableNow=True)
+            .start()
+        )
+        assert query.awaitTermination(60)
+
+    send()
+    for name in (checkpoint / "commits").glob("*0*"):
+        name.unlink()
+    send()
+    total = log.total(200)
+    assert (total["deadLettered"], total["deadLettered.no_peer"], total["sent"]) == (200, 200, 0)
+    letters = spark.read.parquet(str(kept))
+    assert letters.count() == 100
+    assert {row["reason"] for row in letters.collect()} == {"no_peer"}
+    assert {"query", "batch", "partition", "topic", "value"} <= set(letters.columns)
+    pull, endpoint = bound(context, zmq.PULL)
+    with Consuming(pull) as consuming:
+        letters.select("topic", "value").write.format("zmq").mode("append").option("connect", endpoint).save()
+    assert sorted(int(m[1]) for m in consuming.got) == list(range(100))
+    assert {m[0] for m in consuming.got} == {b"t0", b"t1"}
