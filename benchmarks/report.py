@@ -10,6 +10,7 @@ from benchmarks.measure import Measurement
 from benchmarks.sequences import RECEIVER_JUDGED, RECEIVER_PLAIN, SPARK_JUDGED, SPARK_PLAIN
 from benchmarks.sink import BATCH, STREAM
 from benchmarks.source import DURABLE, RAW, TUTORIAL, UNSYNCED
+from benchmarks.transactions import ACKNOWLEDGED, PARQUET, PLAIN
 
 __all__ = ["write_results"]
 
@@ -36,6 +37,13 @@ _TITLES = {
         "counts all of Spark's job, from the call to its return. One Spark partition, a blocking PUSH. "
         f"*{BATCH}* sends a cached DataFrame, *{STREAM}* a Parquet file.",
     ),
+    "transactions": (
+        "Transactions",
+        "Rows of 100 bytes a second, from `df.write` of a cached DataFrame in two partitions until all are on disk. "
+        f"*{ACKNOWLEDGED}*: one transaction, staged, committed and acknowledged, into the log of a receiver process; "
+        f"*{PLAIN}*: plain messages into the same kind of log; *{PARQUET}*: `df.write.parquet`, in the same JVM (most "
+        "of whose bytes its encoding saves). Target: a million rows a second.",
+    ),
     "memory": (
         "Memory",
         "Resident memory of Spark's source runner, the Python process that receives, while a backlog of 2 GB "
@@ -51,6 +59,7 @@ _RATIOS = {
     "source": ((DURABLE, TUTORIAL), (UNSYNCED, TUTORIAL), (DURABLE, RAW), (UNSYNCED, RAW)),
     "sequences": ((SPARK_JUDGED, SPARK_PLAIN), (RECEIVER_JUDGED, RECEIVER_PLAIN)),
     "sink": ((BATCH, RAW), (STREAM, RAW)),
+    "transactions": ((ACKNOWLEDGED, PLAIN), (ACKNOWLEDGED, PARQUET)),
 }
 
 

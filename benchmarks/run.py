@@ -19,11 +19,12 @@ from benchmarks.report import write_results
 from benchmarks.sequences import measure_sequences
 from benchmarks.sink import measure_sink
 from benchmarks.source import measure_source
+from benchmarks.transactions import measure_transactions
 from zmq_datasource.spark.worker import LOGGING_VARIABLE
 
 __all__ = ["main"]
 
-_SECTIONS = ("source", "sequences", "sink", "memory", "planning")
+_SECTIONS = ("source", "sequences", "sink", "transactions", "memory", "planning")
 
 
 def main() -> None:
@@ -62,6 +63,8 @@ def _measure(sections: Sequence[str], scratch: Path, scale: float, rounds: int) 
             yield from measure_sequences(spark, scale, rounds)
         if "sink" in sections:
             yield from measure_sink(spark, scale, rounds)
+        if "transactions" in sections:
+            yield from measure_transactions(spark, scale, rounds)
         if "memory" in sections:
             yield from measure_memory(spark, scale)
 
