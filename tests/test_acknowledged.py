@@ -172,6 +172,30 @@ def test_a_silent_sender_holds_nobody_up(tmp_path: Path) -> None:
     assert values(tmp_path) == ["a"] * 5
 
 
+def test_a_slow_disk_at_the_end_of_one_attempt_holds_nobody_else_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    endpoint = free_endpoint()
+    finish, go_on, forcing = LogStorage.finish_staged, threading.Event(), threading.Event()
+
+    def slowly(self: LogStorage, partition: int, attempt: str, sync: bool) -> None:
+        if not forcing.is_set():
+            forcing.set()
+            go_on.wait(20)
+        finish(self, partition, attempt, sync)
+
+    monkeypatch.setattr(LogStorage, "finish_staged", slowly)
+    with receiving(tmp_path, endpoint):
+        staging = threading.Thread(target=stage, args=(endpoint, "slow"), kwargs={"producer": "slow"})
+        staging.start()
+        assert forcing.wait(10)
+        commit(endpoint, [stage(endpoint, "a")], 1)
+        assert staging.is_alive()
+        go_on.set()
+        staging.join(20)
+    assert values(tmp_path) == ["a"]
+
+
 def test_who_finds_the_budget_given_away_sends_one_message_at_a_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -15,7 +15,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Self
@@ -85,6 +85,7 @@ class _Session:
         received: Data messages taken.
         window: Bytes of the budget that it holds.
         told: Whether it was told that a message is missing.
+        finishing: Its file is being forced to the disk.
     """
 
     peer: bytes
@@ -95,6 +96,7 @@ class _Session:
     window: int = 0
     told: bool = False
     file: StagedFile | None = None
+    finishing: Future[None] | None = None
 
 
 @dataclass
@@ -141,6 +143,8 @@ class Acceptor:
         self._staging = Staging(storage, partition)
         self._sessions: dict[str, _Session] = {}
         self._commits: list[_Commit] = []
+        self._finishing: list[_Session] = []
+        self._forcing = ThreadPoolExecutor(2, thread_name_prefix="zmq-staging")
         self._deferred: list[tuple[bytes, Commit]] = []
         self._budget = _BUDGET
         self._refusals = LimitedLog(__name__, "refusals")
@@ -176,9 +180,9 @@ class Acceptor:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        for session in self._sessions.values():
-            if session.file is not None:
-                session.file.discard()
+        for session in list(self._sessions.values()):
+            self._end(session)
+        self._forcing.shutdown()
         self._open.close(self._options.linger)
 
     @property
@@ -200,9 +204,9 @@ class Acceptor:
         if now >= self._next_housekeeping:
             self.keep_alive()
             self._next_housekeeping = now + _HOUSEKEEPING_SECONDS
-        self._answer_commits()
-        # A commit is answered by another thread's work, so look again soon.
-        if not self._socket.poll(1 if self._commits else WAIT_MS):
+        self._answer_what_is_done()
+        # What is under way is done by another thread, so look again soon.
+        if not self._socket.poll(1 if self._busy else WAIT_MS):
             return 0
         for taken in range(most):
             try:
@@ -230,11 +234,19 @@ class Acceptor:
             self._staging.remove(abandoned)
 
     def settle(self, patience: float) -> None:
-        """Answer the commits that are under way."""
+        """Answer what is under way."""
         deadline = time.monotonic() + patience
-        while self._commits and time.monotonic() < deadline:
-            self._answer_commits()
+        while self._busy and time.monotonic() < deadline:
+            self._answer_what_is_done()
             time.sleep(WAIT_MS / 1000)
+
+    @property
+    def _busy(self) -> bool:
+        return bool(self._commits or self._finishing)
+
+    def _answer_what_is_done(self) -> None:
+        self._answer_staged()
+        self._answer_commits()
 
     def hold_still(self) -> None:
         """To be called while nothing is received: nobody is silent who is not listened to."""
@@ -243,7 +255,7 @@ class Acceptor:
         for session in self._sessions.values():
             session.heard = now
         self._staging.touch()
-        self._answer_commits()
+        self._answer_what_is_done()
 
     # Messages.
 
@@ -390,25 +402,39 @@ class Acceptor:
 
     def _finish(self, peer: bytes, message: End) -> None:
         staged = self._staging.get(message.attempt)
-        if staged is None:
-            session = self._session(peer, message.attempt)
-            if session.received != message.messages or session.file is None:
-                raise ProtocolError(
-                    f"an end after {message.messages} data messages, of which {session.received} came"
-                )
-            if session.file.rows != message.rows:
-                raise ProtocolError(f"an end after {message.rows} rows, of which {session.file.rows} came")
-            try:
-                session.file.finish(self._options.wal_sync)
-            except LogWriteError as e:
-                self._end(session)
-                self._refuse(peer, "storage", str(e), message.attempt)
-                return
-            staged = session.file.part._replace(rows=session.file.rows)
-            self._staging.add(message.attempt, staged)
-            session.file = None
+        if staged is not None:
+            self._answer(peer, Staged(attempt=message.attempt, rows=staged.rows))
+            return
+        session = self._session(peer, message.attempt)
+        if session.finishing is not None:  # asked again: it is answered when it is done
+            return
+        if session.received != message.messages or session.file is None:
+            raise ProtocolError(
+                f"an end after {message.messages} data messages, of which {session.received} came"
+            )
+        if session.file.rows != message.rows:
+            raise ProtocolError(f"an end after {message.rows} rows, of which {session.file.rows} came")
+        # The disk takes its time with it, and others go on sending.
+        session.finishing = self._forcing.submit(session.file.finish, self._options.wal_sync)
+        self._finishing.append(session)
+
+    def _answer_staged(self) -> None:
+        for session in [s for s in self._finishing if s.finishing is not None and s.finishing.done()]:
+            self._finishing.remove(session)
+            if session.file is None or session.finishing is None:
+                continue  # it was let go of meanwhile
+            error = session.finishing.exception()
+            if error is None:
+                staged = session.file.part._replace(rows=session.file.rows)
+                session.file = None
+                self._staging.add(session.attempt, staged)
             self._end(session)
-        self._answer(peer, Staged(attempt=message.attempt, rows=staged.rows))
+            if error is None:
+                self._answer(session.peer, Staged(attempt=session.attempt, rows=staged.rows))
+            elif isinstance(error, LogWriteError):
+                self._refuse(session.peer, "storage", str(error), session.attempt)
+            else:
+                raise error
 
     def _commit(self, peer: bytes, message: Commit) -> None:
         for running in self._commits:
@@ -514,6 +540,8 @@ class Acceptor:
     def _end(self, session: _Session) -> None:
         """The session needs nothing more."""
         if session.file is not None:
+            if session.finishing is not None:
+                wait([session.finishing])
             session.file.discard()
             session.file = None
         self._budget += session.window
