@@ -39,7 +39,7 @@ def open_socket(context: Context, options: SocketOptions) -> tuple[Socket, PeerW
         ("zmq_foo", "1", "no socket option of that name"),
         ("zmq_rcvbuf", "big", "a whole number"),
         ("zmq_heartbeat_ivl", "-5", "libzmq refuses it for a SUB socket"),
-        ("zmq_router_mandatory", "1", "libzmq refuses it for a SUB socket"),
+        ("zmq_router_mandatory", "1", "belongs to a ROUTER"),
         ("zmq_rcvhwm", "1", "use the option rcvhwm"),
         ("zmq_hwm", "1", "no single high-water mark"),
         ("zmq_subscribe", "a", "use the option topics"),

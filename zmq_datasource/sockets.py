@@ -48,7 +48,7 @@ _RESERVED = {
     "identity": "each connection has one of its own; name a Producer with name",
     "router_raw": "ROUTER speaks the acknowledged transport only",
     "router_handover": "each connection has a routing id of its own",
-    "router_mandatory": "it is always on",
+    "router_mandatory": "it belongs to a ROUTER, where it is always on",
     "xpub_manual_last_value": "with it nobody would ever be subscribed",
     "only_first_subscribe": "it would hide subscribers from the count",
     "immediate": "it is off: a task waits for its peers first, and queued messages survive a reconnect",
