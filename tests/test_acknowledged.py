@@ -172,6 +172,27 @@ def test_a_silent_sender_holds_nobody_up(tmp_path: Path) -> None:
     assert values(tmp_path) == ["a"] * 5
 
 
+def test_transactions_committed_in_one_moment_share_a_chunk(tmp_path: Path) -> None:
+    endpoint = free_endpoint()
+    with receiving(tmp_path, endpoint) as ingest:
+        attempts = [stage(endpoint, str(n), producer=f"p{n}") for n in range(20)]
+        links = [uplink(endpoint, producer=f"p{n}").__enter__() for n in range(20)]
+        threads = [
+            threading.Thread(target=link.commit, args=([attempt], 1))
+            for link, attempt in zip(links, attempts, strict=True)
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(20)
+        for link in links:
+            link.__exit__(None, None, None)
+        assert len(list(ingest.storage.chunks(0))) <= 20
+        for n in range(20):
+            assert commit(endpoint, [attempts[n]], 1, producer=f"p{n}")
+    assert sorted(values(tmp_path), key=int) == [str(n) for n in range(20)]
+
+
 def test_a_slow_disk_at_the_end_of_one_attempt_holds_nobody_else_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

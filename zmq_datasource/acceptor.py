@@ -3,7 +3,8 @@
 The rules:
 
 * ``Staged`` is answered when the attempt's file is on disk, ``Committed`` when the chunk with the
-  whole transaction is. A chunk is one file that appears at once, so all of it is seen or none.
+  whole transaction is. A chunk is one file that appears at once, so all of it is seen or none;
+  transactions that are committed in the same moment share one.
 * Everything may be asked twice, because answers get lost: what is staged is staged, what is
   committed is committed (``again``), what is unknown is refused.
 * A sender has at most its credit on the way, and all together ``_BUDGET``, and a message each.
@@ -104,9 +105,9 @@ class _Commit:
     """A transaction whose chunk is being written; everybody who asks is answered then."""
 
     message: Commit
-    done: Future[int]
     attempt: str
-    peers: list[bytes] = field(default_factory=list)
+    peers: list[bytes]
+    done: Future[int] = field(default_factory=Future)
 
 
 class Acceptor:
@@ -143,6 +144,7 @@ class Acceptor:
         self._staging = Staging(storage, partition)
         self._sessions: dict[str, _Session] = {}
         self._commits: list[_Commit] = []
+        self._uncut: list[_Commit] = []  # those of this round, which will share a chunk
         self._finishing: list[_Session] = []
         self._forcing = ThreadPoolExecutor(2, thread_name_prefix="zmq-staging")
         self._deferred: list[tuple[bytes, Commit]] = []
@@ -208,13 +210,22 @@ class Acceptor:
         # What is under way is done by another thread, so look again soon.
         if not self._socket.poll(1 if self._busy else WAIT_MS):
             return 0
-        for taken in range(most):
-            try:
-                peer, *frames = self._socket.recv_multipart(zmq.NOBLOCK)
-            except zmq.Again:
-                return taken
+        taken = 0
+        while taken < most and int(self._socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
+            peer, *frames = self._socket.recv_multipart(zmq.NOBLOCK)
             self._take(peer, frames)
-        return most
+            taken += 1
+        self._cut()
+        return taken
+
+    def _cut(self) -> None:
+        """Have what was committed in this round written, as one chunk."""
+        if self._uncut:
+            done = self.log.cut(keep=True)
+            for commit in self._uncut:
+                commit.done = done
+            self._commits += self._uncut
+            self._uncut = []
 
     def keep_alive(self) -> None:
         """Let the connections do their work, and let go of what nobody wants any more."""
@@ -437,7 +448,7 @@ class Acceptor:
                 raise error
 
     def _commit(self, peer: bytes, message: Commit) -> None:
-        for running in self._commits:
+        for running in (*self._commits, *self._uncut):
             if (running.message.producer, running.message.number) == (message.producer, message.number):
                 running.peers.append(peer)
                 return
@@ -456,7 +467,7 @@ class Acceptor:
         self.carried.commit(message.producer, message.number, attempts[0])
         self._counters.received += message.rows
         self._counters.bytes += sum(pc.sum(pc.binary_length(b.column("value"))).as_py() or 0 for b in batches)
-        self._commits.append(_Commit(message, self.log.cut(keep=True), attempts[0], [peer]))
+        self._uncut.append(_Commit(message, attempts[0], [peer]))
 
     def _read(self, message: Commit) -> tuple[list[pa.RecordBatch], list[str]]:
         """All rows of a transaction, checked, and its attempts in the order of its parts."""
@@ -500,6 +511,7 @@ class Acceptor:
             deferred, self._deferred = self._deferred, []
             for peer, message in deferred:
                 self._take(peer, encode(message))
+            self._cut()
 
     def _let_go_of(self, message: Commit) -> None:
         """Of what other attempts have left at this transaction, and at those before it."""
@@ -516,7 +528,7 @@ class Acceptor:
     def _abort(self, peer: bytes, message: Abort) -> None:
         committing = any(
             (c.message.producer, c.message.number) == (message.producer, message.number)
-            for c in self._commits
+            for c in (*self._commits, *self._uncut)
         )
         if not committing:
             for attempt in message.attempts:
