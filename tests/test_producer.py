@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 import signal
+import socket as stdlib_socket
 import subprocess
 import sys
 import threading
@@ -135,12 +136,12 @@ def test_a_flush_in_doubt_is_settled_and_what_came_after_it_is_not_lost(
     """The commit took place, its answer was not heard in time; meanwhile more was sent."""
     endpoint = free_endpoint()
     with receiving(tmp_path, endpoint), Producer(endpoint, sendTimeout="300ms") as producer:
-        answer = Acceptor._answer_commit
-        monkeypatch.setattr(Acceptor, "_answer_commit", lambda *_, **__: None)
+        answer = Acceptor._committed
+        monkeypatch.setattr(Acceptor, "_committed", lambda *_: None)
         producer.send("a")
         with pytest.raises(SendTimeoutError):
             producer.flush()
-        monkeypatch.setattr(Acceptor, "_answer_commit", answer)
+        monkeypatch.setattr(Acceptor, "_committed", answer)
         producer.send("b")
         producer.flush()
         assert producer.last_committed == 1
@@ -251,6 +252,12 @@ def test_the_program_names_what_is_wrong(tmp_path: Path) -> None:
         assert says in done.stderr
 
 
+def listens(endpoint: str) -> bool:
+    host, port = endpoint.removeprefix("tcp://").split(":")
+    with stdlib_socket.socket() as probe:
+        return probe.connect_ex((host, int(port))) == 0
+
+
 def test_a_producer_and_a_receiver_that_is_killed_at_any_moment(tmp_path: Path) -> None:
     """Dozens of kills; at the end each transaction is there once, whole, and in order."""
     chance = random.Random(4)
@@ -272,7 +279,9 @@ def test_a_producer_and_a_receiver_that_is_killed_at_any_moment(tmp_path: Path) 
     producing.start()
     kills = 0
     try:
-        while not done.wait(0.35 + chance.random() / 5) and producing.is_alive():
+        while not done.wait(chance.random() / 3) and producing.is_alive():
+            wait_for(lambda: done.is_set() or listens(endpoint), "the receiver to be there")
+            done.wait(chance.random() / 5)
             process.kill()
             process.wait(10)
             kills += 1

@@ -17,18 +17,16 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
 
 import pyarrow as pa
-import pyarrow.compute as pc
 import zmq
 
+from zmq_datasource.committer import Committer, Done, UnknownAttemptError
 from zmq_datasource.counters import SourceCounters
-from zmq_datasource.errors import DamagedChunkError, LogWriteError, ProtocolError, SocketError
-from zmq_datasource.framing import decode_plain
-from zmq_datasource.framing.plain import text_of
+from zmq_datasource.errors import LogWriteError, ProtocolError, SocketError
 from zmq_datasource.limited_log import LimitedLog
 from zmq_datasource.messages import MESSAGE_SCHEMA
 from zmq_datasource.options import StreamReadOptions
@@ -49,13 +47,12 @@ from zmq_datasource.protocol import (
     Welcome,
     decode,
     encode,
-    unpack_columns,
+    rows_of,
 )
 from zmq_datasource.sockets import OpenSocket
 from zmq_datasource.transactions import Ledger
 from zmq_datasource.wal.staging import Part, StagedFile, Staging
 from zmq_datasource.wal.storage import LogStorage
-from zmq_datasource.wal.writer import LogWriter
 
 __all__ = ["Acceptor"]
 
@@ -71,10 +68,6 @@ _MOST_SESSIONS = 1024
 # More messages than credit lets an honest sender have here.
 _RCVHWM = 64
 _HOUSEKEEPING_SECONDS = 0.1
-
-
-class _UnknownError(ProtocolError):
-    """About an attempt that is not here (any more): a new one may do."""
 
 
 @dataclass
@@ -100,16 +93,6 @@ class _Session:
     finishing: Future[None] | None = None
 
 
-@dataclass
-class _Commit:
-    """A transaction whose chunk is being written; everybody who asks is answered then."""
-
-    message: Commit
-    attempt: str
-    peers: list[bytes]
-    done: Future[int] = field(default_factory=Future)
-
-
 class Acceptor:
     """A ROUTER socket; use it in a ``with`` block, in one thread.
 
@@ -120,7 +103,8 @@ class Acceptor:
         clock: Seconds since the epoch, for ``timestamp``.
 
     Attributes:
-        log: Where transactions go; to be set before the block.
+        committer: Puts transactions into the log, which is to be set before the block.
+        carried: What is to be kept with the rows: which transactions are committed.
     """
 
     pending = 0  # what is received is staged at once
@@ -139,15 +123,12 @@ class Acceptor:
         self._storage = storage
         self._partition = partition
         self._clock = clock
-        self.log: LogWriter
         self.carried = Ledger(counters, options.max_publishers)
         self._staging = Staging(storage, partition)
+        self.committer = Committer(counters, self._staging, self.carried)
         self._sessions: dict[str, _Session] = {}
-        self._commits: list[_Commit] = []
-        self._uncut: list[_Commit] = []  # those of this round, which will share a chunk
         self._finishing: list[_Session] = []
         self._forcing = ThreadPoolExecutor(2, thread_name_prefix="zmq-staging")
-        self._deferred: list[tuple[bytes, Commit]] = []
         self._budget = _BUDGET
         self._refusals = LimitedLog(__name__, "refusals")
         self._next_housekeeping = 0.0
@@ -215,17 +196,8 @@ class Acceptor:
             peer, *frames = self._socket.recv_multipart(zmq.NOBLOCK)
             self._take(peer, frames)
             taken += 1
-        self._cut()
+        self.committer.cut()
         return taken
-
-    def _cut(self) -> None:
-        """Have what was committed in this round written, as one chunk."""
-        if self._uncut:
-            done = self.log.cut(keep=True)
-            for commit in self._uncut:
-                commit.done = done
-            self._commits += self._uncut
-            self._uncut = []
 
     def keep_alive(self) -> None:
         """Let the connections do their work, and let go of what nobody wants any more."""
@@ -253,7 +225,7 @@ class Acceptor:
 
     @property
     def _busy(self) -> bool:
-        return bool(self._commits or self._finishing)
+        return bool(self.committer.busy or self._finishing)
 
     def _answer_what_is_done(self) -> None:
         self._answer_staged()
@@ -288,7 +260,7 @@ class Acceptor:
                     self._abort(peer, message)
                 case _:
                     raise ProtocolError(f"a {type(message).__name__} message is for a sender")
-        except _UnknownError as e:
+        except UnknownAttemptError as e:
             self._refuse(peer, UNKNOWN, str(e), attempt)
         except ProtocolError as e:
             self._counters.malformed += 1
@@ -331,7 +303,7 @@ class Acceptor:
                 self._welcome(session)
             return
         session.told = False
-        rows = self._rows(message, buffers)
+        rows = rows_of(message, buffers, int(self._clock() * 1_000_000))
         if not self._has_room(rows.nbytes):
             self._end(session)
             self._refuse(
@@ -363,53 +335,6 @@ class Acceptor:
     @property
     def _room(self) -> int:
         return int(self._options.wal_max_bytes)
-
-    def _rows(self, message: Data, buffers: Sequence[bytes]) -> pa.RecordBatch:
-        """The rows of a data message, with ``messages.MESSAGE_SCHEMA``."""
-        columns = unpack_columns(message, buffers)
-        try:
-            return self._make_rows(message, columns)
-        except (pa.ArrowException, ValueError) as e:
-            raise ProtocolError(f"data that makes no rows: {e}") from e
-
-    def _make_rows(self, message: Data, columns: dict[str, pa.Array]) -> pa.RecordBatch:
-        timestamps = [(int(self._clock() * 1_000_000), message.rows)]
-        if "frames" in columns:
-            lists = columns["frames"].to_pylist()
-            if not all(lists):
-                raise ProtocolError("a message without frames")
-            batch = decode_plain([f if len(f) > 1 else f[0] for f in lists], timestamps)
-            topic, value, frames = (batch.column(name) for name in ("topic", "value", "frames"))
-            time_column = batch.column("timestamp")
-        else:
-            value = columns["value"]
-            topic, bad = pa.nulls(message.rows, pa.string()), set[int]()
-            if "topic" in columns:
-                topic, bad = _topics(columns["topic"])
-            kept = (
-                [
-                    [columns["topic"][row].as_py(), value[row].as_py()] if row in bad else None
-                    for row in range(message.rows)
-                ]
-                if bad
-                else None
-            )
-            kind = MESSAGE_SCHEMA.field("frames").type
-            frames = pa.nulls(message.rows, kind) if kept is None else pa.array(kept, kind)
-            time_column = pa.repeat(pa.scalar(timestamps[0][0], pa.int64()), message.rows).cast(
-                MESSAGE_SCHEMA.field("timestamp").type
-            )
-        return pa.RecordBatch.from_arrays(
-            [
-                topic,
-                value,
-                pa.repeat(pa.scalar(message.producer), message.rows),
-                pa.repeat(pa.scalar(message.number, pa.int64()), message.rows),
-                time_column,
-                frames,
-            ],
-            schema=MESSAGE_SCHEMA,
-        )
 
     def _finish(self, peer: bytes, message: End) -> None:
         staged = self._staging.get(message.attempt)
@@ -448,88 +373,28 @@ class Acceptor:
                 raise error
 
     def _commit(self, peer: bytes, message: Commit) -> None:
-        for running in (*self._commits, *self._uncut):
-            if (running.message.producer, running.message.number) == (message.producer, message.number):
-                running.peers.append(peer)
-                return
-        if self.carried.is_committed(message.producer, message.number):
-            self._let_go_of(message)
-            self._answer_commit(peer, message, again=True)
-            return
-        if self.log.full:
-            self._deferred = [d for d in self._deferred if d[1].producer != message.producer]
-            self._deferred.append((peer, message))
-            return
-        batches, attempts = self._read(message)
-        # First the rows, then that they are committed, then both to the disk, in one chunk. If that
-        # fails, receiving ends; nothing is answered before it is done.
-        self.log.append_whole(batches)
-        self.carried.commit(message.producer, message.number, attempts[0])
-        self._counters.received += message.rows
-        self._counters.bytes += sum(pc.sum(pc.binary_length(b.column("value"))).as_py() or 0 for b in batches)
-        self._uncut.append(_Commit(message, attempts[0], [peer]))
-
-    def _read(self, message: Commit) -> tuple[list[pa.RecordBatch], list[str]]:
-        """All rows of a transaction, checked, and its attempts in the order of its parts."""
-        transaction = f"committing transaction {message.number} of {message.producer}"
-        if not message.attempts or len(set(message.attempts)) < len(message.attempts):
-            raise _UnknownError(
-                f"{transaction}: it names {len(message.attempts)} attempts, none or one twice"
-            )
-        parts = {a: part for a in message.attempts if (part := self._staging.get(a)) is not None}
-        ours = {
-            a: p for a, p in parts.items() if (p.producer, p.number) == (message.producer, message.number)
-        }
-        if len(ours) < len(message.attempts):
-            missing = len(message.attempts) - len(ours)
-            raise _UnknownError(
-                f"{transaction}: {missing} of {len(message.attempts)} attempts are not staged here"
-            )
-        staged = sum(part.rows for part in ours.values())
-        if staged != message.rows:
-            raise _UnknownError(f"{transaction}: committing {message.rows} rows, {staged} are staged")
-        order = sorted(ours, key=lambda attempt: ours[attempt].partition)
-        batches: list[pa.RecordBatch] = []
-        for attempt in order:
-            try:
-                batches += self._staging.read(attempt)
-            except DamagedChunkError as e:
-                self._staging.remove([attempt])
-                raise _UnknownError(f"{transaction}: {e}") from e
-        return batches, order
+        if self.committer.commit(peer, message):
+            self._committed(Done(message, [peer], again=True))
 
     def _answer_commits(self) -> None:
-        while self._commits and self._commits[0].done.done():
-            commit = self._commits.pop(0)
-            commit.done.result()  # an error of the log ends receiving
-            message = commit.message
-            self.carried.confirm(message.producer, message.number, commit.attempt)
-            self._let_go_of(message)
-            for peer in commit.peers:
-                self._answer_commit(peer, message, again=False)
-        if self._deferred and not self.log.full:
-            deferred, self._deferred = self._deferred, []
-            for peer, message in deferred:
-                self._take(peer, encode(message))
-            self._cut()
+        for done in self.committer.done():
+            self._committed(done)
 
-    def _let_go_of(self, message: Commit) -> None:
-        """Of what other attempts have left at this transaction, and at those before it."""
+    def _committed(self, done: Done) -> None:
+        """Answer, and let go of what other attempts have left at this transaction, and at those before it."""
+        message = done.message
         self._staging.remove(self._staging.of(message.producer, message.number))
         for session in list(self._sessions.values()):
             part = session.file.part if session.file is not None else None
             if part is not None and part.producer == message.producer and part.number <= message.number:
                 self._end(session)
-
-    def _answer_commit(self, peer: bytes, message: Commit, again: bool) -> None:
         _, by = self.carried.last(message.producer)
-        self._answer(peer, Committed(producer=message.producer, number=message.number, again=again, by=by))
+        answer = Committed(producer=message.producer, number=message.number, again=done.again, by=by)
+        for peer in done.peers:
+            self._answer(peer, answer)
 
     def _abort(self, peer: bytes, message: Abort) -> None:
-        committing = any(
-            (c.message.producer, c.message.number) == (message.producer, message.number)
-            for c in (*self._commits, *self._uncut)
-        )
+        committing = self.committer.is_at(message.producer, message.number)
         if not committing:
             for attempt in message.attempts:
                 session = self._sessions.get(attempt)
@@ -543,7 +408,7 @@ class Acceptor:
     def _session(self, peer: bytes, attempt: str) -> _Session:
         session = self._sessions.get(attempt)
         if session is None:
-            raise _UnknownError(
+            raise UnknownAttemptError(
                 f"attempt {attempt} is not known here: the receiver has restarted, or it was silent"
             )
         session.peer, session.heard = peer, time.monotonic()
@@ -570,10 +435,3 @@ class Acceptor:
             # Gone, or not reading; it will ask again.
             if e.errno not in (zmq.EHOSTUNREACH, zmq.EAGAIN):
                 raise
-
-
-def _topics(column: pa.Array) -> tuple[pa.Array, set[int]]:
-    try:
-        return column.cast(pa.string()), set()
-    except pa.ArrowInvalid:
-        return text_of(column.to_pylist())

@@ -83,7 +83,7 @@ class Ingest:
             carried=self._receiver.carried,
         )
         if isinstance(self._receiver, Acceptor):
-            self._receiver.log = self.log
+            self._receiver.committer.log = self.log
         self._thread = threading.Thread(target=self._run, name="zmq-receiver", daemon=True)
         self._stopping = threading.Event()
         self._opened: Future[None] = Future()

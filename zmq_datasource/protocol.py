@@ -16,6 +16,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from zmq_datasource.errors import ProtocolError
+from zmq_datasource.framing import decode_plain
+from zmq_datasource.framing.plain import text_of
+from zmq_datasource.messages import MESSAGE_SCHEMA
 
 __all__ = [
     "DATA_BYTES",
@@ -37,6 +40,7 @@ __all__ = [
     "decode",
     "encode",
     "pack_columns",
+    "rows_of",
     "split_batch",
     "unpack_columns",
 ]
@@ -284,6 +288,69 @@ def unpack_columns(message: Data, buffers: Sequence[bytes]) -> dict[str, pa.Arra
     except (pa.ArrowException, ValueError, StopIteration) as e:
         raise ProtocolError(f"data whose column {name} is damaged: {e}") from e
     return columns
+
+
+def rows_of(message: Data, buffers: Sequence[bytes], timestamp: int) -> pa.RecordBatch:
+    """The rows of a data message, with ``messages.MESSAGE_SCHEMA``.
+
+    Args:
+        timestamp: When they were received, in microseconds since the epoch.
+
+    Raises:
+        ProtocolError: The buffers are not what they should be.
+    """
+    columns = unpack_columns(message, buffers)
+    try:
+        return _make_rows(message, columns, timestamp)
+    except (pa.ArrowException, ValueError) as e:
+        raise ProtocolError(f"data that makes no rows: {e}") from e
+
+
+def _make_rows(message: Data, columns: dict[str, pa.Array], timestamp: int) -> pa.RecordBatch:
+    timestamps = [(timestamp, message.rows)]
+    if "frames" in columns:
+        lists = columns["frames"].to_pylist()
+        if not all(lists):
+            raise ProtocolError("a message without frames")
+        batch = decode_plain([f if len(f) > 1 else f[0] for f in lists], timestamps)
+        topic, value, frames = (batch.column(name) for name in ("topic", "value", "frames"))
+        time_column = batch.column("timestamp")
+    else:
+        value = columns["value"]
+        topic, bad = pa.nulls(message.rows, pa.string()), set[int]()
+        if "topic" in columns:
+            topic, bad = _topics(columns["topic"])
+        kept = (
+            [
+                [columns["topic"][row].as_py(), value[row].as_py()] if row in bad else None
+                for row in range(message.rows)
+            ]
+            if bad
+            else None
+        )
+        kind = MESSAGE_SCHEMA.field("frames").type
+        frames = pa.nulls(message.rows, kind) if kept is None else pa.array(kept, kind)
+        time_column = pa.repeat(pa.scalar(timestamp, pa.int64()), message.rows).cast(
+            MESSAGE_SCHEMA.field("timestamp").type
+        )
+    return pa.RecordBatch.from_arrays(
+        [
+            topic,
+            value,
+            pa.repeat(pa.scalar(message.producer), message.rows),
+            pa.repeat(pa.scalar(message.number, pa.int64()), message.rows),
+            time_column,
+            frames,
+        ],
+        schema=MESSAGE_SCHEMA,
+    )
+
+
+def _topics(column: pa.Array) -> tuple[pa.Array, set[int]]:
+    try:
+        return column.cast(pa.string()), set()
+    except pa.ArrowInvalid:
+        return text_of(column.to_pylist())
 
 
 def _binary(column: pa.Array) -> pa.Array:

@@ -1,0 +1,171 @@
+"""Transactions into the log: all rows of one in one chunk, with the note that it is committed.
+
+The rules:
+
+* Nothing counts as committed, and nothing is answered, before the chunk is on disk.
+* First everything is read and checked; then rows and note change together. If that fails, receiving
+  ends, and the log's next writer finds neither.
+* Transactions that are committed in the same moment share a chunk.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from zmq_datasource.counters import SourceCounters
+from zmq_datasource.errors import DamagedChunkError, ProtocolError
+from zmq_datasource.protocol import Commit
+from zmq_datasource.transactions import Ledger
+from zmq_datasource.wal.staging import Staging
+from zmq_datasource.wal.writer import LogWriter
+
+__all__ = ["Committer", "Done", "UnknownAttemptError"]
+
+
+class UnknownAttemptError(ProtocolError):
+    """About an attempt that is not here (any more): a new one may do."""
+
+
+class Done(NamedTuple):
+    """A transaction that is in the log, now or since before it was asked for, and who asks."""
+
+    message: Commit
+    peers: list[bytes]
+    again: bool
+
+
+@dataclass
+class _Running:
+    """A transaction whose chunk is being written; everybody who asks is answered then."""
+
+    message: Commit
+    attempt: str
+    peers: list[bytes]
+    done: Future[int] = field(default_factory=Future)
+
+    def is_for(self, producer: str, number: int) -> bool:
+        return (self.message.producer, self.message.number) == (producer, number)
+
+
+class Committer:
+    """Belongs to the receiving thread.
+
+    Args:
+        counters: Where to count.
+        staging: Where the attempts are.
+        ledger: What is committed.
+
+    Attributes:
+        log: Where transactions go; to be set before the first.
+    """
+
+    def __init__(self, counters: SourceCounters, staging: Staging, ledger: Ledger) -> None:
+        self._counters = counters
+        self._staging = staging
+        self._ledger = ledger
+        self.log: LogWriter
+        self._running: list[_Running] = []
+        self._uncut: list[_Running] = []  # those of this moment
+        self._deferred: list[tuple[bytes, Commit]] = []
+
+    @property
+    def busy(self) -> bool:
+        """Whether a chunk is being written."""
+        return bool(self._running)
+
+    def is_at(self, producer: str, number: int) -> bool:
+        """Whether this transaction's chunk is being written."""
+        return any(running.is_for(producer, number) for running in (*self._running, *self._uncut))
+
+    def commit(self, peer: bytes, message: Commit) -> bool:
+        """Have a transaction written, once the log has room.
+
+        Returns:
+            Whether it is in the log already. If not, ``done`` tells when it is.
+
+        Raises:
+            UnknownAttemptError: Not all of it is here.
+            LogError: The log can take nothing any more.
+        """
+        for running in (*self._running, *self._uncut):
+            if running.is_for(message.producer, message.number):
+                running.peers.append(peer)
+                return False
+        if self._ledger.is_committed(message.producer, message.number):
+            return True
+        if self.log.full:
+            self._deferred = [d for d in self._deferred if d[1].producer != message.producer]
+            self._deferred.append((peer, message))
+            return False
+        batches, attempt = self._read(message)
+        self.log.append_whole(batches)
+        self._ledger.commit(message.producer, message.number, attempt)
+        self._counters.received += message.rows
+        self._counters.bytes += sum(pc.sum(pc.binary_length(b.column("value"))).as_py() or 0 for b in batches)
+        self._uncut.append(_Running(message, attempt, [peer]))
+        return False
+
+    def cut(self) -> None:
+        """Have what was committed in this moment written, as one chunk."""
+        if self._uncut:
+            done = self.log.cut(keep=True)
+            for running in self._uncut:
+                running.done = done
+            self._running += self._uncut
+            self._uncut = []
+
+    def done(self) -> Iterator[Done]:
+        """What has got into the log since the last call; begins what had to wait for room.
+
+        Raises:
+            LogError: The log has failed.
+        """
+        while self._running and self._running[0].done.done():
+            running = self._running.pop(0)
+            running.done.result()
+            message = running.message
+            self._ledger.confirm(message.producer, message.number, running.attempt)
+            yield Done(message, running.peers, again=False)
+        if self._deferred and not self.log.full:
+            deferred, self._deferred = self._deferred, []
+            for peer, message in deferred:
+                try:
+                    if self.commit(peer, message):
+                        yield Done(message, [peer], again=True)
+                except UnknownAttemptError:
+                    continue  # it will ask again, and hear it
+            self.cut()
+
+    def _read(self, message: Commit) -> tuple[list[pa.RecordBatch], str]:
+        """All rows of a transaction in the order of its parts, checked, and one of its attempts."""
+        transaction = f"committing transaction {message.number} of {message.producer}"
+        wanted = len(message.attempts)
+        if not wanted or len(set(message.attempts)) < wanted:
+            raise UnknownAttemptError(f"{transaction}: it names {wanted} attempts, none or one twice")
+        parts = {a: part for a in message.attempts if (part := self._staging.get(a)) is not None}
+        ours = {
+            attempt: part
+            for attempt, part in parts.items()
+            if (part.producer, part.number) == (message.producer, message.number)
+        }
+        if len(ours) < wanted:
+            raise UnknownAttemptError(
+                f"{transaction}: {wanted - len(ours)} of {wanted} attempts are not staged here"
+            )
+        staged = sum(part.rows for part in ours.values())
+        if staged != message.rows:
+            raise UnknownAttemptError(f"{transaction}: committing {message.rows} rows, {staged} are staged")
+        batches: list[pa.RecordBatch] = []
+        for attempt in sorted(ours, key=lambda attempt: ours[attempt].partition):
+            try:
+                batches += self._staging.read(attempt)
+            except DamagedChunkError as e:
+                self._staging.remove([attempt])
+                raise UnknownAttemptError(f"{transaction}: {e}") from e
+        return batches, message.attempts[0]
