@@ -15,6 +15,7 @@ from pyspark.sql.streaming import StreamingQuery
 from tests.publishers import Publisher
 from tests.streams import feed, rows_read, running, start, table, wait_for_rows, wait_until_released
 from tests.support import Socket, bound, drain, free_endpoint, wait_for
+from tests.test_losses import wait_for_silence
 from tests.test_spark_sink import write
 from zmq_datasource import MessageLossError
 
@@ -89,6 +90,7 @@ def test_a_query_that_loses_ends_if_so_wished_and_goes_on_behind(spark: SparkSes
         assert MessageLossError.__name__ in str(error)
         assert "sequences 3 to 4" in str(error)
         wait_until_released(log)
+        wait_for_silence(publisher)
         with running(feed(spark, **options), out) as query:
             publisher.ask("wait-subscriber")
             publisher.ask("send 2")
@@ -113,6 +115,7 @@ def test_with_replay_a_query_heals_what_it_missed(spark: SparkSession, tmp_path:
             wait_for_rows(query, 100)
             publisher.ask("wait-subscriber")
         wait_until_released(log)
+        wait_for_silence(publisher)
         publisher.ask("send 100")
         with running(df, out) as query:
             wait_for_rows(query, 200)

@@ -225,6 +225,8 @@ class Replayer:
         if silent:
             self._reopen()
         if first:
+            # What the replay had not, the live flow may have had in its queue meanwhile.
+            self._next_request = self._clock() + _PAUSE
             # History that did not come though there is more shows as a gap, and is asked for then.
             if silent and not live_waits and start is not None:
                 # The publisher may not be there yet: its live flow is silent too.
