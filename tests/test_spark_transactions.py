@@ -206,6 +206,9 @@ def chaos(directory: Path, seed: int, rounds: int, count: int, lines: int) -> No
     receiver, sender = Driver("receiver", directory, endpoint), Driver("sender", directory, endpoint)
     killed: Counter[str] = Counter()
     try:
+        # Spark refuses a checkpoint that it had only begun to make.
+        first = directory / "receiver-checkpoint" / "commits" / "0"
+        wait_for(first.exists, "the first batch to arrive", 120)
         for _ in range(rounds):
             time.sleep(chance.uniform(4, 9))  # any moment is right
             what = chance.choice(["sender", "receiver", "worker"])
