@@ -69,6 +69,7 @@ def test_stop_drains_what_the_socket_holds(context: Context, tmp_path: Path) -> 
     assert numbers(tmp_path) == list(range(100_000))
 
 
+@pytest.mark.spark  # takes its time
 def test_a_full_log_holds_the_sender_back_and_nothing_is_lost(context: Context, tmp_path: Path) -> None:
     push, endpoint = bound(context, zmq.PUSH, sndhwm=10, sndbuf=4096)
     count, size, limit = 3000, 10_000, 2 << 20
@@ -111,6 +112,7 @@ def on_disk(location: Path) -> int:
     return sum(chunk.size for chunk in storage_module.LogStorage(str(location)).chunks(0))
 
 
+@pytest.mark.spark  # takes its time
 def test_a_paused_receiver_still_answers(context: Context, tmp_path: Path) -> None:
     push, endpoint = bound(context, zmq.PUSH, sndhwm=10, sndbuf=4096)
     options = {"walMaxBytes": 100_000, "rcvhwm": 10, "zmq_rcvbuf": 4096}

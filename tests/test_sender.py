@@ -210,6 +210,7 @@ def test_a_pub_that_waits_for_nobody_sends_into_the_void(context: Context) -> No
         assert sender.finish().sent == 10
 
 
+@pytest.mark.spark  # takes its time
 def test_the_first_message_is_not_lost(context: Context) -> None:
     for _ in range(5):
         endpoint = free_endpoint()

@@ -85,6 +85,7 @@ def test_without_peers_all_is_set_aside(tmp_path: Path) -> None:
     assert sorted(row["frames"] for row in letters(tmp_path)) == [[b"a", b"b"], [b"c"]]
 
 
+@pytest.mark.spark  # takes its time
 @pytest.mark.parametrize("noblock", [False, True])
 def test_a_retry_helps_where_the_consumer_comes_back(context: Context, noblock: bool) -> None:
     pull, endpoint = bound(context, zmq.PULL, rcvhwm=10, rcvbuf=4096)

@@ -188,6 +188,7 @@ CRASHING_WRITER = """
 """
 
 
+@pytest.mark.spark  # takes its time
 def test_a_killed_writer_leaves_only_whole_chunks(tmp_path: Path) -> None:
     durable = 0
     for _ in range(3):

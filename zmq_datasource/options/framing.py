@@ -82,8 +82,8 @@ class FramingOptions(SocketOptions, frozen=True, kw_only=True, rename="camel"):
     dead_letter_location: Annotated[
         Location | None,
         doc(
-            "Where such messages are kept, with their reason and all frames, as Parquet files: a path or URI of a file "
-            "system that pyarrow knows (`file`, `s3`, `gs`, `hdfs`)."
+            "Where messages that do not fit are kept, with their reason and all frames, as Parquet: a path or URI of a "
+            "file system that pyarrow knows (`file`, `s3`, `gs`, `hdfs`)."
         ),
     ] = None
     topic_frame: Annotated[
