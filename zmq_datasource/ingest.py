@@ -19,6 +19,7 @@ from concurrent.futures import Future
 from zmq_datasource.acceptor import Acceptor
 from zmq_datasource.counters import SourceCounters
 from zmq_datasource.errors import LogError, LogFormatError
+from zmq_datasource.limited_log import LimitedLog
 from zmq_datasource.options import StreamReadOptions
 from zmq_datasource.receiver import WAIT_MS, Receiver
 from zmq_datasource.sequences import Judge
@@ -94,6 +95,7 @@ class Ingest:
         self._last_received = time.monotonic()
         self._next_pause_line = 0.0
         self._kept_at = time.monotonic()
+        self._reader_faults = LimitedLog(__name__, "warnings about readers")
         self.resumed_at = 0
         self.reader = None  # the log's own query
 
@@ -156,7 +158,12 @@ class Ingest:
 
     def commit(self, end: int) -> None:
         """The query that writes the log is done with what is below ``end``; what others read stays."""
-        self.log.commit(min([end, *self.storage.readers(PARTITION).values()]))
+        try:
+            readers = self.storage.readers(PARTITION)
+        except LogFormatError as e:  # what a reader may still need stays
+            self._reader_faults.warn("%s", e)
+            return
+        self.log.commit(min([end, *readers.values()]))
 
     @property
     def judge(self) -> Judge | None:
