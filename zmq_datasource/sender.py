@@ -185,7 +185,7 @@ class Sender:
         first = self.counters.rows
         return [
             [topic or b"", self._publisher, number.to_bytes(8, "big"), value]
-            for number, (topic, value) in enumerate(zip(topics or repeat(None), values), first)  # noqa: B905
+            for number, (topic, value) in enumerate(zip(topics or repeat(None), values), first)  # noqa: B905 - repeat() has no end
         ]
 
     def _announce_end(self) -> None:
