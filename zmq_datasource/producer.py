@@ -163,7 +163,6 @@ class Producer:
                     self._values, self._topics = [], []
                 self._settle(self._pending)
                 self._pending = None
-                self._kept_bytes = 0 if not self._values else self._kept_bytes
             self._kept_bytes = 0
 
     @contextmanager

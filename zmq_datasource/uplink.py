@@ -17,7 +17,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, Self
 
 import pyarrow as pa
 import zmq
@@ -46,8 +46,6 @@ from zmq_datasource.protocol import (
 from zmq_datasource.sockets import OpenSocket
 
 __all__ = ["AttemptLostError", "Uplink"]
-
-_M = TypeVar("_M")
 
 # How long an answer may take before it is asked for once more: it may have been lost.
 _ASK_AGAIN_SECONDS = 2.0
