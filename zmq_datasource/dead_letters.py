@@ -66,14 +66,10 @@ def check_dead_letter_location(location: Location) -> None:
     Raises:
         OptionError: It is of an unknown scheme, or malformed.
     """
-    from pyarrow import fs  # noqa: PLC0415 - see DeadLetters
-
-    if "://" not in location.plain:
-        return
     try:
-        fs.FileSystem.from_uri(location.plain)
+        _directory(location)
     except (OSError, ValueError) as e:
-        reason = str(e).replace(location.plain, str(location))
+        reason = _without_secrets(e, location)
         raise OptionError(
             f"option deadLetterLocation={location!r}: {reason}; name a directory by its path, or by a URI of a file "
             "system that pyarrow knows (file, s3, gs, hdfs)"
