@@ -139,7 +139,7 @@ class Acceptor:
 
         Raises:
             OptionError, EndpointError: It cannot be opened as asked.
-            LogError: What was staged cannot be read.
+            LogError: What was staged and is not needed cannot be removed.
         """
         self._staging.recover()
         done = [a for a in self._storage.staged(self._partition) if self._is_done(a)]

@@ -102,7 +102,7 @@ class Staging:
         return sum(self._sizes.values())
 
     def recover(self) -> None:
-        """Find what is there, and remove what was not finished."""
+        """Find what is there, and remove what was not finished or cannot be read."""
         self._storage.remove_unfinished_staged(self._partition)
         for attempt in self._storage.staged(self._partition):
             try:
