@@ -12,10 +12,11 @@ import pytest
 import zmq_datasource.dead_letters as dead_letters_module
 from tests.publishers import Publisher
 from tests.support import stream_options, wait_for
-from zmq_datasource.dead_letters import DEAD_LETTER_SCHEMA, DeadLetters, check_dead_letter_location
+from zmq_datasource.dead_letters import DEAD_LETTER_SCHEMA, DeadLetters
 from zmq_datasource.errors import OptionError
 from zmq_datasource.ingest import Ingest
 from zmq_datasource.intake import MalformedMessage
+from zmq_datasource.locations import check_location
 from zmq_datasource.option_types import Location
 
 
@@ -97,14 +98,14 @@ def test_a_file_system_that_hangs_holds_nobody_up_and_bounds_what_waits(
 @pytest.mark.parametrize("location", ["nosuch://bucket/x", "hdfs2://x"])
 def test_a_location_of_no_file_system_is_refused(location: str) -> None:
     with pytest.raises(OptionError, match="deadLetterLocation"):
-        check_dead_letter_location(Location(location))
+        check_location("deadLetterLocation", Location(location))
 
 
 def test_credentials_in_a_location_never_show() -> None:
     location = Location("nosuch://KEY:SECRET@bucket/x")
     assert "SECRET" not in f"{location} {location!r} {location!s}"
     with pytest.raises(OptionError) as refused:
-        check_dead_letter_location(location)
+        check_location("deadLetterLocation", location)
     assert "SECRET" not in str(refused.value)
     options = stream_options(connect="tcp://a:1", framing="vllm", deadLetterLocation="s3://KEY:SECRET@b/x")
     assert "SECRET" not in repr(options)

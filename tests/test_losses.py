@@ -234,7 +234,7 @@ def test_with_replay_a_stalled_reader_loses_nothing(tmp_path: Path) -> None:
     options = {"walMaxBytes": "256k", "walChunkBytes": "64k", "rcvhwm": 10, "zmq_rcvbuf": 4096}
     with vllm(tmp_path, options, sndhwm=10, buffer=50_000) as (publisher, ingest):
         sent = 0
-        while not ingest.counters.pauses:
+        while not ingest.counters.pauses.total():
             sent = publisher.ask("send 200 1000")["next"]
         sent = publisher.ask("send 6000 1000")["next"]
 

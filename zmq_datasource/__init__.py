@@ -17,6 +17,7 @@ from zmq_datasource.errors import (
     LogWriteError,
     MalformedMessageError,
     MessageLossError,
+    MetricsError,
     NoPeerError,
     OptionError,
     ProtocolError,
@@ -27,7 +28,12 @@ from zmq_datasource.errors import (
     ZmqDataSourceError,
 )
 from zmq_datasource.producer import Producer
-from zmq_datasource.spark.datasource import ZmqDataSource, register
+from zmq_datasource.spark.datasource import ZmqDataSource
+from zmq_datasource.spark.history import metrics_dataframe
+from zmq_datasource.spark.listener import ZmqMetricsListener
+from zmq_datasource.spark.live import live_view
+from zmq_datasource.spark.progress import QueryMetrics, metrics
+from zmq_datasource.spark.registration import register
 
 __version__ = "0.1.0"
 
@@ -43,16 +49,22 @@ __all__ = [
     "LogWriteError",
     "MalformedMessageError",
     "MessageLossError",
+    "MetricsError",
     "NoPeerError",
     "OptionError",
     "Producer",
     "ProtocolError",
+    "QueryMetrics",
     "RowError",
     "SendTimeoutError",
     "SocketError",
     "TransactionError",
     "ZmqDataSource",
     "ZmqDataSourceError",
+    "ZmqMetricsListener",
     "__version__",
+    "live_view",
+    "metrics",
+    "metrics_dataframe",
     "register",
 ]

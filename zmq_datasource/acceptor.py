@@ -49,7 +49,7 @@ from zmq_datasource.protocol import (
     encode,
     rows_of,
 )
-from zmq_datasource.sockets import OpenSocket
+from zmq_datasource.sockets import OpenSocket, count_connections
 from zmq_datasource.transactions import Ledger
 from zmq_datasource.wal.staging import Part, StagedFile, Staging
 from zmq_datasource.wal.storage import LogStorage
@@ -146,6 +146,7 @@ class Acceptor:
         self._staging.remove(done)
         self._open = OpenSocket(self._options, self._prepare)
         self._socket = self._open.socket
+        self._counters.rcvhwm = int(self._socket.getsockopt(zmq.RCVHWM))
         return self
 
     def _is_done(self, attempt: str) -> bool:
@@ -202,6 +203,7 @@ class Acceptor:
     def keep_alive(self) -> None:
         """Let the connections do their work, and let go of what nobody wants any more."""
         self._open.watch.update()
+        count_connections(self._counters, [self._open.watch])
         self._refusals.flush()
         self._let_go()
 
@@ -234,6 +236,7 @@ class Acceptor:
     def hold_still(self) -> None:
         """To be called while nothing is received: nobody is silent who is not listened to."""
         self._open.watch.update()
+        count_connections(self._counters, [self._open.watch])
         now = time.monotonic()
         for session in self._sessions.values():
             session.heard = now

@@ -123,5 +123,53 @@ def receive(
         raise click.ClickException(str(e)) from e
 
 
+@main.command()
+@click.option(
+    "--metrics",
+    "location",
+    metavar="DIR|URI",
+    required=True,
+    help="The metricsLocation of sources and sinks.",
+)
+@click.option(
+    "--interval",
+    metavar="DURATION",
+    default="1s",
+    show_default=True,
+    help="How often to look, as in 500ms or 5s.",
+)
+@click.option(
+    "--since",
+    metavar="DURATION",
+    default="10m",
+    show_default=True,
+    help="Leave out what has said nothing for this long.",
+)
+@click.option("--once", is_flag=True, help="Show the tables once and end, as for a script.")
+def top(location: str, interval: str, since: str, once: bool) -> None:
+    """Watch sources and sinks: rates, drops, backlog, pauses, high-water marks in use.
+
+    They must write to a metricsLocation; any machine that sees it can look. Ctrl-C ends it.
+
+    \b
+    Examples:
+      zmq-datasource top --metrics /data/metrics
+      zmq-datasource top --metrics s3://bucket/metrics --interval 5s
+      zmq-datasource top --metrics /data/metrics --since 1d --once
+    """
+    from zmq_datasource.errors import ZmqDataSourceError  # noqa: PLC0415
+    from zmq_datasource.monitoring.top import watch  # noqa: PLC0415
+    from zmq_datasource.option_types import Duration, Location  # noqa: PLC0415
+
+    try:
+        seconds = {name: Duration.read(text) for name, text in (("interval", interval), ("since", since))}
+    except ValueError as e:
+        raise click.UsageError(str(e)) from e
+    try:
+        watch(Location(location), seconds["interval"], seconds["since"], once=once)
+    except ZmqDataSourceError as e:
+        raise click.ClickException(str(e)) from e
+
+
 if __name__ == "__main__":
     main()

@@ -9,10 +9,16 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import ClassVar
 
-__all__ = ["SinkCounters", "SourceCounters"]
+__all__ = ["DEAD_LETTER_REASONS", "DROP_REASONS", "PAUSE_CAUSES", "SinkCounters", "SourceCounters"]
+
+# Why a sink does not send: the queue is full, nobody is there, waiting was in vain.
+DROP_REASONS = ("hwm", "no_peer")
+DEAD_LETTER_REASONS = ("hwm", "no_peer", "timeout")
+# Why a source stops receiving.
+PAUSE_CAUSES = ("logFull", "slowDisk")
 
 
 @dataclass
@@ -29,6 +35,10 @@ class SinkCounters:
         unflushed_tasks: Tasks whose ``linger`` ran out with messages still queued. libzmq
             cannot tell how many those were; they are part of ``sent``.
         tasks: Tasks that are in this account.
+        blocked_seconds: How long they waited in all for room in the queues, also between retries.
+        peers: The most peers that one of them had at its end.
+        sndhwm: Their sockets' send high-water mark, as read back from libzmq; 0 if there was none.
+        metrics_failures: How often an account could not be written to ``metricsLocation``.
     """
 
     rows: int = 0
@@ -39,6 +49,10 @@ class SinkCounters:
     retries: int = 0
     unflushed_tasks: int = 0
     tasks: int = 1
+    blocked_seconds: float = 0.0
+    peers: int = 0
+    sndhwm: int = 0
+    metrics_failures: int = 0
 
     def __add__(self, other: SinkCounters) -> SinkCounters:
         return SinkCounters(
@@ -50,6 +64,10 @@ class SinkCounters:
             retries=self.retries + other.retries,
             unflushed_tasks=self.unflushed_tasks + other.unflushed_tasks,
             tasks=self.tasks + other.tasks,
+            blocked_seconds=self.blocked_seconds + other.blocked_seconds,
+            peers=max(self.peers, other.peers),
+            sndhwm=max(self.sndhwm, other.sndhwm),
+            metrics_failures=self.metrics_failures + other.metrics_failures,
         )
 
     @classmethod
@@ -68,9 +86,11 @@ class SinkCounters:
         letters += "".join(f" deadLettered.{why}={n}" for why, n in sorted(self.dead_lettered.items()))
         retries = f" retries={self.retries}" if self.retries else ""
         unflushed = f" unflushedTasks={self.unflushed_tasks}" if self.unflushed_tasks else ""
+        blocked_ms = round(self.blocked_seconds * 1000)
+        blocked = f" blockedMs={blocked_ms}" if blocked_ms else ""
         return (
             f"rows={self.rows} sent={self.sent} bytes={self.bytes} "
-            f"dropped={self.dropped.total()}{drops}{letters}{retries}{unflushed} tasks={self.tasks}"
+            f"dropped={self.dropped.total()}{drops}{letters}{retries}{unflushed}{blocked} tasks={self.tasks}"
         )
 
 
@@ -80,7 +100,7 @@ class SourceCounters:
 
     The first seven are counted since the log began, across restarts and exactly, because the log
     keeps them beside its rows; what publishers' numbers tell is counted beside them, in
-    ``sequences.judge.Totals``. The others are counted since the query started.
+    ``sequences.judge.Totals``. The others are counted since the receiver started.
 
     Attributes:
         received: Messages that were given an id.
@@ -93,8 +113,15 @@ class SourceCounters:
         dead_letters_lost: Malformed messages that could not be kept.
         data_losses: Offsets that the log could not honour (with ``failOnDataLoss=false``).
         expired: Messages that are known to be lost by that.
-        pauses: How often receiving stopped because the log was full or its disk too slow.
-        paused_seconds: For how long in all.
+        pauses: How often receiving stopped, by cause: the log is full, or its disk too slow.
+        paused_seconds: For how long in all, by cause.
+        paused_by: The cause of the pause that is on; None while receiving.
+        connections: Connections that are up now: a handshake has succeeded.
+        connections_made: That there have been.
+        connections_lost: That were up and are gone.
+        handshake_failures: Handshakes that were refused, or broken off.
+        rcvhwm: The sockets' receive high-water mark, as read back from libzmq.
+        last_received: When a message last came, in seconds since the epoch; 0 before the first.
     """
 
     received: int = 0
@@ -107,8 +134,15 @@ class SourceCounters:
     dead_letters_lost: int = 0
     data_losses: int = 0
     expired: int = 0
-    pauses: int = 0
-    paused_seconds: float = 0.0
+    pauses: Counter[str] = field(default_factory=lambda: Counter(dict.fromkeys(PAUSE_CAUSES, 0)))
+    paused_seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys(PAUSE_CAUSES, 0.0))
+    paused_by: str | None = None
+    connections: int = 0
+    connections_made: int = 0
+    connections_lost: int = 0
+    handshake_failures: int = 0
+    rcvhwm: int = 0
+    last_received: float = 0.0
 
     _KEPT: ClassVar = (
         "received",
@@ -130,4 +164,4 @@ class SourceCounters:
             setattr(self, name, kept.get(name, 0))
 
     def __str__(self) -> str:
-        return " ".join(f"{name}={value}" for name, value in asdict(self).items() if value)
+        return " ".join(f"{name}={value}" for name, value in self.to_json().items() if value)

@@ -26,9 +26,10 @@ from typing import Any, NamedTuple, Self
 
 import pyarrow as pa
 
-from zmq_datasource.errors import DeadLetterError, OptionError
+from zmq_datasource.errors import DeadLetterError
 from zmq_datasource.intake import MalformedMessage
 from zmq_datasource.limited_log import LimitedLog
+from zmq_datasource.locations import directory_of, without_secrets
 from zmq_datasource.option_types import Location
 
 __all__ = [
@@ -37,7 +38,6 @@ __all__ = [
     "Row",
     "StagedLetters",
     "abort_letters",
-    "check_dead_letter_location",
     "commit_letters",
 ]
 
@@ -58,22 +58,6 @@ _MAX_WAITING_BYTES = 64 << 20
 _FILE_MESSAGES = 10_000
 _FILE_SECONDS = 1.0
 _CLOSE_SECONDS = 10.0
-
-
-def check_dead_letter_location(location: Location) -> None:
-    """Refuse a location that pyarrow cannot mean anything by.
-
-    Raises:
-        OptionError: It is of an unknown scheme, or malformed.
-    """
-    try:
-        _directory(location)
-    except (OSError, ValueError) as e:
-        reason = _without_secrets(e, location)
-        raise OptionError(
-            f"option deadLetterLocation={location!r}: {reason}; name a directory by its path, or by a URI of a file "
-            "system that pyarrow knows (file, s3, gs, hdfs)"
-        ) from e
 
 
 class DeadLetters:
@@ -180,7 +164,7 @@ class DeadLetters:
                 ],
                 DEAD_LETTER_SCHEMA,
             )
-            system, directory = _directory(self._location)
+            system, directory = directory_of(self._location)
             system.create_dir(directory, recursive=True)
             # Spark leaves out what begins with a dot, so nobody reads half a file.
             name = f"{time.strftime('%Y%m%dT%H%M%S', time.gmtime())}-{uuid.uuid4().hex}.parquet"
@@ -188,7 +172,7 @@ class DeadLetters:
             system.move(f"{directory}/.{name}", f"{directory}/{name}")
         # Whatever a file system of somebody else's raises: the feed goes on.
         except Exception as e:
-            self._lose(letters, _without_secrets(e, self._location))
+            self._lose(letters, without_secrets(e, self._location))
 
 
 def _size(letters: Sequence[MalformedMessage]) -> int:
@@ -277,7 +261,7 @@ class StagedLetters:
 
         with _storing(self._location, "staging dead letters"):
             if self._writer is None:
-                system, directory = _directory(self._location)
+                system, directory = directory_of(self._location)
                 staging = f"{directory}/{_staging(self._query, self._batch)}"
                 system.create_dir(staging, recursive=True)
                 self.name = f"{uuid.uuid4().hex}.parquet"
@@ -298,7 +282,7 @@ def commit_letters(location: Location, query: str, batch: int, names: Sequence[s
     from pyarrow import fs  # noqa: PLC0415 - see DeadLetters
 
     with _storing(location, f"committing the dead letters of batch {batch}"):
-        system, directory = _directory(location)
+        system, directory = directory_of(location)
         final, staging = f"{directory}/query={query}/batch={batch}", f"{directory}/{_staging(query, batch)}"
         if system.get_file_info(final).type != fs.FileType.NotFound:
             system.delete_dir(final)
@@ -318,7 +302,7 @@ def abort_letters(location: Location, query: str, batch: int) -> None:
     from pyarrow import fs  # noqa: PLC0415 - see DeadLetters
 
     with _storing(location, f"removing the staged dead letters of batch {batch}"):
-        system, directory = _directory(location)
+        system, directory = directory_of(location)
         staging = f"{directory}/{_staging(query, batch)}"
         if system.get_file_info(staging).type != fs.FileType.NotFound:
             system.delete_dir(staging)
@@ -328,23 +312,10 @@ def _staging(query: str, batch: int) -> str:
     return f"_staging/{query}-{batch}"
 
 
-def _directory(location: Location) -> tuple[Any, str]:
-    from pyarrow import fs  # noqa: PLC0415 - see DeadLetters
-
-    if "://" in location.plain:
-        system, directory = fs.FileSystem.from_uri(location.plain)
-        return system, directory
-    return fs.LocalFileSystem(), location.plain
-
-
-def _without_secrets(error: Exception, location: Location) -> str:
-    return str(error).replace(location.plain, str(location))
-
-
 @contextmanager
 def _storing(location: Location, act: str) -> Iterator[None]:
     try:
         yield
     # Each file system raises what it likes.
     except Exception as e:
-        raise DeadLetterError(f"{act} in {location}: {_without_secrets(e, location)}") from e
+        raise DeadLetterError(f"{act} in {location}: {without_secrets(e, location)}") from e

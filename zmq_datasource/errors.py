@@ -15,6 +15,7 @@
     │   ├── MalformedMessageError  a message does not fit its framing (onMalformed=fail)
     │   └── MessageLossError   sequences show messages that never came (onLoss=fail)
     ├── DeadLetterError        the storage of a sink's dead letters
+    ├── MetricsError           the storage of metrics; never ends a query
     └── LogError               the message log's storage
         ├── LogLockedError     another writer holds this log
         ├── LogFormatError     not a log, or one of another format version
@@ -37,6 +38,7 @@ __all__ = [
     "LogWriteError",
     "MalformedMessageError",
     "MessageLossError",
+    "MetricsError",
     "NoPeerError",
     "OptionError",
     "ProtocolError",
@@ -98,6 +100,10 @@ class MessageLossError(SocketError):
 
 class DeadLetterError(ZmqDataSourceError):
     """A sink's dead letters could not be stored; without them the batch is not done."""
+
+
+class MetricsError(ZmqDataSourceError):
+    """Metrics could not be stored or read. It never ends a query: there it is logged and counted."""
 
 
 class LogError(ZmqDataSourceError):

@@ -47,7 +47,6 @@ class Follow:
     def seal(self) -> int:
         """The durable end of the log."""
         self.log.refresh()
-        self.counters.received = self.log.durable_end
         return self.log.durable_end
 
     def gather(self, timeout: float, idle_timeout: float | None) -> int:

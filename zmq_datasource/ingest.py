@@ -34,6 +34,7 @@ _log = logging.getLogger(__name__)
 PARTITION = 0
 # A previous run of the query may still be draining its socket.
 _LOCK_WAIT = 15.0
+_PAUSES = {"logFull": "the log has reached walMaxBytes", "slowDisk": "the disk is slower than the feed"}
 _PAUSE_TICK = 0.02
 _PAUSE_LINE_SECONDS = 10.0
 # After stop: what libzmq and the kernel hold is taken until this long nothing came, ...
@@ -150,11 +151,18 @@ class Ingest:
         """
         self._raise_failure()
 
-    def commit_readers(self) -> None:
-        """Delete what all queries have read that follow this log without writing it."""
+    def commit_readers(self) -> int | None:
+        """Delete what all queries have read that follow this log without writing it.
+
+        Returns:
+            How far all of them have come; None if there are none.
+        """
         readers = self.storage.readers(PARTITION)
-        if readers:
-            self.log.commit(min(*readers.values(), self.log.durable_end))
+        if not readers:
+            return None
+        end = min(*readers.values(), self.log.durable_end)
+        self.log.commit(end)
+        return end
 
     def commit(self, end: int) -> None:
         """The query that writes the log is done with what is below ``end``; what others read stays."""
@@ -259,6 +267,7 @@ class Ingest:
                 self._pause()
             if receiver.receive():
                 self._last_received = time.monotonic()
+                self.counters.last_received = time.time()
             now = time.monotonic()
             if receiver.batch_ready:
                 self._hand_over()
@@ -295,21 +304,24 @@ class Ingest:
     def _pause(self) -> None:
         """Hold still until the log has room, answering everybody but the feed."""
         began = counted = time.monotonic()
-        cause = "the log has reached walMaxBytes" if self.log.full else "the disk is slower than the feed"
+        counters = self.counters
+        cause = "logFull" if self.log.full else "slowDisk"
         # A small log pauses many times a second; that is said now and then.
         level = logging.WARNING if began >= self._next_pause_line else logging.DEBUG
         if level == logging.WARNING:
             self._next_pause_line = began + _PAUSE_LINE_SECONDS
-        _log.log(level, "receiving paused: %s (%d pauses before)", cause, self.counters.pauses)
-        self.counters.pauses += 1
+        _log.log(level, "receiving paused: %s (%d pauses before)", _PAUSES[cause], counters.pauses.total())
+        counters.pauses[cause] += 1
+        counters.paused_by = cause
         self._cut()
         while (self.log.full or self.log.slow) and not self._stopping.wait(_PAUSE_TICK):
             self._receiver.hold_still()
             if self._seal_wanted:
                 self._answer_seal()
             now = time.monotonic()
-            self.counters.paused_seconds += now - counted
+            counters.paused_seconds[cause] += now - counted
             counted = now
+        counters.paused_by = None
         _log.log(level, "receiving goes on after %.1f s", time.monotonic() - began)
 
     def _drain(self) -> None:

@@ -21,9 +21,9 @@ from zmq_datasource.counters import SourceCounters
 from zmq_datasource.framing import Fields, RawMessage, decode_plain, make_batch, make_framing, name_of
 from zmq_datasource.framing.replay import Reply
 from zmq_datasource.options import FramingOptions, Numbering
-from zmq_datasource.sequences import Gap, Judge, Key, Verdict, state
+from zmq_datasource.sequences import Gap, Judge, Key, Totals, Verdict, state
 
-__all__ = ["Findings", "Intake", "MalformedMessage", "Run", "describe_key", "read_gaps"]
+__all__ = ["Findings", "Intake", "MalformedMessage", "Run", "describe_key", "read_counters", "read_gaps"]
 
 
 class Run(NamedTuple):
@@ -295,6 +295,15 @@ def read_gaps(full: bytes | None, delta: bytes | None) -> list[dict[str, Any]]:
             }
         )
     return rows
+
+
+def read_counters(full: bytes | None, delta: bytes | None) -> tuple[SourceCounters, Totals | None]:
+    """What a log's writer had counted; and judged, if its messages have numbers."""
+    latest = _decode(delta) or _decode(full) or {}
+    counters = SourceCounters()
+    counters.restore(latest.get("counters", {}))
+    kept = latest.get("sequences")
+    return counters, None if kept is None else Totals(**kept["totals"])
 
 
 def _names(by: Sequence[str], key: Key) -> dict[str, str]:

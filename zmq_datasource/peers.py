@@ -98,6 +98,7 @@ class PeerWatch:
         self.refused: dict[str, str] = {}
         self.lost = 0
         self.connections = 0  # that there have been
+        self.failures = 0  # handshakes that came to nothing
 
     @property
     def peers(self) -> int:
@@ -157,6 +158,7 @@ class PeerWatch:
         if self.refused.get(endpoint) != reason:
             _log.warning("no handshake with %s: %s", endpoint, reason)
         self.refused[endpoint] = reason
+        self.failures += 1
         _, delay = self._redial.get(endpoint, (0.0, self._FIRST_REDIAL / 2))
         delay = min(delay * 2, self._LAST_REDIAL)
         self._redial[endpoint] = (time.monotonic() + delay, delay)

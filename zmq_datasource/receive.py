@@ -10,6 +10,8 @@ from collections.abc import Mapping
 from zmq_datasource.errors import LogError
 from zmq_datasource.ingest import Ingest
 from zmq_datasource.limited_log import LimitedLog
+from zmq_datasource.locations import check_location
+from zmq_datasource.monitoring.source import SourceMonitor
 from zmq_datasource.option_parser import parse
 from zmq_datasource.options import StreamReadOptions
 
@@ -29,27 +31,32 @@ def receive_until_stopped(options: Mapping[str, str]) -> None:
     """
     if not logging.getLogger().handlers:
         logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    ingest = Ingest(parse(StreamReadOptions, options))
+    parsed = parse(StreamReadOptions, options)
+    check_location("metricsLocation", parsed.metrics_location)
+    ingest = Ingest(parsed)
     stop = threading.Event()
     before = [(s, signal.signal(s, lambda *_: stop.set())) for s in (signal.SIGTERM, signal.SIGINT)]
     try:
         ingest.start()
+        monitor = SourceMonitor(ingest, parsed)
+        monitor.start()
         try:
-            _report_until(stop, ingest)
+            _report_until(stop, ingest, monitor)
         finally:
             ingest.stop()
+            monitor.stop()
     finally:
         for number, handler in before:
             signal.signal(number, handler)
 
 
-def _report_until(stop: threading.Event, ingest: Ingest) -> None:
+def _report_until(stop: threading.Event, ingest: Ingest, monitor: SourceMonitor) -> None:
     end, ticks = ingest.log.durable_end, 0
     warnings = LimitedLog(__name__, "warnings about readers")
     while not stop.wait(_TICK_SECONDS):
         ingest.check()
         try:
-            ingest.commit_readers()
+            monitor.read_to(ingest.commit_readers() or 0)
         except LogError as e:  # a reader's file that makes no sense keeps what it may still need
             warnings.warn("%s", e)
         ticks += 1

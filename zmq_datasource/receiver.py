@@ -31,7 +31,7 @@ from zmq_datasource.messages import MAX_MESSAGE_BYTES, MESSAGE_SCHEMA
 from zmq_datasource.option_types import Endpoints
 from zmq_datasource.options import ReadOptions
 from zmq_datasource.replayer import Replayer
-from zmq_datasource.sockets import OpenSocket, more_frames
+from zmq_datasource.sockets import OpenSocket, count_connections, more_frames
 
 __all__ = ["Receiver"]
 
@@ -141,6 +141,7 @@ class Receiver:
                 channel.open()
                 stack.callback(channel.close)
             self._opened = stack.pop_all()
+        self._counters.rcvhwm = int(self._channels[0].socket.getsockopt(zmq.RCVHWM))
         self._ask_for_history()
         self._watch_sockets()
         return self
@@ -328,6 +329,7 @@ class Receiver:
             watch.report_absent()
             if channel.replayer is not None:
                 channel.replayer.keep_alive()
+        count_connections(self._counters, [channel.opened.watch for channel in self._channels])
         self._incidents.flush()
 
     def _discard_oversize(self, messages: list[RawMessage]) -> int:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from itertools import repeat
 from types import TracebackType
@@ -59,6 +60,7 @@ class Sender:
         self._publisher = publisher.encode()
         self._sequenced = options.framing == "sequenced"
         self.counters = SinkCounters()
+        self._refusing = _Refusing("set aside" if letters is not None else "dropped")
         self._subscriptions = 0
         self._has_peer = True
 
@@ -209,14 +211,17 @@ class Sender:
         self._send_each(messages, lambda at: Row(None, None, messages[at]))
 
     def _send_plain(self, values: Sequence[bytes]) -> None:
-        """The fast path: one frame, blocking."""
-        send, counters = self._send, self.counters
+        """The fast path: one frame, waiting only where the queue is full."""
+        send, counters, noblock, again = self._send, self.counters, int(zmq.NOBLOCK), zmq.Again
         counters.rows += len(values)
         sent = 0
         try:
             for sent, value in enumerate(values):  # noqa: B007 - after an error it says how many
-                send(value)
-        except zmq.Again as e:
+                try:
+                    send(value, noblock)
+                except again:
+                    self._wait_and_send([value])
+        except again as e:
             raise self._timed_out(counters.sent + sent) from e
         counters.sent += len(values)
         counters.bytes += sum(map(len, values))
@@ -224,6 +229,7 @@ class Sender:
     def _send_each(self, messages: Sequence[list[bytes]], row: Callable[[int], Row]) -> None:
         counters = self.counters
         counters.rows += len(messages)
+        self._refusing.look()
         for at, message in enumerate(messages):
             if self._has_peer and self._deliver(message):
                 counters.sent += 1
@@ -241,6 +247,7 @@ class Sender:
         interval = float(self._options.retry_interval)
         for _ in range(self._options.max_retries):
             time.sleep(interval)
+            self.counters.blocked_seconds += interval
             interval = min(interval * 2, _LONGEST_INTERVAL)
             self.counters.retries += 1
             if self._try(message):
@@ -249,19 +256,30 @@ class Sender:
         return False
 
     def _try(self, message: list[bytes]) -> bool:
+        if self._offer(message):
+            return True
         if self._options.noblock or self._stuck:
-            return self._offer(message)
+            return False
         try:
-            self._send_message(message, 0)
+            self._wait_and_send(message)
         except zmq.Again:
             return False
         return True
+
+    def _wait_and_send(self, message: list[bytes]) -> None:
+        """Wait for room, and count for how long; raises ``zmq.Again`` after ``sendTimeout``."""
+        began = time.monotonic()
+        try:
+            self._send_message(message, 0)
+        finally:
+            self.counters.blocked_seconds += time.monotonic() - began
 
     def _give_up(self, row: Row) -> None:
         if not self._goes_on:
             raise self._timed_out(self.counters.sent)
         self._watch.update()
         reason = "no_peer" if not self._watch.peers else "hwm" if self._options.noblock else "timeout"
+        self._refusing.note(reason)
         if self._letters is None:
             self.counters.dropped[reason] += 1
         else:
@@ -312,6 +330,9 @@ class Sender:
             self._announce_end()
         if self._watch.lost and self._options.bind:
             _log.warning("%d peers left during the task; what was queued for them is lost", self._watch.lost)
+        self._refusing.end()
+        self.counters.peers = self._watch.peers
+        self.counters.sndhwm = int(self._socket.getsockopt(zmq.SNDHWM))
         linger = self._options.linger
         if not self._open.close(linger) and self.counters.sent:
             if not self._options.noblock:
@@ -322,3 +343,47 @@ class Sender:
             self.counters.unflushed_tasks += 1
             _log.warning("linger=%s ran out with messages still queued; how many is not knowable", linger)
         return self.counters
+
+
+class _Refusing:
+    """Says in a long task that its rows are not being sent, and when that is over; short ones are told by their batch.
+
+    A consumer that is a little too slow is full and has room again thousands of times a second: that
+    is one state, not thousands.
+    """
+
+    _SECONDS = 5.0
+
+    def __init__(self, done: str, clock: Callable[[], float] = time.monotonic) -> None:
+        self._done = done
+        self._clock = clock
+        self._reasons: Counter[str] = Counter()
+        self._began = self._last = 0.0
+        self._said = False
+
+    def note(self, reason: str) -> None:
+        """A row is not sent."""
+        self._last = self._clock()
+        if not self._reasons:
+            self._began = self._last
+        self._reasons[reason] += 1
+        if not self._said and self._last - self._began >= self._SECONDS:
+            self._said = True
+            _log.warning("rows are being %s: %s in %.0f s", self._done, self._told(), self._SECONDS)
+
+    def look(self) -> None:
+        """To be called now and then."""
+        if self._reasons and self._clock() - self._last >= self._SECONDS:
+            self.end()
+
+    def end(self) -> None:
+        """Tell what it came to."""
+        if self._said:
+            _log.warning(
+                "rows are no longer %s: %s in %.0f s", self._done, self._told(), self._last - self._began
+            )
+        self._said = False
+        self._reasons.clear()
+
+    def _told(self) -> str:
+        return ", ".join(f"{count} {reason}" for reason, count in sorted(self._reasons.items()))

@@ -21,13 +21,21 @@ from typing import NamedTuple
 
 import zmq
 
+from zmq_datasource.counters import SourceCounters
 from zmq_datasource.errors import EndpointError, OptionError
 from zmq_datasource.messages import MAX_MESSAGE_BYTES
 from zmq_datasource.option_types import Endpoint, ZmqOptions
 from zmq_datasource.options import ReadOptions, SocketOptions, WriteOptions
 from zmq_datasource.peers import PeerWatch, socket_type
 
-__all__ = ["OpenSocket", "attach", "check_socket_options", "more_frames", "new_socket"]
+__all__ = [
+    "OpenSocket",
+    "attach",
+    "check_socket_options",
+    "count_connections",
+    "more_frames",
+    "new_socket",
+]
 
 # Options that this package sets itself, with what to use instead.
 _RESERVED = {
@@ -232,6 +240,14 @@ def _set(sock: zmq.Socket[bytes], name: str, value: str, all_options: ZmqOptions
         raise OptionError(
             f"option zmq.{name}: {shown}: libzmq refuses it for a {socket_type(sock)} socket: {e.strerror}"
         ) from e
+
+
+def count_connections(counters: SourceCounters, watches: Sequence[PeerWatch]) -> None:
+    """Tell who is there, to whoever reads the counters in another thread."""
+    counters.connections = sum(watch.peers for watch in watches)
+    counters.connections_made = sum(watch.connections for watch in watches)
+    counters.connections_lost = sum(watch.lost for watch in watches)
+    counters.handshake_failures = sum(watch.failures for watch in watches)
 
 
 def attach(

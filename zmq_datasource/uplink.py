@@ -69,6 +69,7 @@ class Uplink:
         rows: Sent so far.
         committed, by: The producer's last committed transaction and one of its attempts, as last heard.
         bytes: Of their columns.
+        blocked_seconds: How long it waited for credit.
     """
 
     def __init__(self, options: WriteOptions, producer: str, number: int, partition: int = 0) -> None:
@@ -77,6 +78,7 @@ class Uplink:
         self.attempt = uuid.uuid4().hex
         self.rows = 0
         self.bytes = 0
+        self.blocked_seconds = 0.0
         self._sent = 0
         self._received = 0
         self._kept: deque[tuple[int, list[Any]]] = deque()  # size and frames, from message _received on
@@ -133,6 +135,17 @@ class Uplink:
             self._watch.update()
             self._watch.redial()
         self._connections = self._watch.connections
+
+    @property
+    def peers(self) -> int:
+        """Connections that are up: one, or none while it is made anew."""
+        self._watch.update()
+        return self._watch.peers
+
+    @property
+    def sndhwm(self) -> int:
+        """The socket's send high-water mark, as libzmq says."""
+        return int(self._socket.getsockopt(zmq.SNDHWM))
 
     # An attempt.
 
@@ -199,12 +212,14 @@ class Uplink:
     def _wait_for_credit(self, size: int) -> None:
         self._read(0)
         if self._kept and self._kept_bytes + size > self._credit:
+            began = time.monotonic()
             self._await(
                 lambda m: not self._kept or self._kept_bytes + size <= self._credit,
                 self._hello,
                 "credit",
                 at_once=False,
             )
+            self.blocked_seconds += time.monotonic() - began
 
     def finish(self) -> None:
         """Wait until the receiver has all of the attempt on disk.

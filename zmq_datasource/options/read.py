@@ -10,6 +10,7 @@ from zmq_datasource.option_types import (
     ByteSize,
     Duration,
     Linger,
+    Location,
     Position,
     SourceSocket,
     Topics,
@@ -161,6 +162,21 @@ class ReadOptions(FramingOptions, frozen=True, kw_only=True, rename="camel"):
         ),
     ] = Duration(3600)
 
+    metrics_location: Annotated[
+        Location | None,
+        doc(
+            "Where metrics are kept, as one small JSON file every `metricsInterval`: a path or URI of a file system "
+            "that pyarrow knows. See docs/metrics.md.",
+            "stream",
+        ),
+    ] = None
+    metrics_interval: Annotated[
+        Duration, doc("How often metrics are written to `metricsLocation`.", "stream")
+    ] = Duration(2)
+    metrics_retention: Annotated[Duration, doc("How long files stay at `metricsLocation`.", "stream")] = (
+        Duration(86_400)
+    )
+
     reader: Annotated[
         str,
         doc(
@@ -198,6 +214,13 @@ class ReadOptions(FramingOptions, frozen=True, kw_only=True, rename="camel"):
             )
         if self.socket_type == "ROUTER":
             self.refuse(_UNACKNOWLEDGED, "is not for socketType=ROUTER, whose messages are acknowledged rows")
+        if self.metrics_interval < _LEAST_METRICS_INTERVAL:
+            raise OptionError(
+                f"metricsInterval={self.metrics_interval} would be busier with metrics than with messages; set "
+                f"{_LEAST_METRICS_INTERVAL:g}s or more"
+            )
+        if self.metrics_location is None:
+            self.refuse(("metrics_interval", "metrics_retention"), "needs metricsLocation")
         self._check_filter()
         least, most = self.min_messages_per_trigger, self.max_messages_per_trigger
         if least is not None and most is not None and least > most:
@@ -217,6 +240,8 @@ class ReadOptions(FramingOptions, frozen=True, kw_only=True, rename="camel"):
             "Spark, or set sequenceBy=none to judge nothing"
         )
 
+
+_LEAST_METRICS_INTERVAL = 0.1  # seconds
 
 # What only sockets without acknowledgement need.
 _UNACKNOWLEDGED = (

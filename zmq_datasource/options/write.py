@@ -98,6 +98,17 @@ class WriteOptions(SocketOptions, frozen=True, kw_only=True, rename="camel"):
         ),
     ] = None
 
+    metrics_location: Annotated[
+        Location | None,
+        doc(
+            "Where each committed batch's account is kept, as one small JSON file: a path or URI of a file system that "
+            "pyarrow knows. See docs/metrics.md."
+        ),
+    ] = None
+    metrics_retention: Annotated[
+        Duration, doc("How long files stay at `metricsLocation`. The totals go on.")
+    ] = Duration(86_400)
+
     title: ClassVar[str] = "write option"
     # Spark hands a writer its own option along with ours.
     ignored: ClassVar[frozenset[str]] = frozenset({"checkpointlocation"})
@@ -112,6 +123,8 @@ class WriteOptions(SocketOptions, frozen=True, kw_only=True, rename="camel"):
             raise OptionError(
                 "linger=0 gives up what is queued when a task ends, which needs noblock=true; set a longer linger"
             )
+        if self.metrics_location is None:
+            self.refuse(("metrics_retention",), "needs metricsLocation")
         if self.socket_type == "DEALER":
             self.refuse(
                 ("noblock", "linger", "max_retries", "retry_interval", "dead_letter_location", "framing"),

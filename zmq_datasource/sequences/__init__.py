@@ -28,6 +28,6 @@ Modules: ``gaps`` is the table of gaps, ``judge`` the rules, ``state`` what surv
 from __future__ import annotations
 
 from zmq_datasource.sequences.gaps import Gap
-from zmq_datasource.sequences.judge import Judge, Key, Verdict
+from zmq_datasource.sequences.judge import Judge, Key, Totals, Verdict
 
-__all__ = ["Gap", "Judge", "Key", "Verdict"]
+__all__ = ["Gap", "Judge", "Key", "Totals", "Verdict"]

@@ -9,6 +9,7 @@ import pyarrow as pa
 from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 
 from zmq_datasource.options import WriteOptions
+from zmq_datasource.spark.accounting import SinkAccumulator
 from zmq_datasource.spark.write_task import SinkColumns, abort_batch, commit_batch, run_task
 
 __all__ = ["ZmqBatchWriter"]
@@ -17,9 +18,12 @@ __all__ = ["ZmqBatchWriter"]
 class ZmqBatchWriter(DataSourceArrowWriter):
     """``write`` runs on executors; ``commit`` and ``abort`` on the driver."""
 
-    def __init__(self, options: WriteOptions, columns: SinkColumns) -> None:
+    def __init__(
+        self, options: WriteOptions, columns: SinkColumns, accumulator: SinkAccumulator | None
+    ) -> None:
         self._options = options
         self._columns = columns
+        self._accumulator = accumulator
         # Made on the driver, so that it is the same for all tasks.
         self._name = f"write-{options.transaction_id or uuid.uuid4().hex}"
 
@@ -27,7 +31,7 @@ class ZmqBatchWriter(DataSourceArrowWriter):
         return run_task(self._options, self._columns, self._name, iterator)
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
-        commit_batch(self._options, messages)
+        commit_batch(self._options, messages, self._accumulator)
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
         abort_batch(self._options, messages)

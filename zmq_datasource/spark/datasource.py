@@ -6,7 +6,7 @@ is wrong with the options is said here, when the DataFrame is made or the query 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import ClassVar
 
 from pyspark.sql.datasource import (
     DataSource,
@@ -17,12 +17,13 @@ from pyspark.sql.datasource import (
 )
 from pyspark.sql.types import StructType
 
-from zmq_datasource.dead_letters import check_dead_letter_location
 from zmq_datasource.errors import OptionError
+from zmq_datasource.locations import check_location
 from zmq_datasource.messages import row_schema, spark_ddl
 from zmq_datasource.option_parser import parse
 from zmq_datasource.options import BatchReadOptions, ReadOptions, StreamReadOptions, WriteOptions
 from zmq_datasource.sockets import check_socket_options
+from zmq_datasource.spark.accounting import SinkAccumulator
 from zmq_datasource.spark.batch_reader import ZmqLiveReader, ZmqLogReader
 from zmq_datasource.spark.batch_writer import ZmqBatchWriter
 from zmq_datasource.spark.gaps import GAPS_DDL, ZmqGapReader
@@ -30,14 +31,17 @@ from zmq_datasource.spark.stream_reader import ZmqStreamReader
 from zmq_datasource.spark.stream_writer import ZmqStreamWriter
 from zmq_datasource.spark.write_task import SinkColumns
 
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
-
-__all__ = ["ZmqDataSource", "register"]
+__all__ = ["ZmqDataSource"]
 
 
 class ZmqDataSource(DataSource):
-    """ZeroMQ as a source and sink of Spark, streaming and batch."""
+    """ZeroMQ as a source and sink of Spark, streaming and batch.
+
+    Attributes:
+        accumulator: Where sinks tell the driver what they did; None where Spark has found the class by itself.
+    """
+
+    accumulator: ClassVar[SinkAccumulator | None] = None
 
     @classmethod
     def name(cls) -> str:
@@ -70,18 +74,18 @@ class ZmqDataSource(DataSource):
             raise OptionError(
                 "transactionId is for a batch write; each batch of a stream is a transaction of its query and number"
             )
-        return ZmqStreamWriter(options, SinkColumns.of(schema, options))
+        return ZmqStreamWriter(options, SinkColumns.of(schema, options), self.accumulator)
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceArrowWriter:
         options = parse(WriteOptions, self.options)
         _check(options)
-        return ZmqBatchWriter(options, SinkColumns.of(schema, options))
+        return ZmqBatchWriter(options, SinkColumns.of(schema, options), self.accumulator)
 
 
 def _check(options: ReadOptions | WriteOptions) -> None:
     check_socket_options(options)
-    if options.dead_letter_location is not None:
-        check_dead_letter_location(options.dead_letter_location)
+    check_location("deadLetterLocation", options.dead_letter_location)
+    check_location("metricsLocation", options.metrics_location)
 
 
 def _check_schema(schema: StructType, options: ReadOptions) -> None:
@@ -91,8 +95,3 @@ def _check_schema(schema: StructType, options: ReadOptions) -> None:
             f"a schema was given ({', '.join(schema.names)}), but a ZeroMQ read always has the columns "
             f"{', '.join(names)}; remove .schema(...) and decode value with from_json, from_avro or from_protobuf"
         )
-
-
-def register(spark: SparkSession) -> None:
-    """Make ``format("zmq")`` known to a Spark session."""
-    spark.dataSource.register(ZmqDataSource)

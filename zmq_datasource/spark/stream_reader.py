@@ -27,10 +27,10 @@ from pyspark.sql.streaming.datasource import (
 from zmq_datasource.errors import DataLossError
 from zmq_datasource.follow import Follow
 from zmq_datasource.ingest import PARTITION, Ingest
+from zmq_datasource.monitoring.source import SourceMonitor
 from zmq_datasource.offsets import Offset
 from zmq_datasource.options import StreamReadOptions
 from zmq_datasource.spark.admission import Admission
-from zmq_datasource.spark.metrics import source_metrics
 from zmq_datasource.spark.partition_reader import LogInputPartition, read_log_partition
 from zmq_datasource.spark.worker import set_up_worker
 from zmq_datasource.wal.reader import end_within_bytes, split_range
@@ -47,6 +47,7 @@ class ZmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._options = options
         # Only in the source runner:
         self._ingest: Ingest | Follow | None = None
+        self._monitor: SourceMonitor | None = None
         self._admission = Admission(options)
         self._initial: int | None = None
         self._first_batch_done = False
@@ -66,6 +67,8 @@ class ZmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             except Exception:
                 self._ingest = None
                 raise
+            self._monitor = SourceMonitor(self._ingest, self._options)
+            self._monitor.start()
         return self._ingest
 
     def initialOffset(self) -> dict[str, Any]:
@@ -103,6 +106,8 @@ class ZmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """The end of the next batch: everything received so far, made durable, within the limits."""
         ingest = self._running()
         begin = self._resolve(ingest, Offset.from_json(start))
+        if self._monitor is not None:
+            self._monitor.read_to(begin)
         self._end_first_batch(ingest, begin)
         if ingest.log.full or isinstance(ingest, Follow):
             # Spark commits a batch to the source only once there is data for the next, which a
@@ -137,9 +142,10 @@ class ZmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return ingest.gather(self._options.timeout, self._options.idle_timeout)
 
     def reportLatestOffset(self) -> dict[str, Any] | None:
-        """Shown as ``sources[].latestOffset`` in the query's progress: the log's end and counters."""
+        """Shown as ``sources[].latestOffset`` in the query's progress: the log's end and the metrics."""
         ingest = self._running()
-        return self._offset(ingest, ingest.log.durable_end) | source_metrics(ingest.counters, ingest.judge)
+        assert self._monitor is not None, "it is made with the receiver"
+        return self._offset(ingest, ingest.log.durable_end) | self._monitor.metrics()
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         """Share the ids from ``start`` to ``end`` out among tasks."""
@@ -185,7 +191,11 @@ class ZmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
             signal.signal(signal.SIGINT, signal.SIG_IGN)
         ingest, self._ingest = self._ingest, None
-        ingest.stop()
+        try:
+            ingest.stop()
+        finally:
+            if self._monitor is not None:
+                self._monitor.stop()
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The rows of one share; runs on an executor."""

@@ -8,6 +8,7 @@ import pyarrow as pa
 from pyspark.sql.datasource import DataSourceStreamArrowWriter, WriterCommitMessage
 
 from zmq_datasource.options import WriteOptions
+from zmq_datasource.spark.accounting import SinkAccumulator
 from zmq_datasource.spark.write_task import SinkColumns, abort_batch, commit_batch, run_task
 
 __all__ = ["ZmqStreamWriter"]
@@ -16,15 +17,18 @@ __all__ = ["ZmqStreamWriter"]
 class ZmqStreamWriter(DataSourceStreamArrowWriter):
     """``write`` runs on executors; ``commit`` and ``abort`` in a short-lived process on the driver."""
 
-    def __init__(self, options: WriteOptions, columns: SinkColumns) -> None:
+    def __init__(
+        self, options: WriteOptions, columns: SinkColumns, accumulator: SinkAccumulator | None
+    ) -> None:
         self._options = options
         self._columns = columns
+        self._accumulator = accumulator
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         return run_task(self._options, self._columns, None, iterator)
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
-        commit_batch(self._options, messages)
+        commit_batch(self._options, messages, self._accumulator)
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
         abort_batch(self._options, messages)

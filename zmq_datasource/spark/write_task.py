@@ -18,8 +18,10 @@ from zmq_datasource.counters import SinkCounters
 from zmq_datasource.dead_letters import StagedLetters, abort_letters, commit_letters
 from zmq_datasource.errors import OptionError, RowError, SocketError, ZmqDataSourceError
 from zmq_datasource.messages import LOG_SCHEMA
+from zmq_datasource.monitoring.ledger import Entry
 from zmq_datasource.options import WriteOptions
 from zmq_datasource.sender import Sender
+from zmq_datasource.spark.accounting import SinkAccumulator, record
 from zmq_datasource.spark.worker import set_up_worker
 from zmq_datasource.uplink import Uplink
 
@@ -88,21 +90,34 @@ class TaskReport(WriterCommitMessage):
 
 @dataclass(frozen=True)
 class Job:
-    """One write: a batch of a streaming query, or a batch write with a name of its own."""
+    """One write: a batch of a streaming query, or a batch write with a name of its own.
+
+    Attributes:
+        counted: The query and batch that the account belongs to: those of ``foreachBatch`` for a batch
+            write in it.
+        run: The query's run; for a batch write that belongs to none, its execution.
+    """
 
     query: str
     batch: int
     streaming: bool
+    counted: tuple[str, int] = ("nobody", 0)
+    run: str = ""
 
     @classmethod
     def of(cls, name: str | None, context: TaskContext | None) -> Job:
         """The job of a task. A batch write has its own name, also in foreachBatch, where there may be two."""
-        if name is not None or context is None:
+        if context is None:
             return cls(name or "nobody", 0, streaming=False)
-        batch = context.getLocalProperty("streaming.sql.batchId")
-        return cls(
-            context.getLocalProperty("sql.streaming.queryId") or "nobody", int(batch or 0), streaming=True
-        )
+        query = context.getLocalProperty("sql.streaming.queryId")
+        batch = int(context.getLocalProperty("streaming.sql.batchId") or 0)
+        if query is None:
+            run = f"{context.getLocalProperty('spark.app.id')}/{context.getLocalProperty('spark.sql.execution.id')}"
+            return cls(name or "nobody", 0, streaming=False, counted=(name or "nobody", 0), run=run)
+        run = context.getLocalProperty("spark.jobGroup.id") or ""  # Spark's name for it
+        if name is not None:
+            return cls(name, 0, streaming=False, counted=(query, batch), run=run)
+        return cls(query, batch, streaming=True, counted=(query, batch), run=run)
 
     def publisher(self, partition: int) -> str:
         """Who numbers the rows of a task: the same for each attempt at it, and for a batch that is repeated."""
@@ -174,7 +189,9 @@ def _stage(
         if not committed:
             uplink.finish()
             report.attempt = uplink.attempt
+        counters.peers, counters.sndhwm = uplink.peers, uplink.sndhwm
     counters.sent, counters.bytes = counters.rows, uplink.bytes
+    counters.blocked_seconds = uplink.blocked_seconds
 
 
 def _check_rows(columns: SinkColumns, batch: pa.RecordBatch) -> None:
@@ -208,8 +225,12 @@ def _bytes(column: pa.Array) -> list[bytes]:
     return column.to_pylist()  # type: ignore[no-any-return]
 
 
-def commit_batch(options: WriteOptions, messages: Sequence[WriterCommitMessage | None]) -> SinkCounters:
-    """The tasks are done: publish what they have staged, add their accounts up, write the batch's one log line.
+def commit_batch(
+    options: WriteOptions,
+    messages: Sequence[WriterCommitMessage | None],
+    accumulator: SinkAccumulator | None = None,
+) -> SinkCounters:
+    """The tasks are done: publish what they have staged, add their accounts up, let out what it came to.
 
     Raises:
         DeadLetterError: The dead letters could not be published.
@@ -229,11 +250,19 @@ def commit_batch(options: WriteOptions, messages: Sequence[WriterCommitMessage |
         # receiver refuses, and the batch is repeated.
         with Uplink(options, job.query, job.batch) as uplink:
             again = " again=true" if uplink.commit(attempts, total.rows) else ""
+    if job is not None:
+        query, batch = job.counted
+        total = record(options, Entry(query, job.run, batch, describe_sink(options), total), accumulator)
     if job is not None and job.streaming:
         _log.info("sink query=%s batch=%d %s%s", job.query, job.batch, total, again)
     else:
         _log.info("sink write %s%s", total, again)
     return total
+
+
+def describe_sink(options: WriteOptions) -> str:
+    """A sink's name among a query's sinks: socket type and endpoints."""
+    return f"{options.socket_type} {','.join(map(str, (*options.connect, *options.bind)))}"
 
 
 def abort_batch(options: WriteOptions, messages: Sequence[WriterCommitMessage | None]) -> None:

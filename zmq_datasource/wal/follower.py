@@ -24,6 +24,7 @@ class FollowedLog:
     """
 
     full = False  # the writer's affair
+    unsealed = unsealed_bytes = 0  # and so is what is not there yet
 
     def __init__(self, storage: LogStorage, partition: int, reader: str) -> None:
         self._storage = storage
@@ -56,6 +57,16 @@ class FollowedLog:
     def durable_end(self) -> int:
         """The id after the last one."""
         return self._index.end
+
+    @property
+    def size(self) -> int:
+        """Bytes of the chunks there are."""
+        return self._index.size
+
+    @property
+    def chunks(self) -> int:
+        """How many chunks there are."""
+        return len(self._index)
 
     def covering(self, start: int, end: int) -> Sequence[Chunk]:
         """The chunks that hold any id of ``[start, end)``."""

@@ -248,6 +248,24 @@ class LogWriter:
         """How many messages have an id but are not durable yet."""
         return self._next - self.durable_end
 
+    @property
+    def unsealed_bytes(self) -> int:
+        """What those take in memory."""
+        with self._lock:
+            return self._unwritten_bytes
+
+    @property
+    def size(self) -> int:
+        """Bytes of the chunks there are."""
+        with self._lock:
+            return self._index.size + self._doomed_bytes
+
+    @property
+    def chunks(self) -> int:
+        """How many chunks there are."""
+        with self._lock:
+            return len(self._index) + len(self._doomed)
+
     def covering(self, start: int, end: int) -> Sequence[Chunk]:
         """The chunks that hold any id of ``[start, end)``."""
         with self._lock:

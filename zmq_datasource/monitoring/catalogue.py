@@ -1,0 +1,415 @@
+"""Every metric, declared once: name, type, unit, since when it is counted, meaning, Prometheus series.
+
+From these declarations come the dictionaries of a query's progress, the columns of the metrics
+DataFrame, the series for Prometheus and the reference in ``docs/metrics.md``.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any, Literal, NamedTuple
+
+from zmq_datasource.counters import (
+    DEAD_LETTER_REASONS,
+    DROP_REASONS,
+    PAUSE_CAUSES,
+    SinkCounters,
+    SourceCounters,
+)
+from zmq_datasource.sequences import Totals
+
+__all__ = [
+    "SINK",
+    "SOURCE",
+    "TOTAL",
+    "Metric",
+    "kept_metrics",
+    "receiver_metrics",
+    "sequence_metrics",
+    "sink_counters",
+    "sink_metrics",
+]
+
+Type = Literal["BIGINT", "DOUBLE", "STRING", "MAP<STRING, BIGINT>"]
+
+
+class Metric(NamedTuple):
+    """One figure.
+
+    Attributes:
+        name: In dictionaries, and as a column.
+        type: Spark's. A map's keys are reasons.
+        unit: Of the value; empty for text.
+        since: Since when it is counted: ``log`` (across restarts), ``receiver`` (since the process that
+            receives started), or ``now`` for what is not counted but is so at the moment.
+        doc: Its meaning.
+        series: For Prometheus, without ``_total``; None if another series has it.
+        label: What the keys of a map are called there.
+        scale: By what to multiply for Prometheus' base units.
+    """
+
+    name: str
+    type: Type
+    unit: str
+    since: str
+    doc: str
+    series: str | None = None
+    label: str = ""
+    scale: float = 1.0
+
+    @property
+    def counts(self) -> bool:
+        """Whether it only grows."""
+        return self.since != "now"
+
+
+def _source(name: str, unit: str, since: str, doc: str, series: str | None = None, **more: Any) -> Metric:
+    return Metric(
+        name, more.pop("type", "BIGINT"), unit, since, doc, series and f"zmq_source_{series}", **more
+    )
+
+
+_MAP: Type = "MAP<STRING, BIGINT>"
+_NUMBERED = "With numbered messages (docs/sequences.md): "
+
+SOURCE = (
+    _source(
+        "messagesReceived", "messages", "log", "Messages that were given an id: rows.", "messages_received"
+    ),
+    _source("bytesReceived", "bytes", "log", "Bytes of their values.", "received_bytes"),
+    _source(
+        "messagesReceivedPerSecond",
+        "messages/s",
+        "now",
+        "Of the last ten seconds, about.",
+        type="DOUBLE",
+    ),
+    _source(
+        "lastReceived",
+        "",
+        "now",
+        "When a message last came (UTC, ISO 8601); null before the first since the receiver started.",
+        "last_received_timestamp_seconds",
+        type="STRING",
+    ),
+    _source(
+        "backlogMessages",
+        "messages",
+        "now",
+        "Received, and not in a finished batch yet; the batch that is being read is part of it.",
+        "backlog_messages",
+    ),
+    _source(
+        "backlogBytes",
+        "bytes",
+        "now",
+        "What they take in the log; a chunk that is read in part counts in proportion.",
+        "backlog_bytes",
+    ),
+    _source(
+        "backlogAgeMs",
+        "ms",
+        "now",
+        "How long ago the oldest of them was received: how stale the data gets.",
+        "backlog_age_seconds",
+        scale=0.001,
+    ),
+    _source(
+        "messagesMalformed",
+        "messages",
+        "log",
+        "Messages that do not fit their framing; set aside.",
+        "messages_malformed",
+    ),
+    _source(
+        "messagesOversize", "messages", "log", "Discarded because no row can hold them.", "messages_oversize"
+    ),
+    _source(
+        "controlMessages",
+        "messages",
+        "log",
+        "Without content, such as heartbeats: no rows.",
+        "control_messages",
+    ),
+    _source(
+        "deadLettersLost",
+        "messages",
+        "receiver",
+        "Malformed messages that could not be kept at `deadLetterLocation`.",
+        "dead_letters_lost",
+    ),
+    _source(
+        "dataLosses",
+        "times",
+        "receiver",
+        "Offsets that the log could not honour (`failOnDataLoss=false`).",
+        "data_losses",
+    ),
+    _source(
+        "messagesExpired",
+        "messages",
+        "receiver",
+        "Messages that are known to be lost by that.",
+        "messages_expired",
+    ),
+    _source(
+        "receivePauses",
+        "times",
+        "receiver",
+        "How often receiving stopped, so that RCVHWM fills and the peer's own high-water mark decides.",
+    ),
+    _source(
+        "receivePausesByCause",
+        "times",
+        "receiver",
+        "The same by cause: `logFull` (`walMaxBytes` is reached) or `slowDisk`.",
+        "receive_pauses",
+        type=_MAP,
+        label="cause",
+    ),
+    _source("receivePausedMs", "ms", "receiver", "For how long in all."),
+    _source(
+        "receivePausedMsByCause",
+        "ms",
+        "receiver",
+        "The same by cause.",
+        "receive_paused_seconds",
+        type=_MAP,
+        label="cause",
+        scale=0.001,
+    ),
+    _source(
+        "receivePausedBy",
+        "",
+        "now",
+        "The cause of the pause that is on; null while receiving.",
+        "receive_paused",
+        type="STRING",
+        label="cause",
+    ),
+    _source("logBytes", "bytes", "now", "Size of the log's chunks.", "log_bytes"),
+    _source("logChunks", "chunks", "now", "How many there are.", "log_chunks"),
+    _source("connections", "connections", "now", "That are up: a handshake has succeeded.", "connections"),
+    _source("connectionsMade", "connections", "receiver", "That there have been.", "connections_made"),
+    _source("connectionsLost", "connections", "receiver", "That were up and went down.", "connections_lost"),
+    _source(
+        "handshakeFailures",
+        "handshakes",
+        "receiver",
+        "Handshakes that were refused or broken off: another socket type, or security that does not match.",
+        "handshake_failures",
+    ),
+    _source(
+        "rcvhwm",
+        "messages",
+        "now",
+        "The receive high-water mark in use, read back from the socket.",
+        "rcvhwm",
+    ),
+    _source(
+        "metricsFailures",
+        "times",
+        "receiver",
+        "Reports that `metricsLocation` did not take.",
+        "metrics_failures",
+    ),
+    _source(
+        "messagesLost",
+        "messages",
+        "now",
+        f"{_NUMBERED}what is missing now. One that comes late, or by a replay, is no longer.",
+        "messages_lost",
+    ),
+    _source(
+        "messagesDuplicate", "messages", "log", f"{_NUMBERED}with a number seen before.", "messages_duplicate"
+    ),
+    _source(
+        "messagesLate", "messages", "log", f"{_NUMBERED}that came after a higher number.", "messages_late"
+    ),
+    _source("messagesHealed", "messages", "log", f"{_NUMBERED}that filled a gap.", "messages_healed"),
+    _source("messagesReplayed", "messages", "log", f"{_NUMBERED}that came by a replay.", "messages_replayed"),
+    _source(
+        "messagesOverlapping",
+        "messages",
+        "log",
+        f"{_NUMBERED}that a replay had brought a moment before; left out.",
+        "messages_overlapping",
+    ),
+    _source(
+        "repliesMalformed",
+        "replies",
+        "log",
+        f"{_NUMBERED}replies of a replay that make no sense.",
+        "replies_malformed",
+    ),
+    _source(
+        "publisherRestarts", "times", "log", f"{_NUMBERED}publishers that started anew.", "publisher_restarts"
+    ),
+    _source("publishers", "publishers", "now", f"{_NUMBERED}counters that are remembered.", "publishers"),
+    _source(
+        "publishersForgotten",
+        "publishers",
+        "log",
+        f"{_NUMBERED}counters forgotten because there were more than `maxPublishers`.",
+        "publishers_forgotten",
+    ),
+    _source("gaps", "gaps", "now", f"{_NUMBERED}rows of the gap table (`view=gaps`).", "gaps"),
+)
+
+
+def _sink(name: str, unit: str, since: str, doc: str, series: str | None = None, **more: Any) -> Metric:
+    return Metric(name, more.pop("type", "BIGINT"), unit, since, doc, series and f"zmq_sink_{series}", **more)
+
+
+# Of a batch, or in total. `rows = sent + dropped + deadLettered` always.
+SINK = (
+    _sink("rows", "rows", "query", "Rows that came in.", "rows"),
+    _sink(
+        "sent",
+        "messages",
+        "query",
+        "That the socket accepted, which is not yet delivered; DEALER: staged at the receiver.",
+        "messages_sent",
+    ),
+    _sink("bytes", "bytes", "query", "Bytes of those messages, all frames.", "sent_bytes"),
+    _sink("dropped", "messages", "query", "Not sent and gone (`noblock`)."),
+    _sink(
+        "droppedByReason",
+        "messages",
+        "query",
+        "The same by reason: `hwm` (the queue is full) or `no_peer` (nobody is there).",
+        "messages_dropped",
+        type=_MAP,
+        label="reason",
+    ),
+    _sink("deadLettered", "messages", "query", "Not sent but set aside at `deadLetterLocation`."),
+    _sink(
+        "deadLetteredByReason",
+        "messages",
+        "query",
+        "The same by reason: `hwm`, `no_peer`, or `timeout` (waiting was in vain).",
+        "messages_dead_lettered",
+        type=_MAP,
+        label="reason",
+    ),
+    _sink("retries", "times", "query", "How often a message was tried again.", "retries"),
+    _sink(
+        "blockedMs",
+        "ms",
+        "query",
+        "How long tasks waited in all for room at the high-water mark, also between retries; DEALER: for credit.",
+        "blocked_seconds",
+        scale=0.001,
+    ),
+    _sink("peers", "connections", "now", "The most that one task had at its end.", "peers"),
+    _sink(
+        "sndhwm", "messages", "now", "The send high-water mark in use, read back from the sockets.", "sndhwm"
+    ),
+    _sink("tasks", "tasks", "query", "Tasks that sent them; one without rows counts too.", "tasks"),
+    _sink(
+        "unflushedTasks",
+        "tasks",
+        "query",
+        "Tasks whose `linger` ran out (`noblock`) with messages queued; how many, libzmq cannot tell.",
+        "unflushed_tasks",
+    ),
+    _sink(
+        "metricsFailures",
+        "times",
+        "query",
+        "Accounts that `metricsLocation` did not take; seen in the driver only.",
+        "metrics_failures",
+    ),
+)
+# In a total there is one figure more.
+TOTAL = (_sink("batches", "batches", "query", "Committed batches in this total.", "batches"), *SINK)
+
+
+def receiver_metrics(counters: SourceCounters) -> dict[str, Any]:
+    """What a receiver counted. Safe to call while it goes on counting."""
+    paused_ms = {cause: round(seconds * 1000) for cause, seconds in counters.paused_seconds.items()}
+    return {
+        **kept_metrics(counters),
+        "deadLettersLost": counters.dead_letters_lost,
+        "dataLosses": counters.data_losses,
+        "messagesExpired": counters.expired,
+        "receivePauses": counters.pauses.total(),
+        "receivePausesByCause": {cause: counters.pauses[cause] for cause in PAUSE_CAUSES},
+        "receivePausedMs": sum(paused_ms.values()),
+        "receivePausedMsByCause": paused_ms,
+        "receivePausedBy": counters.paused_by,
+        "connections": counters.connections,
+        "connectionsMade": counters.connections_made,
+        "connectionsLost": counters.connections_lost,
+        "handshakeFailures": counters.handshake_failures,
+        "rcvhwm": counters.rcvhwm,
+    }
+
+
+def kept_metrics(counters: SourceCounters) -> dict[str, int]:
+    """What the log keeps of a receiver's counters."""
+    return {
+        "messagesReceived": counters.received,
+        "bytesReceived": counters.bytes,
+        "messagesMalformed": counters.malformed,
+        "messagesOversize": counters.oversize,
+        "controlMessages": counters.control,
+    }
+
+
+def sequence_metrics(counters: SourceCounters, totals: Totals) -> dict[str, int]:
+    """What the publishers' numbers tell."""
+    return {
+        "messagesLost": totals.lost,
+        "messagesDuplicate": totals.duplicates,
+        "messagesLate": totals.late,
+        "messagesHealed": totals.healed,
+        "messagesReplayed": counters.replayed,
+        "messagesOverlapping": totals.overlapping,
+        "repliesMalformed": counters.malformed_replies,
+        "publisherRestarts": totals.restarts,
+        "publishersForgotten": totals.forgotten,
+    }
+
+
+def sink_metrics(counters: SinkCounters) -> dict[str, Any]:
+    """An account under the names that a query's progress shows; each reason is there, also with 0."""
+    return {
+        "rows": counters.rows,
+        "sent": counters.sent,
+        "bytes": counters.bytes,
+        "dropped": counters.dropped.total(),
+        "droppedByReason": {reason: counters.dropped[reason] for reason in DROP_REASONS},
+        "deadLettered": counters.dead_lettered.total(),
+        "deadLetteredByReason": {reason: counters.dead_lettered[reason] for reason in DEAD_LETTER_REASONS},
+        "retries": counters.retries,
+        "blockedMs": round(counters.blocked_seconds * 1000),
+        "peers": counters.peers,
+        "sndhwm": counters.sndhwm,
+        "tasks": counters.tasks,
+        "unflushedTasks": counters.unflushed_tasks,
+        "metricsFailures": counters.metrics_failures,
+    }
+
+
+def sink_counters(metrics: Mapping[str, Any]) -> SinkCounters:
+    """Back from ``sink_metrics``.
+
+    Raises:
+        KeyError, TypeError, ValueError: It is none.
+    """
+    return SinkCounters(
+        rows=int(metrics["rows"]),
+        sent=int(metrics["sent"]),
+        bytes=int(metrics["bytes"]),
+        dropped=Counter({reason: int(n) for reason, n in metrics["droppedByReason"].items() if n}),
+        dead_lettered=Counter({reason: int(n) for reason, n in metrics["deadLetteredByReason"].items() if n}),
+        retries=int(metrics["retries"]),
+        blocked_seconds=metrics["blockedMs"] / 1000,
+        peers=int(metrics["peers"]),
+        sndhwm=int(metrics["sndhwm"]),
+        tasks=int(metrics["tasks"]),
+        unflushed_tasks=int(metrics["unflushedTasks"]),
+        metrics_failures=int(metrics["metricsFailures"]),
+    )

@@ -1,0 +1,262 @@
+"""Metrics for Prometheus: served over HTTP, or pushed to a Pushgateway. Needs the extra ``prometheus``.
+
+What is shown is the newest event of each query, as ``spark.progress`` fills it in; the totals in it
+are Prometheus' counters. A query's series stay for a while after it has ended, so that its last
+values are scraped.
+
+The rule: an outlet that fails is logged, tried again and shown in ``zmq_metrics_outlet_failures_total``;
+it never reaches the query.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import TYPE_CHECKING, Any
+
+from zmq_datasource.counters import PAUSE_CAUSES
+from zmq_datasource.errors import OptionError
+from zmq_datasource.limited_log import LimitedLog
+from zmq_datasource.monitoring.catalogue import SOURCE, TOTAL, Metric
+
+if TYPE_CHECKING:
+    from prometheus_client.core import Metric as Family
+
+__all__ = ["PrometheusOutlet"]
+
+_log = logging.getLogger(__name__)
+
+_KEPT_SECONDS = 600.0
+_RETRY_SECONDS = 10.0
+_PUSH_TIMEOUT_SECONDS = 5.0
+_JOB = "zmq_datasource"
+
+
+@dataclass
+class _Query:
+    """A query's newest event, and when it ended."""
+
+    event: Mapping[str, Any]
+    ended: float | None = None
+
+
+class PrometheusOutlet:
+    """Shows the newest metrics of all queries.
+
+    Args:
+        port: Serve ``http://<address>:<port>/metrics``; 0 takes a free one.
+        address: Where to listen.
+        gateway: Push to this Pushgateway (``host:port`` or a URL).
+        interval: Seconds between two pushes.
+
+    Raises:
+        OptionError: ``prometheus_client`` is not installed.
+    """
+
+    def __init__(
+        self,
+        port: int | None = None,
+        address: str = "0.0.0.0",
+        gateway: str | None = None,
+        interval: float = 10.0,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        try:
+            import prometheus_client  # noqa: PLC0415 - an extra
+        except ImportError as e:
+            raise OptionError(
+                "metrics for Prometheus need its client; pip install 'zmq_datasource[prometheus]'"
+            ) from e
+        self._client = prometheus_client
+        self._wanted_port, self._address = port, address
+        self._gateway = gateway
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._queries: dict[str, _Query] = {}
+        self._failures = {"http": 0, "pushgateway": 0}
+        self._faults = LimitedLog(__name__, "failures of a Prometheus outlet")
+        self._next_try = 0.0
+        self._server: Any = None
+        self._stopping = threading.Event()
+        self._registry = prometheus_client.CollectorRegistry(auto_describe=False)
+        self._registry.register(self)
+        self._serve()
+        self._pusher: threading.Thread | None = None
+        if gateway is not None:
+            self._pusher = threading.Thread(
+                target=self._push, args=(interval,), name="zmq-prometheus-push", daemon=True
+            )
+            self._pusher.start()
+
+    @property
+    def port(self) -> int | None:
+        """Where it is served now; None if it is not."""
+        return None if self._server is None else int(self._server.server_port)
+
+    def observe(self, event: Mapping[str, Any]) -> None:
+        """Show a query's newest event; tries again what has failed."""
+        with self._lock:
+            self._queries[event["id"]] = _Query(event)
+        self._serve()
+
+    def ended(self, query: str) -> None:
+        """A query has ended."""
+        with self._lock:
+            if query in self._queries:
+                self._queries[query].ended = self._clock()
+
+    def failed(self, outlet: str, why: str) -> None:
+        """Count and tell a failure."""
+        with self._lock:
+            self._failures[outlet] = self._failures.get(outlet, 0) + 1
+        self._faults.warn("%s", why)
+
+    def close(self) -> None:
+        """Stop serving; push a last time."""
+        self._stopping.set()
+        if self._pusher is not None:
+            self._pusher.join(2 * _PUSH_TIMEOUT_SECONDS)
+        server, self._server = self._server, None
+        self._wanted_port = None
+        if server is not None:
+            server.shutdown()
+            server.server_close()
+
+    def _serve(self) -> None:
+        now = self._clock()
+        if self._wanted_port is None or self._server is not None or now < self._next_try:
+            return
+        self._next_try = now + _RETRY_SECONDS
+        try:
+            self._server, _ = self._client.start_http_server(
+                self._wanted_port, self._address, registry=self._registry
+            )
+        except OSError as e:
+            self.failed(
+                "http",
+                f"serving metrics on {self._address}:{self._wanted_port}: {e.strerror or e}; it is tried again every "
+                f"{_RETRY_SECONDS:.0f} s. Choose another prometheusPort if this one is taken",
+            )
+            return
+        _log.info("serving metrics on http://%s:%d/metrics", self._address, self.port)
+
+    def _push(self, interval: float) -> None:
+        ended = False
+        assert self._gateway is not None, "the thread is started with one"
+        while not ended:
+            ended = self._stopping.wait(interval)
+            try:
+                self._client.push_to_gateway(
+                    self._gateway, job=_JOB, registry=self._registry, timeout=_PUSH_TIMEOUT_SECONDS
+                )
+            # urllib raises what it likes.
+            except Exception as e:
+                self.failed("pushgateway", f"pushing metrics to {self._gateway}: {e}; it is tried again")
+
+    # prometheus_client's side.
+
+    def collect(self) -> Iterator[Family]:
+        """Called for each scrape and push, in any thread."""
+        with self._lock:
+            now = self._clock()
+            self._queries = {
+                key: query
+                for key, query in self._queries.items()
+                if query.ended is None or now - query.ended < _KEPT_SECONDS
+            }
+            queries = list(self._queries.values())
+            failures = dict(self._failures)
+        yield from _families(SOURCE, list(_of_sources(queries)), ("query", "query_id", "source", "log"))
+        yield from _families(TOTAL, list(_of_sinks(queries)), ("query", "query_id", "sink"))
+        yield self._gauge(
+            "zmq_query_active",
+            "Whether the query is running.",
+            ("query", "query_id"),
+            [((_name(q.event), q.event["id"]), float(q.ended is None)) for q in queries],
+        )
+        yield self._gauge(
+            "zmq_query_progress_timestamp_seconds",
+            "When the query's newest trigger began.",
+            ("query", "query_id"),
+            [((_name(q.event), q.event["id"]), _seconds(q.event["timestamp"])) for q in queries],
+        )
+        family = self._client.core.CounterMetricFamily(
+            "zmq_metrics_outlet_failures",
+            "How often an outlet of metrics has failed in this process.",
+            labels=["outlet"],
+        )
+        for outlet, count in failures.items():
+            family.add_metric([outlet], count)
+        yield family
+
+    def _gauge(
+        self, name: str, doc: str, labels: Iterable[str], samples: Iterable[tuple[tuple[str, ...], float]]
+    ) -> Family:
+        family = self._client.core.GaugeMetricFamily(name, doc, labels=list(labels))
+        for values, value in samples:
+            family.add_metric(list(values), value)
+        return family
+
+
+# A labelled set of metrics: of one source or one sink.
+_Labelled = tuple[tuple[str, ...], Mapping[str, Any]]
+
+
+def _name(event: Mapping[str, Any]) -> str:
+    return str(event["name"] or event["id"])
+
+
+def _of_sources(queries: Iterable[_Query]) -> Iterator[_Labelled]:
+    for query in queries:
+        event = query.event
+        for number, source in enumerate(event["sources"]):
+            if source.get("metrics"):
+                labels = (_name(event), event["id"], str(number), str(source["latestOffset"]["log"]))
+                yield labels, source["metrics"]
+
+
+def _of_sinks(queries: Iterable[_Query]) -> Iterator[_Labelled]:
+    for query in queries:
+        event = query.event
+        for name, account in event["sink"].get("metrics", {}).get("bySink", {}).items():
+            yield (_name(event), event["id"], name), account["total"]
+
+
+def _families(
+    metrics: Iterable[Metric], labelled: list[_Labelled], labels: tuple[str, ...]
+) -> Iterator[Family]:
+    from prometheus_client import core  # noqa: PLC0415 - an extra
+
+    for metric in metrics:
+        if metric.series is None:
+            continue
+        kind = core.CounterMetricFamily if metric.counts else core.GaugeMetricFamily
+        family = kind(
+            metric.series, metric.doc, labels=[*labels, metric.label] if metric.label else list(labels)
+        )
+        for values, shown in labelled:
+            for more, value in _samples(metric, shown.get(metric.name)):
+                family.add_metric([*values, *more], value * metric.scale)
+        yield family
+
+
+def _samples(metric: Metric, value: Any) -> Iterator[tuple[tuple[str, ...], float]]:
+    """A metric's value as numbers, each with the label that a map or a state adds."""
+    if isinstance(value, Mapping):
+        for key, number in value.items():
+            yield (key,), float(number)
+    elif metric.name == "receivePausedBy":
+        for cause in PAUSE_CAUSES:
+            yield (cause,), float(value == cause)
+    elif isinstance(value, str):
+        yield (), _seconds(value)
+    elif value is not None:
+        yield (), float(value)
+
+
+def _seconds(timestamp: str) -> float:
+    return datetime.fromisoformat(timestamp).timestamp()

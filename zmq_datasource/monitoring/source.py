@@ -1,0 +1,186 @@
+"""A source's metrics: put together when they are asked for, and now and then written to ``metricsLocation``."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+from zmq_datasource.errors import DataLossError, LogError, MetricsError
+from zmq_datasource.follow import Follow
+from zmq_datasource.ingest import PARTITION, Ingest
+from zmq_datasource.intake import read_counters
+from zmq_datasource.limited_log import LimitedLog
+from zmq_datasource.monitoring.catalogue import kept_metrics, receiver_metrics, sequence_metrics
+from zmq_datasource.monitoring.store import MetricsStore, iso
+from zmq_datasource.options import StreamReadOptions
+from zmq_datasource.wal.reader import read_slices, slices
+from zmq_datasource.wal.state import read_saved_state
+
+__all__ = ["SourceMonitor"]
+
+_log = logging.getLogger(__name__)
+
+_RATE_SECONDS = 10.0
+_RATE_SAMPLE_SECONDS = 0.5
+# How long the end of a query waits for its last report.
+_CLOSE_SECONDS = 2.0
+
+
+class SourceMonitor:
+    """Watches a running ``Ingest`` or ``Follow``; never in its way.
+
+    Args:
+        clock: Seconds since the epoch, on the scale of the rows' timestamps.
+    """
+
+    def __init__(
+        self, source: Ingest | Follow, options: StreamReadOptions, clock: Callable[[], float] = time.time
+    ) -> None:
+        self._source = source
+        self._options = options
+        self._clock = clock
+        self._lock = threading.Lock()  # Spark's calls and the reporting thread meet here
+        self._read_to: int | None = None
+        self._rate = _Rate()
+        self._oldest: tuple[int, float | None] = (-1, None)
+        self._kept: tuple[int, dict[str, int]] = (-1, {})
+        self._failures = 0
+        self._faults = LimitedLog(__name__, "metrics that could not be read or written")
+        self._stopping = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def start(self) -> None:
+        """Begin to write reports, if there is a ``metricsLocation``; after the source was started."""
+        if self._options.metrics_location is not None:
+            self._thread = threading.Thread(target=self._report, name="zmq-metrics", daemon=True)
+            self._thread.start()
+
+    def stop(self) -> None:
+        """Write the last report, unless that takes long; after the source was stopped."""
+        self._stopping.set()
+        if self._thread is not None:
+            self._thread.join(_CLOSE_SECONDS)
+            if self._thread.is_alive():
+                _log.warning("%s does not answer; the last report is lost", self._options.metrics_location)
+
+    def read_to(self, end: int) -> None:
+        """What is below ``end`` is in finished batches."""
+        self._read_to = end
+
+    def metrics(self) -> dict[str, Any]:
+        """Everything there is to tell now; see ``catalogue.SOURCE``."""
+        with self._lock:
+            return self._facts() | self._backlog()
+
+    def _facts(self) -> dict[str, Any]:
+        source = self._source
+        if isinstance(source, Follow):
+            return self._kept_facts(source)
+        counters, judge = source.counters, source.judge
+        received = counters.received
+        facts = receiver_metrics(counters) | {
+            "messagesReceivedPerSecond": self._rate.of(received, time.monotonic()),
+            "lastReceived": iso(counters.last_received) if counters.last_received else None,
+            "metricsFailures": self._failures,
+        }
+        if judge is not None:
+            facts |= sequence_metrics(counters, judge.totals)
+            facts |= {"publishers": len(judge.expected), "gaps": len(judge.gaps)}
+        return facts
+
+    def _kept_facts(self, source: Follow) -> dict[str, Any]:
+        """What the log keeps of its writer's account: as of its newest chunk."""
+        end = source.log.durable_end
+        if self._kept[0] != end:
+            try:
+                saved = read_saved_state(source.storage, PARTITION)
+                counters, totals = read_counters(saved.full, saved.delta)
+            except LogError as e:
+                self._faults.warn("%s", e)
+            else:
+                kept = kept_metrics(counters)
+                self._kept = end, kept | (sequence_metrics(counters, totals) if totals is not None else {})
+        losses = {"dataLosses": source.counters.data_losses, "messagesExpired": source.counters.expired}
+        rate = {"messagesReceivedPerSecond": self._rate.of(end, time.monotonic())}
+        return self._kept[1] | losses | rate | {"metricsFailures": self._failures}
+
+    def _backlog(self) -> dict[str, Any]:
+        log = self._source.log
+        end = log.durable_end
+        start = min(max(self._read_to if self._read_to is not None else end, log.earliest), end)
+        sizes = (
+            chunk.size * (min(end, chunk.end) - max(start, chunk.first)) / (chunk.end - chunk.first)
+            for chunk in log.covering(start, end)
+        )
+        oldest = self._received_at(start) if start < end else None
+        return {
+            "backlogMessages": end - start + max(0, log.unsealed),
+            "backlogBytes": round(sum(sizes)) + log.unsealed_bytes,
+            "backlogAgeMs": 0 if oldest is None else max(0, round((self._clock() - oldest) * 1000)),
+            "logBytes": log.size,
+            "logChunks": log.chunks,
+        }
+
+    def _received_at(self, start: int) -> float | None:
+        """When the message ``start`` was received; None if the log cannot tell."""
+        if self._oldest[0] != start:
+            try:
+                pieces = slices(self._source.log.covering(start, start + 1), start, start + 1)
+                batch = next(iter(read_slices(self._source.storage, PARTITION, pieces)), None)
+            except DataLossError:  # committed and removed meanwhile
+                return None
+            except LogError as e:  # whoever reads the rows will hear of it
+                self._faults.warn("%s", e)
+                return None
+            at = None if batch is None else batch.column("timestamp")[0].value
+            self._oldest = start, None if at is None else at / 1e6
+        return self._oldest[1]
+
+    # The reporting thread.
+
+    def _report(self) -> None:
+        options, log = self._options, self._source.log
+        assert options.metrics_location is not None, "without a location there are no reports"
+        store = MetricsStore(options.metrics_location, options.metrics_retention)
+        endpoints = ",".join(map(str, (*options.connect, *options.bind)))
+        head = {
+            "log": log.log_id,
+            "walLocation": str(self._source.storage.root),
+            "source": f"{options.socket_type} {endpoints}"
+            if endpoints
+            else f"log {self._source.storage.root}",
+        }
+        number, ended = 0, False
+        while not ended:
+            ended = self._stopping.wait(options.metrics_interval)
+            try:
+                record = head | {"next": log.durable_end, "sourceMetrics": self.metrics()}
+                store.write_report(f"{log.log_id}-{PARTITION}", record, self._clock(), number)
+            # Whatever goes wrong with metrics, the feed goes on.
+            except Exception as e:
+                self._failures += 1
+                text = str(e) if isinstance(e, MetricsError) else f"reporting metrics: {e!r}"
+                self._faults.warn("%s", text)
+            number += 1
+        self._faults.flush()
+
+
+class _Rate:
+    """How fast a count has grown, over about the last ten seconds."""
+
+    def __init__(self) -> None:
+        self._samples: deque[tuple[float, int]] = deque()
+
+    def of(self, count: int, now: float) -> float:
+        """Take in the count as of now; returns what it has grown by a second."""
+        samples = self._samples
+        if not samples or now - samples[-1][0] >= _RATE_SAMPLE_SECONDS:
+            samples.append((now, count))
+        while len(samples) > 2 and now - samples[1][0] >= _RATE_SECONDS:
+            samples.popleft()
+        since, before = samples[0]
+        return round((count - before) / (now - since), 1) if now > since else 0.0

@@ -1,0 +1,262 @@
+"""Metrics at ``metricsLocation``: one small JSON file an account or report, on any file system pyarrow knows.
+
+    <location>/sinks/<query id>/<sink>-<batch, 20 digits>.json     one a committed batch
+    <location>/sources/<log id>-<partition>/<ms since the epoch, 14 digits>.json
+
+The rules:
+
+* A file appears whole: it is written under a hidden name and renamed.
+* A batch that is repeated writes the same file once more (by the rule of ``ledger``), so whoever adds
+  files up counts it once. Each has the total up to its batch too, taken from the file before it; so
+  totals go on after a restart, and nobody need read all files.
+* Files older than the retention are removed now and then by whoever writes beside them; the two
+  newest of a series stay.
+"""
+
+from __future__ import annotations
+
+import logging
+import posixpath
+import uuid
+from bisect import bisect_right
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import msgspec
+import xxhash
+
+from zmq_datasource.counters import SinkCounters
+from zmq_datasource.errors import MetricsError
+from zmq_datasource.locations import directory_of, without_secrets
+from zmq_datasource.monitoring.catalogue import sink_counters, sink_metrics
+from zmq_datasource.monitoring.ledger import Account, Entry
+from zmq_datasource.option_types import Location
+
+__all__ = ["FORMAT", "MetricsStore", "iso", "total_metrics"]
+
+_log = logging.getLogger(__name__)
+
+FORMAT = 1
+# How many files are written between two looks for expired ones.
+_EXPIRY_FILES = 100
+
+
+def iso(seconds: float) -> str:
+    """A time as Spark's progress writes it: UTC, ISO 8601, milliseconds."""
+    return f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%dT%H:%M:%S.%f}"[:-3] + "Z"
+
+
+def total_metrics(account: Account) -> dict[str, Any]:
+    """The total of an account, under its metrics' names."""
+    return {"batches": account.batches, **sink_metrics(account.total)}
+
+
+class MetricsStore:
+    """Reads and writes one location.
+
+    Args:
+        location: A directory, as a path or URI.
+        retention: Seconds after which a file may be removed; only for writers.
+    """
+
+    def __init__(self, location: Location, retention: float = 0.0) -> None:
+        self._location = location
+        self._retention = retention
+
+    # Writing.
+
+    def write_account(self, entry: Entry, now: float) -> None:
+        """Keep a sink's account of a batch.
+
+        Raises:
+            MetricsError: The file system refused.
+        """
+        name = _series(entry.sink)
+        with self._storing(f"writing the account of batch {entry.batch}") as (system, root):
+            directory = f"{root}/sinks/{entry.query}"
+            system.create_dir(directory, recursive=True)
+            path = f"{directory}/{name}-{entry.batch:020d}.json"
+            own, before = entry.counters, self._before(system, directory, name, entry.batch)
+            written = _read(system, path)
+            if written is not None and written["run"] == entry.run:
+                own = sink_counters(written["sinkMetrics"]) + own
+            account = Account(own, before.total + own, before.batches + 1)
+            record = {
+                "format": FORMAT,
+                "kind": "sink",
+                "timestamp": iso(now),
+                "query": entry.query,
+                "run": entry.run,
+                "batch": entry.batch,
+                "sink": entry.sink,
+                "sinkMetrics": sink_metrics(own),
+                "sinkTotal": total_metrics(account),
+            }
+            _write(system, path, record)
+            if entry.batch % _EXPIRY_FILES == 0:
+                self._expire(system, directory, name, now)
+
+    def _before(self, system: Any, directory: str, name: str, batch: int) -> Account:
+        """The account of the newest batch before this one."""
+        previous = f"{directory}/{name}-{batch - 1:020d}.json"
+        record = _read(system, previous) if batch else None
+        if record is None and batch:
+            own = f"{name}-{batch:020d}.json"
+            for path in reversed([p for p in _files(system, directory, name) if posixpath.basename(p) < own]):
+                record = _read(system, path)
+                if record is not None:
+                    break
+        return _account(record) if record is not None else Account.none()
+
+    def write_report(self, log: str, record: Mapping[str, Any], now: float, number: int) -> None:
+        """Keep a source's report.
+
+        Args:
+            log: Names the series: a log and its partition.
+            number: How many this writer has written before.
+
+        Raises:
+            MetricsError: The file system refused.
+        """
+        with self._storing("writing a source's report") as (system, root):
+            directory = f"{root}/sources/{log}"
+            system.create_dir(directory, recursive=True)
+            head = {"format": FORMAT, "kind": "source", "timestamp": iso(now)}
+            _write(system, f"{directory}/{round(now * 1000):014d}.json", {**head, **record})
+            if number % _EXPIRY_FILES == 0:
+                self._expire(system, directory, "", now)
+
+    def _expire(self, system: Any, directory: str, prefix: str, now: float) -> None:
+        expired = datetime.fromtimestamp(now, UTC) - timedelta(seconds=self._retention)
+        for info in _infos(system, directory, prefix)[:-2]:  # a repeated batch needs the one before it
+            if info.mtime is not None and info.mtime < expired:
+                system.delete_file(info.path)
+
+    # Reading.
+
+    def accounts(self, query: str, batches: Sequence[int]) -> dict[int, dict[str, Account]]:
+        """Each sink of a query, as of each batch; zeros where a batch wrote nothing.
+
+        Raises:
+            MetricsError: The file system refused.
+        """
+        found: dict[int, dict[str, Account]] = {batch: {} for batch in batches}
+        with self._storing(f"reading the accounts of query {query}") as (system, root):
+            series: dict[str, list[int]] = {}
+            for path in _files(system, f"{root}/sinks/{query}"):
+                name, number = _parts(path)
+                series.setdefault(name, []).append(number)
+            for name, numbers in series.items():
+                for batch in batches:
+                    at = bisect_right(numbers, batch)
+                    if not at:
+                        continue
+                    record = _read(system, f"{root}/sinks/{query}/{name}-{numbers[at - 1]:020d}.json")
+                    if record is not None:
+                        account = _account(record)
+                        own = account.batch if numbers[at - 1] == batch else SinkCounters.none()
+                        found[batch][record["sink"]] = account._replace(batch=own)
+        return found
+
+    def newest(self) -> list[dict[str, Any]]:
+        """The newest record of each series, sources first.
+
+        Raises:
+            MetricsError: There is nothing, or the file system refused.
+        """
+        newest: dict[tuple[str, str], str] = {}
+        with self._storing("reading metrics") as (system, root):
+            for kind in ("sources", "sinks"):
+                for path in _files(system, f"{root}/{kind}", recursive=True):
+                    series = "" if kind == "sources" else _parts(path)[0]
+                    newest[posixpath.dirname(path), series] = path
+            records = [_read(system, path) for path in newest.values()]
+        if not newest:
+            raise MetricsError(
+                f"reading metrics in {self._location}: there are none; name the metricsLocation of a source or sink "
+                "that has run"
+            )
+        return [record for record in records if record is not None]
+
+    @contextmanager
+    def _storing(self, act: str) -> Iterator[tuple[Any, str]]:
+        try:
+            system, root = directory_of(self._location)
+            yield system, root.rstrip("/")
+        except MetricsError:
+            raise
+        # Each file system raises what it likes.
+        except Exception as e:
+            raise MetricsError(f"{act} in {self._location}: {without_secrets(e, self._location)}") from e
+
+
+def _series(sink: str) -> str:
+    return f"{xxhash.xxh3_64_hexdigest(sink.encode())}"
+
+
+def _parts(path: str) -> tuple[str, int]:
+    """The series and batch of an account's file."""
+    name, _, number = posixpath.basename(path).removesuffix(".json").rpartition("-")
+    return name, int(number) if number.isdigit() else -1
+
+
+def _account(record: Mapping[str, Any]) -> Account:
+    total = record["sinkTotal"]
+    return Account(sink_counters(record["sinkMetrics"]), sink_counters(total), int(total["batches"]))
+
+
+def _infos(system: Any, directory: str, prefix: str = "", recursive: bool = False) -> list[Any]:
+    """The files of a directory, oldest first; none if it does not exist."""
+    from pyarrow import fs  # noqa: PLC0415 - see locations
+
+    selector = fs.FileSelector(directory, allow_not_found=True, recursive=recursive)
+    found = [
+        info
+        for info in system.get_file_info(selector)
+        if info.type == fs.FileType.File
+        and info.base_name.endswith(".json")
+        and info.base_name.startswith(prefix)
+        and not info.base_name.startswith(".")
+    ]
+    return sorted(found, key=lambda info: info.path)
+
+
+def _files(system: Any, directory: str, prefix: str = "", recursive: bool = False) -> list[str]:
+    return [info.path for info in _infos(system, directory, prefix, recursive)]
+
+
+def _read(system: Any, path: str) -> dict[str, Any] | None:
+    """A record; None if there is none, or none of ours, which is said."""
+    try:
+        with system.open_input_stream(path) as file:
+            record = msgspec.json.decode(file.read())
+    except FileNotFoundError:
+        return None
+    except msgspec.DecodeError as e:
+        _log.warning("reading %s: %s; it is left out", path, e)
+        return None
+    if not isinstance(record, dict) or record.get("format") != FORMAT:
+        _log.warning("reading %s: it is not of format %d; it is left out", path, FORMAT)
+        return None
+    return record
+
+
+def _write(system: Any, path: str, record: Mapping[str, Any]) -> None:
+    directory, name = posixpath.split(path)
+    hidden = f"{directory}/.{uuid.uuid4().hex}-{name}"
+    try:
+        with system.open_output_stream(hidden) as file:
+            file.write(msgspec.json.encode(record))
+        system.move(hidden, path)
+    except BaseException:
+        _remove(system, hidden)
+        raise
+
+
+def _remove(system: Any, path: str) -> None:
+    try:
+        system.delete_file(path)
+    except OSError:  # it was never made, or the file system is what failed
+        _log.debug("removing %s was not possible", path)

@@ -1,0 +1,53 @@
+"""What ``metricsLocation`` holds, as a DataFrame."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from zmq_datasource.monitoring.catalogue import SINK, SOURCE, TOTAL, Metric
+from zmq_datasource.monitoring.store import MetricsStore
+from zmq_datasource.option_types import Location
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+__all__ = ["HISTORY_DDL", "metrics_dataframe"]
+
+
+def _struct(metrics: Iterable[Metric]) -> str:
+    types = ((m.name, "TIMESTAMP" if m.name == "lastReceived" else m.type) for m in metrics)
+    return f"STRUCT<{', '.join(f'{name}: {of}' for name, of in types)}>"
+
+
+HISTORY_DDL = (
+    "timestamp TIMESTAMP, kind STRING, "
+    f"source STRING, log STRING, walLocation STRING, next BIGINT, sourceMetrics {_struct(SOURCE)}, "
+    "query STRING, run STRING, batch BIGINT, sink STRING, "
+    f"sinkMetrics {_struct(SINK)}, sinkTotal {_struct(TOTAL)}"
+)
+
+
+def metrics_dataframe(spark: SparkSession, location: str) -> DataFrame:
+    """The history of sources and sinks that write to ``location`` (their option ``metricsLocation``).
+
+    A row is either a source's report (``kind`` is ``source``: ``source``, ``log``, ``walLocation``, ``next``,
+    ``sourceMetrics``) or a sink's committed batch (``sink``: ``query``, ``run``, ``batch``, ``sink``,
+    ``sinkMetrics`` of the batch, ``sinkTotal`` up to it). docs/metrics.md has the fields and their units.
+
+    Raises:
+        MetricsError: There are no metrics.
+    """
+    MetricsStore(Location(location)).newest()  # says clearly if there is nothing
+    reader = spark.read.schema(HISTORY_DDL).option("recursiveFileLookup", True)
+    return reader.option("pathGlobFilter", "*.json").json(_for_spark(location))
+
+
+def _for_spark(location: str) -> str:
+    """The location as Spark names it: whose default file system may not be the local one."""
+    if "://" in location:
+        # Hadoop's S3 file system has another scheme than pyarrow's.
+        return location.replace("s3://", "s3a://", 1)
+    return Path(os.path.abspath(location)).as_uri()

@@ -1,0 +1,111 @@
+"""The same metrics for every query of a session, as they come: to a callback, and to Prometheus."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable
+from typing import Any
+
+from pyspark.sql.streaming.listener import (
+    QueryIdleEvent,
+    QueryProgressEvent,
+    QueryStartedEvent,
+    QueryTerminatedEvent,
+    StreamingQueryListener,
+)
+
+from zmq_datasource.errors import MetricsError
+from zmq_datasource.limited_log import LimitedLog
+from zmq_datasource.monitoring.prometheus import PrometheusOutlet
+from zmq_datasource.spark.progress import fill_in
+
+__all__ = ["ZmqMetricsListener"]
+
+_log = logging.getLogger(__name__)
+
+
+class ZmqMetricsListener(StreamingQueryListener):
+    """Hands on each progress event of each query with the metrics of its ZeroMQ sources and sinks.
+
+    >>> spark.streams.addListener(ZmqMetricsListener(prometheusPort=9400))  # doctest: +SKIP
+
+    Whatever fails here is logged and counted (``failures``, ``zmq_metrics_outlet_failures_total``), and
+    no query notices.
+
+    Args:
+        callback: Called with each event as ``metrics(query).last`` would be then, in a thread of Spark's.
+        location: The sinks' ``metricsLocation``; as in ``metrics``.
+        prometheusPort: Serve the metrics on this port of the driver; 0 takes a free one (``port``). Needs
+            the extra ``prometheus``.
+        prometheusAddress: Where to listen.
+        prometheusGateway: Push them to this Pushgateway, ``host:port`` or a URL.
+        prometheusInterval: Seconds between two pushes.
+
+    Raises:
+        OptionError: The Prometheus client is not installed.
+    """
+
+    def __init__(
+        self,
+        callback: Callable[[dict[str, Any]], object] | None = None,
+        *,
+        location: str | None = None,
+        prometheusPort: int | None = None,
+        prometheusAddress: str = "0.0.0.0",
+        prometheusGateway: str | None = None,
+        prometheusInterval: float = 10.0,
+    ) -> None:
+        self._callback = callback
+        self._location = location
+        self._faults = LimitedLog(__name__, "failures")
+        self._outlet: PrometheusOutlet | None = None
+        self.failures = 0
+        if prometheusPort is not None or prometheusGateway is not None:
+            self._outlet = PrometheusOutlet(
+                prometheusPort, prometheusAddress, prometheusGateway, prometheusInterval
+            )
+
+    @property
+    def port(self) -> int | None:
+        """Where Prometheus is served now; None if it is not."""
+        return None if self._outlet is None else self._outlet.port
+
+    def close(self) -> None:
+        """Stop serving; push a last time. After ``spark.streams.removeListener``."""
+        if self._outlet is not None:
+            self._outlet.close()
+
+    def onQueryStarted(self, event: QueryStartedEvent) -> None:
+        """Nothing to tell yet."""
+
+    def onQueryProgress(self, event: QueryProgressEvent) -> None:
+        self._hand_on(json.loads(event.progress.json))
+
+    def onQueryIdle(self, event: QueryIdleEvent) -> None:
+        """Nothing has changed."""
+
+    def onQueryTerminated(self, event: QueryTerminatedEvent) -> None:
+        if self._outlet is not None:
+            self._outlet.ended(str(event.id))
+
+    def _hand_on(self, progress: dict[str, Any]) -> None:
+        try:
+            fill_in([progress], self._location)
+        except MetricsError as e:  # the source's are there nevertheless
+            self._failed("metricsLocation", str(e))
+        if self._outlet is not None:
+            self._outlet.observe(progress)
+        if self._callback is not None:
+            try:
+                self._callback(progress)
+            # It is the user's; what it raises would only be swallowed by Spark's listener bus.
+            except Exception as e:
+                self._failed("callback", f"the callback of ZmqMetricsListener: {e!r}")
+
+    def _failed(self, outlet: str, why: str) -> None:
+        self.failures += 1
+        if self._outlet is not None:
+            self._outlet.failed(outlet, why)
+        else:
+            self._faults.warn("%s", why)

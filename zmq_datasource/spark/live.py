@@ -1,0 +1,84 @@
+"""A query's metrics as a table that keeps itself up to date, in a notebook or a terminal."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from zmq_datasource.spark.progress import metrics
+
+if TYPE_CHECKING:
+    from pyspark.sql.streaming.query import StreamingQuery
+    from rich.table import Table
+
+__all__ = ["live_view"]
+
+
+def live_view(
+    query: StreamingQuery, seconds: float | None = None, interval: float = 1.0, location: str | None = None
+) -> None:
+    """Show rates, drops, backlog and high-water marks of a query until it ends.
+
+    Args:
+        seconds: End after this long; None goes on until the query ends or Ctrl-C (in a notebook: interrupt).
+        interval: Seconds between two looks.
+        location: As in ``metrics``.
+
+    Raises:
+        MetricsError: ``location`` cannot be read.
+    """
+    # Every worker of Spark imports this package, and shows no tables.
+    from zmq_datasource.monitoring.view import View  # noqa: PLC0415
+
+    view, deadline = View(), None if seconds is None else time.monotonic() + seconds
+    with _screen() as show:
+        try:
+            while True:
+                last = metrics(query, location).last
+                show(view.render(_records(last) if last is not None else []))
+                left = interval if deadline is None else min(interval, deadline - time.monotonic())
+                if left <= 0 or not query.isActive:
+                    return
+                time.sleep(left)
+        except KeyboardInterrupt:
+            return
+
+
+def _records(event: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """The parts of an event that are ours, as ``store`` has them."""
+    common = {"timestamp": event["timestamp"], "query": event["id"], "name": event["name"]}
+    for number, source in enumerate(event["sources"]):
+        if source.get("metrics"):
+            named = {"kind": "source", "source": f"{event['name'] or event['id'][:8]} [{number}]"}
+            yield common | named | {"sourceMetrics": source["metrics"]}
+    for name, account in event["sink"].get("metrics", {}).get("bySink", {}).items():
+        named = {"kind": "sink", "sink": name, "batch": event["batchId"]}
+        yield common | named | {"sinkMetrics": account, "sinkTotal": account["total"]}
+
+
+@contextmanager
+def _screen() -> Iterator[Callable[[Table], None]]:
+    """Something that shows one thing after another in the same place."""
+    from rich.console import Console  # noqa: PLC0415 - see live_view
+    from rich.live import Live  # noqa: PLC0415
+    from rich.table import Table  # noqa: PLC0415
+
+    if _in_notebook():
+        from IPython.display import display  # noqa: PLC0415 - only where it is
+
+        handle = display(Table(), display_id=True)  # type: ignore[no-untyped-call]
+        yield handle.update
+        return
+    with Live(console=Console(), auto_refresh=False) as live:
+        yield lambda content: live.update(content, refresh=True)
+
+
+def _in_notebook() -> bool:
+    try:
+        from IPython.core.getipython import get_ipython  # noqa: PLC0415 - may not be there
+    except ImportError:
+        return False
+    shell = get_ipython()
+    return shell is not None and hasattr(shell, "kernel")

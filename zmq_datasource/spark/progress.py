@@ -1,0 +1,105 @@
+"""A query's progress, with what Spark leaves out of a Python source and sink filled in."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from zmq_datasource.counters import SinkCounters
+from zmq_datasource.monitoring.catalogue import sink_metrics
+from zmq_datasource.monitoring.ledger import Account, Ledger
+from zmq_datasource.monitoring.store import MetricsStore, total_metrics
+from zmq_datasource.option_types import Location
+from zmq_datasource.spark.registration import active_ledger
+
+if TYPE_CHECKING:
+    from pyspark.sql.streaming.query import StreamingQuery
+
+__all__ = ["QueryMetrics", "fill_in", "metrics"]
+
+
+class QueryMetrics(NamedTuple):
+    """A query's progress as plain dictionaries; see ``metrics``.
+
+    Attributes:
+        last: The newest event; None before the first.
+        recent: The events that Spark keeps, oldest first.
+    """
+
+    last: dict[str, Any] | None
+    recent: list[dict[str, Any]]
+
+
+def metrics(query: StreamingQuery, location: str | None = None) -> QueryMetrics:
+    """The progress of a query with the metrics of its ZeroMQ sources and sinks.
+
+    The dictionaries have Spark's own shape (that of ``query.lastProgress.json``). Filled in are
+    ``sources[i]["metrics"]`` for each ZeroMQ source, and ``sink["metrics"]``: the account of that event's
+    batch, under ``total`` that of all batches so far, and under ``bySink`` both for each sink, of which
+    ``foreachBatch`` may write several. docs/metrics.md has each field with its unit.
+
+    Args:
+        query: A running or ended query.
+        location: The sink's ``metricsLocation``. Needed with Spark Connect, and where ``register`` was not
+            called; totals then go back to the query's first batch, and not only to the start of this process.
+
+    Raises:
+        MetricsError: ``location`` cannot be read.
+    """
+    events = [json.loads(progress.json) for progress in query.recentProgress]
+    recent = fill_in(events, location)
+    return QueryMetrics(recent[-1] if recent else None, recent)
+
+
+def fill_in(events: Sequence[dict[str, Any]], location: str | None) -> list[dict[str, Any]]:
+    """Fill the metrics into progress events of one query, in place.
+
+    Raises:
+        MetricsError: ``location`` cannot be read.
+    """
+    source: Ledger | MetricsStore | None
+    source = active_ledger() if location is None else MetricsStore(Location(location))
+    for event in events:
+        for described in event["sources"]:
+            offset = described.get("latestOffset")
+            if _is_ours(offset):
+                described["metrics"] = {k: v for k, v in offset.items() if k not in ("log", "next")}
+    if source is None or not events:
+        return list(events)
+    wanted = [_batch(event) for event in events]
+    accounts = source.accounts(events[0]["id"], wanted)
+    for event, batch in zip(events, wanted, strict=True):
+        sinks = accounts[batch]
+        if sinks:
+            if not _has_run(event):
+                sinks = {name: a._replace(batch=SinkCounters.none()) for name, a in sinks.items()}
+            event["sink"]["metrics"] = _shown(sinks)
+    return list(events)
+
+
+def _is_ours(offset: object) -> bool:
+    return isinstance(offset, Mapping) and "log" in offset and "logBytes" in offset
+
+
+def _has_run(event: Mapping[str, Any]) -> bool:
+    """Whether the event is about a batch, not about a trigger that found nothing to do."""
+    return "addBatch" in event["durationMs"]
+
+
+def _batch(event: Mapping[str, Any]) -> int:
+    """The newest batch that the event knows: an idle trigger names the one that is to come."""
+    batch = int(event["batchId"])
+    return batch if _has_run(event) else batch - 1
+
+
+def _shown(sinks: Mapping[str, Account]) -> dict[str, Any]:
+    whole = sum(sinks.values(), Account.none())
+    return {
+        **_account(whole),
+        "bySink": {name: _account(account) for name, account in sorted(sinks.items())},
+    }
+
+
+def _account(account: Account) -> dict[str, Any]:
+    return {**sink_metrics(account.batch), "total": total_metrics(account)}

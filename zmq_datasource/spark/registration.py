@@ -1,0 +1,48 @@
+"""Makes ``format("zmq")`` known to a Spark session, with a way for its sinks to tell the driver what they did."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+from weakref import WeakKeyDictionary
+
+from pyspark import SparkContext
+
+from zmq_datasource.monitoring.ledger import Ledger
+from zmq_datasource.spark.accounting import SinkAccumulator, new_accumulator
+from zmq_datasource.spark.datasource import ZmqDataSource
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+__all__ = ["active_ledger", "register"]
+
+_accumulators: WeakKeyDictionary[SparkContext, SinkAccumulator] = WeakKeyDictionary()
+
+
+def register(spark: SparkSession) -> None:
+    """Make ``format("zmq")`` known to a Spark session, classic or Connect.
+
+    In a classic session its sinks then tell this process what they did, for ``metrics`` and
+    ``ZmqMetricsListener``. With Spark Connect, and where Spark finds the source by itself, nothing can
+    tell; set ``metricsLocation`` there.
+    """
+    context = SparkContext._active_spark_context
+    if context is None or type(spark).__module__.startswith("pyspark.sql.connect"):
+        spark.dataSource.register(ZmqDataSource)
+        return
+    if context not in _accumulators:
+        _accumulators[context] = new_accumulator(context)
+    shared = _accumulators[context]
+
+    # A class of this function's own is pickled by value, and the accumulator with it.
+    class RegisteredZmqDataSource(ZmqDataSource):
+        accumulator = shared
+
+    spark.dataSource.register(RegisteredZmqDataSource)
+
+
+def active_ledger() -> Ledger | None:
+    """What the sinks of the running Spark have told; None without a Spark context, or if nothing is registered."""
+    context = SparkContext._active_spark_context
+    accumulator = None if context is None else _accumulators.get(context)
+    return None if accumulator is None else accumulator.value
