@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -22,12 +23,12 @@ from click.testing import CliRunner
 from tests.support import bound
 from zmq_datasource.cli import main
 from zmq_datasource.counters import SinkCounters
-from zmq_datasource.demo.account import Account, SinkLog, SourceTally, parse_sink_line
+from zmq_datasource.demo.account import Account, Tally
 from zmq_datasource.demo.errors import plain_reason
 from zmq_datasource.demo.verdict import findings
+from zmq_datasource.monitoring.catalogue import sink_metrics
 
 COMMAND = [sys.executable, "-m", "zmq_datasource.cli", "demo"]
-LINE = "2026-01-01 INFO x: sink query=q batch=3 rows=9 sent=7 bytes=70 dropped=2 dropped.hwm=2 tasks=1"
 
 
 @contextmanager
@@ -178,48 +179,29 @@ def test_options_of_a_feed_need_the_feed() -> None:
     assert "--endpoint" in result.stderr
 
 
-def test_sink_line_is_read_back_as_it_was_written() -> None:
-    counters = SinkCounters(rows=9, sent=7, bytes=70, dropped=Counter(hwm=2), unflushed_tasks=1, tasks=2)
-    assert parse_sink_line(f"INFO x: sink query=q batch=3 {counters}") == ("q", 3, counters)
+def test_tally_takes_an_event_once_and_idle_ones_as_news() -> None:
+    began = datetime(2026, 1, 1, tzinfo=UTC)
 
+    def event(
+        batch: int, rows: int, received: int | None, second: int, sent: int | None = None
+    ) -> dict[str, Any]:
+        account = sink_metrics(SinkCounters(rows=sent or 0, sent=sent or 0))
+        return {
+            "batchId": batch,
+            "numInputRows": rows,
+            "timestamp": (began + timedelta(seconds=second)).isoformat(),
+            "sources": [{} if received is None else {"metrics": {"messagesReceived": received}}],
+            "sink": {} if sent is None else {"metrics": {"total": account}},
+        }
 
-@pytest.mark.parametrize(
-    "line",
-    [
-        "",
-        "WARNING zmq_datasource.sender: no peer within 30s",
-        "INFO x: sink batch=3 rows=9 sent=7 bytes=70 dropped=0 tasks=1",
-        "INFO x: sink query=q batch=3 rows=9 sent=",
-        "INFO x: sink query=q batch=three rows=9 sent=9 bytes=70 dropped=0 tasks=1",
-    ],
-)
-def test_any_other_line_is_passed_over(line: str) -> None:
-    assert parse_sink_line(line) is None
-
-
-def test_sink_log_counts_a_repeated_batch_once_and_waits_for_whole_lines(tmp_path: Path) -> None:
-    log = SinkLog(tmp_path / "log")
-    log.update()
-    assert log.total("q") == SinkCounters.none()
-    log.path.write_text(f"{LINE}\n\xff\x00\n{LINE}\n{LINE.replace('batch=3', 'batch=4')}", encoding="latin-1")
-    log.update()
-    assert log.total("q").rows == 9
-    with log.path.open("a") as file:
-        file.write("\n")
-    log.update()
-    assert log.total("q").rows == 18
-    assert log.total("another") == SinkCounters.none()
-
-
-def test_source_tally_takes_an_event_once_and_idle_ones_as_news() -> None:
-    tally, now = SourceTally(), datetime.now(UTC)
-    tally.add(0, 0, None, now)
+    tally = Tally()
+    tally.add(event(0, 0, None, 0))
     assert tally.as_of is None
     for _ in range(2):
-        tally.add(0, 10, '{"messagesReceived": 12}', now)
-    tally.add(1, 0, '{"messagesReceived": 15}', now + timedelta(seconds=1))
-    assert (tally.rows, tally.received) == (10, 15)
-    assert tally.as_of == now + timedelta(seconds=1)
+        tally.add(event(0, 10, 12, 1, sent=10))
+    tally.add(event(1, 0, 15, 2))
+    assert (tally.rows, tally.received, tally.sink.sent) == (10, 15, 10)
+    assert tally.as_of == began + timedelta(seconds=2)
 
 
 def test_words_say_what_is_wrong_with_the_numbers() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ import zmq
 
 from tests.support import Consuming, Socket, bound, drain, free_endpoint, wait_for, write_options
 from zmq_datasource.errors import FlushTimeoutError, NoPeerError, SendTimeoutError
-from zmq_datasource.sender import Sender
+from zmq_datasource.sender import Sender, _Refusing
 
 Context = zmq.Context[Socket]
 VALUE = b"x" * 100
@@ -248,3 +249,69 @@ def test_a_task_that_fails_gives_its_queue_up_at_once(context: Context) -> None:
 
     with pytest.raises(ZeroDivisionError):
         fail()
+
+
+def test_time_spent_waiting_at_the_high_water_mark_is_counted(context: Context) -> None:
+    pull, endpoint = bound(context, zmq.PULL, rcvhwm=1, rcvbuf=4096)
+    full, got = threading.Event(), 0
+
+    def read_late() -> None:
+        nonlocal got
+        full.wait(30)
+        time.sleep(0.2)  # the wait that is measured
+        while got < 3000:
+            pull.recv()
+            got += 1
+
+    reading = threading.Thread(target=read_late)
+    reading.start()
+    options = write_options(connect=endpoint, sndhwm=10, zmq_sndbuf=4096)
+    with Sender(options) as sender:
+        values = [b"x" * 1000] * 1000
+        sender.send_values(values[:1])
+        assert sender.counters.blocked_seconds == 0
+        full.set()
+        for _ in range(2):
+            sender.send_values(values)
+        sender.send_values(values[:999])
+        counters = sender.finish()
+    reading.join(30)
+    assert (counters.sent, counters.peers, counters.sndhwm) == (3000, 1, 10)
+    assert 0.15 < counters.blocked_seconds < 30
+
+
+def test_retries_count_as_waiting(context: Context) -> None:
+    _, endpoint = bound(context, zmq.PULL, rcvhwm=1, rcvbuf=4096)
+    options = write_options(
+        connect=endpoint,
+        noblock=True,
+        sndhwm=1,
+        zmq_sndbuf=4096,
+        linger=0,
+        maxRetries=2,
+        retryInterval="10ms",
+    )
+    with Sender(options) as sender:
+        sender.send_values([b"x" * 10_000] * 1000)
+        counters = sender.finish()
+    assert counters.dropped["hwm"] > 0
+    assert counters.retries >= 2
+    assert counters.blocked_seconds == pytest.approx(0.03 * counters.retries / 2, rel=0.5)
+
+
+def test_a_long_refusal_is_one_line_and_its_end_another(caplog: pytest.LogCaptureFixture) -> None:
+    now = [0.0]
+    refusing = _Refusing("dropped", clock=lambda: now[0])
+    for second in range(8):  # full and free again, thousands of times
+        now[0] = float(second)
+        for _ in range(1000):
+            refusing.note("hwm")
+            refusing.look()
+    assert [r.message for r in caplog.records] == ["rows are being dropped: 5001 hwm in 5 s"]
+    now[0] = 12.5
+    refusing.look()
+    refusing.look()
+    assert [r.message for r in caplog.records][1:] == ["rows are no longer dropped: 8000 hwm in 7 s"]
+    refusing.note("hwm")  # a short one is told by its batch
+    refusing.end()
+    assert len(caplog.records) == 2

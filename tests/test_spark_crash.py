@@ -27,8 +27,15 @@ SEED = 20_261_120
 class Driver:
     """A Spark driver in its own process group of three: Python, JVM and source runner."""
 
-    def __init__(self, endpoint: str, log: Path, out: Path, mode: str = "forever") -> None:
-        command = [sys.executable, "-m", "tests.crash_driver", endpoint, str(log), str(out), mode]
+    def __init__(
+        self,
+        endpoint: str,
+        log: Path | str,
+        out: Path,
+        mode: str = "forever",
+        module: str = "tests.crash_driver",
+    ) -> None:
+        command = [sys.executable, "-m", module, endpoint, str(log), str(out), mode]
         self.process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         self._all = psutil.Process(self.process.pid)
         self._runners: list[psutil.Process] = []

@@ -9,14 +9,14 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from datetime import datetime
 from pathlib import Path
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.functions import avg, col, count, from_json, length
 from pyspark.sql.streaming.query import StreamingQuery
 
-from zmq_datasource.demo.account import SourceTally
+from zmq_datasource import metrics
+from zmq_datasource.demo.account import Tally
 from zmq_datasource.demo.errors import DemoError, plain_reason
 
 __all__ = ["SLOW_SINK", "Flow", "TopicTable", "start_aggregation", "start_sink"]
@@ -39,7 +39,7 @@ class Flow:
 
     name: str
     query: StreamingQuery
-    tally: SourceTally = field(default_factory=SourceTally)
+    tally: Tally = field(default_factory=Tally)
 
     def update(self) -> None:
         """Take in new progress events.
@@ -47,10 +47,8 @@ class Flow:
         Raises:
             DemoError: The query has ended by itself.
         """
-        for event in self.query.recentProgress:
-            source = event["sources"][0]
-            began = datetime.fromisoformat(event["timestamp"])
-            self.tally.add(event["batchId"], event["numInputRows"], source["latestOffset"], began)
+        for event in metrics(self.query).recent:
+            self.tally.add(event)
         error = self.query.exception()
         if error is not None:
             raise DemoError(f"the {self.name} ended: {plain_reason(error)}")

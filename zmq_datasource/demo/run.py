@@ -15,7 +15,7 @@ from typing import Any
 
 from rich.console import Console
 
-from zmq_datasource.demo.account import Account, SinkLog
+from zmq_datasource.demo.account import Account
 from zmq_datasource.demo.display import Screen, print_result
 from zmq_datasource.demo.errors import DemoError, plain_reason
 from zmq_datasource.demo.job import SLOW_SINK, Flow, TopicTable, start_aggregation, start_sink
@@ -98,7 +98,6 @@ class _Demo:
         self._seconds = seconds
         self._feed = feed
         self._work = work
-        self._sink_log = SinkLog(work / "zmq_datasource.log")
         self._publisher: Peer | None = None
         self._consumers: dict[str, Peer] = {}
         self._flows: list[Flow] = []
@@ -110,7 +109,7 @@ class _Demo:
             self._screen = stack.enter_context(Screen(self._console))
             self._show("Starting the publisher, the consumers and Spark ...")
             feed = self._start_peers(stack)
-            spark = stack.enter_context(spark_session(self._work, self._sink_log.path))
+            spark = stack.enter_context(spark_session(self._work))
             if self._publisher is not None:
                 # Before Spark: a receiver drains its socket at the end, as long as messages come.
                 stack.callback(self._publisher.end)
@@ -203,7 +202,6 @@ class _Demo:
     def _update(self) -> list[Account]:
         """Ask everybody for news."""
         published = self._publisher.update() if self._publisher else None
-        self._sink_log.update()
         accounts = []
         for flow in self._flows:
             flow.update()
@@ -214,7 +212,7 @@ class _Demo:
                     published,
                     flow.tally.received,
                     flow.tally.rows,
-                    self._sink_log.total(str(flow.query.id)) if consumer else None,
+                    flow.tally.sink if consumer else None,
                     consumer.update() if consumer else None,
                 )
             )

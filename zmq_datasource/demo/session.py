@@ -46,7 +46,7 @@ def write_logging_conf(target: Path, log_file: Path) -> None:
 
 
 @contextmanager
-def spark_session(work: Path, package_log: Path) -> Iterator[SparkSession]:
+def spark_session(work: Path) -> Iterator[SparkSession]:
     """Start Spark; at the end stop it and wait until its JVM is gone.
 
     What the JVM and Spark's Python processes write to stderr goes to ``work/spark.log``.
@@ -55,7 +55,7 @@ def spark_session(work: Path, package_log: Path) -> Iterator[SparkSession]:
         DemoError: Spark does not start, mostly for want of a Java 17.
     """
     logging_conf = work / "logging.json"
-    write_logging_conf(logging_conf, package_log)
+    write_logging_conf(logging_conf, work / "zmq_datasource.log")
     os.environ.update(
         {
             "PYSPARK_PYTHON": sys.executable,

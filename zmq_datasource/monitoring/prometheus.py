@@ -33,7 +33,6 @@ _log = logging.getLogger(__name__)
 _KEPT_SECONDS = 600.0
 _RETRY_SECONDS = 10.0
 _PUSH_TIMEOUT_SECONDS = 5.0
-_JOB = "zmq_datasource"
 
 
 @dataclass
@@ -52,6 +51,7 @@ class PrometheusOutlet:
         address: Where to listen.
         gateway: Push to this Pushgateway (``host:port`` or a URL).
         interval: Seconds between two pushes.
+        job: The group that a push replaces there: one for each application.
 
     Raises:
         OptionError: ``prometheus_client`` is not installed.
@@ -63,6 +63,7 @@ class PrometheusOutlet:
         address: str = "0.0.0.0",
         gateway: str | None = None,
         interval: float = 10.0,
+        job: str = "zmq_datasource",
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         try:
@@ -73,7 +74,7 @@ class PrometheusOutlet:
             ) from e
         self._client = prometheus_client
         self._wanted_port, self._address = port, address
-        self._gateway = gateway
+        self._gateway, self._job = gateway, job
         self._clock = clock
         self._lock = threading.Lock()
         self._queries: dict[str, _Query] = {}
@@ -151,7 +152,7 @@ class PrometheusOutlet:
             ended = self._stopping.wait(interval)
             try:
                 self._client.push_to_gateway(
-                    self._gateway, job=_JOB, registry=self._registry, timeout=_PUSH_TIMEOUT_SECONDS
+                    self._gateway, job=self._job, registry=self._registry, timeout=_PUSH_TIMEOUT_SECONDS
                 )
             # urllib raises what it likes.
             except Exception as e:

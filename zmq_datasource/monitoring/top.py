@@ -22,12 +22,12 @@ def watch(location: Location, interval: float, since: float, *, once: bool = Fal
     Raises:
         MetricsError: There is nothing, or it cannot be read.
     """
-    store, view = MetricsStore(location), View(since)
-    console = Console()
+    store, console = MetricsStore(location), Console()
+    if not console.is_terminal:  # into a file or pipe, a line is as wide as it must be
+        console = Console(width=_WIDTH)
+    view = View(since, console.width)
     if once:
-        # Into a file or pipe, a line is as wide as it must be.
-        out = console if console.is_terminal else Console(width=_WIDTH)
-        out.print(view.render(store.newest()))
+        console.print(view.render(store.newest()))
         return
     try:
         with Live(view.render(store.newest()), console=console, auto_refresh=False, screen=False) as live:

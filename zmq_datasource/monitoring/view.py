@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
@@ -13,32 +13,25 @@ from rich.text import Text
 
 __all__ = ["View"]
 
+_WIDE = 120
+# What a narrow screen has no room for.
+_LESS = {"malformed", "log", "as of", "batch", "set aside", "blocked"}
 _SOURCE = (
-    ("source", "left"),
-    ("msg/s", "right"),
-    ("backlog", "right"),
-    ("oldest", "right"),
-    ("lost", "right"),
-    ("malformed", "right"),
-    ("paused", "right"),
-    ("peers", "right"),
-    ("rcvhwm", "right"),
-    ("log", "right"),
-    ("as of", "right"),
+    "source",
+    "msg/s",
+    "backlog",
+    "oldest",
+    "lost",
+    "malformed",
+    "paused",
+    "peers",
+    "rcvhwm",
+    "log",
+    "as of",
 )
 _SINK = (
-    ("sink", "left"),
-    ("query", "left"),
-    ("batch", "right"),
-    ("sent/s", "right"),
-    ("dropped/s", "right"),
-    ("sent", "right"),
-    ("dropped", "right"),
-    ("set aside", "right"),
-    ("blocked", "right"),
-    ("peers", "right"),
-    ("sndhwm", "right"),
-    ("as of", "right"),
+    *("sink", "query", "batch", "sent/s", "dropped/s", "sent", "dropped", "set aside", "blocked"),
+    *("peers", "sndhwm", "as of"),
 )
 
 
@@ -47,25 +40,27 @@ class View:
 
     Args:
         since: Leave out what has said nothing for so many seconds; None shows all.
+        width: Columns of the screen; on a narrow one some figures are left out.
     """
 
-    def __init__(self, since: float | None = None) -> None:
+    def __init__(self, since: float | None = None, width: int | None = None) -> None:
         self._since = since
+        self._narrow = width is not None and width < _WIDE
         self._sinks: dict[tuple[str, str], list[tuple[datetime, Mapping[str, Any]]]] = {}
 
     def render(self, records: Iterable[Mapping[str, Any]], now: datetime | None = None) -> Table:
         """Two tables, of sources and of sinks; those that are empty are left out."""
         now = now or datetime.now(UTC)
-        sources, sinks = _table(_SOURCE), _table(_SINK)
+        sources, sinks = self._table(_SOURCE), self._table(_SINK)
         silent = 0
         for record in sorted(records, key=_order):
             age = (now - datetime.fromisoformat(record["timestamp"])).total_seconds()
             if self._since is not None and age > self._since:
                 silent += 1
             elif record["kind"] == "source":
-                sources.add_row(*_source_cells(record), _ago(age))
+                self._add(sources, _SOURCE, [*_source_cells(record), _ago(age)])
             else:
-                sinks.add_row(*self._sink_cells(record), _ago(age))
+                self._add(sinks, _SINK, [*self._sink_cells(record), _ago(age)])
         # A table shows itself in a notebook too.
         parts = Table.grid(padding=(0, 0, 1, 0))
         for table in (sources, sinks):
@@ -77,6 +72,23 @@ class View:
             span = humanfriendly.format_timespan(self._since)
             parts.add_row(Text(f"{silent} more have said nothing for {span}.", style="dim"))
         return parts
+
+    def _table(self, columns: Sequence[str]) -> Table:
+        table = Table(box=None, header_style="bold", padding=(0, 1), pad_edge=False)
+        for name in columns:
+            if self._shows(name):
+                # Names of queries and endpoints give way first: they are folded, figures are not.
+                words = name in ("source", "sink", "query")
+                table.add_column(
+                    name, justify="left" if words else "right", overflow="fold", no_wrap=not words
+                )
+        return table
+
+    def _add(self, table: Table, columns: Sequence[str], cells: Sequence[RenderableType]) -> None:
+        table.add_row(*(cell for name, cell in zip(columns, cells, strict=True) if self._shows(name)))
+
+    def _shows(self, column: str) -> bool:
+        return not (self._narrow and column in _LESS)
 
     def _sink_cells(self, record: Mapping[str, Any]) -> list[RenderableType]:
         total, metrics = record["sinkTotal"], record["sinkMetrics"]
@@ -130,20 +142,6 @@ def _source_cells(record: Mapping[str, Any]) -> list[RenderableType]:
         _shown(metrics.get("rcvhwm")),
         humanfriendly.format_size(metrics["logBytes"], binary=True),
     ]
-
-
-def _table(columns: Iterable[tuple[str, Any]]) -> Table:
-    table = Table(box=None, header_style="bold", padding=(0, 1), pad_edge=False)
-    for name, justify in columns:
-        # Names of queries and endpoints give way first, down to what still tells them apart.
-        table.add_column(
-            name,
-            justify=justify,
-            overflow="fold",
-            no_wrap=justify == "right",
-            min_width=8 if justify == "left" else None,
-        )
-    return table
 
 
 def _shown(value: object) -> str:

@@ -41,6 +41,7 @@ class ZmqMetricsListener(StreamingQueryListener):
         prometheusAddress: Where to listen.
         prometheusGateway: Push them to this Pushgateway, ``host:port`` or a URL.
         prometheusInterval: Seconds between two pushes.
+        prometheusJob: The group that a push replaces there: name one for each application.
 
     Raises:
         OptionError: The Prometheus client is not installed.
@@ -55,6 +56,7 @@ class ZmqMetricsListener(StreamingQueryListener):
         prometheusAddress: str = "0.0.0.0",
         prometheusGateway: str | None = None,
         prometheusInterval: float = 10.0,
+        prometheusJob: str = "zmq_datasource",
     ) -> None:
         self._callback = callback
         self._location = location
@@ -63,7 +65,7 @@ class ZmqMetricsListener(StreamingQueryListener):
         self.failures = 0
         if prometheusPort is not None or prometheusGateway is not None:
             self._outlet = PrometheusOutlet(
-                prometheusPort, prometheusAddress, prometheusGateway, prometheusInterval
+                prometheusPort, prometheusAddress, prometheusGateway, prometheusInterval, prometheusJob
             )
 
     @property

@@ -32,8 +32,9 @@ def live_view(
     # Every worker of Spark imports this package, and shows no tables.
     from zmq_datasource.monitoring.view import View  # noqa: PLC0415
 
-    view, deadline = View(), None if seconds is None else time.monotonic() + seconds
-    with _screen() as show:
+    deadline = None if seconds is None else time.monotonic() + seconds
+    with _screen() as (show, width):
+        view = View(width=width)
         try:
             while True:
                 last = metrics(query, location).last
@@ -59,8 +60,8 @@ def _records(event: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 @contextmanager
-def _screen() -> Iterator[Callable[[Table], None]]:
-    """Something that shows one thing after another in the same place."""
+def _screen() -> Iterator[tuple[Callable[[Table], None], int | None]]:
+    """Something that shows one thing after another in the same place, and its width in columns."""
     from rich.console import Console  # noqa: PLC0415 - see live_view
     from rich.live import Live  # noqa: PLC0415
     from rich.table import Table  # noqa: PLC0415
@@ -69,10 +70,11 @@ def _screen() -> Iterator[Callable[[Table], None]]:
         from IPython.display import display  # noqa: PLC0415 - only where it is
 
         handle = display(Table(), display_id=True)  # type: ignore[no-untyped-call]
-        yield handle.update
+        yield handle.update, None
         return
-    with Live(console=Console(), auto_refresh=False) as live:
-        yield lambda content: live.update(content, refresh=True)
+    console = Console()
+    with Live(console=console, auto_refresh=False) as live:
+        yield lambda content: live.update(content, refresh=True), console.width
 
 
 def _in_notebook() -> bool:

@@ -1,0 +1,183 @@
+"""The files at metricsLocation: idempotent, whole, totals that go on, bounded, and clear when they cannot be."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections import Counter
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from zmq_datasource.counters import SinkCounters
+from zmq_datasource.errors import MetricsError
+from zmq_datasource.monitoring.ledger import Entry
+from zmq_datasource.monitoring.store import MetricsStore, iso
+from zmq_datasource.monitoring.view import View
+from zmq_datasource.option_types import Location
+
+NOW = 1_795_000_000.0
+
+
+def store(root: Path, retention: float = 3600) -> MetricsStore:
+    return MetricsStore(Location(str(root)), retention)
+
+
+def entry(
+    batch: int, rows: int = 10, dropped: int = 0, run: str = "r", sink: str = "PUSH tcp://a:1"
+) -> Entry:
+    counters = SinkCounters(
+        rows=rows, sent=rows - dropped, dropped=Counter(hwm=dropped) if dropped else Counter()
+    )
+    return Entry("query", run, batch, sink, counters)
+
+
+def files(root: Path) -> list[Path]:
+    return sorted(path for path in root.rglob("*") if path.is_file())
+
+
+def test_each_batch_is_a_file_with_its_account_and_the_total(tmp_path: Path) -> None:
+    for batch in range(3):
+        store(tmp_path).write_account(entry(batch, dropped=batch), NOW + batch)
+    records = [json.loads(path.read_text()) for path in files(tmp_path)]
+    assert [(r["batch"], r["sinkMetrics"]["rows"], r["sinkTotal"]["rows"]) for r in records] == [
+        (0, 10, 10),
+        (1, 10, 20),
+        (2, 10, 30),
+    ]
+    assert records[2]["timestamp"] == iso(NOW + 2) == "2026-11-18T11:06:42.000Z"
+    assert records[2]["sinkTotal"]["droppedByReason"] == {"hwm": 3, "no_peer": 0}
+    assert records[2]["sinkTotal"]["batches"] == 3
+
+
+def test_a_repeated_batch_takes_the_place_of_the_first(tmp_path: Path) -> None:
+    store(tmp_path).write_account(entry(0), NOW)
+    store(tmp_path).write_account(entry(1, run="killed"), NOW)
+    store(tmp_path).write_account(entry(1, dropped=3, run="next"), NOW)
+    account = store(tmp_path).accounts("query", [1])[1]["PUSH tcp://a:1"]
+    assert (account.batch.sent, account.total.rows, account.total.sent) == (7, 20, 17)
+    assert len(files(tmp_path)) == 2
+
+
+def test_a_second_write_of_the_same_run_adds_to_the_file(tmp_path: Path) -> None:
+    store(tmp_path).write_account(entry(0), NOW)
+    store(tmp_path).write_account(entry(0, rows=5), NOW)
+    account = store(tmp_path).accounts("query", [0])[0]["PUSH tcp://a:1"]
+    assert (account.batch.rows, account.total.rows, account.batches) == (15, 15, 1)
+
+
+def test_totals_go_on_over_batches_that_were_not_written(tmp_path: Path) -> None:
+    store(tmp_path).write_account(entry(4), NOW)
+    store(tmp_path).write_account(entry(9), NOW)
+    accounts = store(tmp_path).accounts("query", [3, 4, 7, 9])
+    total = {batch: [a.total.rows for a in found.values()] for batch, found in accounts.items()}
+    assert total == {3: [], 4: [10], 7: [10], 9: [20]}
+    assert next(iter(accounts[7].values())).batch.rows == 0
+
+
+def test_sinks_of_a_query_have_series_of_their_own(tmp_path: Path) -> None:
+    store(tmp_path).write_account(entry(0), NOW)
+    store(tmp_path).write_account(entry(0, rows=3, sink="PUB ipc:///tmp/b"), NOW)
+    accounts = store(tmp_path).accounts("query", [0])[0]
+    assert {name: a.total.rows for name, a in accounts.items()} == {
+        "PUSH tcp://a:1": 10,
+        "PUB ipc:///tmp/b": 3,
+    }
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", '{"format": 2}', "null"])
+def test_a_file_that_is_none_of_ours_is_said_and_left_out(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, content: str
+) -> None:
+    store(tmp_path).write_account(entry(0), NOW)
+    store(tmp_path).write_account(entry(1), NOW)
+    files(tmp_path)[-1].write_text(content)
+    store(tmp_path).write_account(entry(2), NOW)
+    account = store(tmp_path).accounts("query", [2])[2]["PUSH tcp://a:1"]
+    assert account.total.rows == 20  # of batches 0 and 2
+    assert "it is left out" in caplog.text
+
+
+def test_what_is_older_than_the_retention_is_removed_but_for_the_newest(tmp_path: Path) -> None:
+    for batch in range(95, 100):
+        store(tmp_path).write_account(entry(batch), NOW)
+    for path in files(tmp_path):
+        os.utime(path, (NOW - 7200, NOW - 7200))
+    store(tmp_path).write_account(entry(100), NOW)
+    kept = [json.loads(path.read_text())["batch"] for path in files(tmp_path)]
+    assert kept == [99, 100]
+    assert store(tmp_path).accounts("query", [100])[100]["PUSH tcp://a:1"].total.rows == 60
+
+
+def test_reports_of_a_source_are_expired_too(tmp_path: Path) -> None:
+    for number in range(5):
+        store(tmp_path).write_report("log-0", {"source": "SUB x"}, NOW + number, number + 1)
+    for path in files(tmp_path):
+        os.utime(path, (NOW - 7200, NOW - 7200))
+    store(tmp_path).write_report("log-0", {"source": "SUB x"}, NOW + 5, 100)
+    assert len(files(tmp_path)) == 2
+
+
+def test_a_location_that_refuses_is_named_without_its_secrets(tmp_path: Path) -> None:
+    blocked = tmp_path / "file"
+    blocked.write_text("")
+    with pytest.raises(MetricsError, match=r"writing the account of batch 0 in .*file/metrics: "):
+        store(blocked / "metrics").write_account(entry(0), NOW)
+    with pytest.raises(MetricsError) as raised:
+        MetricsStore(Location("nosuch://user:password@host/x")).write_account(entry(0), NOW)
+    assert "password" not in str(raised.value)
+    assert not [path for path in files(tmp_path) if path != blocked]
+
+
+def test_nothing_is_left_of_a_write_that_failed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import zmq_datasource.monitoring.store as module  # noqa: PLC0415
+
+    def full(*_: object) -> bytes:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(module.msgspec.json, "encode", full)
+    with pytest.raises(MetricsError, match="No space left"):
+        store(tmp_path).write_account(entry(0), NOW)
+    assert files(tmp_path) == []
+
+
+def test_a_location_without_metrics_is_an_error_that_says_what_to_name(tmp_path: Path) -> None:
+    with pytest.raises(MetricsError, match="there are none; name the metricsLocation"):
+        store(tmp_path).newest()
+
+
+def test_the_table_shows_rates_between_reports_and_leaves_out_the_silent(tmp_path: Path) -> None:
+    report = {
+        "source": "SUB tcp://feed:1",
+        "sourceMetrics": {
+            "messagesReceivedPerSecond": 1234.5,
+            "backlogMessages": 42,
+            "backlogAgeMs": 1500,
+            "messagesLost": 7,
+            "messagesMalformed": 0,
+            "receivePausedBy": "logFull",
+            "connections": 2,
+            "rcvhwm": 1000,
+            "logBytes": 1 << 20,
+        },
+    }
+    store(tmp_path).write_report("log-0", report, NOW, 1)
+    store(tmp_path).write_account(entry(0, sink="PUB old"), NOW - 1000)
+    store(tmp_path).write_account(entry(0), NOW)
+    view = View(since=600)
+    view.render(store(tmp_path).newest(), datetime.fromtimestamp(NOW, UTC))
+    store(tmp_path).write_account(entry(1, rows=100, dropped=40), NOW + 2)
+
+    console = Console(width=160, record=True, file=open(os.devnull, "w"))  # noqa: SIM115
+    with console.file:
+        console.print(view.render(store(tmp_path).newest(), datetime.fromtimestamp(NOW + 3, UTC)))
+    text = console.export_text()
+    source, sink = (
+        next(line.split() for line in text.splitlines() if name in line) for name in ("SUB", "PUSH")
+    )
+    assert source[2:10] == ["1,234", "42", "1.5", "s", "7", "0", "now:", "logFull"]
+    assert sink[2:9] == ["query", "1", "30", "20", "70", "40", "hwm"]
+    assert "PUB old" not in text
+    assert "1 more have said nothing for 10 minutes." in text
