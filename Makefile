@@ -25,7 +25,7 @@ check: $(VENV)/.installed ## Lint, format, types, layers, generated docs
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
 	$(BIN)/lint-imports
-	$(BIN)/python scripts/options_reference.py --check
+	$(BIN)/python scripts/reference.py --check
 
 fast: $(VENV)/.installed ## The tests that need no Spark
 	$(BIN)/python -m pytest -m "not spark"
@@ -33,8 +33,8 @@ fast: $(VENV)/.installed ## The tests that need no Spark
 bench: $(VENV)/.installed ## Measure side by side; writes benchmarks/RESULTS.md
 	$(JAVA) $(BIN)/python -m benchmarks $(ARGS)
 
-docs: $(VENV)/.installed ## Generate the option reference
-	$(BIN)/python scripts/options_reference.py
+docs: $(VENV)/.installed ## Generate the references of options and metrics
+	$(BIN)/python scripts/reference.py
 
 notebook: $(VENV)/.installed ## Open the notebooks
 	$(JAVA) $(BIN)/jupyter lab notebooks

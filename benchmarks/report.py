@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from benchmarks.measure import Measurement
+from benchmarks.metrics import BARE, METERED
 from benchmarks.sequences import RECEIVER_JUDGED, RECEIVER_PLAIN, SPARK_JUDGED, SPARK_PLAIN
 from benchmarks.sink import BATCH, STREAM
 from benchmarks.source import DURABLE, RAW, TUTORIAL, UNSYNCED
@@ -44,6 +45,13 @@ _TITLES = {
         f"*{PLAIN}*: plain messages into the same kind of log; *{PARQUET}*: `df.write.parquet`, in the same JVM (most "
         "of whose bytes its encoding saves). Target: a million rows a second.",
     ),
+    "metrics": (
+        "The cost of metrics",
+        "Messages a second of 100 bytes, as source throughput and as sink throughput (whole job of a stream). "
+        f"*{BARE}*: nothing is shown, no accumulator, no files. *{METERED}*: a report at each trigger, "
+        "files at `metricsLocation`, an accumulator, a listener with a callback and Prometheus. Target: metered at "
+        "least 0.97 of bare.",
+    ),
     "memory": (
         "Memory",
         "Resident memory of Spark's source runner, the Python process that receives, while a backlog of 2 GB "
@@ -59,6 +67,7 @@ _RATIOS = {
     "source": ((DURABLE, TUTORIAL), (UNSYNCED, TUTORIAL), (DURABLE, RAW), (UNSYNCED, RAW)),
     "sequences": ((SPARK_JUDGED, SPARK_PLAIN), (RECEIVER_JUDGED, RECEIVER_PLAIN)),
     "sink": ((BATCH, RAW), (STREAM, RAW)),
+    "metrics": ((METERED, BARE),),
     "transactions": ((ACKNOWLEDGED, PLAIN), (ACKNOWLEDGED, PARQUET)),
 }
 

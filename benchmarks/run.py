@@ -13,6 +13,7 @@ from pathlib import Path
 from benchmarks.machine import describe_machine
 from benchmarks.measure import Measurement, temporary_directory
 from benchmarks.memory import measure_memory
+from benchmarks.metrics import measure_metrics
 from benchmarks.planning import measure_planning
 from benchmarks.queries import spark_session
 from benchmarks.report import write_results
@@ -24,7 +25,7 @@ from zmq_datasource.spark.worker import LOGGING_VARIABLE
 
 __all__ = ["main"]
 
-_SECTIONS = ("source", "sequences", "sink", "transactions", "memory", "planning")
+_SECTIONS = ("source", "sequences", "sink", "transactions", "metrics", "memory", "planning")
 
 
 def main() -> None:
@@ -65,6 +66,8 @@ def _measure(sections: Sequence[str], scratch: Path, scale: float, rounds: int) 
             yield from measure_sink(spark, scale, rounds)
         if "transactions" in sections:
             yield from measure_transactions(spark, scale, rounds)
+        if "metrics" in sections:
+            yield from measure_metrics(spark, scale, rounds)
         if "memory" in sections:
             yield from measure_memory(spark, scale)
 

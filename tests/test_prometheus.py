@@ -28,7 +28,11 @@ def event(name: str | None = "orders", query: str = "q1", rows: int = 10, droppe
     )
     counters.pauses["logFull"] = 3
     counters.paused_seconds["logFull"] = 1.5
-    source = receiver_metrics(counters) | {"lastReceived": "2026-11-21T00:00:00.500Z", "backlogAgeMs": 2500}
+    source = receiver_metrics(counters) | {
+        "source": "PULL tcp://f:1",
+        "lastReceived": "2026-11-21T00:00:00.500Z",
+        "backlogAgeMs": 2500,
+    }
     sink = SinkCounters(rows=rows, sent=rows - dropped, blocked_seconds=0.25, sndhwm=50)
     sink.dropped["hwm"] = dropped
     account = {**sink_metrics(sink), "total": total_metrics(Account(sink, sink, 1))}
@@ -76,7 +80,10 @@ def test_what_is_scraped_is_what_the_newest_event_says() -> None:
     def value(name: str, **labels: str) -> float:
         return found[name, frozenset(labels.items())]
 
-    source, sink = {"query": "orders", "source": "0"}, {"query": "orders", "sink": "PUSH tcp://a:1"}
+    source, sink = (
+        {"query": "orders", "source": "PULL tcp://f:1"},
+        {"query": "orders", "sink": "PUSH tcp://a:1"},
+    )
     assert value("zmq_source_messages_received_total", **source) == 10
     assert value("zmq_source_received_bytes_total", **source) == 1000
     assert value("zmq_source_backlog_age_seconds", **source) == 2.5

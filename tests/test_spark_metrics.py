@@ -234,6 +234,7 @@ def test_a_listener_hands_every_event_on_and_prometheus_serves_the_newest(
 
     listener = ZmqMetricsListener(callback, prometheusPort=0, prometheusAddress="127.0.0.1")
     spark.streams.addListener(listener)
+    spark.conf.set("spark.sql.streaming.noDataProgressEventInterval", "300")
     try:
         with Consuming(pull):
             df = feed(spark, connect=source, walLocation=tmp_path / "wal", maxMessagesPerTrigger=40)
@@ -242,21 +243,28 @@ def test_a_listener_hands_every_event_on_and_prometheus_serves_the_newest(
                 wait_for_total(query, 100)
                 mine = f'query_id="{query.id}"'
 
-                def scraped() -> bool:
+                def scraped() -> dict[str, float]:
                     with urllib.request.urlopen(
                         f"http://127.0.0.1:{listener.port}/metrics", timeout=10
                     ) as answer:
                         lines = answer.read().decode().splitlines()
-                    found = {line.split("{")[0]: float(line.split()[-1]) for line in lines if mine in line}
+                    return {line.split("{")[0]: float(line.split()[-1]) for line in lines if mine in line}
+
+                def all_counted() -> bool:
+                    found = scraped()
                     return (
                         found.get("zmq_sink_messages_sent_total") == 100
                         and found.get("zmq_source_messages_received_total") == 100
                     )
 
-                wait_for(scraped, "the totals to be scraped")
+                wait_for(all_counted, "the totals to be scraped")
+                assert scraped()["zmq_source_connections"] == 1
+                push.close(linger=0)  # the query is idle from now on
+                wait_for(lambda: scraped()["zmq_source_connections"] == 0, "the end of the connection")
                 events = [event for event in heard if event["id"] == str(query.id)]
                 rows = sum(event["sink"]["metrics"]["rows"] for event in events)
     finally:
+        spark.conf.unset("spark.sql.streaming.noDataProgressEventInterval")
         spark.streams.removeListener(listener)
         listener.close()
     assert rows == 100

@@ -70,6 +70,13 @@ class SinkCounters:
             metrics_failures=self.metrics_failures + other.metrics_failures,
         )
 
+    def then(self, later: SinkCounters) -> SinkCounters:
+        """The sum with a later batch; ``peers`` and ``sndhwm`` are the later one's, if it has opened a socket."""
+        total = self + later
+        newest = later if later.sndhwm else self
+        total.peers, total.sndhwm = newest.peers, newest.sndhwm
+        return total
+
     @classmethod
     def none(cls) -> SinkCounters:
         """The account of no task: the zero of ``+``."""

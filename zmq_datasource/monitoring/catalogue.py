@@ -71,13 +71,16 @@ def _source(name: str, unit: str, since: str, doc: str, series: str | None = Non
 
 
 _MAP: Type = "MAP<STRING, BIGINT>"
-_NUMBERED = "With numbered messages (docs/sequences.md): "
+_NUMBERED = "Of numbered messages: "
 
 SOURCE = (
+    _source("source", "", "now", "Socket type and endpoints; or the log that is followed.", type="STRING"),
     _source(
         "messagesReceived", "messages", "log", "Messages that were given an id: rows.", "messages_received"
     ),
-    _source("bytesReceived", "bytes", "log", "Bytes of their values.", "received_bytes"),
+    _source(
+        "bytesReceived", "bytes", "log", "Bytes of the values of the messages received.", "received_bytes"
+    ),
     _source(
         "messagesReceivedPerSecond",
         "messages/s",
@@ -89,7 +92,7 @@ SOURCE = (
         "lastReceived",
         "",
         "now",
-        "When a message last came (UTC, ISO 8601); null before the first since the receiver started.",
+        "When a message last came (UTC, ISO 8601); null before the first.",
         "last_received_timestamp_seconds",
         type="STRING",
     ),
@@ -104,14 +107,14 @@ SOURCE = (
         "backlogBytes",
         "bytes",
         "now",
-        "What they take in the log; a chunk that is read in part counts in proportion.",
+        "What the backlog takes in the log; a chunk that is read in part counts in proportion.",
         "backlog_bytes",
     ),
     _source(
         "backlogAgeMs",
         "ms",
         "now",
-        "How long ago the oldest of them was received: how stale the data gets.",
+        "How long ago the oldest message of the backlog was received: how stale the data gets.",
         "backlog_age_seconds",
         scale=0.001,
     ),
@@ -123,13 +126,17 @@ SOURCE = (
         "messages_malformed",
     ),
     _source(
-        "messagesOversize", "messages", "log", "Discarded because no row can hold them.", "messages_oversize"
+        "messagesOversize",
+        "messages",
+        "log",
+        "Messages discarded because no row can hold them.",
+        "messages_oversize",
     ),
     _source(
         "controlMessages",
         "messages",
         "log",
-        "Without content, such as heartbeats: no rows.",
+        "Messages without content, such as heartbeats: no rows.",
         "control_messages",
     ),
     _source(
@@ -150,7 +157,7 @@ SOURCE = (
         "messagesExpired",
         "messages",
         "receiver",
-        "Messages that are known to be lost by that.",
+        "Messages that are known to be lost because the log no longer had them.",
         "messages_expired",
     ),
     _source(
@@ -163,17 +170,17 @@ SOURCE = (
         "receivePausesByCause",
         "times",
         "receiver",
-        "The same by cause: `logFull` (`walMaxBytes` is reached) or `slowDisk`.",
+        "How often receiving stopped, by cause: `logFull` (`walMaxBytes` is reached) or `slowDisk`.",
         "receive_pauses",
         type=_MAP,
         label="cause",
     ),
-    _source("receivePausedMs", "ms", "receiver", "For how long in all."),
+    _source("receivePausedMs", "ms", "receiver", "For how long receiving stopped in all."),
     _source(
         "receivePausedMsByCause",
         "ms",
         "receiver",
-        "The same by cause.",
+        "For how long receiving stopped in all, by cause.",
         "receive_paused_seconds",
         type=_MAP,
         label="cause",
@@ -189,10 +196,24 @@ SOURCE = (
         label="cause",
     ),
     _source("logBytes", "bytes", "now", "Size of the log's chunks.", "log_bytes"),
-    _source("logChunks", "chunks", "now", "How many there are.", "log_chunks"),
-    _source("connections", "connections", "now", "That are up: a handshake has succeeded.", "connections"),
-    _source("connectionsMade", "connections", "receiver", "That there have been.", "connections_made"),
-    _source("connectionsLost", "connections", "receiver", "That were up and went down.", "connections_lost"),
+    _source("logChunks", "chunks", "now", "Chunks of the log.", "log_chunks"),
+    _source(
+        "connections",
+        "connections",
+        "now",
+        "Connections that are up: a handshake has succeeded.",
+        "connections",
+    ),
+    _source(
+        "connectionsMade", "connections", "receiver", "Connections that there have been.", "connections_made"
+    ),
+    _source(
+        "connectionsLost",
+        "connections",
+        "receiver",
+        "Connections that were up and went down.",
+        "connections_lost",
+    ),
     _source(
         "handshakeFailures",
         "handshakes",
@@ -218,22 +239,32 @@ SOURCE = (
         "messagesLost",
         "messages",
         "now",
-        f"{_NUMBERED}what is missing now. One that comes late, or by a replay, is no longer.",
+        f"{_NUMBERED}those missing now. One that comes late, or by a replay, is no longer.",
         "messages_lost",
     ),
     _source(
-        "messagesDuplicate", "messages", "log", f"{_NUMBERED}with a number seen before.", "messages_duplicate"
+        "messagesDuplicate",
+        "messages",
+        "log",
+        f"{_NUMBERED}those with a number seen before.",
+        "messages_duplicate",
     ),
     _source(
-        "messagesLate", "messages", "log", f"{_NUMBERED}that came after a higher number.", "messages_late"
+        "messagesLate",
+        "messages",
+        "log",
+        f"{_NUMBERED}those that came after a higher number.",
+        "messages_late",
     ),
-    _source("messagesHealed", "messages", "log", f"{_NUMBERED}that filled a gap.", "messages_healed"),
-    _source("messagesReplayed", "messages", "log", f"{_NUMBERED}that came by a replay.", "messages_replayed"),
+    _source("messagesHealed", "messages", "log", f"{_NUMBERED}those that filled a gap.", "messages_healed"),
+    _source(
+        "messagesReplayed", "messages", "log", f"{_NUMBERED}those that came by a replay.", "messages_replayed"
+    ),
     _source(
         "messagesOverlapping",
         "messages",
         "log",
-        f"{_NUMBERED}that a replay had brought a moment before; left out.",
+        f"{_NUMBERED}those that a replay had brought a moment before; left out.",
         "messages_overlapping",
     ),
     _source(
@@ -269,26 +300,26 @@ SINK = (
         "sent",
         "messages",
         "query",
-        "That the socket accepted, which is not yet delivered; DEALER: staged at the receiver.",
+        "Messages that the socket accepted, which is not yet delivered; DEALER: staged at the receiver.",
         "messages_sent",
     ),
-    _sink("bytes", "bytes", "query", "Bytes of those messages, all frames.", "sent_bytes"),
-    _sink("dropped", "messages", "query", "Not sent and gone (`noblock`)."),
+    _sink("bytes", "bytes", "query", "Bytes of the messages sent, all frames.", "sent_bytes"),
+    _sink("dropped", "messages", "query", "Messages not sent and gone (`noblock`)."),
     _sink(
         "droppedByReason",
         "messages",
         "query",
-        "The same by reason: `hwm` (the queue is full) or `no_peer` (nobody is there).",
+        "Messages not sent and gone, by reason: `hwm` (the queue is full) or `no_peer` (nobody is there).",
         "messages_dropped",
         type=_MAP,
         label="reason",
     ),
-    _sink("deadLettered", "messages", "query", "Not sent but set aside at `deadLetterLocation`."),
+    _sink("deadLettered", "messages", "query", "Messages not sent but set aside at `deadLetterLocation`."),
     _sink(
         "deadLetteredByReason",
         "messages",
         "query",
-        "The same by reason: `hwm`, `no_peer`, or `timeout` (waiting was in vain).",
+        "Messages set aside, by reason: `hwm`, `no_peer`, or `timeout` (waiting was in vain).",
         "messages_dead_lettered",
         type=_MAP,
         label="reason",
@@ -302,11 +333,17 @@ SINK = (
         "blocked_seconds",
         scale=0.001,
     ),
-    _sink("peers", "connections", "now", "The most that one task had at its end.", "peers"),
+    _sink(
+        "peers",
+        "connections",
+        "now",
+        "Peers of the newest batch: the most that one task had at its end.",
+        "peers",
+    ),
     _sink(
         "sndhwm", "messages", "now", "The send high-water mark in use, read back from the sockets.", "sndhwm"
     ),
-    _sink("tasks", "tasks", "query", "Tasks that sent them; one without rows counts too.", "tasks"),
+    _sink("tasks", "tasks", "query", "Tasks that wrote the batches; one without rows counts too.", "tasks"),
     _sink(
         "unflushedTasks",
         "tasks",

@@ -28,6 +28,7 @@ class Entry(NamedTuple):
         run: The run of the query.
         batch: The batch's id.
         sink: Socket type and endpoints.
+        name: The query's name, if it has one.
     """
 
     query: str
@@ -35,6 +36,7 @@ class Entry(NamedTuple):
     batch: int
     sink: str
     counters: SinkCounters
+    name: str | None = None
 
 
 class Account(NamedTuple):
@@ -75,14 +77,14 @@ class _Sink:
             counters = known[1] + counters
         self._batches[batch] = run, counters
         while len(self._batches) > _BATCHES:
-            self._before += self._batches.pop(next(iter(self._batches)))[1]
+            self._before = self._before.then(self._batches.pop(next(iter(self._batches)))[1])
             self._batches_before += 1
 
     def at(self, batch: int) -> Account:
         total, batches = self._before, self._batches_before
         for number, (_, counters) in self._batches.items():
             if number <= batch:
-                total += counters
+                total = total.then(counters)
                 batches += 1
         _, own = self._batches.get(batch, ("", SinkCounters.none()))
         return Account(own, total, batches)

@@ -99,9 +99,10 @@ class PrometheusOutlet:
         return None if self._server is None else int(self._server.server_port)
 
     def observe(self, event: Mapping[str, Any]) -> None:
-        """Show a query's newest event; tries again what has failed."""
-        with self._lock:
-            self._queries[event["id"]] = _Query(event)
+        """Show a query's newest event, if it has to do with ZeroMQ; tries again what has failed."""
+        if any(source.get("metrics") for source in event["sources"]) or event["sink"].get("metrics"):
+            with self._lock:
+                self._queries[event["id"]] = _Query(event)
         self._serve()
 
     def ended(self, query: str) -> None:
@@ -214,10 +215,10 @@ def _name(event: Mapping[str, Any]) -> str:
 def _of_sources(queries: Iterable[_Query]) -> Iterator[_Labelled]:
     for query in queries:
         event = query.event
-        for number, source in enumerate(event["sources"]):
-            if source.get("metrics"):
-                labels = (_name(event), event["id"], str(number), str(source["latestOffset"]["log"]))
-                yield labels, source["metrics"]
+        for source in event["sources"]:
+            metrics = source.get("metrics")
+            if metrics:
+                yield (_name(event), event["id"], metrics["source"], source["latestOffset"]["log"]), metrics
 
 
 def _of_sinks(queries: Iterable[_Query]) -> Iterator[_Labelled]:

@@ -44,6 +44,8 @@ class SourceMonitor:
         self._options = options
         self._clock = clock
         self._lock = threading.Lock()  # Spark's calls and the reporting thread meet here
+        endpoints = ",".join(map(str, (*options.connect, *options.bind)))
+        self._name = f"{options.socket_type} {endpoints}" if endpoints else f"log {source.storage.root}"
         self._read_to: int | None = None
         self._rate = _Rate()
         self._oldest: tuple[int, float | None] = (-1, None)
@@ -74,7 +76,7 @@ class SourceMonitor:
     def metrics(self) -> dict[str, Any]:
         """Everything there is to tell now; see ``catalogue.SOURCE``."""
         with self._lock:
-            return self._facts() | self._backlog()
+            return {"source": self._name, **self._facts(), **self._backlog()}
 
     def _facts(self) -> dict[str, Any]:
         source = self._source
@@ -111,7 +113,8 @@ class SourceMonitor:
     def _backlog(self) -> dict[str, Any]:
         log = self._source.log
         end = log.durable_end
-        start = min(max(self._read_to if self._read_to is not None else end, log.earliest), end)
+        read_to = self._source.resumed_at if self._read_to is None else self._read_to
+        start = min(max(read_to, log.earliest), end)
         sizes = (
             chunk.size * (min(end, chunk.end) - max(start, chunk.first)) / (chunk.end - chunk.first)
             for chunk in log.covering(start, end)
@@ -146,14 +149,7 @@ class SourceMonitor:
         options, log = self._options, self._source.log
         assert options.metrics_location is not None, "without a location there are no reports"
         store = MetricsStore(options.metrics_location, options.metrics_retention)
-        endpoints = ",".join(map(str, (*options.connect, *options.bind)))
-        head = {
-            "log": log.log_id,
-            "walLocation": str(self._source.storage.root),
-            "source": f"{options.socket_type} {endpoints}"
-            if endpoints
-            else f"log {self._source.storage.root}",
-        }
+        head = {"log": log.log_id, "walLocation": str(self._source.storage.root), "source": self._name}
         number, ended = 0, False
         while not ended:
             ended = self._stopping.wait(options.metrics_interval)

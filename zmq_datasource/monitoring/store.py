@@ -82,12 +82,13 @@ class MetricsStore:
             written = _read(system, path)
             if written is not None and written["run"] == entry.run:
                 own = sink_counters(written["sinkMetrics"]) + own
-            account = Account(own, before.total + own, before.batches + 1)
+            account = Account(own, before.total.then(own), before.batches + 1)
             record = {
                 "format": FORMAT,
                 "kind": "sink",
                 "timestamp": iso(now),
                 "query": entry.query,
+                "name": entry.name,
                 "run": entry.run,
                 "batch": entry.batch,
                 "sink": entry.sink,

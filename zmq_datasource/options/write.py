@@ -105,6 +105,13 @@ class WriteOptions(SocketOptions, frozen=True, kw_only=True, rename="camel"):
             "pyarrow knows. See docs/metrics.md."
         ),
     ] = None
+    query_name: Annotated[
+        str | None,
+        doc(
+            "Spark's own, set with `.queryName(...)`: shown beside the query's id at `metricsLocation`.",
+            "stream",
+        ),
+    ] = None
     metrics_retention: Annotated[
         Duration, doc("How long files stay at `metricsLocation`. The totals go on.")
     ] = Duration(86_400)

@@ -25,7 +25,7 @@ def _struct(metrics: Iterable[Metric]) -> str:
 HISTORY_DDL = (
     "timestamp TIMESTAMP, kind STRING, "
     f"source STRING, log STRING, walLocation STRING, next BIGINT, sourceMetrics {_struct(SOURCE)}, "
-    "query STRING, run STRING, batch BIGINT, sink STRING, "
+    "query STRING, name STRING, run STRING, batch BIGINT, sink STRING, "
     f"sinkMetrics {_struct(SINK)}, sinkTotal {_struct(TOTAL)}"
 )
 
@@ -34,7 +34,7 @@ def metrics_dataframe(spark: SparkSession, location: str) -> DataFrame:
     """The history of sources and sinks that write to ``location`` (their option ``metricsLocation``).
 
     A row is either a source's report (``kind`` is ``source``: ``source``, ``log``, ``walLocation``, ``next``,
-    ``sourceMetrics``) or a sink's committed batch (``sink``: ``query``, ``run``, ``batch``, ``sink``,
+    ``sourceMetrics``) or a sink's committed batch (``sink``: ``query``, ``name``, ``run``, ``batch``, ``sink``,
     ``sinkMetrics`` of the batch, ``sinkTotal`` up to it). docs/metrics.md has the fields and their units.
 
     Raises:

@@ -7,6 +7,7 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
+from pyspark.sql import SparkSession
 from pyspark.sql.streaming.listener import (
     QueryIdleEvent,
     QueryProgressEvent,
@@ -85,7 +86,12 @@ class ZmqMetricsListener(StreamingQueryListener):
         self._hand_on(json.loads(event.progress.json))
 
     def onQueryIdle(self, event: QueryIdleEvent) -> None:
-        """Nothing has changed."""
+        """An idle query has no progress, but its connections come and go; Spark has asked its sources anew."""
+        session = SparkSession.getActiveSession() or SparkSession._instantiatedSession
+        query = None if session is None else session.streams.get(str(event.id))
+        last = None if query is None else query.lastProgress
+        if last is not None:
+            self._hand_on(json.loads(last.json))
 
     def onQueryTerminated(self, event: QueryTerminatedEvent) -> None:
         if self._outlet is not None:

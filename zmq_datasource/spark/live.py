@@ -50,10 +50,10 @@ def live_view(
 def _records(event: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     """The parts of an event that are ours, as ``store`` has them."""
     common = {"timestamp": event["timestamp"], "query": event["id"], "name": event["name"]}
-    for number, source in enumerate(event["sources"]):
+    for source in event["sources"]:
         if source.get("metrics"):
-            named = {"kind": "source", "source": f"{event['name'] or event['id'][:8]} [{number}]"}
-            yield common | named | {"sourceMetrics": source["metrics"]}
+            shown = source["metrics"]
+            yield common | {"kind": "source", "source": shown["source"], "sourceMetrics": shown}
     for name, account in event["sink"].get("metrics", {}).get("bySink", {}).items():
         named = {"kind": "sink", "sink": name, "batch": event["batchId"]}
         yield common | named | {"sinkMetrics": account, "sinkTotal": account["total"]}

@@ -158,6 +158,8 @@ class ZmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             )
             return []
         low, high = self._resolve(ingest, Offset.from_json(start)), self._resolve(ingest, until)
+        if self._monitor is not None:
+            self._monitor.read_to(low)  # after a restart this is the first that is heard of it
         if low > high:
             raise DataLossError(
                 f"planning a batch from id {low} to id {high} of log {ingest.storage.root}: it ends before it begins; "

@@ -252,7 +252,11 @@ def commit_batch(
             again = " again=true" if uplink.commit(attempts, total.rows) else ""
     if job is not None:
         query, batch = job.counted
-        total = record(options, Entry(query, job.run, batch, describe_sink(options), total), accumulator)
+        total = record(
+            options,
+            Entry(query, job.run, batch, describe_sink(options), total, options.query_name),
+            accumulator,
+        )
     if job is not None and job.streaming:
         _log.info("sink query=%s batch=%d %s%s", job.query, job.batch, total, again)
     else:
