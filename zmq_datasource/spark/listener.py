@@ -37,6 +37,8 @@ class ZmqMetricsListener(StreamingQueryListener):
     Args:
         callback: Called with each event as ``metrics(query).last`` would be then, in a thread of Spark's.
         location: The sinks' ``metricsLocation``; as in ``metrics``.
+        spark: The session of the queries, which is asked about idle ones; by default the active one. Queries of
+            other sessions are heard while they have data.
         prometheusPort: Serve the metrics on this port of the driver; 0 takes a free one (``port``). Needs
             the extra ``prometheus``.
         prometheusAddress: Where to listen.
@@ -53,6 +55,7 @@ class ZmqMetricsListener(StreamingQueryListener):
         callback: Callable[[dict[str, Any]], object] | None = None,
         *,
         location: str | None = None,
+        spark: SparkSession | None = None,
         prometheusPort: int | None = None,
         prometheusAddress: str = "0.0.0.0",
         prometheusGateway: str | None = None,
@@ -61,6 +64,8 @@ class ZmqMetricsListener(StreamingQueryListener):
     ) -> None:
         self._callback = callback
         self._location = location
+        # Here, because Spark calls listeners in threads in which no session is active.
+        self._spark = spark or SparkSession.getActiveSession()
         self._faults = LimitedLog(__name__, "failures")
         self._outlet: PrometheusOutlet | None = None
         self.failures = 0
@@ -87,8 +92,7 @@ class ZmqMetricsListener(StreamingQueryListener):
 
     def onQueryIdle(self, event: QueryIdleEvent) -> None:
         """An idle query has no progress, but its connections come and go; Spark has asked its sources anew."""
-        session = SparkSession.getActiveSession() or SparkSession._instantiatedSession
-        query = None if session is None else session.streams.get(str(event.id))
+        query = None if self._spark is None else self._spark.streams.get(str(event.id))
         last = None if query is None else query.lastProgress
         if last is not None:
             self._hand_on(json.loads(last.json))

@@ -62,8 +62,9 @@ def fill_in(events: Sequence[dict[str, Any]], location: str | None) -> list[dict
     source = active_ledger() if location is None else MetricsStore(Location(location))
     for event in events:
         for described in event["sources"]:
-            offset = described.get("latestOffset")
-            if _is_ours(offset):
+            offset = _parsed(described.get("latestOffset"))
+            if "log" in offset and "logBytes" in offset:
+                described["latestOffset"] = offset
                 described["metrics"] = {k: v for k, v in offset.items() if k not in ("log", "next")}
     if source is None or not events:
         return list(events)
@@ -78,8 +79,14 @@ def fill_in(events: Sequence[dict[str, Any]], location: str | None) -> list[dict
     return list(events)
 
 
-def _is_ours(offset: object) -> bool:
-    return isinstance(offset, Mapping) and "log" in offset and "logBytes" in offset
+def _parsed(offset: object) -> dict[str, Any]:
+    """A source's offset; empty if it is none that can be ours. Spark Connect has it as text."""
+    if isinstance(offset, str):
+        try:
+            offset = json.loads(offset)
+        except ValueError:
+            return {}
+    return offset if isinstance(offset, dict) else {}
 
 
 def _has_run(event: Mapping[str, Any]) -> bool:
