@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 from pyspark.sql import SparkSession
 from pyspark.sql.datasource import DataSourceStreamReader
+from pyspark.sql.streaming.listener import StreamingQueryListener
 from pyspark.sql.types import StructType
 
 from benchmarks.measure import Measurement, interleaved, temporary_directory
@@ -17,9 +18,12 @@ from benchmarks.sink import sink_rows, stream_rates
 from zmq_datasource import ZmqDataSource, ZmqMetricsListener
 from zmq_datasource.spark.stream_reader import ZmqStreamReader
 
-__all__ = ["BARE", "METERED", "measure_metrics"]
+__all__ = ["BARE", "EMPTY_LISTENER", "LISTENER", "METERED", "measure_metrics"]
 
 BARE, METERED = "bare", "metered"
+# PySpark's own work for any listener in Python is not ours, so it is on both sides.
+EMPTY_LISTENER, LISTENER = "bare, empty listener", "metered, our listener"
+_METHODS = (BARE, METERED, EMPTY_LISTENER, LISTENER)
 
 _SIZE = 100
 _MESSAGES = 2_400_000
@@ -32,6 +36,13 @@ class _BareReader(ZmqStreamReader):
     def reportLatestOffset(self) -> dict[str, Any] | None:
         """Nothing is put together, and nothing shown."""
         return None
+
+
+class _EmptyListener(StreamingQueryListener):
+    def onQueryStarted(self, event: object) -> None: ...
+    def onQueryProgress(self, event: object) -> None: ...
+    def onQueryIdle(self, event: object) -> None: ...
+    def onQueryTerminated(self, event: object) -> None: ...
 
 
 class BareDataSource(ZmqDataSource):
@@ -62,10 +73,10 @@ def measure_metrics(spark: SparkSession, scale: float, rounds: int) -> Iterator[
 
 
 def _interleaved(case: str, rounds: int, rate: Callable[[str], float]) -> Iterator[Measurement]:
-    for method in (BARE, METERED):
+    for method in _METHODS:
         rate(method)  # warm-up
-    rates: dict[str, list[float]] = {BARE: [], METERED: []}
-    for method in interleaved((BARE, METERED), rounds * _ROUNDS):
+    rates: dict[str, list[float]] = {method: [] for method in _METHODS}
+    for method in interleaved(_METHODS, rounds * _ROUNDS):
         rates[method].append(rate(method))
     for method, values in rates.items():
         yield Measurement("metrics", f"{case}, {_SIZE} B", method, "messages/s", tuple(values))
@@ -74,17 +85,22 @@ def _interleaved(case: str, rounds: int, rate: Callable[[str], float]) -> Iterat
 @contextmanager
 def _options(spark: SparkSession, method: str) -> Iterator[tuple[str, Mapping[str, str]]]:
     """The data source's name and the options that turn metrics on; with a listener meanwhile."""
-    if method == BARE:
-        yield "zmq-bare", {}
-        return
-    with temporary_directory() as where:
-        listener = ZmqMetricsListener(lambda event: None, prometheusPort=0, prometheusAddress="127.0.0.1")
-        spark.streams.addListener(listener)
-        try:
-            yield "zmq", {"metricsLocation": str(where)}
-        finally:
-            spark.streams.removeListener(listener)
-            listener.close()
+    with ExitStack() as stack:
+        if method == LISTENER:
+            ours = ZmqMetricsListener(lambda event: None, prometheusPort=0, prometheusAddress="127.0.0.1")
+            stack.callback(ours.close)
+            _listen(spark, ours, stack)
+        elif method == EMPTY_LISTENER:
+            _listen(spark, _EmptyListener(), stack)
+        if method in (BARE, EMPTY_LISTENER):
+            yield "zmq-bare", {}
+        else:
+            yield "zmq", {"metricsLocation": str(stack.enter_context(temporary_directory()))}
+
+
+def _listen(spark: SparkSession, listener: StreamingQueryListener, stack: ExitStack) -> None:
+    spark.streams.addListener(listener)
+    stack.callback(spark.streams.removeListener, listener)
 
 
 def _source_rate(spark: SparkSession, method: str, count: int) -> float:
