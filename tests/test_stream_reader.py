@@ -166,7 +166,8 @@ def test_stop_may_be_called_twice(context: Context, tmp_path: Path) -> None:
 def test_a_live_batch_read_takes_no_more_from_the_socket_than_it_gives(
     context: Context, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    push, endpoint = bound(context, zmq.PUSH, sndhwm=10_000, sndtimeo=20_000)
+    push, endpoint = bound(context, zmq.PUSH, sndhwm=10_000)
+    ended = threading.Event()
     taken = []
     take = Receiver.take
 
@@ -179,9 +180,18 @@ def test_a_live_batch_read_takes_no_more_from_the_socket_than_it_gives(
     options = parse(
         BatchReadOptions, {"connect": endpoint, "socketType": "PULL", "maxMessages": "1500", "timeout": "20s"}
     )
-    sending = threading.Thread(target=lambda: [push.send(b"v") for _ in range(5000)])
+
+    def send() -> None:
+        for _ in range(5000):
+            while not push.poll(20, zmq.POLLOUT):
+                if ended.is_set():  # nobody is there any more
+                    return
+            push.send(b"v")
+
+    sending = threading.Thread(target=send)
     sending.start()
     rows = sum(batch.num_rows for batch in ZmqLiveReader(options).read(InputPartition(0)))
+    ended.set()
     sending.join(30)
     assert rows == sum(taken) == 1500
 
