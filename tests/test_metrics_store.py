@@ -145,7 +145,7 @@ def test_nothing_is_left_of_a_write_that_failed(tmp_path: Path, monkeypatch: pyt
 
 def test_a_location_without_metrics_is_an_error_that_says_what_to_name(tmp_path: Path) -> None:
     with pytest.raises(MetricsError, match="there are none; name the metricsLocation"):
-        store(tmp_path).newest()
+        store(tmp_path).newest(required=True)
 
 
 def test_the_table_shows_rates_between_reports_and_leaves_out_the_silent(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@
     │   ├── MalformedMessageError  a message does not fit its framing (onMalformed=fail)
     │   └── MessageLossError   sequences show messages that never came (onLoss=fail)
     ├── DeadLetterError        the storage of a sink's dead letters
+    ├── WorkbenchError         an experiment with high-water marks that could not be made
     ├── MetricsError           the storage of metrics; never ends a query
     └── LogError               the message log's storage
         ├── LogLockedError     another writer holds this log
@@ -46,6 +47,7 @@ __all__ = [
     "SendTimeoutError",
     "SocketError",
     "TransactionError",
+    "WorkbenchError",
     "ZmqDataSourceError",
 ]
 
@@ -104,6 +106,10 @@ class DeadLetterError(ZmqDataSourceError):
 
 class MetricsError(ZmqDataSourceError):
     """Metrics could not be stored or read. It never ends a query: there it is logged and counted."""
+
+
+class WorkbenchError(ZmqDataSourceError):
+    """An experiment with high-water marks could not be made, or its account does not add up."""
 
 
 class LogError(ZmqDataSourceError):

@@ -79,8 +79,8 @@ class PeerWatch:
         self, context: zmq.Context[zmq.Socket[bytes]], sock: zmq.Socket[bytes], options: SocketOptions
     ) -> None:
         self._sock = sock
-        # A task of a DEALER sink is a connection or two: that they come and go tells nothing.
-        self._level = logging.DEBUG if int(sock.type) in (zmq.ROUTER, zmq.DEALER) else logging.INFO
+        # A task of a sink is a connection or two: that they come and go tells nothing.
+        self._level = logging.INFO if int(sock.type) in (zmq.SUB, zmq.PULL) else logging.DEBUG
         self._connect = options.connect
         address = f"inproc://monitor-{uuid.uuid4().hex}"
         # Only what changes our state: retries by the hundred would fill the monitor's queue, and a

@@ -47,6 +47,7 @@ class Metric(NamedTuple):
         series: For Prometheus, without ``_total``; None if another series has it.
         label: What the keys of a map are called there.
         scale: By what to multiply for Prometheus' base units.
+        series_doc: The meaning there, where the series is not what the field is.
     """
 
     name: str
@@ -57,6 +58,7 @@ class Metric(NamedTuple):
     series: str | None = None
     label: str = ""
     scale: float = 1.0
+    series_doc: str = ""
 
     @property
     def counts(self) -> bool:
@@ -95,6 +97,7 @@ SOURCE = (
         "When a message last came (UTC, ISO 8601); null before the first.",
         "last_received_timestamp_seconds",
         type="STRING",
+        series_doc="When a message last came.",
     ),
     _source(
         "backlogMessages",
@@ -194,6 +197,7 @@ SOURCE = (
         "receive_paused",
         type="STRING",
         label="cause",
+        series_doc="Whether receiving is paused, by cause.",
     ),
     _source("logBytes", "bytes", "now", "Size of the log's chunks.", "log_bytes"),
     _source("logChunks", "chunks", "now", "Chunks of the log.", "log_chunks"),

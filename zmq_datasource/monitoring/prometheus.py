@@ -98,6 +98,12 @@ class PrometheusOutlet:
         """Where it is served now; None if it is not."""
         return None if self._server is None else int(self._server.server_port)
 
+    @property
+    def failures(self) -> int:
+        """How often anything has failed."""
+        with self._lock:
+            return sum(self._failures.values())
+
     def observe(self, event: Mapping[str, Any]) -> None:
         """Show a query's newest event, if it has to do with ZeroMQ; tries again what has failed."""
         if any(source.get("metrics") for source in event["sources"]) or event["sink"].get("metrics"):
@@ -188,7 +194,7 @@ class PrometheusOutlet:
         )
         family = self._client.core.CounterMetricFamily(
             "zmq_metrics_outlet_failures",
-            "How often an outlet of metrics has failed in this process.",
+            "How often an outlet of metrics of this listener has failed.",
             labels=["outlet"],
         )
         for outlet, count in failures.items():
@@ -238,7 +244,9 @@ def _families(
             continue
         kind = core.CounterMetricFamily if metric.counts else core.GaugeMetricFamily
         family = kind(
-            metric.series, metric.doc, labels=[*labels, metric.label] if metric.label else list(labels)
+            metric.series,
+            metric.series_doc or metric.doc,
+            labels=[*labels, metric.label] if metric.label else list(labels),
         )
         for values, shown in labelled:
             for more, value in _samples(metric, shown.get(metric.name)):

@@ -150,12 +150,15 @@ class SourceMonitor:
         assert options.metrics_location is not None, "without a location there are no reports"
         store = MetricsStore(options.metrics_location, options.metrics_retention)
         head = {"log": log.log_id, "walLocation": str(self._source.storage.root), "source": self._name}
+        # The process that fills a log, and each query that reads along, report of it.
+        reader = self._source.reader
+        series = f"{log.log_id}-{PARTITION}" if reader is None else f"{log.log_id}-{PARTITION}-{reader}"
         number, ended = 0, False
         while not ended:
             ended = self._stopping.wait(options.metrics_interval)
             try:
                 record = head | {"next": log.durable_end, "sourceMetrics": self.metrics()}
-                store.write_report(f"{log.log_id}-{PARTITION}", record, self._clock(), number)
+                store.write_report(series, record, self._clock(), number)
             # Whatever goes wrong with metrics, the feed goes on.
             except Exception as e:
                 self._failures += 1

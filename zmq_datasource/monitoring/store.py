@@ -1,7 +1,7 @@
 """Metrics at ``metricsLocation``: one small JSON file an account or report, on any file system pyarrow knows.
 
     <location>/sinks/<query id>/<sink>-<batch, 20 digits>.json     one a committed batch
-    <location>/sources/<log id>-<partition>/<ms since the epoch, 14 digits>.json
+    <location>/sources/<log id>-<partition>[-<reader>]/<ms since the epoch, 14 digits>.json
 
 The rules:
 
@@ -115,7 +115,7 @@ class MetricsStore:
         """Keep a source's report.
 
         Args:
-            log: Names the series: a log and its partition.
+            log: Names the series: a log, its partition, and who reports of it.
             number: How many this writer has written before.
 
         Raises:
@@ -161,11 +161,14 @@ class MetricsStore:
                         found[batch][record["sink"]] = account._replace(batch=own)
         return found
 
-    def newest(self) -> list[dict[str, Any]]:
+    def newest(self, *, required: bool = False) -> list[dict[str, Any]]:
         """The newest record of each series, sources first.
 
+        Args:
+            required: Whether to raise if there is none.
+
         Raises:
-            MetricsError: There is nothing, or the file system refused.
+            MetricsError: The file system refused, or there is nothing although it is required.
         """
         newest: dict[tuple[str, str], str] = {}
         with self._storing("reading metrics") as (system, root):
@@ -174,7 +177,7 @@ class MetricsStore:
                     series = "" if kind == "sources" else _parts(path)[0]
                     newest[posixpath.dirname(path), series] = path
             records = [_read(system, path) for path in newest.values()]
-        if not newest:
+        if required and not newest:
             raise MetricsError(
                 f"reading metrics in {self._location}: there are none; name the metricsLocation of a source or sink "
                 "that has run"

@@ -7,6 +7,7 @@ import time
 from rich.console import Console
 from rich.live import Live
 
+from zmq_datasource.errors import OptionError
 from zmq_datasource.monitoring.store import MetricsStore
 from zmq_datasource.monitoring.view import View
 from zmq_datasource.option_types import Location
@@ -17,20 +18,23 @@ _WIDTH = 160
 
 
 def watch(location: Location, interval: float, since: float, *, once: bool = False) -> None:
-    """Show what is at ``location`` until Ctrl-C.
+    """Show what is at ``location``: once, or on a terminal until Ctrl-C.
 
     Raises:
-        MetricsError: There is nothing, or it cannot be read.
+        OptionError: ``location`` is empty.
+        MetricsError: It cannot be read; once: there is nothing.
     """
+    if not location:
+        raise OptionError("--metrics is empty; name the metricsLocation of a source or sink")
     store, console = MetricsStore(location), Console()
-    if not console.is_terminal:  # into a file or pipe, a line is as wide as it must be
-        console = Console(width=_WIDTH)
+    if not console.is_terminal:  # a line is as wide as it must be
+        console, once = Console(width=_WIDTH), True
     view = View(since, console.width)
     if once:
-        console.print(view.render(store.newest()))
+        console.print(view.render(store.newest(required=True)))
         return
     try:
-        with Live(view.render(store.newest()), console=console, auto_refresh=False, screen=False) as live:
+        with Live(view.render(store.newest()), console=console, auto_refresh=False) as live:
             while True:
                 time.sleep(interval)
                 live.update(view.render(store.newest()), refresh=True)

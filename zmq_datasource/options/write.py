@@ -105,20 +105,13 @@ class WriteOptions(SocketOptions, frozen=True, kw_only=True, rename="camel"):
             "pyarrow knows. See docs/metrics.md."
         ),
     ] = None
-    query_name: Annotated[
-        str | None,
-        doc(
-            "Spark's own, set with `.queryName(...)`: shown beside the query's id at `metricsLocation`.",
-            "stream",
-        ),
-    ] = None
     metrics_retention: Annotated[
         Duration, doc("How long files stay at `metricsLocation`. The totals go on.")
     ] = Duration(86_400)
 
     title: ClassVar[str] = "write option"
-    # Spark hands a writer its own option along with ours.
-    ignored: ClassVar[frozenset[str]] = frozenset({"checkpointlocation"})
+    # Spark hands a writer its own options along with ours.
+    ignored: ClassVar[frozenset[str]] = frozenset({"checkpointlocation", "queryname"})
 
     def check(self) -> None:
         super().check()

@@ -40,7 +40,7 @@ def metrics_dataframe(spark: SparkSession, location: str) -> DataFrame:
     Raises:
         MetricsError: There are no metrics.
     """
-    MetricsStore(Location(location)).newest()  # says clearly if there is nothing
+    MetricsStore(Location(location)).newest(required=True)  # says clearly if there is nothing
     reader = spark.read.schema(HISTORY_DDL).option("recursiveFileLookup", True)
     return reader.option("pathGlobFilter", "*.json").json(_for_spark(location))
 

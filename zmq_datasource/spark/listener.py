@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import traceback
 from collections.abc import Callable
 from typing import Any
 
@@ -68,7 +69,7 @@ class ZmqMetricsListener(StreamingQueryListener):
         self._spark = spark or SparkSession.getActiveSession()
         self._faults = LimitedLog(__name__, "failures")
         self._outlet: PrometheusOutlet | None = None
-        self.failures = 0
+        self._failures = 0
         if prometheusPort is not None or prometheusGateway is not None:
             self._outlet = PrometheusOutlet(
                 prometheusPort, prometheusAddress, prometheusGateway, prometheusInterval, prometheusJob
@@ -78,6 +79,11 @@ class ZmqMetricsListener(StreamingQueryListener):
     def port(self) -> int | None:
         """Where Prometheus is served now; None if it is not."""
         return None if self._outlet is None else self._outlet.port
+
+    @property
+    def failures(self) -> int:
+        """How often an outlet has failed."""
+        return self._failures if self._outlet is None else self._outlet.failures
 
     def close(self) -> None:
         """Stop serving; push a last time. After ``spark.streams.removeListener``."""
@@ -113,11 +119,13 @@ class ZmqMetricsListener(StreamingQueryListener):
                 self._callback(progress)
             # It is the user's; what it raises would only be swallowed by Spark's listener bus.
             except Exception as e:
-                self._failed("callback", f"the callback of ZmqMetricsListener: {e!r}")
+                self._failed(
+                    "callback", f"the callback of ZmqMetricsListener: {e!r}\n{traceback.format_exc()}"
+                )
 
     def _failed(self, outlet: str, why: str) -> None:
-        self.failures += 1
         if self._outlet is not None:
             self._outlet.failed(outlet, why)
         else:
+            self._failures += 1
             self._faults.warn("%s", why)

@@ -96,6 +96,7 @@ class Job:
         counted: The query and batch that the account belongs to: those of ``foreachBatch`` for a batch
             write in it.
         run: The query's run; for a batch write that belongs to none, its execution.
+        query_name: What the user calls the query.
     """
 
     query: str
@@ -103,6 +104,7 @@ class Job:
     streaming: bool
     counted: tuple[str, int] = ("nobody", 0)
     run: str = ""
+    query_name: str | None = None
 
     @classmethod
     def of(cls, name: str | None, context: TaskContext | None) -> Job:
@@ -115,9 +117,12 @@ class Job:
             run = f"{context.getLocalProperty('spark.app.id')}/{context.getLocalProperty('spark.sql.execution.id')}"
             return cls(name or "nobody", 0, streaming=False, counted=(name or "nobody", 0), run=run)
         run = context.getLocalProperty("spark.jobGroup.id") or ""  # Spark's name for it
+        # Spark's description of a batch begins with the query's name, if it has one.
+        called = (context.getLocalProperty("spark.job.description") or "").partition("\nid = ")
+        query_name = called[0] if called[1] and called[0] else None
         if name is not None:
-            return cls(name, 0, streaming=False, counted=(query, batch), run=run)
-        return cls(query, batch, streaming=True, counted=(query, batch), run=run)
+            return cls(name, 0, streaming=False, counted=(query, batch), run=run, query_name=query_name)
+        return cls(query, batch, streaming=True, counted=(query, batch), run=run, query_name=query_name)
 
     def publisher(self, partition: int) -> str:
         """Who numbers the rows of a task: the same for each attempt at it, and for a batch that is repeated."""
@@ -254,7 +259,7 @@ def commit_batch(
         query, batch = job.counted
         total = record(
             options,
-            Entry(query, job.run, batch, describe_sink(options), total, options.query_name),
+            Entry(query, job.run, batch, describe_sink(options), total, job.query_name),
             accumulator,
         )
     if job is not None and job.streaming:

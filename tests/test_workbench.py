@@ -1,0 +1,129 @@
+"""Experiments with high-water marks: real processes, and an account of every message."""
+
+from __future__ import annotations
+
+import csv
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from zmq_datasource.cli import main
+from zmq_datasource.errors import WorkbenchError
+from zmq_datasource.workbench.experiment import Experiment, Run, run
+from zmq_datasource.workbench.results import plot, row, write_csv
+
+PNG = b"\x89PNG\r\n\x1a\n"
+# Four times as fast as it can be taken; small buffers, or the kernel's would hold all of it.
+SLOW = Experiment(sndhwm=10, rcvhwm=10, messages=1000, size=1000, rate=4000, consume=0.001, buffers=4096)
+
+
+# At its close a socket forgets up to 8 kB that it has taken from its queue and could not write
+# (docs/zeromq-facts.md), whatever linger says.
+FORGOTTEN = 9
+
+
+def made_up(**experiment: object) -> Run:
+    return Run(Experiment(**experiment), 900, 100, 0.25, 890, 10, 0.001, 0.02, 1 << 20, 0, 1.5)  # type: ignore[arg-type]
+
+
+@pytest.mark.spark  # processes
+@pytest.mark.parametrize("pattern", ["PUSH/PULL", "PUB/SUB"])
+def test_a_sender_that_may_drop_counts_every_drop(pattern: str) -> None:
+    found = run(SLOW._replace(pattern=pattern))  # type: ignore[arg-type]
+    assert found.sent + found.dropped == 1000
+    assert found.lost <= FORGOTTEN
+    assert 0 < found.drop_rate < 1
+    assert found.blocked == 0
+
+
+@pytest.mark.spark
+@pytest.mark.parametrize("pattern", ["PUSH/PULL", "PUB/SUB"])
+def test_a_sender_that_waits_loses_nothing_and_says_how_long_it_waited(pattern: str) -> None:
+    found = run(SLOW._replace(pattern=pattern, mode="block", messages=400))  # type: ignore[arg-type]
+    assert (found.sent, found.dropped) == (400, 0)
+    assert found.lost <= FORGOTTEN
+    assert 0.1 < found.blocked < found.seconds + 0.1
+
+
+@pytest.mark.spark
+def test_a_pub_as_it_is_drops_in_silence() -> None:
+    found = run(SLOW._replace(pattern="PUB/SUB", mode="silent"))
+    assert (found.sent, found.dropped) == (1000, 0)
+    assert found.lost == 1000 - found.received > 0
+
+
+@pytest.mark.spark
+def test_a_larger_mark_drops_less_and_delivers_older_messages() -> None:
+    small, large = (run(SLOW._replace(sndhwm=mark, rcvhwm=mark)) for mark in (1, 200))
+    assert large.dropped < small.dropped
+    assert large.p50 > 2 * small.p50
+
+
+@pytest.mark.spark
+def test_linger_0_gives_up_what_is_queued() -> None:
+    kept = run(SLOW._replace(sndhwm=500, rcvhwm=1, messages=300, rate=0))
+    given_up = run(SLOW._replace(sndhwm=500, rcvhwm=1, messages=300, rate=0, linger=0))
+    assert kept.lost <= FORGOTTEN
+    assert given_up.lost > 100
+
+
+@pytest.mark.spark
+def test_a_stalled_chain_holds_about_both_marks() -> None:
+    found = run(Experiment(sndhwm=300, rcvhwm=200, messages=3000, size=1000, stall=1.0, buffers=4096))
+    assert 300 <= found.sent < 1000
+    assert found.lost <= FORGOTTEN
+    assert found.p50 > 0.5  # as old as the stall
+
+
+def test_runs_are_written_as_csv_with_all_their_figures(tmp_path: Path) -> None:
+    runs = [made_up(sndhwm=mark, messages=1000) for mark in (1, 10)]
+    write_csv(runs, tmp_path / "runs.csv")
+    with (tmp_path / "runs.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert [r["sndhwm"] for r in rows] == ["1", "10"]
+    assert rows[0] == {name: str(value) for name, value in row(runs[0]).items()}
+    with pytest.raises(WorkbenchError, match="name another file with --csv"):
+        write_csv(runs, tmp_path / "missing" / "runs.csv")
+
+
+def test_runs_are_drawn(tmp_path: Path) -> None:
+    runs = [made_up(sndhwm=mark, rcvhwm=mark, messages=1000) for mark in (1, 10, 100)]
+    runs += [replace(r, experiment=r.experiment._replace(mode="block", linger=0)) for r in runs]
+    plot(runs, tmp_path / "runs.png")
+    assert (tmp_path / "runs.png").read_bytes().startswith(PNG)
+    with pytest.raises(WorkbenchError, match=r"ends in \.png"):
+        plot(runs, tmp_path / "runs.nonsense")
+
+
+@pytest.mark.spark
+def test_the_command_shows_a_row_a_run_and_writes_its_files(tmp_path: Path) -> None:
+    arguments = ["hwm", "--messages", "100", "--rate", "0", "--consume", "0", "--sndhwm", "1,100"]
+    arguments += ["--full", "noblock", "--csv", str(tmp_path / "a.csv"), "--plot", str(tmp_path / "a.png")]
+    result = CliRunner().invoke(main, arguments)
+    assert result.exit_code == 0, result.output
+    shown = [line.split() for line in result.stdout.splitlines() if line.startswith("PUSH/PULL")]
+    assert [(line[1], line[2], line[3]) for line in shown] == [
+        ("noblock", "1", "1"),
+        ("noblock", "100", "100"),
+    ]
+    assert len((tmp_path / "a.csv").read_text().splitlines()) == 3
+    assert (tmp_path / "a.png").read_bytes().startswith(PNG)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "word"),
+    [
+        (["--size", "8"], "16 bytes or more"),
+        (["--sndhwm", "0,1"], "1 or more"),
+        (["--sndhwm", "many"], "many"),
+        (["--consume", "5"], "a number and a unit"),
+        (["--full", "silent"], "for --pattern PUB/SUB"),
+        (["--messages", "0"], "0"),
+    ],
+)
+def test_wrong_arguments_are_named(arguments: list[str], word: str) -> None:
+    result = CliRunner().invoke(main, ["hwm", *arguments])
+    assert result.exit_code == 2
+    assert word in result.stderr

@@ -1,0 +1,66 @@
+"""``zmq-datasource demo``."""
+
+from __future__ import annotations
+
+import signal
+import warnings
+
+import click
+
+__all__ = ["demo"]
+
+
+@click.command()
+@click.option(
+    "--endpoint", metavar="URL", help="Read this feed, instead of a publisher started for the demo."
+)
+@click.option(
+    "--socket-type",
+    type=click.Choice(["SUB", "PULL"], case_sensitive=False),
+    metavar="SUB|PULL",
+    default="SUB",
+    show_default=True,
+    help="How to read --endpoint. PULL takes the messages: no other reader gets them.",
+)
+@click.option("--topics", metavar="PREFIX,...", help="Topic prefixes to subscribe to (SUB).  [default: all]")
+@click.option(
+    "--seconds",
+    type=click.FloatRange(min=1),
+    metavar="N",
+    default=15,
+    show_default=True,
+    help="How long messages are streamed; starting Spark comes on top.",
+)
+def demo(endpoint: str | None, socket_type: str, topics: str | None, seconds: float) -> None:
+    """See a live feed pass through Spark and out again, every message accounted for.
+
+    Three streaming queries read the feed: an aggregation, a sink to a fast consumer, and a sink
+    to a consumer that is too slow on purpose and drops what it cannot take. At the end a table
+    shows what was published, received, sent, dropped and why.
+
+    \b
+    Examples:
+      zmq-datasource demo
+      zmq-datasource demo --endpoint tcp://localhost:5556 --topics weather,traffic
+      zmq-datasource demo --endpoint ipc:///tmp/jobs --socket-type PULL --seconds 60
+    """
+    if endpoint is None and (topics is not None or socket_type != "SUB"):
+        raise click.UsageError("--topics and --socket-type describe your own feed; name it with --endpoint")
+
+    from rich.console import Console  # noqa: PLC0415 - only this command pays for it
+
+    from zmq_datasource.demo.run import feed_options, run_demo  # noqa: PLC0415 - imports Spark
+    from zmq_datasource.errors import ZmqDataSourceError  # noqa: PLC0415
+
+    # Spark warns of the pandas that is installed, which the demo does not use.
+    warnings.filterwarnings("ignore", category=FutureWarning, module="pyspark")
+    # A process that is told to end ends its children first, as with Ctrl-C.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        feed = None if endpoint is None else feed_options(endpoint, socket_type, topics)
+        run_demo(Console(), seconds, feed)
+    except ZmqDataSourceError as e:
+        raise click.ClickException(str(e)) from e
+    except KeyboardInterrupt:
+        click.echo("Stopped.", err=True)
+        raise click.exceptions.Exit(130) from None

@@ -1,0 +1,160 @@
+"""``zmq-datasource hwm``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import product
+from pathlib import Path
+
+import click
+
+from zmq_datasource.cli.types import DURATION, LINGER, SIZE, Read
+
+__all__ = ["hwm"]
+
+
+def _marks(text: str) -> tuple[int, ...]:
+    marks = tuple(int(part) for part in text.split(","))
+    if min(marks) < 1:
+        raise ValueError("a high-water mark is 1 or more; libzmq's 0 means no limit, and no memory is")
+    return marks
+
+
+_MARKS = Read("n,...", _marks)
+
+
+@click.command()
+@click.option(
+    "--pattern",
+    type=click.Choice(["PUSH/PULL", "PUB/SUB"], case_sensitive=False),
+    multiple=True,
+    default=["PUSH/PULL"],
+    show_default=True,
+    help="Socket types; may be repeated.",
+)
+@click.option(
+    "--full",
+    type=click.Choice(["noblock", "block", "silent"], case_sensitive=False),
+    multiple=True,
+    default=["noblock", "block"],
+    show_default=True,
+    help="What the sender does at a full queue: drop and count, wait, or drop in silence (a PUB as it is).",
+)
+@click.option(
+    "--messages", type=click.IntRange(min=1), default=5000, show_default=True, help="Sent in each run."
+)
+@click.option("--size", type=SIZE, default="1000", show_default=True, help="Bytes of a message; 16 or more.")
+@click.option(
+    "--rate",
+    type=click.FloatRange(min=0),
+    default=5000,
+    show_default=True,
+    help="Messages a second that are sent; 0 is as fast as it goes.",
+)
+@click.option(
+    "--consume",
+    type=DURATION,
+    default="400us",
+    show_default=True,
+    help="What the consumer takes for each message.",
+)
+@click.option(
+    "--stall", type=DURATION, default="0", show_default=True, help="The consumer takes nothing for so long."
+)
+@click.option(
+    "--sndhwm", type=_MARKS, default="1,10,100,1000", show_default=True, help="Send high-water marks to try."
+)
+@click.option(
+    "--rcvhwm", type=_MARKS, help="Receive high-water marks to try with each.  [default: that of the sender]"
+)
+@click.option(
+    "--linger",
+    type=LINGER,
+    multiple=True,
+    default=["-1"],
+    help="At the sender's end; may be repeated.",
+)
+@click.option(
+    "--buffers",
+    type=SIZE,
+    default="8k",
+    show_default=True,
+    help="SNDBUF and RCVBUF; 0 leaves them to the system, whose buffers then hold more than any high-water mark.",
+)
+@click.option(
+    "--csv", "csv_file", type=click.Path(path_type=Path, dir_okay=False), help="Write all figures there."
+)
+@click.option(
+    "--plot", "plot_file", type=click.Path(path_type=Path, dir_okay=False), help="Draw them there (.png)."
+)
+def hwm(
+    pattern: tuple[str, ...],
+    full: tuple[str, ...],
+    messages: int,
+    size: int,
+    rate: float,
+    consume: float,
+    stall: float,
+    sndhwm: tuple[int, ...],
+    rcvhwm: tuple[int, ...] | None,
+    linger: tuple[int, ...],
+    buffers: int,
+    csv_file: Path | None,
+    plot_file: Path | None,
+) -> None:
+    """Try high-water marks out: what is dropped, what waits, and how old messages get.
+
+    A sender and a consumer that may be too slow run in processes of their own, over tcp on this machine,
+    once for each combination. What was sent is received or accounted for in every run.
+
+    \b
+    Examples:
+      zmq-datasource hwm
+      zmq-datasource hwm --pattern PUB/SUB --full silent --full noblock --plot hwm.png
+      zmq-datasource hwm --rate 20000 --size 100 --consume 60us --stall 1s --sndhwm 100,1000,10000
+    """
+    from rich.console import Console  # noqa: PLC0415
+    from rich.progress import track  # noqa: PLC0415
+
+    from zmq_datasource.errors import ZmqDataSourceError  # noqa: PLC0415
+    from zmq_datasource.workbench.experiment import HEADER_BYTES, Experiment, run  # noqa: PLC0415
+    from zmq_datasource.workbench.results import plot, table, write_csv  # noqa: PLC0415
+
+    if size < HEADER_BYTES:
+        raise click.UsageError(
+            f"--size {size}: a message has {HEADER_BYTES} bytes or more, its number and time"
+        )
+    if "silent" in full and "PUB/SUB" not in pattern:
+        raise click.UsageError("--full silent is for --pattern PUB/SUB; a PUSH drops nothing in silence")
+
+    def experiments() -> Iterator[Experiment]:
+        for sockets, mode, patience, sender in product(pattern, full, linger, sndhwm):
+            if mode == "silent" and sockets == "PUSH/PULL":
+                continue
+            for receiver in rcvhwm or (sender,):
+                yield Experiment(
+                    sockets,  # type: ignore[arg-type]
+                    mode,  # type: ignore[arg-type]
+                    sender,
+                    receiver,
+                    messages,
+                    size,
+                    rate,
+                    consume,
+                    stall,
+                    patience,
+                    buffers,
+                )
+
+    console, progress = Console(), Console(stderr=True)
+    if not console.is_terminal:  # into a file or pipe, a line is as wide as it must be
+        console = Console(width=160)
+    try:
+        runs = [run(experiment) for experiment in track(list(experiments()), "Trying", console=progress)]
+        console.print(table(runs))
+        if csv_file is not None:
+            write_csv(runs, csv_file)
+        if plot_file is not None:
+            plot(runs, plot_file)
+    except ZmqDataSourceError as e:
+        raise click.ClickException(str(e)) from e

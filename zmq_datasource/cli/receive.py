@@ -1,0 +1,58 @@
+"""``zmq-datasource receive``."""
+
+from __future__ import annotations
+
+import click
+
+__all__ = ["receive"]
+
+
+@click.command()
+@click.option("--bind", metavar="URL,...", help="Where to receive.")
+@click.option("--connect", metavar="URL,...", help="Where to receive from.")
+@click.option(
+    "--socket-type",
+    type=click.Choice(["ROUTER", "PULL", "SUB"], case_sensitive=False),
+    default="ROUTER",
+    show_default=True,
+    help="ROUTER takes acknowledged transactions; PULL and SUB plain messages.",
+)
+@click.option("--wal-location", metavar="DIR", required=True, help="The log to fill; queries read it.")
+@click.option(
+    "-o",
+    "--option",
+    "options",
+    metavar="NAME=VALUE",
+    multiple=True,
+    help="Any other option of the source, as in -o walRetention=1h; may be repeated.",
+)
+def receive(
+    bind: str | None, connect: str | None, socket_type: str, wal_location: str, options: tuple[str, ...]
+) -> None:
+    """Receive into a log, without Spark, until told to stop (Ctrl-C or SIGTERM).
+
+    Queries read the log with walLocation and no endpoint, while this runs and while it does not. What
+    all of them have committed is deleted, once it is older than walRetention.
+
+    \b
+    Examples:
+      zmq-datasource receive --bind "tcp://*:5558" --wal-location /data/wal/orders
+      zmq-datasource receive --socket-type SUB --connect tcp://feed:5556 \\
+          --wal-location /data/wal/feed -o framing=vllm -o walRetention=1d
+    """
+    from zmq_datasource.errors import ZmqDataSourceError  # noqa: PLC0415
+    from zmq_datasource.receive import receive_until_stopped  # noqa: PLC0415 - imports Arrow
+
+    given = {"socketType": socket_type, "walLocation": wal_location}
+    given |= {name: value for name, value in (("bind", bind), ("connect", connect)) if value is not None}
+    for option in options:
+        name, separator, value = option.partition("=")
+        if not separator:
+            raise click.UsageError(f"--option {option!r}: write NAME=VALUE")
+        given[name] = value
+    if bind is None and connect is None:
+        raise click.UsageError("name an endpoint with --bind or --connect")
+    try:
+        receive_until_stopped(given)
+    except ZmqDataSourceError as e:
+        raise click.ClickException(str(e)) from e

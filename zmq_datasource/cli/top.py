@@ -1,0 +1,54 @@
+"""``zmq-datasource top``."""
+
+from __future__ import annotations
+
+import click
+
+from zmq_datasource.cli.types import DURATION
+
+__all__ = ["top"]
+
+
+@click.command()
+@click.option(
+    "--metrics",
+    "location",
+    metavar="DIR|URI",
+    required=True,
+    help="The metricsLocation of sources and sinks.",
+)
+@click.option(
+    "--interval",
+    type=DURATION,
+    default="1s",
+    show_default=True,
+    help="How often to look, as in 500ms or 5s.",
+)
+@click.option(
+    "--since",
+    type=DURATION,
+    default="10m",
+    show_default=True,
+    help="Leave out what has said nothing for this long.",
+)
+@click.option("--once", is_flag=True, help="Show the tables once and end, as for a script.")
+def top(location: str, interval: float, since: float, once: bool) -> None:
+    """Watch sources and sinks: rates, drops, backlog, pauses, high-water marks in use.
+
+    They must write to a metricsLocation; any machine that sees it can look. Ctrl-C ends it. Into a file or
+    pipe it shows the tables once.
+
+    \b
+    Examples:
+      zmq-datasource top --metrics /data/metrics
+      zmq-datasource top --metrics s3://bucket/metrics --interval 5s
+      zmq-datasource top --metrics /data/metrics --since 1d --once
+    """
+    from zmq_datasource.errors import ZmqDataSourceError  # noqa: PLC0415
+    from zmq_datasource.monitoring.top import watch  # noqa: PLC0415
+    from zmq_datasource.option_types import Location  # noqa: PLC0415
+
+    try:
+        watch(Location(location), interval, since, once=once)
+    except ZmqDataSourceError as e:
+        raise click.ClickException(str(e)) from e

@@ -1,0 +1,294 @@
+"""One sender and one slow consumer in processes of their own, and what became of every message.
+
+The identities, checked after each run::
+
+    messages = sent + dropped          (the sender's account)
+    sent     = received + lost         (lost: dropped in silence, or given up when linger ran out)
+
+The rules of sending are those of the package's sink: a message counts as dropped only after the
+socket's events were refreshed and a second try was refused too; ``send`` waits only where the queue
+is full, and how long is measured.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import resource
+import struct
+import time
+from array import array
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from typing import Any, Literal, NamedTuple
+
+import zmq
+
+from zmq_datasource.errors import WorkbenchError
+
+__all__ = ["HEADER_BYTES", "Experiment", "Mode", "Pattern", "Run", "run"]
+
+Pattern = Literal["PUSH/PULL", "PUB/SUB"]
+# silent: a PUB as it is by default, which drops without a word.
+Mode = Literal["noblock", "block", "silent"]
+
+_SPAWN = multiprocessing.get_context("spawn")
+# A message begins with its number and when it was sent.
+HEADER_BYTES = 16
+_START_SECONDS = 30.0
+_QUIET_MS = 300
+# Shorter waits are spun: sleep() is coarser.
+_SPIN_SECONDS = 0.0005
+_HEADER = struct.Struct(">Qd")
+
+
+class Experiment(NamedTuple):
+    """What is tried.
+
+    Attributes:
+        pattern: The socket types.
+        mode: What the sender does at a full queue.
+        sndhwm, rcvhwm: Messages.
+        messages: How many are sent.
+        size: Bytes of each, at least 16.
+        rate: Messages a second; 0 is as fast as it goes.
+        consume: Seconds that the consumer takes for each.
+        stall: Seconds for which the consumer takes nothing at first.
+        linger: Milliseconds that the sender waits at its end; -1 is for ever.
+        buffers: SNDBUF and RCVBUF in bytes; 0 leaves them to the system.
+        timeout: Seconds after which a blocked sender gives up.
+    """
+
+    pattern: Pattern = "PUSH/PULL"
+    mode: Mode = "noblock"
+    sndhwm: int = 1000
+    rcvhwm: int = 1000
+    messages: int = 5000
+    size: int = 1000
+    rate: float = 0.0
+    consume: float = 0.0
+    stall: float = 0.0
+    linger: int = -1
+    buffers: int = 0
+    timeout: float = 60.0
+
+
+@dataclass(frozen=True)
+class Run:
+    """What became of it.
+
+    Attributes:
+        sent: Messages that the socket accepted.
+        dropped: That it refused.
+        blocked: Seconds that the sender waited for room.
+        received: Messages that the consumer took.
+        lost: Sent and never received.
+        p50, p99: Seconds from the sending of a message to its taking, median and 99th percentile.
+        sender_bytes, consumer_bytes: The most memory that either process had, above what it began with.
+        seconds: From the first message to the last one taken.
+    """
+
+    experiment: Experiment
+    sent: int
+    dropped: int
+    blocked: float
+    received: int
+    lost: int
+    p50: float
+    p99: float
+    sender_bytes: int
+    consumer_bytes: int
+    seconds: float
+
+    @property
+    def drop_rate(self) -> float:
+        """Which share of the messages was not received."""
+        return 1 - self.received / self.experiment.messages
+
+
+def run(experiment: Experiment) -> Run:
+    """Try it out, with real sockets over tcp on this machine.
+
+    Raises:
+        WorkbenchError: A process did not start, or the account does not add up.
+    """
+    with ExitStack() as stack:
+        consumer = stack.enter_context(_process(_consume, experiment))
+        endpoint = _answer(consumer, _START_SECONDS, "the consumer to bind")
+        sender = stack.enter_context(_process(_send, experiment, endpoint))
+        _answer(sender, _START_SECONDS, "the sender to connect")
+        consumer.send("go")
+        sender.send("go")
+        patience = experiment.timeout + experiment.stall + _expected_seconds(experiment) + _START_SECONDS
+        told = _answer(sender, patience, "the sender to end")
+        consumer.send("end")
+        took = _answer(consumer, patience, "the consumer to end")
+    result = Run(
+        experiment,
+        **told,
+        **took,
+        lost=told["sent"] - took["received"],
+    )
+    if result.sent + result.dropped != experiment.messages or result.lost < 0:
+        raise WorkbenchError(
+            f"accounting for an experiment: {experiment.messages} messages, {result.sent} sent, {result.dropped} "
+            f"dropped, {result.received} received; this should add up"
+        )
+    return result
+
+
+def _expected_seconds(experiment: Experiment) -> float:
+    paced = experiment.messages / experiment.rate if experiment.rate else 0.0
+    return 2 * max(paced, experiment.messages * (experiment.consume + 1e-4))
+
+
+@contextmanager
+def _process(work: Any, *arguments: Any) -> Iterator[Connection]:
+    ours, theirs = _SPAWN.Pipe()
+    process = _SPAWN.Process(target=work, args=(theirs, *arguments), daemon=True)
+    process.start()
+    theirs.close()
+    try:
+        yield ours
+    finally:
+        process.kill()
+        process.join()
+        ours.close()
+
+
+def _answer(pipe: Connection, seconds: float, what: str) -> Any:
+    try:
+        if pipe.poll(seconds):
+            return pipe.recv()
+    except EOFError as e:
+        raise WorkbenchError(f"waiting for {what}: its process has ended; its error is above") from e
+    raise WorkbenchError(f"waiting {seconds:.0f} s for {what}: nothing came")
+
+
+# The consumer's process.
+
+
+def _consume(pipe: Connection, experiment: Experiment) -> None:
+    kind = zmq.PULL if experiment.pattern == "PUSH/PULL" else zmq.SUB
+    with zmq.Context() as context, context.socket(kind) as socket:
+        socket.setsockopt(zmq.LINGER, 0)
+        socket.setsockopt(zmq.RCVHWM, experiment.rcvhwm)
+        if experiment.buffers:
+            socket.setsockopt(zmq.RCVBUF, experiment.buffers)
+        if kind == zmq.SUB:
+            socket.setsockopt(zmq.SUBSCRIBE, b"")
+        pipe.send(f"tcp://127.0.0.1:{socket.bind_to_random_port('tcp://127.0.0.1')}")
+        while not pipe.poll():  # a bound SUB subscribes only while its thread touches it
+            socket.poll(10)
+        pipe.recv()
+        began_with = _peak()
+        pipe.send(_take(pipe, socket, experiment) | {"consumer_bytes": _peak() - began_with})
+        pipe.poll(_START_SECONDS)  # until it is killed
+
+
+def _take(pipe: Connection, socket: zmq.Socket[bytes], experiment: Experiment) -> dict[str, Any]:
+    latencies = array("d")
+    began = time.monotonic()
+    free = began + experiment.stall
+    last = began
+    ended = False
+    while True:
+        _wait_until(free)
+        if not socket.poll(_QUIET_MS):
+            if ended:
+                break
+            ended = pipe.poll()
+            continue
+        message = socket.recv()
+        last = time.monotonic()
+        _, sent_at = _HEADER.unpack_from(message)
+        latencies.append(last - sent_at)
+        free = last + experiment.consume
+    ordered = sorted(latencies)
+    return {
+        "received": len(ordered),
+        "p50": ordered[len(ordered) // 2] if ordered else 0.0,
+        "p99": ordered[len(ordered) * 99 // 100] if ordered else 0.0,
+        "seconds": last - began,
+    }
+
+
+def _wait_until(when: float) -> None:
+    while (left := when - time.monotonic()) > 0:
+        if left > _SPIN_SECONDS:
+            time.sleep(left - _SPIN_SECONDS)
+
+
+# The sender's process.
+
+
+def _send(pipe: Connection, experiment: Experiment, endpoint: str) -> None:
+    kind = zmq.PUSH if experiment.pattern == "PUSH/PULL" else zmq.XPUB
+    context = zmq.Context()
+    socket = context.socket(kind)
+    socket.setsockopt(zmq.SNDHWM, experiment.sndhwm)
+    socket.setsockopt(zmq.LINGER, experiment.linger)
+    socket.setsockopt(zmq.SNDTIMEO, round(experiment.timeout * 1000))
+    if experiment.buffers:
+        socket.setsockopt(zmq.SNDBUF, experiment.buffers)
+    if kind == zmq.XPUB and experiment.mode != "silent":
+        socket.setsockopt(zmq.XPUB_NODROP, 1)
+    monitor = socket.get_monitor_socket(zmq.Event.HANDSHAKE_SUCCEEDED)
+    socket.connect(endpoint)
+    (socket if kind == zmq.XPUB else monitor).recv_multipart()  # the subscription, or the handshake
+    socket.disable_monitor()
+    monitor.close()
+    pipe.send("connected")
+    pipe.recv()
+    began_with = _peak()
+    told = _offer_all(socket, experiment)
+    told["sender_bytes"] = _peak() - began_with
+    socket.close()
+    context.term()  # waits as linger says
+    pipe.send(told)
+    pipe.poll(_START_SECONDS)
+
+
+def _offer_all(socket: zmq.Socket[bytes], experiment: Experiment) -> dict[str, Any]:
+    padding = b"x" * (experiment.size - HEADER_BYTES)
+    interval = 1 / experiment.rate if experiment.rate else 0.0
+    sent = dropped = 0
+    blocked = 0.0
+    due = time.monotonic()
+    for number in range(experiment.messages):
+        if interval:
+            _wait_until(due)
+            due += interval
+        message = _HEADER.pack(number, time.monotonic()) + padding
+        if _offer(socket, message):
+            sent += 1
+            continue
+        if experiment.mode == "block":
+            before = time.monotonic()
+            try:
+                socket.send(message)
+                sent += 1
+            except zmq.Again:
+                dropped += 1
+            blocked += time.monotonic() - before
+        else:
+            dropped += 1
+    return {"sent": sent, "dropped": dropped, "blocked": blocked}
+
+
+def _offer(socket: zmq.Socket[bytes], message: bytes) -> bool:
+    try:
+        socket.send(message, zmq.NOBLOCK)
+    except zmq.Again:
+        socket.getsockopt(zmq.EVENTS)  # the refusal may be an old view of the queue
+        try:
+            socket.send(message, zmq.NOBLOCK)
+        except zmq.Again:
+            return False
+    return True
+
+
+def _peak() -> int:
+    """The most memory that this process has had, in bytes."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

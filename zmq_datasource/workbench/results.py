@@ -1,0 +1,133 @@
+"""Runs as a table for people, as CSV, and as a plot: what more high-water mark buys, and what it costs."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.table import Table
+
+from zmq_datasource.errors import WorkbenchError
+from zmq_datasource.workbench.experiment import Run
+
+__all__ = ["plot", "row", "table", "write_csv"]
+
+
+def row(run: Run) -> dict[str, Any]:
+    """A run as flat figures: seconds, bytes, messages."""
+    experiment = run.experiment
+    return {
+        **experiment._asdict(),
+        "sent": run.sent,
+        "dropped": run.dropped,
+        "received": run.received,
+        "lost": run.lost,
+        "drop_rate": round(run.drop_rate, 6),
+        "blocked": round(run.blocked, 6),
+        "latency_p50": round(run.p50, 6),
+        "latency_p99": round(run.p99, 6),
+        "sender_bytes": run.sender_bytes,
+        "consumer_bytes": run.consumer_bytes,
+        "seconds": round(run.seconds, 6),
+    }
+
+
+def table(runs: Iterable[Run]) -> Table:
+    """A row a run, as it was asked for and what came of it."""
+    shown = Table(box=None, header_style="bold", padding=(0, 1), pad_edge=False)
+    for name in ("sockets", "full queue"):
+        shown.add_column(name)
+    for name in (
+        *("sndhwm", "rcvhwm", "sent", "dropped", "lost", "received", "not received"),
+        *("blocked", "p50", "p99", "memory"),
+    ):
+        shown.add_column(name, justify="right", no_wrap=True)
+    for run in runs:
+        experiment = run.experiment
+        shown.add_row(
+            experiment.pattern,
+            experiment.mode,
+            f"{experiment.sndhwm:,}",
+            f"{experiment.rcvhwm:,}",
+            f"{run.sent:,}",
+            f"{run.dropped:,}",
+            f"{run.lost:,}",
+            f"{run.received:,}",
+            f"{run.drop_rate:.1%}",
+            f"{run.blocked:.2f} s",
+            _duration(run.p50),
+            _duration(run.p99),
+            f"{(run.sender_bytes + run.consumer_bytes) / (1 << 20):.1f} MiB",
+        )
+    return shown
+
+
+def _duration(seconds: float) -> str:
+    return f"{seconds * 1000:,.1f} ms" if seconds < 1 else f"{seconds:,.2f} s"
+
+
+def write_csv(runs: Sequence[Run], path: Path) -> None:
+    """Write all runs, a line each.
+
+    Raises:
+        WorkbenchError: The file cannot be written.
+    """
+    try:
+        with path.open("w", newline="", encoding="utf-8") as file:
+            rows = [row(run) for run in runs]
+            writer = csv.DictWriter(file, list(rows[0]))
+            writer.writeheader()
+            writer.writerows(rows)
+    except OSError as e:
+        raise WorkbenchError(f"writing {path}: {e.strerror or e}; name another file with --csv") from e
+
+
+def plot(runs: Sequence[Run], path: Path) -> None:
+    """Draw the share that was not received and the latency against the send high-water mark.
+
+    Raises:
+        WorkbenchError: matplotlib is not installed, or the file cannot be written.
+    """
+    try:
+        from matplotlib.figure import Figure  # noqa: PLC0415 - an extra
+    except ImportError as e:
+        raise WorkbenchError("drawing a plot needs matplotlib; pip install 'zmq_datasource[notebook]'") from e
+    figure = Figure(figsize=(8, 6), dpi=110, layout="constrained")
+    drops, latency = figure.subplots(2, 1, sharex=True)
+    for name, group in _groups(runs).items():
+        hwm = [run.experiment.sndhwm for run in group]
+        (line,) = drops.plot(hwm, [run.drop_rate * 100 for run in group], marker="o", label=name)
+        latency.plot(hwm, [run.p50 * 1000 for run in group], marker="o", color=line.get_color(), label=name)
+        latency.plot(
+            hwm, [run.p99 * 1000 for run in group], marker=".", color=line.get_color(), linestyle="--"
+        )
+    drops.set_title("A larger high-water mark buys fewer drops ...", loc="left", fontsize=11)
+    drops.set_ylabel("not received, %")
+    drops.set_ylim(bottom=-2)
+    latency.set_title("... with older messages (line: median, dashed: p99)", loc="left", fontsize=11)
+    latency.set_ylabel("latency, ms")
+    latency.set_xlabel("send high-water mark, messages")
+    latency.set_yscale("log")
+    for axes in (drops, latency):
+        axes.set_xscale("log")
+        axes.grid(alpha=0.3)
+        axes.spines[["top", "right"]].set_visible(False)
+    drops.legend(frameon=False, fontsize=9)
+    try:
+        figure.savefig(path)
+    except (OSError, ValueError) as e:
+        raise WorkbenchError(f"writing {path}: {e}; name a file that ends in .png, .svg or .pdf") from e
+
+
+def _groups(runs: Iterable[Run]) -> dict[str, list[Run]]:
+    """Runs that differ in their high-water marks only, by what they have in common."""
+    groups: dict[str, list[Run]] = {}
+    for run in sorted(runs, key=lambda run: run.experiment.sndhwm):
+        experiment = run.experiment
+        same = experiment.rcvhwm == experiment.sndhwm
+        receiver = "rcvhwm = sndhwm" if same else f"rcvhwm {experiment.rcvhwm}"
+        linger = "" if experiment.linger < 0 else f", linger {experiment.linger} ms"
+        groups.setdefault(f"{experiment.pattern} {experiment.mode}, {receiver}{linger}", []).append(run)
+    return groups
