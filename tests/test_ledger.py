@@ -19,9 +19,9 @@ def sent(rows: int, dropped: int = 0) -> SinkCounters:
 
 
 def entry(
-    batch: int, counters: SinkCounters, run: str = "run", query: str = "q", sink: str = "PUSH a"
+    batch: int, counters: SinkCounters, execution: str = "e", query: str = "q", sink: str = "PUSH a"
 ) -> Entry:
-    return Entry(query, run, batch, sink, counters)
+    return Entry(query, execution, batch, sink, counters)
 
 
 def test_a_total_is_the_sum_of_the_batches_so_far() -> None:
@@ -34,16 +34,16 @@ def test_a_total_is_the_sum_of_the_batches_so_far() -> None:
     assert account.total.balanced
 
 
-def test_a_batch_that_another_run_repeats_counts_once() -> None:
+def test_a_batch_that_is_executed_again_counts_once() -> None:
     ledger = Ledger()
     ledger.add(entry(0, sent(10)))
-    ledger.add(entry(1, sent(10), run="first"))
-    ledger.add(entry(1, sent(10, dropped=4), run="second"))
+    ledger.add(entry(1, sent(10), execution="first"))
+    ledger.add(entry(1, sent(10, dropped=4), execution="second"))
     account = ledger.accounts("q", [1])[1]["PUSH a"]
     assert (account.batch.sent, account.total.rows, account.total.sent, account.batches) == (6, 20, 16, 2)
 
 
-def test_two_writes_of_one_run_to_one_sink_add_up() -> None:
+def test_two_writes_of_one_execution_to_one_sink_add_up() -> None:
     ledger = Ledger()
     ledger.add(entry(0, sent(10)))
     ledger.add(entry(0, sent(5)))
@@ -69,16 +69,41 @@ def test_a_batch_without_a_write_shows_zeros_and_the_total_before() -> None:
     assert ledger.accounts("q", [2])[2]["PUSH a"].total.rows == 0
 
 
+def test_a_batch_before_the_newest_can_be_executed_again() -> None:
+    ledger = Ledger()
+    for batch in range(5):
+        ledger.add(entry(batch, sent(10)))
+    ledger.add(entry(2, sent(3), execution="again"))
+    totals = [ledger.accounts("q", [batch])[batch]["PUSH a"].total.rows for batch in range(5)]
+    assert totals == [10, 20, 23, 33, 43]
+
+
 def test_memory_is_bounded_and_totals_forget_nothing() -> None:
     ledger = Ledger()
-    for batch in range(1000):
+    for batch in range(3000):
         ledger.add(entry(batch, sent(1)))
-    account = ledger.accounts("q", [999])[999]["PUSH a"]
-    assert (account.total.rows, account.batches) == (1000, 1000)
-    assert len(ledger._queries["q"]["PUSH a"]._batches) == 100
+    account = ledger.accounts("q", [2999])[2999]["PUSH a"]
+    assert (account.total.rows, account.batches) == (3000, 3000)
+    assert ledger.accounts("q", [5, 2500])[5] == {}  # rather nothing than something wrong
+    assert ledger.accounts("q", [2500])[2500]["PUSH a"].total.rows == 2501
+    assert len(ledger._queries["q"]["PUSH a"]._batches) == 1000
     for number in range(3000):
         ledger.add(entry(0, sent(1), query=f"q{number}"))
+        if number % 500 == 0:
+            ledger.add(entry(3000 + number, sent(1)))
     assert len(ledger._queries) == 1000
+    assert ledger.accounts("q", [9999])[9999]["PUSH a"].total.rows == 3006  # it is still heard of
+
+
+def test_an_idle_query_shows_its_sockets_as_they_were() -> None:
+    ledger = Ledger()
+    ledger.add(entry(0, SinkCounters(rows=1, sent=1, peers=3, sndhwm=50)))
+    ledger.add(entry(1, SinkCounters(rows=1, sent=1, peers=1, sndhwm=50)))
+    ledger.add(entry(2, SinkCounters(tasks=1)))  # without rows there is no socket
+    for batch in (2, 3):
+        account = ledger.accounts("q", [batch])[batch]["PUSH a"]
+        assert (account.total.peers, account.total.sndhwm) == (1, 50)
+    assert (account.batch.rows, account.batch.peers, account.batch.sndhwm) == (0, 1, 50)
 
 
 counts = st.integers(0, 2**40)

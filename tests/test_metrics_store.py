@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import threading
 from collections import Counter
 from datetime import UTC, datetime
 from pathlib import Path
@@ -12,8 +13,12 @@ import pytest
 from rich.console import Console
 
 from zmq_datasource.counters import SinkCounters
-from zmq_datasource.errors import MetricsError
+from zmq_datasource.errors import MetricsError, OptionError
+from zmq_datasource.locations import check_location
+from zmq_datasource.monitoring import store as store_module
+from zmq_datasource.monitoring.catalogue import sink_metrics
 from zmq_datasource.monitoring.ledger import Entry
+from zmq_datasource.monitoring.patience import within
 from zmq_datasource.monitoring.store import MetricsStore, iso
 from zmq_datasource.monitoring.view import View
 from zmq_datasource.option_types import Location
@@ -26,12 +31,12 @@ def store(root: Path, retention: float = 3600) -> MetricsStore:
 
 
 def entry(
-    batch: int, rows: int = 10, dropped: int = 0, run: str = "r", sink: str = "PUSH tcp://a:1"
+    batch: int, rows: int = 10, dropped: int = 0, execution: str = "e", sink: str = "PUSH tcp://a:1"
 ) -> Entry:
     counters = SinkCounters(
         rows=rows, sent=rows - dropped, dropped=Counter(hwm=dropped) if dropped else Counter()
     )
-    return Entry("query", run, batch, sink, counters)
+    return Entry("query", execution, batch, sink, counters)
 
 
 def files(root: Path) -> list[Path]:
@@ -54,14 +59,14 @@ def test_each_batch_is_a_file_with_its_account_and_the_total(tmp_path: Path) -> 
 
 def test_a_repeated_batch_takes_the_place_of_the_first(tmp_path: Path) -> None:
     store(tmp_path).write_account(entry(0), NOW)
-    store(tmp_path).write_account(entry(1, run="killed"), NOW)
-    store(tmp_path).write_account(entry(1, dropped=3, run="next"), NOW)
+    store(tmp_path).write_account(entry(1, execution="killed"), NOW)
+    store(tmp_path).write_account(entry(1, dropped=3, execution="next"), NOW)
     account = store(tmp_path).accounts("query", [1])[1]["PUSH tcp://a:1"]
     assert (account.batch.sent, account.total.rows, account.total.sent) == (7, 20, 17)
     assert len(files(tmp_path)) == 2
 
 
-def test_a_second_write_of_the_same_run_adds_to_the_file(tmp_path: Path) -> None:
+def test_a_second_write_of_the_same_execution_adds_to_the_file(tmp_path: Path) -> None:
     store(tmp_path).write_account(entry(0), NOW)
     store(tmp_path).write_account(entry(0, rows=5), NOW)
     account = store(tmp_path).accounts("query", [0])[0]["PUSH tcp://a:1"]
@@ -100,23 +105,29 @@ def test_a_file_that_is_none_of_ours_is_said_and_left_out(
     assert "it is left out" in caplog.text
 
 
-def test_what_is_older_than_the_retention_is_removed_but_for_the_newest(tmp_path: Path) -> None:
+def test_what_is_older_than_the_retention_is_removed_but_for_the_newest(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(store_module, "_EXPIRY_FILES", 1)  # each time
     for batch in range(95, 100):
         store(tmp_path).write_account(entry(batch), NOW)
     for path in files(tmp_path):
         os.utime(path, (NOW - 7200, NOW - 7200))
     store(tmp_path).write_account(entry(100), NOW)
+    store(tmp_path).expire_accounts(entry(100), NOW)
     kept = [json.loads(path.read_text())["batch"] for path in files(tmp_path)]
     assert kept == [99, 100]
     assert store(tmp_path).accounts("query", [100])[100]["PUSH tcp://a:1"].total.rows == 60
 
 
-def test_reports_of_a_source_are_expired_too(tmp_path: Path) -> None:
+def test_reports_of_a_source_are_expired_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(store_module, "_EXPIRY_FILES", 1)
     for number in range(5):
-        store(tmp_path).write_report("log-0", {"source": "SUB x"}, NOW + number, number + 1)
+        store(tmp_path).write_report("log-0", {"source": "SUB x"}, NOW + number)
     for path in files(tmp_path):
         os.utime(path, (NOW - 7200, NOW - 7200))
-    store(tmp_path).write_report("log-0", {"source": "SUB x"}, NOW + 5, 100)
+    store(tmp_path).write_report("log-0", {"source": "SUB x"}, NOW + 5)
+    store(tmp_path).expire_reports("log-0", NOW + 5)
     assert len(files(tmp_path)) == 2
 
 
@@ -143,6 +154,54 @@ def test_nothing_is_left_of_a_write_that_failed(tmp_path: Path, monkeypatch: pyt
     assert files(tmp_path) == []
 
 
+def test_batch_writes_of_their_own_expire_like_any_other_and_stay_inside(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(store_module, "_EXPIRY_FILES", 1)
+    root = tmp_path / "metrics"
+    for number in range(20):
+        own = entry(0)._replace(query=f"write-../../../{number}", in_query=False)
+        store(root).write_account(own, NOW)
+    assert len(files(tmp_path)) == 20
+    assert all(path.parent == root / "sinks" / "writes" for path in files(tmp_path))
+    for path in files(tmp_path):
+        os.utime(path, (NOW - 7200, NOW - 7200))
+    store(root).expire_accounts(own, NOW)
+    assert len(files(tmp_path)) == 2
+
+
+def test_what_was_given_up_leaves_nothing(tmp_path: Path) -> None:
+    given_up = threading.Event()
+    given_up.set()
+    store(tmp_path).write_account(entry(0), NOW, given_up)
+    assert files(tmp_path) == []
+
+
+def test_a_location_that_does_not_answer_is_given_up_in_time() -> None:
+    let_go = threading.Event()
+    with pytest.raises(MetricsError, match=r"writing: the file system has not answered for 0\.05 s"):
+        within(0.05, "writing", lambda given_up: let_go.wait(10))
+    let_go.set()
+    assert within(10, "writing", lambda given_up: given_up.is_set()) is False
+    with pytest.raises(MetricsError, match="ZeroDivisionError"):
+        within(10, "writing", lambda given_up: 1 // 0)
+
+
+@pytest.mark.parametrize(
+    "location", ["s3://bucket-that-is-away/x", "hdfs://nowhere/x", "/relative/or/not", "file:///x"]
+)
+def test_a_location_is_judged_without_asking_it(location: str) -> None:
+    check_location("metricsLocation", Location(location), reach=False)
+
+
+@pytest.mark.parametrize("location", ["", "file:/x", "nosuch://user:pa/ss@word@host/x"])
+def test_a_location_that_means_nothing_is_refused_without_its_secrets(location: str) -> None:
+    with pytest.raises(OptionError, match="metricsLocation") as raised:
+        check_location("metricsLocation", Location(location), reach=False)
+    assert "word" not in str(raised.value)
+    assert raised.value.__cause__ is None
+
+
 def test_a_location_without_metrics_is_an_error_that_says_what_to_name(tmp_path: Path) -> None:
     with pytest.raises(MetricsError, match="there are none; name the metricsLocation"):
         store(tmp_path).newest(required=True)
@@ -163,7 +222,7 @@ def test_the_table_shows_rates_between_reports_and_leaves_out_the_silent(tmp_pat
             "logBytes": 1 << 20,
         },
     }
-    store(tmp_path).write_report("log-0", report, NOW, 1)
+    store(tmp_path).write_report("log-0", report, NOW)
     store(tmp_path).write_account(entry(0, sink="PUB old"), NOW - 1000)
     store(tmp_path).write_account(entry(0), NOW)
     view = View(since=600)
@@ -180,4 +239,29 @@ def test_the_table_shows_rates_between_reports_and_leaves_out_the_silent(tmp_pat
     assert source[2:10] == ["1,234", "42", "1.5", "s", "7", "0", "now:", "logFull"]
     assert sink[2:9] == ["query", "1", "30", "20", "70", "40", "hwm"]
     assert "PUB old" not in text
-    assert "1 more have said nothing for 10 minutes." in text
+    assert "1 sources and sinks have said nothing for 10 minutes." in text
+    narrow = Console(width=60, record=True, file=open(os.devnull, "w"))  # noqa: SIM115
+    with narrow.file:
+        narrow.print(View(width=60).render(store(tmp_path).newest(), datetime.fromtimestamp(NOW + 3, UTC)))
+    text = narrow.export_text().replace("\N{NO-BREAK SPACE}", " ")
+    for figure in (
+        "SUB tcp://feed:1",
+        "paused now: logFull",
+        "dropped 40 hwm",
+        "set aside 0",
+        "as of 1 s ago",
+        "sent/s –",
+    ):
+        assert figure in text  # nothing is left out
+
+
+def test_names_are_shown_as_they_are_whatever_is_in_them() -> None:
+    total = {**sink_metrics(SinkCounters()), "batches": 1}
+    record = {"kind": "sink", "timestamp": iso(NOW), "query": "q", "name": "etl[/prod]", "batch": 1}
+    record |= {"sink": "PUSH tcp://[fe80::1]:5557", "sinkMetrics": total, "sinkTotal": total}
+    console = Console(width=160, record=True, file=open(os.devnull, "w"))  # noqa: SIM115
+    with console.file:
+        console.print(View().render([record]))
+    text = console.export_text()
+    assert "PUSH tcp://[fe80::1]:5557" in text
+    assert "etl[/prod]" in text

@@ -184,6 +184,40 @@ def test_a_location_that_hangs_holds_nobody_up(
     let_go.set()
 
 
+def test_a_location_that_hangs_is_told_once(
+    context: Context, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    _, endpoint = bound(context, zmq.PUSH)
+    let_go = threading.Event()
+    monkeypatch.setattr(source_module.MetricsStore, "write_report", lambda *_: let_go.wait(30))
+    monkeypatch.setattr(source_module, "_HANGING_SECONDS", 0.05)
+    options = {"metricsLocation": tmp_path / "metrics", "metricsInterval": "100ms"}
+    with monitored(tmp_path / "wal", endpoint, **options) as (_, monitor):
+        wait_for(lambda: monitor.metrics()["metricsFailures"] == 1, "a failure")
+        assert monitor.metrics()["metricsFailures"] == 1
+        let_go.set()
+    assert caplog.text.count("has not answered for") == 1
+
+
+def test_metrics_that_cannot_be_put_together_end_nothing(
+    context: Context, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    push, endpoint = bound(context, zmq.PUSH)
+    with monitored(tmp_path, endpoint) as (ingest, monitor):
+        push.send(b"x")
+        wait_for(lambda: ingest.seal() == 1, "a message")
+        monitor.read_to(0)
+
+        def fail(*_: object) -> None:
+            raise OSError(5, "Input/output error")
+
+        monkeypatch.setattr(source_module, "read_slices", fail)
+        assert monitor.metrics() == {"source": f"PULL {endpoint}", "metricsFailures": 1}
+        monkeypatch.undo()
+        assert monitor.metrics()["backlogMessages"] == 1
+    assert "Input/output error" in caplog.text
+
+
 def test_a_query_that_follows_a_log_shows_what_its_receiver_counted(context: Context, tmp_path: Path) -> None:
     pub, endpoint = bound(context, zmq.XPUB)
     parsed = stream_options(walLocation=tmp_path, reader="mine")
@@ -200,6 +234,7 @@ def test_a_query_that_follows_a_log_shows_what_its_receiver_counted(context: Con
         follow.stop()
     assert (shown["messagesReceived"], shown["messagesLost"], shown["backlogMessages"]) == (3, 2, 2)
     assert "rcvhwm" not in shown  # it has no socket
+    assert shown["source"] == f"log {tmp_path} (mine)"
 
 
 def test_an_unreachable_feed_shows_no_connection(tmp_path: Path) -> None:

@@ -153,6 +153,7 @@ def test_a_repeated_batch_counts_once_and_totals_go_on_after_a_restart(
     fail = threading.Event()
 
     def write(batch: DataFrame, _number: int) -> None:
+        batch.sparkSession.sparkContext.setJobGroup("mine", "which is the user's own affair")
         rows = batch.select("value")
         for endpoint in (sink_a, sink_a, sink_b):
             rows.write.format("zmq").mode("append").option("connect", endpoint).option(
@@ -162,7 +163,7 @@ def test_a_repeated_batch_counts_once_and_totals_go_on_after_a_restart(
             raise RuntimeError("on purpose")
 
     def start() -> StreamingQuery:
-        writer = df.writeStream.foreachBatch(write)
+        writer = df.writeStream.queryName("fan out").foreachBatch(write)
         return writer.option("checkpointLocation", str(tmp_path / "checkpoint")).start()
 
     df = feed(spark, connect=source, walLocation=tmp_path / "wal")
@@ -182,6 +183,7 @@ def test_a_repeated_batch_counts_once_and_totals_go_on_after_a_restart(
                 last = metrics(query, **more).last
                 assert last is not None
                 by_sink = {n: a["total"]["rows"] for n, a in last["sink"]["metrics"]["bySink"].items()}
+                assert last["name"] == "fan out"
                 assert by_sink == {f"PUSH {sink_a}": 200, f"PUSH {sink_b}": 100}
                 assert whole["rows"] == whole["sent"] == 300
         finally:
@@ -302,6 +304,41 @@ def test_the_history_is_a_dataframe_of_both_sides(
         "max(sourceMetrics.messagesReceived)", "max(sourceMetrics.backlogMessages) > 0", "max(next)"
     )
     assert tuple(reports.first()) == (1000, True, 1000)
+
+
+def test_with_a_location_the_newest_report_shows_through_a_long_batch(
+    spark: SparkSession, context: Context, tmp_path: Path
+) -> None:
+    push, source = bound(context, zmq.PUSH)
+    where = str(tmp_path / "metrics")
+    let_go = threading.Event()
+
+    def stall(batch: DataFrame, number: int) -> None:
+        batch.collect()
+        if number:
+            let_go.wait(60)
+
+    df = feed(
+        spark, connect=source, walLocation=tmp_path / "wal", metricsLocation=where, metricsInterval="100ms"
+    )
+    query = df.writeStream.foreachBatch(stall).option("checkpointLocation", str(tmp_path / "c")).start()
+    try:
+        send_values(push, 1)
+        wait_for_rows(query, 1)
+        send_values(push, 500)
+
+        def seen() -> bool:
+            last = metrics(query, where).last
+            assert last is not None
+            return bool(last["sources"][0]["metrics"]["messagesReceived"] == 501)
+
+        wait_for(seen, "a report in the middle of a batch")
+        last = metrics(query).last
+        assert last is not None
+        assert last["sources"][0]["metrics"]["messagesReceived"] < 501
+    finally:
+        let_go.set()
+        query.stop()
 
 
 def test_sequences_are_received_or_lost_by_the_metrics_alone(

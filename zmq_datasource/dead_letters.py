@@ -316,6 +316,6 @@ def _staging(query: str, batch: int) -> str:
 def _storing(location: Location, act: str) -> Iterator[None]:
     try:
         yield
-    # Each file system raises what it likes.
+    # Each file system raises what it likes, and its own words may hold a secret.
     except Exception as e:
-        raise DeadLetterError(f"{act} in {location}: {without_secrets(e, location)}") from e
+        raise DeadLetterError(f"{act} in {location}: {without_secrets(e, location)}") from None

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from itertools import accumulate, repeat
 from typing import Any, NamedTuple
 
@@ -303,7 +303,10 @@ def read_counters(full: bytes | None, delta: bytes | None) -> tuple[SourceCounte
     counters = SourceCounters()
     counters.restore(latest.get("counters", {}))
     kept = latest.get("sequences")
-    return counters, None if kept is None else Totals(**kept["totals"])
+    if kept is None:
+        return counters, None
+    known = {field.name for field in fields(Totals)}  # another release may count more
+    return counters, Totals(**{name: value for name, value in kept["totals"].items() if name in known})
 
 
 def _names(by: Sequence[str], key: Key) -> dict[str, str]:

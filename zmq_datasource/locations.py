@@ -9,6 +9,9 @@ from zmq_datasource.option_types import Location
 
 __all__ = ["check_location", "directory_of", "without_secrets"]
 
+# Of pyarrow.fs.FileSystem.from_uri.
+_SCHEMES = {"file", "s3", "gs", "gcs", "hdfs", "viewfs", "abfs", "abfss", "mock"}
+
 
 def directory_of(location: Location) -> tuple[Any, str]:
     """The file system, and the path on it.
@@ -25,22 +28,31 @@ def directory_of(location: Location) -> tuple[Any, str]:
     return fs.LocalFileSystem(), location.plain
 
 
-def check_location(option: str, location: Location | None) -> None:
+def check_location(option: str, location: Location | None, *, reach: bool = True) -> None:
     """Refuse a location that pyarrow cannot mean anything by.
+
+    Args:
+        reach: Whether to ask the file system, too, which may take its time and be away for a while.
 
     Raises:
         OptionError: It is of an unknown scheme, or malformed.
     """
     if location is None:
         return
+    scheme, separator, _ = location.plain.partition("://")
     try:
-        directory_of(location)
+        if not location.plain or (not separator and location.plain.startswith("file:")):
+            raise ValueError("a URI of the local file system begins with file://")
+        if separator and scheme not in _SCHEMES:
+            raise ValueError(f"no file system is called {scheme}")
+        if reach or scheme == "file":
+            directory_of(location)
     except (OSError, ValueError) as e:
-        reason = without_secrets(e, location)
+        # The cause's own words may hold a secret.
         raise OptionError(
-            f"option {option}={location!r}: {reason}; name a directory by its path, or by a URI of a file system that "
-            "pyarrow knows (file, s3, gs, hdfs)"
-        ) from e
+            f"option {option}={location!r}: {without_secrets(e, location)}; name a directory by its path, or by a URI "
+            "of a file system that pyarrow knows (file, s3, gs, hdfs)"
+        ) from None
 
 
 def without_secrets(error: Exception, location: Location) -> str:

@@ -152,7 +152,7 @@ class Location(str):
         return str.__str__(self)
 
     def __str__(self) -> str:
-        return re.sub(r"://[^/@]*@", "://***@", str.__str__(self))
+        return re.sub(r"://.*@", "://***@", str.__str__(self))
 
     def __repr__(self) -> str:
         return repr(str(self))

@@ -278,7 +278,13 @@ class Sender:
         if not self._goes_on:
             raise self._timed_out(self.counters.sent)
         self._watch.update()
-        reason = "no_peer" if not self._watch.peers else "hwm" if self._options.noblock else "timeout"
+        reason = (
+            "no_peer"
+            if not (self._has_peer and self._watch.peers)
+            else "hwm"
+            if self._options.noblock
+            else "timeout"
+        )
         self._refusing.note(reason)
         if self._letters is None:
             self.counters.dropped[reason] += 1

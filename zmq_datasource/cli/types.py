@@ -10,7 +10,7 @@ import click
 __all__ = ["DURATION", "LINGER", "SIZE", "Read"]
 
 
-class Read(click.ParamType):
+class Read(click.ParamType[Any]):
     """A value that a function reads from text; what it cannot read, is named with its option."""
 
     def __init__(self, name: str, read: Callable[[str], Any]) -> None:

@@ -94,7 +94,7 @@ SOURCE = (
         "lastReceived",
         "",
         "now",
-        "When a message last came (UTC, ISO 8601); null before the first.",
+        "When a message last came (UTC, ISO 8601); null before the first since the receiver started.",
         "last_received_timestamp_seconds",
         type="STRING",
         series_doc="When a message last came.",

@@ -1,22 +1,24 @@
-"""What the sinks of all queries have done, batch by batch. Pure data that adds up.
+"""What the sinks of all queries have done, batch by batch. Data that adds up.
 
-The rule: a batch counts once. Within one run of a query, Spark runs a batch once, so accounts of
-the same run add up (``foreachBatch`` may write twice); an account of another run means that the
-batch was repeated after a restart, and takes the place of the former.
+The rule: a batch counts once. All that Spark writes in one execution of a batch adds up
+(``foreachBatch`` may write twice); an account of another execution means that the batch was repeated
+after a failure, and takes the place of the former.
 """
 
 from __future__ import annotations
 
 import threading
+from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from typing import NamedTuple
 
 from zmq_datasource.counters import SinkCounters
+from zmq_datasource.monitoring.states import SinkState
 
 __all__ = ["Account", "Entry", "Ledger"]
 
-# Batches of a sink that are kept one by one: as many as Spark keeps of a query's progress.
-_BATCHES = 100
+# Batches of a sink that are kept one by one, beside their total.
+_BATCHES = 1000
 _QUERIES = 1000
 
 
@@ -25,18 +27,20 @@ class Entry(NamedTuple):
 
     Attributes:
         query: The query's id.
-        run: The run of the query.
+        execution: What the batch ran in.
         batch: The batch's id.
         sink: Socket type and endpoints.
         name: The query's name, if it has one.
+        in_query: False for a batch write of its own, whose ``query`` is the name of the write.
     """
 
     query: str
-    run: str
+    execution: str
     batch: int
     sink: str
     counters: SinkCounters
     name: str | None = None
+    in_query: bool = True
 
 
 class Account(NamedTuple):
@@ -56,6 +60,16 @@ class Account(NamedTuple):
         """Of two sinks of one query, which write the same batches."""
         return Account(self.batch + other.batch, self.total + other.total, max(self.batches, other.batches))
 
+    def then(self, later: SinkCounters) -> Account:
+        """After one more batch."""
+        return Account(later, self.total.then(later), self.batches + 1)
+
+    def idle(self) -> Account:
+        """Where the batch wrote nothing; the sockets are as they were."""
+        nothing = SinkCounters.none()
+        nothing.peers, nothing.sndhwm = self.total.peers, self.total.sndhwm
+        return self._replace(batch=nothing)
+
     @classmethod
     def none(cls) -> Account:
         return cls(SinkCounters.none(), SinkCounters.none(), 0)
@@ -65,48 +79,68 @@ class _Sink:
     """One sink of one query."""
 
     def __init__(self) -> None:
-        # The sum of the batches that are no longer kept one by one, and their number.
-        self._before = SinkCounters.none()
-        self._batches_before = 0
-        # The newest, in the order in which they were first committed: run and counters.
-        self._batches: dict[int, tuple[str, SinkCounters]] = {}
+        self._before = Account.none()  # the sum of the batches that are no longer kept
+        self._forgotten = -1  # the newest of those
+        # In order: batches, their executions, and the accounts after them.
+        self._batches: list[int] = []
+        self._executions: list[str] = []
+        self._accounts: list[Account] = []
+        self.state = SinkState()
 
-    def add(self, run: str, batch: int, counters: SinkCounters) -> None:
-        known = self._batches.get(batch)
-        if known is not None and known[0] == run:
-            counters = known[1] + counters
-        self._batches[batch] = run, counters
-        while len(self._batches) > _BATCHES:
-            self._before = self._before.then(self._batches.pop(next(iter(self._batches)))[1])
-            self._batches_before += 1
+    def add(self, execution: str, batch: int, counters: SinkCounters) -> None:
+        at = bisect_left(self._batches, batch)
+        if at < len(self._batches) and self._batches[at] == batch:
+            if self._executions[at] == execution:
+                counters = self._accounts[at].batch + counters
+            self._executions[at] = execution
+        else:
+            self._batches.insert(at, batch)
+            self._executions.insert(at, execution)
+            self._accounts.insert(at, Account.none())
+        own = [counters, *(account.batch for account in self._accounts[at + 1 :])]
+        for place, later in enumerate(own, at):
+            self._accounts[place] = (self._accounts[place - 1] if place else self._before).then(later)
+        if len(self._batches) > _BATCHES:
+            self._forgotten, self._before = self._batches.pop(0), self._accounts.pop(0)
+            self._executions.pop(0)
 
-    def at(self, batch: int) -> Account:
-        total, batches = self._before, self._batches_before
-        for number, (_, counters) in self._batches.items():
-            if number <= batch:
-                total = total.then(counters)
-                batches += 1
-        _, own = self._batches.get(batch, ("", SinkCounters.none()))
-        return Account(own, total, batches)
+    def at(self, batch: int) -> Account | None:
+        """As of a batch; None if that is forgotten."""
+        if batch < self._forgotten:
+            return None
+        at = bisect_right(self._batches, batch)
+        if not at:
+            return self._before.idle()
+        account = self._accounts[at - 1]
+        return account if self._batches[at - 1] == batch else account.idle()
 
 
 class Ledger:
-    """Sinks by query. Written and read by different threads."""
+    """Sinks by query, those heard last at the end. Written and read by different threads."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._queries: dict[str, dict[str, _Sink]] = {}
 
     def add(self, entry: Entry) -> None:
-        """Take in one write; see the module's rule."""
+        """Take in one write; see the module's rule. Tells when a sink begins, or ends, not to send rows."""
         with self._lock:
-            sinks = self._queries.setdefault(entry.query, {})
-            sinks.setdefault(entry.sink, _Sink()).add(entry.run, entry.batch, entry.counters)
+            sinks = self._queries.pop(entry.query, {})
+            self._queries[entry.query] = sinks
+            sink = sinks.setdefault(entry.sink, _Sink())
+            sink.add(entry.execution, entry.batch, entry.counters)
+            sink.state.note(
+                f"sink {entry.sink} of query {entry.name or entry.query}", entry.batch, entry.counters
+            )
             while len(self._queries) > _QUERIES:
                 self._queries.pop(next(iter(self._queries)))
 
     def accounts(self, query: str, batches: Sequence[int]) -> dict[int, dict[str, Account]]:
-        """Each sink of a query, as of each batch; zeros where a batch wrote nothing."""
+        """Each sink of a query, as of each batch; without those that are forgotten."""
         with self._lock:
             sinks = self._queries.get(query, {})
-            return {batch: {name: sink.at(batch) for name, sink in sinks.items()} for batch in batches}
+            found = {batch: {name: sink.at(batch) for name, sink in sinks.items()} for batch in batches}
+        return {
+            batch: {name: account for name, account in accounts.items() if account is not None}
+            for batch, accounts in found.items()
+        }

@@ -21,7 +21,9 @@ from typing import TYPE_CHECKING, Any
 from zmq_datasource.counters import PAUSE_CAUSES
 from zmq_datasource.errors import OptionError
 from zmq_datasource.limited_log import LimitedLog
+from zmq_datasource.locations import without_secrets
 from zmq_datasource.monitoring.catalogue import SOURCE, TOTAL, Metric
+from zmq_datasource.option_types import Location
 
 if TYPE_CHECKING:
     from prometheus_client.core import Metric as Family
@@ -74,7 +76,7 @@ class PrometheusOutlet:
             ) from e
         self._client = prometheus_client
         self._wanted_port, self._address = port, address
-        self._gateway, self._job = gateway, job
+        self._gateway, self._job = None if gateway is None else Location(gateway), job
         self._clock = clock
         self._lock = threading.Lock()
         self._queries: dict[str, _Query] = {}
@@ -109,6 +111,7 @@ class PrometheusOutlet:
         if any(source.get("metrics") for source in event["sources"]) or event["sink"].get("metrics"):
             with self._lock:
                 self._queries[event["id"]] = _Query(event)
+                self._forget()
         self._serve()
 
     def ended(self, query: str) -> None:
@@ -133,6 +136,14 @@ class PrometheusOutlet:
         if server is not None:
             server.shutdown()
             server.server_close()
+
+    def _forget(self) -> None:
+        now = self._clock()
+        self._queries = {
+            key: query
+            for key, query in self._queries.items()
+            if query.ended is None or now - query.ended < _KEPT_SECONDS
+        }
 
     def _serve(self) -> None:
         now = self._clock()
@@ -159,23 +170,21 @@ class PrometheusOutlet:
             ended = self._stopping.wait(interval)
             try:
                 self._client.push_to_gateway(
-                    self._gateway, job=self._job, registry=self._registry, timeout=_PUSH_TIMEOUT_SECONDS
+                    self._gateway.plain, job=self._job, registry=self._registry, timeout=_PUSH_TIMEOUT_SECONDS
                 )
             # urllib raises what it likes.
             except Exception as e:
-                self.failed("pushgateway", f"pushing metrics to {self._gateway}: {e}; it is tried again")
+                self.failed(
+                    "pushgateway",
+                    f"pushing metrics to {self._gateway}: {without_secrets(e, self._gateway)}; it is tried again",
+                )
 
     # prometheus_client's side.
 
     def collect(self) -> Iterator[Family]:
         """Called for each scrape and push, in any thread."""
         with self._lock:
-            now = self._clock()
-            self._queries = {
-                key: query
-                for key, query in self._queries.items()
-                if query.ended is None or now - query.ended < _KEPT_SECONDS
-            }
+            self._forget()
             queries = list(self._queries.values())
             failures = dict(self._failures)
         yield from _families(SOURCE, list(_of_sources(queries)), ("query", "query_id", "source", "log"))
@@ -248,7 +257,8 @@ def _families(
             metric.series_doc or metric.doc,
             labels=[*labels, metric.label] if metric.label else list(labels),
         )
-        for values, shown in labelled:
+        # The same labels twice would be no exposition: what has them is the same thing.
+        for values, shown in dict(labelled).items():
             for more, value in _samples(metric, shown.get(metric.name)):
                 family.add_metric([*values, *more], value * metric.scale)
         yield family

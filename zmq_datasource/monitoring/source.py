@@ -28,6 +28,7 @@ _RATE_SECONDS = 10.0
 _RATE_SAMPLE_SECONDS = 0.5
 # How long the end of a query waits for its last report.
 _CLOSE_SECONDS = 2.0
+_HANGING_SECONDS = 10.0
 
 
 class SourceMonitor:
@@ -45,12 +46,15 @@ class SourceMonitor:
         self._clock = clock
         self._lock = threading.Lock()  # Spark's calls and the reporting thread meet here
         endpoints = ",".join(map(str, (*options.connect, *options.bind)))
-        self._name = f"{options.socket_type} {endpoints}" if endpoints else f"log {source.storage.root}"
+        self._name = f"{options.socket_type} {endpoints}"
+        if source.reader is not None:  # several may read along
+            self._name = f"log {source.storage.root} ({source.reader})"
         self._read_to: int | None = None
         self._rate = _Rate()
         self._oldest: tuple[int, float | None] = (-1, None)
         self._kept: tuple[int, dict[str, int]] = (-1, {})
         self._failures = 0
+        self._writing_since: float | None = None
         self._faults = LimitedLog(__name__, "metrics that could not be read or written")
         self._stopping = threading.Event()
         self._thread: threading.Thread | None = None
@@ -74,9 +78,25 @@ class SourceMonitor:
         self._read_to = end
 
     def metrics(self) -> dict[str, Any]:
-        """Everything there is to tell now; see ``catalogue.SOURCE``."""
+        """Everything there is to tell now; see ``catalogue.SOURCE``. Never raises: no query ends for its metrics."""
         with self._lock:
-            return {"source": self._name, **self._facts(), **self._backlog()}
+            self._look_for_a_hanging_write()
+            try:
+                return {"source": self._name, **self._facts(), **self._backlog()}
+            # A log that another release writes, a file system with a fault: whoever reads rows will hear of it.
+            except Exception as e:
+                self._fail(f"putting the metrics of {self._name} together: {e!r}")
+                return {"source": self._name, "metricsFailures": self._failures}
+
+    def _fail(self, why: str) -> None:
+        self._failures += 1
+        self._faults.warn("%s", why)
+
+    def _look_for_a_hanging_write(self) -> None:
+        since = self._writing_since
+        if since is not None and time.monotonic() - since >= _HANGING_SECONDS:
+            self._writing_since = None  # told once
+            self._fail(f"{self._options.metrics_location} has not answered for {_HANGING_SECONDS:.0f} s")
 
     def _facts(self) -> dict[str, Any]:
         source = self._source
@@ -153,18 +173,19 @@ class SourceMonitor:
         # The process that fills a log, and each query that reads along, report of it.
         reader = self._source.reader
         series = f"{log.log_id}-{PARTITION}" if reader is None else f"{log.log_id}-{PARTITION}-{reader}"
-        number, ended = 0, False
+        ended = False
         while not ended:
             ended = self._stopping.wait(options.metrics_interval)
             try:
                 record = head | {"next": log.durable_end, "sourceMetrics": self.metrics()}
-                store.write_report(series, record, self._clock(), number)
+                self._writing_since = time.monotonic()
+                store.write_report(series, record, self._clock())
+                store.expire_reports(series, self._clock())
             # Whatever goes wrong with metrics, the feed goes on.
             except Exception as e:
-                self._failures += 1
-                text = str(e) if isinstance(e, MetricsError) else f"reporting metrics: {e!r}"
-                self._faults.warn("%s", text)
-            number += 1
+                self._fail(str(e) if isinstance(e, MetricsError) else f"reporting metrics: {e!r}")
+            finally:
+                self._writing_since = None
         self._faults.flush()
 
 

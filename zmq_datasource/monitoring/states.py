@@ -5,55 +5,37 @@ from __future__ import annotations
 import logging
 
 from zmq_datasource.counters import SinkCounters
-from zmq_datasource.monitoring.ledger import Entry
 
-__all__ = ["SinkStates"]
+__all__ = ["SinkState"]
 
 _log = logging.getLogger(__name__)
 
-_MOST_SINKS = 1000
 
-
-class SinkStates:
-    """What the sinks were doing, as of their last committed batch.
-
-    It is as good as the memory of the process that commits, which Spark ends after a minute without work: then the
-    first line may come once more.
-    """
+class SinkState:
+    """What one sink was doing, as of its last committed batch."""
 
     def __init__(self) -> None:
-        self._sinks: dict[tuple[str, str], tuple[int, SinkCounters]] = {}
+        self._since = 0
+        self._counters: SinkCounters | None = None  # since then; None while all is sent
 
-    def note(self, entry: Entry) -> None:
-        """Take in a committed batch."""
-        key, counters = (entry.query, entry.sink), entry.counters
-        unsent = counters.dropped + counters.dead_lettered
-        known = self._sinks.pop(key, None)
-        if unsent:
-            since, before = known or (entry.batch, SinkCounters.none())
-            self._sinks[key] = since, before + counters
-            if known is None:
-                _log.warning(
-                    "sink %s of query %s: rows are not being sent since batch %d: %s",
-                    entry.sink,
-                    entry.query,
-                    since,
-                    _told(counters),
-                )
-        elif known is not None:
-            since, before = known
+    def note(self, sink: str, batch: int, counters: SinkCounters) -> None:
+        """Take in a committed batch of ``sink``, whose name this is."""
+        if counters.dropped or counters.dead_lettered:
+            if self._counters is None:
+                self._since = batch
+                _log.warning("%s: rows are not being sent since batch %d: %s", sink, batch, _told(counters))
+            self._counters = (self._counters or SinkCounters.none()) + counters
+        elif self._counters is not None:
+            before, self._counters = self._counters, None
             _log.warning(
-                "sink %s of query %s: rows are sent again since batch %d; from batch %d on %d of %d were not: %s",
-                entry.sink,
-                entry.query,
-                entry.batch,
-                since,
+                "%s: rows are sent again since batch %d; from batch %d on %d of %d were not: %s",
+                sink,
+                batch,
+                self._since,
                 before.rows - before.sent,
                 before.rows,
                 _told(before),
             )
-        while len(self._sinks) > _MOST_SINKS:
-            self._sinks.pop(next(iter(self._sinks)))
 
 
 def _told(counters: SinkCounters) -> str:

@@ -1,6 +1,7 @@
 """Metrics at ``metricsLocation``: one small JSON file an account or report, on any file system pyarrow knows.
 
     <location>/sinks/<query id>/<sink>-<batch, 20 digits>.json     one a committed batch
+    <location>/sinks/writes/<write>-<sink>-<0, 20 digits>.json     one a batch write of its own
     <location>/sources/<log id>-<partition>[-<reader>]/<ms since the epoch, 14 digits>.json
 
 The rules:
@@ -17,17 +18,19 @@ from __future__ import annotations
 
 import logging
 import posixpath
+import random
+import threading
 import uuid
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from typing import Any
+from urllib.parse import quote
 
 import msgspec
 import xxhash
 
-from zmq_datasource.counters import SinkCounters
 from zmq_datasource.errors import MetricsError
 from zmq_datasource.locations import directory_of, without_secrets
 from zmq_datasource.monitoring.catalogue import sink_counters, sink_metrics
@@ -39,8 +42,8 @@ __all__ = ["FORMAT", "MetricsStore", "iso", "total_metrics"]
 _log = logging.getLogger(__name__)
 
 FORMAT = 1
-# How many files are written between two looks for expired ones.
-_EXPIRY_FILES = 100
+# How many files are written between two looks for expired ones, about.
+_EXPIRY_FILES = 50
 
 
 def iso(seconds: float) -> str:
@@ -67,37 +70,37 @@ class MetricsStore:
 
     # Writing.
 
-    def write_account(self, entry: Entry, now: float) -> None:
+    def write_account(self, entry: Entry, now: float, given_up: threading.Event | None = None) -> None:
         """Keep a sink's account of a batch.
+
+        Args:
+            given_up: If it is set meanwhile, nothing appears.
 
         Raises:
             MetricsError: The file system refused.
         """
-        name = _series(entry.sink)
+        directory, name = _place(entry)
         with self._storing(f"writing the account of batch {entry.batch}") as (system, root):
-            directory = f"{root}/sinks/{entry.query}"
-            system.create_dir(directory, recursive=True)
-            path = f"{directory}/{name}-{entry.batch:020d}.json"
-            own, before = entry.counters, self._before(system, directory, name, entry.batch)
+            system.create_dir(f"{root}/{directory}", recursive=True)
+            path = f"{root}/{directory}/{name}-{entry.batch:020d}.json"
+            own, before = entry.counters, self._before(system, f"{root}/{directory}", name, entry.batch)
             written = _read(system, path)
-            if written is not None and written["run"] == entry.run:
+            if written is not None and written["execution"] == entry.execution:
                 own = sink_counters(written["sinkMetrics"]) + own
-            account = Account(own, before.total.then(own), before.batches + 1)
+            account = before.then(own)
             record = {
                 "format": FORMAT,
                 "kind": "sink",
                 "timestamp": iso(now),
                 "query": entry.query,
                 "name": entry.name,
-                "run": entry.run,
+                "execution": entry.execution,
                 "batch": entry.batch,
                 "sink": entry.sink,
                 "sinkMetrics": sink_metrics(own),
                 "sinkTotal": total_metrics(account),
             }
-            _write(system, path, record)
-            if entry.batch % _EXPIRY_FILES == 0:
-                self._expire(system, directory, name, now)
+            _write(system, path, record, given_up)
 
     def _before(self, system: Any, directory: str, name: str, batch: int) -> Account:
         """The account of the newest batch before this one."""
@@ -111,12 +114,11 @@ class MetricsStore:
                     break
         return _account(record) if record is not None else Account.none()
 
-    def write_report(self, log: str, record: Mapping[str, Any], now: float, number: int) -> None:
+    def write_report(self, log: str, record: Mapping[str, Any], now: float) -> None:
         """Keep a source's report.
 
         Args:
             log: Names the series: a log, its partition, and who reports of it.
-            number: How many this writer has written before.
 
         Raises:
             MetricsError: The file system refused.
@@ -126,14 +128,30 @@ class MetricsStore:
             system.create_dir(directory, recursive=True)
             head = {"format": FORMAT, "kind": "source", "timestamp": iso(now)}
             _write(system, f"{directory}/{round(now * 1000):014d}.json", {**head, **record})
-            if number % _EXPIRY_FILES == 0:
-                self._expire(system, directory, "", now)
 
-    def _expire(self, system: Any, directory: str, prefix: str, now: float) -> None:
+    def expire_accounts(self, entry: Entry, now: float) -> None:
+        """Now and then remove what is older than the retention beside an account; never raises."""
+        directory, name = _place(entry)
+        self._expire(directory, name if entry.in_query else "", now)
+
+    def expire_reports(self, log: str, now: float) -> None:
+        """Now and then remove what is older than the retention beside a report; never raises."""
+        self._expire(f"sources/{log}", "", now)
+
+    def _expire(self, directory: str, prefix: str, now: float) -> None:
+        # By chance, because whoever writes may be a process that writes once.
+        if random.randrange(_EXPIRY_FILES):
+            return
         expired = datetime.fromtimestamp(now, UTC) - timedelta(seconds=self._retention)
-        for info in _infos(system, directory, prefix)[:-2]:  # a repeated batch needs the one before it
-            if info.mtime is not None and info.mtime < expired:
-                system.delete_file(info.path)
+        try:
+            with self._storing("removing old metrics") as (system, root):
+                infos = _infos(system, f"{root}/{directory}", prefix)
+                # A repeated batch needs the one before it for its total.
+                for info in infos[:-2]:
+                    if info.mtime is not None and info.mtime < expired:
+                        _remove(system, info.path)
+        except MetricsError as e:
+            _log.warning("%s", e)
 
     # Reading.
 
@@ -157,8 +175,7 @@ class MetricsStore:
                     record = _read(system, f"{root}/sinks/{query}/{name}-{numbers[at - 1]:020d}.json")
                     if record is not None:
                         account = _account(record)
-                        own = account.batch if numbers[at - 1] == batch else SinkCounters.none()
-                        found[batch][record["sink"]] = account._replace(batch=own)
+                        found[batch][record["sink"]] = account if numbers[at - 1] == batch else account.idle()
         return found
 
     def newest(self, *, required: bool = False) -> list[dict[str, Any]]:
@@ -191,13 +208,17 @@ class MetricsStore:
             yield system, root.rstrip("/")
         except MetricsError:
             raise
-        # Each file system raises what it likes.
+        # Each file system raises what it likes, and its own words may hold a secret.
         except Exception as e:
-            raise MetricsError(f"{act} in {self._location}: {without_secrets(e, self._location)}") from e
+            raise MetricsError(f"{act} in {self._location}: {without_secrets(e, self._location)}") from None
 
 
-def _series(sink: str) -> str:
-    return f"{xxhash.xxh3_64_hexdigest(sink.encode())}"
+def _place(entry: Entry) -> tuple[str, str]:
+    """The directory of an account, and how its name begins."""
+    series = xxhash.xxh3_64_hexdigest(entry.sink.encode())
+    if entry.in_query:
+        return f"sinks/{entry.query}", series
+    return "sinks/writes", f"{quote(entry.query, safe='')}-{series}"
 
 
 def _parts(path: str) -> tuple[str, int]:
@@ -247,13 +268,18 @@ def _read(system: Any, path: str) -> dict[str, Any] | None:
     return record
 
 
-def _write(system: Any, path: str, record: Mapping[str, Any]) -> None:
+def _write(
+    system: Any, path: str, record: Mapping[str, Any], given_up: threading.Event | None = None
+) -> None:
     directory, name = posixpath.split(path)
     hidden = f"{directory}/.{uuid.uuid4().hex}-{name}"
     try:
         with system.open_output_stream(hidden) as file:
             file.write(msgspec.json.encode(record))
-        system.move(hidden, path)
+        if given_up is not None and given_up.is_set():
+            _remove(system, hidden)
+        else:
+            system.move(hidden, path)
     except BaseException:
         _remove(system, hidden)
         raise

@@ -7,15 +7,13 @@ from datetime import UTC, datetime
 from typing import Any
 
 import humanfriendly
-from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
 __all__ = ["View"]
 
+# Narrower screens show a paragraph for each source and sink instead of a line: nothing is left out.
 _WIDE = 120
-# What a narrow screen has no room for.
-_LESS = {"malformed", "log", "as of", "batch", "set aside", "blocked"}
 _SOURCE = (
     "source",
     "msg/s",
@@ -33,6 +31,8 @@ _SINK = (
     *("sink", "query", "batch", "sent/s", "dropped/s", "sent", "dropped", "set aside", "blocked"),
     *("peers", "sndhwm", "as of"),
 )
+_WORDS = {"source", "sink", "query"}
+_UUID_LENGTH = 36
 
 
 class View:
@@ -40,7 +40,7 @@ class View:
 
     Args:
         since: Leave out what has said nothing for so many seconds; None shows all.
-        width: Columns of the screen; on a narrow one some figures are left out.
+        width: Columns of the screen; None is wide enough.
     """
 
     def __init__(self, since: float | None = None, width: int | None = None) -> None:
@@ -49,73 +49,60 @@ class View:
         self._sinks: dict[tuple[str, str], list[tuple[datetime, Mapping[str, Any]]]] = {}
 
     def render(self, records: Iterable[Mapping[str, Any]], now: datetime | None = None) -> Table:
-        """Two tables, of sources and of sinks; those that are empty are left out."""
+        """Sources, then sinks."""
         now = now or datetime.now(UTC)
-        sources, sinks = self._table(_SOURCE), self._table(_SINK)
+        sources, sinks = [], []
         silent = 0
         for record in sorted(records, key=_order):
             age = (now - datetime.fromisoformat(record["timestamp"])).total_seconds()
             if self._since is not None and age > self._since:
                 silent += 1
             elif record["kind"] == "source":
-                self._add(sources, _SOURCE, [*_source_cells(record), _ago(age)])
+                sources.append([*_source_cells(record), _ago(age)])
             else:
-                self._add(sinks, _SINK, [*self._sink_cells(record), _ago(age)])
-        # A table shows itself in a notebook too.
-        parts = Table.grid(padding=(0, 0, 1, 0))
-        for table in (sources, sinks):
-            if table.row_count:
-                parts.add_row(table)
-        if not parts.row_count:
-            parts.add_row("Nothing has reported yet." if not silent else "Nothing reports at present.")
+                sinks.append([*self._sink_cells(record), _ago(age)])
+        parts = Table.grid()  # a table shows itself in a notebook too
+        for names, rows in ((_SOURCE, sources), (_SINK, sinks)):
+            if rows and parts.row_count:
+                parts.add_row("")
+            for part in _paragraphs(names, rows) if self._narrow else _table(names, rows):
+                parts.add_row(part)
+        if not parts.row_count and not silent:
+            parts.add_row(Text("Nothing has reported yet."))
         if silent and self._since is not None:
             span = humanfriendly.format_timespan(self._since)
-            parts.add_row(Text(f"{silent} more have said nothing for {span}.", style="dim"))
+            parts.add_row(Text(f"{silent} sources and sinks have said nothing for {span}.", style="dim"))
         return parts
 
-    def _table(self, columns: Sequence[str]) -> Table:
-        table = Table(box=None, header_style="bold", padding=(0, 1), pad_edge=False)
-        for name in columns:
-            if self._shows(name):
-                # Names of queries and endpoints give way first: they are folded, figures are not.
-                words = name in ("source", "sink", "query")
-                table.add_column(
-                    name, justify="left" if words else "right", overflow="fold", no_wrap=not words
-                )
-        return table
-
-    def _add(self, table: Table, columns: Sequence[str], cells: Sequence[RenderableType]) -> None:
-        table.add_row(*(cell for name, cell in zip(columns, cells, strict=True) if self._shows(name)))
-
-    def _shows(self, column: str) -> bool:
-        return not (self._narrow and column in _LESS)
-
-    def _sink_cells(self, record: Mapping[str, Any]) -> list[RenderableType]:
-        total, metrics = record["sinkTotal"], record["sinkMetrics"]
+    def _sink_cells(self, record: Mapping[str, Any]) -> list[Text]:
+        total = record["sinkTotal"]
         sent, dropped = self._rates(record, total)
+        query = str(record.get("name") or record["query"])
         return [
-            str(record["sink"]),
-            str(record.get("name") or str(record["query"])[:8]),
-            str(record["batch"]),
-            _number(sent),
+            Text(str(record["sink"])),
+            Text(query if record.get("name") or len(query) != _UUID_LENGTH else query[:8]),
+            Text(str(record["batch"])),
+            Text("–" if sent is None else _number(sent)),
             _alarm(dropped),
-            _number(total["sent"]),
+            Text(_number(total["sent"])),
             _alarms(total["droppedByReason"]),
             _alarms(total["deadLetteredByReason"]),
-            _seconds(total["blockedMs"] / 1000),
-            str(metrics["peers"]),
-            str(metrics["sndhwm"]),
+            Text(_seconds(total["blockedMs"] / 1000)),
+            Text(str(total["peers"])),
+            Text(str(total["sndhwm"] or "–")),
         ]
 
-    def _rates(self, record: Mapping[str, Any], total: Mapping[str, Any]) -> tuple[float, float]:
-        """Sent and dropped a second, between the two newest records that differ."""
+    def _rates(
+        self, record: Mapping[str, Any], total: Mapping[str, Any]
+    ) -> tuple[float | None, float | None]:
+        """Sent and dropped a second, between the two newest records that differ; None before there are two."""
         seen = self._sinks.setdefault((record["query"], record["sink"]), [])
         at = datetime.fromisoformat(record["timestamp"])
         if not seen or at > seen[-1][0]:
             seen.append((at, total))
             del seen[:-2]
         if len(seen) < 2:
-            return 0.0, 0.0
+            return None, None
         (before, old), (after, new) = seen
         seconds = (after - before).total_seconds()
         return (new["sent"] - old["sent"]) / seconds, (new["dropped"] - old["dropped"]) / seconds
@@ -125,27 +112,58 @@ def _order(record: Mapping[str, Any]) -> tuple[str, str, str]:
     return str(record["kind"]), str(record.get("source", record.get("sink"))), str(record.get("query", ""))
 
 
-def _source_cells(record: Mapping[str, Any]) -> list[RenderableType]:
+def _source_cells(record: Mapping[str, Any]) -> list[Text]:
     metrics = record["sourceMetrics"]
     paused = metrics.get("receivePausedBy")
+    paused_ms = metrics.get("receivePausedMs")
     return [
-        str(record["source"]),
-        _number(metrics["messagesReceivedPerSecond"]),
-        _number(metrics["backlogMessages"]),
-        _seconds(metrics["backlogAgeMs"] / 1000),
+        Text(str(record["source"])),
+        _shown(metrics.get("messagesReceivedPerSecond"), _number),
+        _shown(metrics.get("backlogMessages"), _number),
+        _shown(metrics.get("backlogAgeMs"), lambda ms: _seconds(ms / 1000)),
         _alarm(metrics.get("messagesLost")),
         _alarm(metrics.get("messagesMalformed")),
         Text(f"now: {paused}", style="bold red")
         if paused
-        else _seconds(metrics.get("receivePausedMs", 0) / 1000),
-        _shown(metrics.get("connections")),
-        _shown(metrics.get("rcvhwm")),
-        humanfriendly.format_size(metrics["logBytes"], binary=True),
+        else _shown(paused_ms, lambda ms: _seconds(ms / 1000)),
+        _shown(metrics.get("connections"), str),
+        _shown(metrics.get("rcvhwm"), str),
+        _shown(metrics.get("logBytes"), lambda size: humanfriendly.format_size(size, binary=True)),
     ]
 
 
-def _shown(value: object) -> str:
-    return "–" if value is None else str(value)
+def _table(names: Sequence[str], rows: Sequence[Sequence[Text]]) -> list[Table]:
+    if not rows:
+        return []
+    table = Table(box=None, header_style="bold", padding=(0, 1), pad_edge=False)
+    for name in names:
+        # Names of queries and endpoints give way first: they are folded, figures are not.
+        words = name in _WORDS
+        table.add_column(name, justify="left" if words else "right", overflow="fold", no_wrap=not words)
+    for cells in rows:
+        table.add_row(*cells)
+    return [table]
+
+
+def _paragraphs(names: Sequence[str], rows: Sequence[Sequence[Text]]) -> list[Text]:
+    paragraphs = []
+    for cells in rows:
+        figures = [
+            Text.assemble(
+                (name.replace(" ", "\N{NO-BREAK SPACE}"), "dim"), "\N{NO-BREAK SPACE}", _unbroken(cell)
+            )
+            for name, cell in zip(names[1:], cells[1:], strict=True)
+        ]
+        paragraphs.append(Text.assemble((cells[0].plain, "bold"), "\n", Text("   ").join(figures)))
+    return paragraphs
+
+
+def _unbroken(cell: Text) -> Text:
+    return Text(cell.plain.replace(" ", "\N{NO-BREAK SPACE}"), style=cell.style)
+
+
+def _shown(value: Any, how: Any) -> Text:
+    return Text("–" if value is None else how(value))
 
 
 def _number(value: float) -> str:
@@ -156,22 +174,23 @@ def _seconds(value: float) -> str:
     return f"{value:,.1f} s" if value < 100 else humanfriendly.format_timespan(round(value), max_units=2)
 
 
-def _ago(seconds: float) -> str:
-    return (
-        f"{max(0.0, seconds):.0f} s ago"
-        if seconds < 100
-        else humanfriendly.format_timespan(seconds, max_units=1)
+def _ago(seconds: float) -> Text:
+    if seconds < -1:
+        return Text("in the future", style="bold red")
+    text = (
+        f"{max(0.0, seconds):.0f} s" if seconds < 100 else humanfriendly.format_timespan(seconds, max_units=1)
     )
+    return Text(f"{text} ago")
 
 
-def _alarm(value: float | None) -> RenderableType:
+def _alarm(value: float | None) -> Text:
     """A number that should be 0."""
     if value is None:
-        return "–"
-    return Text(_number(value), style="bold red") if value else "0"
+        return Text("–")
+    return Text(_number(value), style="bold red") if value else Text("0")
 
 
-def _alarms(reasons: Mapping[str, int]) -> RenderableType:
+def _alarms(reasons: Mapping[str, int]) -> Text:
     """Numbers that should be 0, with their reasons."""
     shown = " ".join(f"{_number(count)} {reason}" for reason, count in reasons.items() if count)
-    return Text(shown, style="bold red") if shown else "0"
+    return Text(shown, style="bold red") if shown else Text("0")

@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from pyspark.accumulators import Accumulator, AccumulatorParam
@@ -17,7 +16,7 @@ from pyspark.accumulators import Accumulator, AccumulatorParam
 from zmq_datasource.counters import SinkCounters
 from zmq_datasource.errors import MetricsError
 from zmq_datasource.monitoring.ledger import Entry, Ledger
-from zmq_datasource.monitoring.states import SinkStates
+from zmq_datasource.monitoring.patience import within
 from zmq_datasource.monitoring.store import MetricsStore
 from zmq_datasource.options import WriteOptions
 
@@ -27,9 +26,9 @@ if TYPE_CHECKING:
 __all__ = ["SinkAccumulator", "new_accumulator", "record"]
 
 _log = logging.getLogger(__name__)
-_states = SinkStates()  # of this process
 
-# How long a batch waits for its file. A process that commits lives for a batch, so it cannot be written later.
+# How long a batch waits for its file. Nobody knows how long a process that commits lives, so it is
+# not written later.
 _PATIENCE_SECONDS = 2.0
 
 
@@ -63,38 +62,17 @@ def record(options: WriteOptions, entry: Entry, accumulator: SinkAccumulator | N
     """
     if options.metrics_location is not None:
         store = MetricsStore(options.metrics_location, options.metrics_retention)
+        what = f"writing the account of batch {entry.batch}"
         try:
-            _within(_PATIENCE_SECONDS, lambda: store.write_account(entry, time.time()))
+            within(
+                _PATIENCE_SECONDS, what, lambda given_up: store.write_account(entry, time.time(), given_up)
+            )
         except MetricsError as e:
             entry.counters.metrics_failures += 1
             _log.error("%s; the account of %s, batch %d: %s", e, entry.query, entry.batch, entry.counters)
-    _states.note(entry)
-    if accumulator is not None:
+        else:
+            # Nobody waits for it; what it does not get to, the next one does.
+            threading.Thread(target=store.expire_accounts, args=(entry, time.time()), daemon=True).start()
+    if accumulator is not None and entry.in_query:
         accumulator.add([entry])
     return entry.counters
-
-
-def _within(seconds: float, act: Callable[[], None]) -> None:
-    """Do something, or give it up: it then goes on in vain.
-
-    Raises:
-        MetricsError: It did not end in time, or raised this itself.
-    """
-    failure: list[BaseException] = []
-
-    def run() -> None:
-        try:
-            act()
-        except BaseException as e:
-            failure.append(e)
-
-    thread = threading.Thread(target=run, name="zmq-metrics", daemon=True)
-    thread.start()
-    thread.join(seconds)
-    if thread.is_alive():
-        raise MetricsError(f"writing metrics: the file system has not answered for {seconds:g} s")
-    if failure:
-        error = failure[0]
-        raise (
-            error if isinstance(error, MetricsError) else MetricsError(f"writing metrics: {error!r}")
-        ) from error

@@ -85,7 +85,8 @@ class ZmqDataSource(DataSource):
 def _check(options: ReadOptions | WriteOptions) -> None:
     check_socket_options(options)
     check_location("deadLetterLocation", options.dead_letter_location)
-    check_location("metricsLocation", options.metrics_location)
+    # That a file system is away for a while must not stop the data.
+    check_location("metricsLocation", options.metrics_location, reach=False)
 
 
 def _check_schema(schema: StructType, options: ReadOptions) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from zmq_datasource.monitoring.catalogue import SINK, SOURCE, TOTAL, Metric
@@ -25,7 +24,7 @@ def _struct(metrics: Iterable[Metric]) -> str:
 HISTORY_DDL = (
     "timestamp TIMESTAMP, kind STRING, "
     f"source STRING, log STRING, walLocation STRING, next BIGINT, sourceMetrics {_struct(SOURCE)}, "
-    "query STRING, name STRING, run STRING, batch BIGINT, sink STRING, "
+    "query STRING, name STRING, execution STRING, batch BIGINT, sink STRING, "
     f"sinkMetrics {_struct(SINK)}, sinkTotal {_struct(TOTAL)}"
 )
 
@@ -34,7 +33,7 @@ def metrics_dataframe(spark: SparkSession, location: str) -> DataFrame:
     """The history of sources and sinks that write to ``location`` (their option ``metricsLocation``).
 
     A row is either a source's report (``kind`` is ``source``: ``source``, ``log``, ``walLocation``, ``next``,
-    ``sourceMetrics``) or a sink's committed batch (``sink``: ``query``, ``name``, ``run``, ``batch``, ``sink``,
+    ``sourceMetrics``) or a sink's committed batch (``sink``: ``query``, ``name``, ``execution``, ``batch``, ``sink``,
     ``sinkMetrics`` of the batch, ``sinkTotal`` up to it). docs/metrics.md has the fields and their units.
 
     Raises:
@@ -42,6 +41,7 @@ def metrics_dataframe(spark: SparkSession, location: str) -> DataFrame:
     """
     MetricsStore(Location(location)).newest(required=True)  # says clearly if there is nothing
     reader = spark.read.schema(HISTORY_DDL).option("recursiveFileLookup", True)
+    reader = reader.option("ignoreMissingFiles", True)  # which their writers remove once they are old
     return reader.option("pathGlobFilter", "*.json").json(_for_spark(location))
 
 
@@ -50,4 +50,4 @@ def _for_spark(location: str) -> str:
     if "://" in location:
         # Hadoop's S3 file system has another scheme than pyarrow's.
         return location.replace("s3://", "s3a://", 1)
-    return Path(os.path.abspath(location)).as_uri()
+    return f"file://{os.path.abspath(location)}"

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import json
-import logging
+import threading
 import traceback
 from collections.abc import Callable
 from typing import Any
@@ -19,12 +20,14 @@ from pyspark.sql.streaming.listener import (
 
 from zmq_datasource.errors import MetricsError
 from zmq_datasource.limited_log import LimitedLog
+from zmq_datasource.monitoring.patience import within
 from zmq_datasource.monitoring.prometheus import PrometheusOutlet
-from zmq_datasource.spark.progress import fill_in
+from zmq_datasource.spark.progress import fill_in, has_run
 
 __all__ = ["ZmqMetricsListener"]
 
-_log = logging.getLogger(__name__)
+# Spark's own thread calls listeners one after another.
+_PATIENCE_SECONDS = 2.0
 
 
 class ZmqMetricsListener(StreamingQueryListener):
@@ -70,6 +73,7 @@ class ZmqMetricsListener(StreamingQueryListener):
         self._faults = LimitedLog(__name__, "failures")
         self._outlet: PrometheusOutlet | None = None
         self._failures = 0
+        self._hanging: threading.Event | None = None  # set once the last reading has ended
         if prometheusPort is not None or prometheusGateway is not None:
             self._outlet = PrometheusOutlet(
                 prometheusPort, prometheusAddress, prometheusGateway, prometheusInterval, prometheusJob
@@ -101,7 +105,9 @@ class ZmqMetricsListener(StreamingQueryListener):
         query = None if self._spark is None else self._spark.streams.get(str(event.id))
         last = None if query is None else query.lastProgress
         if last is not None:
-            self._hand_on(json.loads(last.json))
+            progress = json.loads(last.json)
+            if not has_run(progress):  # a batch meanwhile has an event of its own
+                self._hand_on(progress)
 
     def onQueryTerminated(self, event: QueryTerminatedEvent) -> None:
         if self._outlet is not None:
@@ -109,19 +115,35 @@ class ZmqMetricsListener(StreamingQueryListener):
 
     def _hand_on(self, progress: dict[str, Any]) -> None:
         try:
-            fill_in([progress], self._location)
-        except MetricsError as e:  # the source's are there nevertheless
+            self._fill_in(progress)
+        except MetricsError as e:
             self._failed("metricsLocation", str(e))
         if self._outlet is not None:
             self._outlet.observe(progress)
         if self._callback is not None:
             try:
-                self._callback(progress)
+                self._callback(copy.deepcopy(progress))
             # It is the user's; what it raises would only be swallowed by Spark's listener bus.
             except Exception as e:
                 self._failed(
                     "callback", f"the callback of ZmqMetricsListener: {e!r}\n{traceback.format_exc()}"
                 )
+
+    def _fill_in(self, progress: dict[str, Any]) -> None:
+        fill_in([progress], None)  # the sources' figures are in the event itself
+        if self._location is None:
+            return
+        if self._hanging is not None and not self._hanging.is_set():
+            raise MetricsError(f"reading {self._location}: the file system still has not answered")
+        answered = self._hanging = threading.Event()
+
+        def read(_: threading.Event) -> dict[str, Any]:
+            try:
+                return fill_in([copy.deepcopy(progress)], self._location)[0]
+            finally:
+                answered.set()
+
+        progress |= within(_PATIENCE_SECONDS, "reading the accounts", read)
 
     def _failed(self, outlet: str, why: str) -> None:
         if self._outlet is not None:

@@ -6,7 +6,6 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from zmq_datasource.counters import SinkCounters
 from zmq_datasource.monitoring.catalogue import sink_metrics
 from zmq_datasource.monitoring.ledger import Account, Ledger
 from zmq_datasource.monitoring.store import MetricsStore, total_metrics
@@ -16,7 +15,7 @@ from zmq_datasource.spark.registration import active_ledger
 if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
 
-__all__ = ["QueryMetrics", "fill_in", "metrics"]
+__all__ = ["QueryMetrics", "fill_in", "has_run", "metrics"]
 
 
 class QueryMetrics(NamedTuple):
@@ -41,15 +40,35 @@ def metrics(query: StreamingQuery, location: str | None = None) -> QueryMetrics:
 
     Args:
         query: A running or ended query.
-        location: The sink's ``metricsLocation``. Needed with Spark Connect, and where ``register`` was not
-            called; totals then go back to the query's first batch, and not only to the start of this process.
+        location: The ``metricsLocation`` of source and sink. Needed with Spark Connect, and where ``register``
+            was not called; totals then go back to the query's first batch, and not only to the start of this
+            process. And ``last`` has the source's newest report, while an event is as old as its trigger:
+            it stands still while a batch takes long.
 
     Raises:
         MetricsError: ``location`` cannot be read.
     """
     events = [json.loads(progress.json) for progress in query.recentProgress]
     recent = fill_in(events, location)
-    return QueryMetrics(recent[-1] if recent else None, recent)
+    if not recent:
+        return QueryMetrics(None, recent)
+    last = recent[-1] if location is None else _with_newest_reports(recent[-1], location)
+    return QueryMetrics(last, recent)
+
+
+def _with_newest_reports(event: dict[str, Any], location: str) -> dict[str, Any]:
+    reports = {
+        (record["log"], record["source"]): record
+        for record in MetricsStore(Location(location)).newest()
+        if record["kind"] == "source"
+    }
+    sources = []
+    for source in event["sources"]:
+        shown = source.get("metrics")
+        report = reports.get((source["latestOffset"]["log"], shown["source"])) if shown else None
+        newer = report is not None and report["timestamp"] > event["timestamp"]
+        sources.append(source | {"metrics": report["sourceMetrics"]} if report and newer else source)
+    return event | {"sources": sources}
 
 
 def fill_in(events: Sequence[dict[str, Any]], location: str | None) -> list[dict[str, Any]]:
@@ -63,7 +82,7 @@ def fill_in(events: Sequence[dict[str, Any]], location: str | None) -> list[dict
     for event in events:
         for described in event["sources"]:
             offset = _parsed(described.get("latestOffset"))
-            if "log" in offset and "logBytes" in offset:
+            if "log" in offset and "metricsFailures" in offset:
                 described["latestOffset"] = offset
                 described["metrics"] = {k: v for k, v in offset.items() if k not in ("log", "next")}
     if source is None or not events:
@@ -73,8 +92,8 @@ def fill_in(events: Sequence[dict[str, Any]], location: str | None) -> list[dict
     for event, batch in zip(events, wanted, strict=True):
         sinks = accounts[batch]
         if sinks:
-            if not _has_run(event):
-                sinks = {name: a._replace(batch=SinkCounters.none()) for name, a in sinks.items()}
+            if not has_run(event):
+                sinks = {name: account.idle() for name, account in sinks.items()}
             event["sink"]["metrics"] = _shown(sinks)
     return list(events)
 
@@ -89,7 +108,7 @@ def _parsed(offset: object) -> dict[str, Any]:
     return offset if isinstance(offset, dict) else {}
 
 
-def _has_run(event: Mapping[str, Any]) -> bool:
+def has_run(event: Mapping[str, Any]) -> bool:
     """Whether the event is about a batch, not about a trigger that found nothing to do."""
     return "addBatch" in event["durationMs"]
 
@@ -97,7 +116,7 @@ def _has_run(event: Mapping[str, Any]) -> bool:
 def _batch(event: Mapping[str, Any]) -> int:
     """The newest batch that the event knows: an idle trigger names the one that is to come."""
     batch = int(event["batchId"])
-    return batch if _has_run(event) else batch - 1
+    return batch if has_run(event) else batch - 1
 
 
 def _shown(sinks: Mapping[str, Account]) -> dict[str, Any]:

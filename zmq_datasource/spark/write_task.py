@@ -95,7 +95,8 @@ class Job:
     Attributes:
         counted: The query and batch that the account belongs to: those of ``foreachBatch`` for a batch
             write in it.
-        run: The query's run; for a batch write that belongs to none, its execution.
+        execution: Spark's name for what the batch runs in: the same for all writes of a batch, another one
+            when it is repeated.
         query_name: What the user calls the query.
     """
 
@@ -103,7 +104,7 @@ class Job:
     batch: int
     streaming: bool
     counted: tuple[str, int] = ("nobody", 0)
-    run: str = ""
+    execution: str = ""
     query_name: str | None = None
 
     @classmethod
@@ -111,18 +112,25 @@ class Job:
         """The job of a task. A batch write has its own name, also in foreachBatch, where there may be two."""
         if context is None:
             return cls(name or "nobody", 0, streaming=False)
+        execution = "/".join(
+            context.getLocalProperty(name) or "" for name in ("spark.app.id", "spark.sql.execution.root.id")
+        )
         query = context.getLocalProperty("sql.streaming.queryId")
         batch = int(context.getLocalProperty("streaming.sql.batchId") or 0)
         if query is None:
-            run = f"{context.getLocalProperty('spark.app.id')}/{context.getLocalProperty('spark.sql.execution.id')}"
-            return cls(name or "nobody", 0, streaming=False, counted=(name or "nobody", 0), run=run)
-        run = context.getLocalProperty("spark.jobGroup.id") or ""  # Spark's name for it
+            own = name or "nobody"
+            return cls(own, 0, streaming=False, counted=(own, 0), execution=execution)
         # Spark's description of a batch begins with the query's name, if it has one.
         called = (context.getLocalProperty("spark.job.description") or "").partition("\nid = ")
         query_name = called[0] if called[1] and called[0] else None
-        if name is not None:
-            return cls(name, 0, streaming=False, counted=(query, batch), run=run, query_name=query_name)
-        return cls(query, batch, streaming=True, counted=(query, batch), run=run, query_name=query_name)
+        streaming = name is None
+        own, number = (query, batch) if name is None else (name, 0)
+        return cls(own, number, streaming, (query, batch), execution, query_name)
+
+    @property
+    def of_query(self) -> bool:
+        """Whether it is a batch of a streaming query, or a write in its ``foreachBatch``."""
+        return self.streaming or self.counted[0] != self.query
 
     def publisher(self, partition: int) -> str:
         """Who numbers the rows of a task: the same for each attempt at it, and for a batch that is repeated."""
@@ -257,11 +265,10 @@ def commit_batch(
             again = " again=true" if uplink.commit(attempts, total.rows) else ""
     if job is not None:
         query, batch = job.counted
-        total = record(
-            options,
-            Entry(query, job.run, batch, describe_sink(options), total, job.query_name),
-            accumulator,
+        entry = Entry(
+            query, job.execution, batch, describe_sink(options), total, job.query_name, in_query=job.of_query
         )
+        total = record(options, entry, accumulator)
     if job is not None and job.streaming:
         _log.info("sink query=%s batch=%d %s%s", job.query, job.batch, total, again)
     else:
