@@ -26,7 +26,7 @@ from zmq_datasource.counters import SinkCounters
 from zmq_datasource.demo.account import Account, Tally
 from zmq_datasource.demo.errors import plain_reason
 from zmq_datasource.demo.verdict import findings
-from zmq_datasource.monitoring.catalogue import sink_metrics
+from zmq_datasource.monitoring.figures import sink_metrics
 
 COMMAND = [sys.executable, "-m", "zmq_datasource.cli", "demo"]
 

@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from zmq_datasource.counters import SinkCounters
-from zmq_datasource.monitoring.catalogue import SINK, SOURCE, TOTAL, sink_counters, sink_metrics
+from zmq_datasource.monitoring.catalogue import SINK, SOURCE, TOTAL
+from zmq_datasource.monitoring.figures import sink_counters, sink_metrics
 from zmq_datasource.monitoring.ledger import Entry, Ledger
 
 

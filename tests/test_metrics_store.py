@@ -16,7 +16,7 @@ from zmq_datasource.counters import SinkCounters
 from zmq_datasource.errors import MetricsError, OptionError
 from zmq_datasource.locations import check_location
 from zmq_datasource.monitoring import store as store_module
-from zmq_datasource.monitoring.catalogue import sink_metrics
+from zmq_datasource.monitoring.figures import sink_metrics
 from zmq_datasource.monitoring.ledger import Entry
 from zmq_datasource.monitoring.patience import within
 from zmq_datasource.monitoring.store import MetricsStore, iso

@@ -17,13 +17,8 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from zmq_datasource.counters import SinkCounters, SourceCounters
-from zmq_datasource.monitoring.catalogue import (
-    SOURCE,
-    TOTAL,
-    receiver_metrics,
-    sequence_metrics,
-    sink_metrics,
-)
+from zmq_datasource.monitoring.catalogue import SOURCE, TOTAL
+from zmq_datasource.monitoring.figures import receiver_metrics, sequence_metrics, sink_metrics
 from zmq_datasource.monitoring.ledger import Account
 from zmq_datasource.monitoring.prometheus import PrometheusOutlet
 from zmq_datasource.monitoring.store import total_metrics

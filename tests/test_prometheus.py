@@ -15,7 +15,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from tests.support import wait_for
 from zmq_datasource.counters import SinkCounters, SourceCounters
-from zmq_datasource.monitoring.catalogue import receiver_metrics, sink_metrics
+from zmq_datasource.monitoring.figures import receiver_metrics, sink_metrics
 from zmq_datasource.monitoring.ledger import Account
 from zmq_datasource.monitoring.prometheus import PrometheusOutlet
 from zmq_datasource.monitoring.store import total_metrics

@@ -8,7 +8,7 @@ from datetime import datetime
 from typing import Any
 
 from zmq_datasource.counters import SinkCounters
-from zmq_datasource.monitoring.catalogue import sink_counters
+from zmq_datasource.monitoring.figures import sink_counters
 
 __all__ = ["Account", "Tally"]
 

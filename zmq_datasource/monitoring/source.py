@@ -14,7 +14,7 @@ from zmq_datasource.follow import Follow
 from zmq_datasource.ingest import PARTITION, Ingest
 from zmq_datasource.intake import read_counters
 from zmq_datasource.limited_log import LimitedLog
-from zmq_datasource.monitoring.catalogue import kept_metrics, receiver_metrics, sequence_metrics
+from zmq_datasource.monitoring.figures import kept_metrics, receiver_metrics, sequence_metrics
 from zmq_datasource.monitoring.store import MetricsStore, iso
 from zmq_datasource.options import StreamReadOptions
 from zmq_datasource.wal.reader import read_slices, slices
@@ -116,6 +116,7 @@ class SourceMonitor:
 
     def _kept_facts(self, source: Follow) -> dict[str, Any]:
         """What the log keeps of its writer's account: as of its newest chunk."""
+        source.seal()  # Spark lists the log only between batches
         end = source.log.durable_end
         if self._kept[0] != end:
             try:

@@ -33,7 +33,7 @@ import xxhash
 
 from zmq_datasource.errors import MetricsError
 from zmq_datasource.locations import directory_of, without_secrets
-from zmq_datasource.monitoring.catalogue import sink_counters, sink_metrics
+from zmq_datasource.monitoring.figures import sink_counters, sink_metrics
 from zmq_datasource.monitoring.ledger import Account, Entry
 from zmq_datasource.option_types import Location
 

@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from zmq_datasource.monitoring.catalogue import sink_metrics
+from zmq_datasource.monitoring.figures import sink_metrics
 from zmq_datasource.monitoring.ledger import Account, Ledger
 from zmq_datasource.monitoring.store import MetricsStore, total_metrics
 from zmq_datasource.option_types import Location
