@@ -25,6 +25,7 @@ from zmq_datasource.errors import (
     SendTimeoutError,
     SocketError,
     TransactionError,
+    WorkbenchError,
     ZmqDataSourceError,
 )
 from zmq_datasource.producer import Producer
@@ -59,6 +60,7 @@ __all__ = [
     "SendTimeoutError",
     "SocketError",
     "TransactionError",
+    "WorkbenchError",
     "ZmqDataSource",
     "ZmqDataSourceError",
     "ZmqMetricsListener",
