@@ -88,6 +88,7 @@ def test_runs_are_written_as_csv_with_all_their_figures(tmp_path: Path) -> None:
         write_csv(runs, tmp_path / "missing" / "runs.csv")
 
 
+@pytest.mark.spark  # importing matplotlib takes its time
 def test_runs_are_drawn(tmp_path: Path) -> None:
     runs = [made_up(sndhwm=mark, rcvhwm=mark, messages=1000) for mark in (1, 10, 100)]
     runs += [replace(r, experiment=r.experiment._replace(mode="block", linger=0)) for r in runs]
