@@ -123,6 +123,25 @@ def test_every_row_is_accounted_for_in_the_progress_under_a_stall(
     assert (shown["messagesReceived"], shown["rcvhwm"]) == (3000, 1000)
 
 
+def test_rows_that_were_retried_and_set_aside_are_accounted_for(
+    spark: SparkSession, context: Context, tmp_path: Path
+) -> None:
+    push, source = bound(context, zmq.PUSH)
+    letters = {"deadLetterLocation": tmp_path / "letters", "maxRetries": 2, "retryInterval": "1ms"}
+    with Slow(context) as slow:
+        df = feed(spark, connect=source, walLocation=tmp_path / "wal")
+        with sinking(df, tmp_path / "checkpoint", slow.endpoint, **LOSSY, **letters) as query:
+            send_values(push, 1000)
+            whole = wait_for_total(query, 1000)
+    assert balanced(whole)
+    assert whole["rows"] == 1000
+    assert whole["deadLetteredByReason"]["hwm"] == whole["deadLettered"] > 0
+    assert (whole["dropped"], whole["sent"]) == (0, 1000 - whole["deadLettered"])
+    assert whole["retries"] > 0
+    assert whole["blockedMs"] > 0
+    assert spark.read.parquet(str(tmp_path / "letters")).count() == whole["deadLettered"]
+
+
 def test_two_queries_at_once_do_not_mix(spark: SparkSession, context: Context, tmp_path: Path) -> None:
     (push_a, source_a), (push_b, source_b) = bound(context, zmq.PUSH), bound(context, zmq.PUSH)
     (pull_a, sink_a), (pull_b, sink_b) = bound(context, zmq.PULL), bound(context, zmq.PULL)
