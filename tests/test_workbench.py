@@ -12,6 +12,7 @@ from click.testing import CliRunner
 from zmq_datasource.cli import main
 from zmq_datasource.errors import WorkbenchError
 from zmq_datasource.workbench.experiment import Experiment, Run, run
+from zmq_datasource.workbench.plan import held, make_plan, measure_kernel, message_bytes
 from zmq_datasource.workbench.results import plot, row, write_csv
 
 PNG = b"\x89PNG\r\n\x1a\n"
@@ -128,3 +129,78 @@ def test_wrong_arguments_are_named(arguments: list[str], word: str) -> None:
     result = CliRunner().invoke(main, ["hwm", *arguments])
     assert result.exit_code == 2
     assert word in result.stderr
+
+
+@pytest.mark.spark
+@pytest.mark.parametrize("size", [100, 1000])
+def test_what_a_chain_holds_is_planned_within_a_tenth_of_what_is_measured(size: int) -> None:
+    buffers = 8192
+    kernel = measure_kernel(size, buffers)
+    assert kernel > 0
+    for sndhwm, rcvhwm in ((100, 100), (300, 200), (1000, 1000), (1000, 10)):
+        found = run(
+            Experiment(
+                mode="fill",
+                sndhwm=sndhwm,
+                rcvhwm=rcvhwm,
+                messages=6000,
+                size=size,
+                stall=2.0,
+                linger=0,
+                buffers=buffers,
+            )
+        )
+        step = (sndhwm + 1) // 2  # what the system's buffers hold varies by some messages, and so tips it
+        allowed = max(0.1 * found.sent, step)
+        assert held(sndhwm, rcvhwm, kernel) == pytest.approx(found.sent, abs=allowed), (
+            sndhwm,
+            rcvhwm,
+            kernel,
+        )
+
+
+def test_the_planned_mark_is_the_smallest_that_holds_the_stall() -> None:
+    for rate, stall, hops, kernel in ((20_000, 2.0, 1, 0), (5000, 1.0, 2, 300), (1000, 60.0, 3, 40)):
+        made = make_plan(rate, 200, stall, hops, kernel)
+        assert made.held >= made.wanted == rate * stall
+        assert hops * held(made.mark - 2, made.mark - 2, 0) < made.wanted  # the system's buffers come on top
+        assert made.survives >= stall
+        assert made.memory == 2 * hops * made.mark * message_bytes(200)
+        assert made.warnings == ()
+
+
+def test_a_plan_that_does_not_fit_says_what_does() -> None:
+    made = make_plan(10_000, 1000, 60.0, 1, 0, memory=100 << 20)
+    assert made.memory <= 100 << 20
+    (warning,) = made.warnings
+    assert f"it is {made.mark:,}" in warning
+    assert f"{made.survives:.2f} s are survived" in warning
+
+
+def test_a_plan_warns_where_a_mark_bounds_nothing_and_where_it_refuses_by_mistake() -> None:
+    assert "marks bound little" in make_plan(1000, 100, 0.1, 1, 40_000).warnings[0]
+    made = make_plan(1_000_000, 100, 0.001, 1, 0, memory=1000)
+    assert any("refused by mistake" in warning for warning in made.warnings)
+    assert make_plan(1_000_000, 100, 0.0001, 1, 0).mark == 1200  # rate times 1.2 ms
+    assert held(1001, 1001, 0) < held(1000, 1000, 0)  # which is why a planned mark is even
+
+
+@pytest.mark.spark
+def test_the_plan_is_shown_with_its_warnings() -> None:
+    arguments = [
+        "plan",
+        "--rate",
+        "1000",
+        "--size",
+        "1k",
+        "--stall",
+        "10s",
+        "--buffers",
+        "8k",
+        "--memory",
+        "1m",
+    ]
+    result = CliRunner().invoke(main, arguments)
+    assert result.exit_code == 0, result.output
+    assert "10,000 messages: 1,000 a second for 10 s" in result.output
+    assert "Warning: a stall of 10 s needs a mark of" in result.output

@@ -6,6 +6,7 @@ import click
 
 from zmq_datasource.cli.demo import demo
 from zmq_datasource.cli.hwm import hwm
+from zmq_datasource.cli.plan import plan
 from zmq_datasource.cli.receive import receive
 from zmq_datasource.cli.top import top
 
@@ -18,5 +19,5 @@ def main() -> None:
     """ZeroMQ as a source and sink of Spark Structured Streaming."""
 
 
-for _command in (demo, receive, top, hwm):
+for _command in (demo, receive, top, hwm, plan):
     main.add_command(_command)

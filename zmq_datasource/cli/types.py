@@ -35,7 +35,7 @@ def _duration(text: str) -> float:
 def _size(text: str) -> int:
     from zmq_datasource.option_types import ByteSize  # noqa: PLC0415
 
-    return int(ByteSize.read(text))
+    return 0 if text == "0" else int(ByteSize.read(text))
 
 
 def _linger(text: str) -> int:

@@ -30,8 +30,8 @@ from zmq_datasource.errors import WorkbenchError
 __all__ = ["HEADER_BYTES", "Experiment", "Mode", "Pattern", "Run", "run"]
 
 Pattern = Literal["PUSH/PULL", "PUB/SUB"]
-# silent: a PUB as it is by default, which drops without a word.
-Mode = Literal["noblock", "block", "silent"]
+# silent: a PUB as it is by default, which drops without a word. fill: until nothing more is taken.
+Mode = Literal["noblock", "block", "silent", "fill"]
 
 _SPAWN = multiprocessing.get_context("spawn")
 # A message begins with its number and when it was sent.
@@ -40,6 +40,8 @@ _START_SECONDS = 30.0
 _QUIET_MS = 300
 # Shorter waits are spun: sleep() is coarser.
 _SPIN_SECONDS = 0.0005
+# A chain that has taken nothing for so long is full.
+_FULL_MS = 300
 _HEADER = struct.Struct(">Qd")
 
 
@@ -229,7 +231,9 @@ def _send(pipe: Connection, experiment: Experiment, endpoint: str) -> None:
     socket = context.socket(kind)
     socket.setsockopt(zmq.SNDHWM, experiment.sndhwm)
     socket.setsockopt(zmq.LINGER, experiment.linger)
-    socket.setsockopt(zmq.SNDTIMEO, round(experiment.timeout * 1000))
+    socket.setsockopt(
+        zmq.SNDTIMEO, _FULL_MS if experiment.mode == "fill" else round(experiment.timeout * 1000)
+    )
     if experiment.buffers:
         socket.setsockopt(zmq.SNDBUF, experiment.buffers)
     if kind == zmq.XPUB and experiment.mode != "silent":
@@ -264,7 +268,7 @@ def _offer_all(socket: zmq.Socket[bytes], experiment: Experiment) -> dict[str, A
         if _offer(socket, message):
             sent += 1
             continue
-        if experiment.mode == "block":
+        if experiment.mode in ("block", "fill"):
             before = time.monotonic()
             try:
                 socket.send(message)
@@ -272,6 +276,9 @@ def _offer_all(socket: zmq.Socket[bytes], experiment: Experiment) -> dict[str, A
             except zmq.Again:
                 dropped += 1
             blocked += time.monotonic() - before
+            if dropped and experiment.mode == "fill":
+                dropped = experiment.messages - sent
+                break
         else:
             dropped += 1
     return {"sent": sent, "dropped": dropped, "blocked": blocked}

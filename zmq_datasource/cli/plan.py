@@ -1,0 +1,77 @@
+"""``zmq-datasource plan``."""
+
+from __future__ import annotations
+
+import click
+
+from zmq_datasource.cli.types import DURATION, SIZE
+
+__all__ = ["plan"]
+
+
+@click.command()
+@click.option(
+    "--rate",
+    type=click.FloatRange(min=0, min_open=True),
+    required=True,
+    help="Messages a second, at the peak.",
+)
+@click.option("--size", type=SIZE, required=True, help="Bytes of a message.")
+@click.option(
+    "--stall",
+    type=DURATION,
+    required=True,
+    help="The longest time for which the consumer takes nothing, without a drop.",
+)
+@click.option(
+    "--hops",
+    type=click.IntRange(min=1),
+    default=1,
+    show_default=True,
+    help="Pairs of sockets one after another; 2 with a proxy in between.",
+)
+@click.option("--memory", type=SIZE, help="What all queues together may take.  [default: no bound]")
+@click.option(
+    "--buffers",
+    type=SIZE,
+    default="0",
+    show_default=True,
+    help="SNDBUF and RCVBUF of the sockets; 0 leaves them to the system.",
+)
+def plan(rate: float, size: int, stall: float, hops: int, memory: int | None, buffers: int) -> None:
+    """Say which high-water marks survive a stall, what they hold, and how old messages then get.
+
+    What the system's buffers hold is measured first, on this machine, which takes some seconds.
+
+    \b
+    Examples:
+      zmq-datasource plan --rate 20000 --size 200 --stall 2s
+      zmq-datasource plan --rate 5000 --size 10k --stall 10s --hops 2 --memory 512m --buffers 64k
+    """
+    from rich.console import Console  # noqa: PLC0415
+    from rich.table import Table  # noqa: PLC0415
+
+    from zmq_datasource.errors import ZmqDataSourceError  # noqa: PLC0415
+    from zmq_datasource.workbench.experiment import HEADER_BYTES  # noqa: PLC0415
+    from zmq_datasource.workbench.plan import make_plan, measure_kernel  # noqa: PLC0415
+
+    console = Console()
+    try:
+        kernel = measure_kernel(max(size, HEADER_BYTES), buffers)
+    except ZmqDataSourceError as e:
+        raise click.ClickException(str(e)) from e
+    made = make_plan(rate, size, stall, hops, kernel, memory)
+    table = Table.grid(padding=(0, 2))
+    for name, value in (
+        ("to hold", f"{made.wanted:,} messages: {rate:,.0f} a second for {stall:g} s"),
+        ("sndhwm, rcvhwm", f"{made.mark:,} at each of {2 * hops} sockets"),
+        ("the chain holds", f"{made.held:,} messages, {made.held * size:,} bytes"),
+        ("of those", f"{made.kernel:,} in the system's buffers, which no mark bounds"),
+        ("memory of queues", f"{made.memory:,} bytes at most"),
+        ("survives", f"a stall of {made.survives:.2f} s"),
+        ("staleness", f"{made.staleness:.2f} s through the full chain"),
+    ):
+        table.add_row(f"[dim]{name}[/]", value)
+    console.print(table)
+    for warning in made.warnings:
+        console.print(f"[yellow]Warning:[/] {warning}", highlight=False)

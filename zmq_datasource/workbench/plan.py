@@ -1,0 +1,146 @@
+"""Which high-water marks survive a stall of the consumer, what that holds, and how stale it gets.
+
+What one hop (a sending and a receiving socket) holds was measured and follows from how libzmq counts: the
+sender's queue is told in steps of half its mark (``lwm``) that messages have left it, so::
+
+    held = sndhwm + lwm * floor((rcvhwm + kernel) / lwm)        lwm = (sndhwm + 1) // 2
+
+where ``kernel`` is how many messages are in the system's buffers and libzmq's own batches. That
+depends on the size, the buffers and the system, and is measured (``measure_kernel``).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from zmq_datasource.errors import WorkbenchError
+from zmq_datasource.workbench.experiment import Experiment, run
+
+__all__ = ["Plan", "held", "make_plan", "measure_kernel", "message_bytes"]
+
+# libzmq looks at its mailbox about that often, so a smaller queue refuses messages although it has room.
+_MAILBOX_SECONDS = 0.0012
+_PROBE = 10
+_PROBE_BYTES = 24 << 20
+
+
+def held(sndhwm: int, rcvhwm: int, kernel: int) -> int:
+    """How many messages a stalled hop takes before its sender is refused."""
+    lwm = (sndhwm + 1) // 2
+    return sndhwm + lwm * ((rcvhwm + kernel) // lwm)
+
+
+def message_bytes(size: int) -> int:
+    """What a queued message of ``size`` bytes takes in a process: libzmq keeps up to 33 bytes inside its own 64."""
+    return 64 if size <= 33 else 64 + 56 + size
+
+
+def _even(mark: float) -> int:
+    """The next even mark: of an odd one a quarter is not used, because two halves of it are more than it."""
+    return max(2, 2 * math.ceil(mark / 2))
+
+
+def measure_kernel(size: int, buffers: int) -> int:
+    """How many messages the system's buffers of one connection on this machine hold, libzmq's batches included.
+
+    Args:
+        size: Bytes of a message, at least 16.
+        buffers: SNDBUF and RCVBUF; 0 leaves them to the system.
+
+    Raises:
+        WorkbenchError: It could not be tried.
+    """
+    messages = min(200_000, max(1000, _PROBE_BYTES // size))
+    found = run(
+        Experiment(
+            mode="fill",
+            sndhwm=_PROBE,
+            rcvhwm=_PROBE,
+            messages=messages,
+            size=size,
+            stall=2.0,
+            linger=0,
+            buffers=buffers,
+        )
+    )
+    if not found.dropped:
+        raise WorkbenchError(
+            f"measuring the system's buffers: they took all of {messages} messages of {size} bytes; set --buffers"
+        )
+    return max(0, found.sent - 2 * _PROBE)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What to set, and what follows.
+
+    Attributes:
+        wanted: Messages to be held: rate times stall.
+        mark: The high-water mark for each socket of the chain.
+        held: Messages that the chain then holds.
+        kernel: Of those, in the system's buffers, which no mark bounds.
+        memory: Bytes of the processes' queues, at most.
+        survives: Seconds of stall that are survived without a drop.
+        staleness: Seconds that a message takes through the full chain, once it flows at ``rate`` again.
+        warnings: What the wish and this do not agree in.
+    """
+
+    wanted: int
+    mark: int
+    held: int
+    kernel: int
+    memory: int
+    survives: float
+    staleness: float
+    warnings: tuple[str, ...]
+
+
+def make_plan(
+    rate: float, size: int, stall: float, hops: int, kernel: int, memory: int | None = None
+) -> Plan:
+    """The smallest marks that survive ``stall``, within ``memory``.
+
+    Args:
+        rate: Messages a second at the peak.
+        size: Bytes of a message.
+        stall: Seconds for which the consumer takes nothing.
+        hops: Pairs of sockets one after another: 1 without a proxy, 2 with one.
+        kernel: As ``measure_kernel`` says, for each hop.
+        memory: Bytes that all queues may take; None is no bound.
+    """
+    wanted = math.ceil(rate * stall)
+    least = _even(rate * _MAILBOX_SECONDS)
+    # Without the system's buffers, which it sizes as it likes: each hop holds two marks.
+    mark = max(least, _even(wanted / (2 * hops)))
+    warnings = []
+    each = 2 * hops * message_bytes(size)
+    if memory is not None and mark * each > memory:
+        most = max(2, memory // each // 2 * 2)
+        fits = hops * held(most, most, kernel)
+        warnings.append(
+            f"a stall of {stall:g} s needs a mark of {mark:,} and {mark * each:,} bytes of queues; with {memory:,} it "
+            f"is {most:,}, and {fits / rate:.2f} s are survived. Give it more memory, send less, or keep messages in a "
+            "log"
+        )
+        mark = most
+    if mark < least:
+        warnings.append(
+            f"a mark of {mark:,} is refused by mistake at {rate:,.0f} messages a second; {least:,} is the least"
+        )
+    if hops * kernel > 2 * wanted:
+        warnings.append(
+            f"the system's buffers alone hold {hops * kernel:,} messages, more than are wanted: marks bound little, "
+            "and messages get older than they need. Set zmq.sndbuf and zmq.rcvbuf to small values at both ends"
+        )
+    total = hops * held(mark, mark, kernel)
+    return Plan(
+        wanted,
+        mark,
+        total,
+        hops * kernel,
+        mark * each,
+        total / rate,
+        total / rate,
+        tuple(warnings),
+    )
