@@ -37,7 +37,7 @@ def message_bytes(size: int) -> int:
 
 
 def _even(mark: float) -> int:
-    """The next even mark: of an odd one a quarter is not used, because two halves of it are more than it."""
+    """The next even mark: of an odd one, two steps of half the mark are more than the mark."""
     return max(2, 2 * math.ceil(mark / 2))
 
 
