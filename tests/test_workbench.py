@@ -132,9 +132,7 @@ def test_wrong_arguments_are_named(arguments: list[str], word: str) -> None:
 
 
 @pytest.mark.spark
-@pytest.mark.parametrize(
-    ("size", "marks"), [(100, [(300, 200)]), (1000, [(100, 100), (1000, 1000), (1000, 10)])]
-)
+@pytest.mark.parametrize(("size", "marks"), [(100, [(300, 200)]), (1000, [(100, 100), (1000, 10)])])
 def test_what_a_chain_holds_is_planned_within_a_tenth_of_what_is_measured(
     size: int, marks: list[tuple[int, int]]
 ) -> None:
@@ -167,10 +165,19 @@ def test_the_planned_mark_is_the_smallest_that_holds_the_stall() -> None:
     for rate, stall, hops, kernel in ((20_000, 2.0, 1, 0), (5000, 1.0, 2, 300), (1000, 60.0, 3, 40)):
         made = make_plan(rate, 200, stall, hops, kernel)
         assert made.held >= made.wanted == rate * stall
-        assert hops * held(made.mark - 2, made.mark - 2, 0) < made.wanted  # the system's buffers come on top
+        # Half a queue is let in late, and the system's buffers come on top.
+        assert 1.5 * hops * (made.mark - 2) < made.wanted <= 1.5 * hops * made.mark
         assert made.survives >= stall
         assert made.memory == 2 * hops * made.mark * message_bytes(200)
         assert made.warnings == ()
+
+
+@pytest.mark.spark
+def test_a_planned_mark_survives_the_stall_and_a_third_of_it_does_not() -> None:
+    plan = make_plan(rate=2000, size=1000, stall=0.5, hops=1, kernel=0)
+    pause = Experiment(messages=1500, size=1000, rate=2000, consume=0.0001, stall=0.5, buffers=4096)
+    assert run(pause._replace(sndhwm=plan.mark, rcvhwm=plan.mark)).dropped == 0
+    assert run(pause._replace(sndhwm=plan.mark // 3, rcvhwm=plan.mark // 3)).dropped > 0
 
 
 def test_a_plan_that_does_not_fit_says_what_does() -> None:

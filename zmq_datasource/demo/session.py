@@ -7,6 +7,7 @@ module (the wheel is built with a copy of that directory).
 from __future__ import annotations
 
 import json
+import logging.config
 import os
 import subprocess
 import sys
@@ -56,6 +57,8 @@ def spark_session(work: Path) -> Iterator[SparkSession]:
     """
     logging_conf = work / "logging.json"
     write_logging_conf(logging_conf, work / "zmq_datasource.log")
+    # What sinks tell this process is shown in the demo's own way.
+    logging.config.dictConfig(json.loads(logging_conf.read_text(encoding="utf-8")))
     os.environ.update(
         {
             "PYSPARK_PYTHON": sys.executable,

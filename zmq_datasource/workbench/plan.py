@@ -111,8 +111,9 @@ def make_plan(
     """
     wanted = math.ceil(rate * stall)
     least = _even(rate * _MAILBOX_SECONDS)
-    # Without the system's buffers, which it sizes as it likes: each hop holds two marks.
-    mark = max(least, _even(wanted / (2 * hops)))
+    # Without the system's buffers, which it sizes as it likes, each hop holds two marks. When the consumer goes on,
+    # the receiver lets more in only after half of its own queue was taken: that half is not counted on.
+    mark = max(least, _even(wanted / (1.5 * hops)))
     warnings = []
     each = 2 * hops * message_bytes(size)
     if memory is not None and mark * each > memory:
