@@ -113,7 +113,7 @@ class Job:
         if context is None:
             return cls(name or "nobody", 0, streaming=False)
         execution = "/".join(
-            context.getLocalProperty(name) or "" for name in ("spark.app.id", "spark.sql.execution.root.id")
+            context.getLocalProperty(key) or "" for key in ("spark.app.id", "spark.sql.execution.root.id")
         )
         query = context.getLocalProperty("sql.streaming.queryId")
         batch = int(context.getLocalProperty("streaming.sql.batchId") or 0)
