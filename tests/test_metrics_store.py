@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import threading
@@ -10,8 +11,11 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 from rich.console import Console
+from rich.table import Table
 
+from zmq_datasource.cli import main
 from zmq_datasource.counters import SinkCounters
 from zmq_datasource.errors import MetricsError, OptionError
 from zmq_datasource.locations import check_location
@@ -38,6 +42,12 @@ def entry(
         rows=rows, sent=rows - dropped, dropped=Counter(hwm=dropped) if dropped else Counter()
     )
     return Entry("query", execution, batch, sink, counters)
+
+
+def shown(table: Table, width: int) -> str:
+    console = Console(width=width, file=io.StringIO())
+    console.print(table)
+    return console.file.getvalue().replace("\N{NO-BREAK SPACE}", " ")  # type: ignore[attr-defined]
 
 
 def files(root: Path) -> list[Path]:
@@ -156,12 +166,10 @@ def test_a_location_that_refuses_is_named_without_its_secrets(tmp_path: Path) ->
 
 
 def test_nothing_is_left_of_a_write_that_failed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    import zmq_datasource.monitoring.store as module  # noqa: PLC0415
-
     def full(*_: object) -> bytes:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(module.msgspec.json, "encode", full)
+    monkeypatch.setattr(store_module.msgspec.json, "encode", full)
     with pytest.raises(MetricsError, match="No space left"):
         store(tmp_path).write_account(entry(0), NOW)
     assert files(tmp_path) == []
@@ -242,10 +250,7 @@ def test_the_table_shows_rates_between_reports_and_leaves_out_the_silent(tmp_pat
     view.render(store(tmp_path).newest(), datetime.fromtimestamp(NOW, UTC))
     store(tmp_path).write_account(entry(1, rows=100, dropped=40), NOW + 2)
 
-    console = Console(width=160, record=True, file=open(os.devnull, "w"))  # noqa: SIM115
-    with console.file:
-        console.print(view.render(store(tmp_path).newest(), datetime.fromtimestamp(NOW + 3, UTC)))
-    text = console.export_text()
+    text = shown(view.render(store(tmp_path).newest(), datetime.fromtimestamp(NOW + 3, UTC)), 160)
     source, sink = (
         next(line.split() for line in text.splitlines() if name in line) for name in ("SUB", "PUSH")
     )
@@ -253,10 +258,7 @@ def test_the_table_shows_rates_between_reports_and_leaves_out_the_silent(tmp_pat
     assert sink[2:9] == ["query", "1", "30", "20", "70", "40", "hwm"]
     assert "PUB old" not in text
     assert "1 sources and sinks have said nothing for 10 minutes." in text
-    narrow = Console(width=60, record=True, file=open(os.devnull, "w"))  # noqa: SIM115
-    with narrow.file:
-        narrow.print(View(width=60).render(store(tmp_path).newest(), datetime.fromtimestamp(NOW + 3, UTC)))
-    text = narrow.export_text().replace("\N{NO-BREAK SPACE}", " ")
+    text = shown(View(width=60).render(store(tmp_path).newest(), datetime.fromtimestamp(NOW + 3, UTC)), 60)
     for figure in (
         "SUB tcp://feed:1",
         "paused now: logFull",
@@ -272,9 +274,22 @@ def test_names_are_shown_as_they_are_whatever_is_in_them() -> None:
     total = {**sink_metrics(SinkCounters()), "batches": 1}
     record = {"kind": "sink", "timestamp": iso(NOW), "query": "q", "name": "etl[/prod]", "batch": 1}
     record |= {"sink": "PUSH tcp://[fe80::1]:5557", "sinkMetrics": total, "sinkTotal": total}
-    console = Console(width=160, record=True, file=open(os.devnull, "w"))  # noqa: SIM115
-    with console.file:
-        console.print(View().render([record]))
-    text = console.export_text()
+    text = shown(View().render([record]), 160)
     assert "PUSH tcp://[fe80::1]:5557" in text
     assert "etl[/prod]" in text
+
+
+def test_top_shows_a_location_once_and_names_what_is_wrong(tmp_path: Path) -> None:
+    store(tmp_path).write_account(entry(3, dropped=4)._replace(name="orders"), NOW)
+    result = CliRunner().invoke(main, ["top", "--metrics", str(tmp_path), "--since", "36500d", "--once"])
+    assert result.exit_code == 0, result.output
+    (line,) = (line.split() for line in result.stdout.splitlines() if "PUSH" in line)
+    assert line[:9] == ["PUSH", "tcp://a:1", "orders", "3", "–", "–", "6", "4", "hwm"]
+    for arguments, word in (
+        (["--metrics", str(tmp_path / "missing")], "there are none"),
+        (["--metrics", ""], "--metrics is empty"),
+        (["--metrics", str(tmp_path), "--interval", "5"], "a number and a unit"),
+    ):
+        result = CliRunner().invoke(main, ["top", *arguments])
+        assert result.exit_code != 0
+        assert word in result.stderr

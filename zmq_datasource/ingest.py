@@ -120,7 +120,7 @@ class Ingest:
             raise
         _log.info(
             "receiving from %s into log %s (%s), next id %d",
-            ",".join(map(str, (*self._options.connect, *self._options.bind))),
+            self._options.endpoints,
             self.storage.root,
             self.log.log_id,
             self.resumed_at,

@@ -53,7 +53,7 @@ class _Channel:
     """One socket of the feed, and who heals what is missing from it."""
 
     def __init__(self, options: ReadOptions, replayer: Replayer | None = None, counts: bool = True) -> None:
-        self.name = ",".join(map(str, (*options.connect, *options.bind)))
+        self.name = options.endpoints
         self.options = options
         self.replayer = replayer
         self.counts = counts

@@ -45,8 +45,7 @@ class SourceMonitor:
         self._options = options
         self._clock = clock
         self._lock = threading.Lock()  # Spark's calls and the reporting thread meet here
-        endpoints = ",".join(map(str, (*options.connect, *options.bind)))
-        self._name = f"{options.socket_type} {endpoints}"
+        self._name = f"{options.socket_type} {options.endpoints}"
         if source.reader is not None:  # several may read along
             self._name = f"log {source.storage.root} ({source.reader})"
         self._read_to: int | None = None

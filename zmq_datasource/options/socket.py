@@ -17,6 +17,11 @@ class SocketOptions(OptionSet, frozen=True, kw_only=True, rename="camel"):
     connect: Annotated[Endpoints, doc("Endpoints to connect to, comma-separated.")] = Endpoints()
     bind: Annotated[Endpoints, doc("Endpoints to bind, comma-separated.")] = Endpoints()
 
+    @property
+    def endpoints(self) -> str:
+        """All of them, for names and messages."""
+        return ",".join(map(str, (*self.connect, *self.bind)))
+
     def check(self) -> None:
         both = set(self.connect) & set(self.bind)
         if both:

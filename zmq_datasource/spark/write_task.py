@@ -278,7 +278,7 @@ def commit_batch(
 
 def describe_sink(options: WriteOptions) -> str:
     """A sink's name among a query's sinks: socket type and endpoints."""
-    return f"{options.socket_type} {','.join(map(str, (*options.connect, *options.bind)))}"
+    return f"{options.socket_type} {options.endpoints}"
 
 
 def abort_batch(options: WriteOptions, messages: Sequence[WriterCommitMessage | None]) -> None:

@@ -81,7 +81,7 @@ class Plan:
         held: Messages that the chain then holds.
         kernel: Of those, in the system's buffers, which no mark bounds.
         memory: Bytes of the processes' queues, at most.
-        survives: Seconds of stall that are survived without a drop.
+        survives: Seconds of stall that are survived without a drop; what the system's buffers add is not counted on.
         staleness: Seconds that a message takes through the full chain, once it flows at ``rate`` again.
         warnings: What the wish and this do not agree in.
     """
@@ -113,16 +113,16 @@ def make_plan(
     least = _even(rate * _MAILBOX_SECONDS)
     # Without the system's buffers, which it sizes as it likes, each hop holds two marks. When the consumer goes on,
     # the receiver lets more in only after half of its own queue was taken: that half is not counted on.
-    mark = max(least, _even(wanted / (1.5 * hops)))
+    relied_on = 1.5 * hops
+    mark = max(least, _even(wanted / relied_on))
     warnings = []
     each = 2 * hops * message_bytes(size)
     if memory is not None and mark * each > memory:
         most = max(2, memory // each // 2 * 2)
-        fits = hops * held(most, most, kernel)
         warnings.append(
             f"a stall of {stall:g} s needs a mark of {mark:,} and {mark * each:,} bytes of queues; with {memory:,} it "
-            f"is {most:,}, and {fits / rate:.2f} s are survived. Give it more memory, send less, or keep messages in a "
-            "log"
+            f"is {most:,}, and {relied_on * most / rate:.2f} s are survived. Give it more memory, send less, or "
+            "keep messages in a log"
         )
         mark = most
     if mark < least:
@@ -141,7 +141,7 @@ def make_plan(
         total,
         hops * kernel,
         mark * each,
-        total / rate,
+        relied_on * mark / rate,
         total / rate,
         tuple(warnings),
     )
