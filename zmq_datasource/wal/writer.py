@@ -22,10 +22,11 @@ import pyarrow as pa
 from zmq_datasource.errors import LogError, LogWriteError
 from zmq_datasource.messages import number_rows
 from zmq_datasource.wal.chunk import write_batches
+from zmq_datasource.wal.files import WriterLock
 from zmq_datasource.wal.index import ChunkIndex
 from zmq_datasource.wal.layout import Chunk, StateFile, chunk_name
 from zmq_datasource.wal.state import Carried, SavedState, chunk_metadata, read_saved_state, state_content
-from zmq_datasource.wal.storage import LogStorage, WriterLock
+from zmq_datasource.wal.storage import LogStorage
 
 __all__ = ["LogWriter"]
 
