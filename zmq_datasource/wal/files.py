@@ -1,4 +1,4 @@
-"""What the parts of the log's storage stand on: paths, locks, writes that appear whole, errors of the system as ours."""
+"""What the parts of the log's storage stand on: paths, locks, whole writes, errors of the system as ours."""
 
 from __future__ import annotations
 

@@ -74,6 +74,14 @@ class ChunkIndex:
             count += 1
         return self._chunks[:count]
 
+    def oldest(self, size: int) -> Sequence[Chunk]:
+        """The fewest front chunks with so many bytes; never the newest."""
+        count = 0
+        while count < len(self._chunks) - 1 and size > 0:
+            size -= self._chunks[count].size
+            count += 1
+        return self._chunks[:count]
+
     def remove_front(self, count: int) -> None:
         """Forget the first ``count`` chunks."""
         self.size -= sum(chunk.size for chunk in self._chunks[:count])

@@ -14,7 +14,7 @@ import stat
 import tempfile
 import uuid
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +29,9 @@ from zmq_datasource.wal.layout import (
     TEMPORARY_PREFIX,
     Chunk,
     StateFile,
+    growing_name,
     parse_chunk_name,
+    parse_growing_name,
     parse_state_name,
 )
 from zmq_datasource.wal.reader_files import ReaderFiles
@@ -174,10 +176,63 @@ class LogStorage(StagedFiles, ReaderFiles):
                 raise
             if sync:
                 sync_directory(directory)
-            found = final.stat()
-        ids = parse_chunk_name(name)
-        assert ids is not None, name
+            return self._describe(final)
+
+    def _describe(self, path: Path) -> Chunk:
+        ids, found = parse_chunk_name(path.name), path.stat()
+        assert ids is not None, path
         return Chunk(*ids, found.st_size, found.st_mtime)
+
+    # A chunk that grows: see wal.growing.
+
+    def growing_path(self, partition: int, first: int) -> Path:
+        """Where an open chunk is."""
+        return self._directory(partition) / growing_name(first)
+
+    def create_growing(self, partition: int, first: int) -> pa.NativeFile:
+        """A file for an open chunk."""
+        path = self.growing_path(partition, first)
+        with writing(f"creating {path}"):
+            file = pa.OSFile(str(path), "wb")
+            sync_directory(path.parent)
+            return file
+
+    @contextmanager
+    def writing_growing(self, partition: int, first: int) -> Iterator[None]:
+        """For what is written to such a file: the system's errors as ours."""
+        with writing(f"writing {self.growing_path(partition, first)}"):
+            yield
+
+    def sync_growing(self, partition: int, first: int) -> None:
+        """Force what was written so far to the disk."""
+        path = self.growing_path(partition, first)
+        with writing(f"writing {path}"):
+            sync_file(path)
+
+    def finish_growing(self, partition: int, first: int, name: str, sync: bool) -> Chunk:
+        """Give a chunk that is whole its name."""
+        path, final = self.growing_path(partition, first), self.chunk_path(partition, name)
+        with writing(f"writing chunk {final}"):
+            if sync:
+                sync_file(path)
+            os.rename(path, final)
+            if sync:
+                sync_directory(final.parent)
+            return self._describe(final)
+
+    def growing(self, partition: int) -> list[int]:
+        """The first ids of the open chunks there are: one at most, unless something went wrong."""
+        try:
+            with os.scandir(self._directory(partition)) as entries:
+                found = [parse_growing_name(entry.name) for entry in entries]
+        except FileNotFoundError:
+            return []
+        return sorted(first for first in found if first is not None)
+
+    def read_growing(self, partition: int, first: int) -> pa.Buffer:
+        """The content of an open chunk whose writer is gone."""
+        with pa.memory_map(str(self.growing_path(partition, first))) as file:
+            return file.read_buffer()
 
     def remove_chunk(self, partition: int, name: str) -> None:
         """Delete a chunk; one that is gone already is fine."""
