@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -28,8 +29,8 @@ class Carried:
     delta = full
 
 
-def writer(path: Path, carried: Carried | None = None, **options: int) -> LogWriter:
-    given = {"chunk_bytes": 1 << 20, "max_bytes": 1 << 30, **options}
+def writer(path: Path, carried: Carried | None = None, **options: Any) -> LogWriter:
+    given: dict[str, Any] = {"chunk_bytes": 1 << 20, "max_bytes": 1 << 30, **options}
     log = LogWriter(LogStorage(str(path)), 0, carried=carried, **given)
     log.open()
     return log
@@ -137,7 +138,7 @@ def test_another_process_reads_along(tmp_path: Path) -> None:
 
 def test_the_oldest_chunks_make_room_where_that_is_asked_for(tmp_path: Path) -> None:
     size = 20_000
-    log = writer(tmp_path, chunk_bytes=size, max_bytes=4 * size, discard_oldest=True)
+    log = writer(tmp_path, chunk_bytes=size, max_bytes=4 * size, make_room="any")
     for _ in range(20):
         append(log, b"x" * (size // 2))
         log.cut().result()

@@ -16,7 +16,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import pyarrow as pa
 
@@ -69,7 +69,8 @@ class LogWriter:
         max_bytes: Size of the log at which ``full`` becomes true.
         retention: Seconds that a committed chunk stays.
         sync: Whether a chunk is forced to the disk before it counts as durable.
-        discard_oldest: Whether the oldest chunks are deleted, needed or not, so that it never gets there.
+        make_room: Whether chunks are deleted before their time so that it never gets there: none, those
+            that are committed (``done``), or the oldest, needed or not (``any``).
         carried: Whose state the log keeps beside the rows; it is asked whenever a chunk is cut.
         clock: Seconds since the epoch; compared with the files' modification times.
     """
@@ -83,7 +84,7 @@ class LogWriter:
         max_bytes: int,
         retention: float = 0.0,
         sync: bool = True,
-        discard_oldest: bool = False,
+        make_room: Literal["none", "done", "any"] = "none",
         carried: Carried | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
@@ -93,7 +94,7 @@ class LogWriter:
         self._max_bytes = max_bytes
         self._retention = retention
         self._sync = sync
-        self._discard_oldest = discard_oldest
+        self._make_room = make_room
         self._carried = carried
         self._clock = clock
 
@@ -343,9 +344,13 @@ class LogWriter:
 
     def commit(self, end: int) -> None:
         """Spark will never again ask for an id below ``end``: delete what is past its retention too."""
+        self.set_committed(end)
+        self.remove_expired()
+
+    def set_committed(self, end: int) -> None:
+        """The same, and leave the deleting to the sealing thread."""
         with self._lock:
             self._committed = max(self._committed, end)
-        self.remove_expired()
 
     def remove_expired(self) -> None:
         """Delete committed chunks whose retention has passed.
@@ -356,9 +361,11 @@ class LogWriter:
         with self._removing:  # front first, so that a crash in between leaves no hole
             with self._lock:
                 chunks = self._index.removable(self._committed, self._clock() - self._retention)
-                if self._discard_oldest:
-                    over = self._index.size + self._chunk_bytes + self._unwritten_bytes - self._max_bytes
-                    chunks = max(chunks, self._index.oldest(over), key=len)
+                if self._make_room != "none":
+                    # Room for two chunks: the one that grows, and what comes meanwhile.
+                    over = self._index.size + 2 * self._chunk_bytes - self._max_bytes
+                    below = self._committed if self._make_room == "done" else self._index.end
+                    chunks = max(chunks, self._index.oldest(over, below), key=len)
                 self._index.remove_front(len(chunks))
                 self._doomed.extend(chunks)
                 self._doomed_bytes += sum(chunk.size for chunk in chunks)
@@ -427,7 +434,7 @@ class LogWriter:
                 self.grown = None
         if chunk is not None:
             _log.debug("sealed chunk %s, %d bytes", chunk.name, chunk.size)
-            if self._discard_oldest:
+            if self._make_room != "none":
                 self.remove_expired()
         if job.state is not None:  # nothing needs those before it any more
             try:
