@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import click
 
+from zmq_datasource.cli.completion import completion
 from zmq_datasource.cli.demo import demo
 from zmq_datasource.cli.hwm import hwm
 from zmq_datasource.cli.plan import plan
+from zmq_datasource.cli.proxy import proxy
 from zmq_datasource.cli.receive import receive
 from zmq_datasource.cli.top import top
 
@@ -19,5 +21,5 @@ def main() -> None:
     """ZeroMQ as a source and sink of Spark Structured Streaming."""
 
 
-for _command in (demo, receive, top, hwm, plan):
+for _command in (demo, receive, proxy, top, hwm, plan, completion):
     main.add_command(_command)

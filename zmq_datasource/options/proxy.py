@@ -21,6 +21,7 @@ __all__ = ["ProxyOptions", "ProxySocketOptions"]
 
 
 _NONE = Endpoints()
+_LEAST_LOG = 1 << 20
 
 
 class ProxySocketOptions(SocketOptions, frozen=True, kw_only=True, rename="camel"):
@@ -30,6 +31,7 @@ class ProxySocketOptions(SocketOptions, frozen=True, kw_only=True, rename="camel
     rcvhwm: int
     sndhwm: int
     linger: int
+    round_bytes: int
 
 
 class ProxyOptions(SocketOptions, frozen=True, kw_only=True, rename="camel"):
@@ -116,7 +118,7 @@ class ProxyOptions(SocketOptions, frozen=True, kw_only=True, rename="camel"):
     ] = WhenFull("discard")
     wal_chunk_bytes: Annotated[
         ByteSize,
-        doc("Size at which a chunk of the log is sealed; never more than an eighth of `walMaxBytes`."),
+        doc("Size at which a chunk of the log is sealed; never more than a sixteenth of `walMaxBytes`."),
     ] = ByteSize(32 << 20)
     wal_flush_interval: Annotated[
         Duration, doc("Age at which a chunk is sealed, for Spark to read. Subscribers do not wait for it.")
@@ -158,6 +160,11 @@ class ProxyOptions(SocketOptions, frozen=True, kw_only=True, rename="camel"):
             raise OptionError(
                 "plain publishes no ids, so nobody would know what to ask the replay endpoint for; remove one"
             )
+        if self.wal_max_bytes < _LEAST_LOG:
+            raise OptionError(
+                f"walMaxBytes={self.wal_max_bytes} is too small for a log that is deleted in chunks; set "
+                f"{ByteSize(_LEAST_LOG)} or more"
+            )
         if self.linger < 0:
             raise OptionError(f"linger={self.linger} would wait for ever for a subscriber; set a time")
         for name, value in (
@@ -168,6 +175,11 @@ class ProxyOptions(SocketOptions, frozen=True, kw_only=True, rename="camel"):
         ):
             if value <= 0:
                 raise OptionError(f"{name}=0s leaves no time at all; set 100ms or more")
+
+    @property
+    def chunk_bytes(self) -> int:
+        """At which size a chunk is sealed; a log of a few chunks could not be held within its bounds."""
+        return min(self.wal_chunk_bytes, max(self.wal_max_bytes // 16, 1))
 
     @property
     def send_mark(self) -> int:
@@ -183,5 +195,6 @@ class ProxyOptions(SocketOptions, frozen=True, kw_only=True, rename="camel"):
             rcvhwm=self.rcvhwm,
             sndhwm=self.send_mark,
             linger=self.linger,
+            round_bytes=min(self.chunk_bytes, 4 << 20),
             zmq=self.zmq,
         )

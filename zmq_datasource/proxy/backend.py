@@ -11,7 +11,9 @@ from __future__ import annotations
 import logging
 import time
 from collections import Counter, deque
+from collections.abc import Callable
 from contextlib import suppress
+from typing import Any
 
 import zmq
 
@@ -60,7 +62,7 @@ class Backend:
         self._hangs_up = options.slow_subscriber == "disconnect"
         self._opened = OpenSocket(options.socket("XPUB", bind=options.publish), self._prepare)
         self.socket = self._opened.socket
-        self._send = super(zmq.Socket, self.socket).send
+        self._send: Callable[..., object] = super(zmq.Socket, self.socket).send
         self._pending: deque[Numbered] = deque()
         self._at = 0  # how far the first of those has come
         self._blocked_since: float | None = None
@@ -124,20 +126,17 @@ class Backend:
         """How many messages from ``start`` on found room."""
         send, refresh, plain = self._send, self.socket.getsockopt, self._options.plain
         noblock, more, events = int(zmq.NOBLOCK), int(zmq.SNDMORE), zmq.EVENTS
-        first, messages = numbered.first, numbered.messages
+        first, (topics, values, others) = numbered
         at = start
         try:
-            for at in range(start, len(messages)):
+            for at in range(start, len(values)):
                 if not at % _REFRESH_EVERY:
                     refresh(events)
-                message = messages[at]
-                if isinstance(message, list):
-                    topic, *rest = message
-                elif plain:
-                    topic, rest = message, []
-                else:  # the value alone: a subscriber finds it where it finds all others
-                    topic, rest = b"", [message]
-                flags = noblock | more if rest else noblock
+                topic: Any = topics[at]
+                if topic is None:
+                    # Without a topic a subscriber finds the value where it finds all others.
+                    topic = values[at] if plain else b""
+                flags = noblock if plain and topics[at] is None else noblock | more
                 try:
                     send(topic, flags)
                 except zmq.Again:
@@ -145,10 +144,12 @@ class Backend:
                     send(topic, flags)
                 if not plain:
                     send((first + at).to_bytes(8, "big"), more)
-                if rest:
-                    for frame in rest[:-1]:
+                elif topics[at] is None:
+                    continue
+                if at in others:
+                    for frame in others[at][1:-1]:
                         send(frame, more)
-                    send(rest[-1])
+                send(values[at])
             at += 1
         except zmq.Again:
             pass  # there was no room for the first frame of this one

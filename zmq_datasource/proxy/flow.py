@@ -48,19 +48,15 @@ class Flow:
 
     Args:
         options: What was asked for.
-        wake: A file descriptor that becomes readable when ``on_wake`` has something to do.
-        on_wake: Called then.
 
     Attributes:
         hold: The id from which on somebody still needs the messages; None keeps everything.
     """
 
-    def __init__(
-        self, options: ProxyOptions, wake: int | None = None, on_wake: Callable[[], None] = lambda: None
-    ) -> None:
+    def __init__(self, options: ProxyOptions) -> None:
         self._options = options
-        self._wake = wake
-        self._on_wake = on_wake
+        self._wake: int | None = None
+        self._on_wake: Callable[[], None] = lambda: None
         self.counters = SourceCounters()
         self.hold: int | None = None
         self._paused = False
@@ -111,8 +107,6 @@ class Flow:
                 stack.enter_context(self._acceptor)
             self._poller = zmq.Poller()
             self._poller.register(self._written, zmq.POLLIN)
-            if self._wake is not None:
-                self._poller.register(self._wake, zmq.POLLIN)
             if self._backend is not None:
                 self._poller.register(self._backend.socket, zmq.POLLIN)
             self._listen(True)
@@ -145,6 +139,17 @@ class Flow:
     def _close_backend(self) -> None:
         if self._backend is not None and not self._backend.close():
             _log.warning("linger ran out with messages still queued for plain subscribers; the log has them")
+
+    def watch(self, descriptor: int, on_wake: Callable[[], None]) -> None:
+        """Call ``on_wake`` whenever this is readable."""
+        self._wake, self._on_wake = descriptor, on_wake
+        self._poller.register(descriptor, zmq.POLLIN)
+
+    def unwatch(self) -> None:
+        """Do not any more."""
+        if self._wake is not None:
+            self._poller.unregister(self._wake)
+            self._wake = None
 
     # One round.
 
@@ -204,7 +209,7 @@ class Flow:
 
     def _take(self, front: Front) -> int:
         messages = front.receive()
-        if messages:
+        if len(messages):
             self.journal.append(messages, now_us())
             self.counters.last_received = time.time()
         return len(messages)

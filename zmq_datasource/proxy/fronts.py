@@ -10,20 +10,29 @@ from typing import Any
 import zmq
 
 from zmq_datasource.counters import SourceCounters
-from zmq_datasource.framing import RawMessage
 from zmq_datasource.messages import MAX_MESSAGE_BYTES
 from zmq_datasource.options import ProxySocketOptions
+from zmq_datasource.proxy.rows import Frame, Messages
 from zmq_datasource.sockets import OpenSocket, more_frames
 
-__all__ = ["Front"]
+__all__ = ["Front", "now_us"]
 
 _log = logging.getLogger(__name__)
 
-# Bounds of one round, as in ``receiver``.
+# Most messages of one round, as in ``receiver``; its bytes are bounded by the options.
 ROUND_MESSAGES = 1024
-_ROUND_BYTES = 4 << 20
 # From here on a message is not copied on its way through: libzmq's own buffer is passed on.
 _LARGE_BYTES = 4096
+
+
+class _Copying:
+    """Whether frames are copied out of libzmq, which is faster for small ones; by the last round's size."""
+
+    copy = True
+
+    def learn(self, messages: int, size: int) -> None:
+        if messages:
+            self.copy = size < messages * _LARGE_BYTES
 
 
 class Front:
@@ -44,7 +53,7 @@ class Front:
         self.opened = OpenSocket(options, lambda sock: None)
         self.socket = self.opened.socket
         self._more = more_frames(self.socket)
-        self._large = False
+        self._first, self._rest = _Copying(), _Copying()
         # The C function below zmq.Socket's Python wrapper.
         self._recv: Callable[..., Any] = super(zmq.Socket, self.socket).recv
 
@@ -53,43 +62,54 @@ class Front:
         for request in requests:
             self.socket.send(request)
 
-    def receive(self) -> list[RawMessage]:
-        """What is there, up to the bounds of a round. Frames of large messages are ``zmq.Frame``."""
-        recv, noblock, copy = self._recv, int(zmq.NOBLOCK), not self._large
+    def receive(self) -> Messages:
+        """What is there, up to the bounds of a round."""
+        recv, noblock = self._recv, int(zmq.NOBLOCK)
+        copy_first, copy = self._first.copy, self._rest.copy
         ask_more, more = self._more
-        messages: list[RawMessage] = []
-        append, room = messages.append, _ROUND_BYTES
+        topics: list[bytes | None] = []
+        values: list[Frame] = []
+        others: dict[int, list[Frame]] = {}
+        room = limit = self._options.round_bytes
         try:
-            for _ in range(ROUND_MESSAGES):
-                frame = recv(noblock, copy)
+            while len(values) < ROUND_MESSAGES and room > 0:
+                first = recv(noblock, copy_first)
                 ask_more()
+                room -= len(first)
+                if not more.value:
+                    topics.append(None)
+                    values.append(first)
+                    continue
+                value = recv(noblock, copy)
+                ask_more()
+                room -= len(value)
                 if more.value:
-                    message = [frame]
+                    frames = others[len(values)] = [first, value]
                     while more.value:
-                        frame = recv(noblock, copy)
-                        message.append(frame)
+                        value = recv(noblock, copy)
+                        frames.append(value)
+                        room -= len(value)
                         ask_more()
-                    append(message)
-                    room -= sum(map(len, message))
-                else:
-                    append(frame)
-                    room -= len(frame)
-                if room <= 0:
-                    break
+                topics.append(first if copy_first else bytes(memoryview(first)))
+                values.append(value)
         except zmq.Again:
             pass
-        if messages:
-            self._large = (_ROUND_BYTES - room) // len(messages) >= _LARGE_BYTES
-            if room < _ROUND_BYTES - MAX_MESSAGE_BYTES:
+        messages = Messages(topics, values, others)
+        if values:
+            if room < limit - MAX_MESSAGE_BYTES:
                 self._discard_oversize(messages)
+            self._first.learn(topics.count(None), limit - room)
+            self._rest.learn(len(topics) - topics.count(None), limit - room)
         return messages
 
-    def _discard_oversize(self, messages: list[RawMessage]) -> None:
+    def _discard_oversize(self, messages: Messages) -> None:
         """Only the last one of a round can be so large, because it ends the round."""
-        message = messages[-1]
-        size = sum(map(len, message)) if isinstance(message, list) else len(message)
+        at = len(messages) - 1
+        size = sum(map(len, messages.frames(at)))
         if size > MAX_MESSAGE_BYTES:
-            messages.pop()
+            messages.topics.pop()
+            messages.values.pop()
+            messages.others.pop(at, None)
             self._counters.oversize += 1
             _log.error(
                 "%s: discarded a message of %d bytes: a row holds at most %d",

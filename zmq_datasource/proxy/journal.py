@@ -6,7 +6,7 @@ What is handed to the log here is kept as it came until it is written, so that p
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
 from typing import NamedTuple
 
@@ -14,9 +14,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from zmq_datasource.counters import SourceCounters
-from zmq_datasource.framing import RawMessage, decode_plain
 from zmq_datasource.options import ProxyOptions
-from zmq_datasource.proxy.rows import frames_of
+from zmq_datasource.proxy.rows import Messages, messages_of, rows_of
 from zmq_datasource.wal.growing import Grown
 from zmq_datasource.wal.state import Carried
 from zmq_datasource.wal.storage import LogStorage
@@ -35,7 +34,7 @@ class Numbered(NamedTuple):
     """Messages that are durable, with the ids from ``first`` on."""
 
     first: int
-    messages: Sequence[RawMessage]
+    messages: Messages
 
 
 class _Group(NamedTuple):
@@ -62,14 +61,14 @@ class Journal:
         self.log = LogWriter(
             self.storage,
             PARTITION,
-            chunk_bytes=min(options.wal_chunk_bytes, options.wal_max_bytes // 8),
+            chunk_bytes=options.chunk_bytes,
             max_bytes=options.wal_max_bytes,
             retention=options.wal_retention,
             sync=options.wal_sync,
             make_room="any" if options.when_full == "discard" else "done",
             carried=carried,
         )
-        self._chunk_bytes = min(options.wal_chunk_bytes, options.wal_max_bytes // 8)
+        self._chunk_bytes = options.chunk_bytes
         self._next = 0
         self._uncut: list[Numbered] = []
         self._groups: deque[_Group] = deque()
@@ -107,19 +106,19 @@ class Journal:
         """Whether more should not be received before some of it is written."""
         return self.busy and bool(self._uncut)
 
-    def append(self, messages: Sequence[RawMessage], timestamp: int) -> None:
+    def append(self, messages: Messages, timestamp: int) -> None:
         """Number messages that came at ``timestamp`` (microseconds since the epoch).
 
         Raises:
             LogError: The log can take nothing any more.
         """
-        batch = decode_plain(_as_bytes(messages), [(timestamp, len(messages))])
+        batch = rows_of(messages, timestamp)
         self._counters.received += len(messages)
         self._counters.bytes += pc.sum(pc.binary_length(batch.column("value"))).as_py()
         self.log.append_whole([batch])
         self._note(messages)
 
-    def _note(self, messages: Sequence[RawMessage]) -> None:
+    def _note(self, messages: Messages) -> None:
         self._uncut.append(Numbered(self._next, messages))
         self._next += len(messages)
 
@@ -130,7 +129,7 @@ class Journal:
         listed = [batch for batch in batches if batch.num_rows]
         self.log.append_whole(listed)
         for batch in listed:
-            self._note(frames_of(batch))
+            self._note(messages_of(batch))
 
     def cut(self, keep: bool = False) -> Future[int]:
         """Have what was appended written."""
@@ -181,11 +180,3 @@ class Journal:
 
     def close(self) -> None:
         self.log.close()
-
-
-def _as_bytes(messages: Sequence[RawMessage]) -> Sequence[RawMessage]:
-    """Frames that libzmq holds, as what Arrow reads."""
-    first = messages[0]
-    if isinstance(first, bytes) or (isinstance(first, list) and isinstance(first[0], bytes)):
-        return messages
-    return [[m[0].bytes, *(f.buffer for f in m[1:])] if isinstance(m, list) else m.buffer for m in messages]

@@ -58,10 +58,13 @@ class PartitionFiles:
         return self.root / str(partition)
 
     def _replace(self, path: Path, content: object) -> None:
+        self._replace_bytes(path, json.dumps(content).encode())
+
+    def _replace_bytes(self, path: Path, content: bytes) -> None:
         temporary = path.with_name(f"{TEMPORARY_PREFIX}{path.name}")
         with writing(f"writing {path}"):
             path.parent.mkdir(mode=0o700, exist_ok=True)
-            write_synced(temporary, json.dumps(content).encode())
+            write_synced(temporary, content)
             os.rename(temporary, path)
             sync_directory(path.parent)
 

@@ -12,6 +12,7 @@ __all__ = [
     "READERS_NAME",
     "STAGING_NAME",
     "START_NAME",
+    "SUBSCRIPTIONS_NAME",
     "TEMPORARY_PREFIX",
     "Chunk",
     "StateFile",
@@ -28,6 +29,7 @@ LOCK_NAME = "writer.lock"
 START_NAME = "start.json"
 STAGING_NAME = "staging"
 READERS_NAME = "readers"
+SUBSCRIPTIONS_NAME = "subscriptions.json"
 TEMPORARY_PREFIX = "."
 
 # A chunk that is being written group by group; see wal.growing.

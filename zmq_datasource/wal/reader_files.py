@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from pathlib import Path
 
 from zmq_datasource.errors import LogFormatError
 from zmq_datasource.wal.files import PartitionFiles, WriterLock, writing
-from zmq_datasource.wal.layout import READERS_NAME, START_NAME, TEMPORARY_PREFIX
+from zmq_datasource.wal.layout import READERS_NAME, START_NAME, SUBSCRIPTIONS_NAME, TEMPORARY_PREFIX
 
 __all__ = ["ReaderFiles"]
 
@@ -85,3 +86,18 @@ class ReaderFiles(PartitionFiles):
             f"reading along log {self.root} as {reader!r}",
             "give each such query a reader of its own",
         )
+
+    def read_subscriptions(self, partition: int) -> bytes | None:
+        """What ``write_subscriptions`` wrote; None if nothing ever was."""
+        path = self.subscriptions_path(partition)
+        with suppress(FileNotFoundError):
+            return path.read_bytes()
+        return None
+
+    def write_subscriptions(self, partition: int, content: bytes) -> None:
+        """Remember, durably, a proxy's durable subscribers and their positions."""
+        self._replace_bytes(self.subscriptions_path(partition), content)
+
+    def subscriptions_path(self, partition: int) -> Path:
+        """Where they are, for messages."""
+        return self._directory(partition) / SUBSCRIPTIONS_NAME

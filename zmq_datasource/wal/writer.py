@@ -362,8 +362,8 @@ class LogWriter:
             with self._lock:
                 chunks = self._index.removable(self._committed, self._clock() - self._retention)
                 if self._make_room != "none":
-                    # Room for two chunks: the one that grows, and what comes meanwhile.
-                    over = self._index.size + 2 * self._chunk_bytes - self._max_bytes
+                    # Room for the chunk that grows, and for what comes meanwhile.
+                    over = self._index.size + 5 * self._chunk_bytes - self._max_bytes
                     below = self._committed if self._make_room == "done" else self._index.end
                     chunks = max(chunks, self._index.oldest(over, below), key=len)
                 self._index.remove_front(len(chunks))
