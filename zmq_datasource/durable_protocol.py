@@ -45,6 +45,7 @@ class Subscribe(NamedTuple):
 
     Attributes:
         name: Of the subscription, 1 to 200 bytes of UTF-8.
+        session: Any number; ``READY`` says it again, so that the client knows what comes from when.
         start: Where a new one begins: ``earliest``, ``latest``, or an id.
         resume: The id after the last message that this client has received; None if it has none.
         credit: How many messages may be sent without further credit.
@@ -52,6 +53,7 @@ class Subscribe(NamedTuple):
     """
 
     name: str
+    session: int
     start: bytes
     resume: int | None
     credit: int
@@ -81,6 +83,7 @@ class Forget(NamedTuple):
 class Ready(NamedTuple):
     """Proxy: from this id on it will come; ``end`` is the log's; ``new`` if the name was not known."""
 
+    session: int
     next: int
     end: int
     new: bool
@@ -130,13 +133,16 @@ FromProxy: TypeAlias = Ready | Message | Acked | Heartbeat | Lost | Forgotten | 
 def write(message: FromClient | FromProxy) -> list[Any]:
     """The frames of a message."""
     match message:
-        case Subscribe(name, start, resume, credit, topics):
+        case Subscribe(name, session, start, resume, credit, topics):
             resumed = b"" if resume is None else _number(resume)
-            return [b"SUBSCRIBE", VERSION, name.encode(), start, resumed, _number(credit), *topics]
+            return [
+                *(b"SUBSCRIBE", VERSION, name.encode(), _number(session), start, resumed, _number(credit)),
+                *topics,
+            ]
         case Message(id, frames):
             return [b"MESSAGE", _number(id), *frames]
-        case Ready(first, end, new):
-            return [b"READY", _number(first), _number(end), b"new" if new else b"known"]
+        case Ready(session, first, end, new):
+            return [b"READY", _number(session), _number(first), _number(end), b"new" if new else b"known"]
         case Refused(code, reason):
             return [b"REFUSED", code.encode(), reason.encode()]
         case _:
@@ -174,11 +180,12 @@ def read_from_client(frames: Sequence[bytes]) -> FromClient:
 def _read_subscribe(frames: Sequence[bytes]) -> Subscribe:
     if len(frames) < 2 or frames[1] != VERSION:
         raise ProtocolError(f"version {frames[1:2]} of the protocol; this proxy speaks {VERSION!r}")
-    if len(frames) < 6:
+    if len(frames) < 7:
         raise ProtocolError(
-            f"SUBSCRIBE with {len(frames)} frames; it has a version, a name, a start, a resume, a credit, and topics"
+            f"SUBSCRIBE with {len(frames)} frames; it has a version, a name, a session, a start, a resume, a "
+            "credit, and topics"
         )
-    _, _, name, start, resume, credit, *topics = frames
+    _, _, name, session, start, resume, credit, *topics = frames
     try:
         text = name.decode()
     except UnicodeDecodeError as e:
@@ -190,7 +197,12 @@ def _read_subscribe(frames: Sequence[bytes]) -> Subscribe:
     if len(topics) > _MOST_TOPICS:
         raise ProtocolError(f"{len(topics)} topics; {_MOST_TOPICS} are the most")
     return Subscribe(
-        text, bytes(start), _id(resume, "resume") if resume else None, _id(credit, "credit"), tuple(topics)
+        text,
+        _id(session, "session"),
+        bytes(start),
+        _id(resume, "resume") if resume else None,
+        _id(credit, "credit"),
+        tuple(topics),
     )
 
 
@@ -203,8 +215,8 @@ def read_from_proxy(frames: Sequence[bytes]) -> FromProxy:
     match frames:
         case [b"MESSAGE", id, _, *_]:
             return Message(_id(id, "id"), tuple(frames[2:]))
-        case [b"READY", first, end, new]:
-            return Ready(_id(first, "next"), _id(end, "end"), new == b"new")
+        case [b"READY", session, first, end, new]:
+            return Ready(_id(session, "session"), _id(first, "next"), _id(end, "end"), new == b"new")
         case [b"REFUSED", code, reason]:
             return Refused(code.decode(errors="replace"), reason.decode(errors="replace"))
         case [word, *_] if word in _NUMBERS and word not in _OF_CLIENT:

@@ -126,6 +126,8 @@ class DurableSubscriber:
         self._unsent_acks = 0
         self._owed = 0
         self._ready = self._ready_once = False
+        self._session = 0
+        self._handed: int | None = None  # the last one given to the caller
         self._heard = self._asked = 0.0
         self._last_word = self._listening = 0.0
         self._connections = 0
@@ -162,6 +164,8 @@ class DurableSubscriber:
     ) -> None:
         """Acknowledge what was handled, wait until the proxy has it, and leave. The subscription stays.
 
+        What an error has kept from being handled comes again.
+
         Raises:
             NoPeerError: The proxy is away, so the last acknowledgements are not known to be kept.
         """
@@ -170,8 +174,12 @@ class DurableSubscriber:
         try:
             if kind is None:
                 self._acknowledge_given()
-                if self._acknowledged is not None and self._confirmed <= self._acknowledged:
+            if self._acknowledged is not None and self._confirmed <= self._acknowledged:
+                try:
                     self.ack(self._acknowledged, wait=True)
+                except (NoPeerError, SubscriptionError):
+                    if kind is None:
+                        raise  # else there is an error already, which says more
             self._send(Close())
         finally:
             self._close_socket(1000)
@@ -221,7 +229,7 @@ class DurableSubscriber:
             NoPeerError: With ``wait``: the proxy is away for ``timeout``.
         """
         done = message if isinstance(message, int) else message.id
-        if self._received is None or done >= self._received:
+        if self._handed is None or done > self._handed:
             raise OptionError(f"ack of id {done}, which has not come yet")
         self._acknowledged = max(done, self._acknowledged or 0)
         self._unsent_acks += 1
@@ -275,6 +283,7 @@ class DurableSubscriber:
         if self._owed >= max(1, self._credit // 2):
             self._send(Credit(self._owed))
             self._owed = 0
+        self._handed = message.id
         return DurableMessage(message.id, message.frames[0], message.frames[-1], message.frames)
 
     # The wire.
@@ -296,9 +305,10 @@ class DurableSubscriber:
             self._held = []
         self._owed = 0
         self._ready = False
+        self._session += 1
         self._heard = self._asked = time.monotonic()
         self._send(
-            Subscribe(self._name, self._start, self._received, self._credit, self._topics),
+            Subscribe(self._name, self._session, self._start, self._received, self._credit, self._topics),
         )
         if self._acknowledged is not None and self._confirmed <= self._acknowledged:
             self._send_acks()
@@ -336,11 +346,10 @@ class DurableSubscriber:
         self._heard = self._last_word = time.monotonic()
         message = read_from_proxy(frames)
         match message:
-            case Ready(first, _, new):
-                if not self._ready:
-                    _log.info(
-                        "subscribed as %r at %s, from id %d on", self._name, self._options.connect, first
-                    )
+            case Ready(session, first, _, new):
+                if session != self._session:
+                    return None  # it has been asked again since
+                _log.info("subscribed as %r at %s, from id %d on", self._name, self._options.connect, first)
                 self._ready = self._ready_once = True
                 self.new = self.new or new
                 if self._received is None:
@@ -358,8 +367,8 @@ class DurableSubscriber:
                     return None
                 raise SubscriptionError(f"subscribing as {self._name!r} at {self._options.connect}: {reason}")
             case Message(position, _):
-                if not self._ready or (self._received is not None and position < self._received):
-                    return None  # of a connection before
+                if not self._ready:
+                    return None  # of a session before: it comes again
                 self._received = position + 1
         return message
 

@@ -185,7 +185,7 @@ class DurableServer:
         session.last_sent = begin - 1
         self._sessions[wanted.name] = session
         self._names[peer] = wanted.name
-        self._send(peer, Ready(begin, self._view.end, new))
+        self._send(peer, Ready(wanted.session, begin, self._view.end, new))
         _log.info(
             "durable subscriber %r is there, from id %d on%s", wanted.name, begin, " (new)" if new else ""
         )

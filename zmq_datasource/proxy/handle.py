@@ -63,7 +63,7 @@ class Proxy:
             ZmqDataSourceError: What prevents it.
         """
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "zmq_datasource.proxy.process"],
+            [sys.executable, "-c", "from zmq_datasource.proxy.process import main; main()"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             start_new_session=True,

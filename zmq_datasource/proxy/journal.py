@@ -87,9 +87,10 @@ class Journal:
         return self._next
 
     @property
-    def grown(self) -> Grown | None:
-        """How far the open chunk has come, for the process that reads it."""
-        return self.log.grown
+    def progress(self) -> tuple[int, Grown | None]:
+        """For the process that reads the files: the id after the last sealed one, and the open chunk."""
+        grown = self.log.grown  # before the other: a chunk that is sealed in between is told as both
+        return self.log.durable_end, grown
 
     @property
     def full(self) -> bool:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 import signal
 import subprocess
 import sys
@@ -33,7 +32,7 @@ _START_SECONDS = 60.0
 _END_SECONDS = 30.0
 _STATUS_SECONDS = 0.5
 _LINE_SECONDS = 10.0
-_LEAST_LIFE_SECONDS = 5.0
+_LEAST_LIFE_SECONDS = 2.0
 
 
 class _ServerProcess:
@@ -41,7 +40,7 @@ class _ServerProcess:
 
     def __init__(self, given: Mapping[str, str]) -> None:
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "zmq_datasource.proxy.server"],
+            [sys.executable, "-c", "from zmq_datasource.proxy.server import main; main()"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             start_new_session=True,  # a Ctrl-C is ours to pass on, when the last position is kept
@@ -50,19 +49,23 @@ class _ServerProcess:
         assert self._process.stdout is not None
         self._lines = Lines(self._process.stdout.fileno())
         self.status: dict[str, Any] = {}
-        try:
+        with suppress(BrokenPipeError):  # ``listen`` finds out
             self._process.stdin.write(json.dumps(dict(given)).encode() + b"\n")
             self._process.stdin.flush()
-            said = json.loads(self._lines.wait(_START_SECONDS))
-            if "error" in said:
-                raise error_of(said["error"])
-        except (OSError, EOFError, TimeoutError) as e:
-            self.end()
-            raise SocketError(f"starting the proxy's server process: {e}; its own lines say more") from e
-        except BaseException:
-            self.end()
-            raise
         self._newest = Newest(self._process.stdin.fileno())
+
+    def wait_until_ready(self) -> None:
+        """Until its endpoints are bound.
+
+        Raises:
+            ZmqDataSourceError: What prevents it.
+        """
+        try:
+            said = json.loads(self._lines.wait(_START_SECONDS))
+        except (OSError, EOFError, TimeoutError) as e:
+            raise SocketError(f"starting the proxy's server process: {e}; its own lines say more") from e
+        if "error" in said:
+            raise error_of(said["error"])
 
     @property
     def descriptor(self) -> int:
@@ -82,13 +85,14 @@ class _ServerProcess:
             said = json.loads(line)
             if "error" in said:
                 raise error_of(said["error"])
-            self.status = said
+            if "ready" not in said:
+                self.status = said
         return not self._lines.ended
 
-    def tell(self, grown: Any) -> None:
+    def tell(self, progress: Any) -> None:
         """How far the open chunk has come."""
         with suppress(BrokenPipeError):  # ``listen`` finds out
-            self._newest.tell(grown)
+            self._newest.tell(progress)
 
     def end(self) -> None:
         """End it, and wait for that."""
@@ -133,6 +137,7 @@ def run(
         flow = stack.enter_context(Flow(options))
         companion = _Companion(given, flow)
         stack.callback(companion.end)
+        companion.wait_until_ready()
         ready()
         next_report = 0.0
         while not stop():
@@ -160,6 +165,14 @@ class _Companion:
         self._gone = False
         self._flow.watch(self._server.descriptor, self._listen)
 
+    def wait_until_ready(self) -> None:
+        """Until it is; only at the beginning, when nobody else waits.
+
+        Raises:
+            ZmqDataSourceError: What prevents it.
+        """
+        self._server.wait_until_ready()
+
     def _listen(self) -> None:
         self._gone = not self._server.listen()
 
@@ -176,7 +189,7 @@ class _Companion:
                 raise SocketError("the proxy's server process ends again and again; its own lines say why")
             _log.error("the proxy's server process has ended; it is started again")
             self._start()
-        self._server.tell(self._flow.journal.grown)
+        self._server.tell(self._flow.journal.progress)
         self._flow.hold = self._server.status.get("hold")
 
     @property
@@ -249,8 +262,3 @@ def _stop_at_end(lines: Lines, stopped: threading.Event) -> None:
         lines.wait()
     except EOFError:
         stopped.set()
-
-
-if __name__ == "__main__":
-    main()
-    os._exit(0)

@@ -8,9 +8,9 @@ is ready, or what prevents it, and from then on how far its subscribers are.
 from __future__ import annotations
 
 import json
-import os
 import sys
 import time
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from typing import Any
 
@@ -29,13 +29,13 @@ from zmq_datasource.proxy.view import LogView
 from zmq_datasource.wal.growing import Grown
 from zmq_datasource.wal.storage import LogStorage
 
-__all__ = ["Server", "main"]
+__all__ = ["Server", "main", "serve"]
 
 _WAIT_MS, _STUCK_WAIT_MS = 100, 2
 _STATUS_SECONDS = 0.25
 _LISTING_SECONDS = 1.0
 # The server of a proxy that was killed notices that a moment later, and frees its ports then.
-_BIND_SECONDS = 10.0
+_BIND_SECONDS = 5.0
 
 
 class Server:
@@ -90,9 +90,10 @@ class Server:
         """Wait for this too."""
         self._poller.register(descriptor, zmq.POLLIN)
 
-    def follow(self, grown: Grown | None) -> None:
-        """The log has grown."""
-        self._view.follow(grown)
+    def follow(self, progress: Sequence[Any]) -> None:
+        """The log has grown: see ``Journal.progress``."""
+        sealed, grown = progress
+        self._view.follow(sealed, None if grown is None else Grown(*grown))
 
     def wait(self) -> None:
         """Until there is something to do."""
@@ -162,7 +163,7 @@ def main() -> None:
             server = _enter(options)
             stack.push(server)
             say({"ready": True})
-            _serve(server, lines)
+            serve(server, lines, say)
     except ZmqDataSourceError as e:
         say({"error": [type(e).__name__, str(e)]})
         sys.exit(1)
@@ -179,7 +180,15 @@ def _enter(options: ProxyOptions) -> Server:
             time.sleep(0.05)
 
 
-def _serve(server: Server, lines: Lines) -> None:
+def serve(server: Server, lines: Lines, report: Callable[[dict[str, Any]], None]) -> None:
+    """Serve until the lines, which say how far the log has come, end.
+
+    Args:
+        report: Told four times a second who is how far.
+
+    Raises:
+        LogError: Positions cannot be written, or the log cannot be read at all.
+    """
     server.register(lines.descriptor)
     next_status = 0.0
     while True:
@@ -190,15 +199,9 @@ def _serve(server: Server, lines: Lines) -> None:
         if lines.ended:
             return
         if newest is not None:
-            grown = json.loads(newest)
-            server.follow(None if grown is None else Grown(*grown))
+            server.follow(json.loads(newest))
         server.step()
         now = time.monotonic()
         if now >= next_status:
             next_status = now + _STATUS_SECONDS
-            say(server.status())
-
-
-if __name__ == "__main__":
-    main()
-    os._exit(0)
+            report(server.status())

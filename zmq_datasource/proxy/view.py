@@ -34,17 +34,17 @@ class LogView:
         """List the chunks."""
         self._index = read_index(self._storage, self._partition)
 
-    def follow(self, grown: Grown | None) -> None:
-        """The writer says how far its open chunk has come; None: it has none.
+    def follow(self, sealed: int, grown: Grown | None) -> None:
+        """The writer says how far its chunks are sealed, and how far the open one has come, if there is one.
 
         Raises:
             LogError: The files are not what a writer writes.
         """
         tail = self._tail
-        if grown is None or tail is None or tail.first != grown.first:
+        if sealed > self._index.end:
             self.refresh()
-            if tail is not None:
-                tail.close()
+        if tail is not None and (grown is None or tail.first != grown.first):
+            tail.close()
             self._tail = tail = None
         if grown is not None:
             if tail is None:
