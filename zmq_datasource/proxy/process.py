@@ -163,6 +163,7 @@ class _Companion:
         self._server = _ServerProcess(self._given)
         self._started = time.monotonic()
         self._gone = False
+        self._again_at: float | None = None
         self._flow.watch(self._server.descriptor, self._listen)
 
     def wait_until_ready(self) -> None:
@@ -180,14 +181,17 @@ class _Companion:
         """Tell it how far the log has come.
 
         Raises:
-            ZmqDataSourceError: It has ended, and cannot go on.
+            ZmqDataSourceError: Why it cannot go on.
         """
         if self._gone:
+            self._gone = False
             self._flow.unwatch()
             self._server.end()
-            if time.monotonic() - self._started < _LEAST_LIFE_SECONDS:
-                raise SocketError("the proxy's server process ends again and again; its own lines say why")
+            self._again_at = self._started + _LEAST_LIFE_SECONDS
             _log.error("the proxy's server process has ended; it is started again")
+        if self._again_at is not None:
+            if time.monotonic() < self._again_at:
+                return
             self._start()
         self._server.tell(self._flow.journal.progress)
         self._flow.hold = self._server.status.get("hold")
@@ -197,7 +201,8 @@ class _Companion:
         return self._server.status
 
     def end(self) -> None:
-        self._server.end()
+        if self._again_at is None:
+            self._server.end()
 
 
 def run_until_stopped(given: Mapping[str, str]) -> None:
