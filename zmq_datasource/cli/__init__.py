@@ -5,6 +5,7 @@ from __future__ import annotations
 import click
 
 from zmq_datasource.cli.demo import demo
+from zmq_datasource.cli.doctor import doctor
 from zmq_datasource.cli.hwm import hwm
 from zmq_datasource.cli.plan import plan
 from zmq_datasource.cli.receive import receive
@@ -19,5 +20,5 @@ def main() -> None:
     """ZeroMQ as a source and sink of Spark Structured Streaming."""
 
 
-for _command in (demo, receive, top, hwm, plan):
+for _command in (demo, receive, top, doctor, hwm, plan):
     main.add_command(_command)
