@@ -11,6 +11,27 @@ from zmq_datasource.cli.types import DURATION, SIZE
 __all__ = ["doctor"]
 
 
+class _UnreachableError(click.ClickException):
+    exit_code = 3
+
+
+def _given(fixed: dict[str, str | None], options: tuple[str, ...]) -> dict[str, str]:
+    """The source's options as text, from those with a name of their own here and the others."""
+    if (fixed["connect"] is None) == (fixed["bind"] is None):
+        raise click.UsageError("name the endpoint with either --connect or --bind")
+    given = {name: value for name, value in fixed.items() if value is not None}
+    taken = {name.lower() for name in fixed}
+    for option in options:
+        name, separator, value = option.partition("=")
+        if not separator:
+            # It may be a secret: it is not shown.
+            raise click.UsageError("an --option without '=': write NAME=VALUE")
+        if name.lower() in taken:
+            raise click.UsageError(f"--option {name}=...: it is set by an option of its own; see --help")
+        given[name] = value
+    return given
+
+
 @click.command()
 @click.option("--connect", metavar="URL,...", help="Where to receive from.")
 @click.option("--bind", metavar="URL,...", help="Where to receive: for senders that connect.")
@@ -118,21 +139,11 @@ def doctor(
       zmq-datasource doctor --connect tcp://jobs:5557 --socket-type PULL --take-messages
       zmq-datasource doctor --connect tcp://vllm-0:5557 --wal-location /data/wal/kv-events --json
     """
-    if (connect is None) == (bind is None):
-        raise click.UsageError("name the endpoint with either --connect or --bind")
-    given = {"socketType": socket_type, "rcvhwm": str(rcvhwm)}
-    named = {"connect": connect, "bind": bind, "topics": topics}
-    given |= {name: value for name, value in named.items() if value is not None}
+    fixed = {"connect": connect, "bind": bind, "topics": topics}
+    fixed |= {"socketType": socket_type, "rcvhwm": str(rcvhwm)}
     if max_message_size is not None:
-        given["zmq.maxmsgsize"] = str(max_message_size)
-    for option in options:
-        name, separator, value = option.partition("=")
-        if not separator:
-            # The value may be a secret: it is not shown.
-            raise click.UsageError("--option without '=': write NAME=VALUE")
-        if name.lower() in {known.lower() for known in given}:
-            raise click.UsageError(f"--option {name}=...: it is set by an option of its own")
-        given[name] = value
+        fixed["zmq.maxmsgsize"] = str(max_message_size)
+    given = _given(fixed, options)
     if socket_type == "PULL" and not take_messages:
         raise click.UsageError(
             "--socket-type PULL takes messages away from the real consumers; add --take-messages if that is all right"
@@ -172,9 +183,7 @@ def doctor(
     except (OptionError, LogError) as e:
         raise click.UsageError(str(e)) from e
     except ZmqDataSourceError as e:
-        error = click.ClickException(str(e))
-        error.exit_code = 3
-        raise error from e
+        raise _UnreachableError(str(e)) from e
     except KeyboardInterrupt:
         click.echo("Stopped.", err=True)
         raise click.exceptions.Exit(130) from None

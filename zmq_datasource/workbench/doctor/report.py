@@ -166,9 +166,9 @@ def _stall_words(stalled: Stalled) -> str:
         words += f", {stalled.held:,} were held"
     marks = stalled.marks
     if marks is not None:
-        words += f"; the sender's mark is {marks.low:,} to {marks.high:,}" + (
-            "" if marks.measured else ", if its buffers are at most 4 MiB"
-        )
+        words += f"; a mark of {marks.low:,} to {marks.high:,} at the sender explains it"
+        words += "" if marks.measured else ", if its buffers are at most 4 MiB"
+        words += "; the expected one does" if marks.expected_fits else ""
     return words
 
 

@@ -63,8 +63,8 @@ def _frame_too_large(one: Examined, expected: Expected, make: _Make) -> Finding:
         "Frames are larger than the receiver lets in: each costs the connection.",
         f"{one.handshake.disconnects:,} disconnections; without the limit of "
         f"{expected.max_message_size or 0:,} bytes a frame of {one.limit_hit or 0:,} came",
-        "zmq.maxmsgsize bounds a frame. Over it libzmq hangs up, and all that was sent behind the frame is lost, without "
-        "an error at the sender.",
+        "zmq.maxmsgsize bounds a frame. Over it libzmq hangs up, and all that was sent behind the frame is lost, "
+        "without an error at the sender.",
         f"Set zmq.maxmsgsize to {one.limit_hit or 0:,} or more, or have large payloads sent in parts.",
     )
 
@@ -124,11 +124,11 @@ def _of_numbers(one: Examined, traffic: Traffic, numbers: Numbers, make: _Make) 
         yield make(
             "slow_joiner",
             "The sender began to send before this subscriber had joined.",
-            f"{numbers.missed_first:,} messages were sent before the first that came, though the doctor was waiting when "
-            "the sender appeared",
+            f"{numbers.missed_first:,} messages were sent before the first that came, though the doctor was waiting "
+            "when the sender appeared",
             "Connecting and subscribing take some milliseconds; a PUB drops what it sends meanwhile. No mark helps.",
-            "Let the publisher wait for the subscription (XPUB), keep history with a replay socket (replayEndpoint), or "
-            "send through PUSH. Sleeping before the first send is a guess.",
+            "Let the publisher wait for the subscription (XPUB), keep history with a replay socket (replayEndpoint), "
+            "or send through PUSH. Sleeping before the first send is a guess.",
         )
     if numbers.lost:
         yield _lost(one, traffic, numbers, make)
@@ -161,10 +161,10 @@ def _lost(one: Examined, traffic: Traffic, numbers: Numbers, make: _Make) -> Fin
             "proxy_drops",
             "The proxy drops: what is missing here came to a subscriber of the publisher.",
             f"{one.lost_behind:,} of the missing messages came from upstream; {evidence}",
-            "A proxy is two pairs of sockets with four marks. Its own SNDHWM towards us is full, or too small for a burst, "
-            "while the publisher's never fills: the proxy goes on taking.",
-            "Raise SNDHWM of the proxy's backend (before its bind), and use XPUB_NODROP there, so that it waits and the "
-            "publisher's own mark decides.",
+            "A proxy is two pairs of sockets with four marks. Its own SNDHWM towards us is full, or too small for a "
+            "burst, while the publisher's never fills: the proxy goes on taking.",
+            "Raise SNDHWM of the proxy's backend (before its bind), and use XPUB_NODROP there, so that it waits and "
+            "the publisher's own mark decides.",
         )
     least = max(2, round(traffic.peak * _MAILBOX_SECONDS))
     above = (
@@ -179,8 +179,8 @@ def _lost(one: Examined, traffic: Traffic, numbers: Numbers, make: _Make) -> Fin
         "The publisher dropped them at its own SNDHWM, with nobody told: bursts larger than the mark"
         f" (libzmq looks for room every 1.2 ms, so at this peak below {least:,} it drops by mistake), or its NOBLOCK "
         f"sends were refused. Or a proxy in between did.{above}",
-        "Raise the publisher's SNDHWM, before its bind; behind a proxy give the publisher's endpoint to --upstream, which "
-        "tells the two apart.",
+        "Raise the publisher's SNDHWM, before its bind; behind a proxy give the publisher's endpoint to --upstream, "
+        "which tells the two apart.",
     )
 
 

@@ -27,8 +27,8 @@ def of_log(log: Durable, expected: Expected) -> Iterator[Finding]:
                 if more
                 else ""
             ),
-            cause="They are in the receiver's socket, which RCVHWM bounds, or in its memory until they are sealed, which "
-            "walFlushInterval and walChunkBytes bound; or it has stopped receiving (walMaxBytes), or is not "
+            cause="They are in the receiver's socket, which RCVHWM bounds, or in its memory until they are sealed, "
+            "which walFlushInterval and walChunkBytes bound; or it has stopped receiving (walMaxBytes), or is not "
             "running. Which of these cannot be told from the log alone.",
             fix="Look at the receiver's backlog and receivePauses (zmq-datasource top). A crash costs what is not "
             "sealed: a shorter walFlushInterval, faster storage, or the acknowledged transport (DEALER to ROUTER), "

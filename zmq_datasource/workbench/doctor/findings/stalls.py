@@ -51,9 +51,9 @@ def of_stall(one: Examined, expected: Expected) -> Iterator[Finding]:
             yield make(
                 "drops_uncounted",
                 "Messages were dropped, or never sent, and nobody counts them.",
-                "A PUB drops for a subscriber whose queue is full, and neither its send nor this receiver can tell. With "
-                "XPUB_NODROP it would wait or refuse instead; which of the two this is cannot be told from outside "
-                "without numbers.",
+                "A PUB drops for a subscriber whose queue is full, and neither its send nor this receiver can tell. "
+                "With XPUB_NODROP it would wait or refuse instead; which of the two this is cannot be told from "
+                "outside without numbers.",
                 "Number the messages (framing=sequenced) and name the framing, so that the receiver counts what is "
                 "missing; or set XPUB_NODROP at the publisher, so that it knows.",
             )
@@ -61,8 +61,8 @@ def of_stall(one: Examined, expected: Expected) -> Iterator[Finding]:
             yield make(
                 "no_drops_seen",
                 "Nothing was dropped in the stall, where drops were expected.",
-                "The stall was shorter than what the chain holds; or the sender waited and caught up afterwards (a PUSH "
-                "never drops); or something before it stores. Which cannot be told from outside.",
+                "The stall was shorter than what the chain holds; or the sender waited and caught up afterwards (a "
+                "PUSH never drops); or something before it stores. Which cannot be told from outside.",
                 "A longer --stall; look whether the sender's send() blocks meanwhile.",
                 note=one.socket_type == "SUB",
             )
@@ -92,8 +92,8 @@ def _waits(one: Examined, expected: Expected, make: _Make) -> Finding:
     how = (
         "A PUSH never drops: at a full queue send() blocks, or with NOBLOCK refuses."
         if one.socket_type == "PULL"
-        else "No number is missing, so the publisher waited: XPUB_NODROP with a send() that blocks. One slow subscriber "
-        "then holds back all."
+        else "No number is missing, so the publisher waited: XPUB_NODROP with a send() that blocks. One slow "
+        "subscriber then holds back all."
     )
     if one.socket_type == "PULL" and one.stalled is not None and one.stalled.lost is None:
         how += " Whether its program blocked or dropped what was refused cannot be told without numbers."
@@ -102,8 +102,8 @@ def _waits(one: Examined, expected: Expected, make: _Make) -> Finding:
         "The sender waits for a slow receiver"
         + (", where drops were expected." if dropping else "; its rate follows ours."),
         how,
-        "To drop instead: a PUB, or NOBLOCK with the refusals counted after a refresh and a second try (a sink does that "
-        "with noblock=true)."
+        "To drop instead: a PUB, or NOBLOCK with the refusals counted after a refresh and a second try (a sink does "
+        "that with noblock=true)."
         if dropping
         else "Nothing, if the sender may stand still that long.",
         note=not dropping,
@@ -114,7 +114,7 @@ def _of_mark(one: Examined, stalled: Stalled, expected: Expected, make: _Make) -
     meant, marks = expected.hwm, stalled.marks
     if meant is None:
         if marks is not None and stalled.held is not None and stalled.held > _HIDDEN * marks.high:
-            yield _buffers_hide(marks.high, stalled, make, note=True)
+            yield _buffers_hide(marks.high, stalled, make)
         return
     if marks is not None and marks.expected_fits is False and not marks.low <= meant <= marks.high:
         yield _not_in_effect(one, meant, marks, make)
@@ -151,15 +151,15 @@ def _not_in_effect(one: Examined, meant: int, marks: Marks, make: _Make) -> Find
     )
 
 
-def _buffers_hide(mark: int, stalled: Stalled, make: _Make, note: bool = False) -> Finding:
+def _buffers_hide(mark: int, stalled: Stalled, make: _Make) -> Finding:
     return make(
         "buffers_hide_the_mark",
         f"The chain holds {(stalled.held or 0) / mark:,.0f} times the mark: the system's buffers do.",
-        f"Beside the marks, up to {stalled.beyond:,} messages are in the kernel's buffers, in libzmq's batches and in our "
-        "own queue; no mark bounds them. Messages get as old as that while the receiver is slow.",
+        f"Beside the marks, up to {stalled.beyond:,} messages are in the kernel's buffers, in libzmq's batches and "
+        "in our own queue; no mark bounds them. Messages get as old as that while the receiver is slow.",
         "If the mark is to decide: zmq.sndbuf at the sender, and zmq.rcvbuf at the receiver, to small values, before "
         "bind and connect.",
-        note=note,
+        note=True,
     )
 
 
@@ -171,9 +171,9 @@ def _more_than_mark(
         "held_outside_the_mark",
         f"{somewhere:,} messages were held, and a mark of {meant:,} holds no more than {meant + stalled.beyond:,} with "
         "the buffers.",
-        "Something holds messages that the mark does not govern: a proxy or broker with a store or queues of its own, a "
-        "list in the sender's program, a mark of 0 (no limit), or one set late or on another socket; or the sender "
-        "waited and caught up afterwards. Which of these cannot be told from outside.",
+        "Something holds messages that the mark does not govern: a proxy or broker with a store or queues of its "
+        "own, a list in the sender's program, a mark of 0 (no limit), or one set late or on another socket; or the "
+        "sender waited and caught up afterwards. Which of these cannot be told from outside.",
         "Watch the sender's memory during a stall; look for the order of SNDHWM and bind; stall the publisher itself "
         "(--upstream) if a proxy is in between. What must survive a crash belongs into a log, not into a queue.",
         note=pull and expected.full != "drop",
