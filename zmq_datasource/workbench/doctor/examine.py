@@ -190,7 +190,8 @@ def _take_down(patient: _Patient, request: Request) -> None:
     if link is not None and watching is not None:
         patient.facts["buffers"] = link.buffers
         patient.facts["traffic"] = watching.traffic
-        patient.facts["numbers"] = watching.numbers
+        if watching.traffic is not None:
+            patient.facts["numbers"] = watching.numbers
         if request.expected.consume and watching.traffic is not None and patient.role == "feed":
             patient.facts["consumed"] = consume(link, watching, request.expected.consume, request.duration)
     if link is not None:

@@ -97,7 +97,7 @@ def _facts(one: Examined) -> Iterator[tuple[str, str]]:
         + (f" ({handshake.event})" if handshake.event else "")
         + (f" after {handshake.seconds * 1000:,.1f} ms" if handshake.state == "succeeded" else "")
         + (", the sender came while the doctor waited" if handshake.waited and handshake.connections else "")
-        + (f", {handshake.disconnects:,} disconnections" if handshake.disconnects else ""),
+        + (f", disconnected {handshake.disconnects:,} ×" if handshake.disconnects else ""),
     )
     yield from _traffic_facts(one)
     if one.consumed is not None:

@@ -174,9 +174,11 @@ def consume(link: Link, watched: Watching, each: float, seconds: float) -> Consu
     end = time.monotonic() + _MOST_AFTER
     quiet = time.monotonic() + _LEAST_AFTER
     while (now := time.monotonic()) < end:
-        if not watched.take() and now > quiet:
+        more = watched.take()
+        if more < ROUND and now > quiet:
             break
-        link.socket.poll(_TURN_MS)
+        if not more:
+            link.socket.poll(_TURN_MS)
     return Consumed(
         each=each,
         seconds=round(elapsed, 3),

@@ -41,7 +41,7 @@ def of_flow(one: Examined, expected: Expected) -> Iterator[Finding]:
         yield make(
             "connection_breaks",
             "The connection breaks.",
-            f"{one.handshake.disconnects:,} times while watching, {one.handshake.connections:,} handshakes",
+            f"{_times(one.handshake.disconnects)} while watching; {one.handshake.connections:,} handshakes",
             "The sender restarts, a frame is over zmq.maxmsgsize (set --max-message-size to have that looked into), a "
             "heartbeat runs out, or the network. What was queued for us is lost each time.",
             "Look at the sender's log at that time; set zmq.heartbeat_ivl on one side to see dead peers sooner.",
@@ -61,10 +61,10 @@ def _frame_too_large(one: Examined, expected: Expected, make: _Make) -> Finding:
     return make(
         "frame_too_large",
         "Frames are larger than the receiver lets in: each costs the connection.",
-        f"{one.handshake.disconnects:,} disconnections; without the limit of "
+        f"hung up {_times(one.handshake.disconnects)}; without the limit of "
         f"{expected.max_message_size or 0:,} bytes a frame of {one.limit_hit or 0:,} came",
-        "zmq.maxmsgsize bounds a frame. Over it libzmq hangs up, and all that was sent behind the frame is lost, "
-        "without an error at the sender.",
+        "zmq.maxmsgsize bounds a frame. Over it libzmq hangs up and does not dial again by itself; all that was sent "
+        "behind the frame is lost, without an error at the sender.",
         f"Set zmq.maxmsgsize to {one.limit_hit or 0:,} or more, or have large payloads sent in parts.",
     )
 
@@ -120,13 +120,14 @@ def _of_numbers(one: Examined, traffic: Traffic, numbers: Numbers, make: _Make) 
                 note=True,
             )
         return
-    if numbers.missed_first and one.handshake.waited:
+    if numbers.missed_first and one.handshake.waited and numbers.framing != "custom":
         yield make(
             "slow_joiner",
             "The sender began to send before this subscriber had joined.",
             f"{numbers.missed_first:,} messages were sent before the first that came, though the doctor was waiting "
             "when the sender appeared",
-            "Connecting and subscribing take some milliseconds; a PUB drops what it sends meanwhile. No mark helps.",
+            "Connecting and subscribing take some milliseconds; a PUB drops what it sends meanwhile. No mark helps. "
+            "(If it has long been running, for others, this is history and no fault; its numbers do not tell.)",
             "Let the publisher wait for the subscription (XPUB), keep history with a replay socket (replayEndpoint), "
             "or send through PUSH. Sleeping before the first send is a guess.",
         )
@@ -235,3 +236,7 @@ def _of_consumed(one: Examined, make: _Make) -> Iterator[Finding]:
         "Make it faster, share the work (PULL; several subscribers with topics of their own), or receive into a log "
         "first, as the source does. zmq-datasource plan says which mark survives a pause.",
     )
+
+
+def _times(count: int) -> str:
+    return "once" if count == 1 else f"{count:,} times"

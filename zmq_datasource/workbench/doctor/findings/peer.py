@@ -88,7 +88,7 @@ def of_peer(one: Examined) -> Iterator[Finding]:
             yield found(
                 "nobody_came",
                 "Nobody has connected.",
-                f"listened for the whole --wait; {tried}",
+                "listened for the whole --wait",
                 "The sender is not running, connects to another address, or a firewall is in between.",
                 "Start the sender, and let it connect to an address of this machine; a longer --wait.",
             )
@@ -110,7 +110,7 @@ def _of_handshake(one: Examined, make: Callable[[str, str, str, str, str], Findi
     if kind is not None and kind not in _SENDERS.get(one.socket_type, (kind,)):
         return make(
             "wrong_socket_type",
-            f"The peer is a {kind}; a {one.socket_type} cannot receive from it.",
+            f"The peer is {'an' if kind[0] == 'X' else 'a'} {kind}; a {one.socket_type} cannot receive from it.",
             f"its READY command names {kind}; connecting: {_shown(one)}",
             "The socket types of the two sides do not belong together. libzmq hangs up without a word and never dials "
             "again.",

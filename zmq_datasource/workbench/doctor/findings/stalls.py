@@ -169,8 +169,8 @@ def _more_than_mark(
     pull = one.socket_type == "PULL"
     return make(
         "held_outside_the_mark",
-        f"{somewhere:,} messages were held, and a mark of {meant:,} holds no more than {meant + stalled.beyond:,} with "
-        "the buffers.",
+        f"About {somewhere:,} messages were held; a mark of {meant:,} with all buffers holds "
+        f"{meant + stalled.beyond:,} at most.",
         "Something holds messages that the mark does not govern: a proxy or broker with a store or queues of its "
         "own, a list in the sender's program, a mark of 0 (no limit), or one set late or on another socket; or the "
         "sender waited and caught up afterwards. Which of these cannot be told from outside.",
