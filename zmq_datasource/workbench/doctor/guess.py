@@ -25,6 +25,8 @@ _FITTING = 0.9
 _UPWARDS, _SMALL, _BY_ONE = 0.9, 100_000, 0.2
 # A place that nobody has named must be more convincing: nearly every step is one.
 _SURELY = 0.9
+# And small: of a number of 4 bytes with 4 of something else behind it, 8 bytes would count as well.
+_LARGEST = 2**48
 _PRESETS = ("sequenced", "dafka", "clone", "vllm", "bitcoin", "jupyter")
 
 
@@ -44,7 +46,7 @@ def guess(messages: Sequence[RawMessage]) -> Guess:
         if _believable(sample, {"framing": name}, _UPWARDS, _BY_ONE):
             return Guess(name, {})
     for options in _places(sample):
-        if _believable(sample, {"framing": "custom", **options}, _SURELY, _SURELY):
+        if _believable(sample, {"framing": "custom", **options}, _SURELY, _SURELY, _LARGEST):
             return Guess("custom", options)
     return Guess("plain", {})
 
@@ -60,7 +62,13 @@ def keys_of(by: Sequence[str], fields: Fields) -> list[tuple[bytes, ...]]:
     return list(zip(*(columns[name] for name in by), strict=True))
 
 
-def _believable(sample: Sequence[RawMessage], options: dict[str, str], upwards: float, by_one: float) -> bool:
+def _believable(
+    sample: Sequence[RawMessage],
+    options: dict[str, str],
+    upwards: float,
+    by_one: float,
+    largest: int = 2**63,
+) -> bool:
     # An endpoint is required and says nothing here.
     try:
         parsed = parse(FramingOptions, {"connect": "tcp://feed:1", **options})
@@ -79,7 +87,7 @@ def _believable(sample: Sequence[RawMessage], options: dict[str, str], upwards: 
         if key in last:
             steps.append(number - last[key])
         last[key] = number
-    if len(steps) < _LEAST - 1:
+    if len(steps) < _LEAST - 1 or max(last.values()) > largest:
         return False
     small = sum(0 < step <= _SMALL for step in steps)
     return small >= upwards * len(steps) and steps.count(1) >= by_one * len(steps)

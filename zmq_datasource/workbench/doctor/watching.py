@@ -84,6 +84,13 @@ class Follower:
         """Messages of the beginning that were sent before the first that came."""
         return sum(max(0, number - self._start) for number in self.first.values())
 
+    @property
+    def lost_and_gaps(self) -> tuple[int, int]:
+        """Messages that are missing, and in how many gaps."""
+        if self.judge is None:
+            return 0, 0
+        return self.judge.totals.lost, sum(1 for gap in self.judge.gaps if gap.healed is None)
+
     def has_of(self, other: Follower) -> int:
         """How many of the messages that the other misses have come here."""
         if self.judge is None or other.judge is None:
@@ -148,8 +155,7 @@ class Watching:
     @property
     def lost(self) -> int:
         """Messages that are missing so far, by their numbers."""
-        judge = None if self.follower is None else self.follower.judge
-        return 0 if judge is None else judge.totals.lost
+        return 0 if self.follower is None else self.follower.lost_and_gaps[0]
 
     @property
     def published_rate(self) -> float:
@@ -255,13 +261,14 @@ class Watching:
         if follower is None or judge is None:
             return Numbers(**shared, malformed=0 if follower is None else follower.malformed)  # type: ignore[arg-type]
         totals = judge.totals
+        lost, gaps = follower.lost_and_gaps
         return Numbers(
             **shared,  # type: ignore[arg-type]
             judged=bool(follower.last),
             counters=len(follower.last),
             missed_first=follower.missed_first,
-            lost=totals.lost,
-            gaps=sum(1 for gap in judge.gaps if gap.healed is None),
+            lost=lost,
+            gaps=gaps,
             duplicates=totals.duplicates,
             late=totals.late,
             restarts=totals.restarts,
