@@ -20,9 +20,11 @@ __all__ = ["STALL_RCVHWM", "consume", "judge_stall", "stall"]
 STALL_RCVHWM = 10
 _SETTLE_SECONDS = 0.4
 _TURN_SECONDS, _TURN_MS = 0.02, 20
-# After a stall: until what was held is taken and something live has come, within these.
+# After a stall the rate is looked at every so many seconds; so many messages must have been possible in them.
 _LEAST_AFTER, _MOST_AFTER, _AFTER_MESSAGES = 0.3, 3.0, 10
 _MOST_DRAIN = 15.0
+# Up to this many times its rate a feed is as it was before.
+_AS_BEFORE = 1.3
 _MOST_KEPT = 1_000_000
 _MOST_KEPT_BYTES = 512 << 20
 # Fewer messages than these say nothing.
@@ -98,19 +100,25 @@ def stall(
 
 
 def _drain(link: Link, rate: float) -> tuple[list[RawMessage], float]:
-    """What was held, and some that come live after it; and how many seconds that took."""
+    """What was held, and some that come live after it; and how many seconds that took.
+
+    It is all there when no more comes than the feed's own rate: a store gives its backlog out slowly.
+    """
     messages: list[RawMessage] = []
     size = 0
     began = time.monotonic()
-    after = min(_MOST_AFTER, max(_LEAST_AFTER, _AFTER_MESSAGES / rate if rate else 0.0))
+    window = min(_MOST_AFTER, max(_LEAST_AFTER, _AFTER_MESSAGES / rate))
+    window_end, window_began_with = began + window, 0
     while (now := time.monotonic()) < began + _MOST_DRAIN:
         taken = receive_round(link.socket)
         messages += taken
         size += sum(sum(map(len, m)) if isinstance(m, list) else len(m) for m in taken)
         if len(messages) >= _MOST_KEPT or size >= _MOST_KEPT_BYTES:
             break
-        if (not taken and now > began + after) or (len(taken) < ROUND and now > began + _MOST_AFTER):
-            break
+        if now >= window_end:
+            if len(messages) - window_began_with <= _AS_BEFORE * rate * window + _AFTER_MESSAGES:
+                break
+            window_end, window_began_with = now + window, len(messages)
         if not taken:
             link.socket.poll(_TURN_MS)
     return messages, time.monotonic() - began

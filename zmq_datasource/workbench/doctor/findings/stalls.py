@@ -95,6 +95,7 @@ def _waits(one: Examined, expected: Expected, make: _Make) -> Finding:
         else "No number is missing, so the publisher waited: XPUB_NODROP with a send() that blocks. One slow "
         "subscriber then holds back all."
     )
+    how += " A store in between that gives out no more than the feed's own rate looks the same from here."
     if one.socket_type == "PULL" and one.stalled is not None and one.stalled.lost is None:
         how += " Whether its program blocked or dropped what was refused cannot be told without numbers."
     return make(
@@ -136,13 +137,8 @@ def _not_in_effect(one: Examined, meant: int, marks: Marks, make: _Make) -> Find
     )
     return make(
         "mark_not_in_effect",
-        f"The sender's mark is not {meant:,}: "
-        + (
-            f"about {marks.low:,}"
-            + (f" to {marks.high:,}" if marks.high > marks.low else "")
-            + " explains it"
-        )
-        + (", and so does libzmq's default of 1000." if default else "."),
+        f"The sender's mark is not {meant:,}; {_range(marks)} explains what it held"
+        + (", and so libzmq's default of 1000." if default else "."),
         "It was set after bind or connect, where libzmq takes it without a word and gives new peers the old one; or on "
         "the wrong socket (RCVHWM at the sender, SNDHWM at the receiver, another socket of the program)."
         + proxy,
