@@ -123,8 +123,10 @@ def _pass_on(context: zmq.Context[Any], out: zmq.Socket[bytes], sender: Sender) 
     while True:
         while out.poll(0):
             out.recv()  # a subscription: all is subscribed upstream already
-        if source.poll(0 if stored else 10):
+        while source.poll(1 if stored else 10):
             stored.append(source.recv_multipart())
+            if not source.poll(0):
+                break
         with contextlib.suppress(zmq.Again):
             while stored:
                 out.send_multipart(stored[0], zmq.NOBLOCK)

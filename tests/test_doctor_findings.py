@@ -167,7 +167,7 @@ SCENARIOS: dict[str, Callable[[], Result]] = {
     ),
     "nodrop": chain({**FAST, "nodrop": True, "sndhwm": 50}, stall=STALL, expected=Expected(full="drop")),
     "store": chain(
-        {**FAST, "rate": 2000, "sndhwm": 5000},
+        {**FAST, "rate": 800, "sndhwm": 5000},
         {"kind": "store", "nodrop": True, "sndhwm": 20, "sndbuf": 16384},
         stall=STALL,
         expected=Expected(hwm=20),

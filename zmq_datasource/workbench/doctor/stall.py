@@ -29,8 +29,8 @@ _MOST_KEPT = 1_000_000
 _MOST_KEPT_BYTES = 512 << 20
 # Fewer messages than these say nothing.
 _LEAST_MESSAGES = 20
-# Rates vary: less than this share of what a rate promises is fewer.
-_FEWER = 0.7
+# Rates vary: fewer is what lacks this share of the stall's messages, and of those that came while all was taken.
+_LACKING, _LACKING_AFTER = 0.3, 0.1
 # What is missing in a row for less than this was dropped in a burst, not because the queue was full.
 _FULL_SECONDS = 0.05
 
@@ -159,7 +159,8 @@ def judge_stall(
         return "idle", promised, lost, None
     if lost:
         return "dropped", promised, lost, held
-    if received < _FEWER * promised and promised - received >= _LEAST_MESSAGES:
+    lacking = rate * (_LACKING * seconds + _LACKING_AFTER * (elapsed - seconds))
+    if promised - received >= max(lacking, _LEAST_MESSAGES):
         return "fewer", promised, lost, None
     return "all", promised, lost, None
 
