@@ -90,8 +90,11 @@ def _open(context: zmq.Context[Any], sender: Sender) -> zmq.Socket[bytes]:
         sock.bind(sender.bind)
     if sender.when == "after":
         sock.setsockopt(zmq.SNDHWM, sender.sndhwm)
-    print(sender.connect or sock.getsockopt_string(zmq.LAST_ENDPOINT), flush=True)
     return sock
+
+
+def _say(sock: zmq.Socket[bytes], sender: Sender) -> None:
+    print(sender.connect or sock.getsockopt_string(zmq.LAST_ENDPOINT), flush=True)
 
 
 def _send(sock: zmq.Socket[bytes], sender: Sender) -> None:
@@ -119,6 +122,8 @@ def _pass_on(context: zmq.Context[Any], out: zmq.Socket[bytes], sender: Sender) 
     source = context.socket(zmq.XSUB)
     source.connect(sender.upstream)
     source.send(b"\x01")
+    source.poll()
+    _say(out, sender)  # once there is a flow to look at
     stored: deque[list[bytes]] = deque()
     while True:
         while out.poll(0):
@@ -149,6 +154,7 @@ def main() -> None:
     if sender.kind in ("proxy", "store"):
         _pass_on(context, sock, sender)
     else:
+        _say(sock, sender)
         _send(sock, sender)
 
 

@@ -232,7 +232,7 @@ KEY = (b"p",)
 
 
 def stalled(numbers: list[int], rate: float = 100.0) -> tuple[Any, ...]:
-    return judge_stall([(KEY, n) for n in numbers], {KEY: 99}, len(numbers), rate, 2.0, 2.5)
+    return judge_stall([(KEY, n) for n in numbers], {KEY: 99}, len(numbers), rate, 2.0, 50.0)
 
 
 def test_a_stall_with_missing_numbers_was_dropped_and_the_rest_was_held() -> None:
@@ -243,14 +243,14 @@ def test_of_many_counters_the_first_long_gap_ends_what_was_held() -> None:
     keys = [(b"a",), (b"b",)]
     numbered = [(key, n) for n in [*range(50), *range(200, 250)] for key in keys]
     last = dict.fromkeys(keys, -1)
-    assert judge_stall(numbered, last, 200, 200.0, 2.0, 2.5) == ("dropped", 500, 300, 100)
+    assert judge_stall(numbered, last, 200, 200.0, 2.0, 100.0) == ("dropped", 500, 300, 100)
 
 
 def test_a_stall_without_missing_numbers_tells_waiting_from_holding() -> None:
     assert stalled(list(range(100, 200)))[0] == "fewer"
     assert stalled(list(range(100, 340)))[0] == "all"
     assert stalled(list(range(100, 110)))[0] == "idle"
-    assert judge_stall(None, {}, 100, 100.0, 2.0, 2.5) == ("fewer", 250, None, None)
+    assert judge_stall(None, {}, 100, 100.0, 2.0, 50.0) == ("fewer", 250, None, None)
 
 
 # Findings that a test cannot provoke, or not cheaply.

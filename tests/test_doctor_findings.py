@@ -38,6 +38,14 @@ class Result(NamedTuple):
     endpoints: list[Examined]
     findings: list[Finding]
 
+    def __repr__(self) -> str:
+        """What a failing test needs to be understood."""
+        facts = [
+            (one.role, one.handshake.state, one.traffic and one.traffic.rate, one.numbers, one.stalled)
+            for one in self.endpoints
+        ]
+        return f"{[finding.id for finding in self.findings]} from {facts}"
+
     @property
     def ids(self) -> set[str]:
         """Without notes."""
@@ -170,6 +178,7 @@ SCENARIOS: dict[str, Callable[[], Result]] = {
         {**FAST, "rate": 800, "sndhwm": 5000},
         {"kind": "store", "nodrop": True, "sndhwm": 20, "sndbuf": 16384},
         stall=STALL,
+        duration=1.0,
         expected=Expected(hwm=20),
     ),
     "proxy hides": chain(
@@ -311,7 +320,7 @@ def test_a_waiting_sender_loses_nothing(found: Found) -> None:
     for scenario in ("push", "nodrop"):
         stalled = found(scenario).endpoints[0].stalled
         assert stalled is not None
-        assert (stalled.outcome, stalled.lost) == ("fewer", 0)
+        assert (stalled.outcome, stalled.lost) == ("fewer", 0), stalled
 
 
 def test_the_other_topics_are_named(found: Found) -> None:

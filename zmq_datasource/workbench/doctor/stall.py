@@ -25,6 +25,8 @@ _LEAST_AFTER, _MOST_AFTER, _AFTER_MESSAGES = 0.3, 3.0, 10
 _MOST_DRAIN = 15.0
 # Up to this many times its rate a feed is as it was before.
 _AS_BEFORE = 1.3
+# And up to this many times, if it varies by no more than this from one look to the next.
+_NEAR, _STEADY = 2.0, 0.2
 _MOST_KEPT = 1_000_000
 _MOST_KEPT_BYTES = 512 << 20
 # Fewer messages than these say nothing.
@@ -65,8 +67,7 @@ def stall(
             time.sleep(min(_TURN_SECONDS, left))
             link.socket.getsockopt(zmq.EVENTS)  # a SUB keeps its subscriptions only while it is touched
         ours, theirs = link.kernel_bytes()
-        messages, elapsed = _drain(link, watched.published_rate)
-        elapsed += seconds
+        messages, after, rate_after = _drain(link, watched.published_rate)
         broken = link.disconnects > 0
     last = dict(follower.last)
     numbered = follower.follow(messages)
@@ -77,7 +78,7 @@ def stall(
         len(messages),
         watched.published_rate,
         seconds,
-        elapsed,
+        rate_after * after,
     )
     marks = None
     if found[3] is not None and not broken:
@@ -99,16 +100,18 @@ def stall(
     )
 
 
-def _drain(link: Link, rate: float) -> tuple[list[RawMessage], float]:
-    """What was held, and some that come live after it; and how many seconds that took.
+def _drain(link: Link, rate: float) -> tuple[list[RawMessage], float, float]:
+    """What was held, and some that come live after it; how many seconds that took, and the rate at its end.
 
-    It is all there when no more comes than the feed's own rate: a store gives its backlog out slowly.
+    It is all there when about the feed's own rate comes (a store gives its backlog out slowly), or a
+    rate near it that does not change any more.
     """
     messages: list[RawMessage] = []
     size = 0
     began = time.monotonic()
     window = min(_MOST_AFTER, max(_LEAST_AFTER, _AFTER_MESSAGES / rate))
     window_end, window_began_with = began + window, 0
+    rate_now, rate_before = rate, 0.0
     while (now := time.monotonic()) < began + _MOST_DRAIN:
         taken = receive_round(link.socket)
         messages += taken
@@ -116,12 +119,14 @@ def _drain(link: Link, rate: float) -> tuple[list[RawMessage], float]:
         if len(messages) >= _MOST_KEPT or size >= _MOST_KEPT_BYTES:
             break
         if now >= window_end:
-            if len(messages) - window_began_with <= _AS_BEFORE * rate * window + _AFTER_MESSAGES:
+            rate_now = (len(messages) - window_began_with) / (now - window_end + window)
+            steady = abs(rate_now - rate_before) <= _STEADY * rate_now and rate_now <= _NEAR * rate
+            if steady or rate_now <= _AS_BEFORE * rate:
                 break
-            window_end, window_began_with = now + window, len(messages)
+            window_end, window_began_with, rate_before = now + window, len(messages), rate_now
         if not taken:
             link.socket.poll(_TURN_MS)
-    return messages, time.monotonic() - began
+    return messages, time.monotonic() - began, rate_now
 
 
 def judge_stall(
@@ -130,7 +135,7 @@ def judge_stall(
     received: int,
     rate: float,
     seconds: float,
-    elapsed: float,
+    live: float,
 ) -> tuple[str, int, int | None, int | None]:
     """What a stall tells: outcome, messages promised by the rate, lost, and held before the first missing.
 
@@ -139,9 +144,9 @@ def judge_stall(
         last: The last number of each counter before it.
         received: Messages that came since.
         rate: Messages a second before it.
-        elapsed: Seconds from its beginning until all was taken.
+        live: Messages that were sent after it, until all was taken.
     """
-    promised = round(rate * elapsed)
+    promised = round(rate * seconds + live)
     lost, held = None, None
     if numbered is not None:
         expected, gaps = {key: number + 1 for key, number in last.items()}, []
@@ -159,7 +164,7 @@ def judge_stall(
         return "idle", promised, lost, None
     if lost:
         return "dropped", promised, lost, held
-    lacking = rate * (_LACKING * seconds + _LACKING_AFTER * (elapsed - seconds))
+    lacking = _LACKING * rate * seconds + _LACKING_AFTER * live
     if promised - received >= max(lacking, _LEAST_MESSAGES):
         return "fewer", promised, lost, None
     return "all", promised, lost, None
