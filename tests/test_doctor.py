@@ -5,7 +5,9 @@ from __future__ import annotations
 import io
 import json
 import random
+import re
 import struct
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -372,6 +374,19 @@ def test_the_document_has_a_format_and_what_was_not_measured_is_null() -> None:
     assert one["traffic"]["sizeP99"] == 100
     assert one["stalled"]["kernelBytes"] == 50_000
     assert list(told["findings"][0]) == ["id", "severity", "endpoint", "what", "evidence", "cause", "fix"]
+
+
+def test_every_finding_is_in_the_documentation() -> None:
+    root = Path(__file__).resolve().parents[1]
+    written = (root / "docs" / "workbench.md").read_text()
+    sources = (root / "zmq_datasource" / "workbench" / "doctor" / "findings").glob("*.py")
+    named = {
+        name
+        for source in sources
+        for name in re.findall(r'(?:id=|make\(\s*|found\(\s*)"([a-z_]+)"', source.read_text())
+    } | {"drops_counted", "drops_where_waiting_was_expected"}
+    assert len(named) > 30
+    assert [name for name in sorted(named) if f"`{name}`" not in written] == []
 
 
 def test_the_report_shows_facts_and_findings_in_a_hundred_columns() -> None:
