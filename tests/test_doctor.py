@@ -276,10 +276,15 @@ def test_a_healthy_endpoint_has_no_findings() -> None:
         ({"stalled": msgspec.structs.replace(STALLED, outcome="idle")}, {}, "stall_says_nothing"),
         ({"stalled": STALLED}, {}, "drops_counted"),
         ({"stalled": msgspec.structs.replace(STALLED, outcome="all")}, {"full": "drop"}, "no_drops_seen"),
+        (
+            {"stalled": msgspec.structs.replace(STALLED, outcome="idle", rate=1.0)},
+            {"hwm": 5000},
+            "mark_cannot_be_told",
+        ),
     ],
 )
 def test_figures_lead_to_a_finding(facts: dict[str, Any], expected: dict[str, Any], found: str) -> None:
-    assert ids(examined(**facts), **expected) == [found]
+    assert found in ids(examined(**facts), **expected)
 
 
 def test_a_doctor_that_is_behind_does_not_blame_the_publisher() -> None:
@@ -338,7 +343,7 @@ def test_a_log_is_judged_by_what_it_has_of_the_wire(state: Any, found: list[str]
         (["--connect", "tcp://feed:5556", "--expect-hwm", "10"], "add --stall"),
         (["--connect", "tcp://feed:5556", "--duration", "5"], "a number and a unit"),
         (["--connect", "tcp://feed:5556", "-o", "frming=vllm"], "did you mean 'framing'"),
-        (["--connect", "tcp://feed:5556", "-o", "rcvhwm=5"], "an option of its own"),
+        (["--connect", "tcp://feed:5556", "-o", "rcvhwm=5"], "has an option of its own"),
         (["--connect", "tcp://feed:5556", "-o", "zmq.nonsense=5"], "zmq.nonsense"),
         (
             ["--bind", "tcp://*:5556", "--socket-type", "PULL", "--take-messages", "--upstream", "tcp://a:1"],

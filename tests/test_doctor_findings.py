@@ -169,7 +169,7 @@ SCENARIOS: dict[str, Callable[[], Result]] = {
         {**FAST, "sndhwm": 10, "when": "after"}, stall=STALL, expected=Expected(hwm=10, full="wait")
     ),
     "wrong socket": chain({**FAST, "sndhwm": 10, "when": "wrong"}, stall=STALL, expected=Expected(hwm=10)),
-    "unnumbered": chain({**FAST, "sndhwm": 50, "framing": "plain"}, stall=STALL),
+    "unnumbered": chain({**FAST, "sndhwm": 50, "framing": "plain"}, stall=STALL, duration=1.0),
     "push": chain(
         {**FAST, "kind": "PUSH", "sndhwm": 50}, given=PULL, stall=STALL, expected=Expected(full="drop")
     ),

@@ -27,7 +27,7 @@ def _given(fixed: dict[str, str | None], options: tuple[str, ...]) -> dict[str, 
             # It may be a secret: it is not shown.
             raise click.UsageError("an --option without '=': write NAME=VALUE")
         if name.lower() in taken:
-            raise click.UsageError(f"--option {name}=...: it is set by an option of its own; see --help")
+            raise click.UsageError(f"--option {name}=...: it has an option of its own; see --help")
         given[name] = value
     return given
 
@@ -140,7 +140,7 @@ def doctor(
       zmq-datasource doctor --connect tcp://vllm-0:5557 --wal-location /data/wal/kv-events --json
     """
     fixed = {"connect": connect, "bind": bind, "topics": topics}
-    fixed |= {"socketType": socket_type, "rcvhwm": str(rcvhwm)}
+    fixed |= {"socketType": socket_type, "rcvhwm": str(rcvhwm), "walLocation": None}
     if max_message_size is not None:
         fixed["zmq.maxmsgsize"] = str(max_message_size)
     given = _given(fixed, options)

@@ -92,10 +92,12 @@ class Link:
     def hang_up(self) -> None:
         """End the connections early; nothing can be taken any more."""
         self.update()
-        endpoints = (*self.options.connect, *self.options.bind)
-        for endpoint in endpoints:
-            with suppress(zmq.ZMQError):  # gone already
-                (self.socket.unbind if self._binds else self.socket.disconnect)(str(endpoint))
+        with suppress(zmq.ZMQError):  # gone already
+            if self._binds:
+                # The wildcards of the option are addresses by now.
+                self.socket.unbind(self.socket.getsockopt(zmq.LAST_ENDPOINT).rstrip(b"\0"))
+            else:
+                self.socket.disconnect(str(self.options.connect[0]))
         self._release()
 
     def _release(self) -> None:

@@ -25,14 +25,17 @@ _LEAST_AFTER, _MOST_AFTER, _AFTER_MESSAGES = 0.3, 3.0, 10
 _MOST_DRAIN = 15.0
 # Up to this many times its rate a feed is as it was before.
 _AS_BEFORE = 1.3
-# And up to this many times, if it varies by no more than this from one look to the next.
-_NEAR, _STEADY = 2.0, 0.2
+# Up to this many times, if it varies by no more than this from one look to the next; and beyond if it does so for long:
+# the rate that was seen before was not the usual one.
+_NEAR, _STEADY, _LONG_STEADY = 2.0, 0.2, 3
+# A queue with no more than this is empty but for what is live.
+_EMPTY_SHARE, _EMPTY_BYTES = 0.2, 16384
 _MOST_KEPT = 1_000_000
 _MOST_KEPT_BYTES = 512 << 20
 # Fewer messages than these say nothing.
 _LEAST_MESSAGES = 20
 # Rates vary: fewer is what lacks this share of the stall's messages, and of those that came while all was taken.
-_LACKING, _LACKING_AFTER = 0.3, 0.1
+_LACKING, _LACKING_AFTER = 0.3, 0.05
 # What is missing in a row for less than this was dropped in a burst, not because the queue was full.
 _FULL_SECONDS = 0.05
 
@@ -67,7 +70,7 @@ def stall(
             time.sleep(min(_TURN_SECONDS, left))
             link.socket.getsockopt(zmq.EVENTS)  # a SUB keeps its subscriptions only while it is touched
         ours, theirs = link.kernel_bytes()
-        messages, after, rate_after = _drain(link, watched.published_rate)
+        messages, after, rate_after = _drain(link, watched.published_rate, (ours or 0) + (theirs or 0))
         broken = link.disconnects > 0
     last = dict(follower.last)
     numbered = follower.follow(messages)
@@ -100,18 +103,18 @@ def stall(
     )
 
 
-def _drain(link: Link, rate: float) -> tuple[list[RawMessage], float, float]:
+def _drain(link: Link, rate: float, kernel_bytes: int) -> tuple[list[RawMessage], float, float]:
     """What was held, and some that come live after it; how many seconds that took, and the rate at its end.
 
-    It is all there when about the feed's own rate comes (a store gives its backlog out slowly), or a
-    rate near it that does not change any more.
+    It is all there when the kernel's queues, which had ``kernel_bytes``, have emptied, and about the feed's own
+    rate comes (a store gives its backlog out slowly), or a rate that does not change any more.
     """
     messages: list[RawMessage] = []
     size = 0
     began = time.monotonic()
     window = min(_MOST_AFTER, max(_LEAST_AFTER, _AFTER_MESSAGES / rate))
     window_end, window_began_with = began + window, 0
-    rate_now, rate_before = rate, 0.0
+    rate_now, rate_before, steady = rate, 0.0, 0
     while (now := time.monotonic()) < began + _MOST_DRAIN:
         taken = receive_round(link.socket)
         messages += taken
@@ -120,8 +123,11 @@ def _drain(link: Link, rate: float) -> tuple[list[RawMessage], float, float]:
             break
         if now >= window_end:
             rate_now = (len(messages) - window_began_with) / (now - window_end + window)
-            steady = abs(rate_now - rate_before) <= _STEADY * rate_now and rate_now <= _NEAR * rate
-            if steady or rate_now <= _AS_BEFORE * rate:
+            steady = steady + 1 if abs(rate_now - rate_before) <= _STEADY * rate_now else 0
+            settled = steady >= (1 if rate_now <= _NEAR * rate else _LONG_STEADY)
+            waiting = sum(figure or 0 for figure in link.kernel_bytes())
+            emptied = waiting <= max(_EMPTY_SHARE * kernel_bytes, _EMPTY_BYTES)
+            if emptied and (settled or rate_now <= _AS_BEFORE * rate):
                 break
             window_end, window_began_with, rate_before = now + window, len(messages), rate_now
         if not taken:

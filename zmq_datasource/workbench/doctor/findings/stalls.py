@@ -12,6 +12,8 @@ __all__ = ["of_chain", "of_stall"]
 
 # So much more than the mark must be held elsewhere, before that is worth a word.
 _HIDDEN = 5
+# A feed whose peak is so many times its rate may have had a pause just then.
+_UNEVEN = 5
 
 _Make = Callable[..., Finding]
 
@@ -48,14 +50,17 @@ def of_stall(one: Examined, expected: Expected) -> Iterator[Finding]:
         case "fewer" if one.socket_type == "PULL" or numbered:
             yield _waits(one, expected, make)
         case "fewer":
+            uneven = one.traffic is not None and one.traffic.peak > _UNEVEN * one.traffic.rate
             yield make(
                 "drops_uncounted",
-                "Messages were dropped, or never sent, and nobody counts them.",
+                "Messages were dropped, or never sent, and nobody counts them."
+                + (" Or the feed, which is uneven, had a pause." if uneven else ""),
                 "A PUB drops for a subscriber whose queue is full, and neither its send nor this receiver can tell. "
                 "With XPUB_NODROP it would wait or refuse instead; which of the two this is cannot be told from "
                 "outside without numbers.",
                 "Number the messages (framing=sequenced) and name the framing, so that the receiver counts what is "
                 "missing; or set XPUB_NODROP at the publisher, so that it knows.",
+                note=uneven,
             )
         case "all" if expected.full == "drop":
             yield make(
@@ -121,11 +126,20 @@ def _of_mark(one: Examined, stalled: Stalled, expected: Expected, make: _Make) -
         yield _not_in_effect(one, meant, marks, make)
     elif marks is not None and stalled.held is not None and stalled.held > _HIDDEN * meant:
         yield _buffers_hide(meant, stalled, make)
-    elif stalled.outcome == "all":
+    elif marks is None:
         # What was sent during the stall came, and must have been somewhere.
         somewhere = min(stalled.received, round(stalled.rate * stalled.seconds))
-        if somewhere > 1.2 * (meant + stalled.beyond):
+        if stalled.outcome == "all" and somewhere > 1.2 * (meant + stalled.beyond):
             yield _more_than_mark(one, meant, somewhere, stalled, expected, make)
+        else:
+            yield make(
+                "mark_cannot_be_told",
+                f"Whether the sender's mark is {meant:,} cannot be told from this stall.",
+                "Only where numbers are missing in a row does it show where the queue ended: not with a sender that "
+                "waits, without numbers, in a stall that the chain sees through, or if the connection broke.",
+                "A longer --stall; number the messages; or try the same sockets out with zmq-datasource hwm.",
+                note=True,
+            )
 
 
 def _not_in_effect(one: Examined, meant: int, marks: Marks, make: _Make) -> Finding:
