@@ -140,10 +140,10 @@ def _only(
 def _call_on(patient: _Patient, stack: ExitStack) -> None:
     try:
         patient.link = stack.enter_context(Link(patient.options))
-    except EndpointError:
+    except (EndpointError, UnicodeError):
         if patient.options.bind:
             raise
-        # A host that does not resolve: the glance says so.
+        # A host that does not resolve, or is no name at all: the glance says so.
 
 
 def _greet(patient: _Patient, deadline: float, request: Request) -> None:

@@ -95,7 +95,7 @@ class Link:
         with suppress(zmq.ZMQError):  # gone already
             if self._binds:
                 # The wildcards of the option are addresses by now.
-                self.socket.unbind(self.socket.getsockopt(zmq.LAST_ENDPOINT).rstrip(b"\0"))
+                self.socket.unbind(self.socket.getsockopt_string(zmq.LAST_ENDPOINT))
             else:
                 self.socket.disconnect(str(self.options.connect[0]))
         self._release()

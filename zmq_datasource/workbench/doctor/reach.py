@@ -25,9 +25,10 @@ def glance(endpoint: Endpoint, seconds: float) -> Glance:
     deadline = time.monotonic() + seconds
     try:
         sock = _dial(endpoint, seconds)
-    except stdlib_socket.gaierror as e:
+    except (stdlib_socket.gaierror, UnicodeError) as e:  # the latter for what is no name at all, as a..b
         host, _ = endpoint.host_port
-        return Glance(state="unresolved", reason=f"host {host!r} does not resolve here: {e.strerror or e}")
+        why = getattr(e, "strerror", None) or "it is no host name"
+        return Glance(state="unresolved", reason=f"host {host!r} does not resolve here: {why}")
     except TimeoutError:
         return Glance(state="no_answer", reason=f"nothing answered within {seconds:g} s")
     except OSError as e:
