@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import select
 import struct
 import subprocess
@@ -143,10 +144,7 @@ def main() -> None:
 
     def end() -> None:
         sys.stdin.read()
-        # A send may block for ever: nothing is to be flushed.
-        import os  # noqa: PLC0415
-
-        os._exit(0)
+        os._exit(0)  # a send may block for ever: nothing is to be flushed
 
     threading.Thread(target=end, daemon=True).start()
     context: zmq.Context[Any] = zmq.Context()
