@@ -138,7 +138,7 @@ def test_a_fault_that_came_before_is_told_to_who_asks(
         stream_options(connect=endpoint, walLocation=tmp_path, socketType="PULL", walFlushInterval="10ms")
     )
     ingest.start()
-    monkeypatch.setattr(storage_module, "_sync_file", fail)
+    monkeypatch.setattr(storage_module, "sync_file", fail)
     send_numbers(push, 1)
     wait_for(lambda: ingest.log._failure, "the fault")
     send_numbers(push, 1)
@@ -180,7 +180,7 @@ def test_a_disk_that_fails_ends_receiving_with_its_reason(
     def fail(_: Path) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(storage_module, "_sync_file", fail)
+    monkeypatch.setattr(storage_module, "sync_file", fail)
     send_numbers(push, 5)
     with pytest.raises(LogWriteError, match="No space left on device"):
         wait_for(lambda: ingest.seal() == 10, "the failure")
@@ -223,14 +223,14 @@ def test_receiving_never_waits_for_sealing(
 ) -> None:
     push, endpoint = bound(context, zmq.PUSH, sndhwm=100_000)
     go_on = threading.Event()
-    sync = storage_module._sync_file
+    sync = storage_module.sync_file
 
     def stuck(path: Path) -> None:
         assert go_on.wait(60)
         sync(path)
 
     with ingesting(tmp_path, endpoint, walFlushInterval="10ms") as ingest:
-        monkeypatch.setattr(storage_module, "_sync_file", stuck)
+        monkeypatch.setattr(storage_module, "sync_file", stuck)
         send_numbers(push, 1)
         wait_for(lambda: ingest.log.unsealed, "a chunk in the hands of the disk")
         send_numbers(push, 50_000)

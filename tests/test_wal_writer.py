@@ -340,14 +340,14 @@ def test_a_byte_limit_is_exact_and_lets_one_message_in(tmp_path: Path, budget: i
 
 def test_a_disk_slower_than_the_feed_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     go_on = threading.Event()
-    sync = storage_module._sync_file
+    sync = storage_module.sync_file
 
     def slow(path: Path) -> None:
         go_on.wait(30)
         sync(path)
 
     log = writer(tmp_path)
-    monkeypatch.setattr(storage_module, "_sync_file", slow)
+    monkeypatch.setattr(storage_module, "sync_file", slow)
     for _ in range(4):
         log.append(batch_of([b"x"]))
         last = log.cut()

@@ -24,17 +24,20 @@ from zmq_datasource.errors import (
     RowError,
     SendTimeoutError,
     SocketError,
+    SubscriptionError,
     TransactionError,
     WorkbenchError,
     ZmqDataSourceError,
 )
 from zmq_datasource.producer import Producer
+from zmq_datasource.proxy.handle import Proxy
 from zmq_datasource.spark.datasource import ZmqDataSource
 from zmq_datasource.spark.history import metrics_dataframe
 from zmq_datasource.spark.listener import ZmqMetricsListener
 from zmq_datasource.spark.live import live_view
 from zmq_datasource.spark.progress import QueryMetrics, metrics
 from zmq_datasource.spark.registration import register
+from zmq_datasource.subscriber import DurableMessage, DurableSubscriber
 
 __version__ = "0.1.0"
 
@@ -42,6 +45,8 @@ __all__ = [
     "DamagedChunkError",
     "DataLossError",
     "DeadLetterError",
+    "DurableMessage",
+    "DurableSubscriber",
     "EndpointError",
     "FlushTimeoutError",
     "LogError",
@@ -55,10 +60,12 @@ __all__ = [
     "OptionError",
     "Producer",
     "ProtocolError",
+    "Proxy",
     "QueryMetrics",
     "RowError",
     "SendTimeoutError",
     "SocketError",
+    "SubscriptionError",
     "TransactionError",
     "WorkbenchError",
     "ZmqDataSource",

@@ -178,8 +178,26 @@ class Acceptor:
         """Nothing: transactions go into the log as a whole."""
         return MESSAGE_SCHEMA.empty_table().to_batches()[0]
 
-    def receive(self, most: int = ROUND_MESSAGES) -> int:
+    @property
+    def socket(self) -> zmq.Socket[bytes]:
+        """For a poller."""
+        return self._socket
+
+    @property
+    def connections(self) -> int:
+        """Senders that are connected."""
+        return self._open.watch.peers
+
+    @property
+    def busy(self) -> bool:
+        """Whether something is under way that ends without a message."""
+        return bool(self.committer.busy or self._finishing)
+
+    def receive(self, most: int = ROUND_MESSAGES, wait: bool = True) -> int:
         """One round: wait up to ``WAIT_MS`` for a message, then take what is there, and answer.
+
+        Args:
+            wait: False where somebody else waits for the socket.
 
         Returns:
             How many messages were taken.
@@ -190,7 +208,7 @@ class Acceptor:
             self._next_housekeeping = now + _HOUSEKEEPING_SECONDS
         self._answer_what_is_done()
         # What is under way is done by another thread, so look again soon.
-        if not self._socket.poll(1 if self._busy else WAIT_MS):
+        if not self._socket.poll((1 if self.busy else WAIT_MS) if wait else 0):
             return 0
         taken = 0
         while taken < most and int(self._socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
@@ -221,13 +239,9 @@ class Acceptor:
     def settle(self, patience: float) -> None:
         """Answer what is under way."""
         deadline = time.monotonic() + patience
-        while self._busy and time.monotonic() < deadline:
+        while self.busy and time.monotonic() < deadline:
             self._answer_what_is_done()
             time.sleep(WAIT_MS / 1000)
-
-    @property
-    def _busy(self) -> bool:
-        return bool(self.committer.busy or self._finishing)
 
     def _answer_what_is_done(self) -> None:
         self._answer_staged()

@@ -10,10 +10,10 @@ The rules:
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -23,9 +23,22 @@ from zmq_datasource.errors import DamagedChunkError, ProtocolError
 from zmq_datasource.protocol import Commit
 from zmq_datasource.transactions import Ledger
 from zmq_datasource.wal.staging import Staging
-from zmq_datasource.wal.writer import LogWriter
 
-__all__ = ["Committer", "Done", "UnknownAttemptError"]
+__all__ = ["Committer", "Done", "TransactionLog", "UnknownAttemptError"]
+
+
+class TransactionLog(Protocol):
+    """What a committer needs of a log (``wal.writer.LogWriter``)."""
+
+    @property
+    def full(self) -> bool:
+        """Whether nothing more is to come for now."""
+
+    def append_whole(self, batches: Iterable[pa.RecordBatch]) -> None:
+        """Append all or, raising LogError, nothing."""
+
+    def cut(self, keep: bool = False) -> Future[int]:
+        """Resolves when all that was appended is durable."""
 
 
 class UnknownAttemptError(ProtocolError):
@@ -69,7 +82,7 @@ class Committer:
         self._counters = counters
         self._staging = staging
         self._ledger = ledger
-        self.log: LogWriter
+        self.log: TransactionLog
         self._running: list[_Running] = []
         self._uncut: list[_Running] = []  # those of this moment
         self._deferred: list[tuple[bytes, Commit]] = []

@@ -11,6 +11,7 @@
     │   ├── SendTimeoutError   the peers stayed full for sendTimeout
     │   ├── FlushTimeoutError  linger ran out with messages still queued
     │   ├── ProtocolError      the other side of the acknowledged transport speaks something else
+    │   ├── SubscriptionError  a durable subscription that the proxy refuses, or has ended
     │   ├── TransactionError   a transaction that the receiver refused
     │   ├── MalformedMessageError  a message does not fit its framing (onMalformed=fail)
     │   └── MessageLossError   sequences show messages that never came (onLoss=fail)
@@ -46,6 +47,7 @@ __all__ = [
     "RowError",
     "SendTimeoutError",
     "SocketError",
+    "SubscriptionError",
     "TransactionError",
     "WorkbenchError",
     "ZmqDataSourceError",
@@ -86,6 +88,10 @@ class FlushTimeoutError(SocketError):
 
 class ProtocolError(SocketError):
     """The other side of the acknowledged transport sent what is no message of it."""
+
+
+class SubscriptionError(SocketError):
+    """A durable subscription that the proxy refuses, or that another client has taken over."""
 
 
 class TransactionError(SocketError):

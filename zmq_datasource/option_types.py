@@ -33,9 +33,11 @@ __all__ = [
     "Restart",
     "SinkFraming",
     "SinkSocket",
+    "SlowSubscriber",
     "SourceSocket",
     "Topics",
     "View",
+    "WhenFull",
     "ZmqOptions",
 ]
 
@@ -110,6 +112,18 @@ class View(Choice):
     """What a batch read of a log shows."""
 
     allowed = ("messages", "gaps")
+
+
+class SlowSubscriber(Choice):
+    """What a full queue of a plain subscriber means to a proxy."""
+
+    allowed = ("drop", "wait", "disconnect")
+
+
+class WhenFull(Choice):
+    """What a full log means to a proxy."""
+
+    allowed = ("discard", "wait")
 
 
 class CountedBy(tuple[str, ...]):

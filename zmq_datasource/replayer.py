@@ -17,6 +17,7 @@ The rules:
 from __future__ import annotations
 
 import time
+import uuid
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 
@@ -25,7 +26,7 @@ import zmq
 
 from zmq_datasource.counters import SourceCounters
 from zmq_datasource.framing.fields import UnfitError
-from zmq_datasource.framing.replay import Reply, read_reply, request
+from zmq_datasource.framing.replay import TOPIC_WANTED, Reply, read_reply, request
 from zmq_datasource.limited_log import LimitedLog
 from zmq_datasource.option_types import Endpoint, Endpoints, SourceSocket
 from zmq_datasource.options import ReadOptions
@@ -97,7 +98,7 @@ class Replayer:
         Raises:
             EndpointError: The endpoint cannot be connected.
         """
-        self._open = OpenSocket(self._options, lambda sock: None)
+        self._open = OpenSocket(self._options, _name)
 
     def close(self) -> None:
         if self._open is not None:
@@ -260,7 +261,7 @@ class Replayer:
         """A new connection, to which nothing that was asked for before is sent."""
         self.close()
         # A name that does not resolve (any more) is libzmq's to try again: nobody waits for it here.
-        self._open = OpenSocket(self._options, lambda sock: None, check_hosts=False)
+        self._open = OpenSocket(self._options, _name, check_hosts=False)
 
     def _ask(self, start: int) -> None:
         self._asked = start
@@ -270,6 +271,11 @@ class Replayer:
         with suppress(zmq.Again):
             self.socket.send_multipart(request(start), zmq.NOBLOCK)
         self._lines.info("asking %s for messages from sequence %d on", self._options.connect, start)
+
+
+def _name(sock: zmq.Socket[bytes]) -> None:
+    """A proxy then tells each message's topic; to a publisher a name is a name."""
+    sock.setsockopt(zmq.ROUTING_ID, TOPIC_WANTED + uuid.uuid4().hex.encode())
 
 
 def _epoch(judge: Judge, key: Key) -> int:

@@ -11,8 +11,10 @@ import errno
 import fcntl
 import functools
 import math
+import os
 import socket as stdlib_socket
 import struct
+import sys
 import termios
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -25,14 +27,17 @@ from zmq_datasource.counters import SourceCounters
 from zmq_datasource.errors import EndpointError, OptionError
 from zmq_datasource.messages import MAX_MESSAGE_BYTES
 from zmq_datasource.option_types import Endpoint, ZmqOptions
-from zmq_datasource.options import ReadOptions, SocketOptions, WriteOptions
+from zmq_datasource.options import ProxySocketOptions, ReadOptions, SocketOptions, WriteOptions
 from zmq_datasource.peers import PeerWatch, socket_type
 
 __all__ = [
+    "Connection",
     "OpenSocket",
     "attach",
     "check_socket_options",
+    "connections",
     "count_connections",
+    "hang_up",
     "more_frames",
     "new_socket",
 ]
@@ -88,6 +93,14 @@ def new_socket(context: zmq.Context[zmq.Socket[bytes]], options: SocketOptions) 
             ours = {zmq.SNDHWM: options.sndhwm, zmq.LINGER: options.linger}
             if options.socket_type == "PUB":
                 ours |= {zmq.XPUB_NODROP: 1, zmq.XPUB_VERBOSE: 1}
+        case ProxySocketOptions():
+            sock = context.socket(getattr(zmq, options.socket_type))
+            ours = {
+                zmq.RCVHWM: options.rcvhwm,
+                zmq.SNDHWM: options.sndhwm,
+                zmq.LINGER: options.linger,
+                zmq.MAXMSGSIZE: MAX_MESSAGE_BYTES,
+            }
         case _:
             raise TypeError(f"no socket for {type(options)}")
     try:
@@ -240,6 +253,45 @@ def _set(sock: zmq.Socket[bytes], name: str, value: str, all_options: ZmqOptions
         raise OptionError(
             f"option zmq.{name}: {shown}: libzmq refuses it for a {socket_type(sock)} socket: {e.strerror}"
         ) from e
+
+
+class Connection(NamedTuple):
+    """A connection that is up, and how many bytes the system has not got rid of; ``inode`` names it."""
+
+    inode: int
+    peer: str
+    unsent: int
+    ipc: bool
+
+
+def connections(watch: PeerWatch) -> list[Connection]:
+    """The connections of a socket, as the operating system sees them."""
+    found = []
+    for handle, ipc in watch.hold():
+        with handle:
+            inode = os.fstat(handle.fileno()).st_ino
+            found.append(Connection(inode, _peer_name(handle, ipc), _unwritten(handle), ipc))
+    return found
+
+
+def hang_up(watch: PeerWatch, connection: Connection) -> None:
+    """End one connection of a socket, which libzmq has no call for. The peer may come again."""
+    for handle, _ in watch.hold():
+        with handle:
+            if os.fstat(handle.fileno()).st_ino == connection.inode:
+                with suppress(OSError):  # gone already
+                    handle.shutdown(stdlib_socket.SHUT_RDWR)
+
+
+def _peer_name(handle: stdlib_socket.socket, ipc: bool) -> str:
+    try:
+        if ipc:
+            credentials = handle.getsockopt(stdlib_socket.SOL_SOCKET, stdlib_socket.SO_PEERCRED, 12)
+            return f"process {int.from_bytes(credentials[:4], sys.byteorder)}"
+        host, port, *_ = handle.getpeername()
+        return f"{host}:{port}"
+    except (OSError, AttributeError):  # hung up meanwhile, or a system that cannot tell
+        return "unknown"
 
 
 def count_connections(counters: SourceCounters, watches: Sequence[PeerWatch]) -> None:

@@ -14,9 +14,12 @@ from typing import NamedTuple
 
 from zmq_datasource.framing.fields import UnfitError
 
-__all__ = ["Reply", "read_reply", "request"]
+__all__ = ["END", "TOPIC_WANTED", "Reply", "read_reply", "request"]
 
-_END = b"\xff" * 8
+# The sequence of a reply that ends a replay.
+END = b"\xff" * 8
+# A proxy tells the topics of what it replays to clients whose routing id begins so (docs/proxy.md).
+TOPIC_WANTED = b"topic:"
 
 
 class Reply(NamedTuple):
@@ -45,7 +48,7 @@ def read_reply(frames: list[bytes]) -> Reply:
     number, value = parts[-2:]
     if len(number) != 8:
         raise UnfitError(f"the sequence of a reply has {len(number)} bytes, 8 expected")
-    if number == _END and not value:
+    if number == END and not value:
         return Reply(None, topic, value)
     sequence = int.from_bytes(number, "big")
     if sequence >= 2**63:

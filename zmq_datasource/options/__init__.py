@@ -6,6 +6,7 @@ How a declaration becomes a parsed, checked value is in ``option_parser``; the r
 """
 
 from zmq_datasource.options.framing import FramingOptions, Numbering
+from zmq_datasource.options.proxy import ProxyOptions, ProxySocketOptions
 from zmq_datasource.options.read import BatchReadOptions, ReadOptions, StreamReadOptions
 from zmq_datasource.options.socket import SocketOptions
 from zmq_datasource.options.write import WriteOptions
@@ -14,6 +15,8 @@ __all__ = [
     "BatchReadOptions",
     "FramingOptions",
     "Numbering",
+    "ProxyOptions",
+    "ProxySocketOptions",
     "ReadOptions",
     "SocketOptions",
     "StreamReadOptions",

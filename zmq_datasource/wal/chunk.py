@@ -14,9 +14,9 @@ from zmq_datasource.messages import FRAMING, LOG_SCHEMA
 from zmq_datasource.wal.layout import parse_chunk_name
 from zmq_datasource.wal.storage import LogStorage
 
-__all__ = ["fingerprint", "read_chunk", "read_metadata", "write_batches"]
+__all__ = ["CHECKSUM", "fingerprint", "read_chunk", "read_metadata", "write_batches"]
 
-_CHECKSUM = b"xxh3"
+CHECKSUM = b"xxh3"
 
 
 def write_batches(
@@ -32,11 +32,11 @@ def write_batches(
     schema = LOG_SCHEMA.with_metadata({**(batches[0].schema.metadata or {}), **metadata})
     with pa.ipc.new_file(file, schema) as writer:
         for batch in batches:
-            writer.write_batch(batch, custom_metadata={_CHECKSUM: fingerprint(batch)})
+            writer.write_batch(batch, custom_metadata={CHECKSUM: fingerprint(batch)})
 
 
 def read_metadata(storage: LogStorage, partition: int, name: str) -> Mapping[bytes, bytes]:
-    """The metadata of a chunk's schema.
+    """What a chunk carries beside its rows: in its schema, or where it grew group by group, in its last batch.
 
     Raises:
         DamagedChunkError: The file is no Arrow file.
@@ -44,7 +44,12 @@ def read_metadata(storage: LogStorage, partition: int, name: str) -> Mapping[byt
     """
     try:
         with storage.open_chunk(partition, name) as file:
-            return pa.ipc.open_file(file).schema.metadata or {}
+            reader = pa.ipc.open_file(file)
+            metadata = reader.schema.metadata
+            if metadata or not reader.num_record_batches:
+                return metadata or {}
+            _, custom = reader.get_batch_with_custom_metadata(reader.num_record_batches - 1)
+            return dict(custom or {})
     except FileNotFoundError:
         raise
     except (OSError, pa.ArrowException) as e:
@@ -89,7 +94,7 @@ def read_chunk(
                 first, next_id = next_id, next_id + batch.num_rows
                 if next_id <= start:
                     continue
-                intact = metadata is not None and metadata.get(_CHECKSUM) == fingerprint(batch)
+                intact = metadata is not None and metadata.get(CHECKSUM) == fingerprint(batch)
             except (OSError, pa.ArrowException, ValueError) as e:
                 raise DamagedChunkError(
                     f"reading batch {position} of chunk {path} (from id {next_id}): {e}"

@@ -74,6 +74,14 @@ class ChunkIndex:
             count += 1
         return self._chunks[:count]
 
+    def oldest(self, size: int, below: int) -> Sequence[Chunk]:
+        """The fewest front chunks with so many bytes, as far as they end by id ``below``; never the newest."""
+        count = 0
+        while count < len(self._chunks) - 1 and size > 0 and self._chunks[count].end <= below:
+            size -= self._chunks[count].size
+            count += 1
+        return self._chunks[:count]
+
     def remove_front(self, count: int) -> None:
         """Forget the first ``count`` chunks."""
         self.size -= sum(chunk.size for chunk in self._chunks[:count])

@@ -12,11 +12,14 @@ __all__ = [
     "READERS_NAME",
     "STAGING_NAME",
     "START_NAME",
+    "SUBSCRIPTIONS_NAME",
     "TEMPORARY_PREFIX",
     "Chunk",
     "StateFile",
     "chunk_name",
+    "growing_name",
     "parse_chunk_name",
+    "parse_growing_name",
     "parse_state_name",
 ]
 
@@ -26,8 +29,11 @@ LOCK_NAME = "writer.lock"
 START_NAME = "start.json"
 STAGING_NAME = "staging"
 READERS_NAME = "readers"
+SUBSCRIPTIONS_NAME = "subscriptions.json"
 TEMPORARY_PREFIX = "."
 
+# A chunk that is being written group by group; see wal.growing.
+_GROWING_NAME = re.compile(r"\.open-(\d{20})\.arrow")
 _CHUNK_NAME = re.compile(r"(\d{20})-(\d{20})\.arrow")
 _STATE_NAME = re.compile(r"state-(\d{20})-(\d{20})\.json")
 
@@ -50,6 +56,16 @@ class Chunk(NamedTuple):
 
 def chunk_name(first: int, end: int) -> str:
     return f"{first:020d}-{end:020d}.arrow"
+
+
+def growing_name(first: int) -> str:
+    return f"{TEMPORARY_PREFIX}open-{first:020d}.arrow"
+
+
+def parse_growing_name(name: str) -> int | None:
+    """The first id that the name of an open chunk declares, or None for another file."""
+    match = _GROWING_NAME.fullmatch(name)
+    return None if match is None else int(match[1])
 
 
 def parse_chunk_name(name: str) -> tuple[int, int] | None:

@@ -8,6 +8,7 @@ what is durable, commit, or read the index.
 
 from __future__ import annotations
 
+import functools
 import logging
 import queue
 import threading
@@ -15,17 +16,19 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import pyarrow as pa
 
 from zmq_datasource.errors import LogError, LogWriteError
 from zmq_datasource.messages import number_rows
 from zmq_datasource.wal.chunk import write_batches
+from zmq_datasource.wal.files import WriterLock
+from zmq_datasource.wal.growing import GrowingChunk, Grown, read_groups
 from zmq_datasource.wal.index import ChunkIndex
 from zmq_datasource.wal.layout import Chunk, StateFile, chunk_name
 from zmq_datasource.wal.state import Carried, SavedState, chunk_metadata, read_saved_state, state_content
-from zmq_datasource.wal.storage import LogStorage, WriterLock
+from zmq_datasource.wal.storage import LogStorage
 
 __all__ = ["LogWriter"]
 
@@ -38,7 +41,13 @@ _EXPIRY_SECONDS = 1.0
 
 
 class _Job(NamedTuple):
-    """What the sealing thread does: write a state file, a chunk, both, or nothing."""
+    """What the sealing thread does: write a state file, a chunk, both, or nothing.
+
+    Attributes:
+        first: Of the chunk.
+        grows: Whether the chunk is written group by group, of which this is one.
+        last: Whether the chunk ends with it.
+    """
 
     batches: Sequence[pa.RecordBatch]
     first: int
@@ -46,6 +55,8 @@ class _Job(NamedTuple):
     done: Future[int]
     state: tuple[StateFile, bytes] | None
     metadata: Mapping[bytes, bytes]
+    grows: bool
+    last: bool
 
 
 class LogWriter:
@@ -58,6 +69,8 @@ class LogWriter:
         max_bytes: Size of the log at which ``full`` becomes true.
         retention: Seconds that a committed chunk stays.
         sync: Whether a chunk is forced to the disk before it counts as durable.
+        make_room: Whether chunks are deleted before their time so that it never gets there: none, those
+            that are committed (``done``), or the oldest, needed or not (``any``).
         carried: Whose state the log keeps beside the rows; it is asked whenever a chunk is cut.
         clock: Seconds since the epoch; compared with the files' modification times.
     """
@@ -71,6 +84,7 @@ class LogWriter:
         max_bytes: int,
         retention: float = 0.0,
         sync: bool = True,
+        make_room: Literal["none", "done", "any"] = "none",
         carried: Carried | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
@@ -80,6 +94,7 @@ class LogWriter:
         self._max_bytes = max_bytes
         self._retention = retention
         self._sync = sync
+        self._make_room = make_room
         self._carried = carried
         self._clock = clock
 
@@ -96,9 +111,15 @@ class LogWriter:
         self._open_bytes = 0
         self._next = 0
         self._cut_to = 0
+        self._begun = False  # whether some of it was written already
 
         self._state_version = 0
         self._base_version: int | None = None
+
+        # What grows belongs to the sealing thread; others read how far it has come.
+        self._growing: GrowingChunk | None = None
+        self.grown: Grown | None = None
+        self._next_expiry = 0.0
 
         self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
         self._waiting = 0
@@ -122,8 +143,9 @@ class LogWriter:
         self.log_id = self._storage.open_log()
         lock = self._storage.lock(self._partition, lock_wait)
         try:
-            self._storage.remove_temporaries(self._partition)
             self._index = ChunkIndex(self._storage.chunks(self._partition))
+            self._recover_growing()
+            self._storage.remove_temporaries(self._partition)
             self.saved = read_saved_state(self._storage, self._partition)
             self._storage.remove_states(self._partition, but=self.saved.base)
         except LogError:
@@ -134,6 +156,32 @@ class LogWriter:
         self._committed = self._index.earliest
         self._state_version, self._base_version = self.saved.version, self.saved.base
         self._sealer.start()
+
+    def _recover_growing(self) -> None:
+        """Make a chunk of what a crashed writer had of one."""
+        for first in self._storage.growing(self._partition):
+            batches, metadata = read_groups(self._storage.read_growing(self._partition, first))
+            rows = sum(batch.num_rows for batch in batches)
+            if first != self._index.end:
+                if first > self._index.end:  # never left behind by a process that was killed
+                    _log.error(
+                        "log %s: the ids %d to %d were being written when the machine stopped, those before them are "
+                        "missing; they are discarded",
+                        self._storage.root,
+                        first,
+                        first + rows - 1,
+                    )
+                continue
+            if rows:
+                _log.info("log %s: recovered the ids %d to %d", self._storage.root, first, first + rows - 1)
+                self._index.append(
+                    self._storage.write_chunk(
+                        self._partition,
+                        chunk_name(first, first + rows),
+                        functools.partial(write_batches, batches=batches, metadata=metadata),
+                        self._sync,
+                    )
+                )
 
     # The receiving thread's side.
 
@@ -188,13 +236,27 @@ class LogWriter:
             Resolves to the durable end of the log once this chunk and all before it are
             sealed; fails with LogWriteError.
         """
+        return self._hand_over(last=True, keep=keep)
+
+    def flush(self) -> Future[int]:
+        """Have what was appended so far written to the open chunk, from where no crash takes it.
+
+        Returns:
+            Resolves to the id after the last one written; fails with LogWriteError.
+        """
+        return self._hand_over(last=False, keep=False)
+
+    def _hand_over(self, last: bool, keep: bool) -> Future[int]:
         done: Future[int] = Future()
         batches, first = self._open, self._cut_to
         state, metadata = self._state(bool(batches), keep)
-        self._open, self._open_bytes, self._cut_to = [], 0, self._next
+        self._open = []
+        self._begun = grows = self._begun or (bool(batches) and not last)
+        if last:
+            self._open_bytes, self._cut_to, self._begun = 0, self._next, False
         with self._lock:
             self._waiting += 1
-        self._jobs.put(_Job(batches, first, self._next, done, state, metadata))
+        self._jobs.put(_Job(batches, first, self._next, done, state, metadata, grows, last))
         return done
 
     def _state(self, rows: bool, keep: bool) -> tuple[tuple[StateFile, bytes] | None, dict[bytes, bytes]]:
@@ -228,7 +290,7 @@ class LogWriter:
         with self._lock:
             spent = len(self._index) == 1 and self._index.end <= self._committed
             kept = 0 if spent else self._index.size
-            return kept + self._doomed_bytes + self._unwritten_bytes >= self._max_bytes
+            return kept + self._doomed_bytes + self._growing_bytes + self._unwritten_bytes >= self._max_bytes
 
     # Everybody's side.
 
@@ -249,6 +311,11 @@ class LogWriter:
         return self._next - self.durable_end
 
     @property
+    def open_bytes(self) -> int:
+        """The size in memory of what is in the open chunk so far."""
+        return self._open_bytes
+
+    @property
     def unsealed_bytes(self) -> int:
         """What those take in memory."""
         with self._lock:
@@ -258,7 +325,11 @@ class LogWriter:
     def size(self) -> int:
         """Bytes of the chunks there are."""
         with self._lock:
-            return self._index.size + self._doomed_bytes
+            return self._index.size + self._doomed_bytes + self._growing_bytes
+
+    @property
+    def _growing_bytes(self) -> int:
+        return 0 if self.grown is None else self.grown.bytes
 
     @property
     def chunks(self) -> int:
@@ -273,9 +344,13 @@ class LogWriter:
 
     def commit(self, end: int) -> None:
         """Spark will never again ask for an id below ``end``: delete what is past its retention too."""
+        self.set_committed(end)
+        self.remove_expired()
+
+    def set_committed(self, end: int) -> None:
+        """The same, and leave the deleting to the sealing thread."""
         with self._lock:
             self._committed = max(self._committed, end)
-        self.remove_expired()
 
     def remove_expired(self) -> None:
         """Delete committed chunks whose retention has passed.
@@ -286,6 +361,11 @@ class LogWriter:
         with self._removing:  # front first, so that a crash in between leaves no hole
             with self._lock:
                 chunks = self._index.removable(self._committed, self._clock() - self._retention)
+                if self._make_room != "none":
+                    # Room for the chunk that grows, and for what comes meanwhile.
+                    over = self._index.size + 5 * self._chunk_bytes - self._max_bytes
+                    below = self._committed if self._make_room == "done" else self._index.end
+                    chunks = max(chunks, self._index.oldest(over, below), key=len)
                 self._index.remove_front(len(chunks))
                 self._doomed.extend(chunks)
                 self._doomed_bytes += sum(chunk.size for chunk in chunks)
@@ -326,6 +406,9 @@ class LogWriter:
                 continue
             if job is None:
                 return
+            if time.monotonic() >= self._next_expiry:  # a log that is never idle
+                self._next_expiry = time.monotonic() + _EXPIRY_SECONDS
+                self.remove_expired()
             try:
                 job.done.set_result(self._seal(job))
             except Exception as e:
@@ -343,20 +426,40 @@ class LogWriter:
             raise self._failure
         if job.state is not None:
             self._storage.write_state(self._partition, *job.state, self._sync)
-        if job.batches:
-            chunk = self._storage.write_chunk(
-                self._partition,
-                chunk_name(job.first, job.end),
-                lambda file: write_batches(file, job.batches, job.metadata),
-                self._sync,
-            )
-            with self._lock:
+        chunk = self._grow(job) if job.grows else self._write(job)
+        with self._lock:
+            self._unwritten_bytes -= sum(batch.nbytes for batch in job.batches)
+            if chunk is not None:
                 self._index.append(chunk)
-                self._unwritten_bytes -= sum(batch.nbytes for batch in job.batches)
+                self.grown = None
+        if chunk is not None:
             _log.debug("sealed chunk %s, %d bytes", chunk.name, chunk.size)
+            if self._make_room != "none":
+                self.remove_expired()
         if job.state is not None:  # nothing needs those before it any more
             try:
                 self._storage.remove_states(self._partition, but=job.state[0].version)
             except LogWriteError as e:
                 _log.warning("%s", e)
         return job.end
+
+    def _write(self, job: _Job) -> Chunk | None:
+        if not job.batches:
+            return None
+        return self._storage.write_chunk(
+            self._partition,
+            chunk_name(job.first, job.end),
+            lambda file: write_batches(file, job.batches, job.metadata),
+            self._sync,
+        )
+
+    def _grow(self, job: _Job) -> Chunk | None:
+        if self._growing is None:
+            self._growing = GrowingChunk(self._storage, self._partition, job.first)
+        if job.batches:
+            self._growing.append(job.batches, job.metadata, self._sync)
+            self.grown = self._growing.grown
+        if not job.last:
+            return None
+        chunk, self._growing = self._growing.finish(self._sync), None
+        return chunk

@@ -1,0 +1,395 @@
+"""proxy.server: what a durable subscriber missed, in order, then what comes; and any range again."""
+
+from __future__ import annotations
+
+import json
+import logging
+from pathlib import Path
+
+import pytest
+import zmq
+
+from tests.proxies import ProxyThreads, endpoints, receive
+from tests.support import Socket, drain, stream_options, wait_for
+from zmq_datasource import DurableSubscriber, LogFormatError, NoPeerError, OptionError, SubscriptionError
+from zmq_datasource.ingest import Ingest
+from zmq_datasource.proxy.subscriptions import Subscription, Subscriptions
+from zmq_datasource.wal.storage import LogStorage
+
+SIDES = ("pull", "durable", "replay")
+
+pytestmark = pytest.mark.spark  # they are many, and each has sockets to connect and to close
+
+
+def number(value: int) -> bytes:
+    return value.to_bytes(8, "big")
+
+
+def feed(context: zmq.Context[Socket], proxy: ProxyThreads, *messages: list[bytes]) -> None:
+    """Send these, and wait until they are in the log."""
+    push = context.socket(zmq.PUSH)
+    push.connect(proxy.sides["pull"])
+    before = proxy.flow.journal.next_id
+    for message in messages:
+        push.send_multipart(message)
+    wait_for(lambda: proxy.flow.journal.next_id == before + len(messages), "journaled")
+    push.close(1000)
+
+
+def take(subscriber: DurableSubscriber, count: int) -> list[bytes]:
+    values = []
+    for _ in range(count):
+        message = subscriber.receive(30)
+        assert message is not None, values
+        values.append(message.value)
+    return values
+
+
+def positions(proxy: ProxyThreads) -> dict[str, int]:
+    """Where each durable subscriber is, as of the newest status."""
+    return {account["name"]: account["nextId"] for account in proxy.status.get("durable", ())}
+
+
+def test_who_was_away_gets_what_it_missed_and_then_the_live_flow(
+    context: zmq.Context[Socket], tmp_path: Path
+) -> None:
+    with ProxyThreads(tmp_path, endpoints(*SIDES), walFlushInterval="100ms") as proxy:
+        feed(context, proxy, [b"a", b"0"], [b"b", b"1"])
+        with DurableSubscriber(proxy.sides["durable"], "me") as me:
+            assert me.new
+            assert take(me, 2) == [b"0", b"1"]
+        feed(context, proxy, [b"c", b"2"])
+        proxy.flow.journal.log.commit(0)
+        wait_for(lambda: proxy.flow.journal.log.chunks >= 1, "sealed")
+        feed(context, proxy, [b"x", b"y", b"3"])
+        with DurableSubscriber(proxy.sides["durable"], "me") as me:
+            assert not me.new
+            missed = [me.receive(30), me.receive(30)]
+            assert [(m.id, m.topic, m.value, m.frames) for m in missed if m] == [
+                (2, b"c", b"2", (b"c", b"2")),
+                (3, b"x", b"3", (b"x", b"y", b"3")),
+            ]
+            feed(context, proxy, [b"live"])
+            assert take(me, 1) == [b"live"]
+            assert me.receive(0.05) is None
+
+
+def test_only_what_was_acknowledged_does_not_come_again(context: zmq.Context[Socket], tmp_path: Path) -> None:
+    with ProxyThreads(tmp_path, endpoints(*SIDES)) as proxy:
+        feed(context, proxy, *([b"t", b"%d" % i] for i in range(10)))
+        with DurableSubscriber(proxy.sides["durable"], "me", auto_ack=False) as me:
+            take(me, 8)
+            me.ack(4, wait=True)
+            with pytest.raises(OptionError, match="has not come yet"):
+                me.ack(9)
+        with pytest.raises(ZeroDivisionError), DurableSubscriber(proxy.sides["durable"], "me") as me:
+            assert take(me, 2) == [b"5", b"6"]  # asking for the second acknowledges the first
+            raise ZeroDivisionError
+        with DurableSubscriber(proxy.sides["durable"], "me") as me:
+            assert take(me, 4) == [b"6", b"7", b"8", b"9"]
+        wait_for(lambda: positions(proxy) == {"me": 10}, "all acknowledged")
+
+
+def test_topics_are_prefixes_and_others_do_not_count_as_backlog(
+    context: zmq.Context[Socket], tmp_path: Path
+) -> None:
+    with (
+        ProxyThreads(tmp_path, endpoints(*SIDES)) as proxy,
+        DurableSubscriber(proxy.sides["durable"], "me", topics=["a.", b"b"]) as me,
+    ):
+        feed(context, proxy, [b"a.1", b"0"], [b"c", b"1"], [b"b", b"2"], [b"a", b"3"], [b"4"])
+        assert take(me, 2) == [b"0", b"2"]
+        assert me.receive(0.05) is None
+        wait_for(lambda: positions(proxy) == {"me": 5}, "others stepped over")
+        account = proxy.status["durable"][0]
+        assert (account["backlog"], account["sent"]) == (0, 2)
+
+
+def test_where_a_new_subscription_begins(context: zmq.Context[Socket], tmp_path: Path) -> None:
+    with ProxyThreads(tmp_path, endpoints(*SIDES)) as proxy:
+        feed(context, proxy, *([b"t", b"%d" % i] for i in range(4)))
+        wait_for(lambda: proxy.server._view.end == 4, "the server has seen it")
+        for name, start, first in (("e", "earliest", b"0"), ("i", 2, b"2"), ("l", "latest", b"4")):
+            with DurableSubscriber(proxy.sides["durable"], name, start=start) as me:
+                if name == "l":
+                    feed(context, proxy, [b"t", b"4"])
+                assert take(me, 1) == [first]
+
+
+def test_a_name_is_taken_over_and_the_one_before_is_told(
+    context: zmq.Context[Socket], tmp_path: Path
+) -> None:
+    with ProxyThreads(tmp_path, endpoints(*SIDES)) as proxy:
+        feed(context, proxy, [b"t", b"0"], [b"t", b"1"])
+        first = DurableSubscriber(proxy.sides["durable"], "me", auto_ack=False)
+        with pytest.raises(SubscriptionError, match="another client has subscribed as 'me'"), first:
+            assert take(first, 1) == [b"0"]
+            with DurableSubscriber(proxy.sides["durable"], "me", auto_ack=False) as second:
+                assert take(second, 2) == [b"0", b"1"]
+                while True:
+                    first.receive(30)
+
+
+def test_credit_bounds_what_is_on_the_way(context: zmq.Context[Socket], tmp_path: Path) -> None:
+    with ProxyThreads(tmp_path, endpoints(*SIDES)) as proxy:
+        feed(context, proxy, *([b"t", b"%d" % i] for i in range(50)))
+        dealer = context.socket(zmq.DEALER)
+        dealer.connect(proxy.sides["durable"])
+        dealer.send_multipart([b"SUBSCRIBE", b"1", b"raw", number(0), b"earliest", b"", number(3)])
+        assert receive(dealer, 1)[0][0] == b"READY"
+
+        def messages() -> list[bytes]:
+            return [m[3] for m in drain(dealer, 100) if m[0] == b"MESSAGE"]
+
+        assert messages() == [b"0", b"1", b"2"]
+        dealer.send_multipart([b"CREDIT", number(2)])
+        assert messages() == [b"3", b"4"]
+        dealer.send_multipart([b"ACK", number(49)])
+        assert receive(dealer, 1)[0][:2] == [b"REFUSED", b"protocol"]
+        dealer.send_multipart([b"ACK", number(4)])
+        assert [b"ACKED", number(5)] in drain(dealer, 100)
+
+
+def test_what_was_deleted_is_told_not_skipped(
+    context: zmq.Context[Socket], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with ProxyThreads(tmp_path, endpoints(*SIDES), walMaxBytes="1m", walFlushInterval="100ms") as proxy:
+        with DurableSubscriber(proxy.sides["durable"], "me") as me:
+            feed(context, proxy, [b"t", b"first"])
+            take(me, 1)
+        feed(context, proxy, *([b"t", b"." * 10_000] for _ in range(300)))
+        with DurableSubscriber(proxy.sides["durable"], "me") as me:
+            message = me.receive(30)
+            assert message is not None
+            assert message.id > 1
+            assert me.lost == message.id - 1
+    assert "were deleted before" in caplog.text
+
+
+def test_a_proxy_that_starts_again_knows_everybody(context: zmq.Context[Socket], tmp_path: Path) -> None:
+    sides = endpoints(*SIDES)
+    with ProxyThreads(tmp_path, sides) as proxy:
+        feed(context, proxy, *([b"t", b"%d" % i] for i in range(10)))
+        with DurableSubscriber(sides["durable"], "me") as me:
+            take(me, 4)
+    with ProxyThreads(tmp_path, sides) as proxy, DurableSubscriber(sides["durable"], "me") as me:
+        assert not me.new
+        assert take(me, 6) == [b"%d" % i for i in range(4, 10)]
+
+
+def test_a_client_goes_on_by_itself_when_the_proxy_comes_back(
+    context: zmq.Context[Socket], tmp_path: Path
+) -> None:
+    sides = endpoints(*SIDES)
+    me = DurableSubscriber(sides["durable"], "me", auto_ack=False)
+    with ProxyThreads(tmp_path, sides) as proxy:
+        feed(context, proxy, *([b"t", b"%d" % i] for i in range(5)))
+        me.__enter__()
+        assert take(me, 3) == [b"0", b"1", b"2"]
+        me.ack(1)
+    with ProxyThreads(tmp_path, sides) as proxy:
+        feed(context, proxy, [b"t", b"5"])
+        assert take(me, 3) == [b"3", b"4", b"5"]  # what this client has is not sent to it again
+        me.ack(5, wait=True)
+        me.__exit__(None, None, None)
+        wait_for(lambda: positions(proxy) == {"me": 6}, "acknowledged")
+
+
+def test_a_subscription_can_be_ended(context: zmq.Context[Socket], tmp_path: Path) -> None:
+    with ProxyThreads(tmp_path, endpoints(*SIDES)) as proxy:
+        feed(context, proxy, [b"t", b"0"])
+        with DurableSubscriber(proxy.sides["durable"], "me") as me:
+            take(me, 1)
+            me.forget()
+        wait_for(lambda: proxy.status.get("durable") == [], "gone")
+        with DurableSubscriber(proxy.sides["durable"], "me") as me:
+            assert me.new
+
+
+def test_nobody_there_is_an_error_in_time() -> None:
+    me = DurableSubscriber(endpoints("durable")["durable"], "me", timeout=0.2)
+    with pytest.raises(NoPeerError, match="no proxy has answered within"), me:
+        pass
+
+
+def test_a_proxy_that_goes_silent_is_an_error_in_time(tmp_path: Path) -> None:
+    sides = endpoints(*SIDES)
+    me = DurableSubscriber(sides["durable"], "me", timeout=0.3)
+    with ProxyThreads(tmp_path, sides):
+        me.__enter__()
+    with pytest.raises(NoPeerError, match="has been silent"):
+        me.receive(30)
+    me.__exit__(RuntimeError, None, None)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [
+        ({"topics": "orders"}, "a list of prefixes"),
+        ({"credit": 0}, "nothing would ever come"),
+        ({"name": ""}, "1 to 200 bytes"),
+        ({"start": "now"}, "earliest, latest, or an id"),
+        ({"endpoint": "here:1"}, "tcp://"),
+        ({"endpoint": "tcp://a:1,tcp://b:1"}, "at one proxy"),
+        ({"options": {"rcvhwm": "1"}}, "only libzmq's own"),
+    ],
+)
+def test_arguments_that_cannot_be_honoured(arguments: dict[str, object], problem: str) -> None:
+    given: dict[str, object] = {"endpoint": "tcp://127.0.0.1:1", "name": "me", **arguments}
+    with pytest.raises(OptionError, match=problem):
+        DurableSubscriber(**given)  # type: ignore[arg-type]
+
+
+# What is kept of them.
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_who_is_away_too_long_is_forgotten_after_a_warning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    storage = LogStorage(str(tmp_path))
+    storage.open_log()
+    (tmp_path / "0").mkdir()
+    clock = Clock()
+    known = Subscriptions(storage, 0, 100, 1000.0, clock)
+    for name in ("here", "away"):
+        known.add(Subscription(name, (), 7, 0.0))
+    known.come("here")
+    clock.now = 790.0
+    assert known.expire() == []
+    assert not caplog.records
+    clock.now = 810.0
+    known.expire()
+    known.expire()
+    assert [r.levelname for r in caplog.records] == ["WARNING"]
+    assert "'away' has been away for 13.5 minutes and is forgotten in 3.2 minutes" in caplog.text
+    known.save()
+    # The time while no proxy runs does not count.
+    clock.now = 5000.0
+    again = Subscriptions(storage, 0, 100, 1000.0, clock)
+    assert {s.name for s in again} == {"here", "away"}
+    assert again.expire() == []
+    clock.now += 200.0
+    assert [s.name for s in again.expire()] == ["away"]
+    assert again.earliest_needed == 7
+
+
+def test_a_file_of_subscriptions_that_makes_no_sense_is_an_error(tmp_path: Path) -> None:
+    storage = LogStorage(str(tmp_path))
+    storage.open_log()
+    (tmp_path / "0").mkdir()
+    known = Subscriptions(storage, 0, 100, 1000.0)
+    known.add(Subscription("me", (b"\xff",), 50, 0.0))
+    known.save()
+    assert [s.topics for s in Subscriptions(storage, 0, 100, 1000.0)] == [(b"\xff",)]
+    with pytest.raises(LogFormatError, match="'me' is at id 50, and the log ends at 9"):
+        Subscriptions(storage, 0, 9, 1000.0)
+    path = storage.subscriptions_path(0)
+    kept = json.loads(path.read_bytes())
+    for change in ({"format": 2}, {"log": "another"}, {"subscriptions": 7}):
+        path.write_text(json.dumps({**kept, **change}))
+        with pytest.raises(LogFormatError, match=r"subscriptions\.json"):
+            Subscriptions(storage, 0, 100, 1000.0)
+
+
+# Replay.
+
+
+def ask(context: zmq.Context[Socket], proxy: ProxyThreads, request: bytes, name: bytes = b"") -> Socket:
+    dealer = context.socket(zmq.DEALER)
+    if name:
+        dealer.setsockopt(zmq.ROUTING_ID, name)
+    dealer.connect(proxy.sides["replay"])
+    dealer.send_multipart([b"", request])
+    return dealer
+
+
+END = b"\xff" * 8
+
+
+def test_any_range_comes_again_to_several_at_once(context: zmq.Context[Socket], tmp_path: Path) -> None:
+    with ProxyThreads(tmp_path, endpoints(*SIDES), walFlushInterval="100ms") as proxy:
+        feed(context, proxy, *([b"t%d" % (i % 3), b"%d" % i] for i in range(1000)))
+        wait_for(lambda: proxy.server._view.end == 1000, "the server has seen it")
+        all_of_it = ask(context, proxy, number(0))
+        some = ask(context, proxy, number(400) + number(600), b"topic:1")
+        late = ask(context, proxy, number(5000))
+        assert receive(all_of_it, 1001) == [
+            *([b"", number(i), b"%d" % i] for i in range(1000)),
+            [b"", END, b""],
+        ]
+        assert receive(some, 201) == [
+            *([b"", b"t%d" % (i % 3), number(i), b"%d" % i] for i in range(400, 600)),
+            [b"", b"", END, b""],
+        ]
+        assert receive(late, 1) == [[b"", END, b""]]
+
+
+def test_a_client_that_takes_nothing_costs_the_others_nothing(
+    context: zmq.Context[Socket], tmp_path: Path
+) -> None:
+    with ProxyThreads(tmp_path, endpoints(*SIDES), **{"zmq.sndbuf": 4096}) as proxy:
+        feed(context, proxy, *([b"t", b"." * 1000] for i in range(3000)))
+        wait_for(lambda: proxy.server._view.end == 3000, "the server has seen it")
+        stalled = context.socket(zmq.DEALER)
+        stalled.setsockopt(zmq.RCVHWM, 10)
+        stalled.setsockopt(zmq.RCVBUF, 4096)
+        stalled.connect(proxy.sides["replay"])
+        stalled.send_multipart([b"", number(0)])
+        wait_for(lambda: proxy.status.get("replays", {}).get("clients") == 1, "it is being served")
+        assert len(receive(ask(context, proxy, number(0)), 3001)) == 3001
+        assert proxy.status["replays"]["sent"] <= 6000
+        assert len(receive(stalled, 3001)) == 3001
+
+
+def test_requests_that_make_no_sense_are_named_and_harm_nobody(
+    context: zmq.Context[Socket], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with ProxyThreads(tmp_path, endpoints(*SIDES)) as proxy:
+        feed(context, proxy, [b"t", b"0"])
+        for frames in ([b"x"], [b"", b"1"], [b"", number(1), b""]):
+            ask(context, proxy, b"").send_multipart(frames)
+        dealer = context.socket(zmq.DEALER)
+        dealer.connect(proxy.sides["durable"])
+        for frames in ([b"x"], [b"ACK", number(0)]):
+            dealer.send_multipart(frames)
+        refused = receive(dealer, 2)
+        assert [m[:2] for m in refused] == [[b"REFUSED", b"protocol"], [b"REFUSED", b"unknown"]]
+        assert len(receive(ask(context, proxy, number(0)), 2)) == 2
+    assert "a request for a replay makes no sense" in caplog.text
+
+
+def test_our_own_source_heals_from_it(context: zmq.Context[Socket], tmp_path: Path) -> None:
+    sides = endpoints("pull", "publish", "replay")
+    with ProxyThreads(tmp_path / "proxy", sides) as proxy:
+        feed(context, proxy, *([b"topic %d" % i, b"%d" % i] for i in range(50)))
+        ingest = Ingest(
+            stream_options(
+                connect=sides["publish"],
+                framing="vllm",
+                replayEndpoint=sides["replay"],
+                replayFrom="earliest",
+                walLocation=tmp_path / "source",
+            )
+        )
+        ingest.start()
+        try:
+            wait_for(lambda: ingest.counters.received == 50, "history")
+            feed(context, proxy, *([b"topic %d" % i, b"%d" % i] for i in range(50, 60)))
+            wait_for(lambda: ingest.counters.received == 60, "the live flow")
+            ingest.seal()
+        finally:
+            ingest.stop()
+    from tests.support import log_rows  # noqa: PLC0415
+
+    rows = log_rows(tmp_path / "source")
+    assert rows.column("sequence").to_pylist() == list(range(60))
+    assert rows.column("topic").to_pylist() == [f"topic {i}" for i in range(60)]
+    assert rows.column("value").to_pylist() == [b"%d" % i for i in range(60)]
+    logging.getLogger().info("healed")

@@ -1,0 +1,148 @@
+"""wal.growing: a chunk that is durable before it is sealed."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from tests.support import batch_of, log_rows
+from zmq_datasource.wal.growing import GrowingTail, read_groups
+from zmq_datasource.wal.state import read_saved_state
+from zmq_datasource.wal.storage import LogStorage
+from zmq_datasource.wal.writer import LogWriter
+
+
+class Carried:
+    """Keeps the number of messages that it was told of."""
+
+    changed = True
+    large = False
+    messages = 0
+
+    def full(self) -> bytes:
+        return b'{"messages": %d}' % self.messages
+
+    delta = full
+
+
+def writer(path: Path, carried: Carried | None = None, **options: Any) -> LogWriter:
+    given: dict[str, Any] = {"chunk_bytes": 1 << 20, "max_bytes": 1 << 30, **options}
+    log = LogWriter(LogStorage(str(path)), 0, carried=carried, **given)
+    log.open()
+    return log
+
+
+def append(log: LogWriter, *values: bytes, carried: Carried | None = None) -> int:
+    log.append(batch_of(values))
+    if carried is not None:
+        carried.messages += len(values)
+    return log.flush().result()
+
+
+def crash(path: Path, to: Path) -> Path:
+    """The log as a process that is killed now would leave it."""
+    shutil.copytree(path, to)
+    return to
+
+
+def test_what_was_flushed_survives_a_kill_and_is_sealed_by_the_next_writer(tmp_path: Path) -> None:
+    log = writer(tmp_path / "log")
+    assert append(log, b"a", b"b") == 2
+    assert append(log, b"c") == 3
+    assert log.durable_end == 0  # nobody but another process of the proxy sees it yet
+    left = crash(tmp_path / "log", tmp_path / "left")
+    log.close()
+    again = writer(left)
+    assert again.durable_end == 3
+    append(again, b"d")
+    again.close()
+    assert log_rows(left).column("value").to_pylist() == [b"a", b"b", b"c", b"d"]
+    assert not list(left.glob("0/.open*"))
+
+
+def test_the_rest_of_an_open_chunk_is_sealed_with_it(tmp_path: Path) -> None:
+    log = writer(tmp_path)
+    append(log, b"a")
+    log.append(batch_of([b"b"]))
+    assert log.cut().result() == 2
+    append(log, b"c")
+    assert log.cut().result() == 3
+    log.close()
+    assert log_rows(tmp_path).column("value").to_pylist() == [b"a", b"b", b"c"]
+    assert len(list(tmp_path.glob("0/*.arrow"))) == 2
+
+
+def test_of_a_torn_file_the_whole_groups_count(tmp_path: Path) -> None:
+    log = writer(tmp_path / "log")
+    sizes = [0]
+    for value in (b"a", b"b", b"c"):
+        append(log, value)
+        assert log.grown is not None
+        sizes.append(log.grown.bytes)
+    content = LogStorage(str(tmp_path / "log")).read_growing(0, 0).to_pybytes()
+    log.close()
+    for size in range(len(content)):
+        batches, _ = read_groups(pa.py_buffer(content[:size]))
+        whole = sum(size >= end for end in sizes[1:])
+        assert [v for b in batches for v in b.column("value").to_pylist()] == [b"a", b"b", b"c"][:whole]
+
+
+def test_a_changed_byte_ends_what_counts(tmp_path: Path) -> None:
+    log = writer(tmp_path / "log")
+    for value in (b"first-value", b"second-value", b"third-value"):
+        append(log, value)
+    content = bytearray(LogStorage(str(tmp_path / "log")).read_growing(0, 0).to_pybytes())
+    log.close()
+    content[content.index(b"second-value")] ^= 1
+    batches, _ = read_groups(pa.py_buffer(bytes(content)))
+    assert [v for b in batches for v in b.column("value").to_pylist()] == [b"first-value"]
+
+
+def test_the_writers_state_is_that_of_the_last_whole_group(tmp_path: Path) -> None:
+    carried = Carried()
+    log = writer(tmp_path / "log", carried)
+    append(log, b"a", b"b", carried=carried)
+    append(log, b"c", carried=carried)
+    left = crash(tmp_path / "log", tmp_path / "left")
+    log.cut().result()
+    assert read_saved_state(LogStorage(str(tmp_path / "log")), 0).delta == b'{"messages": 3}'
+    log.close()
+    again = writer(left, Carried())
+    assert again.saved.delta == b'{"messages": 3}'
+    again.close()
+
+
+def test_another_process_reads_along(tmp_path: Path) -> None:
+    log = writer(tmp_path)
+    append(log, b"a")
+    tail = GrowingTail(LogStorage(str(tmp_path)), 0, 0)
+    try:
+        for value in (b"b", b"c"):
+            append(log, value)
+            assert log.grown is not None
+            tail.read_to(log.grown.bytes)
+        assert tail.end == 3
+        assert [v for b in tail.batches for v in b.column("value").to_pylist()] == [b"a", b"b", b"c"]
+        log.cut().result()  # it is renamed; the tail goes on with what it has
+        assert [i for b in tail.batches for i in b.column("id").to_pylist()] == [0, 1, 2]
+        with pytest.raises(FileNotFoundError):
+            GrowingTail(LogStorage(str(tmp_path)), 0, 0)
+    finally:
+        tail.close()
+        log.close()
+
+
+def test_the_oldest_chunks_make_room_where_that_is_asked_for(tmp_path: Path) -> None:
+    size = 20_000
+    log = writer(tmp_path, chunk_bytes=size, max_bytes=4 * size, make_room="any")
+    for _ in range(20):
+        append(log, b"x" * (size // 2))
+        log.cut().result()
+    assert 0 < log.earliest < log.durable_end == 20
+    assert log.size <= 4 * size
+    assert not log.full
+    log.close()

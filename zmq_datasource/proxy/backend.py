@@ -1,0 +1,212 @@
+"""The plain subscribers' side: an XPUB, who is subscribed to what, and who takes nothing.
+
+What libzmq can tell and what not (docs/zeromq-facts.md): an XPUB says which topics are asked for, not by
+whom; what it drops for one subscriber it drops without a word. So nothing here counts drops. A
+subscriber sees them itself, as missing ids. What the system can tell is which connection has taken
+nothing of what waits for it.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import Counter, deque
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+import zmq
+
+from zmq_datasource.options import ProxyOptions
+from zmq_datasource.proxy.journal import Numbered
+from zmq_datasource.sockets import Connection, OpenSocket, connections, hang_up
+
+__all__ = ["Backend", "Stalled"]
+
+_log = logging.getLogger(__name__)
+
+# libzmq learns from time to time only that a queue has room again; looking at the events makes it
+# look. At least so often, or it would drop for subscribers that have kept up.
+_REFRESH_EVERY = 64
+# How often connections are looked at.
+_LOOK_SECONDS = 0.25
+
+
+class Stalled:
+    """A connection that data waits for, and since when it has taken none."""
+
+    def __init__(self, connection: Connection, now: float) -> None:
+        self.connection = connection
+        self.since = now
+
+
+class Backend:
+    """Publishes to whoever is subscribed; in one thread.
+
+    Args:
+        options: Endpoints, marks, and what a slow subscriber means.
+
+    Raises:
+        OptionError, EndpointError: It cannot be opened as asked.
+
+    Attributes:
+        published: Messages that were given to libzmq.
+        disconnected: Subscribers that were hung up on because they took nothing.
+        waited_seconds: How long publishing has waited for subscribers in all.
+        subscriptions: How many subscribers have asked for each topic.
+    """
+
+    def __init__(self, options: ProxyOptions) -> None:
+        self._options = options
+        self._waits = options.slow_subscriber == "wait"
+        self._hangs_up = options.slow_subscriber == "disconnect"
+        self._opened = OpenSocket(options.socket("XPUB", bind=options.publish), self._prepare)
+        self.socket = self._opened.socket
+        self._send: Callable[..., object] = super(zmq.Socket, self.socket).send
+        self._pending: deque[Numbered] = deque()
+        self._at = 0  # how far the first of those has come
+        self._blocked_since: float | None = None
+        self._stalled: dict[int, Stalled] = {}
+        self._next_look = 0.0
+        self.subscriptions: Counter[bytes] = Counter()
+        self.published = 0
+        self.disconnected = 0
+        self.waited_seconds = 0.0
+
+    def _prepare(self, sock: zmq.Socket[bytes]) -> None:
+        sock.setsockopt(zmq.XPUB_VERBOSER, 1)  # each coming and going, to count them
+        if self._waits:
+            sock.setsockopt(zmq.XPUB_NODROP, 1)
+
+    @property
+    def behind(self) -> bool:
+        """Whether something waits for room (``wait``)."""
+        return bool(self._pending)
+
+    def take_requests(self) -> list[bytes]:
+        """What subscribers ask for that nobody asked for before, and what nobody wants any more."""
+        changes = []
+        with suppress(zmq.Again):
+            while True:
+                request = self.socket.recv(zmq.NOBLOCK)
+                kind, topic = request[:1], request[1:]
+                if kind == b"\x01":
+                    self.subscriptions[topic] += 1
+                    if self.subscriptions[topic] == 1:
+                        changes.append(request)
+                elif kind == b"\x00" and self.subscriptions[topic]:
+                    self.subscriptions[topic] -= 1
+                    if not self.subscriptions[topic]:
+                        del self.subscriptions[topic]
+                        changes.append(request)
+        return changes
+
+    def publish(self, numbered: Numbered) -> None:
+        """Give messages to libzmq; with ``wait``, as far as there is room."""
+        self._pending.append(numbered)
+        if len(self._pending) == 1:
+            self.go_on()
+
+    def go_on(self) -> None:
+        """Publish what has waited for room."""
+        while self._pending:
+            numbered = self._pending[0]
+            self._at += self._publish(numbered, self._at)
+            if self._at < len(numbered.messages):
+                if self._blocked_since is None:
+                    self._blocked_since = time.monotonic()
+                return
+            self._pending.popleft()
+            self._at = 0
+        if self._blocked_since is not None:
+            self.waited_seconds += time.monotonic() - self._blocked_since
+            self._blocked_since = None
+
+    def _publish(self, numbered: Numbered, start: int) -> int:
+        """How many messages from ``start`` on found room."""
+        send, refresh, plain = self._send, self.socket.getsockopt, self._options.plain
+        noblock, more, events = int(zmq.NOBLOCK), int(zmq.SNDMORE), zmq.EVENTS
+        first, (topics, values, others) = numbered
+        at = start
+        try:
+            for at in range(start, len(values)):
+                if not at % _REFRESH_EVERY:
+                    refresh(events)
+                topic: Any = topics[at]
+                if topic is None:
+                    # Without a topic a subscriber finds the value where it finds all others.
+                    topic = values[at] if plain else b""
+                flags = noblock if plain and topics[at] is None else noblock | more
+                try:
+                    send(topic, flags)
+                except zmq.Again:
+                    refresh(events)
+                    send(topic, flags)
+                if not plain:
+                    send((first + at).to_bytes(8, "big"), more)
+                elif topics[at] is None:
+                    continue
+                if at in others:
+                    for frame in others[at][1:-1]:
+                        send(frame, more)
+                send(values[at])
+            at += 1
+        except zmq.Again:
+            pass  # there was no room for the first frame of this one
+        sent = at - start
+        self.published += sent
+        return sent
+
+    # Who is there.
+
+    def look(self) -> None:
+        """See who comes and goes, and who takes nothing; hang up where that is asked for."""
+        now = time.monotonic()
+        if now < self._next_look:
+            return
+        self._next_look = now + _LOOK_SECONDS
+        self._opened.watch.update()
+        current = {c.inode: c for c in connections(self._opened.watch)}
+        for inode in self._stalled.keys() - current.keys():
+            del self._stalled[inode]
+        for inode, connection in current.items():
+            before = self._stalled.get(inode)
+            if not connection.unsent:
+                self._stalled.pop(inode, None)
+            elif before is None or before.connection.unsent != connection.unsent:
+                self._stalled[inode] = Stalled(connection, now)
+            elif self._hangs_up and now - before.since >= self._options.slow_timeout:
+                _log.warning(
+                    "subscriber %s has taken nothing for %.1f s; it is disconnected (slowSubscriber=disconnect)",
+                    connection.peer,
+                    now - before.since,
+                )
+                hang_up(self._opened.watch, connection)
+                self.disconnected += 1
+                del self._stalled[inode]
+
+    @property
+    def peers(self) -> int:
+        """Connections that are up."""
+        return self._opened.watch.peers
+
+    def stalled(self) -> list[dict[str, object]]:
+        """Connections that have taken nothing for a second or more, though data waits for them."""
+        now = time.monotonic()
+        return [
+            {
+                "peer": s.connection.peer,
+                "seconds": round(now - s.since, 1),
+                "unsentBytes": s.connection.unsent,
+            }
+            for s in self._stalled.values()
+            if now - s.since >= 1
+        ]
+
+    def close(self) -> bool:
+        """Wait for what is queued, up to ``linger``.
+
+        Returns:
+            Whether all of it has left.
+        """
+        return self._opened.close(self._options.linger)

@@ -1,0 +1,379 @@
+"""Serves durable subscribers: what each missed, in order, then what comes, without a seam.
+
+The rules:
+
+* A subscriber has at most its credit on the way, and ``_WINDOW`` bytes (or one message).
+* A position moves only by what is acknowledged, or past messages of other topics when nothing is on the
+  way; it is on disk before ``ACKED`` says so.
+* Whoever subscribes under a name that is in use takes it over; the one before is told.
+* Nobody waits for anybody: each gets its turn, and what cannot be sent now is tried next time.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import deque
+from dataclasses import dataclass, field
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import zmq
+
+from zmq_datasource.durable_protocol import (
+    EARLIEST,
+    LATEST,
+    Ack,
+    Acked,
+    Close,
+    Credit,
+    Forget,
+    Forgotten,
+    FromProxy,
+    Heartbeat,
+    Lost,
+    Message,
+    Ready,
+    Refused,
+    Subscribe,
+    read_from_client,
+    write,
+)
+from zmq_datasource.errors import LogError, ProtocolError
+from zmq_datasource.limited_log import LimitedLog
+from zmq_datasource.options import ProxyOptions
+from zmq_datasource.proxy.rows import messages_of
+from zmq_datasource.proxy.subscriptions import Subscription, Subscriptions
+from zmq_datasource.proxy.view import Cursor, LogView
+from zmq_datasource.sockets import OpenSocket
+
+__all__ = ["DurableServer"]
+
+_log = logging.getLogger(__name__)
+
+HEARTBEAT_SECONDS = 1.0
+_WINDOW = 16 << 20
+_TURN_ROWS, _TURN_BYTES = 512, 4 << 20
+_TURN_MESSAGES = 256
+_MOST_SUBSCRIPTIONS = 10_000
+_MOST_REQUESTS = 256
+_MOST_CREDIT = 1 << 20
+
+
+@dataclass
+class _Session:
+    """A subscriber that is there.
+
+    Attributes:
+        peer: Where to send.
+        pending: Read and to be sent.
+        on_way: Ids and sizes of what was sent and not yet made room for by credit.
+        last_sent: The highest id that was sent.
+        wants_acked: Whether it is to be told when its position holds.
+    """
+
+    peer: bytes
+    subscription: Subscription
+    cursor: Cursor
+    credit: int
+    pending: deque[Message] = field(default_factory=deque)
+    on_way: deque[int] = field(default_factory=deque)
+    on_way_bytes: int = 0
+    last_sent: int = -1
+    wants_acked: bool = False
+
+
+class DurableServer:
+    """A ROUTER; in one thread.
+
+    Args:
+        options: Where it is bound.
+        view: The log.
+        subscriptions: Who is known.
+
+    Raises:
+        OptionError, EndpointError: It cannot be opened as asked.
+    """
+
+    def __init__(self, options: ProxyOptions, view: LogView, subscriptions: Subscriptions) -> None:
+        self._view = view
+        self._subscriptions = subscriptions
+        self._opened = OpenSocket(options.socket("ROUTER", bind=options.durable), _prepare)
+        self.socket = self._opened.socket
+        self._sessions: dict[str, _Session] = {}
+        self._names: dict[bytes, str] = {}
+        self._next_heartbeat = 0.0
+        self._faults = LimitedLog(__name__, "messages of durable subscribers that make no sense")
+        self._stuck = False
+
+    # What comes.
+
+    def receive(self) -> None:
+        """Take what subscribers have sent."""
+        for _ in range(_MOST_REQUESTS):
+            try:
+                peer, *frames = self.socket.recv_multipart(zmq.NOBLOCK)
+            except zmq.Again:
+                return
+            try:
+                self._take(peer, frames)
+            except ProtocolError as e:
+                self._faults.warn("a durable subscriber sent %s", e)
+                self._send(peer, Refused("protocol", str(e)))
+
+    def _take(self, peer: bytes, frames: list[bytes]) -> None:
+        message = read_from_client(frames)
+        if isinstance(message, Subscribe):
+            self._subscribe(peer, message)
+            return
+        session = self._sessions.get(self._names.get(peer, ""))
+        if session is None:
+            self._send(
+                peer, Refused("unknown", "nobody is subscribed on this connection; send SUBSCRIBE first")
+            )
+            return
+        match message:
+            case Ack(id):
+                self._acknowledge(session, id)
+            case Credit(messages):
+                session.credit = min(session.credit + messages, _MOST_CREDIT)
+                for _ in range(min(messages, len(session.on_way))):
+                    session.on_way_bytes -= session.on_way.popleft()
+            case Close():
+                self._detach(session)
+            case Forget():
+                self._detach(session)
+                self._subscriptions.remove(session.subscription.name)
+                self._subscriptions.save()
+                self._send(peer, Forgotten())
+
+    def _subscribe(self, peer: bytes, wanted: Subscribe) -> None:
+        known = self._subscriptions.get(wanted.name)
+        if known is None:
+            if len(self._subscriptions) >= _MOST_SUBSCRIPTIONS:
+                self._send(peer, Refused("full", f"there are {_MOST_SUBSCRIPTIONS} subscriptions already"))
+                return
+            known = Subscription(wanted.name, wanted.topics, self._first(wanted.start), created=time.time())
+            self._subscriptions.add(known)
+            new = True
+        else:
+            new = False
+            if known.topics != wanted.topics:
+                known.topics = wanted.topics
+                self._subscriptions.change(urgent=True)
+        for before in [self._sessions.get(wanted.name), self._sessions.get(self._names.get(peer, ""))]:
+            if before is not None:
+                self._detach(before)
+                if before.peer != peer:
+                    self._send(
+                        before.peer, Refused("taken", f"another client has subscribed as {wanted.name!r}")
+                    )
+        self._subscriptions.come(wanted.name)
+        self._subscriptions.save()  # a new one is not forgotten once it is told that it is ready
+        begin = max(known.next, wanted.resume or 0)
+        if begin > self._view.end:
+            self._send(
+                peer,
+                Refused(
+                    "ahead",
+                    f"resume {begin} is behind the log's end {self._view.end}: this is another log; begin anew",
+                ),
+            )
+            return
+        session = _Session(peer, known, Cursor(self._view, begin), min(wanted.credit, _MOST_CREDIT))
+        session.last_sent = begin - 1
+        self._sessions[wanted.name] = session
+        self._names[peer] = wanted.name
+        self._send(peer, Ready(wanted.session, begin, self._view.end, new))
+        _log.info(
+            "durable subscriber %r is there, from id %d on%s", wanted.name, begin, " (new)" if new else ""
+        )
+
+    def _first(self, start: bytes) -> int:
+        if start == EARLIEST:
+            return self._view.earliest
+        if start == LATEST:
+            return self._view.end
+        return min(int.from_bytes(start, "big"), self._view.end)
+
+    def _acknowledge(self, session: _Session, acknowledged: int) -> None:
+        if acknowledged > session.last_sent:
+            raise ProtocolError(f"ACK of id {acknowledged}; {session.last_sent} was the last one sent")
+        subscription = session.subscription
+        subscription.next = max(subscription.next, acknowledged + 1)
+        subscription.acknowledged = time.time()
+        session.wants_acked = True
+        self._subscriptions.change(urgent=True)
+        self._step_over(session)
+
+    def _step_over(self, session: _Session) -> None:
+        """Past messages of other topics, if all that was sent is acknowledged."""
+        subscription = session.subscription
+        acknowledged = session.last_sent < subscription.next and not session.pending
+        if acknowledged and session.cursor.position > subscription.next:
+            subscription.next = session.cursor.position
+            self._subscriptions.change(urgent=False)
+
+    def _detach(self, session: _Session) -> None:
+        self._sessions.pop(session.subscription.name, None)
+        self._names.pop(session.peer, None)
+        self._subscriptions.leave(session.subscription.name)
+        _log.info(
+            "durable subscriber %r has gone, at id %d", session.subscription.name, session.subscription.next
+        )
+
+    # What goes.
+
+    def step(self) -> bool:
+        """Give everybody a turn; keep what has to be kept, and say so.
+
+        Returns:
+            Whether there is more to do at once.
+
+        Raises:
+            LogError: Positions cannot be written.
+        """
+        busy = False
+        self._stuck = False
+        for session in list(self._sessions.values()):
+            try:
+                busy = self._deliver(session) or busy
+            except LogError as e:
+                _log.error("durable subscriber %r: %s", session.subscription.name, e)
+                self._send(session.peer, Refused("log", str(e)))
+                self._detach(session)
+        if self._subscriptions.save():
+            for session in list(self._sessions.values()):
+                if session.wants_acked:
+                    session.wants_acked = False
+                    self._send(session.peer, Acked(session.subscription.next))
+        now = time.monotonic()
+        if now >= self._next_heartbeat:
+            self._next_heartbeat = now + HEARTBEAT_SECONDS
+            self._beat()
+        return busy
+
+    @property
+    def stuck(self) -> bool:
+        """Whether something could not be sent because a queue is full."""
+        return self._stuck
+
+    def _beat(self) -> None:
+        self._opened.watch.update()
+        self._faults.flush()
+        for session in list(self._sessions.values()):
+            self._send(session.peer, Heartbeat(self._view.end))
+        self._subscriptions.expire()
+
+    def _deliver(self, session: _Session) -> bool:
+        """One turn; whether another would bring something."""
+        for _ in range(_TURN_MESSAGES):
+            if session.credit <= 0 or (session.on_way and session.on_way_bytes >= _WINDOW):
+                return False
+            if not session.pending and not self._read(session):
+                return not session.cursor.at_end
+            message = session.pending[0]
+            if not self._send(session.peer, message):
+                return False
+            session.pending.popleft()
+            size = sum(map(len, message.frames))
+            session.on_way.append(size)
+            session.on_way_bytes += size
+            session.credit -= 1
+            session.last_sent = message.id
+            session.subscription.sent += 1
+        return True
+
+    def _read(self, session: _Session) -> bool:
+        """Find what is to be sent next; whether there is something."""
+        if (lost := session.cursor.skip_lost()) is not None:
+            count = lost[1] - lost[0]
+            session.subscription.lost += count
+            session.subscription.next = max(session.subscription.next, lost[1])
+            self._subscriptions.change(urgent=False)
+            _log.warning(
+                "durable subscriber %r: the ids %d to %d were deleted before it had them (walMaxBytes)",
+                session.subscription.name,
+                lost[0],
+                lost[1] - 1,
+            )
+            self._send(session.peer, Lost(*lost))
+        batch = session.cursor.read(_TURN_ROWS, _TURN_BYTES)
+        if batch is None:
+            return False
+        batch = _matching(batch, session.subscription.topics)
+        messages = messages_of(batch)
+        for at, number in enumerate(batch.column("id").to_pylist()):
+            frames = messages.frames(at)
+            session.pending.append(Message(number, tuple(frames if len(frames) > 1 else (b"", *frames))))
+        self._step_over(session)
+        return bool(session.pending)
+
+    def _send(self, peer: bytes, message: FromProxy) -> bool:
+        """Whether it was taken; a peer that is gone is let go of."""
+        frames = [peer, *write(message)]
+        for attempt in range(2):
+            try:
+                self.socket.send_multipart(frames, zmq.NOBLOCK)
+                return True
+            except zmq.Again:
+                self._stuck = True
+                if not attempt:
+                    self.socket.getsockopt(zmq.EVENTS)
+            except zmq.ZMQError as e:
+                if e.errno != zmq.EHOSTUNREACH:
+                    raise
+                session = self._sessions.get(self._names.get(peer, ""))
+                if session is not None and session.peer == peer:
+                    self._detach(session)
+                return False
+        return False
+
+    def status(self) -> list[dict[str, Any]]:
+        """An account of each subscriber, as plain data."""
+        now = time.time()
+        accounts = []
+        for subscription in self._subscriptions:
+            session = self._sessions.get(subscription.name)
+            accounts.append(
+                {
+                    "name": subscription.name,
+                    "topics": [topic.decode("utf-8", "backslashreplace") for topic in subscription.topics],
+                    "connected": session is not None,
+                    "nextId": subscription.next,
+                    "backlog": self._view.end - subscription.next,
+                    "unacknowledged": 0 if session is None else len(session.on_way),
+                    "sent": subscription.sent,
+                    "lost": subscription.lost,
+                    "lastAckSeconds": None
+                    if subscription.acknowledged is None
+                    else round(now - subscription.acknowledged, 1),
+                    "awaySeconds": round(subscription.away, 1),
+                    "ageSeconds": round(now - subscription.created, 1),
+                }
+            )
+        return accounts
+
+    def close(self) -> None:
+        self._opened.close(linger=0)
+
+
+def _prepare(sock: zmq.Socket[bytes]) -> None:
+    sock.setsockopt(zmq.ROUTER_MANDATORY, 1)
+    sock.setsockopt(zmq.ROUTER_HANDOVER, 1)  # a client that comes again may have its name of before
+    sock.setsockopt(zmq.MAXMSGSIZE, 1 << 20)
+    sock.setsockopt(zmq.RCVHWM, 1000)
+    sock.setsockopt(zmq.SNDHWM, 1000)
+
+
+def _matching(batch: pa.RecordBatch, topics: tuple[bytes, ...]) -> pa.RecordBatch:
+    """The rows whose topic begins with one of these; a message without one has the empty topic."""
+    if not topics or b"" in topics:
+        return batch
+    names = pc.fill_null(pc.cast(batch.column("topic"), pa.binary()), b"")
+    mask = None
+    for topic in topics:
+        found = pc.starts_with(names, topic)
+        mask = found if mask is None else pc.or_(mask, found)
+    return batch.filter(mask)

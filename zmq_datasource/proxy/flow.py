@@ -1,0 +1,322 @@
+"""The live flow: receive, journal, publish, in one thread that waits for nobody.
+
+The rules:
+
+* Nothing is published before it is in the journal.
+* A round takes what is there, from every socket in turn. While a group is being written the next one
+  gathers; when as much has gathered as may, the sockets wait, and the publishers' marks decide.
+* Subscriptions go upstream as they come.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Callable
+from contextlib import ExitStack, suppress
+from types import TracebackType
+from typing import Any, Self
+
+import zmq
+
+from zmq_datasource.acceptor import Acceptor
+from zmq_datasource.counters import SourceCounters
+from zmq_datasource.errors import LogFormatError
+from zmq_datasource.option_types import ByteSize, SourceSocket
+from zmq_datasource.options import ProxyOptions, StreamReadOptions
+from zmq_datasource.proxy.backend import Backend
+from zmq_datasource.proxy.fronts import Front, now_us
+from zmq_datasource.proxy.journal import PARTITION, Journal
+from zmq_datasource.transactions import Ledger
+from zmq_datasource.wal.storage import LogStorage
+
+__all__ = ["Flow"]
+
+_log = logging.getLogger(__name__)
+
+_WAIT_MS = 100
+# While something waits for room at a subscriber, of which no event tells.
+_ROOM_WAIT_MS = 1
+_HOUSEKEEPING_SECONDS = 0.1
+_DRAIN_SECONDS, _QUIET_SECONDS = 1.0, 0.1
+_DISK_SECONDS = 60.0
+
+
+class Flow:
+    """Use it in a ``with`` block, in one thread.
+
+    Args:
+        options: What was asked for.
+
+    Attributes:
+        hold: The id from which on somebody still needs the messages; None keeps everything.
+    """
+
+    def __init__(self, options: ProxyOptions) -> None:
+        self._options = options
+        self._wake: int | None = None
+        self._on_wake: Callable[[], None] = lambda: None
+        self.counters = SourceCounters()
+        self.hold: int | None = None
+        self._paused = False
+        self.paused_seconds = 0.0
+        self._acceptor: Acceptor | None = None
+        self._backend: Backend | None = None
+        self._fronts: list[Front] = []
+        self._next_housekeeping = 0.0
+        self._sealed_at = 0.0
+
+    def __enter__(self) -> Self:
+        """Become the log's writer and open the sockets, the subscribers' first.
+
+        Raises:
+            LogError: The log is held by another, damaged, or not writable.
+            OptionError, EndpointError: A socket cannot be opened as asked.
+        """
+        options = self._options
+        with ExitStack() as stack:
+            self._written, self._notifies = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+            stack.callback(os.close, self._written)
+            stack.callback(os.close, self._notifies)
+            if options.router:
+                self._acceptor = Acceptor(
+                    _router_options(options), self.counters, LogStorage(options.wal_location), PARTITION
+                )
+                ledger = self._acceptor.carried
+            else:
+                ledger = Ledger(self.counters, limit=10_000)
+            self.journal = Journal(options, self.counters, ledger, self._notify)
+            self.journal.open()
+            stack.callback(self.journal.close)
+            if not ledger.restore(self.journal.log.saved.full, self.journal.log.saved.delta):
+                raise LogFormatError(
+                    f"opening log {self.journal.storage.root}: it was filled by a query or zmq-datasource receive, "
+                    "not by a proxy; give the proxy a walLocation of its own"
+                )
+            if options.publish:
+                self._backend = Backend(options)
+                stack.callback(self._close_backend)
+            if options.bind or options.connect:
+                self._xsub = self._open_front("XSUB", stack)
+                self._xsub.subscribe([b"\x01" + topic.encode() for topic in options.topics])
+            if options.pull:
+                self._open_front("PULL", stack)
+            if self._acceptor is not None:
+                self._acceptor.committer.log = self.journal
+                stack.enter_context(self._acceptor)
+            self._poller = zmq.Poller()
+            self._poller.register(self._written, zmq.POLLIN)
+            if self._backend is not None:
+                self._poller.register(self._backend.socket, zmq.POLLIN)
+            self._listen(True)
+            self._stack = stack.pop_all()
+        _log.info("log %s, next id %d", self.journal.storage.root, self.journal.next_id)
+        return self
+
+    def _open_front(self, socket_type: str, stack: ExitStack) -> Front:
+        options = self._options
+        if socket_type == "XSUB":
+            front = Front(options.socket("XSUB", options.bind, options.connect), self.counters)
+        else:
+            front = Front(options.socket("PULL", options.pull), self.counters)
+        stack.callback(front.close)
+        self._fronts.append(front)
+        return front
+
+    def _notify(self) -> None:
+        with suppress(BlockingIOError):  # it is readable enough
+            os.write(self._notifies, b"1")
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._stack.close()
+
+    def _close_backend(self) -> None:
+        if self._backend is not None and not self._backend.close():
+            _log.warning("linger ran out with messages still queued for plain subscribers; the log has them")
+
+    def watch(self, descriptor: int, on_wake: Callable[[], None]) -> None:
+        """Call ``on_wake`` whenever this is readable."""
+        self._wake, self._on_wake = descriptor, on_wake
+        self._poller.register(descriptor, zmq.POLLIN)
+
+    def unwatch(self) -> None:
+        """Do not any more."""
+        if self._wake is not None:
+            self._poller.unregister(self._wake)
+            self._wake = None
+
+    # One round.
+
+    def _listen(self, listen: bool) -> None:
+        """Whether the publishers' sockets are waited for."""
+        self._listening = listen
+        socks = [front.socket for front in self._fronts]
+        if self._acceptor is not None:
+            socks.append(self._acceptor.socket)
+        for sock in socks:
+            if listen:
+                self._poller.register(sock, zmq.POLLIN)
+            else:
+                self._poller.unregister(sock)
+
+    def step(self) -> None:
+        """Wait for something to do, and do it.
+
+        Raises:
+            LogError: The log can take nothing any more.
+        """
+        room = self._has_room()
+        if room != self._listening:
+            self._listen(room)
+        waits_for_room = self._backend is not None and self._backend.behind
+        acceptor_busy = self._acceptor is not None and self._acceptor.busy
+        ready = dict(self._poller.poll(_ROOM_WAIT_MS if waits_for_room or acceptor_busy else _WAIT_MS))
+        if self._written in ready:
+            os.read(self._written, 4096)
+        if self._wake is not None and self._wake in ready:
+            self._on_wake()
+        if self._backend is not None and self._backend.socket in ready:
+            requests = self._backend.take_requests()
+            if requests and (self._options.bind or self._options.connect):
+                self._xsub.subscribe(requests)
+        if room:
+            for front in self._fronts:
+                if front.socket in ready:
+                    self._take(front)
+            if self._acceptor is not None and (self._acceptor.socket in ready or acceptor_busy):
+                self._acceptor.receive(wait=False)
+        self.journal.flush_if_idle()
+        self._publish()
+        self._keep_house()
+
+    def _has_room(self) -> bool:
+        full = self.journal.full
+        if full != self._paused:
+            self._paused = full
+            if full:
+                _log.warning(
+                    "receiving paused: the log has reached walMaxBytes, and somebody still needs all of it"
+                )
+            else:
+                _log.info("receiving goes on")
+        return not (full or self.journal.behind or (self._backend is not None and self._backend.behind))
+
+    def _take(self, front: Front) -> int:
+        messages = front.receive()
+        if len(messages):
+            self.journal.append(messages, now_us())
+            self.counters.last_received = time.time()
+        return len(messages)
+
+    def _publish(self) -> None:
+        backend = self._backend
+        if backend is not None and backend.behind:
+            backend.go_on()
+        for numbered in self.journal.written():
+            if backend is not None:
+                backend.publish(numbered)
+
+    def _keep_house(self) -> None:
+        now = time.monotonic()
+        if now < self._next_housekeeping:
+            return
+        if self._paused:
+            self.paused_seconds += min(now - self._next_housekeeping + _HOUSEKEEPING_SECONDS, 1.0)
+        self._next_housekeeping = now + _HOUSEKEEPING_SECONDS
+        for front in self._fronts:
+            front.keep_alive()
+        if self._acceptor is not None:
+            if self._listening:
+                self._acceptor.receive(0, wait=False)
+            else:
+                self._acceptor.hold_still()
+        if self._backend is not None:
+            self._backend.look()
+        if now - self._sealed_at >= self._options.wal_flush_interval:
+            self._sealed_at = now
+            self.journal.seal()
+        if self.hold is not None:
+            self.journal.log.set_committed(min(self.hold, self.journal.log.durable_end))
+
+    # The end.
+
+    def drain(self) -> None:
+        """Take what libzmq and the kernel hold, for a moment; publish all of it.
+
+        Raises:
+            LogError: The log can take nothing any more.
+        """
+        now = quiet_from = time.monotonic()
+        deadline = now + _DRAIN_SECONDS
+        while now < deadline and now - quiet_from < _QUIET_SECONDS:
+            before = self.counters.received
+            self.step_without_waiting()
+            now = time.monotonic()
+            if self.counters.received != before:
+                quiet_from = now
+        if self._acceptor is not None:
+            self._acceptor.settle(_DISK_SECONDS)
+        self.journal.flush()
+        self.journal.wait(_DISK_SECONDS)
+        self._publish()
+        while (
+            self._backend is not None
+            and self._backend.behind
+            and time.monotonic() < deadline + _DRAIN_SECONDS
+        ):
+            self._backend.go_on()
+            time.sleep(_ROOM_WAIT_MS / 1000)
+
+    def step_without_waiting(self) -> None:
+        """One round that does not wait for long."""
+        time.sleep(_ROOM_WAIT_MS / 1000)
+        self._notify()
+        self.step()
+
+    def status(self) -> dict[str, Any]:
+        """What is to be told, as plain data."""
+        log, counters, backend = self.journal.log, self.counters, self._backend
+        sides = [(front.name, front.opened.watch.peers) for front in self._fronts]
+        if self._acceptor is not None:
+            sides.append((f"ROUTER {self._options.router}", self._acceptor.connections))
+        return {
+            "nextId": self.journal.next_id,
+            "earliestId": log.earliest,
+            "logBytes": int(log.size),
+            "received": counters.received,
+            "bytes": counters.bytes,
+            "oversize": counters.oversize,
+            "paused": self._paused,
+            "pausedSeconds": round(self.paused_seconds, 1),
+            "publishers": [{"socket": name, "connections": peers} for name, peers in sides],
+            "published": 0 if backend is None else backend.published,
+            "subscribers": 0 if backend is None else backend.peers,
+            "subscriptions": {}
+            if backend is None
+            else {
+                topic.decode("utf-8", "backslashreplace"): count
+                for topic, count in sorted(backend.subscriptions.items())
+            },
+            "stalled": [] if backend is None else backend.stalled(),
+            "disconnected": 0 if backend is None else backend.disconnected,
+            "waitedSeconds": 0.0 if backend is None else round(backend.waited_seconds, 1),
+        }
+
+
+def _router_options(options: ProxyOptions) -> StreamReadOptions:
+    return StreamReadOptions(
+        socket_type=SourceSocket("ROUTER"),
+        bind=options.router,
+        rcvhwm=options.rcvhwm,
+        wal_location=options.wal_location,
+        wal_max_bytes=ByteSize(options.wal_max_bytes),
+        wal_sync=options.wal_sync,
+        transaction_timeout=options.transaction_timeout,
+        zmq=options.zmq,
+    )

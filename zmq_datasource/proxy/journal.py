@@ -1,0 +1,183 @@
+"""Journal first: what was received gets its id and is written; then, in order, it may be published.
+
+What is handed to the log here is kept as it came until it is written, so that publishing reads no file.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future
+from typing import NamedTuple
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from zmq_datasource.counters import SourceCounters
+from zmq_datasource.options import ProxyOptions
+from zmq_datasource.proxy.rows import Messages, messages_of, rows_of
+from zmq_datasource.wal.growing import Grown
+from zmq_datasource.wal.state import Carried
+from zmq_datasource.wal.storage import LogStorage
+from zmq_datasource.wal.writer import LogWriter
+
+__all__ = ["Journal", "Numbered"]
+
+PARTITION = 0
+# A proxy that was killed a moment ago may still hold the log's lock through its last write.
+_LOCK_WAIT = 15.0
+# Groups that are being written while the next one gathers.
+_MOST_GROUPS = 2
+
+
+class Numbered(NamedTuple):
+    """Messages that are durable, with the ids from ``first`` on."""
+
+    first: int
+    messages: Messages
+
+
+class _Group(NamedTuple):
+    written: Future[int]
+    parts: list[Numbered]
+
+
+class Journal:
+    """The log of a proxy. Belongs to the live thread.
+
+    Args:
+        options: Where it is, and what bounds it.
+        counters: Where to count.
+        carried: What the log keeps beside the rows.
+        notify: Called by another thread when something was written.
+    """
+
+    def __init__(
+        self, options: ProxyOptions, counters: SourceCounters, carried: Carried, notify: Callable[[], None]
+    ) -> None:
+        self._counters = counters
+        self._notify = notify
+        self.storage = LogStorage(options.wal_location)
+        self.log = LogWriter(
+            self.storage,
+            PARTITION,
+            chunk_bytes=options.chunk_bytes,
+            max_bytes=options.wal_max_bytes,
+            retention=options.wal_retention,
+            sync=options.wal_sync,
+            make_room="any" if options.when_full == "discard" else "done",
+            carried=carried,
+        )
+        self._chunk_bytes = options.chunk_bytes
+        self._next = 0
+        self._uncut: list[Numbered] = []
+        self._groups: deque[_Group] = deque()
+
+    def open(self) -> None:
+        """Become the log's writer.
+
+        Raises:
+            LogError: Held by another, damaged, or not writable.
+        """
+        self.log.open(_LOCK_WAIT)
+        self._next = self.log.durable_end
+
+    @property
+    def next_id(self) -> int:
+        return self._next
+
+    @property
+    def progress(self) -> tuple[int, Grown | None]:
+        """For the process that reads the files: the id after the last sealed one, and the open chunk."""
+        grown = self.log.grown  # before the other: a chunk that is sealed in between is told as both
+        return self.log.durable_end, grown
+
+    @property
+    def full(self) -> bool:
+        """Whether nothing more is to come for now."""
+        return self.log.full
+
+    @property
+    def busy(self) -> bool:
+        """Whether enough is on its way to the disk."""
+        return len(self._groups) >= _MOST_GROUPS
+
+    @property
+    def behind(self) -> bool:
+        """Whether more should not be received before some of it is written."""
+        return self.busy and bool(self._uncut)
+
+    def append(self, messages: Messages, timestamp: int) -> None:
+        """Number messages that came at ``timestamp`` (microseconds since the epoch).
+
+        Raises:
+            LogError: The log can take nothing any more.
+        """
+        batch = rows_of(messages, timestamp)
+        self._counters.received += len(messages)
+        self._counters.bytes += pc.sum(pc.binary_length(batch.column("value"))).as_py()
+        self.log.append_whole([batch])
+        self._note(messages)
+
+    def _note(self, messages: Messages) -> None:
+        self._uncut.append(Numbered(self._next, messages))
+        self._next += len(messages)
+
+    # committer.TransactionLog
+
+    def append_whole(self, batches: Iterable[pa.RecordBatch]) -> None:
+        """Number the rows of transactions."""
+        listed = [batch for batch in batches if batch.num_rows]
+        self.log.append_whole(listed)
+        for batch in listed:
+            self._note(messages_of(batch))
+
+    def cut(self, keep: bool = False) -> Future[int]:
+        """Have what was appended written."""
+        return self.flush()
+
+    def flush(self) -> Future[int]:
+        """Have what was appended written; ``written`` gives it back then.
+
+        The chunk ends with it if it is large enough.
+        """
+        written = self.log.cut() if self.log.open_bytes >= self._chunk_bytes else self.log.flush()
+        self._groups.append(_Group(written, self._uncut))
+        self._uncut = []
+        written.add_done_callback(lambda _: self._notify())
+        return written
+
+    def flush_if_idle(self) -> None:
+        """The same, unless nothing was appended, or enough is on its way."""
+        if self._uncut and not self.busy:
+            self.flush()
+
+    def seal(self) -> None:
+        """End the chunk, so that Spark sees it; ``written`` gives back what was not yet."""
+        written = self.log.cut(keep=True)
+        if self._uncut:
+            self._groups.append(_Group(written, self._uncut))
+            self._uncut = []
+            written.add_done_callback(lambda _: self._notify())
+
+    def written(self) -> Iterator[Numbered]:
+        """What is durable and was not given back yet, in order.
+
+        Raises:
+            LogError: The disk refused.
+        """
+        while self._groups and self._groups[0].written.done():
+            self._groups[0].written.result()
+            yield from self._groups.popleft().parts
+
+    def wait(self, seconds: float) -> None:
+        """Until what is on its way is written.
+
+        Raises:
+            LogError: The disk refused.
+        """
+        for group in self._groups:
+            group.written.result(seconds)
+
+    def close(self) -> None:
+        self.log.close()

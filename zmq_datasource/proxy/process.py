@@ -1,0 +1,264 @@
+"""The live process: the flow, and the server process beside it.
+
+``run`` is the whole proxy, in the foreground; ``main`` is what ``Proxy`` starts, with the options as the first
+line of its standard input, the end of which ends it.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack, suppress
+from typing import Any
+
+from zmq_datasource import errors
+from zmq_datasource.errors import SocketError, ZmqDataSourceError
+from zmq_datasource.option_parser import parse
+from zmq_datasource.options import ProxyOptions
+from zmq_datasource.proxy.flow import Flow
+from zmq_datasource.proxy.pipes import Lines, Newest, say, set_up_logging
+
+__all__ = ["error_of", "main", "run", "run_until_stopped"]
+
+_log = logging.getLogger(__name__)
+
+_START_SECONDS = 60.0
+_END_SECONDS = 30.0
+_STATUS_SECONDS = 0.5
+_LINE_SECONDS = 10.0
+_LEAST_LIFE_SECONDS = 2.0
+
+
+class _ServerProcess:
+    """The other process; see ``server``."""
+
+    def __init__(self, given: Mapping[str, str]) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", "from zmq_datasource.proxy.server import main; main()"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            start_new_session=True,  # a Ctrl-C is ours to pass on, when the last position is kept
+        )
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._lines = Lines(self._process.stdout.fileno())
+        self.status: dict[str, Any] = {}
+        with suppress(BrokenPipeError):  # ``listen`` finds out
+            self._process.stdin.write(json.dumps(dict(given)).encode() + b"\n")
+            self._process.stdin.flush()
+        self._newest = Newest(self._process.stdin.fileno())
+
+    def wait_until_ready(self) -> None:
+        """Until its endpoints are bound.
+
+        Raises:
+            ZmqDataSourceError: What prevents it.
+        """
+        try:
+            said = json.loads(self._lines.wait(_START_SECONDS))
+        except (OSError, EOFError, TimeoutError) as e:
+            raise SocketError(f"starting the proxy's server process: {e}; its own lines say more") from e
+        if "error" in said:
+            raise error_of(said["error"])
+
+    @property
+    def descriptor(self) -> int:
+        """Readable when it has said something."""
+        return self._lines.descriptor
+
+    def listen(self) -> bool:
+        """Take in what it has said.
+
+        Returns:
+            Whether it is still there.
+
+        Raises:
+            ZmqDataSourceError: Why it has ended, if it could say so.
+        """
+        for line in self._lines.read():
+            said = json.loads(line)
+            if "error" in said:
+                raise error_of(said["error"])
+            if "ready" not in said:
+                self.status = said
+        return not self._lines.ended
+
+    def tell(self, progress: Any) -> None:
+        """How far the open chunk has come."""
+        with suppress(BrokenPipeError):  # ``listen`` finds out
+            self._newest.tell(progress)
+
+    def end(self) -> None:
+        """End it, and wait for that."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        with suppress(BrokenPipeError):
+            self._process.stdin.close()
+        try:
+            self._process.wait(_END_SECONDS)
+        except subprocess.TimeoutExpired:
+            _log.error("the proxy's server process does not end; it is killed")
+            self._process.kill()
+            self._process.wait()
+        self._process.stdout.close()
+
+
+def error_of(said: list[str]) -> Exception:
+    """An error that another process has told."""
+    name, message = said
+    kind = getattr(errors, name, SocketError)
+    return kind(message) if issubclass(kind, ZmqDataSourceError) else SocketError(message)
+
+
+def run(
+    given: Mapping[str, str],
+    stop: Callable[[], bool],
+    report: Callable[[dict[str, Any]], None],
+    ready: Callable[[], None] = lambda: None,
+) -> None:
+    """Be a proxy until ``stop``; then take what is on its way, and end.
+
+    Args:
+        given: The options, as text.
+        report: Told twice a second how things are.
+        ready: Called when all endpoints are bound.
+
+    Raises:
+        ZmqDataSourceError: The options, a socket or the log.
+    """
+    options = parse(ProxyOptions, given)
+    with ExitStack() as stack:
+        flow = stack.enter_context(Flow(options))
+        companion = _Companion(given, flow)
+        stack.callback(companion.end)
+        companion.wait_until_ready()
+        ready()
+        next_report = 0.0
+        while not stop():
+            flow.step()
+            companion.step()
+            now = time.monotonic()
+            if now >= next_report:
+                next_report = now + _STATUS_SECONDS
+                report({**flow.status(), **companion.status})
+        flow.drain()
+        companion.step()
+
+
+class _Companion:
+    """The server process, and another one if it is killed."""
+
+    def __init__(self, given: Mapping[str, str], flow: Flow) -> None:
+        self._given = given
+        self._flow = flow
+        self._start()
+
+    def _start(self) -> None:
+        self._server = _ServerProcess(self._given)
+        self._started = time.monotonic()
+        self._gone = False
+        self._flow.watch(self._server.descriptor, self._listen)
+
+    def wait_until_ready(self) -> None:
+        """Until it is; only at the beginning, when nobody else waits.
+
+        Raises:
+            ZmqDataSourceError: What prevents it.
+        """
+        self._server.wait_until_ready()
+
+    def _listen(self) -> None:
+        self._gone = not self._server.listen()
+
+    def step(self) -> None:
+        """Tell it how far the log has come.
+
+        Raises:
+            ZmqDataSourceError: It has ended, and cannot go on.
+        """
+        if self._gone:
+            self._flow.unwatch()
+            self._server.end()
+            if time.monotonic() - self._started < _LEAST_LIFE_SECONDS:
+                raise SocketError("the proxy's server process ends again and again; its own lines say why")
+            _log.error("the proxy's server process has ended; it is started again")
+            self._start()
+        self._server.tell(self._flow.journal.progress)
+        self._flow.hold = self._server.status.get("hold")
+
+    @property
+    def status(self) -> Mapping[str, Any]:
+        return self._server.status
+
+    def end(self) -> None:
+        self._server.end()
+
+
+def run_until_stopped(given: Mapping[str, str]) -> None:
+    """Be a proxy until SIGTERM or SIGINT; how things are goes to the log now and then.
+
+    Raises:
+        ZmqDataSourceError: The options, a socket or the log.
+    """
+    set_up_logging()
+    stopped = threading.Event()
+    before = [(n, signal.signal(n, lambda *_: stopped.set())) for n in (signal.SIGTERM, signal.SIGINT)]
+    try:
+        run(given, stopped.is_set, _Reports().take, lambda: _log.info("ready"))
+    finally:
+        for number, handler in before:
+            signal.signal(number, handler)
+
+
+class _Reports:
+    """A line every ten seconds, while something passes."""
+
+    def __init__(self) -> None:
+        self._next_line = 0.0
+        self._next_id: int | None = None
+
+    def take(self, status: Mapping[str, Any]) -> None:
+        now = time.monotonic()
+        if now < self._next_line or status["nextId"] == self._next_id:
+            return
+        self._next_line, self._next_id = now + _LINE_SECONDS, status["nextId"]
+        behind = max((account["backlog"] for account in status.get("durable", ())), default=0)
+        _log.info(
+            "next id %d, %d plain subscribers, %d durable, the furthest behind by %d",
+            status["nextId"],
+            status["subscribers"],
+            len(status.get("durable", ())),
+            behind,
+        )
+
+
+def main() -> None:
+    """What runs in the process that ``Proxy`` starts."""
+    set_up_logging()
+    lines = Lines(sys.stdin.fileno())
+    given = json.loads(lines.wait())
+    stopped = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: stopped.set())
+    # The end of the input may come while the flow waits for the disk; a thread of its own sees it.
+    threading.Thread(target=_stop_at_end, args=(lines, stopped), daemon=True).start()
+    try:
+        run(given, stopped.is_set, lambda status: say({"status": status}), lambda: say({"ready": True}))
+    except ZmqDataSourceError as e:
+        say({"error": [type(e).__name__, str(e)]})
+        sys.exit(1)
+    finally:
+        sys.stdout.flush()
+
+
+def _stop_at_end(lines: Lines, stopped: threading.Event) -> None:
+    try:
+        lines.wait()
+    except EOFError:
+        stopped.set()

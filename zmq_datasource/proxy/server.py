@@ -1,0 +1,207 @@
+"""The server process: replays and durable subscribers, from the log's files.
+
+Started by the live process, with the options as the first line of its standard input. Every further line says
+how far the open chunk has come; the end of the input ends it. On its standard output it says once that it
+is ready, or what prevents it, and from then on how far its subscribers are.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from typing import Any
+
+import zmq
+
+from zmq_datasource.errors import EndpointError, LogError, ZmqDataSourceError
+from zmq_datasource.limited_log import LimitedLog
+from zmq_datasource.option_parser import parse
+from zmq_datasource.options import ProxyOptions
+from zmq_datasource.proxy.durable import DurableServer
+from zmq_datasource.proxy.journal import PARTITION
+from zmq_datasource.proxy.pipes import Lines, say, set_up_logging
+from zmq_datasource.proxy.replays import ReplayServer
+from zmq_datasource.proxy.subscriptions import Subscriptions
+from zmq_datasource.proxy.view import LogView
+from zmq_datasource.wal.growing import Grown
+from zmq_datasource.wal.storage import LogStorage
+
+__all__ = ["Server", "main", "serve"]
+
+_WAIT_MS, _STUCK_WAIT_MS = 100, 2
+_STATUS_SECONDS = 0.25
+_LISTING_SECONDS = 1.0
+# The server of a proxy that was killed notices that a moment later, and frees its ports then.
+_BIND_SECONDS = 5.0
+
+
+class Server:
+    """Use it in a ``with`` block, in one thread.
+
+    Args:
+        options: What was asked for.
+    """
+
+    def __init__(self, options: ProxyOptions) -> None:
+        self._options = options
+        self._storage = LogStorage(options.wal_location)
+        self._durable: DurableServer | None = None
+        self._replays: ReplayServer | None = None
+        self._subscriptions: Subscriptions | None = None
+        self._poller = zmq.Poller()
+        self._next_listing = 0.0
+        self._busy = False
+        self._faults = LimitedLog(__name__, "warnings about readers")
+        self._readers: list[int] | None = []
+
+    def __enter__(self) -> Server:
+        """Find who is known, and bind.
+
+        Raises:
+            LogError, OptionError, EndpointError: What prevents it.
+        """
+        with ExitStack() as stack:
+            stack.callback(self._storage.lock_reader(PARTITION, "durable").release)
+            self._view = LogView(self._storage, PARTITION)
+            if self._options.durable:
+                self._subscriptions = Subscriptions(
+                    self._storage, PARTITION, self._view.end, self._options.subscriber_expiry
+                )
+                self._durable = DurableServer(self._options, self._view, self._subscriptions)
+                stack.callback(self._durable.close)
+                self._poller.register(self._durable.socket, zmq.POLLIN)
+            if self._options.replay:
+                self._replays = ReplayServer(self._options, self._view)
+                stack.callback(self._replays.close)
+                self._poller.register(self._replays.socket, zmq.POLLIN)
+            self._stack = stack.pop_all()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._subscriptions is not None:
+            self._subscriptions.change(urgent=True)
+            self._subscriptions.save()
+        self._stack.close()
+
+    def register(self, descriptor: int) -> None:
+        """Wait for this too."""
+        self._poller.register(descriptor, zmq.POLLIN)
+
+    def follow(self, progress: Sequence[Any]) -> None:
+        """The log has grown: see ``Journal.progress``."""
+        sealed, grown = progress
+        self._view.follow(sealed, None if grown is None else Grown(*grown))
+
+    def wait(self) -> None:
+        """Until there is something to do."""
+        stuck = (self._durable is not None and self._durable.stuck) or (
+            self._replays is not None and self._replays.stuck
+        )
+        self._poller.poll(0 if self._busy else _STUCK_WAIT_MS if stuck else _WAIT_MS)
+
+    def step(self) -> None:
+        """Do what there is to do.
+
+        Raises:
+            LogError: Positions cannot be written, or the log cannot be read at all.
+        """
+        now = time.monotonic()
+        if now >= self._next_listing:
+            self._next_listing = now + _LISTING_SECONDS
+            self._view.refresh()
+            self._look_at_readers()
+        busy = False
+        if self._durable is not None:
+            self._durable.receive()
+            busy = self._durable.step()
+        if self._replays is not None:
+            self._replays.receive()
+            busy = self._replays.step() or busy
+        self._busy = busy
+
+    def _look_at_readers(self) -> None:
+        try:
+            self._readers = list(self._storage.readers(PARTITION).values())
+        except LogError as e:  # what it may still need stays
+            self._readers = None
+            self._faults.warn("%s", e)
+
+    def status(self) -> dict[str, Any]:
+        """What is to be told, as plain data.
+
+        ``hold`` is the first id that a durable subscriber or a Spark query still needs; None if nothing
+        may be deleted.
+        """
+        hold = None
+        if self._readers is not None:
+            needed = list(self._readers)
+            if self._subscriptions is not None and self._subscriptions.earliest_needed is not None:
+                needed.append(self._subscriptions.earliest_needed)
+            hold = min(needed, default=self._view.end)
+        replays = self._replays
+        return {
+            "hold": hold,
+            "durable": [] if self._durable is None else self._durable.status(),
+            "replays": {
+                "clients": 0 if replays is None else replays.clients,
+                "requests": 0 if replays is None else replays.requests,
+                "sent": 0 if replays is None else replays.sent,
+            },
+        }
+
+
+def main() -> None:
+    """What runs in the process."""
+    set_up_logging()
+    lines = Lines(sys.stdin.fileno())
+    options = parse(ProxyOptions, json.loads(lines.wait()))
+    try:
+        with ExitStack() as stack:
+            server = _enter(options)
+            stack.push(server)
+            say({"ready": True})
+            serve(server, lines, say)
+    except ZmqDataSourceError as e:
+        say({"error": [type(e).__name__, str(e)]})
+        sys.exit(1)
+
+
+def _enter(options: ProxyOptions) -> Server:
+    deadline = time.monotonic() + _BIND_SECONDS
+    while True:
+        try:
+            return Server(options).__enter__()
+        except EndpointError:
+            if time.monotonic() >= deadline:
+                raise
+            time.sleep(0.05)
+
+
+def serve(server: Server, lines: Lines, report: Callable[[dict[str, Any]], None]) -> None:
+    """Serve until the lines, which say how far the log has come, end.
+
+    Args:
+        report: Told four times a second who is how far.
+
+    Raises:
+        LogError: Positions cannot be written, or the log cannot be read at all.
+    """
+    server.register(lines.descriptor)
+    next_status = 0.0
+    while True:
+        server.wait()
+        newest = None
+        for line in lines.read():
+            newest = line
+        if lines.ended:
+            return
+        if newest is not None:
+            server.follow(json.loads(newest))
+        server.step()
+        now = time.monotonic()
+        if now >= next_status:
+            next_status = now + _STATUS_SECONDS
+            report(server.status())

@@ -1,0 +1,225 @@
+"""Durable subscriptions: who wants what, and how far each has come. Kept in one small file.
+
+The file is replaced as a whole, and forced to the disk, before anybody is told that a position holds.
+Time counts as *away* only while the proxy runs and the subscriber is not there.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterator
+
+import msgspec
+
+from zmq_datasource.errors import LogFormatError
+from zmq_datasource.wal.storage import LogStorage
+
+__all__ = ["Subscription", "Subscriptions"]
+
+_log = logging.getLogger(__name__)
+
+_FORMAT = 1
+# Forgetting is announced when this much of the time has passed.
+_WARNING_AT = 0.8
+# How often what changes by itself (time away, topics that nobody sent) is written.
+_LAZY_SECONDS = 1.0
+
+
+class Subscription(msgspec.Struct):
+    """One of them.
+
+    Attributes:
+        topics: Prefixes; empty for all messages.
+        next: The id of the first message that is not acknowledged.
+        sent: Messages that were sent, those sent again included.
+        lost: Messages that the log had no more when they were due; of all topics.
+        away: Seconds that it was not there.
+        created: Seconds since the epoch.
+        acknowledged: When it last acknowledged something; None if never.
+    """
+
+    name: str
+    topics: tuple[bytes, ...]
+    next: int
+    created: float
+    sent: int = 0
+    lost: int = 0
+    away: float = 0.0
+    acknowledged: float | None = None
+
+
+class _File(msgspec.Struct):
+    format: int
+    log: str
+    subscriptions: list[Subscription]
+
+
+class Subscriptions:
+    """All of a log.
+
+    Args:
+        storage, partition: Where they are kept.
+        end: The id after the log's last one.
+        expiry: Seconds after which one that is away is forgotten.
+        clock: Seconds, monotonic.
+
+    Raises:
+        LogFormatError: The file is not what was written.
+    """
+
+    def __init__(
+        self,
+        storage: LogStorage,
+        partition: int,
+        end: int,
+        expiry: float,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._storage = storage
+        self._partition = partition
+        self._expiry = expiry
+        self._clock = clock
+        self._log_id = storage.log_id()
+        self._all: dict[str, Subscription] = {}
+        self._warned: set[str] = set()
+        self._present: set[str] = set()
+        self._changed = self._urgent = False
+        self._saved_at = self._counted_at = clock()
+        for subscription in self._read():
+            if subscription.next > end:
+                raise LogFormatError(
+                    f"reading {storage.subscriptions_path(partition)}: {subscription.name!r} is at id "
+                    f"{subscription.next}, and the log ends at {end}; restore the log, or remove this file"
+                )
+            self._all[subscription.name] = subscription
+
+    def _read(self) -> list[Subscription]:
+        content = self._storage.read_subscriptions(self._partition)
+        if content is None:
+            return []
+        path = self._storage.subscriptions_path(self._partition)
+        try:
+            file = msgspec.json.decode(content, type=_File)
+        except msgspec.MsgspecError as e:
+            raise LogFormatError(f"reading {path}: {e}; without it all durable subscribers begin anew") from e
+        if file.format != _FORMAT:
+            raise LogFormatError(f"reading {path}: format {file.format}, this release reads {_FORMAT}")
+        if file.log != self._log_id:
+            raise LogFormatError(
+                f"reading {path}: it is about log {file.log}, and this is {self._log_id}; remove it"
+            )
+        return file.subscriptions
+
+    def __iter__(self) -> Iterator[Subscription]:
+        return iter(self._all.values())
+
+    def __len__(self) -> int:
+        return len(self._all)
+
+    def get(self, name: str) -> Subscription | None:
+        return self._all.get(name)
+
+    def add(self, subscription: Subscription) -> None:
+        """Remember a new one."""
+        self._all[subscription.name] = subscription
+        self.change(urgent=True)
+
+    def remove(self, name: str) -> None:
+        """Forget one."""
+        self._all.pop(name, None)
+        self._present.discard(name)
+        self._warned.discard(name)
+        self.change(urgent=True)
+
+    def change(self, urgent: bool) -> None:
+        """Something has changed.
+
+        Args:
+            urgent: Whether somebody waits for it to be kept.
+        """
+        self._changed = True
+        self._urgent = self._urgent or urgent
+
+    def come(self, name: str) -> None:
+        """The subscriber is there."""
+        self._count_time()
+        self._present.add(name)
+        self._warned.discard(name)
+        self._all[name].away = 0.0
+        self.change(urgent=False)
+
+    def leave(self, name: str) -> None:
+        """It is not any more."""
+        self._count_time()
+        self._present.discard(name)
+
+    def is_present(self, name: str) -> bool:
+        return name in self._present
+
+    def save(self) -> bool:
+        """Write what has changed, if somebody waits for it or it is time.
+
+        Returns:
+            Whether something was written.
+
+        Raises:
+            LogWriteError: The disk refused.
+        """
+        if not self._urgent and (not self._changed or self._clock() - self._saved_at < _LAZY_SECONDS):
+            return False
+        file = _File(_FORMAT, self._log_id, list(self._all.values()))
+        self._storage.write_subscriptions(self._partition, msgspec.json.encode(file))
+        self._changed = self._urgent = False
+        self._saved_at = self._clock()
+        return True
+
+    def expire(self) -> list[Subscription]:
+        """Forget who was away for too long; warn before."""
+        self._count_time()
+        gone = []
+        for subscription in list(self._all.values()):
+            name, away = subscription.name, subscription.away
+            if name in self._present:
+                continue
+            if away >= self._expiry:
+                gone.append(subscription)
+                self.remove(name)
+                _log.warning(
+                    "durable subscriber %r was away for %s and is forgotten; it was at id %d",
+                    name,
+                    _words(away),
+                    subscription.next,
+                )
+            elif away >= self._expiry * _WARNING_AT and name not in self._warned:
+                self._warned.add(name)
+                _log.warning(
+                    "durable subscriber %r has been away for %s and is forgotten in %s; messages from id %d on are "
+                    "kept for it",
+                    name,
+                    _words(away),
+                    _words(self._expiry - away),
+                    subscription.next,
+                )
+        return gone
+
+    def _count_time(self) -> None:
+        now = self._clock()
+        passed, self._counted_at = now - self._counted_at, now
+        for subscription in self._all.values():
+            if subscription.name not in self._present:
+                subscription.away += passed
+                self._changed = True
+
+    @property
+    def earliest_needed(self) -> int | None:
+        """The lowest position; None if there is nobody."""
+        return min((s.next for s in self._all.values()), default=None)
+
+
+def _words(seconds: float) -> str:
+    units = ((86_400, "days"), (3600, "hours"), (60, "minutes"))
+    for size, unit in units:
+        if seconds >= size:
+            return f"{seconds / size:.1f} {unit}"
+    return f"{seconds:.1f} s"

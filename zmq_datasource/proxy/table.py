@@ -1,0 +1,117 @@
+"""A proxy's status as tables, for a terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import humanfriendly
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+__all__ = ["Rates", "show"]
+
+_MOST_ROWS = 20
+
+
+class Rates:
+    """What has changed from one status to the next, by the second."""
+
+    def __init__(self) -> None:
+        self._before: tuple[float, Mapping[str, Any]] | None = None
+        self.received = self.bytes = self.published = 0.0
+
+    def take(self, now: float, status: Mapping[str, Any]) -> None:
+        """The newest status, as of ``now`` in seconds."""
+        if self._before is not None and now > self._before[0]:
+            seconds, before = now - self._before[0], self._before[1]
+            self.received = (status["received"] - before["received"]) / seconds
+            self.bytes = (status["bytes"] - before["bytes"]) / seconds
+            self.published = (status["published"] - before["published"]) / seconds
+        self._before = now, status
+
+
+def show(status: Mapping[str, Any], rates: Rates) -> RenderableType:
+    """Publishers, subscriptions, the log, and who is how far."""
+    if not status:
+        return Text("starting")
+    flow = Table(title="flow", title_justify="left")
+    for name in ("received/s", "bytes/s", "published/s", "messages", "log", "ids"):
+        flow.add_column(name, justify="right")
+    flow.add_row(
+        f"{rates.received:,.0f}",
+        _size(rates.bytes),
+        f"{rates.published:,.0f}",
+        f"{status['received']:,}",
+        _size(status["logBytes"]),
+        f"{status['earliestId']:,} to {status['nextId']:,}",
+    )
+    parts: list[RenderableType] = [flow, _publishers(status), _subscriptions(status)]
+    if status["durable"]:
+        parts.append(_durable(status))
+    if status["paused"]:
+        parts.append(Text("receiving is paused: the log is full of what somebody still needs", style="red"))
+    if status["stalled"]:
+        parts.append(_stalled(status))
+    return Group(*parts)
+
+
+def _publishers(status: Mapping[str, Any]) -> Table:
+    table = Table(title="publishers", title_justify="left")
+    table.add_column("socket", overflow="fold")
+    table.add_column("connections", justify="right")
+    for side in status["publishers"]:
+        table.add_row(side["socket"], str(side["connections"]))
+    return table
+
+
+def _subscriptions(status: Mapping[str, Any]) -> Table:
+    table = Table(title=f"plain subscribers: {status['subscribers']}", title_justify="left")
+    table.add_column("topic")
+    table.add_column("subscriptions", justify="right")
+    topics = status["subscriptions"]
+    for topic, count in list(topics.items())[:_MOST_ROWS]:
+        table.add_row(topic or "(all)", str(count))
+    if len(topics) > _MOST_ROWS:
+        table.add_row(f"and {len(topics) - _MOST_ROWS} more", "")
+    return table
+
+
+def _durable(status: Mapping[str, Any]) -> Table:
+    table = Table(title="durable subscribers", title_justify="left")
+    table.add_column("name", overflow="fold")
+    table.add_column("topics", overflow="fold")
+    for name in ("backlog", "on the way", "sent", "lost", "last ack", "away"):
+        table.add_column(name, justify="right")
+    for account in sorted(status["durable"], key=lambda a: -a["backlog"])[:_MOST_ROWS]:
+        last = account["lastAckSeconds"]
+        table.add_row(
+            account["name"],
+            ", ".join(account["topics"]) or "(all)",
+            f"{account['backlog']:,}",
+            f"{account['unacknowledged']:,}",
+            f"{account['sent']:,}",
+            Text(f"{account['lost']:,}", style="red" if account["lost"] else ""),
+            "never" if last is None else f"{_time(last)} ago",
+            "" if account["connected"] else _time(account["awaySeconds"]),
+        )
+    return table
+
+
+def _stalled(status: Mapping[str, Any]) -> Table:
+    table = Table(title="plain subscribers that take nothing", title_justify="left", title_style="yellow")
+    table.add_column("peer")
+    table.add_column("for", justify="right")
+    table.add_column("waits for it in the system", justify="right")
+    for stalled in status["stalled"][:_MOST_ROWS]:
+        table.add_row(stalled["peer"], _time(stalled["seconds"]), _size(stalled["unsentBytes"]))
+    return table
+
+
+def _size(size: float) -> str:
+    return str(humanfriendly.format_size(round(size), binary=True))
+
+
+def _time(seconds: float) -> str:
+    return f"{seconds:.1f} s" if seconds < 60 else str(humanfriendly.format_timespan(seconds, max_units=2))

@@ -1,0 +1,143 @@
+"""The log as another process sees it that reads while it grows: sealed chunks, and the open one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from zmq_datasource.errors import DataLossError
+from zmq_datasource.wal.growing import GrowingTail, Grown
+from zmq_datasource.wal.index import ChunkIndex
+from zmq_datasource.wal.reader import read_index, read_slices, slices
+from zmq_datasource.wal.storage import LogStorage
+
+__all__ = ["Cursor", "LogView"]
+
+
+class LogView:
+    """What of a log partition can be read now.
+
+    Args:
+        storage, partition: The log; written by another process on this machine.
+    """
+
+    def __init__(self, storage: LogStorage, partition: int) -> None:
+        self._storage = storage
+        self._partition = partition
+        self._index = ChunkIndex()
+        self._tail: GrowingTail | None = None
+        self.refresh()
+
+    def refresh(self) -> None:
+        """List the chunks."""
+        self._index = read_index(self._storage, self._partition)
+
+    def follow(self, sealed: int, grown: Grown | None) -> None:
+        """The writer says how far its chunks are sealed, and how far the open one has come, if there is one.
+
+        Raises:
+            LogError: The files are not what a writer writes.
+        """
+        tail = self._tail
+        if sealed > self._index.end:
+            self.refresh()
+        if tail is not None and (grown is None or tail.first != grown.first):
+            tail.close()
+            self._tail = tail = None
+        if grown is not None:
+            if tail is None:
+                try:
+                    tail = GrowingTail(self._storage, self._partition, grown.first)
+                except FileNotFoundError:  # it is sealed meanwhile
+                    self.refresh()
+                    return
+                self._tail = tail
+            tail.read_to(grown.bytes)
+
+    @property
+    def earliest(self) -> int:
+        """The first id there is."""
+        if len(self._index) or self._tail is None:
+            return self._index.earliest
+        return self._tail.first
+
+    @property
+    def end(self) -> int:
+        """The id after the last one."""
+        return self._index.end if self._tail is None else max(self._tail.end, self._index.end)
+
+    def batches(self, start: int) -> Iterator[pa.RecordBatch]:
+        """Rows from ``start`` on, as far as they can be read without looking again.
+
+        Raises:
+            DataLossError: A chunk was deleted meanwhile.
+        """
+        tail = self._tail
+        if tail is not None and start >= tail.first:
+            for batch in list(tail.batches):
+                first = batch.column("id")[0].as_py()
+                if first + batch.num_rows > start:
+                    yield batch.slice(max(start - first, 0))
+            return
+        end = self._index.end
+        yield from read_slices(
+            self._storage, self._partition, slices(self._index.covering(start, end), start, end)
+        )
+
+
+class Cursor:
+    """A place in the log, going forward.
+
+    Args:
+        position: The id that is read next.
+    """
+
+    def __init__(self, view: LogView, position: int) -> None:
+        self._view = view
+        self.position = position
+        self._batches: Iterator[pa.RecordBatch] = iter(())
+        self._rest: pa.RecordBatch | None = None
+
+    @property
+    def at_end(self) -> bool:
+        return self.position >= self._view.end
+
+    def skip_lost(self) -> tuple[int, int] | None:
+        """If what comes next was deleted, go on with the oldest there is, and tell the ids in between."""
+        if self.position >= self._view.earliest:
+            return None
+        lost = self.position, self._view.earliest
+        self.position = self._view.earliest
+        self._batches, self._rest = iter(()), None
+        return lost
+
+    def read(self, rows: int, most_bytes: int) -> pa.RecordBatch | None:
+        """Up to so many rows and bytes, one at least, and step behind them; None if there are none at present.
+
+        Raises:
+            DamagedChunkError: The log's bytes are not what was written.
+        """
+        if self._rest is None:
+            try:
+                self._rest = next(self._batches, None)
+                if self._rest is None and not self.at_end:
+                    self._batches = self._view.batches(self.position)
+                    self._rest = next(self._batches, None)
+            except DataLossError:  # deleted under our hands: ``skip_lost`` will tell
+                self._batches = iter(())
+                self._view.refresh()
+            if self._rest is None:
+                return None
+        rows = min(rows, _fitting(self._rest.slice(0, rows), most_bytes))
+        batch = self._rest.slice(0, rows)
+        self._rest = self._rest.slice(rows) if self._rest.num_rows > rows else None
+        self.position += batch.num_rows
+        return batch
+
+
+def _fitting(batch: pa.RecordBatch, most_bytes: int) -> int:
+    """How many rows have no more than so many bytes; one at least."""
+    sizes = pc.cumulative_sum(pc.cast(pc.binary_length(batch.column("value")), pa.int64()))
+    return max(1, int(pc.sum(pc.less_equal(sizes, most_bytes)).as_py()))

@@ -1,0 +1,131 @@
+"""What the parts of the log's storage stand on: paths, locks, whole writes, errors of the system as ours."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import json
+import os
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO
+from urllib.parse import unquote, urlsplit
+
+from zmq_datasource.errors import LogLockedError, LogWriteError, OptionError
+from zmq_datasource.wal.layout import TEMPORARY_PREFIX
+
+__all__ = ["PartitionFiles", "WriterLock", "sync_directory", "sync_file", "write_synced", "writing"]
+
+
+class WriterLock:
+    """Held by the one writer of a log partition; released by the kernel if the process dies."""
+
+    def __init__(self, file: IO[str]) -> None:
+        self._file = file
+
+    def release(self) -> None:
+        self._file.close()
+
+
+class PartitionFiles:
+    """The directories of a log's partitions on a POSIX file system.
+
+    Args:
+        location: A path or ``file:`` URI.
+
+    Raises:
+        OptionError: The location is a URI of another scheme.
+    """
+
+    def __init__(self, location: str) -> None:
+        parts = urlsplit(location)
+        if parts.scheme == "file":
+            location = unquote(parts.path)
+        elif "://" in location:
+            raise OptionError(
+                f"option walLocation={location!r}: only local or shared (NFS) directories are supported, "
+                "as a path or a file: URI"
+            )
+        self.root = Path(location).absolute()
+
+    def __repr__(self) -> str:
+        return f"LogStorage({str(self.root)!r})"
+
+    def _directory(self, partition: int) -> Path:
+        return self.root / str(partition)
+
+    def _replace(self, path: Path, content: object) -> None:
+        self._replace_bytes(path, json.dumps(content).encode())
+
+    def _replace_bytes(self, path: Path, content: bytes) -> None:
+        temporary = path.with_name(f"{TEMPORARY_PREFIX}{path.name}")
+        with writing(f"writing {path}"):
+            path.parent.mkdir(mode=0o700, exist_ok=True)
+            write_synced(temporary, content)
+            os.rename(temporary, path)
+            sync_directory(path.parent)
+
+    def _lock(self, path: Path, wait: float, act: str, way_out: str) -> WriterLock:
+        with writing(f"creating {path.parent}"):
+            path.parent.mkdir(mode=0o700, exist_ok=True)
+            file = open(path, "a+")  # noqa: SIM115 - it is held open
+        deadline = time.monotonic() + wait
+        while True:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError as e:
+                if time.monotonic() >= deadline:
+                    file.seek(0)
+                    holder = file.read().strip() or "a writer that did not say who it is"
+                    file.close()
+                    raise LogLockedError(f"{act}: it is held by {holder}; {way_out}") from e
+                time.sleep(0.05)  # flock has no wait with a deadline
+            except OSError as e:
+                file.close()
+                raise LogWriteError(f"locking {path}: {e}") from e
+        with writing(f"writing {path}"):
+            file.seek(0)
+            file.truncate()
+            file.write(
+                f"process {os.getpid()} on {socket.gethostname()}, since {time.strftime('%F %T %z')}\n"
+            )
+            file.flush()
+        return WriterLock(file)
+
+
+@contextmanager
+def writing(act: str) -> Iterator[None]:
+    hints = {
+        errno.ENOSPC: "; free space there, or set a smaller walMaxBytes",
+        errno.EDQUOT: "; raise the quota, or set a smaller walMaxBytes",
+        errno.EROFS: "; set walLocation to a directory that can be written",
+        errno.EACCES: "; set walLocation to a directory that this user can write",
+        errno.EPERM: "; set walLocation to a directory that this user can write",
+    }
+    try:
+        yield
+    except OSError as e:
+        hint = hints.get(e.errno or 0, "")
+        raise LogWriteError(f"{act}: {e.strerror or e}{hint}") from e
+
+
+def write_synced(path: Path, content: bytes) -> None:
+    with open(path, "wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def sync_file(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+sync_directory = sync_file
