@@ -179,6 +179,12 @@ def test_a_number_at_a_place_of_its_own_is_found_and_can_be_read_with_what_is_sa
     assert follower.lost_and_gaps == (0, 0)
 
 
+def test_five_frames_with_a_number_are_not_yet_a_clone() -> None:
+    messages = [[b"weather", u64(n), b"station", u64(n), b"value"] for n in range(50)]
+    framing, options = guess(messages)
+    assert (framing, options["sequenceFrame"], options["sequenceWidth"]) == ("custom", "1", "8")
+
+
 def test_history_before_the_first_message_is_not_lost() -> None:
     follower = Follower(stream_options(connect="tcp://feed:1", framing="sequenced"))
     follower.follow([[b"t", b"p", u64(n), b""] for n in (500, 501, 505)])

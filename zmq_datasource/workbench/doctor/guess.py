@@ -43,12 +43,19 @@ def guess(messages: Sequence[RawMessage]) -> Guess:
     if len(sample) < _LEAST:
         return Guess("plain", {})
     for name in _PRESETS:
+        if name == "clone" and not all(map(_has_uuid, sample)):
+            continue
         if _believable(sample, {"framing": name}, _UPWARDS, _BY_ONE):
             return Guess(name, {})
     for options in _places(sample):
         if _believable(sample, {"framing": "custom", **options}, _SURELY, _SURELY, _LARGEST):
             return Guess("custom", options)
     return Guess("plain", {})
+
+
+def _has_uuid(message: RawMessage) -> bool:
+    """Whether the third frame can be that of a kvmsg; else five frames with a number are all that it takes."""
+    return isinstance(message, list) and len(message) > 2 and len(message[2]) in (0, 16)
 
 
 def keys_of(by: Sequence[str], fields: Fields) -> list[tuple[bytes, ...]]:
