@@ -6,6 +6,7 @@ import click
 
 from zmq_datasource.cli.completion import completion
 from zmq_datasource.cli.demo import demo
+from zmq_datasource.cli.doctor import doctor
 from zmq_datasource.cli.hwm import hwm
 from zmq_datasource.cli.plan import plan
 from zmq_datasource.cli.proxy import proxy
@@ -21,5 +22,5 @@ def main() -> None:
     """ZeroMQ as a source and sink of Spark Structured Streaming."""
 
 
-for _command in (demo, receive, proxy, top, hwm, plan, completion):
+for _command in (demo, receive, proxy, top, doctor, hwm, plan, completion):
     main.add_command(_command)

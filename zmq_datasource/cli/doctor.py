@@ -1,0 +1,196 @@
+"""``zmq-datasource doctor``."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import click
+
+from zmq_datasource.cli.types import DURATION, SIZE
+
+__all__ = ["doctor"]
+
+
+class _UnreachableError(click.ClickException):
+    exit_code = 3
+
+
+def _given(fixed: dict[str, str | None], options: tuple[str, ...]) -> dict[str, str]:
+    """The source's options as text, from those with a name of their own here and the others."""
+    if (fixed["connect"] is None) == (fixed["bind"] is None):
+        raise click.UsageError("name the endpoint with either --connect or --bind")
+    given = {name: value for name, value in fixed.items() if value is not None}
+    taken = {name.lower() for name in fixed}
+    for option in options:
+        name, separator, value = option.partition("=")
+        if not separator:
+            # It may be a secret: it is not shown.
+            raise click.UsageError("an --option without '=': write NAME=VALUE")
+        if name.lower() in taken:
+            raise click.UsageError(f"--option {name}=...: it has an option of its own; see --help")
+        given[name] = value
+    return given
+
+
+@click.command()
+@click.option("--connect", metavar="URL,...", help="Where to receive from.")
+@click.option("--bind", metavar="URL,...", help="Where to receive: for senders that connect.")
+@click.option(
+    "--socket-type",
+    type=click.Choice(["SUB", "PULL"], case_sensitive=False),
+    default="SUB",
+    show_default=True,
+    help="As the receiver's. PULL needs --take-messages.",
+)
+@click.option("--topics", metavar="TOPIC,...", help="Topic prefixes to subscribe to (SUB).  [default: all]")
+@click.option(
+    "--rcvhwm",
+    type=click.IntRange(min=1),
+    default=1000,
+    show_default=True,
+    help="The receiver's high-water mark.",
+)
+@click.option(
+    "-o",
+    "--option",
+    "options",
+    metavar="NAME=VALUE",
+    multiple=True,
+    help="Any other option of the source, as in -o framing=vllm or -o zmq.curve_serverkey=...; may be repeated.",
+)
+@click.option(
+    "--upstream", metavar="URL,...", help="The publisher behind a proxy, to compare both sides of the proxy."
+)
+@click.option(
+    "--take-messages",
+    is_flag=True,
+    help="Agree that a PULL takes its share of the messages away from the real consumers: they are gone.",
+)
+@click.option("--duration", type=DURATION, default="5s", show_default=True, help="How long to watch.")
+@click.option(
+    "--wait",
+    type=DURATION,
+    default="5s",
+    show_default=True,
+    help="How long to wait for the sender; and for a log to hold what was seen.",
+)
+@click.option(
+    "--stall",
+    type=DURATION,
+    default="0",
+    show_default=True,
+    help="Then take nothing for so long, to see who drops, who waits, and at which mark. A sender that waits "
+    "for its slowest receiver (PUSH, XPUB_NODROP) feels it.",
+)
+@click.option("--consume", type=DURATION, help="What your receiver takes for each message; it is imitated.")
+@click.option(
+    "--expect-hwm", type=click.IntRange(min=1), help="The SNDHWM that the sender should have; needs --stall."
+)
+@click.option(
+    "--expect-full",
+    type=click.Choice(["drop", "wait"], case_sensitive=False),
+    help="What the sender should do at a full queue; needs --stall.",
+)
+@click.option("--max-message-size", type=SIZE, help="The receiver's zmq.maxmsgsize, for each frame.")
+@click.option(
+    "--wal-location", metavar="DIR", help="The log of a receiver of this feed: is it behind the wire?"
+)
+@click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout instead of tables.")
+@click.pass_context
+def doctor(
+    ctx: click.Context,
+    connect: str | None,
+    bind: str | None,
+    socket_type: str,
+    topics: str | None,
+    rcvhwm: int,
+    options: tuple[str, ...],
+    upstream: str | None,
+    take_messages: bool,
+    duration: float,
+    wait: float,
+    stall: float,
+    consume: float | None,
+    expect_hwm: int | None,
+    expect_full: Literal["drop", "wait"] | None,
+    max_message_size: int | None,
+    wal_location: str | None,
+    as_json: bool,
+) -> None:
+    """Examine a feed as its receiver sees it, and say what is wrong, why, and what to do.
+
+    Connects to the endpoints as they are, and reports who answers, the handshake, what the messages look
+    like, what is missing, and with --stall which high-water mark is in effect. It is one more
+    subscriber; a stall and --take-messages are felt by others.
+
+    \b
+    Exit codes:
+      0  healthy, or nothing but notes
+      1  there are warnings
+      2  wrong arguments, or a log that cannot be read
+      3  an endpoint cannot be reached, bound or shaken hands with
+
+    \b
+    Examples:
+      zmq-datasource doctor --connect tcp://feed:5556
+      zmq-datasource doctor --connect tcp://feed:5556 --topics weather --consume 1ms
+      zmq-datasource doctor --connect tcp://feed:5556 --stall 5s --expect-hwm 10000
+      zmq-datasource doctor --connect tcp://proxy:5560 --upstream tcp://feed:5556 --stall 5s
+      zmq-datasource doctor --connect tcp://jobs:5557 --socket-type PULL --take-messages
+      zmq-datasource doctor --connect tcp://vllm-0:5557 --wal-location /data/wal/kv-events --json
+    """
+    fixed = {"connect": connect, "bind": bind, "topics": topics}
+    fixed |= {"socketType": socket_type, "rcvhwm": str(rcvhwm), "walLocation": None}
+    if max_message_size is not None:
+        fixed["zmq.maxmsgsize"] = str(max_message_size)
+    given = _given(fixed, options)
+    if socket_type == "PULL" and not take_messages:
+        raise click.UsageError(
+            "--socket-type PULL takes messages away from the real consumers; add --take-messages if that is all right"
+        )
+    if socket_type == "PULL" and (upstream is not None or wal_location is not None):
+        raise click.UsageError(
+            "--upstream and --wal-location compare what two subscribers get; they need SUB"
+        )
+    if not stall and (expect_hwm is not None or expect_full is not None):
+        raise click.UsageError(
+            "--expect-hwm and --expect-full say what a stall should show; add --stall, as in 5s"
+        )
+    if not duration:
+        raise click.UsageError("--duration 0 sees nothing; 1s or more")
+
+    import json  # noqa: PLC0415 - only a call pays for it
+
+    from rich.console import Console  # noqa: PLC0415
+
+    from zmq_datasource.errors import LogError, OptionError, ZmqDataSourceError  # noqa: PLC0415
+    from zmq_datasource.workbench.doctor.examine import Request, examine  # noqa: PLC0415
+    from zmq_datasource.workbench.doctor.facts import Expected  # noqa: PLC0415
+    from zmq_datasource.workbench.doctor.findings import diagnose, exit_code  # noqa: PLC0415
+    from zmq_datasource.workbench.doctor.report import document, show  # noqa: PLC0415
+
+    expected = Expected(
+        hwm=expect_hwm,
+        full=expect_full,
+        consume=consume or None,
+        rcvhwm=rcvhwm,
+        max_message_size=max_message_size,
+    )
+    progress = Console(stderr=True)
+    try:
+        with progress.status("Looking ..."):
+            found = examine(Request(given, upstream, duration, wait, stall, wal_location, expected))
+    except (OptionError, LogError) as e:
+        raise click.UsageError(str(e)) from e
+    except ZmqDataSourceError as e:
+        raise _UnreachableError(str(e)) from e
+    except KeyboardInterrupt:
+        click.echo("Stopped.", err=True)
+        raise click.exceptions.Exit(130) from None
+    findings = diagnose(found.endpoints, found.log, expected)
+    if as_json:
+        click.echo(json.dumps(document(found, findings), indent=2, ensure_ascii=False))
+    else:
+        console = Console()
+        show(console if console.is_terminal else Console(width=100), found, findings)
+    ctx.exit(exit_code(findings))

@@ -1,0 +1,79 @@
+"""Which high-water mark of the sender explains what a stalled reader was held. Pure.
+
+A sender's pipe takes a message while fewer than ``sndhwm`` are written and not known to be read. It
+learns in steps of ``lwm = (sndhwm + 1) // 2`` how many have left it, counted from the beginning of the
+connection. So if the reader had taken ``before`` messages when it stopped, and ``beyond`` have left the
+sender's pipe since (into its kernel, ours and our own queue), then at the first refusal::
+
+    before + held = sndhwm + lwm * floor((before + beyond) / lwm)
+
+``held`` is counted, ``before`` too, ``beyond`` is known within some messages where the kernel's queues can
+be read, and not at all otherwise. Each mark for which the equation holds for one of the possible
+``beyond`` explains what was seen.
+"""
+
+from __future__ import annotations
+
+import math
+
+from zmq_datasource.workbench.doctor.facts import Marks
+
+__all__ = ["DEFAULT_MARK", "beyond", "explain", "fits"]
+
+DEFAULT_MARK = 1000
+# libzmq sends and reads in batches of 8 kB, on both sides, which no kernel's queue shows.
+_BATCHES_BYTES = 2 * 8192
+# What Linux lets a send buffer grow to by itself (the third figure of net.ipv4.tcp_wmem), and leaves unread
+# beside our own; assumed where the peer's machine cannot be read.
+_ASSUMED_BYTES = 4 << 20
+_LEAST_SLACK = 2
+
+
+def fits(mark: int, held: int, before: int, low: int, high: int) -> bool:
+    """Whether a mark explains ``held``, if ``low`` to ``high`` messages are beyond the sender's pipe."""
+    lwm = (mark + 1) // 2
+    # A look at the kernel, the last message and a burst do not happen at one moment: some messages either way.
+    slack = max(_LEAST_SLACK, mark // 50)
+    told = before + held - mark  # of so many the sender had heard, in whole steps
+    least, most = math.ceil((told - slack) / lwm), (told + slack) // lwm
+    return max(0, least, (before + low) // lwm) <= min(most, (before + high) // lwm)
+
+
+def beyond(rcvhwm: int, wire_bytes: float, ours: int | None, theirs: int | None) -> tuple[int, int]:
+    """How many messages are beyond the sender's pipe at the end of a stall, at least and at most."""
+    low = rcvhwm + int(((ours or 0) + (theirs or 0)) / wire_bytes)
+    high = low + int((_BATCHES_BYTES + (_ASSUMED_BYTES if theirs is None else 0)) / wire_bytes)
+    return max(0, low - _LEAST_SLACK), high + _LEAST_SLACK
+
+
+def explain(
+    held: int,
+    before: int,
+    rcvhwm: int,
+    wire_bytes: float,
+    ours: int | None,
+    theirs: int | None,
+    expected: int | None,
+) -> Marks | None:
+    """The marks that explain a stall; None if none does.
+
+    Args:
+        held: Messages that came after it before the first that is missing.
+        before: Messages taken on this connection before it.
+        rcvhwm: Of our socket.
+        wire_bytes: Of one message, its frames' headers included.
+        ours, theirs: Bytes in the kernel's queues at its end; None if unknown.
+        expected: The mark that the user meant.
+    """
+    low, high = beyond(rcvhwm, wire_bytes, ours, theirs)
+    # Of a mark at least half is free when a reader that keeps up stops: larger ones would have held more.
+    possible = [mark for mark in range(1, 2 * held + 2) if fits(mark, held, before, low, high)]
+    if not possible:
+        return None
+    return Marks(
+        low=possible[0],
+        high=possible[-1],
+        measured=theirs is not None,
+        expected_fits=None if expected is None else expected in possible,
+        default_fits=DEFAULT_MARK in possible,
+    )
