@@ -54,6 +54,26 @@ def test_topics_are_prefixes(context: Context) -> None:
         assert receiver.take().column("topic").to_pylist() == ["a1", "bc2"]
 
 
+def test_a_frame_over_the_limit_costs_the_connection_and_not_the_feed(
+    context: Context, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("zmq_datasource.peers.PeerWatch._LOST_REDIAL", 0.2)
+    publisher, endpoint = bound(context, zmq.XPUB)
+    options = stream_options(connect=endpoint, zmq_maxmsgsize=100)
+    with Receiver(options, SourceCounters()) as receiver:
+        assert publisher.recv() == b"\x01"
+        publisher.send(b"." * 101)
+
+        def subscribed_again() -> bool:
+            receiver.receive()
+            return bool(publisher.poll(0)) and publisher.recv() == b"\x01"
+
+        wait_for(subscribed_again, "a new connection")  # libzmq alone never comes again
+        publisher.send(b"after")
+        receive(receiver, 1)
+        assert receiver.take().column("value").to_pylist() == [b"after"]
+
+
 def test_a_round_is_bounded_in_messages_and_in_bytes(context: Context) -> None:
     push, endpoint = bound(context, zmq.PUSH, sndhwm=100_000)
     with Receiver(

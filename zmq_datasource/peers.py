@@ -74,6 +74,7 @@ class PeerWatch:
     _ABSENT_SECONDS = 10.0
     _FIRST_REDIAL = 1.0
     _LAST_REDIAL = 30.0
+    _LOST_REDIAL = 3.0
 
     def __init__(
         self, context: zmq.Context[zmq.Socket[bytes]], sock: zmq.Socket[bytes], options: SocketOptions
@@ -81,6 +82,7 @@ class PeerWatch:
         self._sock = sock
         # A task of a sink is a connection or two: that they come and go tells nothing.
         self._level = logging.INFO if int(sock.type) in (zmq.SUB, zmq.PULL) else logging.DEBUG
+        self._only_receives = int(sock.type) in (zmq.SUB, zmq.XSUB, zmq.PULL)
         self._connect = options.connect
         address = f"inproc://monitor-{uuid.uuid4().hex}"
         # Only what changes our state: retries by the hundred would fill the monitor's queue, and a
@@ -149,6 +151,10 @@ class PeerWatch:
             elif self.up.get(endpoint, 0):
                 self.up[endpoint] -= 1
                 self.lost += 1
+                # libzmq comes again by itself, except after what it takes for a fault of the peer, such as a
+                # frame over its maxmsgsize: then never, and without a word.
+                if self._only_receives:  # nothing is queued that dialling again would drop
+                    self._redial[endpoint] = (time.monotonic() + self._LOST_REDIAL, self._LOST_REDIAL)
                 _log.log(self._level, "peer down: %s %s", socket_type(self._sock), endpoint)
 
     def _one_shaken(self, endpoint: str) -> None:
@@ -174,7 +180,7 @@ class PeerWatch:
                 _log.warning("nobody has answered at %s for %.0f s", endpoint, self._ABSENT_SECONDS)
 
     def redial(self) -> None:
-        """Dial again where a handshake failed, which libzmq does not do by itself."""
+        """Dial again where a handshake failed or a connection was cut, which libzmq does not do by itself."""
         now = time.monotonic()
         for endpoint in map(str, self._connect):
             due, delay = self._redial.get(endpoint, (None, 0.0))
