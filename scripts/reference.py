@@ -44,7 +44,8 @@ def reference() -> str:
     read, write, proxy = describe(ReadOptions), describe(WriteOptions), describe(ProxyOptions)
     return (
         f"{INTRODUCTION}\n## Source\n\n{table(read)}\n\n## Sink\n\n{table(write)}\n\n"
-        f"## Proxy\n\nOf `zmq-datasource proxy` and `zmq_datasource.Proxy`: see [proxy.md](proxy.md).\n\n{table(proxy)}\n"
+        "## Proxy\n\nOf `zmq-datasource proxy` and `zmq_datasource.Proxy`: see [proxy.md](proxy.md).\n\n"
+        f"{table(proxy)}\n"
     )
 
 

@@ -23,10 +23,12 @@ The rules:
   (``chunk.fingerprint``), checked whenever the batch is read.
 * One writer per log partition, held by an advisory lock that the kernel releases when the
   process ends, however it ends.
+* A proxy's newest chunk is durable before it is whole: see ``growing``.
 * ``start.json`` exists from the moment a query with a new checkpoint is told its first offset
   until its first batch is done. If it crashes in between, Spark asks for the first offset once
   more, and must hear the same one.
 
-Layers: ``layout`` names things, ``storage`` touches the file system, ``chunk`` is one file,
+Layers: ``layout`` names things, ``storage`` touches the file system (``files``,
+``staged_files`` and ``reader_files`` are its parts), ``chunk`` is one file,
 ``index`` the list of them; ``writer`` and ``reader`` are what the rest of the package uses.
 """
