@@ -9,11 +9,11 @@ nothing of what waits for it.
 from __future__ import annotations
 
 import logging
+import struct
 import time
 from collections import Counter, deque
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Any
 
 import zmq
 
@@ -28,6 +28,7 @@ _log = logging.getLogger(__name__)
 # libzmq learns from time to time only that a queue has room again; looking at the events makes it
 # look. At least so often, or it would drop for subscribers that have kept up.
 _REFRESH_EVERY = 64
+_PACK = struct.Struct(">Q").pack
 # How often connections are looked at.
 _LOOK_SECONDS = 0.25
 
@@ -124,38 +125,58 @@ class Backend:
 
     def _publish(self, numbered: Numbered, start: int) -> int:
         """How many messages from ``start`` on found room."""
-        send, refresh, plain = self._send, self.socket.getsockopt, self._options.plain
-        noblock, more, events = int(zmq.NOBLOCK), int(zmq.SNDMORE), zmq.EVENTS
-        first, (topics, values, others) = numbered
+        refresh, events = self.socket.getsockopt, zmq.EVENTS
+        send = self._send_plain if self._options.plain else self._send_numbered
+        at, end = start, len(numbered.messages)
+        while at < end:
+            refresh(events)
+            part = min(at + _REFRESH_EVERY, end)
+            reached = send(numbered, at, part)
+            if reached == at:  # nothing at all, though libzmq has just looked
+                break
+            at = reached
+        self.published += at - start
+        return at - start
+
+    def _send_numbered(self, numbered: Numbered, start: int, end: int) -> int:
+        """Send as far as there is room; the place after the last one sent."""
+        send, noblock_more, more = self._send, int(zmq.NOBLOCK | zmq.SNDMORE), int(zmq.SNDMORE)
+        (topics, values, others), first = numbered.messages, numbered.first
+        numbers = map(_PACK, range(first + start, first + end))
         at = start
         try:
-            for at in range(start, len(values)):
-                if not at % _REFRESH_EVERY:
-                    refresh(events)
-                topic: Any = topics[at]
+            for at, topic, number, value in zip(
+                range(start, end), topics[start:end], numbers, values[start:end], strict=True
+            ):
+                # Without a topic a subscriber finds the value where it finds all others.
+                send(topic or b"", noblock_more)
+                send(number, more)
+                if others and at in others:
+                    for frame in others[at][1:-1]:
+                        send(frame, more)
+                send(value)
+        except zmq.Again:
+            return at  # there was no room for the first frame of this one
+        return end
+
+    def _send_plain(self, numbered: Numbered, start: int, end: int) -> int:
+        send, noblock, more = self._send, int(zmq.NOBLOCK), int(zmq.SNDMORE)
+        topics, values, others = numbered.messages
+        at = start
+        try:
+            for at in range(start, end):
+                topic = topics[at]
                 if topic is None:
-                    # Without a topic a subscriber finds the value where it finds all others.
-                    topic = values[at] if plain else b""
-                flags = noblock if plain and topics[at] is None else noblock | more
-                try:
-                    send(topic, flags)
-                except zmq.Again:
-                    refresh(events)
-                    send(topic, flags)
-                if not plain:
-                    send((first + at).to_bytes(8, "big"), more)
-                elif topics[at] is None:
+                    send(values[at], noblock)
                     continue
+                send(topic, noblock | more)
                 if at in others:
                     for frame in others[at][1:-1]:
                         send(frame, more)
                 send(values[at])
-            at += 1
         except zmq.Again:
-            pass  # there was no room for the first frame of this one
-        sent = at - start
-        self.published += sent
-        return sent
+            return at
+        return end
 
     # Who is there.
 

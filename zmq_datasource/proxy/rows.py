@@ -42,6 +42,11 @@ class Messages(NamedTuple):
         topic = self.topics[at]
         return [self.values[at]] if topic is None else [topic, self.values[at]]
 
+    def take(self, places: list[int]) -> Messages:
+        """Some of them."""
+        others = {new: self.others[old] for new, old in enumerate(places) if old in self.others}
+        return Messages([self.topics[at] for at in places], [self.values[at] for at in places], others)
+
 
 def rows_of(messages: Messages, timestamp: int) -> pa.RecordBatch:
     """A batch with ``MESSAGE_SCHEMA``, as plain framing makes it.
@@ -75,7 +80,7 @@ def rows_of(messages: Messages, timestamp: int) -> pa.RecordBatch:
 
 
 def _values(values: list[Frame]) -> pa.Array:
-    if all(type(value) is bytes for value in values):
+    if set(map(type, values)) == {bytes}:
         return pa.array(values, pa.binary())
     # Large ones: copied once, into a buffer of the right size.
     offsets = pa.array([0, *accumulate(map(len, values))], pa.int32())
