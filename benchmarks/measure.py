@@ -21,7 +21,8 @@ class Measurement:
     """One quantity, measured once a round.
 
     Attributes:
-        section: ``source``, ``sequences``, ``sink``, ``transactions``, ``metrics``, ``memory`` or ``planning``.
+        section: ``source``, ``sequences``, ``sink``, ``transactions``, ``metrics``, ``proxy``, ``memory`` or
+            ``planning``.
         case: What was varied, as in ``100 B`` or ``10000 chunks``.
         method: What was measured.
         unit: Of the values.

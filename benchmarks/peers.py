@@ -16,7 +16,7 @@ from typing import Any
 
 import zmq
 
-__all__ = ["SHAPES", "Peer", "consumer", "in_process", "numbered", "payload", "sender"]
+__all__ = ["SHAPES", "Peer", "child", "consumer", "in_process", "numbered", "payload", "sender"]
 
 _SPAWN = multiprocessing.get_context("spawn")
 _START_SECONDS = 30.0
@@ -62,7 +62,8 @@ class Peer:
 
 
 @contextmanager
-def _child(target: Callable[..., None], *arguments: object) -> Iterator[Connection]:
+def child(target: Callable[..., None], *arguments: object) -> Iterator[Connection]:
+    """Run this in a fresh process, with a pipe as its first argument, and end it with the block."""
     ours, theirs = _SPAWN.Pipe()
     process = _SPAWN.Process(target=target, args=(theirs, *arguments), daemon=True)
     process.start()
@@ -84,7 +85,7 @@ def sender(size: int, count: int, connect: str | None = None, shape: str | None 
     It binds, unless it is told where to connect. When all have left, it answers with the
     time (seconds since the epoch) at which the first was sent.
     """
-    with _child(_send, size, count, connect, shape) as pipe:
+    with child(_send, size, count, connect, shape) as pipe:
         yield Peer(pipe)
 
 
@@ -94,7 +95,7 @@ def consumer(count: int) -> Iterator[Peer]:
 
     Answers with the time of the first when it came, and again with that of the last.
     """
-    with _child(_consume, count) as pipe:
+    with child(_consume, count) as pipe:
         yield Peer(pipe)
 
 
@@ -104,7 +105,7 @@ def in_process(function: Callable[..., Any], *arguments: object, seconds: float)
     Raises:
         TimeoutError: It returned nothing within ``seconds``.
     """
-    with _child(_call, function, *arguments) as pipe:
+    with child(_call, function, *arguments) as pipe:
         return _answer(pipe, seconds)
 
 

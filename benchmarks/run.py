@@ -15,6 +15,7 @@ from benchmarks.measure import Measurement, temporary_directory
 from benchmarks.memory import measure_memory
 from benchmarks.metrics import measure_metrics
 from benchmarks.planning import measure_planning
+from benchmarks.proxy import measure_proxy
 from benchmarks.queries import spark_session
 from benchmarks.report import write_results
 from benchmarks.sequences import measure_sequences
@@ -25,7 +26,7 @@ from zmq_datasource.spark.worker import LOGGING_VARIABLE
 
 __all__ = ["main"]
 
-_SECTIONS = ("source", "sequences", "sink", "transactions", "metrics", "memory", "planning")
+_SECTIONS = ("source", "sequences", "sink", "transactions", "metrics", "proxy", "memory", "planning")
 
 
 def main() -> None:
@@ -55,7 +56,9 @@ def _quiet(configuration: Path) -> None:
 def _measure(sections: Sequence[str], scratch: Path, scale: float, rounds: int) -> Iterator[Measurement]:
     if "planning" in sections:
         yield from measure_planning(rounds)
-    if set(sections) == {"planning"}:
+    if "proxy" in sections:
+        yield from measure_proxy(scale, rounds)
+    if set(sections) <= {"planning", "proxy"}:
         return
     with spark_session(scratch) as spark:
         if "source" in sections:
