@@ -103,14 +103,17 @@ def _journaling(sync: bool, plain: bool = False) -> Iterator[tuple[str, str, int
 def _run(method: _Method, size: int, count: int, paced: bool) -> tuple[float, list[float]]:
     """Seconds from the first message to the last, and how long each took in µs, if they are paced."""
     for _ in range(_TRIES):
-        with method() as (front, back, frames), child(_subscribe, back, frames) as subscriber:
-            with child(_publish, front, size, count, paced) as publisher:
-                subscriber.recv()
-                publisher.send("go")
-                if subscriber.poll(_SECONDS):
-                    got, seconds, latencies = subscriber.recv()
-                    assert got == count, f"{got} of {count} messages came through"
-                    return seconds, latencies
+        with (
+            method() as (front, back, frames),
+            child(_subscribe, back, frames) as subscriber,
+            child(_publish, front, size, count, paced) as publisher,
+        ):
+            subscriber.recv()
+            publisher.send("go")
+            if subscriber.poll(_SECONDS):
+                got, seconds, latencies = subscriber.recv()
+                assert got == count, f"{got} of {count} messages came through"
+                return seconds, latencies
         # libzmq's own proxy, with an XPUB that does not drop, stands still for ever now and then.
         print(f"nothing came through for {_SECONDS:.0f} s; once more", flush=True)
     raise TimeoutError(f"{_TRIES} times not all messages came through a proxy")

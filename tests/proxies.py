@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import threading
 from contextlib import ExitStack
@@ -22,6 +23,9 @@ from zmq_datasource.proxy.server import Server, serve
 def endpoints(*sides: str) -> dict[str, str]:
     """A free endpoint for each side."""
     return {side: free_endpoint() for side in sides}
+
+
+_MARKERS = itertools.count()
 
 
 class ProxyThreads:
@@ -87,7 +91,7 @@ class ProxyThreads:
             self.flow.hold = status["hold"]
 
         with ExitStack() as stack:
-            self.server = stack.enter_context(Server(self.options))
+            self.server = stack.enter_context(Server(self.options, self.flow.journal.progress))
             self._ready.set()
             serve(self.server, self._lines, report)
 
@@ -119,18 +123,14 @@ def subscriber(
     context: zmq.Context[Socket], proxy: ProxyThreads, *topics: bytes, kind: int = zmq.SUB, **options: int
 ) -> Socket:
     """A plain subscriber that the proxy knows of."""
-    before = dict(proxy.flow.status()["subscriptions"])
+    marker = b"marker %d" % next(_MARKERS)
     sock = context.socket(kind)
     for name, value in options.items():
         sock.setsockopt(getattr(zmq, name.upper()), value)
     sock.connect(proxy.sides["publish"])
-    for topic in topics:
+    for topic in (*topics, marker):  # they arrive in this order
         sock.setsockopt(zmq.SUBSCRIBE, topic)
-    wanted = {topic.decode(): before.get(topic.decode(), 0) + 1 for topic in topics}
-    wait_for(
-        lambda: all(proxy.flow.status()["subscriptions"].get(t, 0) >= n for t, n in wanted.items()),
-        f"subscriptions {wanted}",
-    )
+    wait_for(lambda: marker.decode() in proxy.flow.status()["subscriptions"], f"subscription to {topics}")
     return sock
 
 

@@ -37,7 +37,7 @@ __all__ = [
 VERSION = b"1"
 EARLIEST, LATEST = b"earliest", b"latest"
 _MOST_NAME_BYTES = 200
-_MOST_TOPICS = 1000
+_MOST_TOPICS, _MOST_TOPIC_BYTES = 1000, 32_768
 
 
 class Subscribe(NamedTuple):
@@ -194,8 +194,10 @@ def _read_subscribe(frames: Sequence[bytes]) -> Subscribe:
         raise ProtocolError(f"a name has 1 to {_MOST_NAME_BYTES} bytes of printable text, not {name[:32]!r}")
     if start not in (EARLIEST, LATEST) and len(start) != 8:
         raise ProtocolError(f"start {start[:32]!r} is not earliest, latest, or an id of 8 bytes")
-    if len(topics) > _MOST_TOPICS:
-        raise ProtocolError(f"{len(topics)} topics; {_MOST_TOPICS} are the most")
+    if len(topics) > _MOST_TOPICS or sum(map(len, topics)) > _MOST_TOPIC_BYTES:
+        raise ProtocolError(
+            f"{len(topics)} topics of {sum(map(len, topics))} bytes; {_MOST_TOPICS} of {_MOST_TOPIC_BYTES} are the most"
+        )
     return Subscribe(
         text,
         _id(session, "session"),

@@ -97,7 +97,8 @@ def new_socket(context: zmq.Context[zmq.Socket[bytes]], options: SocketOptions) 
             sock = context.socket(getattr(zmq, options.socket_type))
             ours = {
                 zmq.RCVHWM: options.rcvhwm,
-                zmq.SNDHWM: options.sndhwm,
+                # What an XSUB sends is subscriptions, and libzmq drops those too beyond the mark.
+                zmq.SNDHWM: 0 if options.socket_type == "XSUB" else options.sndhwm,
                 zmq.LINGER: options.linger,
                 zmq.MAXMSGSIZE: MAX_MESSAGE_BYTES,
             }
@@ -256,12 +257,18 @@ def _set(sock: zmq.Socket[bytes], name: str, value: str, all_options: ZmqOptions
 
 
 class Connection(NamedTuple):
-    """A connection that is up, and how many bytes the system has not got rid of; ``inode`` names it."""
+    """A connection that is up, as the operating system sees it.
+
+    Attributes:
+        inode: Its name.
+        unsent: Bytes that wait for the peer.
+        taken: Grows with what the peer has taken, or changes at least.
+    """
 
     inode: int
     peer: str
     unsent: int
-    ipc: bool
+    taken: int
 
 
 def connections(watch: PeerWatch) -> list[Connection]:
@@ -270,7 +277,8 @@ def connections(watch: PeerWatch) -> list[Connection]:
     for handle, ipc in watch.hold():
         with handle:
             inode = os.fstat(handle.fileno()).st_ino
-            found.append(Connection(inode, _peer_name(handle, ipc), _unwritten(handle), ipc))
+            unsent = _unwritten(handle)
+            found.append(Connection(inode, _peer_name(handle, ipc), unsent, _taken(handle, ipc, unsent)))
     return found
 
 
@@ -281,6 +289,20 @@ def hang_up(watch: PeerWatch, connection: Connection) -> None:
             if os.fstat(handle.fileno()).st_ino == connection.inode:
                 with suppress(OSError):  # gone already
                     handle.shutdown(stdlib_socket.SHUT_RDWR)
+
+
+def _taken(handle: stdlib_socket.socket, ipc: bool, unsent: int) -> int:
+    """What the peer's system has acknowledged; where that is not told, what is left, which changes with it."""
+    if not ipc and hasattr(stdlib_socket, "TCP_INFO"):
+        with suppress(OSError):
+            info = handle.getsockopt(stdlib_socket.IPPROTO_TCP, stdlib_socket.TCP_INFO, 192)
+            if len(info) >= _BYTES_ACKED + 8:
+                return int.from_bytes(info[_BYTES_ACKED : _BYTES_ACKED + 8], sys.byteorder)
+    return unsent
+
+
+# Where tcpi_bytes_acked is in Linux' struct tcp_info.
+_BYTES_ACKED = 120
 
 
 def _peer_name(handle: stdlib_socket.socket, ipc: bool) -> str:

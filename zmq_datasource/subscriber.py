@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import time
-import uuid
+from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from types import TracebackType
 from typing import NamedTuple, Self
@@ -44,6 +44,11 @@ _SILENCE_SECONDS = 3.0
 _TICK_SECONDS = 0.1
 # Acknowledgements are sent together: when so many are due, or nothing else is to be done.
 _ACK_EVERY = 100
+# An answer that has not come is asked for again.
+_AGAIN_SECONDS = 1.0
+# How long the end of a block waits for the last acknowledgement: after an error, and without a timeout.
+_EXIT_SECONDS, _LONG_EXIT_SECONDS = 2.0, 30.0
+_HEARTBEAT_MS, _HEARTBEAT_TIMEOUT_MS = 1000, 5000
 
 
 class DurableMessage(NamedTuple):
@@ -119,6 +124,8 @@ class DurableSubscriber:
         self._timeout = timeout
         self._options = _socket_options(endpoint, options or {})
         self._open: OpenSocket | None = None
+        self._held: deque[Message] = deque()  # came while an acknowledgement was waited for
+        self._refusal: SubscriptionError | None = None
         self._received: int | None = None  # the id after the last one received
         self._given: int | None = None  # the last one given to the caller, not acknowledged yet
         self._acknowledged: int | None = None
@@ -172,11 +179,17 @@ class DurableSubscriber:
         if self._open is None:
             return
         try:
+            if self._refusal is not None:
+                return  # somebody else has the name
             if kind is None:
                 self._acknowledge_given()
             if self._acknowledged is not None and self._confirmed <= self._acknowledged:
+                self._send_acks()
                 try:
-                    self.ack(self._acknowledged, wait=True)
+                    self._wait_until_acknowledged(
+                        self._acknowledged,
+                        _EXIT_SECONDS if kind is not None else self._timeout or _LONG_EXIT_SECONDS,
+                    )
                 except (NoPeerError, SubscriptionError):
                     if kind is None:
                         raise  # else there is an error already, which says more
@@ -235,18 +248,25 @@ class DurableSubscriber:
         self._unsent_acks += 1
         if self._unsent_acks >= _ACK_EVERY or wait:
             self._send_acks()
-        deadline = self._deadline()
-        held: list[Message] = []
-        while wait and self._confirmed <= done:
-            if deadline is not None and time.monotonic() >= deadline:
+        if wait:
+            self._wait_until_acknowledged(done, self._timeout)
+
+    def _wait_until_acknowledged(self, done: int, seconds: float | None) -> None:
+        began = self._listening = time.monotonic()
+        asked = began
+        while self._confirmed <= done:
+            now = time.monotonic()
+            if seconds is not None and now - began >= seconds:
                 raise NoPeerError(
-                    f"acknowledging id {done} at {self._options.connect}: no answer within {self._timeout} s; the "
-                    "message may come again"
+                    f"acknowledging id {done} at {self._options.connect}: no answer within {seconds:g} s; the message "
+                    "may come again"
                 )
+            if now - asked >= _AGAIN_SECONDS and self._ready:  # the answer may have been lost
+                asked = now
+                self._send_acks()
             came = self._hear(_TICK_SECONDS)
             if isinstance(came, Message):
-                held.append(came)
-        self._held += held
+                self._held.append(came)
 
     def forget(self) -> None:
         """End the subscription itself: the proxy keeps nothing for it any more.
@@ -255,10 +275,17 @@ class DurableSubscriber:
             NoPeerError: The proxy does not answer.
         """
         self._given = self._acknowledged = None
-        self._send(Forget())
         deadline = self._deadline()
-        while not isinstance(self._hear(_TICK_SECONDS), Forgotten):
-            if deadline is not None and time.monotonic() >= deadline:
+        asked = -_AGAIN_SECONDS
+        self._listening = time.monotonic()
+        while True:
+            now = time.monotonic()
+            if now - asked >= _AGAIN_SECONDS and self._ready:
+                asked = now
+                self._send(Forget())
+            if isinstance(self._hear(_TICK_SECONDS), Forgotten):
+                break
+            if deadline is not None and now >= deadline:
                 raise NoPeerError(f"forgetting {self._name!r} at {self._options.connect}: no answer")
         self._close_socket(0)
 
@@ -269,7 +296,7 @@ class DurableSubscriber:
 
     def _tick(self, deadline: float | None) -> Message | None:
         if self._held:
-            return self._held.pop(0)
+            return self._held.popleft()
         left = (
             _TICK_SECONDS if deadline is None else min(_TICK_SECONDS, max(0.0, deadline - time.monotonic()))
         )
@@ -288,12 +315,11 @@ class DurableSubscriber:
 
     # The wire.
 
-    def _connect(self) -> None:
-        self._open = OpenSocket(
-            self._options, lambda sock: sock.setsockopt(zmq.ROUTING_ID, uuid.uuid4().bytes)
-        )
+    def _connect(self, check_hosts: bool = True) -> None:
+        # Without a routing id of its own: a connection that libzmq makes anew is a new one to the proxy too, which
+        # sends nothing on it before it has heard SUBSCRIBE. What was lost with the old one is not missed.
+        self._open = OpenSocket(self._options, _prepare, check_hosts=check_hosts)
         self._connections = 0
-        self._held: list[Message] = []
         self._subscribe()
 
     def _subscribe(self) -> None:
@@ -302,7 +328,7 @@ class DurableSubscriber:
         # What was asked for on a connection that is gone comes again.
         if self._held:
             self._received = self._held[0].id
-            self._held = []
+            self._held.clear()
         self._owed = 0
         self._ready = False
         self._session += 1
@@ -318,7 +344,7 @@ class DurableSubscriber:
         try:
             self._open.socket.send_multipart(write(message), zmq.NOBLOCK)
         except zmq.Again:
-            self._heard = 0.0  # nothing leaves: the connection is to be made anew
+            self._heard = self._asked = 0.0  # nothing leaves: the connection is to be made anew
 
     def _send_acks(self) -> None:
         assert self._acknowledged is not None
@@ -331,6 +357,8 @@ class DurableSubscriber:
         Raises:
             SubscriptionError, NoPeerError: See ``receive``.
         """
+        if self._refusal is not None:
+            raise self._refusal
         assert self._open is not None, "use it in a with block"
         sock = self._open.socket
         try:
@@ -339,7 +367,11 @@ class DurableSubscriber:
             # Before waiting: what is due is sent, and the connection looked at.
             if self._unsent_acks:
                 self._send_acks()
+            if self._owed and self._ready:
+                self._send(Credit(self._owed))
+                self._owed = 0
             self._look_at_connection()
+            sock = self._open.socket
             if not sock.poll(max(1, round(seconds * 1000))):
                 return None
             frames = sock.recv_multipart()
@@ -365,7 +397,10 @@ class DurableSubscriber:
                 if code == "unknown":  # the proxy has forgotten this connection: it is told again
                     self._subscribe()
                     return None
-                raise SubscriptionError(f"subscribing as {self._name!r} at {self._options.connect}: {reason}")
+                self._refusal = SubscriptionError(
+                    f"subscribing as {self._name!r} at {self._options.connect}: {reason}"
+                )
+                raise self._refusal
             case Message(position, _):
                 if not self._ready:
                     return None  # of a session before: it comes again
@@ -379,7 +414,7 @@ class DurableSubscriber:
         watch.update()
         watch.redial()
         if watch.connections > self._connections:
-            if self._connections:  # a new one: the proxy does not know yet who this is
+            if watch.connections > 1:  # a new one: the proxy does not know yet who this is
                 self._subscribe()
             self._connections = watch.connections
         silent = now - max(self._last_word, self._listening)
@@ -389,7 +424,9 @@ class DurableSubscriber:
                 f"{silent:.0f} s; come again, and it goes on after the last acknowledged message"
             )
         if now - self._heard > _SILENCE_SECONDS and now - self._asked > _SILENCE_SECONDS:
-            self._subscribe()
+            # A name that does not resolve (any more) is libzmq's to try again.
+            self._close_socket(0)
+            self._connect(check_hosts=False)
 
     def _wait_until_ready(self, deadline: float | None) -> None:
         while not self._ready:
@@ -406,6 +443,11 @@ class DurableSubscriber:
         if self._open is not None:
             self._open.close(linger)
             self._open = None
+
+
+def _prepare(sock: zmq.Socket[bytes]) -> None:
+    sock.setsockopt(zmq.HEARTBEAT_IVL, _HEARTBEAT_MS)
+    sock.setsockopt(zmq.HEARTBEAT_TIMEOUT, _HEARTBEAT_TIMEOUT_MS)
 
 
 def _start(start: str | int) -> bytes:

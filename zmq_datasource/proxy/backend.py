@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import struct
 import time
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 
@@ -29,6 +29,8 @@ _log = logging.getLogger(__name__)
 # look. At least so often, or it would drop for subscribers that have kept up.
 _REFRESH_EVERY = 64
 _PACK = struct.Struct(">Q").pack
+# Of a request to subscribe.
+_MOST_TOPIC_BYTES = 64 << 10
 # How often connections are looked at.
 _LOOK_SECONDS = 0.25
 
@@ -54,7 +56,7 @@ class Backend:
         published: Messages that were given to libzmq.
         disconnected: Subscribers that were hung up on because they took nothing.
         waited_seconds: How long publishing has waited for subscribers in all.
-        subscriptions: How many subscribers have asked for each topic.
+        subscriptions: The topics that somebody has asked for.
     """
 
     def __init__(self, options: ProxyOptions) -> None:
@@ -69,13 +71,13 @@ class Backend:
         self._blocked_since: float | None = None
         self._stalled: dict[int, Stalled] = {}
         self._next_look = 0.0
-        self.subscriptions: Counter[bytes] = Counter()
+        self.subscriptions: set[bytes] = set()
         self.published = 0
         self.disconnected = 0
         self.waited_seconds = 0.0
 
     def _prepare(self, sock: zmq.Socket[bytes]) -> None:
-        sock.setsockopt(zmq.XPUB_VERBOSER, 1)  # each coming and going, to count them
+        sock.setsockopt(zmq.MAXMSGSIZE, _MOST_TOPIC_BYTES)
         if self._waits:
             sock.setsockopt(zmq.XPUB_NODROP, 1)
 
@@ -85,22 +87,27 @@ class Backend:
         return bool(self._pending)
 
     def take_requests(self) -> list[bytes]:
-        """What subscribers ask for that nobody asked for before, and what nobody wants any more."""
+        """What subscribers ask for that nobody asked for before, and what nobody wants any more.
+
+        libzmq says so once for each topic, and does not count a request to leave that its peer may not make.
+        """
         changes = []
         with suppress(zmq.Again):
             while True:
                 request = self.socket.recv(zmq.NOBLOCK)
                 kind, topic = request[:1], request[1:]
                 if kind == b"\x01":
-                    self.subscriptions[topic] += 1
-                    if self.subscriptions[topic] == 1:
-                        changes.append(request)
-                elif kind == b"\x00" and self.subscriptions[topic]:
-                    self.subscriptions[topic] -= 1
-                    if not self.subscriptions[topic]:
-                        del self.subscriptions[topic]
-                        changes.append(request)
+                    self.subscriptions.add(topic)
+                    changes.append(request)
+                elif kind == b"\x00":
+                    self.subscriptions.discard(topic)
+                    changes.append(request)
         return changes
+
+    @property
+    def next_id(self) -> int:
+        """The id that is published next, if something waits."""
+        return self._pending[0].first + self._at if self._pending else -1
 
     def publish(self, numbered: Numbered) -> None:
         """Give messages to libzmq; with ``wait``, as far as there is room."""
@@ -194,7 +201,7 @@ class Backend:
             before = self._stalled.get(inode)
             if not connection.unsent:
                 self._stalled.pop(inode, None)
-            elif before is None or before.connection.unsent != connection.unsent:
+            elif before is None or before.connection.taken != connection.taken:
                 self._stalled[inode] = Stalled(connection, now)
             elif self._hangs_up and now - before.since >= self._options.slow_timeout:
                 _log.warning(

@@ -11,6 +11,7 @@ The rules:
 
 from __future__ import annotations
 
+import heapq
 import logging
 import time
 from collections import deque
@@ -53,10 +54,18 @@ __all__ = ["DurableServer"]
 _log = logging.getLogger(__name__)
 
 HEARTBEAT_SECONDS = 1.0
-_WINDOW = 16 << 20
+# Bytes that one subscriber, and all together, may have on the way; one message always.
+_WINDOW, _BUDGET = 16 << 20, 256 << 20
 _TURN_ROWS, _TURN_BYTES = 512, 4 << 20
 _TURN_MESSAGES = 256
-_MOST_SUBSCRIPTIONS = 10_000
+_MOST_SUBSCRIPTIONS = 1000
+_MOST_DISPLACED = 1000
+# What a status tells of them.
+_MOST_TOLD, _MOST_TOPICS_TOLD = 100, 10
+# Messages that libzmq queues for one; a client that lies about what it has taken gets no more than these.
+_SNDHWM = 200
+_MOST_SHOWN_BYTES = 60
+_HEARTBEAT_MS, _HEARTBEAT_TIMEOUT_MS = 1000, 5000
 _MOST_REQUESTS = 256
 _MOST_CREDIT = 1 << 20
 
@@ -68,8 +77,11 @@ class _Session:
     Attributes:
         peer: Where to send.
         pending: Read and to be sent.
-        on_way: Ids and sizes of what was sent and not yet made room for by credit.
-        last_sent: The highest id that was sent.
+        sent: Messages of this session.
+        credited: For how many of them credit has come since.
+        on_way: Of what was sent: which message of the session, its id and its size, until it is credited or
+            acknowledged.
+        last_sent: The highest id that was sent, or told to be lost.
         wants_acked: Whether it is to be told when its position holds.
     """
 
@@ -77,11 +89,19 @@ class _Session:
     subscription: Subscription
     cursor: Cursor
     credit: int
-    pending: deque[Message] = field(default_factory=deque)
-    on_way: deque[int] = field(default_factory=deque)
+    last_sent: int
+    pending: deque[Message | Lost] = field(default_factory=deque)
+    sent: int = 0
+    credited: int = 0
+    on_way: deque[tuple[int, int, int]] = field(default_factory=deque)
     on_way_bytes: int = 0
-    last_sent: int = -1
     wants_acked: bool = False
+
+    def make_room(self) -> None:
+        """Forget what was credited or acknowledged: it has arrived."""
+        on_way, acknowledged = self.on_way, self.subscription.next
+        while on_way and (on_way[0][0] < self.credited or on_way[0][1] < acknowledged):
+            self.on_way_bytes -= on_way.popleft()[2]
 
 
 class DurableServer:
@@ -103,6 +123,7 @@ class DurableServer:
         self.socket = self._opened.socket
         self._sessions: dict[str, _Session] = {}
         self._names: dict[bytes, str] = {}
+        self._displaced: dict[bytes, str] = {}  # who had a name until somebody else took it
         self._next_heartbeat = 0.0
         self._faults = LimitedLog(__name__, "messages of durable subscribers that make no sense")
         self._stuck = False
@@ -138,8 +159,8 @@ class DurableServer:
                 self._acknowledge(session, id)
             case Credit(messages):
                 session.credit = min(session.credit + messages, _MOST_CREDIT)
-                for _ in range(min(messages, len(session.on_way))):
-                    session.on_way_bytes -= session.on_way.popleft()
+                session.credited = min(session.credited + messages, session.sent)
+                session.make_room()
             case Close():
                 self._detach(session)
             case Forget():
@@ -150,45 +171,47 @@ class DurableServer:
 
     def _subscribe(self, peer: bytes, wanted: Subscribe) -> None:
         known = self._subscriptions.get(wanted.name)
+        if wanted.resume is not None and wanted.resume > self._view.end:
+            reason = f"resume {wanted.resume} is behind the log's end {self._view.end}: this is another log; begin anew"
+            self._send(peer, Refused("ahead", reason))
+            return
+        if known is None and len(self._subscriptions) >= _MOST_SUBSCRIPTIONS:
+            self._send(peer, Refused("full", f"there are {_MOST_SUBSCRIPTIONS} subscriptions already"))
+            return
+        new = known is None
         if known is None:
-            if len(self._subscriptions) >= _MOST_SUBSCRIPTIONS:
-                self._send(peer, Refused("full", f"there are {_MOST_SUBSCRIPTIONS} subscriptions already"))
-                return
             known = Subscription(wanted.name, wanted.topics, self._first(wanted.start), created=time.time())
             self._subscriptions.add(known)
-            new = True
-        else:
-            new = False
-            if known.topics != wanted.topics:
-                known.topics = wanted.topics
-                self._subscriptions.change(urgent=True)
-        for before in [self._sessions.get(wanted.name), self._sessions.get(self._names.get(peer, ""))]:
-            if before is not None:
-                self._detach(before)
-                if before.peer != peer:
-                    self._send(
-                        before.peer, Refused("taken", f"another client has subscribed as {wanted.name!r}")
-                    )
+        elif known.topics != wanted.topics:
+            known.topics = wanted.topics
+            self._subscriptions.change(urgent=True)
+        self._displace(peer, wanted.name)
         self._subscriptions.come(wanted.name)
         self._subscriptions.save()  # a new one is not forgotten once it is told that it is ready
         begin = max(known.next, wanted.resume or 0)
-        if begin > self._view.end:
-            self._send(
-                peer,
-                Refused(
-                    "ahead",
-                    f"resume {begin} is behind the log's end {self._view.end}: this is another log; begin anew",
-                ),
-            )
-            return
-        session = _Session(peer, known, Cursor(self._view, begin), min(wanted.credit, _MOST_CREDIT))
-        session.last_sent = begin - 1
+        session = _Session(
+            peer, known, Cursor(self._view, begin), min(wanted.credit, _MOST_CREDIT), begin - 1
+        )
         self._sessions[wanted.name] = session
         self._names[peer] = wanted.name
+        self._displaced.pop(peer, None)
         self._send(peer, Ready(wanted.session, begin, self._view.end, new))
         _log.info(
             "durable subscriber %r is there, from id %d on%s", wanted.name, begin, " (new)" if new else ""
         )
+
+    def _displace(self, peer: bytes, name: str) -> None:
+        """End the sessions that this name and this peer have had."""
+        own = self._sessions.get(self._names.get(peer, ""))
+        if own is not None:
+            self._detach(own)
+        other = self._sessions.get(name)
+        if other is not None:
+            self._detach(other)
+            self._displaced[other.peer] = name
+            while len(self._displaced) > _MOST_DISPLACED:
+                del self._displaced[next(iter(self._displaced))]
+            self._send(other.peer, _taken(name))
 
     def _first(self, start: bytes) -> int:
         if start == EARLIEST:
@@ -204,6 +227,7 @@ class DurableServer:
         subscription.next = max(subscription.next, acknowledged + 1)
         subscription.acknowledged = time.time()
         session.wants_acked = True
+        session.make_room()
         self._subscriptions.change(urgent=True)
         self._step_over(session)
 
@@ -245,9 +269,8 @@ class DurableServer:
                 self._detach(session)
         if self._subscriptions.save():
             for session in list(self._sessions.values()):
-                if session.wants_acked:
+                if session.wants_acked and self._send(session.peer, Acked(session.subscription.next)):
                     session.wants_acked = False
-                    self._send(session.peer, Acked(session.subscription.next))
         now = time.monotonic()
         if now >= self._next_heartbeat:
             self._next_heartbeat = now + HEARTBEAT_SECONDS
@@ -269,7 +292,7 @@ class DurableServer:
     def _deliver(self, session: _Session) -> bool:
         """One turn; whether another would bring something."""
         for _ in range(_TURN_MESSAGES):
-            if session.credit <= 0 or (session.on_way and session.on_way_bytes >= _WINDOW):
+            if session.credit <= 0 or (session.on_way and self._is_enough(session)):
                 return False
             if not session.pending and not self._read(session):
                 return not session.cursor.at_end
@@ -277,28 +300,28 @@ class DurableServer:
             if not self._send(session.peer, message):
                 return False
             session.pending.popleft()
+            if isinstance(message, Lost):
+                # As if it had been sent: who dies before it acknowledges something behind it is told again.
+                session.last_sent = message.end - 1
+                continue
             size = sum(map(len, message.frames))
-            session.on_way.append(size)
+            session.on_way.append((session.sent, message.id, size))
             session.on_way_bytes += size
+            session.sent += 1
             session.credit -= 1
             session.last_sent = message.id
             session.subscription.sent += 1
         return True
 
+    def _is_enough(self, session: _Session) -> bool:
+        """Whether more would be too much for the queues of this one, or of all."""
+        return session.on_way_bytes >= min(_WINDOW, _BUDGET // max(1, len(self._sessions)))
+
     def _read(self, session: _Session) -> bool:
         """Find what is to be sent next; whether there is something."""
         if (lost := session.cursor.skip_lost()) is not None:
-            count = lost[1] - lost[0]
-            session.subscription.lost += count
-            session.subscription.next = max(session.subscription.next, lost[1])
-            self._subscriptions.change(urgent=False)
-            _log.warning(
-                "durable subscriber %r: the ids %d to %d were deleted before it had them (walMaxBytes)",
-                session.subscription.name,
-                lost[0],
-                lost[1] - 1,
-            )
-            self._send(session.peer, Lost(*lost))
+            self._lose(session, Lost(*lost))
+            return True
         batch = session.cursor.read(_TURN_ROWS, _TURN_BYTES)
         if batch is None:
             return False
@@ -309,6 +332,19 @@ class DurableServer:
             session.pending.append(Message(number, tuple(frames if len(frames) > 1 else (b"", *frames))))
         self._step_over(session)
         return bool(session.pending)
+
+    def _lose(self, session: _Session, lost: Lost) -> None:
+        subscription = session.subscription
+        session.pending.append(lost)
+        subscription.lost += max(0, lost.end - max(lost.first, subscription.lost_to))
+        subscription.lost_to = max(subscription.lost_to, lost.end)
+        self._subscriptions.change(urgent=False)
+        _log.warning(
+            "durable subscriber %r: the ids %d to %d were deleted before it had them (walMaxBytes)",
+            subscription.name,
+            lost.first,
+            lost.end - 1,
+        )
 
     def _send(self, peer: bytes, message: FromProxy) -> bool:
         """Whether it was taken; a peer that is gone is let go of."""
@@ -331,19 +367,19 @@ class DurableServer:
         return False
 
     def status(self) -> list[dict[str, Any]]:
-        """An account of each subscriber, as plain data."""
+        """An account of each subscriber, as plain data: of those that are furthest behind, if there are many."""
         now = time.time()
         accounts = []
-        for subscription in self._subscriptions:
+        for subscription in heapq.nsmallest(_MOST_TOLD, self._subscriptions, key=lambda s: s.next):
             session = self._sessions.get(subscription.name)
             accounts.append(
                 {
                     "name": subscription.name,
-                    "topics": [topic.decode("utf-8", "backslashreplace") for topic in subscription.topics],
+                    "topics": [_shown(topic) for topic in subscription.topics[:_MOST_TOPICS_TOLD]],
                     "connected": session is not None,
                     "nextId": subscription.next,
                     "backlog": self._view.end - subscription.next,
-                    "unacknowledged": 0 if session is None else len(session.on_way),
+                    "onTheWay": 0 if session is None else len(session.on_way),
                     "sent": subscription.sent,
                     "lost": subscription.lost,
                     "lastAckSeconds": None
@@ -364,7 +400,17 @@ def _prepare(sock: zmq.Socket[bytes]) -> None:
     sock.setsockopt(zmq.ROUTER_HANDOVER, 1)  # a client that comes again may have its name of before
     sock.setsockopt(zmq.MAXMSGSIZE, 1 << 20)
     sock.setsockopt(zmq.RCVHWM, 1000)
-    sock.setsockopt(zmq.SNDHWM, 1000)
+    sock.setsockopt(zmq.SNDHWM, _SNDHWM)
+    sock.setsockopt(zmq.HEARTBEAT_IVL, _HEARTBEAT_MS)
+    sock.setsockopt(zmq.HEARTBEAT_TIMEOUT, _HEARTBEAT_TIMEOUT_MS)
+
+
+def _taken(name: str) -> Refused:
+    return Refused("taken", f"another client has subscribed as {name!r}")
+
+
+def _shown(topic: bytes) -> str:
+    return topic[:_MOST_SHOWN_BYTES].decode("utf-8", "backslashreplace")
 
 
 def _matching(batch: pa.RecordBatch, topics: tuple[bytes, ...]) -> pa.RecordBatch:
@@ -372,6 +418,10 @@ def _matching(batch: pa.RecordBatch, topics: tuple[bytes, ...]) -> pa.RecordBatc
     if not topics or b"" in topics:
         return batch
     names = pc.fill_null(pc.cast(batch.column("topic"), pa.binary()), b"")
+    kept = batch.column("frames")
+    if kept.null_count < len(kept):  # where a topic is no text, the column shows something else
+        pairs = zip(names.to_pylist(), kept.to_pylist(), strict=True)
+        names = pa.array([name if frames is None else frames[0] for name, frames in pairs], pa.binary())
     mask = None
     for topic in topics:
         found = pc.starts_with(names, topic)

@@ -10,6 +10,7 @@ The rules:
 
 from __future__ import annotations
 
+import heapq
 import logging
 import os
 import time
@@ -41,6 +42,7 @@ _ROOM_WAIT_MS = 1
 _HOUSEKEEPING_SECONDS = 0.1
 _DRAIN_SECONDS, _QUIET_SECONDS = 1.0, 0.1
 _DISK_SECONDS = 60.0
+_MOST_TOPICS_TOLD, _MOST_SHOWN_BYTES = 100, 60
 
 
 class Flow:
@@ -201,7 +203,7 @@ class Flow:
             self._paused = full
             if full:
                 _log.warning(
-                    "receiving paused: the log has reached walMaxBytes, and somebody still needs all of it"
+                    "receiving paused: the log has reached walMaxBytes (whenFull=%s)", self._options.when_full
                 )
             else:
                 _log.info("receiving goes on")
@@ -242,7 +244,7 @@ class Flow:
             self._sealed_at = now
             self.journal.seal()
         if self.hold is not None:
-            self.journal.log.set_committed(min(self.hold, self.journal.log.durable_end))
+            self.journal.log.hold_from(min(self.hold, self.journal.log.durable_end))
 
     # The end.
 
@@ -265,13 +267,18 @@ class Flow:
         self.journal.flush()
         self.journal.wait(_DISK_SECONDS)
         self._publish()
-        while (
-            self._backend is not None
-            and self._backend.behind
-            and time.monotonic() < deadline + _DRAIN_SECONDS
-        ):
-            self._backend.go_on()
+        backend = self._backend
+        if backend is None:
+            return
+        deadline = time.monotonic() + self._options.linger / 1000
+        while backend.behind and time.monotonic() < deadline:
             time.sleep(_ROOM_WAIT_MS / 1000)
+            backend.go_on()
+        if backend.behind:
+            _log.warning(
+                "linger ran out: from id %d on nothing was published to plain subscribers; the log has it",
+                backend.next_id,
+            )
 
     def step_without_waiting(self) -> None:
         """One round that does not wait for long."""
@@ -297,16 +304,16 @@ class Flow:
             "publishers": [{"socket": name, "connections": peers} for name, peers in sides],
             "published": 0 if backend is None else backend.published,
             "subscribers": 0 if backend is None else backend.peers,
-            "subscriptions": {}
-            if backend is None
-            else {
-                topic.decode("utf-8", "backslashreplace"): count
-                for topic, count in sorted(backend.subscriptions.items())
-            },
+            "subscriptions": [] if backend is None else _shown(backend.subscriptions),
             "stalled": [] if backend is None else backend.stalled(),
             "disconnected": 0 if backend is None else backend.disconnected,
             "waitedSeconds": 0.0 if backend is None else round(backend.waited_seconds, 1),
         }
+
+
+def _shown(topics: set[bytes]) -> list[str]:
+    some = heapq.nsmallest(_MOST_TOPICS_TOLD, topics)
+    return [topic[:_MOST_SHOWN_BYTES].decode("utf-8", "backslashreplace") for topic in some]
 
 
 def _router_options(options: ProxyOptions) -> StreamReadOptions:

@@ -74,8 +74,12 @@ class Proxy:
         with suppress(BrokenPipeError):  # it says why
             self._process.stdin.write(json.dumps(self._given).encode() + b"\n")
             self._process.stdin.flush()
-        with self._changed:
-            self._changed.wait_for(lambda: self._ready or self._ended, _START_SECONDS)
+        try:
+            with self._changed:
+                self._changed.wait_for(lambda: self._ready or self._ended, _START_SECONDS)
+        except BaseException:  # Ctrl-C
+            self._end()
+            raise
         if not self._ready:
             self._end()
             self._raise_error()

@@ -14,9 +14,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from zmq_datasource.counters import SourceCounters
+from zmq_datasource.errors import LogWriteError
 from zmq_datasource.options import ProxyOptions
 from zmq_datasource.proxy.rows import Messages, messages_of, rows_of
-from zmq_datasource.wal.growing import Grown
+from zmq_datasource.proxy.view import Progress
 from zmq_datasource.wal.state import Carried
 from zmq_datasource.wal.storage import LogStorage
 from zmq_datasource.wal.writer import LogWriter
@@ -87,10 +88,10 @@ class Journal:
         return self._next
 
     @property
-    def progress(self) -> tuple[int, Grown | None]:
-        """For the process that reads the files: the id after the last sealed one, and the open chunk."""
-        grown = self.log.grown  # before the other: a chunk that is sealed in between is told as both
-        return self.log.durable_end, grown
+    def progress(self) -> Progress:
+        """For the process that reads the files."""
+        grown = self.log.grown  # before the others: a chunk that is sealed in between is told as both
+        return Progress(self.log.earliest, self.log.durable_end, grown)
 
     @property
     def full(self) -> bool:
@@ -133,15 +134,15 @@ class Journal:
             self._note(messages_of(batch))
 
     def cut(self, keep: bool = False) -> Future[int]:
-        """Have what was appended written."""
-        return self.flush()
+        """Have what was appended written; with ``keep`` the state too, if it has changed without any rows."""
+        return self.flush(keep)
 
-    def flush(self) -> Future[int]:
+    def flush(self, keep: bool = False) -> Future[int]:
         """Have what was appended written; ``written`` gives it back then.
 
         The chunk ends with it if it is large enough.
         """
-        written = self.log.cut() if self.log.open_bytes >= self._chunk_bytes else self.log.flush()
+        written = self.log.cut(keep) if self.log.open_bytes >= self._chunk_bytes else self.log.flush(keep)
         self._groups.append(_Group(written, self._uncut))
         self._uncut = []
         written.add_done_callback(lambda _: self._notify())
@@ -174,10 +175,15 @@ class Journal:
         """Until what is on its way is written.
 
         Raises:
-            LogError: The disk refused.
+            LogError: The disk refused, or does not answer.
         """
-        for group in self._groups:
-            group.written.result(seconds)
+        try:
+            for group in self._groups:
+                group.written.result(seconds)
+        except TimeoutError as e:
+            raise LogWriteError(
+                f"writing the log in {self.storage.root}: no answer for {seconds:.0f} s"
+            ) from e
 
     def close(self) -> None:
         self.log.close()

@@ -5,11 +5,14 @@ from __future__ import annotations
 import json
 import logging
 import os
+import resource
 import select
 import sys
+from collections import deque
+from contextlib import suppress
 from typing import Any
 
-__all__ = ["Lines", "Newest", "say", "set_up_logging"]
+__all__ = ["Lines", "Newest", "allow_many_files", "say", "set_up_logging"]
 
 _READ_BYTES = 1 << 16
 
@@ -32,6 +35,13 @@ def say(message: object) -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
+def allow_many_files() -> None:
+    """As many open files, and so connections, as this user may have."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft < hard:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
 class Lines:
     """The lines that come through a pipe.
 
@@ -42,40 +52,46 @@ class Lines:
     def __init__(self, descriptor: int) -> None:
         self.descriptor = descriptor
         os.set_blocking(descriptor, False)
-        self._part = b""
+        self._part = bytearray()
+        self._whole: deque[str] = deque()
         self.ended = False
 
-    def read(self) -> list[str]:
-        """What is there now; never waits."""
-        lines: list[str] = []
+    def _fill(self) -> None:
         while not self.ended:
             try:
                 content = os.read(self.descriptor, _READ_BYTES)
             except BlockingIOError:
-                break
+                return
             if not content:
                 self.ended = True
-                break
-            *whole, self._part = (self._part + content).split(b"\n")
-            lines += [line.decode() for line in whole]
+                return
+            self._part += content
+            if b"\n" in content:
+                *whole, self._part = self._part.split(b"\n")
+                self._whole += (line.decode() for line in whole)
+
+    def read(self) -> list[str]:
+        """What is there now; never waits."""
+        self._fill()
+        lines = list(self._whole)
+        self._whole.clear()
         return lines
 
     def wait(self, seconds: float | None = None) -> str:
-        """The next line; it must be the only one that is there.
+        """The next line.
 
         Raises:
             EOFError: The other side is gone without one.
             TimeoutError: It did not come in time.
         """
-        while True:
+        while not self._whole:
+            if self.ended:
+                raise EOFError("the other process has ended")
             ready, _, _ = select.select([self.descriptor], [], [], seconds)
             if not ready:
                 raise TimeoutError(f"no answer within {seconds} s")
-            lines = self.read()
-            if lines:
-                return lines[0]
-            if self.ended:
-                raise EOFError("the other process has ended")
+            self._fill()
+        return self._whole.popleft()
 
 
 class Newest:
@@ -85,14 +101,28 @@ class Newest:
         self._descriptor = descriptor
         os.set_blocking(descriptor, False)
         self._told: Any = object()
+        self._rest = b""  # of a line of which the pipe took a part
 
     def tell(self, message: Any) -> None:
-        """Write it, if it is new and there is room; call again with what is new then."""
-        if message == self._told:
-            return
-        line = json.dumps(message).encode() + b"\n"
+        """Write it, if it is new and there is room; call again with what is new then.
+
+        Raises:
+            BrokenPipeError: Nobody reads any more.
+        """
         try:
-            os.write(self._descriptor, line)  # short lines go in whole, or not at all
+            if self._rest:
+                self._rest = self._rest[os.write(self._descriptor, self._rest) :]
+            if self._rest or message == self._told:
+                return
+            line = json.dumps(message).encode() + b"\n"
+            self._rest = line[os.write(self._descriptor, line) :]
+            self._told = message
         except BlockingIOError:
             return
-        self._told = message
+
+    def finish(self) -> None:
+        """From now on whoever writes waits; first for the rest of a line."""
+        os.set_blocking(self._descriptor, True)
+        with suppress(BrokenPipeError):
+            while self._rest:
+                self._rest = self._rest[os.write(self._descriptor, self._rest) :]

@@ -22,7 +22,7 @@ from zmq_datasource.errors import SocketError, ZmqDataSourceError
 from zmq_datasource.option_parser import parse
 from zmq_datasource.options import ProxyOptions
 from zmq_datasource.proxy.flow import Flow
-from zmq_datasource.proxy.pipes import Lines, Newest, say, set_up_logging
+from zmq_datasource.proxy.pipes import Lines, Newest, allow_many_files, say, set_up_logging
 
 __all__ = ["error_of", "main", "run", "run_until_stopped"]
 
@@ -36,9 +36,14 @@ _LEAST_LIFE_SECONDS = 2.0
 
 
 class _ServerProcess:
-    """The other process; see ``server``."""
+    """The other process; see ``server``.
 
-    def __init__(self, given: Mapping[str, str]) -> None:
+    Attributes:
+        ready: Whether its endpoints are bound.
+        status: What it has said last.
+    """
+
+    def __init__(self, given: Mapping[str, str], progress: Any) -> None:
         self._process = subprocess.Popen(
             [sys.executable, "-c", "from zmq_datasource.proxy.server import main; main()"],
             stdin=subprocess.PIPE,
@@ -48,24 +53,13 @@ class _ServerProcess:
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._lines = Lines(self._process.stdout.fileno())
+        self.ready = False
         self.status: dict[str, Any] = {}
         with suppress(BrokenPipeError):  # ``listen`` finds out
             self._process.stdin.write(json.dumps(dict(given)).encode() + b"\n")
             self._process.stdin.flush()
         self._newest = Newest(self._process.stdin.fileno())
-
-    def wait_until_ready(self) -> None:
-        """Until its endpoints are bound.
-
-        Raises:
-            ZmqDataSourceError: What prevents it.
-        """
-        try:
-            said = json.loads(self._lines.wait(_START_SECONDS))
-        except (OSError, EOFError, TimeoutError) as e:
-            raise SocketError(f"starting the proxy's server process: {e}; its own lines say more") from e
-        if "error" in said:
-            raise error_of(said["error"])
+        self.tell(progress)
 
     @property
     def descriptor(self) -> int:
@@ -81,16 +75,18 @@ class _ServerProcess:
         Raises:
             ZmqDataSourceError: Why it has ended, if it could say so.
         """
+        newest = None
         for line in self._lines.read():
-            said = json.loads(line)
+            newest = said = json.loads(line)
             if "error" in said:
                 raise error_of(said["error"])
-            if "ready" not in said:
-                self.status = said
+            self.ready = self.ready or "ready" in said
+        if newest is not None and "ready" not in newest:
+            self.status = newest
         return not self._lines.ended
 
     def tell(self, progress: Any) -> None:
-        """How far the open chunk has come."""
+        """How far the log has come."""
         with suppress(BrokenPipeError):  # ``listen`` finds out
             self._newest.tell(progress)
 
@@ -100,13 +96,13 @@ class _ServerProcess:
         assert self._process.stdout is not None
         with suppress(BrokenPipeError):
             self._process.stdin.close()
+        self._process.stdout.close()  # or it might wait for us to read
         try:
             self._process.wait(_END_SECONDS)
         except subprocess.TimeoutExpired:
             _log.error("the proxy's server process does not end; it is killed")
             self._process.kill()
             self._process.wait()
-        self._process.stdout.close()
 
 
 def error_of(said: list[str]) -> Exception:
@@ -137,7 +133,13 @@ def run(
         flow = stack.enter_context(Flow(options))
         companion = _Companion(given, flow)
         stack.callback(companion.end)
-        companion.wait_until_ready()
+        # Its endpoints take a moment; what comes meanwhile is received.
+        deadline = time.monotonic() + _START_SECONDS
+        while not companion.ready and not stop():
+            flow.step()
+            companion.step()
+            if time.monotonic() >= deadline:
+                raise SocketError(f"starting the proxy's server process: not within {_START_SECONDS:.0f} s")
         ready()
         next_report = 0.0
         while not stop():
@@ -160,19 +162,24 @@ class _Companion:
         self._start()
 
     def _start(self) -> None:
-        self._server = _ServerProcess(self._given)
+        self._server = _ServerProcess(self._given, self._flow.journal.progress)
         self._started = time.monotonic()
         self._gone = False
         self._again_at: float | None = None
         self._flow.watch(self._server.descriptor, self._listen)
 
-    def wait_until_ready(self) -> None:
-        """Until it is; only at the beginning, when nobody else waits.
+    @property
+    def ready(self) -> bool:
+        """Whether its endpoints are bound.
 
         Raises:
-            ZmqDataSourceError: What prevents it.
+            SocketError: It has ended without a word.
         """
-        self._server.wait_until_ready()
+        if self._gone or self._again_at is not None:
+            raise SocketError(
+                "the proxy's server process ends as soon as it is started; its own lines say why"
+            )
+        return self._server.ready
 
     def _listen(self) -> None:
         self._gone = not self._server.listen()
@@ -212,6 +219,7 @@ def run_until_stopped(given: Mapping[str, str]) -> None:
         ZmqDataSourceError: The options, a socket or the log.
     """
     set_up_logging()
+    allow_many_files()
     stopped = threading.Event()
     before = [(n, signal.signal(n, lambda *_: stopped.set())) for n in (signal.SIGTERM, signal.SIGINT)]
     try:
@@ -246,20 +254,32 @@ class _Reports:
 def main() -> None:
     """What runs in the process that ``Proxy`` starts."""
     set_up_logging()
+    allow_many_files()
     lines = Lines(sys.stdin.fileno())
     given = json.loads(lines.wait())
+    # Whoever has started this process may be busy, or stopped: nothing here waits for it to read.
+    newest = Newest(sys.stdout.fileno())
     stopped = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stopped.set())
     # The end of the input may come while the flow waits for the disk; a thread of its own sees it.
     threading.Thread(target=_stop_at_end, args=(lines, stopped), daemon=True).start()
     try:
-        run(given, stopped.is_set, lambda status: say({"status": status}), lambda: say({"ready": True}))
+        run(
+            given,
+            stopped.is_set,
+            lambda status: _tell(newest, {"status": status}),
+            lambda: say({"ready": True}),
+        )
     except ZmqDataSourceError as e:
+        newest.finish()
         say({"error": [type(e).__name__, str(e)]})
         sys.exit(1)
-    finally:
-        sys.stdout.flush()
+
+
+def _tell(newest: Newest, status: Any) -> None:
+    with suppress(BrokenPipeError):  # the end of the input ends this process
+        newest.tell(status)
 
 
 def _stop_at_end(lines: Lines, stopped: threading.Event) -> None:

@@ -30,11 +30,11 @@ _log = logging.getLogger(__name__)
 _TURN_ROWS, _TURN_BYTES = 512, 4 << 20
 _TURN_MESSAGES = 256
 _MOST_REQUESTS = 256
-_MOST_CLIENTS = 256
+_MOST_CLIENTS = 64
 # A client that takes nothing for so long has given up.
 _PATIENCE_SECONDS = 60.0
-# What is queued for a client, in messages; memory is bounded by it.
-_SNDHWM = 200
+# Messages that are queued for a client in libzmq, which is what bounds memory.
+_SNDHWM = 50
 
 
 @dataclass
@@ -63,6 +63,7 @@ class ReplayServer:
         self.socket = self._opened.socket
         self._replays: dict[bytes, _Replay] = {}
         self._faults = LimitedLog(__name__, "requests for a replay that make no sense")
+        self._stuck = False
         self.requests = 0
         self.sent = 0
 
@@ -98,6 +99,7 @@ class ReplayServer:
             Whether there is more to do at once.
         """
         busy = False
+        self._stuck = False
         for peer, replay in list(self._replays.items()):
             try:
                 busy = self._serve(peer, replay) or busy
@@ -113,7 +115,7 @@ class ReplayServer:
     @property
     def stuck(self) -> bool:
         """Whether somebody waits whose queue was full."""
-        return bool(self._replays)
+        return self._stuck
 
     @property
     def clients(self) -> int:
@@ -122,6 +124,8 @@ class ReplayServer:
     def _serve(self, peer: bytes, replay: _Replay) -> bool:
         for _ in range(_TURN_MESSAGES):
             if not replay.pending and not self._read(replay):
+                if replay.cursor.position < replay.end:
+                    return True  # deleted under our hands: look again
                 # As a reply, with an empty topic where topics are told.
                 last = [END, b""] if not replay.topics else [b"", END, b""]
                 if self._send([peer, b"", *last]):
@@ -159,6 +163,7 @@ class ReplayServer:
                 self.socket.send_multipart(frames, zmq.NOBLOCK)
                 return True
             except zmq.Again:
+                self._stuck = True
                 if not attempt:
                     self.socket.getsockopt(zmq.EVENTS)
         return False

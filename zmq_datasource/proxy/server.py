@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any
 
@@ -22,11 +22,10 @@ from zmq_datasource.option_parser import parse
 from zmq_datasource.options import ProxyOptions
 from zmq_datasource.proxy.durable import DurableServer
 from zmq_datasource.proxy.journal import PARTITION
-from zmq_datasource.proxy.pipes import Lines, say, set_up_logging
+from zmq_datasource.proxy.pipes import Lines, allow_many_files, say, set_up_logging
 from zmq_datasource.proxy.replays import ReplayServer
 from zmq_datasource.proxy.subscriptions import Subscriptions
-from zmq_datasource.proxy.view import LogView
-from zmq_datasource.wal.growing import Grown
+from zmq_datasource.proxy.view import LogView, Progress
 from zmq_datasource.wal.storage import LogStorage
 
 __all__ = ["Server", "main", "serve"]
@@ -43,10 +42,12 @@ class Server:
 
     Args:
         options: What was asked for.
+        progress: How far the log is.
     """
 
-    def __init__(self, options: ProxyOptions) -> None:
+    def __init__(self, options: ProxyOptions, progress: Progress) -> None:
         self._options = options
+        self._progress = progress
         self._storage = LogStorage(options.wal_location)
         self._durable: DurableServer | None = None
         self._replays: ReplayServer | None = None
@@ -66,6 +67,7 @@ class Server:
         with ExitStack() as stack:
             stack.callback(self._storage.lock_reader(PARTITION, "durable").release)
             self._view = LogView(self._storage, PARTITION)
+            self._view.follow(self._progress)  # before anybody's position is compared with its end
             if self._options.durable:
                 self._subscriptions = Subscriptions(
                     self._storage, PARTITION, self._view.end, self._options.subscriber_expiry
@@ -90,10 +92,9 @@ class Server:
         """Wait for this too."""
         self._poller.register(descriptor, zmq.POLLIN)
 
-    def follow(self, progress: Sequence[Any]) -> None:
-        """The log has grown: see ``Journal.progress``."""
-        sealed, grown = progress
-        self._view.follow(sealed, None if grown is None else Grown(*grown))
+    def follow(self, progress: Progress) -> None:
+        """The log has grown."""
+        self._view.follow(progress)
 
     def wait(self) -> None:
         """Until there is something to do."""
@@ -111,7 +112,6 @@ class Server:
         now = time.monotonic()
         if now >= self._next_listing:
             self._next_listing = now + _LISTING_SECONDS
-            self._view.refresh()
             self._look_at_readers()
         busy = False
         if self._durable is not None:
@@ -156,11 +156,12 @@ class Server:
 def main() -> None:
     """What runs in the process."""
     set_up_logging()
+    allow_many_files()
     lines = Lines(sys.stdin.fileno())
     options = parse(ProxyOptions, json.loads(lines.wait()))
     try:
         with ExitStack() as stack:
-            server = _enter(options)
+            server = _enter(options, Progress.of(json.loads(lines.wait())))
             stack.push(server)
             say({"ready": True})
             serve(server, lines, say)
@@ -169,11 +170,11 @@ def main() -> None:
         sys.exit(1)
 
 
-def _enter(options: ProxyOptions) -> Server:
+def _enter(options: ProxyOptions, progress: Progress) -> Server:
     deadline = time.monotonic() + _BIND_SECONDS
     while True:
         try:
-            return Server(options).__enter__()
+            return Server(options, progress).__enter__()
         except EndpointError:
             if time.monotonic() >= deadline:
                 raise
@@ -199,7 +200,7 @@ def serve(server: Server, lines: Lines, report: Callable[[dict[str, Any]], None]
         if lines.ended:
             return
         if newest is not None:
-            server.follow(json.loads(newest))
+            server.follow(Progress.of(json.loads(newest)))
         server.step()
         now = time.monotonic()
         if now >= next_status:

@@ -34,6 +34,7 @@ class Subscription(msgspec.Struct):
         next: The id of the first message that is not acknowledged.
         sent: Messages that were sent, those sent again included.
         lost: Messages that the log had no more when they were due; of all topics.
+        lost_to: Up to which id they are counted: who did not come to acknowledge it is told again.
         away: Seconds that it was not there.
         created: Seconds since the epoch.
         acknowledged: When it last acknowledged something; None if never.
@@ -45,6 +46,7 @@ class Subscription(msgspec.Struct):
     created: float
     sent: int = 0
     lost: int = 0
+    lost_to: int = 0
     away: float = 0.0
     acknowledged: float | None = None
 
@@ -88,10 +90,15 @@ class Subscriptions:
         self._saved_at = self._counted_at = clock()
         for subscription in self._read():
             if subscription.next > end:
-                raise LogFormatError(
-                    f"reading {storage.subscriptions_path(partition)}: {subscription.name!r} is at id "
-                    f"{subscription.next}, and the log ends at {end}; restore the log, or remove this file"
+                _log.warning(
+                    "durable subscriber %r had acknowledged up to id %d, and the log ends at %d: the machine has "
+                    "lost the rest (walSync=false?); it goes on from there",
+                    subscription.name,
+                    subscription.next - 1,
+                    end,
                 )
+                subscription.next = end
+                self._changed = True
             self._all[subscription.name] = subscription
 
     def _read(self) -> list[Subscription]:

@@ -68,13 +68,12 @@ def _publishers(status: Mapping[str, Any]) -> Table:
 
 def _subscriptions(status: Mapping[str, Any]) -> Table:
     table = Table(title=f"plain subscribers: {status['subscribers']}", title_justify="left")
-    table.add_column("topic")
-    table.add_column("subscriptions", justify="right")
+    table.add_column("subscribed to", overflow="fold")
     topics = status["subscriptions"]
-    for topic, count in list(topics.items())[:_MOST_ROWS]:
-        table.add_row(topic or "(all)", str(count))
+    for topic in topics[:_MOST_ROWS]:
+        table.add_row(topic or "(all)")
     if len(topics) > _MOST_ROWS:
-        table.add_row(f"and {len(topics) - _MOST_ROWS} more", "")
+        table.add_row("...")
     return table
 
 
@@ -90,7 +89,7 @@ def _durable(status: Mapping[str, Any]) -> Table:
             account["name"],
             ", ".join(account["topics"]) or "(all)",
             f"{account['backlog']:,}",
-            f"{account['unacknowledged']:,}",
+            f"{account['onTheWay']:,}",
             f"{account['sent']:,}",
             Text(f"{account['lost']:,}", style="red" if account["lost"] else ""),
             "never" if last is None else f"{_time(last)} ago",

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -13,7 +14,21 @@ from zmq_datasource.wal.index import ChunkIndex
 from zmq_datasource.wal.reader import read_index, read_slices, slices
 from zmq_datasource.wal.storage import LogStorage
 
-__all__ = ["Cursor", "LogView"]
+__all__ = ["Cursor", "LogView", "Progress"]
+
+
+class Progress(NamedTuple):
+    """How far the writer of a log is: its first id, the one after its last sealed one, its open chunk."""
+
+    earliest: int
+    sealed: int
+    grown: Grown | None
+
+    @classmethod
+    def of(cls, told: Sequence[Any]) -> Progress:
+        """From JSON."""
+        earliest, sealed, grown = told
+        return cls(earliest, sealed, None if grown is None else Grown(*grown))
 
 
 class LogView:
@@ -34,15 +49,17 @@ class LogView:
         """List the chunks."""
         self._index = read_index(self._storage, self._partition)
 
-    def follow(self, sealed: int, grown: Grown | None) -> None:
-        """The writer says how far its chunks are sealed, and how far the open one has come, if there is one.
+    def follow(self, progress: Progress) -> None:
+        """The writer says how far it is.
 
         Raises:
             LogError: The files are not what a writer writes.
         """
-        tail = self._tail
+        earliest, sealed, grown = progress
         if sealed > self._index.end:
-            self.refresh()
+            self._append_sealed(sealed)
+        self._index.remove_below(earliest)
+        tail = self._tail
         if tail is not None and (grown is None or tail.first != grown.first):
             tail.close()
             self._tail = tail = None
@@ -55,6 +72,15 @@ class LogView:
                     return
                 self._tail = tail
             tail.read_to(grown.bytes)
+
+    def _append_sealed(self, end: int) -> None:
+        """One chunk more, most of the time: a directory of many need not be listed for that."""
+        if len(self._index):
+            chunk = self._storage.find_chunk(self._partition, self._index.end, end)
+            if chunk is not None:
+                self._index.append(chunk)
+                return
+        self.refresh()
 
     @property
     def earliest(self) -> int:

@@ -101,7 +101,7 @@ def read_groups(content: pa.Buffer) -> tuple[list[pa.RecordBatch], Mapping[bytes
     metadata: Mapping[bytes, bytes] = {}
     try:
         reader = pa.ipc.open_stream(content.slice(_MAGIC_BYTES))
-        while True:
+        while reader.schema.equals(LOG_SCHEMA):
             batch, custom = reader.read_next_batch_with_custom_metadata()
             if custom is None or custom.get(CHECKSUM) != fingerprint(batch):
                 break
@@ -110,8 +110,10 @@ def read_groups(content: pa.Buffer) -> tuple[list[pa.RecordBatch], Mapping[bytes
                 whole += pending
                 pending = []
                 metadata = {k: v for k, v in custom.items() if k not in (CHECKSUM, _GROUP_END)}
-    except (StopIteration, OSError, ValueError, pa.ArrowException):
-        pass  # torn: what is behind the last whole group was never told to anybody
+    except Exception:
+        # Torn, or damaged, which Arrow's reader of streams answers with errors of many kinds. What is
+        # behind the last whole group was never told to anybody.
+        pass
     return whole, metadata
 
 

@@ -86,3 +86,7 @@ class ChunkIndex:
         """Forget the first ``count`` chunks."""
         self.size -= sum(chunk.size for chunk in self._chunks[:count])
         del self._chunks[:count], self._firsts[:count]
+
+    def remove_below(self, earliest: int) -> None:
+        """Forget what lies wholly below an id; never the newest."""
+        self.remove_front(len(self.oldest(self.size + 1, earliest)))

@@ -29,6 +29,7 @@ from zmq_datasource.wal.layout import (
     TEMPORARY_PREFIX,
     Chunk,
     StateFile,
+    chunk_name,
     growing_name,
     parse_chunk_name,
     parse_growing_name,
@@ -139,6 +140,13 @@ class LogStorage(StagedFiles, ReaderFiles):
                     yield Chunk(*ids, found.st_size, found.st_mtime)
         except FileNotFoundError:
             return
+
+    def find_chunk(self, partition: int, first: int, end: int) -> Chunk | None:
+        """The chunk with exactly these ids, if there is one."""
+        try:
+            return self._describe(self.chunk_path(partition, chunk_name(first, end)))
+        except FileNotFoundError:
+            return None
 
     def open_chunk(self, partition: int, name: str) -> pa.NativeFile:
         """Memory-map a chunk for reading; FileNotFoundError if it is gone."""

@@ -238,13 +238,16 @@ class LogWriter:
         """
         return self._hand_over(last=True, keep=keep)
 
-    def flush(self) -> Future[int]:
+    def flush(self, keep: bool = False) -> Future[int]:
         """Have what was appended so far written to the open chunk, from where no crash takes it.
+
+        Args:
+            keep: As for ``cut``.
 
         Returns:
             Resolves to the id after the last one written; fails with LogWriteError.
         """
-        return self._hand_over(last=False, keep=False)
+        return self._hand_over(last=False, keep=keep)
 
     def _hand_over(self, last: bool, keep: bool) -> Future[int]:
         done: Future[int] = Future()
@@ -288,7 +291,8 @@ class LogWriter:
         committed it does not count, or a chunk larger than the limit would end the feed.
         """
         with self._lock:
-            spent = len(self._index) == 1 and self._index.end <= self._committed
+            below = self._index.end if self._make_room == "any" else self._committed
+            spent = len(self._index) == 1 and self._index.end <= below
             kept = 0 if spent else self._index.size
             return kept + self._doomed_bytes + self._growing_bytes + self._unwritten_bytes >= self._max_bytes
 
@@ -344,13 +348,17 @@ class LogWriter:
 
     def commit(self, end: int) -> None:
         """Spark will never again ask for an id below ``end``: delete what is past its retention too."""
-        self.set_committed(end)
-        self.remove_expired()
-
-    def set_committed(self, end: int) -> None:
-        """The same, and leave the deleting to the sealing thread."""
         with self._lock:
             self._committed = max(self._committed, end)
+        self.remove_expired()
+
+    def hold_from(self, needed: int) -> None:
+        """From this id on somebody needs the messages, for now; who comes may need earlier ones than before.
+
+        Leaves the deleting to the sealing thread.
+        """
+        with self._lock:
+            self._committed = needed
 
     def remove_expired(self) -> None:
         """Delete committed chunks whose retention has passed.
