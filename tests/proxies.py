@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import itertools
 import os
+import socket as stdlib_socket
 import threading
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -141,3 +142,55 @@ def receive(sock: Socket, count: int, milliseconds: int = 30_000) -> list[list[b
         assert sock.poll(milliseconds), f"{len(got)} of {count} messages came"
         got.append(sock.recv_multipart())
     return got
+
+
+class Cutting:
+    """Forwards tcp connections to an endpoint, and cuts them when told to."""
+
+    def __init__(self, endpoint: str) -> None:
+        host, port = endpoint.removeprefix("tcp://").split(":")
+        self._to = host, int(port)
+        self._listener = stdlib_socket.create_server(("127.0.0.1", 0))
+        self._socks: list[stdlib_socket.socket] = []
+        self._threads: list[threading.Thread] = []
+        self.endpoint = f"tcp://127.0.0.1:{self._listener.getsockname()[1]}"
+        self.connections = 0
+
+    def __enter__(self) -> Self:
+        self._run(self._accept)
+        return self
+
+    def _run(self, target: Any, *arguments: Any) -> None:
+        thread = threading.Thread(target=target, args=arguments)
+        self._threads.append(thread)
+        thread.start()
+
+    def _accept(self) -> None:
+        with suppress(OSError):  # closed
+            while True:
+                ours, _ = self._listener.accept()
+                theirs = stdlib_socket.create_connection(self._to)
+                self._socks += [ours, theirs]
+                self.connections += 1
+                self._run(self._copy, ours, theirs)
+                self._run(self._copy, theirs, ours)
+
+    def _copy(self, source: stdlib_socket.socket, target: stdlib_socket.socket) -> None:
+        with suppress(OSError):  # cut
+            while content := source.recv(1 << 14):
+                target.sendall(content)
+
+    def cut(self) -> None:
+        """End all connections, with what is on its way."""
+        for sock in self._socks:
+            with suppress(OSError):
+                sock.shutdown(stdlib_socket.SHUT_RDWR)
+
+    def __exit__(self, *_: object) -> None:
+        self._listener.shutdown(stdlib_socket.SHUT_RDWR)
+        self._listener.close()
+        self.cut()
+        for thread in self._threads:
+            thread.join(30)
+        for sock in self._socks:
+            sock.close()

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import zmq
 
-from tests.proxies import ProxyThreads, endpoints, receive
+from tests.proxies import Cutting, ProxyThreads, endpoints, receive
 from tests.support import Socket, drain, stream_options, wait_for
 from zmq_datasource import DurableSubscriber, LogFormatError, NoPeerError, OptionError, SubscriptionError
 from zmq_datasource.ingest import Ingest
@@ -396,3 +396,141 @@ def test_our_own_source_heals_from_it(context: zmq.Context[Socket], tmp_path: Pa
     assert rows.column("topic").to_pylist() == [f"topic {i}" for i in range(60)]
     assert rows.column("value").to_pylist() == [b"%d" % i for i in range(60)]
     logging.getLogger().info("healed")
+
+
+# What a review found.
+
+
+def test_large_messages_come_through_a_window_that_only_acknowledgements_open(
+    context: zmq.Context[Socket], tmp_path: Path
+) -> None:
+    value = b"." * 200_000
+    with ProxyThreads(tmp_path, endpoints(*SIDES)) as proxy:
+        feed(context, proxy, *([b"t", value] for _ in range(150)))  # 30 MB, less than half of the credit
+        with DurableSubscriber(proxy.sides["durable"], "me") as me:
+            assert take(me, 150) == [value] * 150
+        with DurableSubscriber(proxy.sides["durable"], "hoarder", auto_ack=False) as hoarder:
+            assert len(take(hoarder, 150)) == 150  # credit alone does, too
+
+
+def test_a_connection_that_is_cut_leaves_no_gap(context: zmq.Context[Socket], tmp_path: Path) -> None:
+    with ProxyThreads(tmp_path, endpoints(*SIDES)) as proxy, Cutting(proxy.sides["durable"]) as cutting:
+        feed(context, proxy, *([b"t", b"%d" % i] for i in range(5000)))
+        with DurableSubscriber(cutting.endpoint, "me") as me:
+            got = take(me, 700)
+            cutting.cut()
+            got += take(me, 1300)
+            cutting.cut()
+            got += take(me, 3000)
+        assert got == [b"%d" % i for i in range(5000)]
+        assert cutting.connections >= 3
+
+
+def test_messages_that_come_while_an_acknowledgement_is_waited_for_keep_their_order(
+    context: zmq.Context[Socket], tmp_path: Path
+) -> None:
+    with ProxyThreads(tmp_path, endpoints(*SIDES)) as proxy:
+        feed(context, proxy, *([b"t", b"%d" % i] for i in range(300)))
+        got = []
+        with DurableSubscriber(proxy.sides["durable"], "me", auto_ack=False, credit=20) as me:
+            for _ in range(300):
+                message = me.receive(30)
+                assert message is not None
+                got.append(message.value)
+                if message.id % 10 == 0:
+                    me.ack(message, wait=True)
+        assert got == [b"%d" % i for i in range(300)]
+
+
+def test_an_acknowledgement_that_gets_no_answer_loses_nothing(
+    context: zmq.Context[Socket], tmp_path: Path
+) -> None:
+    sides = endpoints(*SIDES)
+    me = DurableSubscriber(sides["durable"], "me", auto_ack=False, timeout=0.5)
+    with ProxyThreads(tmp_path, sides) as proxy:
+        feed(context, proxy, *([b"t", b"%d" % i] for i in range(6)))
+        me.__enter__()
+        assert take(me, 2) == [b"0", b"1"]
+    with pytest.raises(NoPeerError, match="acknowledging id 1"):
+        me.ack(1, wait=True)
+    with ProxyThreads(tmp_path, sides):
+        assert take(me, 4) == [b"2", b"3", b"4", b"5"]
+        me.ack(5, wait=True)
+        me.__exit__(None, None, None)
+
+
+def test_who_was_displaced_leaves_its_successor_alone(context: zmq.Context[Socket], tmp_path: Path) -> None:
+    with ProxyThreads(tmp_path, endpoints(*SIDES)) as proxy:
+        feed(context, proxy, *([b"t", b"%d" % i] for i in range(10)))
+        with DurableSubscriber(proxy.sides["durable"], "me", auto_ack=False, credit=2) as first:
+            assert take(first, 2) == [b"0", b"1"]
+            first.ack(0)
+            with DurableSubscriber(proxy.sides["durable"], "me") as second:
+                with pytest.raises(SubscriptionError, match="another client"):
+                    while True:  # some were on their way
+                        first.receive(30)
+                first.__exit__(SubscriptionError, None, None)
+                assert take(second, 9) == [b"%d" % i for i in range(1, 10)]
+
+
+def test_what_was_lost_is_told_again_to_who_died_before_it_went_on(
+    context: zmq.Context[Socket], tmp_path: Path
+) -> None:
+    options = {"walMaxBytes": "1m", "walFlushInterval": "100ms"}
+    with ProxyThreads(tmp_path, endpoints(*SIDES), **options) as proxy:
+        feed(context, proxy, *([b"t", b"%d" % i] for i in range(20)))
+        with DurableSubscriber(proxy.sides["durable"], "me", auto_ack=False) as me:
+            take(me, 20)
+            me.ack(9, wait=True)
+        feed(context, proxy, *([b"t", b"." * 10_000] for _ in range(300)))
+        told = []
+        for _ in range(2):
+            with (
+                pytest.raises(ZeroDivisionError),
+                DurableSubscriber(proxy.sides["durable"], "me", auto_ack=False) as me,
+            ):
+                message = me.receive(30)
+                assert message is not None
+                told.append((me.lost, message.id))
+                raise ZeroDivisionError
+        assert told == [(message.id - 10, message.id)] * 2
+        wait_for(lambda: positions(proxy) == {"me": 10}, "it has acknowledged no more than that")
+        assert proxy.status["durable"][0]["lost"] == message.id - 10
+
+
+def test_topics_that_are_no_text_are_prefixes_too(context: zmq.Context[Socket], tmp_path: Path) -> None:
+    with ProxyThreads(tmp_path, endpoints(*SIDES)) as proxy:
+        feed(context, proxy, [b"\xff\xfe\x01", b"0"], [b"ok", b"1"], [b"\xff\xfe\x02", b"x", b"2"])
+        with DurableSubscriber(proxy.sides["durable"], "me", topics=[b"\xff\xfe"]) as me:
+            assert take(me, 2) == [b"0", b"2"]
+        with DurableSubscriber(proxy.sides["durable"], "other", topics=["\ufffd"]) as other:
+            assert other.receive(0.1) is None
+
+
+def test_with_wait_who_comes_late_still_holds_what_it_needs(
+    context: zmq.Context[Socket], tmp_path: Path
+) -> None:
+    options = {"walMaxBytes": "1m", "whenFull": "wait", "walFlushInterval": "50ms"}
+    with ProxyThreads(tmp_path, endpoints(*SIDES), **options) as proxy:
+        feed(context, proxy, *([b"t", b"%d" % i] for i in range(50)))
+        wait_for(lambda: proxy.status.get("hold") == 50, "nobody needs them")
+        with DurableSubscriber(proxy.sides["durable"], "me", auto_ack=False) as me:
+            wait_for(lambda: proxy.flow.journal.log._committed == 0, "somebody does")
+            push = context.socket(zmq.PUSH)
+            push.setsockopt(zmq.SNDHWM, 10)
+            push.connect(proxy.sides["pull"])
+            while push.poll(500, zmq.POLLOUT):
+                push.send(b"." * 10_000)
+            assert proxy.flow.journal.log.earliest == 0
+            assert take(me, 50) == [b"%d" % i for i in range(50)]
+            assert me.lost == 0
+
+
+def test_one_message_as_large_as_the_log_does_not_end_the_feed(
+    context: zmq.Context[Socket], tmp_path: Path
+) -> None:
+    with ProxyThreads(tmp_path, endpoints(*SIDES), walMaxBytes="1m", walFlushInterval="50ms") as proxy:
+        with DurableSubscriber(proxy.sides["durable"], "away"):
+            pass
+        feed(context, proxy, [b"t", b"." * (2 << 20)])
+        feed(context, proxy, *([b"t", b"%d" % i] for i in range(10)))
