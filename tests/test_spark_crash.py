@@ -16,7 +16,7 @@ import zmq
 from pyspark.sql import SparkSession
 
 from tests.streams import ids_and_numbers, wait_until_released
-from tests.support import Socket, bound, log_rows, wait_for
+from tests.support import Socket, bound, log_rows, offer, wait_for
 from zmq_datasource.wal.storage import LogStorage
 
 pytestmark = pytest.mark.spark
@@ -80,9 +80,7 @@ def test_kills_cost_no_message_of_the_log_and_double_none(
     def send() -> None:
         number = 0
         while not end.wait(0.0005):
-            if push.poll(20, zmq.POLLOUT):
-                push.send(b"%d" % number)
-                number += 1
+            number += offer(push, b"%d" % number)
 
     sending = threading.Thread(target=send)
     sending.start()

@@ -16,7 +16,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from tests.streams import feed, rows_read, wait_for_rows
-from tests.support import Consuming, Socket, bound, wait_for
+from tests.support import Consuming, Socket, bound, offer, wait_for
 from tests.test_spark_crash import Driver
 from zmq_datasource import MetricsError, ZmqMetricsListener, live_view, metrics, metrics_dataframe
 
@@ -398,9 +398,7 @@ def test_kills_cost_no_account_and_double_none(context: Context, tmp_path: Path)
     def send() -> None:
         nonlocal sent
         while not end.wait(0.001):
-            if push.poll(20, zmq.POLLOUT):
-                push.send(b"%d" % sent + b"x" * 1000)
-                sent += 1
+            sent += offer(push, b"%d" % sent + b"x" * 1000)
 
     def accounts() -> list[dict[str, Any]]:
         found = sorted((tmp_path / "metrics" / "sinks").rglob("[!.]*.json"))

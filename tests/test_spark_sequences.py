@@ -14,7 +14,7 @@ from pyspark.sql.streaming import StreamingQuery
 
 from tests.publishers import Publisher
 from tests.streams import feed, rows_read, running, start, table, wait_for_rows, wait_until_released
-from tests.support import Socket, bound, drain, free_endpoint, wait_for
+from tests.support import Socket, bound, free_endpoint, take, wait_for
 from tests.test_losses import wait_for_silence
 from tests.test_spark_sink import write
 from zmq_datasource import MessageLossError
@@ -148,7 +148,7 @@ def test_the_sink_numbers_the_rows_of_each_task_and_says_how_many_there_were(
     pull, endpoint = bound(context, zmq.PULL)
     df = spark.range(0, 200, 1, 2).selectExpr("concat('t', id % 3) as topic", "cast(id as string) as value")
     write(df, connect=endpoint, framing="sequenced")
-    got = drain(pull)
+    got = take(pull, 202)
     by_publisher: dict[bytes, list[int]] = {}
     ends = {}
     for publisher, number, value in split(got):

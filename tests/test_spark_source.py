@@ -21,7 +21,7 @@ from tests.streams import (
     wait_for_rows,
     wait_until_released,
 )
-from tests.support import Socket, bound, wait_for
+from tests.support import Socket, bound, offer, wait_for
 from zmq_datasource.wal.storage import LogStorage
 
 pytestmark = pytest.mark.spark
@@ -104,9 +104,7 @@ def test_stopping_under_load_loses_nothing_that_was_sent(
     def send() -> None:
         nonlocal sent
         while not end.is_set():
-            if push.poll(100, zmq.POLLOUT):
-                push.send(b"%d" % sent)
-                sent += 1
+            sent += offer(push, b"%d" % sent)
 
     sending = threading.Thread(target=send)
     with running(df, tmp_path / "out") as query:
