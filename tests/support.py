@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import socket as stdlib_socket
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -138,6 +139,16 @@ def batch_of(values: Iterable[bytes], timestamp: int = 0) -> pa.RecordBatch:
     """Messages of one frame each, as a receiver hands them over."""
     listed = list(values)
     return decode_plain(listed, [(timestamp, len(listed))])
+
+
+def flips(path: Path, positions: Iterable[int], bit: int) -> Iterator[int]:
+    """Each position in turn, its ``bit`` flipped in the file meanwhile. In place: a new file takes its time."""
+    with path.open("r+b", buffering=0) as file:
+        for position in positions:
+            right = os.pread(file.fileno(), 1, position)
+            os.pwrite(file.fileno(), bytes([right[0] ^ bit]), position)
+            yield position
+            os.pwrite(file.fileno(), right, position)
 
 
 def log_rows(location: Path | str, partition: int = 0) -> pa.Table:
