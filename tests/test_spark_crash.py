@@ -70,8 +70,18 @@ class Driver:
         self._runners.append(self.find("source_runner"))
 
 
+@pytest.mark.parametrize(
+    "victims",
+    [
+        ["source_runner", "java"],
+        pytest.param(
+            ["java", "source_runner", "java"] * 4, marks=[pytest.mark.long, pytest.mark.timeout(900)]
+        ),
+    ],
+    ids=len,
+)
 def test_kills_cost_no_message_of_the_log_and_double_none(
-    spark: SparkSession, context: Context, tmp_path: Path
+    spark: SparkSession, context: Context, tmp_path: Path, victims: list[str]
 ) -> None:
     log, out = tmp_path / "wal", tmp_path / "out"
     push, endpoint = bound(context, zmq.PUSH, sndhwm=100)
@@ -86,7 +96,7 @@ def test_kills_cost_no_message_of_the_log_and_double_none(
     sending.start()
     choice = random.Random(SEED)
     try:
-        for victim in ("java", "source_runner", "java"):
+        for victim in victims:
             driver = Driver(endpoint, log, out)
             try:
                 before = durable(log)

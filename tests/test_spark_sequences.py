@@ -13,7 +13,16 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming import StreamingQuery
 
 from tests.publishers import Publisher
-from tests.streams import feed, rows_read, running, start, table, wait_for_rows, wait_until_released
+from tests.streams import (
+    feed,
+    idle_events,
+    rows_read,
+    running,
+    start,
+    table,
+    wait_for_rows,
+    wait_until_released,
+)
 from tests.support import Socket, bound, free_endpoint, take, wait_for
 from tests.test_losses import wait_for_silence
 from tests.test_spark_sink import write
@@ -210,7 +219,7 @@ def test_a_task_that_is_repeated_is_recognised(spark: SparkSession, tmp_path: Pa
         )
         assert sink.awaitTermination(60)
 
-    with running(feed(spark, **options), tmp_path / "out") as query:
+    with idle_events(spark), running(feed(spark, **options), tmp_path / "out") as query:
         wait_for((log / "0" / "writer.lock").exists, "the source")
         send(tmp_path / "checkpoint")
         wait_for_rows(query, 500)
