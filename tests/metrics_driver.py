@@ -31,7 +31,7 @@ def main(source: str, sink: str, directory: str, mode: str = "forever") -> None:
         metricsInterval="100ms",
         idleTimeout="1s",
         timeout="30s",
-        maxMessagesPerTrigger=1000,
+        maxMessagesPerTrigger=4000,
         minPartitions=2,
     )
     writer = (
