@@ -29,9 +29,9 @@ def main(source: str, sink: str, directory: str, mode: str = "forever") -> None:
         walLocation=f"{directory}/wal",
         metricsLocation=metrics,
         metricsInterval="100ms",
-        idleTimeout="2s",
+        idleTimeout="1s",
         timeout="30s",
-        maxMessagesPerTrigger=1000,
+        maxMessagesPerTrigger=4000,
         minPartitions=2,
     )
     writer = (

@@ -15,9 +15,9 @@ from tests.support import wait_for
 from zmq_datasource.wal.storage import LogStorage
 
 
-def feed(spark: SparkSession, **options: Any) -> DataFrame:
+def feed(spark: SparkSession, format: str = "zmq", **options: Any) -> DataFrame:  # noqa: A002 - Spark's word
     """A streaming DataFrame over a PULL socket unless told otherwise."""
-    reader = spark.readStream.format("zmq")
+    reader = spark.readStream.format(format)
     for name, value in {"socketType": "PULL", **options}.items():
         text = str(value).lower() if isinstance(value, bool) else str(value)
         reader = reader.option(name.replace("zmq_", "zmq.", 1), text)
@@ -60,6 +60,16 @@ def rows_read(query: StreamingQuery, raise_errors: bool = True) -> int:
 
 def wait_for_rows(query: StreamingQuery, count: int, seconds: float = 90) -> None:
     wait_for(lambda: rows_read(query) >= count, f"{count} rows read", seconds)
+
+
+@contextmanager
+def idle_events(spark: SparkSession) -> Iterator[None]:
+    """Queries that start meanwhile tell of themselves often when they are idle; Spark's way is every ten seconds."""
+    spark.conf.set("spark.sql.streaming.noDataProgressEventInterval", "300")
+    try:
+        yield
+    finally:
+        spark.conf.unset("spark.sql.streaming.noDataProgressEventInterval")
 
 
 def table(spark: SparkSession, out: Path) -> DataFrame:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import socket as stdlib_socket
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -61,16 +62,38 @@ def bind_when_free(sock: Socket, endpoint: str) -> None:
     wait_for(bound, f"{endpoint} free")
 
 
-def drain(sock: Socket, quiet_ms: int = 300) -> list[list[bytes]]:
-    """Everything that arrives until nothing has come for a while."""
-    got = []
-    while sock.poll(quiet_ms):
+def offer(sock: Socket, message: bytes) -> bool:
+    """Send if there is room, else wait a moment for some.
+
+    What polls first and then sends may wait for ever: the peer can leave between the two.
+    """
+    try:
+        sock.send(message, zmq.NOBLOCK)
+    except zmq.Again:
+        sock.poll(20, zmq.POLLOUT)
+        return False
+    return True
+
+
+def take(sock: Socket, count: int, seconds: float = 30.0) -> list[list[bytes]]:
+    """``count`` messages, however late they come, and those that are there already behind them."""
+    got: list[list[bytes]] = []
+    deadline = time.monotonic() + seconds
+    while len(got) < count:
+        if sock.poll(20):
+            got.append(sock.recv_multipart())
+        elif time.monotonic() > deadline:
+            raise AssertionError(f"not within {seconds:.0f} s: {count} messages; {len(got)} have come")
+    while sock.poll(20):
         got.append(sock.recv_multipart())
     return got
 
 
 class Consuming:
-    """A consumer thread that receives until told to end; a bound SUB must keep receiving to subscribe."""
+    """A consumer thread that receives until told to end; a bound SUB must keep receiving to subscribe.
+
+    It ends when nothing is there. Who wants to have all of it waits for that: ``wait_for``.
+    """
 
     def __init__(self, sock: Socket) -> None:
         self.got: list[list[bytes]] = []
@@ -79,9 +102,13 @@ class Consuming:
         self._thread = threading.Thread(target=self._run)
 
     def _run(self) -> None:
-        while not self._end.is_set() or self._sock.poll(300):
-            if self._sock.poll(20):
+        while self._sock.poll(20) or not self._end.is_set():
+            if self._sock.poll(0):
                 self.got.append(self._sock.recv_multipart())
+
+    def wait_for(self, count: int) -> None:
+        """Until ``count`` messages have come."""
+        wait_for(lambda: len(self.got) >= count, f"{count} messages received")
 
     def __enter__(self) -> Consuming:
         self._thread.start()
@@ -112,6 +139,16 @@ def batch_of(values: Iterable[bytes], timestamp: int = 0) -> pa.RecordBatch:
     """Messages of one frame each, as a receiver hands them over."""
     listed = list(values)
     return decode_plain(listed, [(timestamp, len(listed))])
+
+
+def flips(path: Path, positions: Iterable[int], bit: int) -> Iterator[int]:
+    """Each position in turn, its ``bit`` flipped in the file meanwhile. In place: a new file takes its time."""
+    with path.open("r+b", buffering=0) as file:
+        for position in positions:
+            right = os.pread(file.fileno(), 1, position)
+            os.pwrite(file.fileno(), bytes([right[0] ^ bit]), position)
+            yield position
+            os.pwrite(file.fileno(), right, position)
 
 
 def log_rows(location: Path | str, partition: int = 0) -> pa.Table:

@@ -81,7 +81,7 @@ def _table(output: str) -> dict[str, list[int | None]]:
 @pytest.mark.spark
 @pytest.mark.timeout(240)
 def test_demo_accounts_for_every_message(tmp_path: Path) -> None:
-    with _demo(tmp_path, "--seconds", "6") as process:
+    with _demo(tmp_path, "--seconds", "3") as process:
         output, errors = process.communicate(timeout=200)
     assert process.returncode == 0, errors
     assert errors == ""
@@ -120,7 +120,7 @@ def test_demo_reads_the_users_own_feed(tmp_path: Path) -> None:
         publisher = threading.Thread(target=publish)
         publisher.start()
         try:
-            with _demo(tmp_path, "--endpoint", endpoint, "--topics", "mine", "--seconds", "5") as process:
+            with _demo(tmp_path, "--endpoint", endpoint, "--topics", "mine", "--seconds", "3") as process:
                 output, errors = process.communicate(timeout=200)
         finally:
             stop.set()

@@ -12,7 +12,7 @@ import psutil
 import pytest
 import zmq
 
-from tests.support import Socket, bound, drain, log_rows, stream_options, wait_for
+from tests.support import Socket, bound, log_rows, stream_options, wait_for
 from zmq_datasource.errors import EndpointError, LogLockedError, LogWriteError
 from zmq_datasource.ingest import Ingest, log_location
 from zmq_datasource.wal import storage as storage_module
@@ -213,8 +213,14 @@ def test_a_pull_takes_each_message_once_beside_another_reader(context: Context, 
     with ingesting(tmp_path, endpoint) as ingest:
         wait_for(lambda: len(ingest._receiver._channels[0].opened.watch.up), "the connection")
         send_numbers(push, 100)
-        theirs = [int(m[0]) for m in drain(other)]
-        ingest.seal()
+        theirs: list[int] = []
+
+        def all_taken() -> bool:
+            while other.poll(0):
+                theirs.append(int(other.recv()))
+            return len(theirs) + ingest.seal() >= 100
+
+        wait_for(all_taken, "100 messages by the two of them")
     assert sorted(theirs + numbers(tmp_path)) == list(range(100))
 
 

@@ -8,6 +8,7 @@ import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, HTTPServer
+from socketserver import BaseServer
 from typing import Any
 
 import pytest
@@ -19,6 +20,12 @@ from zmq_datasource.monitoring.figures import receiver_metrics, sink_metrics
 from zmq_datasource.monitoring.ledger import Account
 from zmq_datasource.monitoring.prometheus import PrometheusOutlet
 from zmq_datasource.monitoring.store import total_metrics
+
+
+@pytest.fixture(autouse=True)
+def _stop_sooner(monkeypatch: pytest.MonkeyPatch) -> None:
+    # A server looks every half second whether it is to end.
+    monkeypatch.setattr(BaseServer.serve_forever, "__defaults__", (0.02,))
 
 
 def event(name: str | None = "orders", query: str = "q1", rows: int = 10, dropped: int = 2) -> dict[str, Any]:

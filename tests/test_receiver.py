@@ -26,7 +26,7 @@ def test_ordinary_traffic_arrives_as_it_was_sent(context: Context) -> None:
         [b"", b""],
         [b"t", b"a", b"b", b"v"],
         [bytes(range(256))],
-        [b"x" * 10**8],
+        [b"x" * (3 * receiver_module.BATCH_BYTES)],  # more than a round takes, or a batch
     ]
     counters = SourceCounters()
     with Receiver(

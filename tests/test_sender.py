@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import zmq
 
-from tests.support import Consuming, Socket, bound, drain, free_endpoint, wait_for, write_options
+from tests.support import Consuming, Socket, bound, free_endpoint, take, wait_for, write_options
 from zmq_datasource.errors import FlushTimeoutError, NoPeerError, SendTimeoutError
 from zmq_datasource.sender import Sender, _Refusing
 
@@ -35,20 +35,22 @@ def consumer(
 def test_a_stalled_consumer_costs_exactly_the_drops_that_are_counted(
     context: Context, ipc_path: Path, kind: str, transport: str
 ) -> None:
-    rows = 20_000
+    rows = 5000
     peer = zmq.PULL if kind == "PUSH" else zmq.SUB
     sock, endpoint = consumer(context, peer, transport, ipc_path, rcvhwm=10, rcvbuf=4096)
     options = write_options(
         connect=endpoint, socketType=kind, noblock=True, sndhwm=10, zmq_sndbuf=4096, linger="20s"
     )
-    started, stalled = threading.Event(), threading.Event()
+    started, stalled, ended = threading.Event(), threading.Event(), threading.Event()
     got: list[list[bytes]] = []
 
     def stall_then_read() -> None:
         while not started.is_set():
             sock.poll(5)  # lets a SUB subscribe
         stalled.wait(30)
-        got.extend(drain(sock, 200))
+        while sock.poll(20) or not ended.is_set():
+            if sock.poll(0):
+                got.append(sock.recv_multipart())
 
     reading = threading.Thread(target=stall_then_read)
     reading.start()
@@ -57,6 +59,8 @@ def test_a_stalled_consumer_costs_exactly_the_drops_that_are_counted(
         sender.send_values([b"%d" % i + VALUE for i in range(rows)])
         stalled.set()
         counters = sender.finish()
+    wait_for(lambda: len(got) >= counters.sent, "all that was sent")
+    ended.set()
     reading.join(60)
     assert counters.balanced
     assert counters.rows == rows
@@ -93,6 +97,7 @@ def test_nothing_is_lost_to_a_consumer_that_keeps_up_blocking(
     with Consuming(sock) as consuming, Sender(options) as sender:
         sender.send_values([b"%d" % i for i in range(10_000)])
         counters = sender.finish()
+        consuming.wait_for(10_000)
     assert counters.sent == 10_000
     assert consuming.got == [[b"%d" % i] for i in range(10_000)]
 
@@ -103,13 +108,13 @@ def test_topics_and_frames_arrive_as_they_are(context: Context) -> None:
         sender.send_values([b"a", b"", b"c"], [b"t", b"", None])
         sender.send_frames([[b"1", b"", b"3"], [b"only"]])
         counters = sender.finish()
-    assert drain(pull, 100) == [[b"t", b"a"], [b"", b""], [b"c"], [b"1", b"", b"3"], [b"only"]]
+    assert take(pull, 5) == [[b"t", b"a"], [b"", b""], [b"c"], [b"1", b"", b"3"], [b"only"]]
     assert (counters.rows, counters.sent, counters.bytes) == (5, 5, 9)
 
 
 def test_a_full_queue_without_noblock_fails_after_the_timeout(context: Context) -> None:
     _, endpoint = bound(context, zmq.PULL, rcvhwm=10, rcvbuf=4096)
-    options = write_options(connect=endpoint, sndhwm=10, zmq_sndbuf=4096, sendTimeout="300ms")
+    options = write_options(connect=endpoint, sndhwm=10, zmq_sndbuf=4096, sendTimeout="50ms")
     with (
         Sender(options) as sender,
         pytest.raises(SendTimeoutError, match=r"1 peers up, sndhwm=10.*noblock=true"),
@@ -120,11 +125,11 @@ def test_a_full_queue_without_noblock_fails_after_the_timeout(context: Context) 
 def test_no_peer_is_an_error_that_names_the_endpoint(context: Context) -> None:
     endpoint = free_endpoint()
     with pytest.raises(NoPeerError, match=rf"no answer from {endpoint}.*connectTimeout"):
-        Sender(write_options(connect=endpoint, connectTimeout="200ms")).__enter__()
+        Sender(write_options(connect=endpoint, connectTimeout="50ms")).__enter__()
 
 
 def test_no_peer_with_noblock_is_counted(context: Context) -> None:
-    options = write_options(connect=free_endpoint(), connectTimeout="200ms", noblock=True)
+    options = write_options(connect=free_endpoint(), connectTimeout="50ms", noblock=True)
     with Sender(options) as sender:
         sender.send_values([VALUE] * 7)
         sender.send_frames([[b"a", b"b"]])
@@ -138,20 +143,21 @@ def test_one_dead_endpoint_of_two_is_an_error_or_left_out(context: Context) -> N
     pull, alive = bound(context, zmq.PULL)
     both = f"{dead},{alive}"
     with pytest.raises(NoPeerError, match=f"no answer from {dead}"):
-        Sender(write_options(connect=both, connectTimeout="200ms")).__enter__()
+        Sender(write_options(connect=both, connectTimeout="50ms")).__enter__()
     with Sender(write_options(connect=both, connectTimeout="200ms", noblock=True)) as sender:
         sender.send_values([VALUE] * 100)
         counters = sender.finish()
-    assert counters.sent == 100 == len(drain(pull, 100))
+    assert counters.sent == 100 == len(take(pull, 100))
 
 
 def test_a_peer_that_leaves_is_the_reason_of_the_drops(context: Context) -> None:
     endpoint = free_endpoint()
     pull = context.socket(zmq.PULL)
+    pull.setsockopt(zmq.RECONNECT_IVL, 10)
     pull.connect(endpoint)
     with Sender(write_options(bind=endpoint, noblock=True)) as sender:
         sender.send_values([VALUE])
-        assert drain(pull, 100) == [[VALUE]]
+        assert take(pull, 1) == [[VALUE]]
         pull.close()
         wait_for(lambda: (sender._watch.update(), not sender._watch.peers)[1], "the peer's end")
         sender.send_values([VALUE] * 10)
@@ -176,28 +182,41 @@ def test_peers_that_come_and_go_do_not_hold_up_the_one_that_stays(context: Conte
             socket.create_connection((host, int(port)), timeout=10).close()
         sender.send_values([b"%d" % i for i in range(20_000)])
         counters = sender.finish()
+        consuming.wait_for(20_000)
     assert counters.sent == 20_000
     assert len(consuming.got) == 20_000
 
 
 def test_a_peer_of_the_wrong_type_is_named(context: Context) -> None:
     _, endpoint = bound(context, zmq.SUB)
-    with pytest.raises(NoPeerError, match="socket type does not match"):
-        Sender(write_options(connect=endpoint, connectTimeout="500ms")).__enter__()
+
+    def said() -> bool:
+        with pytest.raises(NoPeerError) as e:
+            Sender(write_options(connect=endpoint, connectTimeout="100ms")).__enter__()
+        return "socket type does not match" in str(e.value)
+
+    # Which end hangs up first, and so what libzmq tells of it, is a matter of luck.
+    wait_for(said, "the reason")
 
 
 @pytest.mark.parametrize("subscribers", [0, 1, 2])
 def test_a_pub_waits_for_its_subscribers(context: Context, subscribers: int) -> None:
     endpoint = free_endpoint()
-    patience = "30s" if subscribers == 2 else "400ms"
+    patience = "30s" if subscribers == 2 else "100ms"
     options = write_options(bind=endpoint, socketType="PUB", minSubscribers=2, connectTimeout=patience)
     for _ in range(subscribers):
         sub = context.socket(zmq.SUB)
+        sub.setsockopt(zmq.RECONNECT_IVL, 10)
         sub.subscribe(b"")
         sub.connect(endpoint)
     if subscribers < 2:
-        with pytest.raises(NoPeerError, match=f"{subscribers} of minSubscribers=2"):
-            Sender(options).__enter__()
+
+        def said() -> bool:
+            with pytest.raises(NoPeerError, match="of minSubscribers=2") as e:
+                Sender(options).__enter__()
+            return f"{subscribers} of minSubscribers=2" in str(e.value)
+
+        wait_for(said, "as many as there are")  # on a busy machine they may come too late once
     else:
         with Sender(options) as sender:
             sender.send_values([VALUE])
@@ -221,14 +240,14 @@ def test_the_first_message_is_not_lost(context: Context) -> None:
         with Sender(write_options(bind=endpoint, socketType="PUB")) as sender:
             sender.send_values([b"first"])
             sender.finish()
-        assert drain(sub, 100) == [[b"first"]]
+        assert take(sub, 1) == [[b"first"]]
         sub.close()
 
 
 @pytest.mark.parametrize("noblock", [False, True])
 def test_a_linger_that_runs_out_is_said(context: Context, noblock: bool) -> None:
     _, endpoint = bound(context, zmq.PULL, rcvhwm=10, rcvbuf=4096)
-    options = write_options(connect=endpoint, sndhwm=1000, zmq_sndbuf=4096, linger=200, noblock=noblock)
+    options = write_options(connect=endpoint, sndhwm=1000, zmq_sndbuf=4096, linger=50, noblock=noblock)
     with Sender(options) as sender:
         sender.send_values([VALUE * 10] * 900)
         if noblock:
@@ -258,7 +277,7 @@ def test_time_spent_waiting_at_the_high_water_mark_is_counted(context: Context) 
     def read_late() -> None:
         nonlocal got
         full.wait(30)
-        time.sleep(0.2)  # the wait that is measured
+        time.sleep(0.1)  # the wait that is measured
         while got < 3000:
             pull.recv()
             got += 1
@@ -277,7 +296,7 @@ def test_time_spent_waiting_at_the_high_water_mark_is_counted(context: Context) 
         counters = sender.finish()
     reading.join(30)
     assert (counters.sent, counters.peers, counters.sndhwm) == (3000, 1, 10)
-    assert 0.15 < counters.blocked_seconds < 30
+    assert 0.05 < counters.blocked_seconds < 30
 
 
 def test_retries_count_as_waiting(context: Context) -> None:

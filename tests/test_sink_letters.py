@@ -11,7 +11,7 @@ import pyarrow.dataset
 import pytest
 import zmq
 
-from tests.support import Socket, bound, drain, free_endpoint, write_options
+from tests.support import Socket, bound, free_endpoint, take, write_options
 from zmq_datasource.dead_letters import Row, StagedLetters, abort_letters, commit_letters
 from zmq_datasource.errors import DeadLetterError, SendTimeoutError
 from zmq_datasource.option_types import Location
@@ -41,7 +41,7 @@ def stalled(context: Context) -> str:
     return bound(context, zmq.PULL, rcvhwm=10, rcvbuf=4096)[1]
 
 
-SMALL = {"sndhwm": 10, "zmq_sndbuf": 4096, "linger": "100ms"}
+SMALL = {"sndhwm": 10, "zmq_sndbuf": 4096, "linger": "20ms"}
 
 
 def test_what_finds_a_full_queue_is_set_aside(context: Context, tmp_path: Path) -> None:
@@ -75,7 +75,7 @@ def test_a_blocking_sink_waits_once_and_then_sets_aside(context: Context, tmp_pa
 
 
 def test_without_peers_all_is_set_aside(tmp_path: Path) -> None:
-    options = write_options(connect=free_endpoint(), connectTimeout="200ms", deadLetterLocation=tmp_path)
+    options = write_options(connect=free_endpoint(), connectTimeout="50ms", deadLetterLocation=tmp_path)
     with StagedLetters(Location(tmp_path), "q", 0, 0) as staged, Sender(options, staged) as sender:
         sender.send_frames([[b"a", b"b"], [b"c"]])
         counters = sender.finish()
@@ -98,7 +98,7 @@ def test_a_retry_helps_where_the_consumer_comes_back(context: Context, noblock: 
         **{**SMALL, "linger": "20s"},
     )
     got: list[list[bytes]] = []
-    consuming = threading.Timer(0.3, lambda: got.extend(drain(pull, 1000)))
+    consuming = threading.Timer(0.3, lambda: got.extend(take(pull, 500)))
     consuming.start()
     with Sender(options) as sender:
         sender.send_values([VALUE] * 500)

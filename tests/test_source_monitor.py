@@ -14,7 +14,7 @@ import pytest
 import zmq
 
 import zmq_datasource.monitoring.source as source_module
-from tests.support import Socket, bound, free_endpoint, stream_options, wait_for
+from tests.support import Socket, bound, free_endpoint, offer, stream_options, wait_for
 from zmq_datasource.follow import Follow
 from zmq_datasource.ingest import Ingest
 from zmq_datasource.monitoring.catalogue import SOURCE
@@ -99,8 +99,7 @@ def test_a_pause_is_shown_with_its_cause_while_it_lasts(context: Context, tmp_pa
 
     def send() -> None:
         while not ended.is_set():
-            if push.poll(20, zmq.POLLOUT):
-                push.send(b"x" * 10_000)
+            offer(push, b"x" * 10_000)
 
     sending = threading.Thread(target=send)
     sending.start()

@@ -16,7 +16,7 @@ import zmq
 from pyspark.sql import SparkSession
 
 from tests.streams import ids_and_numbers, wait_until_released
-from tests.support import Socket, bound, log_rows, wait_for
+from tests.support import Socket, bound, log_rows, offer, wait_for
 from zmq_datasource.wal.storage import LogStorage
 
 pytestmark = pytest.mark.spark
@@ -70,8 +70,18 @@ class Driver:
         self._runners.append(self.find("source_runner"))
 
 
+@pytest.mark.parametrize(
+    "victims",
+    [
+        ["source_runner", "java"],
+        pytest.param(
+            ["java", "source_runner", "java"] * 4, marks=[pytest.mark.long, pytest.mark.timeout(900)]
+        ),
+    ],
+    ids=len,
+)
 def test_kills_cost_no_message_of_the_log_and_double_none(
-    spark: SparkSession, context: Context, tmp_path: Path
+    spark: SparkSession, context: Context, tmp_path: Path, victims: list[str]
 ) -> None:
     log, out = tmp_path / "wal", tmp_path / "out"
     push, endpoint = bound(context, zmq.PUSH, sndhwm=100)
@@ -80,15 +90,13 @@ def test_kills_cost_no_message_of_the_log_and_double_none(
     def send() -> None:
         number = 0
         while not end.wait(0.0005):
-            if push.poll(20, zmq.POLLOUT):
-                push.send(b"%d" % number)
-                number += 1
+            number += offer(push, b"%d" % number)
 
     sending = threading.Thread(target=send)
     sending.start()
     choice = random.Random(SEED)
     try:
-        for victim in ("java", "source_runner", "java"):
+        for victim in victims:
             driver = Driver(endpoint, log, out)
             try:
                 before = durable(log)

@@ -9,9 +9,12 @@ import pytest
 import zmq
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
+from pyspark.sql.datasource import DataSourceStreamReader
+from pyspark.sql.types import StructType
 
 from tests.streams import feed, running, start, wait_for_rows, wait_until_released
 from tests.support import Socket, batch_of, bound
+from zmq_datasource import ZmqDataSource, ingest
 from zmq_datasource.wal.storage import LogStorage
 from zmq_datasource.wal.writer import LogWriter
 
@@ -72,13 +75,26 @@ def test_a_schema_of_the_users(spark: SparkSession, tmp_path: Path) -> None:
         start(df, tmp_path / "out").awaitTermination(60)
 
 
+class _Impatient(ZmqDataSource):
+    """Waits a second for a log that is held, and not as long as it takes to drain a socket."""
+
+    @classmethod
+    def name(cls) -> str:
+        return "zmq_impatient"
+
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:
+        ingest._LOCK_WAIT = 1.0  # in the process of Spark that reads this source alone
+        return super().streamReader(schema)
+
+
 def test_two_queries_on_one_log(spark: SparkSession, context: Context, tmp_path: Path) -> None:
     push, endpoint = bound(context, zmq.PUSH)
     options = {"connect": endpoint, "walLocation": tmp_path / "wal"}
+    spark.dataSource.register(_Impatient)
     with running(feed(spark, **options), tmp_path / "one") as query:
         push.send(b"1")
         wait_for_rows(query, 1)
-        said = failure_of(spark, tmp_path / "two", **options)
+        said = failure_of(spark, tmp_path / "two", format=_Impatient.name(), **options)
         assert "held by process" in said
         assert "walLocation of its own" in said
         push.send(b"2")

@@ -13,8 +13,17 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming import StreamingQuery
 
 from tests.publishers import Publisher
-from tests.streams import feed, rows_read, running, start, table, wait_for_rows, wait_until_released
-from tests.support import Socket, bound, drain, free_endpoint, wait_for
+from tests.streams import (
+    feed,
+    idle_events,
+    rows_read,
+    running,
+    start,
+    table,
+    wait_for_rows,
+    wait_until_released,
+)
+from tests.support import Socket, bound, free_endpoint, take, wait_for
 from tests.test_losses import wait_for_silence
 from tests.test_spark_sink import write
 from zmq_datasource import MessageLossError
@@ -148,7 +157,7 @@ def test_the_sink_numbers_the_rows_of_each_task_and_says_how_many_there_were(
     pull, endpoint = bound(context, zmq.PULL)
     df = spark.range(0, 200, 1, 2).selectExpr("concat('t', id % 3) as topic", "cast(id as string) as value")
     write(df, connect=endpoint, framing="sequenced")
-    got = drain(pull)
+    got = take(pull, 202)
     by_publisher: dict[bytes, list[int]] = {}
     ends = {}
     for publisher, number, value in split(got):
@@ -210,7 +219,7 @@ def test_a_task_that_is_repeated_is_recognised(spark: SparkSession, tmp_path: Pa
         )
         assert sink.awaitTermination(60)
 
-    with running(feed(spark, **options), tmp_path / "out") as query:
+    with idle_events(spark), running(feed(spark, **options), tmp_path / "out") as query:
         wait_for((log / "0" / "writer.lock").exists, "the source")
         send(tmp_path / "checkpoint")
         wait_for_rows(query, 500)

@@ -14,7 +14,7 @@ import zmq
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
-from tests.support import Consuming, Socket, bound, drain, free_endpoint, wait_for
+from tests.support import Consuming, Socket, bound, free_endpoint, take, wait_for
 
 pytestmark = pytest.mark.spark
 Context = zmq.Context[Socket]
@@ -59,6 +59,7 @@ def test_a_batch_write_sends_every_row_once(spark: SparkSession, context: Contex
     pull, endpoint = bound(context, zmq.PULL)
     with Consuming(pull) as consuming:
         write(numbers(spark, 5000), connect=endpoint)
+        consuming.wait_for(5000)
     assert sorted(int(m[0]) for m in consuming.got) == list(range(5000))
     total = log.total(5000)
     assert (total["sent"], total["dropped"], total["tasks"]) == (5000, 0, 2)
@@ -72,7 +73,7 @@ def test_topics_and_frames_are_written(spark: SparkSession, context: Context) ->
     )
     write(spark.createDataFrame([([b"a", b"", b"c"],)], "frames ARRAY<BINARY>").coalesce(1), connect=endpoint)
     # Each write has a connection of its own, and a PULL takes from them in turn.
-    assert sorted(drain(pull)) == [[b"a", b"", b"c"], [b"t", b"v"], [b"w"]]
+    assert sorted(take(pull, 3)) == [[b"a", b"", b"c"], [b"t", b"v"], [b"w"]]
 
 
 def test_what_was_read_can_be_written_as_it_is(spark: SparkSession, context: Context, tmp_path: Path) -> None:
@@ -91,8 +92,7 @@ def test_what_was_read_can_be_written_as_it_is(spark: SparkSession, context: Con
         sent = [[b"topic", b"%d" % i] for i in range(1000)]
         for message in sent:
             push.send_multipart(message)
-        got: list[list[bytes]] = []
-        wait_for(lambda: got.extend(drain(pull, 10)) or len(got) >= len(sent), "all messages", 90)
+        got = take(pull, len(sent), 90)
     finally:
         query.stop()
     assert sorted(got) == sorted(sent)
@@ -107,21 +107,22 @@ def test_a_stalled_consumer_costs_what_the_log_line_says(
     if kind == "PUB":
         sock.subscribe(b"")
     df = spark.range(0, rows, 1, 1).selectExpr("concat(cast(id as string), repeat('x', 100)) as value")
-    done, got = threading.Event(), list[list[bytes]]()
+    written, done, got = threading.Event(), threading.Event(), list[list[bytes]]()
 
     def consume_slowly() -> None:
-        while not done.is_set():
-            if sock.poll(20):  # a bound SUB must keep polling to subscribe
+        while sock.poll(20) or not done.is_set():
+            if sock.poll(0):  # a bound SUB must keep polling to subscribe
                 got.append(sock.recv_multipart())
-                done.wait(0.005)
-        got.extend(drain(sock, 1000))
+                written.wait(0.005)
 
     consuming = threading.Thread(target=consume_slowly)
     consuming.start()
     write(df, connect=endpoint, socketType=kind, noblock=True, sndhwm=10, zmq_sndbuf=4096, linger="20s")
+    written.set()
+    total = log.total(rows)
+    wait_for(lambda: len(got) >= total["sent"], "all that was sent")
     done.set()
     consuming.join(60)
-    total = log.total(rows)
     assert total["rows"] == rows == total["sent"] + total["dropped"]
     assert total["dropped"] == total["dropped.hwm"] > 0
     assert total["sent"] == len(got)
@@ -141,7 +142,7 @@ def test_binding_is_for_one_task(spark: SparkSession, context: Context) -> None:
     pull = context.socket(zmq.PULL)
     pull.connect(endpoint)
     write(numbers(spark, 100, partitions=1), bind=endpoint)
-    assert len(drain(pull)) == 100
+    assert len(take(pull, 100)) == 100
     with pytest.raises(PySparkException, match=r"only one task can bind.*coalesce\(1\)"):
         write(numbers(spark, 100, partitions=2), bind=endpoint, connectTimeout="1s")
 
@@ -216,5 +217,6 @@ def test_rows_that_cannot_be_sent_are_kept_once_and_sent_again(
     pull, endpoint = bound(context, zmq.PULL)
     with Consuming(pull) as consuming:
         letters.select("topic", "value").write.format("zmq").mode("append").option("connect", endpoint).save()
+        consuming.wait_for(100)
     assert sorted(int(m[1]) for m in consuming.got) == list(range(100))
     assert {m[0] for m in consuming.got} == {b"t0", b"t1"}

@@ -16,7 +16,7 @@ import zmq
 from pyspark.sql.datasource import InputPartition
 from pyspark.sql.streaming.datasource import ReadMaxRows
 
-from tests.support import Socket, bound, stream_options, wait_for
+from tests.support import Socket, bound, offer, stream_options, wait_for
 from zmq_datasource.errors import DataLossError
 from zmq_datasource.option_parser import parse
 from zmq_datasource.options import BatchReadOptions
@@ -182,11 +182,9 @@ def test_a_live_batch_read_takes_no_more_from_the_socket_than_it_gives(
     )
 
     def send() -> None:
-        for _ in range(5000):
-            while not push.poll(20, zmq.POLLOUT):
-                if ended.is_set():  # nobody is there any more
-                    return
-            push.send(b"v")
+        left = 5000
+        while left and not ended.is_set():  # then nobody is there any more
+            left -= offer(push, b"v")
 
     sending = threading.Thread(target=send)
     sending.start()

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.support import batch_of, log_rows, stream_options
+from tests.support import batch_of, flips, log_rows, stream_options
 from tests.test_sequences import memory
 from zmq_datasource.counters import SourceCounters
 from zmq_datasource.errors import DamagedChunkError, LogFormatError
@@ -329,8 +329,7 @@ def test_no_flipped_bit_gives_wrong_frames_or_a_wrong_state(framing: str, tmp_pa
     path = tmp_path / "0" / chunk.name
     whole, right = path.read_bytes(), saved(tmp_path)
     at_metadata = [at for name in (b"framing", b"state") for at in _places(whole, name)]
-    for position in sorted({p for at in at_metadata for p in range(at - 8, at + 40)}):
-        path.write_bytes(whole[:position] + bytes([whole[position] ^ 0x01]) + whole[position + 1 :])
+    for position in flips(path, sorted({p for at in at_metadata for p in range(at - 8, at + 40)}), 0x01):
         with suppress(DamagedChunkError):
             (batch,) = log_rows(tmp_path).to_batches()
             assert to_rows(batch, include_frames=True).column("frames").to_pylist() == sent, position

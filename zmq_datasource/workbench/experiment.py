@@ -37,7 +37,10 @@ _SPAWN = multiprocessing.get_context("spawn")
 # A message begins with its number and when it was sent.
 HEADER_BYTES = 16
 _START_SECONDS = 30.0
+# Once the sender has ended, what has not come for so long is lost; ...
 _QUIET_MS = 300
+# ... and whether it has is looked for as often.
+_LOOK_MS = 20
 # Shorter waits are spun: sleep() is coarser.
 _SPIN_SECONDS = 0.0005
 # A chain that has taken nothing for so long is full.
@@ -116,9 +119,10 @@ def run(experiment: Experiment) -> Run:
         WorkbenchError: A process did not start, or the account does not add up.
     """
     with ExitStack() as stack:
+        # Both at once: most of a short experiment is two interpreters that start.
         consumer = stack.enter_context(_process(_consume, experiment))
-        endpoint = _answer(consumer, _START_SECONDS, "the consumer to bind")
-        sender = stack.enter_context(_process(_send, experiment, endpoint))
+        sender = stack.enter_context(_process(_send, experiment))
+        sender.send(_answer(consumer, _START_SECONDS, "the consumer to bind"))
         _answer(sender, _START_SECONDS, "the sender to connect")
         consumer.send("go")
         sender.send("go")
@@ -197,7 +201,7 @@ def _take(pipe: Connection, socket: zmq.Socket[bytes], experiment: Experiment) -
     ended = False
     while True:
         _wait_until(free)
-        if not socket.poll(_QUIET_MS):
+        if not socket.poll(_QUIET_MS if ended else _LOOK_MS):
             if ended:
                 break
             ended = pipe.poll()
@@ -225,7 +229,7 @@ def _wait_until(when: float) -> None:
 # The sender's process.
 
 
-def _send(pipe: Connection, experiment: Experiment, endpoint: str) -> None:
+def _send(pipe: Connection, experiment: Experiment) -> None:
     kind = zmq.PUSH if experiment.pattern == "PUSH/PULL" else zmq.XPUB
     context = zmq.Context()
     socket = context.socket(kind)
@@ -239,7 +243,7 @@ def _send(pipe: Connection, experiment: Experiment, endpoint: str) -> None:
     if kind == zmq.XPUB and experiment.mode != "silent":
         socket.setsockopt(zmq.XPUB_NODROP, 1)
     monitor = socket.get_monitor_socket(zmq.Event.HANDSHAKE_SUCCEEDED)
-    socket.connect(endpoint)
+    socket.connect(pipe.recv())
     (socket if kind == zmq.XPUB else monitor).recv_multipart()  # the subscription, or the handshake
     socket.disable_monitor()
     monitor.close()
