@@ -154,7 +154,8 @@ def test_the_documented_client_in_plain_pyzmq_survives_its_own_death_and_the_pro
         publish(context, sides["bind"], 0, MESSAGES // 2)
         for _ in range(2):
             with notes.run(command):
-                wait_for(lambda: next_id(proxy) > floors[-1], "an acknowledgement")
+                notes.wait_for_id(floors[-1] + 100)
+                wait_for(lambda: next_id(proxy) > floors[-1] + 50, "acknowledgements")
                 floors.append(next_id(proxy))
             assert notes.numbers("got")[-1] < MESSAGES // 2 - 1, "killed in the middle"
     # It comes again before the proxy does, which is then killed too.
