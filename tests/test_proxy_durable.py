@@ -464,7 +464,7 @@ def test_who_was_displaced_leaves_its_successor_alone(context: zmq.Context[Socke
         feed(context, proxy, *([b"t", b"%d" % i] for i in range(10)))
         with DurableSubscriber(proxy.sides["durable"], "me", auto_ack=False, credit=2) as first:
             assert take(first, 2) == [b"0", b"1"]
-            first.ack(0)
+            first.ack(0, wait=True)
             with DurableSubscriber(proxy.sides["durable"], "me") as second:
                 with pytest.raises(SubscriptionError, match="another client"):
                     while True:  # some were on their way
