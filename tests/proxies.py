@@ -148,6 +148,14 @@ def receive(sock: Socket, count: int, milliseconds: int = 30_000) -> list[list[b
     return got
 
 
+def drain(sock: Socket, quiet_ms: int) -> list[list[bytes]]:
+    """What comes until nothing has come for so long: for what must not come, or not all of it."""
+    got = []
+    while sock.poll(quiet_ms):
+        got.append(sock.recv_multipart())
+    return got
+
+
 class Cutting:
     """Forwards tcp connections to an endpoint, and cuts them when told to."""
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 import zmq
 
-from tests.proxies import Cutting, ProxyThreads, endpoints, receive
-from tests.support import Socket, drain, stream_options, wait_for
+from tests.proxies import Cutting, ProxyThreads, drain, endpoints, receive
+from tests.support import Socket, stream_options, wait_for
 from zmq_datasource import DurableSubscriber, LogFormatError, NoPeerError, OptionError, SubscriptionError
 from zmq_datasource.ingest import Ingest
 from zmq_datasource.proxy.subscriptions import Subscription, Subscriptions

@@ -9,8 +9,8 @@ import pyarrow as pa
 import pytest
 import zmq
 
-from tests.proxies import ProxyThreads, endpoints, publisher, receive, subscriber
-from tests.support import Socket, drain, log_rows, wait_for
+from tests.proxies import ProxyThreads, drain, endpoints, publisher, receive, subscriber
+from tests.support import Socket, log_rows, wait_for
 from zmq_datasource import LogFormatError, LogLockedError, OptionError, Producer
 from zmq_datasource.framing import decode_plain
 from zmq_datasource.option_parser import parse
