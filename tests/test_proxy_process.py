@@ -350,3 +350,21 @@ def test_completion_is_printed_for_each_shell() -> None:
         result = CliRunner().invoke(cli, ["completion", shell], prog_name="zmq-datasource")
         assert result.exit_code == 0
         assert "_ZMQ_DATASOURCE_COMPLETE" in result.output
+
+
+def test_a_secret_can_come_from_a_file(tmp_path: Path) -> None:
+    secret = tmp_path / "secret"
+    secret.write_text("s3cret-and-too-short\n")
+    arguments = [
+        "--bind",
+        "tcp://127.0.0.1:1",
+        "--publish",
+        "tcp://127.0.0.1:2",
+        "--wal-location",
+        str(tmp_path),
+    ]
+    for value, problem in ((f"@{secret}", "curve_secretkey"), ("@/nowhere", "reading /nowhere")):
+        result = CliRunner().invoke(cli, ["proxy", *arguments, "-o", f"zmq.curve_secretkey={value}"])
+        assert result.exit_code != 0
+        assert problem in result.output
+        assert "s3cret" not in result.output

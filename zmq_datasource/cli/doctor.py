@@ -6,7 +6,7 @@ from typing import Literal
 
 import click
 
-from zmq_datasource.cli.types import DURATION, SIZE
+from zmq_datasource.cli.types import DURATION, SIZE, named_options
 
 __all__ = ["doctor"]
 
@@ -21,11 +21,7 @@ def _given(fixed: dict[str, str | None], options: tuple[str, ...]) -> dict[str, 
         raise click.UsageError("name the endpoint with either --connect or --bind")
     given = {name: value for name, value in fixed.items() if value is not None}
     taken = {name.lower() for name in fixed}
-    for option in options:
-        name, separator, value = option.partition("=")
-        if not separator:
-            # It may be a secret: it is not shown.
-            raise click.UsageError("an --option without '=': write NAME=VALUE")
+    for name, value in named_options(options).items():
         if name.lower() in taken:
             raise click.UsageError(f"--option {name}=...: it has an option of its own; see --help")
         given[name] = value
@@ -54,7 +50,7 @@ def _given(fixed: dict[str, str | None], options: tuple[str, ...]) -> dict[str, 
     "-o",
     "--option",
     "options",
-    metavar="NAME=VALUE",
+    metavar="NAME=VALUE|@FILE",
     multiple=True,
     help="Any other option of the source, as in -o framing=vllm or -o zmq.curve_serverkey=...; may be repeated.",
 )

@@ -6,6 +6,8 @@ from typing import Any
 
 import click
 
+from zmq_datasource.cli.types import named_options
+
 __all__ = ["proxy"]
 
 
@@ -39,9 +41,9 @@ __all__ = ["proxy"]
     "-o",
     "--option",
     "others",
-    metavar="NAME=VALUE",
+    metavar="NAME=VALUE|@FILE",
     multiple=True,
-    help="Any other option, as in docs/options.md.",
+    help="Any other option, as in docs/options.md; @FILE reads a value, such as a secret key.",
 )
 @click.option("--monitor", is_flag=True, help="Show publishers, subscriptions, rates and backlogs, live.")
 def proxy(others: tuple[str, ...], plain: bool, monitor: bool, **named: str | None) -> None:
@@ -62,11 +64,7 @@ def proxy(others: tuple[str, ...], plain: bool, monitor: bool, **named: str | No
 
     given = {_option_name(name): value for name, value in named.items() if value is not None}
     given |= {"plain": "true"} if plain else {}
-    for option in others:
-        name, separator, value = option.partition("=")
-        if not separator:
-            raise click.UsageError(f"--option {option!r}: write NAME=VALUE")
-        given[name] = value
+    given |= named_options(others)
     try:
         if monitor:
             _watch(given)

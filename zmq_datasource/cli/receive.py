@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import click
 
+from zmq_datasource.cli.types import named_options
+
 __all__ = ["receive"]
 
 
@@ -22,7 +24,7 @@ __all__ = ["receive"]
     "-o",
     "--option",
     "options",
-    metavar="NAME=VALUE",
+    metavar="NAME=VALUE|@FILE",
     multiple=True,
     help="Any other option of the source, as in -o walRetention=1h; may be repeated.",
 )
@@ -45,11 +47,7 @@ def receive(
 
     given = {"socketType": socket_type, "walLocation": wal_location}
     given |= {name: value for name, value in (("bind", bind), ("connect", connect)) if value is not None}
-    for option in options:
-        name, separator, value = option.partition("=")
-        if not separator:
-            raise click.UsageError(f"--option {option!r}: write NAME=VALUE")
-        given[name] = value
+    given |= named_options(options)
     if bind is None and connect is None:
         raise click.UsageError("name an endpoint with --bind or --connect")
     try:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import Any
 
 import click
 
-__all__ = ["DURATION", "LINGER", "SIZE", "Read"]
+__all__ = ["DURATION", "LINGER", "SIZE", "Read", "named_options"]
 
 
 class Read(click.ParamType[Any]):
@@ -24,6 +25,27 @@ class Read(click.ParamType[Any]):
             return self._read(value)
         except ValueError as e:
             self.fail(f"{value!r}: {e}", param, ctx)
+
+
+def named_options(texts: Iterable[str]) -> dict[str, str]:
+    """``NAME=VALUE`` each; ``NAME=@FILE`` reads the value from a file, so that a secret is in no list of processes.
+
+    Raises:
+        click.UsageError: Something else.
+    """
+    given = {}
+    for text in texts:
+        name, separator, value = text.partition("=")
+        if not separator:
+            # It may be a secret: it is not shown.
+            raise click.UsageError("an --option without '=': write NAME=VALUE, or NAME=@FILE")
+        if value.startswith("@"):
+            try:
+                value = Path(value[1:]).read_text(encoding="utf-8").strip()
+            except (OSError, UnicodeDecodeError) as e:
+                raise click.UsageError(f"--option {name}: reading {value[1:]}: {e}") from e
+        given[name] = value
+    return given
 
 
 def _duration(text: str) -> float:
