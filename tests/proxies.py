@@ -79,6 +79,7 @@ class ProxyThreads:
         try:
             with Flow(self.options) as self.flow:
                 self._lines, newest = Lines(reads), Newest(writes)
+                self.flow.on_written = lambda: newest.tell(self.flow.journal.progress)
                 self._ready.set()
                 while not self._stop.is_set():
                     self.flow.step()

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import zmq
 
-from tests.proxies import Cutting, ProxyThreads, drain, endpoints, receive
+from tests.proxies import Cutting, ProxyThreads, drain, endpoints, receive, subscriber
 from tests.support import Socket, stream_options, wait_for
 from zmq_datasource import DurableSubscriber, LogFormatError, NoPeerError, OptionError, SubscriptionError
 from zmq_datasource.ingest import Ingest
@@ -534,3 +534,18 @@ def test_one_message_as_large_as_the_log_does_not_end_the_feed(
             pass
         feed(context, proxy, [b"t", b"." * (2 << 20)])
         feed(context, proxy, *([b"t", b"%d" % i] for i in range(10)))
+
+
+def test_what_was_just_published_can_be_asked_for(context: zmq.Context[Socket], tmp_path: Path) -> None:
+    sides = endpoints("pull", "publish", "replay")
+    with ProxyThreads(tmp_path, sides) as proxy:
+        sub = subscriber(context, proxy, b"")
+        push = context.socket(zmq.PUSH)
+        push.connect(sides["pull"])
+        asking = context.socket(zmq.DEALER)
+        asking.connect(sides["replay"])
+        for i in range(100):
+            push.send(b"%d" % i)
+            receive(sub, 1)
+            asking.send_multipart([b"", number(i) + number(i + 1)])
+            assert receive(asking, 2) == [[b"", number(i), b"%d" % i], [b"", END, b""]]

@@ -15,6 +15,7 @@ import heapq
 import logging
 import time
 from collections import deque
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -122,6 +123,7 @@ class DurableServer:
         self._opened = OpenSocket(options.socket("ROUTER", bind=options.durable), _prepare)
         self.socket = self._opened.socket
         self._sessions: dict[str, _Session] = {}
+        self._inbox: list[list[bytes]] = []
         self._names: dict[bytes, str] = {}
         self._displaced: dict[bytes, str] = {}  # who had a name until somebody else took it
         self._next_heartbeat = 0.0
@@ -131,12 +133,14 @@ class DurableServer:
     # What comes.
 
     def receive(self) -> None:
-        """Take what subscribers have sent."""
-        for _ in range(_MOST_REQUESTS):
-            try:
-                peer, *frames = self.socket.recv_multipart(zmq.NOBLOCK)
-            except zmq.Again:
-                return
+        """Take what subscribers have sent; ``step`` does what it says."""
+        with suppress(zmq.Again):
+            while len(self._inbox) < _MOST_REQUESTS:
+                self._inbox.append(self.socket.recv_multipart(zmq.NOBLOCK))
+
+    def _read_inbox(self) -> None:
+        inbox, self._inbox = self._inbox, []
+        for peer, *frames in inbox:
             try:
                 self._take(peer, frames)
             except ProtocolError as e:
@@ -260,6 +264,7 @@ class DurableServer:
         """
         busy = False
         self._stuck = False
+        self._read_inbox()
         for session in list(self._sessions.values()):
             try:
                 busy = self._deliver(session) or busy

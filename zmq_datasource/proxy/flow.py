@@ -53,6 +53,7 @@ class Flow:
 
     Attributes:
         hold: The id from which on somebody still needs the messages; None keeps everything.
+        on_written: Called when more is in the log, before that is published.
     """
 
     def __init__(self, options: ProxyOptions) -> None:
@@ -61,6 +62,7 @@ class Flow:
         self._on_wake: Callable[[], None] = lambda: None
         self.counters = SourceCounters()
         self.hold: int | None = None
+        self.on_written: Callable[[], None] = lambda: None
         self._paused = False
         self.paused_seconds = 0.0
         self._acceptor: Acceptor | None = None
@@ -220,7 +222,11 @@ class Flow:
         backend = self._backend
         if backend is not None and backend.behind:
             backend.go_on()
-        for numbered in self.journal.written():
+        written = list(self.journal.written())
+        if written:
+            # First whoever answers from the log: a subscriber that asks for what it has just seen must get it.
+            self.on_written()
+        for numbered in written:
             if backend is not None:
                 backend.publish(numbered)
 

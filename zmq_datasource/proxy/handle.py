@@ -15,6 +15,7 @@ from typing import Any, Self
 from zmq_datasource.errors import SocketError
 from zmq_datasource.option_parser import describe, parse
 from zmq_datasource.options import ProxyOptions
+from zmq_datasource.proxy.pipes import start_line
 from zmq_datasource.proxy.process import error_of
 
 __all__ = ["Proxy"]
@@ -31,7 +32,8 @@ class Proxy:
     >>> with Proxy(bind="tcp://*:5557", publish="tcp://*:5556", durable="tcp://*:5558", wal_location="/data/wal"):
     ...     ...  # doctest: +SKIP
 
-    It runs in processes of its own: a busy notebook does not slow it, and it ends with this one. All its
+    It runs in processes of its own: a busy notebook does not slow it, and it ends with this one. What they log goes to
+    standard error, from the level on that ``logging.getLogger("zmq_datasource")`` has when it starts. All its
     options are in docs/options.md; here they are keywords, in snake_case or as there.
 
     Raises:
@@ -72,11 +74,13 @@ class Proxy:
         self._listener = threading.Thread(target=self._listen, args=(self._process,), daemon=True)
         self._listener.start()
         with suppress(BrokenPipeError):  # it says why
-            self._process.stdin.write(json.dumps(self._given).encode() + b"\n")
+            self._process.stdin.write(
+                json.dumps(start_line(self._given, _log.getEffectiveLevel())).encode() + b"\n"
+            )
             self._process.stdin.flush()
         try:
             with self._changed:
-                self._changed.wait_for(lambda: self._ready or self._ended, _START_SECONDS)
+                self._changed.wait_for(lambda: (self._ready and self._status) or self._ended, _START_SECONDS)
         except BaseException:  # Ctrl-C
             self._end()
             raise

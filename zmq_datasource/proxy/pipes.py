@@ -9,19 +9,33 @@ import resource
 import select
 import sys
 from collections import deque
+from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
 
-__all__ = ["Lines", "Newest", "allow_many_files", "say", "set_up_logging"]
+__all__ = ["Lines", "Newest", "allow_many_files", "read_start", "say", "set_up_logging", "start_line"]
 
 _READ_BYTES = 1 << 16
 
 
-def set_up_logging() -> None:
+def start_line(given: Mapping[str, str], level: int) -> dict[str, Any]:
+    """What a process is told first: its options, as text, and from which level on it logs."""
+    return {"options": dict(given), "logLevel": level}
+
+
+def read_start(line: str) -> dict[str, str]:
+    """The options of a process that was just started; sets up its logging."""
+    said = json.loads(line)
+    set_up_logging(said["logLevel"])
+    options: dict[str, str] = said["options"]
+    return options
+
+
+def set_up_logging(level: int = logging.INFO) -> None:
     """Log lines go to standard error, as text."""
     if not logging.getLogger().handlers:
         logging.basicConfig(
-            level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
+            level=level, stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
         )
 
 

@@ -22,7 +22,15 @@ from zmq_datasource.errors import SocketError, ZmqDataSourceError
 from zmq_datasource.option_parser import parse
 from zmq_datasource.options import ProxyOptions
 from zmq_datasource.proxy.flow import Flow
-from zmq_datasource.proxy.pipes import Lines, Newest, allow_many_files, say, set_up_logging
+from zmq_datasource.proxy.pipes import (
+    Lines,
+    Newest,
+    allow_many_files,
+    read_start,
+    say,
+    set_up_logging,
+    start_line,
+)
 
 __all__ = ["error_of", "main", "run", "run_until_stopped"]
 
@@ -56,7 +64,9 @@ class _ServerProcess:
         self.ready = False
         self.status: dict[str, Any] = {}
         with suppress(BrokenPipeError):  # ``listen`` finds out
-            self._process.stdin.write(json.dumps(dict(given)).encode() + b"\n")
+            self._process.stdin.write(
+                json.dumps(start_line(given, _log.getEffectiveLevel())).encode() + b"\n"
+            )
             self._process.stdin.flush()
         self._newest = Newest(self._process.stdin.fileno())
         self.tell(progress)
@@ -160,6 +170,7 @@ class _Companion:
         self._given = given
         self._flow = flow
         self._start()
+        flow.on_written = self._tell
 
     def _start(self) -> None:
         self._server = _ServerProcess(self._given, self._flow.journal.progress)
@@ -200,8 +211,12 @@ class _Companion:
             if time.monotonic() < self._again_at:
                 return
             self._start()
-        self._server.tell(self._flow.journal.progress)
+        self._tell()
         self._flow.hold = self._server.status.get("hold")
+
+    def _tell(self) -> None:
+        if self._again_at is None:
+            self._server.tell(self._flow.journal.progress)
 
     @property
     def status(self) -> Mapping[str, Any]:
@@ -253,10 +268,9 @@ class _Reports:
 
 def main() -> None:
     """What runs in the process that ``Proxy`` starts."""
-    set_up_logging()
     allow_many_files()
     lines = Lines(sys.stdin.fileno())
-    given = json.loads(lines.wait())
+    given = read_start(lines.wait())
     # Whoever has started this process may be busy, or stopped: nothing here waits for it to read.
     newest = Newest(sys.stdout.fileno())
     stopped = threading.Event()

@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 import zmq
@@ -64,18 +65,21 @@ class ReplayServer:
         self._replays: dict[bytes, _Replay] = {}
         self._faults = LimitedLog(__name__, "requests for a replay that make no sense")
         self._stuck = False
+        self._inbox: list[list[bytes]] = []
         self.requests = 0
         self.sent = 0
 
     def receive(self) -> None:
-        """Take what is asked for."""
-        for _ in range(_MOST_REQUESTS):
-            try:
-                peer, *frames = self.socket.recv_multipart(zmq.NOBLOCK)
-            except zmq.Again:
-                return
+        """Take what is asked for; ``step`` answers."""
+        with suppress(zmq.Again):
+            while len(self._inbox) < _MOST_REQUESTS:
+                self._inbox.append(self.socket.recv_multipart(zmq.NOBLOCK))
+
+    def _read_inbox(self) -> None:
+        inbox, self._inbox = self._inbox, []
+        for peer, *frames in inbox:
             self._faults.flush()
-            wanted = frames[-1]
+            wanted = frames[-1] if frames else b""
             if len(frames) != 2 or frames[0] or len(wanted) not in (8, 16):
                 self._faults.warn("a request for a replay makes no sense: %d frames", len(frames))
                 continue
@@ -100,6 +104,7 @@ class ReplayServer:
         """
         busy = False
         self._stuck = False
+        self._read_inbox()
         for peer, replay in list(self._replays.items()):
             try:
                 busy = self._serve(peer, replay) or busy

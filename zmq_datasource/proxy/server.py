@@ -22,7 +22,7 @@ from zmq_datasource.option_parser import parse
 from zmq_datasource.options import ProxyOptions
 from zmq_datasource.proxy.durable import DurableServer
 from zmq_datasource.proxy.journal import PARTITION
-from zmq_datasource.proxy.pipes import Lines, allow_many_files, say, set_up_logging
+from zmq_datasource.proxy.pipes import Lines, allow_many_files, read_start, say
 from zmq_datasource.proxy.replays import ReplayServer
 from zmq_datasource.proxy.subscriptions import Subscriptions
 from zmq_datasource.proxy.view import LogView, Progress
@@ -103,6 +103,13 @@ class Server:
         )
         self._poller.poll(0 if self._busy else _STUCK_WAIT_MS if stuck else _WAIT_MS)
 
+    def receive(self) -> None:
+        """Take what clients ask for; ``step`` answers, after it was heard how far the log is."""
+        if self._durable is not None:
+            self._durable.receive()
+        if self._replays is not None:
+            self._replays.receive()
+
     def step(self) -> None:
         """Do what there is to do.
 
@@ -115,10 +122,8 @@ class Server:
             self._look_at_readers()
         busy = False
         if self._durable is not None:
-            self._durable.receive()
             busy = self._durable.step()
         if self._replays is not None:
-            self._replays.receive()
             busy = self._replays.step() or busy
         self._busy = busy
 
@@ -155,10 +160,9 @@ class Server:
 
 def main() -> None:
     """What runs in the process."""
-    set_up_logging()
     allow_many_files()
     lines = Lines(sys.stdin.fileno())
-    options = parse(ProxyOptions, json.loads(lines.wait()))
+    options = parse(ProxyOptions, read_start(lines.wait()))
     try:
         with ExitStack() as stack:
             server = _enter(options, Progress.of(json.loads(lines.wait())))
@@ -194,6 +198,7 @@ def serve(server: Server, lines: Lines, report: Callable[[dict[str, Any]], None]
     next_status = 0.0
     while True:
         server.wait()
+        server.receive()
         newest = None
         for line in lines.read():
             newest = line
