@@ -40,6 +40,12 @@ _START_SECONDS = 60.0
 _END_SECONDS = 30.0
 _STATUS_SECONDS = 0.5
 _LINE_SECONDS = 10.0
+# What is told while a server process has said nothing yet.
+_NO_SERVER: dict[str, Any] = {
+    "hold": None,
+    "durable": [],
+    "replays": {"clients": 0, "requests": 0, "sent": 0},
+}
 _LEAST_LIFE_SECONDS = 2.0
 
 
@@ -158,7 +164,7 @@ def run(
             now = time.monotonic()
             if now >= next_report:
                 next_report = now + _STATUS_SECONDS
-                report({**flow.status(), **companion.status})
+                report({**_NO_SERVER, **flow.status(), **companion.status})
         flow.drain()
         companion.step()
 
