@@ -394,8 +394,10 @@ class DurableSubscriber:
                     "%r: the ids %d to %d were deleted before they came here", self._name, first, end - 1
                 )
             case Refused(code, reason):
-                if code == "unknown":  # the proxy has forgotten this connection: it is told again
-                    self._subscribe()
+                if code == "unknown":
+                    # The proxy was restarted: it is told who is here; once, for there may be several of these.
+                    if self._ready:
+                        self._subscribe()
                     return None
                 self._refusal = SubscriptionError(
                     f"subscribing as {self._name!r} at {self._options.connect}: {reason}"
