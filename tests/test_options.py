@@ -257,3 +257,19 @@ def test_a_framing_says_how_its_publishers_count(
 @pytest.mark.parametrize("options", [{}, {"framing": "jupyter"}, {**VLLM, "sequenceBy": "none"}, CUSTOM])
 def test_where_nothing_can_be_judged_nothing_is(options: dict[str, str]) -> None:
     assert parse(StreamReadOptions, {**FEED, **options}).numbering is None
+
+
+KEY = "x" * 40
+
+
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [
+        ({"zmq_curve_server": "1"}, "zmq.curve_server needs zmq.curve_secretkey"),
+        ({"zmq_curve_serverkey": KEY}, "needs zmq.curve_publickey and zmq.curve_secretkey"),
+        ({"zmq_curve_serverkey": KEY, "zmq_curve_publickey": KEY}, "needs zmq.curve_secretkey"),
+    ],
+)
+def test_half_of_what_curve_needs_is_refused(options: dict[str, str], problem: str) -> None:
+    with pytest.raises(OptionError, match=problem):
+        stream_options(connect="tcp://a:1", **options)

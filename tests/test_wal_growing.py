@@ -146,3 +146,18 @@ def test_the_oldest_chunks_make_room_where_that_is_asked_for(tmp_path: Path) -> 
     assert log.size <= 4 * size
     assert not log.full
     log.close()
+
+
+def test_a_slow_feed_leaves_a_compact_log(tmp_path: Path) -> None:
+    carried = Carried()
+    log = writer(tmp_path, carried)
+    for i in range(50):
+        append(log, b"%d" % i, carried=carried)
+    assert log.grown is not None
+    grown = log.grown.bytes
+    log.cut().result()
+    assert log.size < grown / 5
+    log.close()
+    assert log_rows(tmp_path).column("value").to_pylist() == [b"%d" % i for i in range(50)]
+    assert read_saved_state(LogStorage(str(tmp_path)), 0).delta == b'{"messages": 50}'
+    assert not list(tmp_path.glob("0/.open*"))

@@ -436,9 +436,11 @@ class DurableSubscriber:
             if isinstance(came, Message):
                 self._held.append(came)
             if deadline is not None and time.monotonic() >= deadline:
+                why = next(iter(self._open.watch.refused.values()), "") if self._open is not None else ""
                 raise NoPeerError(
                     f"subscribing as {self._name!r} at {self._options.connect}: no proxy has answered within "
-                    f"{self._timeout} s; check the endpoint (durable) and that the proxy runs"
+                    f"{self._timeout} s; "
+                    + (why or "check that the proxy runs, and that this is its durable endpoint")
                 )
 
     def _close_socket(self, linger: int) -> None:
@@ -469,8 +471,8 @@ def _socket_options(endpoint: str, given: Mapping[str, str]) -> ProxySocketOptio
         raise OptionError(f"endpoint={endpoint!r}: a subscription is at one proxy")
     wrong = [name for name in given if not name.startswith("zmq.")]
     if wrong:
-        raise OptionError(f"options {wrong}: only libzmq's own, behind 'zmq.'")
-    return ProxySocketOptions(
+        raise OptionError(f"options {wrong}: only libzmq's own, as in 'zmq.curve_serverkey'")
+    made = ProxySocketOptions(
         socket_type="DEALER",
         connect=connect,
         rcvhwm=100_000,
@@ -479,3 +481,5 @@ def _socket_options(endpoint: str, given: Mapping[str, str]) -> ProxySocketOptio
         round_bytes=0,
         zmq=ZmqOptions({name.removeprefix("zmq."): value for name, value in given.items()}),
     )
+    made.check()
+    return made

@@ -54,10 +54,10 @@ def proxy(others: tuple[str, ...], plain: bool, monitor: bool, **named: str | No
 
     \b
     Examples:
-      zmq-datasource proxy --bind tcp://*:5557 --publish tcp://*:5556 --wal-location /data/wal
-      zmq-datasource proxy --bind tcp://*:5557 --publish tcp://*:5556 --durable tcp://*:5558 \\
-          --replay tcp://*:5559 --wal-location /data/wal --wal-retention 7d --monitor
-      zmq-datasource proxy --connect tcp://feed:5556 --topics orders. --durable tcp://*:5558 \\
+      zmq-datasource proxy --bind "tcp://*:5557" --publish "tcp://*:5556" --wal-location /data/wal
+      zmq-datasource proxy --bind "tcp://*:5557" --publish "tcp://*:5556" --durable "tcp://*:5558" \\
+          --replay "tcp://*:5559" --wal-location /data/wal --wal-retention 7d --monitor
+      zmq-datasource proxy --connect tcp://feed:5556 --topics orders. --durable "tcp://*:5558" \\
           --wal-location /data/wal -o subscriberExpiry=30d
     """
     from zmq_datasource.errors import ZmqDataSourceError  # noqa: PLC0415

@@ -26,3 +26,19 @@ class SocketOptions(OptionSet, frozen=True, kw_only=True, rename="camel"):
         both = set(self.connect) & set(self.bind)
         if both:
             raise OptionError(f"{', '.join(map(str, both))} is in both connect and bind; keep one")
+        self._check_curve()
+
+    def _check_curve(self) -> None:
+        """Half a key ring is no error to libzmq, and then nobody ever gets through."""
+        given = {name for name in self.zmq if name.startswith("curve_")}
+        if self.zmq.get("curve_server") not in (None, "0") and "curve_secretkey" not in given:
+            raise OptionError(
+                "zmq.curve_server needs zmq.curve_secretkey, the server's own; nobody could connect"
+            )
+        missing = {"curve_publickey", "curve_secretkey"} - given
+        if "curve_serverkey" in given and missing:
+            names = " and ".join(f"zmq.{name}" for name in sorted(missing))
+            raise OptionError(
+                f"zmq.curve_serverkey needs {names}, the client's own (zmq.curve_keypair() makes a pair); nobody would "
+                "answer"
+            )

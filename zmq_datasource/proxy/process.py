@@ -167,6 +167,7 @@ def run(
                 report({**_NO_SERVER, **flow.status(), **companion.status})
         flow.drain()
         companion.step()
+        _log.info("ended, next id %d", flow.journal.next_id)
 
 
 class _Companion:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import humanfriendly
@@ -12,7 +12,7 @@ from rich.text import Text
 
 __all__ = ["Rates", "show"]
 
-_MOST_ROWS = 20
+_MOST_ROWS, _MOST_TOPICS = 20, 5
 
 
 class Rates:
@@ -45,11 +45,14 @@ def show(status: Mapping[str, Any], rates: Rates) -> RenderableType:
         f"{rates.published:,.0f}",
         f"{status['received']:,}",
         _size(status["logBytes"]),
-        f"{status['earliestId']:,} to {status['nextId']:,}",
+        "none"
+        if status["nextId"] == status["earliestId"]
+        else f"{status['earliestId']:,} to {status['nextId'] - 1:,}",
     )
-    parts: list[RenderableType] = [flow, _publishers(status), _subscriptions(status)]
+    parts: list[RenderableType] = [flow]
     if status["durable"]:
         parts.append(_durable(status))
+    parts += [_publishers(status), _subscriptions(status)]
     if status["paused"]:
         parts.append(Text("receiving is paused: the log is full of what somebody still needs", style="red"))
     if status["stalled"]:
@@ -66,20 +69,19 @@ def _publishers(status: Mapping[str, Any]) -> Table:
     return table
 
 
-def _subscriptions(status: Mapping[str, Any]) -> Table:
-    table = Table(title=f"plain subscribers: {status['subscribers']}", title_justify="left")
-    table.add_column("subscribed to", overflow="fold")
-    topics = status["subscriptions"]
-    for topic in topics[:_MOST_ROWS]:
-        table.add_row(topic or "(all)")
-    if len(topics) > _MOST_ROWS:
-        table.add_row("...")
-    return table
+def _subscriptions(status: Mapping[str, Any]) -> RenderableType:
+    topics = _some([topic or "(all)" for topic in status["subscriptions"]])
+    return Text(f"\nplain subscribers: {status['subscribers']:,}{f', to {topics}' if topics else ''}\n")
+
+
+def _some(topics: Sequence[str]) -> str:
+    more = len(topics) - _MOST_TOPICS
+    return ", ".join(topics[:_MOST_TOPICS]) + (f" and {more} more" if more > 0 else "")
 
 
 def _durable(status: Mapping[str, Any]) -> Table:
     table = Table(title="durable subscribers", title_justify="left")
-    table.add_column("name", overflow="fold")
+    table.add_column("name", overflow="fold", min_width=12)
     table.add_column("topics", overflow="fold")
     for name in ("backlog", "on the way", "sent", "lost", "last ack", "away"):
         table.add_column(name, justify="right")
@@ -87,7 +89,7 @@ def _durable(status: Mapping[str, Any]) -> Table:
         last = account["lastAckSeconds"]
         table.add_row(
             account["name"],
-            ", ".join(account["topics"]) or "(all)",
+            _some(account["topics"]) or "(all)",
             f"{account['backlog']:,}",
             f"{account['onTheWay']:,}",
             f"{account['sent']:,}",
@@ -113,4 +115,7 @@ def _size(size: float) -> str:
 
 
 def _time(seconds: float) -> str:
-    return f"{seconds:.1f} s" if seconds < 60 else str(humanfriendly.format_timespan(seconds, max_units=2))
+    for unit, size in (("d", 86_400), ("h", 3600), ("m", 60)):
+        if seconds >= size:
+            return f"{seconds / size:.1f} {unit}"
+    return f"{seconds:.1f} s"

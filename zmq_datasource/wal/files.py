@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import json
+import logging
 import os
 import socket
 import time
@@ -18,6 +19,9 @@ from zmq_datasource.errors import LogLockedError, LogWriteError, OptionError
 from zmq_datasource.wal.layout import TEMPORARY_PREFIX
 
 __all__ = ["PartitionFiles", "WriterLock", "sync_directory", "sync_file", "write_synced", "writing"]
+
+
+_log = logging.getLogger(__name__)
 
 
 class WriterLock:
@@ -73,6 +77,7 @@ class PartitionFiles:
             path.parent.mkdir(mode=0o700, exist_ok=True)
             file = open(path, "a+")  # noqa: SIM115 - it is held open
         deadline = time.monotonic() + wait
+        told = False
         while True:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -83,6 +88,9 @@ class PartitionFiles:
                     holder = file.read().strip() or "a writer that did not say who it is"
                     file.close()
                     raise LogLockedError(f"{act}: it is held by {holder}; {way_out}") from e
+                if not told:
+                    told = True
+                    _log.info("%s: another process holds it; waiting for up to %.0f s", act, wait)
                 time.sleep(0.05)  # flock has no wait with a deadline
             except OSError as e:
                 file.close()

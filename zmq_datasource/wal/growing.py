@@ -13,6 +13,7 @@ is the footer and its name. The rules:
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
@@ -22,13 +23,17 @@ import pyarrow.ipc
 
 from zmq_datasource.errors import LogFormatError
 from zmq_datasource.messages import LOG_SCHEMA
-from zmq_datasource.wal.chunk import CHECKSUM, fingerprint
+from zmq_datasource.wal.chunk import CHECKSUM, fingerprint, write_batches
 from zmq_datasource.wal.layout import Chunk, chunk_name
 from zmq_datasource.wal.storage import LogStorage
 
 __all__ = ["GrowingChunk", "GrowingTail", "Grown", "read_groups"]
 
 _GROUP_END = b"group.end"
+# A batch of its own costs a message about a kilobyte. Chunks of so many, so small, are written again when they are
+# sealed, in one piece.
+_MANY_BATCHES, _SMALL_BATCH_BYTES = 8, 64 << 10
+_MOST_COMPACT_BYTES = 256 << 20
 # What an Arrow file begins with, before the stream.
 _MAGIC_BYTES = 8
 
@@ -56,6 +61,8 @@ class GrowingChunk:
         self._partition = partition
         self._first = first
         self._end = first
+        self._batches = 0
+        self._metadata: Mapping[bytes, bytes] = {}
         self._file = storage.create_growing(partition, first)
         with storage.writing_growing(partition, first):
             self._writer = pa.ipc.new_file(self._file, LOG_SCHEMA)
@@ -79,19 +86,49 @@ class GrowingChunk:
         if sync:
             self._storage.sync_growing(self._partition, self._first)
         self._end += sum(batch.num_rows for batch in batches)
+        self._batches += len(batches)
+        self._metadata = metadata
 
     def finish(self, sync: bool) -> Chunk:
-        """Make it an ordinary chunk.
+        """Make it an ordinary chunk; of one with many small groups, as from a slow feed, a compact one.
 
         Raises:
             LogWriteError: The file system refused.
         """
+        size = self._file.tell()
         with self._storage.writing_growing(self._partition, self._first):
             self._writer.close()
             self._file.close()
-        return self._storage.finish_growing(
-            self._partition, self._first, chunk_name(self._first, self._end), sync
-        )
+        name = chunk_name(self._first, self._end)
+        if self._batches < _MANY_BATCHES or size >= self._batches * _SMALL_BATCH_BYTES:
+            return self._storage.finish_growing(self._partition, self._first, name, sync)
+        batches, _ = read_groups(self._storage.read_growing(self._partition, self._first))
+        chunk = write_compact(self._storage, self._partition, batches, self._metadata, sync)
+        self._storage.remove_growing(self._partition, self._first)
+        return chunk
+
+
+def write_compact(
+    storage: LogStorage,
+    partition: int,
+    batches: Sequence[pa.RecordBatch],
+    metadata: Mapping[bytes, bytes],
+    sync: bool,
+) -> Chunk:
+    """Write the batches of a chunk, which are a chunk's size in all, as one.
+
+    Raises:
+        LogWriteError: The file system refused; nothing appeared.
+    """
+    if sum(batch.nbytes for batch in batches) < _MOST_COMPACT_BYTES:
+        batches = [pa.concat_batches(batches)]
+    first, end = batches[0].column("id")[0].as_py(), batches[-1].column("id")[-1].as_py() + 1
+    return storage.write_chunk(
+        partition,
+        chunk_name(first, end),
+        functools.partial(write_batches, batches=batches, metadata=metadata),
+        sync,
+    )
 
 
 def read_groups(content: pa.Buffer) -> tuple[list[pa.RecordBatch], Mapping[bytes, bytes]]:

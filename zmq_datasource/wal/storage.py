@@ -242,6 +242,11 @@ class LogStorage(StagedFiles, ReaderFiles):
         with pa.memory_map(str(self.growing_path(partition, first))) as file:
             return file.read_buffer()
 
+    def remove_growing(self, partition: int, first: int) -> None:
+        """Delete an open chunk: what it held has its name by now."""
+        with writing(f"removing {self.growing_path(partition, first)}"):
+            self.growing_path(partition, first).unlink()
+
     def remove_chunk(self, partition: int, name: str) -> None:
         """Delete a chunk; one that is gone already is fine."""
         with writing(f"removing chunk {self.chunk_path(partition, name)}"):
@@ -308,5 +313,5 @@ class LogStorage(StagedFiles, ReaderFiles):
             directory / LOCK_NAME,
             wait,
             f"opening log {self.root}",
-            "stop that query, or give this one a walLocation of its own",
+            "stop that query or proxy, or give this one a walLocation of its own",
         )

@@ -8,7 +8,6 @@ what is durable, commit, or read the index.
 
 from __future__ import annotations
 
-import functools
 import logging
 import queue
 import threading
@@ -24,7 +23,7 @@ from zmq_datasource.errors import LogError, LogWriteError
 from zmq_datasource.messages import number_rows
 from zmq_datasource.wal.chunk import write_batches
 from zmq_datasource.wal.files import WriterLock
-from zmq_datasource.wal.growing import GrowingChunk, Grown, read_groups
+from zmq_datasource.wal.growing import GrowingChunk, Grown, read_groups, write_compact
 from zmq_datasource.wal.index import ChunkIndex
 from zmq_datasource.wal.layout import Chunk, StateFile, chunk_name
 from zmq_datasource.wal.state import Carried, SavedState, chunk_metadata, read_saved_state, state_content
@@ -175,12 +174,7 @@ class LogWriter:
             if rows:
                 _log.info("log %s: recovered the ids %d to %d", self._storage.root, first, first + rows - 1)
                 self._index.append(
-                    self._storage.write_chunk(
-                        self._partition,
-                        chunk_name(first, first + rows),
-                        functools.partial(write_batches, batches=batches, metadata=metadata),
-                        self._sync,
-                    )
+                    write_compact(self._storage, self._partition, batches, metadata, self._sync)
                 )
 
     # The receiving thread's side.
