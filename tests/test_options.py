@@ -265,11 +265,11 @@ KEY = "x" * 40
 @pytest.mark.parametrize(
     ("options", "problem"),
     [
-        ({"zmq_curve_server": "1"}, "zmq.curve_server needs zmq.curve_secretkey"),
-        ({"zmq_curve_serverkey": KEY}, "needs zmq.curve_publickey and zmq.curve_secretkey"),
-        ({"zmq_curve_serverkey": KEY, "zmq_curve_publickey": KEY}, "needs zmq.curve_secretkey"),
+        ({"zmq.curve_server": "1"}, "zmq.curve_server needs zmq.curve_secretkey"),
+        ({"zmq.curve_serverkey": KEY}, "needs zmq.curve_publickey and zmq.curve_secretkey"),
+        ({"zmq.curve_serverkey": KEY, "zmq.curve_publickey": KEY}, "needs zmq.curve_secretkey"),
     ],
 )
 def test_half_of_what_curve_needs_is_refused(options: dict[str, str], problem: str) -> None:
     with pytest.raises(OptionError, match=problem):
-        stream_options(connect="tcp://a:1", **options)
+        parse(StreamReadOptions, {"connect": "tcp://a:1", **options})

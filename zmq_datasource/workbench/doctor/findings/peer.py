@@ -15,7 +15,8 @@ _NO_SENDER = {
     "PULL": "it receives, as this does; name the endpoint of the sender, or let one side bind and the other connect",
     "SUB": "it receives, as this does; name the endpoint of the publisher, or let one side bind and the other connect",
     "XSUB": "it is the side of a proxy to which publishers connect; name the one for subscribers (its XPUB)",
-    "ROUTER": "it takes transactions, of DEALER sinks and Producers (docs/protocol.md); only they connect to it",
+    "ROUTER": "it takes transactions, of DEALER sinks and Producers (docs/protocol.md), or is a proxy's durable or "
+    "replay endpoint (docs/proxy.md); a SUB or PULL has no business there",
     "DEALER": "it sends transactions; receive them with socketType=ROUTER and bind",
     "REP": "it answers requests; it is not a feed",
     "REQ": "it asks; it is not a feed",
