@@ -159,8 +159,10 @@ PULL = {"socketType": "PULL"}
 STALL = 1.0
 
 SCENARIOS: dict[str, Callable[[], Result]] = {
-    "healthy": chain(
-        {**FAST, "sndhwm": 400}, stall=STALL, expected=Expected(hwm=400, consume=0.00001), duration=1.0
+    "healthy": chain({**FAST, "sndhwm": 400}, stall=STALL, expected=Expected(hwm=400), duration=1.0),
+    # So slow a feed that it is kept up with on a busy machine too.
+    "healthy receiver": chain(
+        {"rate": 200, "framing": "sequenced"}, expected=Expected(consume=0.00001), duration=1.0
     ),
     "healthy proxy": chain(
         {"rate": 500, "framing": "vllm"}, {"kind": "proxy"}, compare=True, expected=Expected(rcvhwm=1000)
@@ -289,6 +291,12 @@ def test_a_healthy_chain_is_found_healthy(found: Found) -> None:
     assert one.stalled.outcome == "dropped"
     assert one.stalled.marks is not None
     assert one.stalled.marks.expected_fits
+
+
+def test_a_receiver_that_keeps_up_is_found_healthy(found: Found) -> None:
+    result = found("healthy receiver")
+    assert (result.ids, result.exit_code) == (set(), 0), result
+    (one,) = result.endpoints
     assert one.consumed is not None
     assert not one.consumed.behind
 
