@@ -30,7 +30,7 @@ from zmq_datasource.wal.storage import LogStorage
 __all__ = ["GrowingChunk", "GrowingTail", "Grown", "read_groups"]
 
 _GROUP_END = b"group.end"
-# A batch of its own costs a message about a kilobyte. Chunks of so many, so small, are written again when they are
+# A batch of its own costs a message about a kilobyte. A chunk of so many, all so small, is written again when it is
 # sealed, in one piece.
 _MANY_BATCHES, _SMALL_BATCH_BYTES = 8, 64 << 10
 _MOST_COMPACT_BYTES = 256 << 20
@@ -61,7 +61,8 @@ class GrowingChunk:
         self._partition = partition
         self._first = first
         self._end = first
-        self._batches = 0
+        # While they are small: what a compact chunk is made of.
+        self._small: list[pa.RecordBatch] | None = []
         self._metadata: Mapping[bytes, bytes] = {}
         self._file = storage.create_growing(partition, first)
         with storage.writing_growing(partition, first):
@@ -86,8 +87,11 @@ class GrowingChunk:
         if sync:
             self._storage.sync_growing(self._partition, self._first)
         self._end += sum(batch.num_rows for batch in batches)
-        self._batches += len(batches)
         self._metadata = metadata
+        if self._small is not None:
+            self._small += batches
+            if sum(batch.nbytes for batch in batches) >= len(batches) * _SMALL_BATCH_BYTES:
+                self._small = None
 
     def finish(self, sync: bool) -> Chunk:
         """Make it an ordinary chunk; of one with many small groups, as from a slow feed, a compact one.
@@ -95,15 +99,13 @@ class GrowingChunk:
         Raises:
             LogWriteError: The file system refused.
         """
-        size = self._file.tell()
         with self._storage.writing_growing(self._partition, self._first):
             self._writer.close()
             self._file.close()
         name = chunk_name(self._first, self._end)
-        if self._batches < _MANY_BATCHES or size >= self._batches * _SMALL_BATCH_BYTES:
+        if self._small is None or len(self._small) < _MANY_BATCHES:
             return self._storage.finish_growing(self._partition, self._first, name, sync)
-        batches, _ = read_groups(self._storage.read_growing(self._partition, self._first))
-        chunk = write_compact(self._storage, self._partition, batches, self._metadata, sync)
+        chunk = write_compact(self._storage, self._partition, self._small, self._metadata, sync)
         self._storage.remove_growing(self._partition, self._first)
         return chunk
 
