@@ -157,7 +157,7 @@ def test_a_slow_feed_leaves_a_compact_log(tmp_path: Path) -> None:
     grown = log.grown.bytes
     log.cut().result()
     assert log.size < grown / 5
+    assert read_saved_state(LogStorage(str(tmp_path)), 0).delta == b'{"messages": 50}'
     log.close()
     assert log_rows(tmp_path).column("value").to_pylist() == [b"%d" % i for i in range(50)]
-    assert read_saved_state(LogStorage(str(tmp_path)), 0).delta == b'{"messages": 50}'
     assert not list(tmp_path.glob("0/.open*"))
