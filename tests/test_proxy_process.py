@@ -312,7 +312,7 @@ def test_the_monitor_shows_who_is_there(context: zmq.Context[Socket], tmp_path: 
     try:
         publisher(context, sides["bind"]).send_multipart([b"t", b"v"])
         with DurableSubscriber(sides["durable"], "billing"):
-            for text in (b"publishers", b"durable subscribers", b"billing", b"0 to 1"):
+            for text in (b"publishers", b"durable subscribers", b"billing", b"0 to 0"):
                 wait_for(lambda text=text: see(text), f"{text!r} shown")
         process.send_signal(signal.SIGINT)
         with suppress(OSError):  # nobody writes any more
