@@ -8,7 +8,6 @@ has no place where to ask for it, and a publisher that does not know it is not d
 
 from __future__ import annotations
 
-import logging
 import time
 from collections import deque
 from contextlib import suppress
@@ -25,8 +24,6 @@ from zmq_datasource.proxy.view import Cursor, LogView
 from zmq_datasource.sockets import OpenSocket
 
 __all__ = ["ReplayServer"]
-
-_log = logging.getLogger(__name__)
 
 _TURN_ROWS, _TURN_BYTES = 512, 4 << 20
 _TURN_MESSAGES = 256

@@ -27,7 +27,7 @@ from zmq_datasource.wal.chunk import CHECKSUM, fingerprint, write_batches
 from zmq_datasource.wal.layout import Chunk, chunk_name
 from zmq_datasource.wal.storage import LogStorage
 
-__all__ = ["GrowingChunk", "GrowingTail", "Grown", "read_groups"]
+__all__ = ["GrowingChunk", "GrowingTail", "Grown", "read_groups", "write_compact"]
 
 _GROUP_END = b"group.end"
 # A batch of its own costs a message about a kilobyte. A chunk of so many, all so small, is written again when it is
