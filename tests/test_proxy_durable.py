@@ -483,6 +483,9 @@ def test_what_was_lost_is_told_again_to_who_died_before_it_went_on(
             take(me, 20)
             me.ack(9, wait=True)
         feed(context, proxy, *([b"t", b"." * 10_000] for _ in range(300)))
+        log = proxy.flow.journal.log
+        wait_for(lambda: not log.unsealed and log.size <= (1 << 20) - 5 * (1 << 16), "deleted what is to be")
+        wait_for(lambda: proxy.server._view.earliest == log.earliest, "and that the server knows")
         told = []
         for _ in range(2):
             with (

@@ -15,7 +15,6 @@ import heapq
 import logging
 import time
 from collections import deque
-from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -45,10 +44,10 @@ from zmq_datasource.durable_protocol import (
 from zmq_datasource.errors import LogError, ProtocolError
 from zmq_datasource.limited_log import LimitedLog
 from zmq_datasource.options import ProxyOptions
+from zmq_datasource.proxy.router import Router
 from zmq_datasource.proxy.rows import messages_of
 from zmq_datasource.proxy.subscriptions import Subscription, Subscriptions
 from zmq_datasource.proxy.view import Cursor, LogView
-from zmq_datasource.sockets import OpenSocket
 
 __all__ = ["DurableServer"]
 
@@ -67,7 +66,7 @@ _MOST_TOLD, _MOST_TOPICS_TOLD = 100, 10
 _SNDHWM = 200
 _MOST_SHOWN_BYTES = 60
 _HEARTBEAT_MS, _HEARTBEAT_TIMEOUT_MS = 1000, 5000
-_MOST_REQUESTS = 256
+_MOST_REQUEST_BYTES = 1 << 20
 _MOST_CREDIT = 1 << 20
 
 
@@ -106,7 +105,7 @@ class _Session:
 
 
 class DurableServer:
-    """A ROUTER; in one thread.
+    """Use it in one thread; ``router`` is where its clients are.
 
     Args:
         options: Where it is bound.
@@ -120,27 +119,17 @@ class DurableServer:
     def __init__(self, options: ProxyOptions, view: LogView, subscriptions: Subscriptions) -> None:
         self._view = view
         self._subscriptions = subscriptions
-        self._opened = OpenSocket(options.socket("ROUTER", bind=options.durable), _prepare)
-        self.socket = self._opened.socket
+        self.router = Router(options, options.durable, _SNDHWM, _MOST_REQUEST_BYTES, _prepare)
         self._sessions: dict[str, _Session] = {}
-        self._inbox: list[list[bytes]] = []
         self._names: dict[bytes, str] = {}
         self._displaced: dict[bytes, str] = {}  # who had a name until somebody else took it
         self._next_heartbeat = 0.0
         self._faults = LimitedLog(__name__, "messages of durable subscribers that make no sense")
-        self._stuck = False
 
     # What comes.
 
-    def receive(self) -> None:
-        """Take what subscribers have sent; ``step`` does what it says."""
-        with suppress(zmq.Again):
-            while len(self._inbox) < _MOST_REQUESTS:
-                self._inbox.append(self.socket.recv_multipart(zmq.NOBLOCK))
-
     def _read_inbox(self) -> None:
-        inbox, self._inbox = self._inbox, []
-        for peer, *frames in inbox:
+        for peer, *frames in self.router.inbox():
             try:
                 self._take(peer, frames)
             except ProtocolError as e:
@@ -263,7 +252,7 @@ class DurableServer:
             LogError: Positions cannot be written.
         """
         busy = False
-        self._stuck = False
+        self.router.stuck = False
         self._read_inbox()
         for session in list(self._sessions.values()):
             try:
@@ -282,13 +271,8 @@ class DurableServer:
             self._beat()
         return busy
 
-    @property
-    def stuck(self) -> bool:
-        """Whether something could not be sent because a queue is full."""
-        return self._stuck
-
     def _beat(self) -> None:
-        self._opened.watch.update()
+        self.router.update()
         self._faults.flush()
         for session in list(self._sessions.values()):
             self._send(session.peer, Heartbeat(self._view.end))
@@ -353,22 +337,14 @@ class DurableServer:
 
     def _send(self, peer: bytes, message: FromProxy) -> bool:
         """Whether it was taken; a peer that is gone is let go of."""
-        frames = [peer, *write(message)]
-        for attempt in range(2):
-            try:
-                self.socket.send_multipart(frames, zmq.NOBLOCK)
-                return True
-            except zmq.Again:
-                self._stuck = True
-                if not attempt:
-                    self.socket.getsockopt(zmq.EVENTS)
-            except zmq.ZMQError as e:
-                if e.errno != zmq.EHOSTUNREACH:
-                    raise
-                session = self._sessions.get(self._names.get(peer, ""))
-                if session is not None and session.peer == peer:
-                    self._detach(session)
-                return False
+        try:
+            return self.router.send([peer, *write(message)])
+        except zmq.ZMQError as e:
+            if e.errno != zmq.EHOSTUNREACH:
+                raise
+        session = self._sessions.get(self._names.get(peer, ""))
+        if session is not None:
+            self._detach(session)
         return False
 
     def status(self) -> list[dict[str, Any]]:
@@ -396,16 +372,8 @@ class DurableServer:
             )
         return accounts
 
-    def close(self) -> None:
-        self._opened.close(linger=0)
-
 
 def _prepare(sock: zmq.Socket[bytes]) -> None:
-    sock.setsockopt(zmq.ROUTER_MANDATORY, 1)
-    sock.setsockopt(zmq.ROUTER_HANDOVER, 1)  # a client that comes again may have its name of before
-    sock.setsockopt(zmq.MAXMSGSIZE, 1 << 20)
-    sock.setsockopt(zmq.RCVHWM, 1000)
-    sock.setsockopt(zmq.SNDHWM, _SNDHWM)
     sock.setsockopt(zmq.HEARTBEAT_IVL, _HEARTBEAT_MS)
     sock.setsockopt(zmq.HEARTBEAT_TIMEOUT, _HEARTBEAT_TIMEOUT_MS)
 

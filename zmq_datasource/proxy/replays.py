@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from contextlib import suppress
 from dataclasses import dataclass, field
 
 import zmq
@@ -19,15 +18,15 @@ from zmq_datasource.errors import LogError
 from zmq_datasource.framing.replay import END, TOPIC_WANTED
 from zmq_datasource.limited_log import LimitedLog
 from zmq_datasource.options import ProxyOptions
+from zmq_datasource.proxy.router import Router
 from zmq_datasource.proxy.rows import messages_of
 from zmq_datasource.proxy.view import Cursor, LogView
-from zmq_datasource.sockets import OpenSocket
 
 __all__ = ["ReplayServer"]
 
 _TURN_ROWS, _TURN_BYTES = 512, 4 << 20
 _TURN_MESSAGES = 256
-_MOST_REQUESTS = 256
+_MOST_REQUEST_BYTES = 1024
 _MOST_CLIENTS = 64
 # A client that takes nothing for so long has given up.
 _PATIENCE_SECONDS = 60.0
@@ -45,7 +44,7 @@ class _Replay:
 
 
 class ReplayServer:
-    """A ROUTER; in one thread. All its clients are served in turn, from files.
+    """Use it in one thread. All its clients are served in turn, from files.
 
     Args:
         options: Where it is bound.
@@ -57,24 +56,14 @@ class ReplayServer:
 
     def __init__(self, options: ProxyOptions, view: LogView) -> None:
         self._view = view
-        self._opened = OpenSocket(options.socket("ROUTER", bind=options.replay), _prepare)
-        self.socket = self._opened.socket
+        self.router = Router(options, options.replay, _SNDHWM, _MOST_REQUEST_BYTES)
         self._replays: dict[bytes, _Replay] = {}
         self._faults = LimitedLog(__name__, "requests for a replay that make no sense")
-        self._stuck = False
-        self._inbox: list[list[bytes]] = []
         self.requests = 0
         self.sent = 0
 
-    def receive(self) -> None:
-        """Take what is asked for; ``step`` answers."""
-        with suppress(zmq.Again):
-            while len(self._inbox) < _MOST_REQUESTS:
-                self._inbox.append(self.socket.recv_multipart(zmq.NOBLOCK))
-
     def _read_inbox(self) -> None:
-        inbox, self._inbox = self._inbox, []
-        for peer, *frames in inbox:
+        for peer, *frames in self.router.inbox():
             self._faults.flush()
             wanted = frames[-1] if frames else b""
             if len(frames) != 2 or frames[0] or len(wanted) not in (8, 16):
@@ -100,7 +89,7 @@ class ReplayServer:
             Whether there is more to do at once.
         """
         busy = False
-        self._stuck = False
+        self.router.stuck = False
         self._read_inbox()
         for peer, replay in list(self._replays.items()):
             try:
@@ -115,11 +104,6 @@ class ReplayServer:
         return busy
 
     @property
-    def stuck(self) -> bool:
-        """Whether somebody waits whose queue was full."""
-        return self._stuck
-
-    @property
     def clients(self) -> int:
         return len(self._replays)
 
@@ -130,10 +114,10 @@ class ReplayServer:
                     return True  # deleted under our hands: look again
                 # As a reply, with an empty topic where topics are told.
                 last = [END, b""] if not replay.topics else [b"", END, b""]
-                if self._send([peer, b"", *last]):
+                if self.router.send([peer, b"", *last]):
                     del self._replays[peer]
                 return False
-            if not self._send([peer, b"", *replay.pending[0]]):
+            if not self.router.send([peer, b"", *replay.pending[0]]):
                 if time.monotonic() - replay.moved > _PATIENCE_SECONDS:
                     del self._replays[peer]
                 return False
@@ -158,25 +142,3 @@ class ReplayServer:
             number = position.to_bytes(8, "big")
             replay.pending.append([topic, number, *rest] if replay.topics else [number, *rest])
         return True
-
-    def _send(self, frames: list[bytes]) -> bool:
-        for attempt in range(2):
-            try:
-                self.socket.send_multipart(frames, zmq.NOBLOCK)
-                return True
-            except zmq.Again:
-                self._stuck = True
-                if not attempt:
-                    self.socket.getsockopt(zmq.EVENTS)
-        return False
-
-    def close(self) -> None:
-        self._opened.close(linger=0)
-
-
-def _prepare(sock: zmq.Socket[bytes]) -> None:
-    sock.setsockopt(zmq.ROUTER_MANDATORY, 1)
-    sock.setsockopt(zmq.ROUTER_HANDOVER, 1)
-    sock.setsockopt(zmq.MAXMSGSIZE, 1024)
-    sock.setsockopt(zmq.RCVHWM, 1000)
-    sock.setsockopt(zmq.SNDHWM, _SNDHWM)

@@ -32,7 +32,7 @@ __all__ = ["Server", "main", "serve"]
 
 _WAIT_MS, _STUCK_WAIT_MS = 100, 2
 _STATUS_SECONDS = 0.25
-_LISTING_SECONDS = 1.0
+_LOOK_SECONDS = 1.0
 # The server of a proxy that was killed notices that a moment later, and frees its ports then.
 _BIND_SECONDS = 5.0
 
@@ -53,7 +53,7 @@ class Server:
         self._replays: ReplayServer | None = None
         self._subscriptions: Subscriptions | None = None
         self._poller = zmq.Poller()
-        self._next_listing = 0.0
+        self._next_look = 0.0
         self._busy = False
         self._faults = LimitedLog(__name__, "warnings about readers")
         self._readers: list[int] | None = []
@@ -73,12 +73,12 @@ class Server:
                     self._storage, PARTITION, self._view.end, self._options.subscriber_expiry
                 )
                 self._durable = DurableServer(self._options, self._view, self._subscriptions)
-                stack.callback(self._durable.close)
-                self._poller.register(self._durable.socket, zmq.POLLIN)
+                stack.callback(self._durable.router.close)
+                self._poller.register(self._durable.router.socket, zmq.POLLIN)
             if self._options.replay:
                 self._replays = ReplayServer(self._options, self._view)
-                stack.callback(self._replays.close)
-                self._poller.register(self._replays.socket, zmq.POLLIN)
+                stack.callback(self._replays.router.close)
+                self._poller.register(self._replays.router.socket, zmq.POLLIN)
             self._stack = stack.pop_all()
         return self
 
@@ -98,17 +98,17 @@ class Server:
 
     def wait(self) -> None:
         """Until there is something to do."""
-        stuck = (self._durable is not None and self._durable.stuck) or (
-            self._replays is not None and self._replays.stuck
+        stuck = (self._durable is not None and self._durable.router.stuck) or (
+            self._replays is not None and self._replays.router.stuck
         )
         self._poller.poll(0 if self._busy else _STUCK_WAIT_MS if stuck else _WAIT_MS)
 
     def receive(self) -> None:
         """Take what clients ask for; ``step`` answers, after it was heard how far the log is."""
         if self._durable is not None:
-            self._durable.receive()
+            self._durable.router.receive()
         if self._replays is not None:
-            self._replays.receive()
+            self._replays.router.receive()
 
     def step(self) -> None:
         """Do what there is to do.
@@ -117,8 +117,8 @@ class Server:
             LogError: Positions cannot be written, or the log cannot be read at all.
         """
         now = time.monotonic()
-        if now >= self._next_listing:
-            self._next_listing = now + _LISTING_SECONDS
+        if now >= self._next_look:
+            self._next_look = now + _LOOK_SECONDS
             self._look_at_readers()
         busy = False
         if self._durable is not None:

@@ -1,0 +1,91 @@
+"""What the two servers of a proxy share: a ROUTER that never waits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+
+import zmq
+
+from zmq_datasource.option_types import Endpoints
+from zmq_datasource.options import ProxyOptions
+from zmq_datasource.sockets import OpenSocket
+
+__all__ = ["Router"]
+
+# Taken at a time; the others wait in libzmq.
+_MOST_REQUESTS = 256
+_RCVHWM = 1000
+
+
+class Router:
+    """A ROUTER that is bound; in one thread.
+
+    Args:
+        options: Security and what else belongs to every socket.
+        bind: Where.
+        sndhwm: Messages that libzmq queues for one peer.
+        most_bytes: Of a frame that a peer sends.
+        prepare: Sets further options.
+
+    Raises:
+        OptionError, EndpointError: It cannot be opened as asked.
+
+    Attributes:
+        stuck: Whether something could not be sent because a queue is full; reset by its user.
+    """
+
+    def __init__(
+        self,
+        options: ProxyOptions,
+        bind: Endpoints,
+        sndhwm: int,
+        most_bytes: int,
+        prepare: Callable[[zmq.Socket[bytes]], None] = lambda sock: None,
+    ) -> None:
+        def set_options(sock: zmq.Socket[bytes]) -> None:
+            sock.setsockopt(zmq.ROUTER_MANDATORY, 1)
+            sock.setsockopt(zmq.ROUTER_HANDOVER, 1)  # a client that comes again may have its name of before
+            sock.setsockopt(zmq.MAXMSGSIZE, most_bytes)
+            sock.setsockopt(zmq.RCVHWM, _RCVHWM)
+            sock.setsockopt(zmq.SNDHWM, sndhwm)
+            prepare(sock)
+
+        self._opened = OpenSocket(options.socket("ROUTER", bind=bind), set_options)
+        self.socket = self._opened.socket
+        self._inbox: list[list[bytes]] = []
+        self.stuck = False
+
+    def receive(self) -> None:
+        """Take what peers have sent; ``inbox`` gives it."""
+        with suppress(zmq.Again):
+            while len(self._inbox) < _MOST_REQUESTS:
+                self._inbox.append(self.socket.recv_multipart(zmq.NOBLOCK))
+
+    def inbox(self) -> list[list[bytes]]:
+        """What was received since the last call; the peer is the first frame."""
+        inbox, self._inbox = self._inbox, []
+        return inbox
+
+    def send(self, frames: list[bytes]) -> bool:
+        """Whether the message was taken, its first frame being the peer; never waits.
+
+        Raises:
+            zmq.ZMQError: EHOSTUNREACH: the peer is gone.
+        """
+        for attempt in range(2):
+            try:
+                self.socket.send_multipart(frames, zmq.NOBLOCK)
+                return True
+            except zmq.Again:
+                if not attempt:  # libzmq may not have looked whether there is room
+                    self.socket.getsockopt(zmq.EVENTS)
+        self.stuck = True
+        return False
+
+    def update(self) -> None:
+        """Let the connections do their work."""
+        self._opened.watch.update()
+
+    def close(self) -> None:
+        self._opened.close(linger=0)
