@@ -355,3 +355,18 @@ def test_a_log_of_a_query_is_not_a_proxys(tmp_path: Path) -> None:
 def test_options_that_do_not_go_together(options: dict[str, str], problem: str) -> None:
     with pytest.raises(OptionError, match=problem):
         parse(ProxyOptions, options)
+
+
+def test_ipc_endpoints_and_one_mark_along_the_chain(
+    context: zmq.Context[Socket], tmp_path: Path, ipc_path: Path
+) -> None:
+    sides = {"pull": f"ipc://{ipc_path}-in", "publish": f"ipc://{ipc_path}-out"}
+    with ProxyThreads(tmp_path, sides, rcvhwm=7) as proxy:
+        assert proxy.flow._backend is not None
+        assert [front.socket.getsockopt(zmq.RCVHWM) for front in proxy.flow._fronts] == [7]
+        assert proxy.flow._backend.socket.getsockopt(zmq.SNDHWM) == 7
+        sub = subscriber(context, proxy, b"")
+        push = context.socket(zmq.PUSH)
+        push.connect(sides["pull"])
+        push.send_multipart([b"t", b"v"])
+        assert receive(sub, 1) == [[b"t", number(0), b"v"]]

@@ -207,6 +207,18 @@ def test_spark_reads_the_log_while_it_grows(
     assert batch.count() == 150
 
 
+def test_many_spark_tasks_send_through_it(spark: SparkSession, tmp_path: Path) -> None:
+    sides = endpoints("pull", "router", "publish")
+    rows = spark.range(0, 1000, 1, 4).selectExpr("cast(id as string) as value")
+    with Proxy(wal_location=tmp_path, **sides) as proxy:
+        for socket_type, side in (("PUSH", "pull"), ("DEALER", "router")):
+            writer = rows.write.format("zmq").mode("append").option("socketType", socket_type)
+            writer.option("connect", sides[side]).save()
+        wait_for(lambda: proxy.status()["received"] == 2000, "all rows received")
+    values = log_rows(tmp_path).column("value").to_pylist()
+    assert sorted(values) == sorted([b"%d" % i for i in range(1000)] * 2)
+
+
 def log_rows_of(location: Path) -> int:
     """Rows that are sealed."""
     try:
