@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
+import json
 import os
 import socket as stdlib_socket
 import threading
 import time
+import uuid
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
@@ -157,3 +160,66 @@ def log_rows(location: Path | str, partition: int = 0) -> pa.Table:
     index = read_index(storage, partition)
     pieces = slices(index.covering(index.earliest, index.end), index.earliest, index.end)
     return pa.Table.from_batches(list(read_slices(storage, partition, pieces)))
+
+
+class RawSender:
+    """A DEALER that speaks the acknowledged transport byte by byte, as docs/protocol.md has it."""
+
+    def __init__(self, context: zmq.Context[Socket], endpoint: str) -> None:
+        self._sock = context.socket(zmq.DEALER)
+        self._sock.setsockopt(zmq.LINGER, 0)
+        self._sock.connect(endpoint)
+        self.answers: list[tuple[str, dict[str, Any]]] = []
+
+    def say(self, kind: str, *buffers: bytes, **header: Any) -> None:
+        self._sock.send_multipart([b"ZDS\x01" + kind.encode(), json.dumps(header).encode(), *buffers])
+
+    def ask(self, kind: str, expected: str, *buffers: bytes, **header: Any) -> dict[str, Any]:
+        """Say something, and wait for an answer of a kind (``X`` is one too); all answers are kept."""
+        self.say(kind, *buffers, **header)
+        return self.hear(expected)
+
+    def hear(self, expected: str) -> dict[str, Any]:
+        while self._sock.poll(10_000):
+            head, answer, *_ = self._sock.recv_multipart()
+            self.answers.append((chr(head[4]), json.loads(answer)))
+            if self.answers[-1][0] in (expected, "X"):
+                return {"kind": self.answers[-1][0], **self.answers[-1][1]}
+        raise AssertionError(f"no {expected} within 10 s, but {self.answers}")
+
+    def data(
+        self, producer: str, number: int, *values: bytes, attempt: str, index: int = 0
+    ) -> dict[str, Any]:
+        """Send one data message; its credit, or the refusal."""
+        ends = itertools.accumulate(map(len, values), initial=0)
+        offsets = b"".join(end.to_bytes(4, "little") for end in ends)
+        part = {"attempt": attempt, "producer": producer, "number": number, "partition": 0}
+        return self.ask(
+            *("D", "C", offsets, b"".join(values)), **part, index=index, rows=len(values), columns=["value"]
+        )
+
+    def stage(self, producer: str, number: int, *values: bytes) -> str:
+        """Send an attempt of one data message and its end; the attempt."""
+        attempt = uuid.uuid4().hex
+        self.ask("H", "W", attempt=attempt, producer=producer)
+        assert self.data(producer, number, *values, attempt=attempt)["kind"] == "C"
+        part = {"attempt": attempt, "producer": producer, "number": number, "partition": 0}
+        assert self.ask("E", "S", **part, messages=1, rows=len(values))["kind"] == "S"
+        return attempt
+
+    def stage_if_possible(self, producer: str, number: int, *values: bytes) -> str:
+        """The same where the data may be refused."""
+        attempt = uuid.uuid4().hex
+        self.ask("H", "W", attempt=attempt, producer=producer)
+        if self.data(producer, number, *values, attempt=attempt)["kind"] == "C":
+            part = {"attempt": attempt, "producer": producer, "number": number, "partition": 0}
+            self.ask("E", "S", **part, messages=1, rows=len(values))
+        return attempt
+
+    def commit(
+        self, producer: str, number: int, attempts: list[str], rows: int, **more: Any
+    ) -> dict[str, Any]:
+        return self.ask("M", "K", producer=producer, number=number, attempts=attempts, rows=rows, **more)
+
+    def close(self) -> None:
+        self._sock.close(0)

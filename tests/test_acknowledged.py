@@ -19,6 +19,7 @@ from tests.support import Socket, free_endpoint, log_rows, stream_options, wait_
 from zmq_datasource.acceptor import Acceptor
 from zmq_datasource.errors import NoPeerError, RowError, SendTimeoutError, TransactionError
 from zmq_datasource.ingest import Ingest
+from zmq_datasource.protocol import Data
 from zmq_datasource.uplink import Uplink
 from zmq_datasource.wal.layout import Chunk, StateFile
 from zmq_datasource.wal.storage import LogStorage
@@ -239,9 +240,10 @@ def test_a_sender_has_never_more_on_its_way_than_its_credit(
     stalled = threading.Event()
     data = Acceptor._data
 
-    def slow(*args: Any) -> None:
-        stalled.wait(20)
-        data(*args)
+    def slow(self: Acceptor, peer: bytes, message: Data, buffers: Any) -> None:
+        if message.index:  # with the first comes the credit
+            stalled.wait(20)
+        data(self, peer, message, buffers)
 
     monkeypatch.setattr(Acceptor, "_data", slow)
     monkeypatch.setattr("zmq_datasource.acceptor._WINDOW", 2 << 20)
@@ -500,10 +502,10 @@ def test_at_every_step_of_a_commit_a_crash_leaves_all_of_it_or_none(
         got = values(photo)
         assert got == whole[: len(got)]
         assert len(got) % 4 == 0
-        # The sender, who has heard of nothing, repeats what it was at, as often as it takes.
+        # The sender repeats what it was at, which may be the last that is there, as often as it takes.
         endpoint = free_endpoint()
         with receiving(photo, endpoint, walSync=False):
-            for number in range(3):
+            for number in range(max(len(got) // 4 - 1, 0), 3):
                 with uplink(endpoint, number=number) as link:
                     done = link.greet()
                 if done:

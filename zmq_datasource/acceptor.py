@@ -7,16 +7,20 @@ The rules:
   transactions that are committed in the same moment share one.
 * Everything may be asked twice, because answers get lost: what is staged is staged, what is
   committed is committed (``again``), what is unknown is refused.
-* A sender has at most its credit on the way, and all together ``_BUDGET``, and a message each.
-* Nothing that a sender sends ends the receiver. What it cannot do is refused, with a reason.
+* Who only asks costs nothing here: a session begins with an attempt's first data, and gets a window then.
+* A sender has at most its credit on the way, and all together ``_BUDGET``, and a message each. While
+  that is all given away, who is silent lends his window to the others.
+* Nothing that a sender sends ends the receiver. What it cannot do is refused, with a reason; an error
+  that nobody expected too, and it is in the log with its cause.
 """
 
 from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import contextmanager
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
@@ -26,11 +30,12 @@ import zmq
 
 from zmq_datasource.committer import Committer, Done, UnknownAttemptError
 from zmq_datasource.counters import SourceCounters
-from zmq_datasource.errors import LogWriteError, ProtocolError, SocketError
+from zmq_datasource.errors import LogError, LogWriteError, ProtocolError, SocketError
 from zmq_datasource.limited_log import LimitedLog
 from zmq_datasource.messages import MESSAGE_SCHEMA
 from zmq_datasource.options import StreamReadOptions
 from zmq_datasource.protocol import (
+    CONFLICT,
     MOST_FRAME_BYTES,
     UNKNOWN,
     Abort,
@@ -50,7 +55,7 @@ from zmq_datasource.protocol import (
     rows_of,
 )
 from zmq_datasource.sockets import OpenSocket, count_connections
-from zmq_datasource.transactions import Ledger
+from zmq_datasource.transactions import ConflictError, Ledger, conflict_with_later
 from zmq_datasource.wal.staging import Part, StagedFile, Staging
 from zmq_datasource.wal.storage import LogStorage
 
@@ -60,11 +65,13 @@ _log = logging.getLogger(__name__)
 
 WAIT_MS = 10
 ROUND_MESSAGES = 256
-# Bytes of data that one sender, and that all senders together, may have on the way. Who comes when
-# those are given away sends one message at a time.
+# Bytes of data that one sender, and that all senders together, may have on the way. Before its first
+# message has come, and while those are given away, a sender sends one message at a time.
 _WINDOW = 4 << 20
 _BUDGET = 256 << 20
 _MOST_SESSIONS = 1024
+# After so much silence a session lends its window, and its place, if others want for one.
+_LENDS_WINDOW_SECONDS, _LENDS_PLACE_SECONDS = 5.0, 60.0
 # More messages than credit lets an honest sender have here.
 _RCVHWM = 64
 _HOUSEKEEPING_SECONDS = 0.1
@@ -78,6 +85,7 @@ class _Session:
         peer: Where to answer; another one after a reconnect.
         received: Data messages taken.
         window: Bytes of the budget that it holds.
+        credit: What it was told last.
         told: Whether it was told that a message is missing.
         finishing: Its file is being forced to the disk.
     """
@@ -88,9 +96,14 @@ class _Session:
     heard: float
     received: int = 0
     window: int = 0
+    credit: int = 0
     told: bool = False
     file: StagedFile | None = None
     finishing: Future[None] | None = None
+
+
+class _BusyError(SocketError):
+    """There is no place for another session."""
 
 
 class Acceptor:
@@ -101,6 +114,7 @@ class Acceptor:
         counters: Where to count.
         storage, partition: The log.
         clock: Seconds since the epoch, for ``timestamp``.
+        monotonic: Seconds, for how long a sender is silent.
 
     Attributes:
         committer: Puts transactions into the log, which is to be set before the block.
@@ -117,12 +131,14 @@ class Acceptor:
         storage: LogStorage,
         partition: int,
         clock: Callable[[], float] = time.time,
+        monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         self._options = options
         self._counters = counters
         self._storage = storage
         self._partition = partition
         self._clock = clock
+        self._monotonic = monotonic
         self.carried = Ledger(counters, options.max_publishers)
         self._staging = Staging(storage, partition)
         self.committer = Committer(counters, self._staging, self.carried)
@@ -131,6 +147,7 @@ class Acceptor:
         self._forcing = ThreadPoolExecutor(2, thread_name_prefix="zmq-staging")
         self._budget = _BUDGET
         self._refusals = LimitedLog(__name__, "refusals")
+        self._faults = LimitedLog(__name__, "unexpected errors")
         self._next_housekeeping = 0.0
         self.failure: SocketError | None = None
 
@@ -223,10 +240,12 @@ class Acceptor:
         self._open.watch.update()
         count_connections(self._counters, [self._open.watch])
         self._refusals.flush()
+        self._faults.flush()
         self._let_go()
+        self._take_windows_back()
 
     def _let_go(self) -> None:
-        now = time.monotonic()
+        now = self._monotonic()
         for session in list(self._sessions.values()):
             if now - session.heard > self._options.transaction_timeout:
                 self._end(session)
@@ -235,6 +254,16 @@ class Acceptor:
         if abandoned:
             _log.warning("%d attempts were never committed; they are discarded", len(abandoned))
             self._staging.remove(abandoned)
+
+    def _take_windows_back(self) -> None:
+        """While there is none left for who comes, from those who do not use theirs."""
+        if self._budget >= _WINDOW:
+            return
+        silent_since = self._monotonic() - _LENDS_WINDOW_SECONDS
+        for session in self._sessions.values():
+            if session.heard < silent_since:
+                self._budget += session.window
+                session.window = 0
 
     def settle(self, patience: float) -> None:
         """Answer what is under way."""
@@ -251,7 +280,7 @@ class Acceptor:
         """To be called while nothing is received: nobody is silent who is not listened to."""
         self._open.watch.update()
         count_connections(self._counters, [self._open.watch])
-        now = time.monotonic()
+        now = self._monotonic()
         for session in self._sessions.values():
             session.heard = now
         self._staging.touch()
@@ -260,10 +289,12 @@ class Acceptor:
     # Messages.
 
     def _take(self, peer: bytes, frames: Sequence[bytes]) -> None:
-        attempt = None
-        try:
+        with self._refusing(peer):
             message, buffers = decode(frames)
-            attempt = getattr(message, "attempt", None)
+            self._obey(peer, message, buffers)
+
+    def _obey(self, peer: bytes, message: Message, buffers: Sequence[bytes] = ()) -> None:
+        with self._refusing(peer, getattr(message, "attempt", None)):
             match message:
                 case Hello():
                     self._hello(peer, message)
@@ -277,50 +308,85 @@ class Acceptor:
                     self._abort(peer, message)
                 case _:
                     raise ProtocolError(f"a {type(message).__name__} message is for a sender")
+
+    @contextmanager
+    def _refusing(self, peer: bytes, attempt: str | None = None) -> Iterator[None]:
+        """What cannot be done about a message is told to who has sent it, and ends nothing.
+
+        Raises:
+            LogError, zmq.ZMQError: The storage, or the socket: those are not about one message.
+        """
+        try:
+            yield
         except UnknownAttemptError as e:
             self._refuse(peer, UNKNOWN, str(e), attempt)
+        except ConflictError as e:
+            self._refuse(peer, CONFLICT, str(e), attempt)
+        except _BusyError as e:
+            self._refuse(peer, "busy", str(e), attempt)
         except ProtocolError as e:
             self._counters.malformed += 1
             self._refuse(peer, "protocol", str(e), attempt)
+        except (LogError, zmq.ZMQError):
+            raise
+        except Exception as e:
+            self._fail(peer, attempt, e)
+
+    def _fail(self, peer: bytes, attempt: str | None, error: BaseException) -> None:
+        """Something unexpected: its attempt may be half done, so it is not gone on with."""
+        self._counters.internal_errors += 1
+        self._faults.fault(
+            "an unexpected error at a message of the acknowledged transport: %r", error, error=error
+        )
+        session = self._sessions.get(attempt or "")
+        if session is not None:
+            self._end(session)
+        reason = f"an unexpected error of the receiver ({type(error).__name__}), which its log explains"
+        self._refuse(peer, "internal", reason, attempt)
 
     def _hello(self, peer: bytes, message: Hello) -> None:
         session = self._sessions.get(message.attempt)
-        if session is None:
-            if len(self._sessions) >= _MOST_SESSIONS:
-                self._refuse(peer, "busy", f"{_MOST_SESSIONS} senders are at work already", message.attempt)
-                return
-            session = _Session(peer, message.attempt, message.producer, time.monotonic())
-            session.window = _WINDOW if self._budget >= _WINDOW else 0
-            self._budget -= session.window
-            self._sessions[message.attempt] = session
-        session.peer, session.heard = peer, time.monotonic()
-        self._welcome(session)
+        if session is None:  # nothing of it is here; that is not worth remembering
+            self._welcome(peer, message.attempt, message.producer)
+        else:
+            session.peer, session.heard = peer, self._monotonic()
+            self._welcome_again(session)
 
-    def _welcome(self, session: _Session) -> None:
-        committed, by = self.carried.last(session.producer)
+    def _welcome_again(self, session: _Session) -> None:
+        session.credit = session.window
+        self._welcome(session.peer, session.attempt, session.producer, session.credit, session.received)
+
+    def _welcome(self, peer: bytes, attempt: str, producer: str, credit: int = 0, received: int = 0) -> None:
+        last = self.carried.last(producer)
         self._answer(
-            session.peer,
+            peer,
             Welcome(
-                attempt=session.attempt,
-                credit=session.window,
-                received=session.received,
-                committed=committed,
-                by=by,
+                attempt=attempt,
+                credit=credit,
+                received=received,
+                committed=None if last is None else last.number,
+                by=None if last is None else last.attempt,
                 limit=MOST_FRAME_BYTES,
             ),
         )
 
     def _data(self, peer: bytes, message: Data, buffers: Sequence[bytes]) -> None:
-        session = self._session(peer, message.attempt)
-        if message.index < session.received:  # sent again after a reconnect
+        if message.attempt in self._sessions or message.index > 0:
+            session = self._session(peer, message.attempt)
+            if message.index < session.received:  # sent again after a reconnect
+                return
+            if session.finishing is not None:
+                raise ProtocolError(f"data message {message.index} of an attempt after its end")
+            if message.index > session.received:  # one before it was lost with a connection
+                if not session.told:
+                    session.told = True
+                    self._welcome_again(session)
+                return
+            session.told = False
+        elif self._staging.get(message.attempt) is not None:  # a copy that was long on its way
             return
-        if message.index > session.received:  # one before it was lost with a connection
-            if not session.told:
-                session.told = True
-                self._welcome(session)
-            return
-        session.told = False
         rows = rows_of(message, buffers, int(self._clock() * 1_000_000))
+        session = self._sessions.get(message.attempt) or self._begin(peer, message)
         if not self._has_room(rows.nbytes):
             self._end(session)
             self._refuse(
@@ -340,7 +406,39 @@ class Acceptor:
             self._refuse(peer, "storage", str(e), message.attempt)
             return
         session.received += 1
+        if not session.window and self._budget >= _WINDOW:
+            self._budget -= _WINDOW
+            session.window = _WINDOW
+        if session.window != session.credit:
+            self._welcome_again(session)
         self._answer(peer, Credit(attempt=message.attempt, received=session.received))
+
+    def _begin(self, peer: bytes, message: Data) -> _Session:
+        """A session for an attempt whose first data has come.
+
+        Raises:
+            ConflictError, UnknownAttemptError: Its transaction is done, or a later one.
+            _BusyError: There are too many.
+        """
+        newest = self.carried.newest(message.producer)
+        if newest is not None and message.number < newest.number:
+            raise conflict_with_later(message.producer, message.number, newest.number)
+        if self.carried.is_committed(message.producer, message.number):
+            raise UnknownAttemptError(
+                f"transaction {message.number} of {message.producer} was committed before this attempt began: repeat it"
+            )
+        now = self._monotonic()
+        if len(self._sessions) >= _MOST_SESSIONS:
+            sending = [session for session in self._sessions.values() if session.finishing is None]
+            longest = min(sending, key=lambda session: session.heard, default=None)
+            if longest is None or now - longest.heard < _LENDS_PLACE_SECONDS:
+                raise _BusyError(
+                    f"{_MOST_SESSIONS} senders are at work already; repeat the transaction later"
+                )
+            self._end(longest)
+        session = _Session(peer, message.attempt, message.producer, now)
+        self._sessions[message.attempt] = session
+        return session
 
     def _has_room(self, size: int) -> bool:
         """Whether so many bytes more may be staged; attempts that were repeated make room."""
@@ -387,7 +485,7 @@ class Acceptor:
             elif isinstance(error, LogWriteError):
                 self._refuse(session.peer, "storage", str(error), session.attempt)
             else:
-                raise error
+                self._fail(session.peer, session.attempt, error)
 
     def _commit(self, peer: bytes, message: Commit) -> None:
         if self.committer.commit(peer, message):
@@ -396,6 +494,9 @@ class Acceptor:
     def _answer_commits(self) -> None:
         for done in self.committer.done():
             self._committed(done)
+        for peer, message in self.committer.take_deferred():
+            self._obey(peer, message)
+        self.committer.cut()
 
     def _committed(self, done: Done) -> None:
         """Answer, and let go of what other attempts have left at this transaction, and at those before it."""
@@ -405,8 +506,13 @@ class Acceptor:
             part = session.file.part if session.file is not None else None
             if part is not None and part.producer == message.producer and part.number <= message.number:
                 self._end(session)
-        _, by = self.carried.last(message.producer)
-        answer = Committed(producer=message.producer, number=message.number, again=done.again, by=by)
+        last = self.carried.last(message.producer)
+        answer = Committed(
+            producer=message.producer,
+            number=message.number,
+            again=done.again,
+            by=None if last is None else last.attempt,
+        )
         for peer in done.peers:
             self._answer(peer, answer)
 
@@ -428,18 +534,18 @@ class Acceptor:
             raise UnknownAttemptError(
                 f"attempt {attempt} is not known here: the receiver has restarted, or it was silent"
             )
-        session.peer, session.heard = peer, time.monotonic()
+        session.peer, session.heard = peer, self._monotonic()
         return session
 
     def _end(self, session: _Session) -> None:
         """The session needs nothing more."""
+        self._budget += session.window
+        del self._sessions[session.attempt]
         if session.file is not None:
             if session.finishing is not None:
                 wait([session.finishing])
-            session.file.discard()
-            session.file = None
-        self._budget += session.window
-        del self._sessions[session.attempt]
+            file, session.file = session.file, None
+            file.discard()
 
     def _refuse(self, peer: bytes, code: str, reason: str, attempt: str | None) -> None:
         self._refusals.warn("refused a message of the acknowledged transport: %s", reason)

@@ -3,9 +3,11 @@
 The rules:
 
 * Nothing counts as committed, and nothing is answered, before the chunk is on disk.
-* First everything is read and checked; then rows and note change together. If that fails, receiving
+* First everything is read and checked; then rows and note change together. If writing them fails, receiving
   ends, and the log's next writer finds neither.
 * Transactions that are committed in the same moment share a chunk.
+* The last transaction of a producer may be asked for again, with the same rows; anything else under its
+  number or an older one is refused, at whatever moment it comes.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ import pyarrow.compute as pc
 from zmq_datasource.counters import SourceCounters
 from zmq_datasource.errors import DamagedChunkError, ProtocolError
 from zmq_datasource.protocol import Commit
-from zmq_datasource.transactions import Ledger
+from zmq_datasource.transactions import Ledger, Transaction
 from zmq_datasource.wal.staging import Staging
 
 __all__ = ["Committer", "Done", "TransactionLog", "UnknownAttemptError"]
@@ -35,7 +37,7 @@ class TransactionLog(Protocol):
         """Whether nothing more is to come for now."""
 
     def append_whole(self, batches: Iterable[pa.RecordBatch]) -> None:
-        """Append all or, raising LogError, nothing."""
+        """Append all or, raising an error, nothing."""
 
     def cut(self, keep: bool = False) -> Future[int]:
         """Resolves when all that was appended is durable."""
@@ -58,7 +60,7 @@ class _Running:
     """A transaction whose chunk is being written; everybody who asks is answered then."""
 
     message: Commit
-    attempt: str
+    transaction: Transaction
     peers: list[bytes]
     done: Future[int] = field(default_factory=Future)
 
@@ -104,8 +106,12 @@ class Committer:
 
         Raises:
             UnknownAttemptError: Not all of it is here.
+            ConflictError: Something else is committed under this number, or a later number is.
             LogError: The log can take nothing any more.
         """
+        newest = self._ledger.newest(message.producer)
+        if newest is not None and message.number <= newest.number:
+            newest.check_is(message.producer, message.number, message.rows, message.digest)
         for running in (*self._running, *self._uncut):
             if running.is_for(message.producer, message.number):
                 running.peers.append(peer)
@@ -117,11 +123,14 @@ class Committer:
             self._deferred.append((peer, message))
             return False
         batches, attempt = self._read(message)
+        size = sum(pc.sum(pc.binary_length(b.column("value"))).as_py() or 0 for b in batches)
+        transaction = Transaction(message.number, attempt, message.rows, message.digest)
         self.log.append_whole(batches)
-        self._ledger.commit(message.producer, message.number, attempt)
+        # Nothing from here on can fail: rows and note are one.
+        self._ledger.commit(message.producer, transaction)
         self._counters.received += message.rows
-        self._counters.bytes += sum(pc.sum(pc.binary_length(b.column("value"))).as_py() or 0 for b in batches)
-        self._uncut.append(_Running(message, attempt, [peer]))
+        self._counters.bytes += size
+        self._uncut.append(_Running(message, transaction, [peer]))
         return False
 
     def cut(self) -> None:
@@ -134,7 +143,7 @@ class Committer:
             self._uncut = []
 
     def done(self) -> Iterator[Done]:
-        """What has got into the log since the last call; begins what had to wait for room.
+        """What has got into the log since the last call.
 
         Raises:
             LogError: The log has failed.
@@ -142,18 +151,15 @@ class Committer:
         while self._running and self._running[0].done.done():
             running = self._running.pop(0)
             running.done.result()
-            message = running.message
-            self._ledger.confirm(message.producer, message.number, running.attempt)
-            yield Done(message, running.peers, again=False)
-        if self._deferred and not self.log.full:
-            deferred, self._deferred = self._deferred, []
-            for peer, message in deferred:
-                try:
-                    if self.commit(peer, message):
-                        yield Done(message, [peer], again=True)
-                except UnknownAttemptError:
-                    continue  # it will ask again, and hear it
-            self.cut()
+            self._ledger.confirm(running.message.producer, running.transaction)
+            yield Done(running.message, running.peers, again=False)
+
+    def take_deferred(self) -> list[tuple[bytes, Commit]]:
+        """What had to wait for room in the log, once there is some; it is to be asked for again."""
+        if not self._deferred or self.log.full:
+            return []
+        deferred, self._deferred = self._deferred, []
+        return deferred
 
     def _read(self, message: Commit) -> tuple[list[pa.RecordBatch], str]:
         """All rows of a transaction in the order of its parts, checked, and one of its attempts."""

@@ -118,6 +118,7 @@ class SourceCounters:
         malformed_replies: Replies of a replay that make no sense; left out.
         oversize: Messages discarded because no Arrow array can hold them.
         dead_letters_lost: Malformed messages that could not be kept.
+        internal_errors: Messages of peers that were refused because of an unexpected error, which the log shows.
         data_losses: Offsets that the log could not honour (with ``failOnDataLoss=false``).
         expired: Messages that are known to be lost by that.
         pauses: How often receiving stopped, by cause: the log is full, or its disk too slow.
@@ -139,6 +140,7 @@ class SourceCounters:
     malformed_replies: int = 0
     oversize: int = 0
     dead_letters_lost: int = 0
+    internal_errors: int = 0
     data_losses: int = 0
     expired: int = 0
     pauses: Counter[str] = field(default_factory=lambda: Counter(dict.fromkeys(PAUSE_CAUSES, 0)))

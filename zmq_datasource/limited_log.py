@@ -32,15 +32,21 @@ class LimitedLog:
         """Log a warning, or count it."""
         self._write(logging.WARNING, message, args)
 
+    def fault(self, message: str, *args: object, error: BaseException) -> None:
+        """Log an error with its traceback, or count it."""
+        self._write(logging.ERROR, message, args, error)
+
     def info(self, message: str, *args: object) -> None:
         """Log what is going on, or count it."""
         self._write(logging.INFO, message, args)
 
-    def _write(self, level: int, message: str, args: tuple[object, ...]) -> None:
+    def _write(
+        self, level: int, message: str, args: tuple[object, ...], error: BaseException | None = None
+    ) -> None:
         self.flush()
         if self._lines < _LINES:
             self._lines += 1
-            self._log.log(level, message, *args)
+            self._log.log(level, message, *args, exc_info=error)
         else:
             self._left_out += 1
 

@@ -115,7 +115,7 @@ class Producer:
         """
         with self._lock:
             uplink = self._connected()
-            uplink.greet()
+            uplink.ask()
             return uplink.committed
 
     def send(self, value: bytes | str, topic: bytes | str | None = None) -> None:
@@ -220,7 +220,7 @@ class Producer:
 
     def _stage_and_commit(self, transaction: _Transaction) -> None:
         uplink = self._connected()
-        uplink.greet()
+        uplink.ask()
         if transaction.number is None:
             if self._next is None:
                 self._next = 0 if uplink.committed is None else uplink.committed + 1
@@ -235,7 +235,7 @@ class Producer:
         uplink.send(pa.record_batch(columns))
         uplink.finish()
         transaction.asked.add(uplink.attempt)
-        uplink.commit([uplink.attempt], uplink.rows)
+        uplink.commit([uplink.attempt], uplink.rows, uplink.digest)
         self._check_ours(transaction, uplink)
 
     def _check_ours(self, transaction: _Transaction, uplink: Uplink) -> None:

@@ -21,6 +21,7 @@ from zmq_datasource.framing.plain import text_of
 from zmq_datasource.messages import MESSAGE_SCHEMA
 
 __all__ = [
+    "CONFLICT",
     "DATA_BYTES",
     "MOST_FRAME_BYTES",
     "UNKNOWN",
@@ -48,11 +49,14 @@ __all__ = [
 VERSION = 1
 # The code of a refusal about an attempt that the receiver does not have (any more).
 UNKNOWN = "unknown"
+# About a number under which something else is committed.
+CONFLICT = "conflict"
 _MAGIC = b"ZDS"
 # About the size of one data message: large enough for Arrow, small enough for credit.
 DATA_BYTES = 1 << 20
 _MOST_NAME_BYTES = 256
 _ATTEMPT = re.compile("[0-9a-f]{32}")
+_DIGEST = re.compile("[0-9a-f]{16}")
 _MOST_ROWS = 1 << 18
 # The largest frame, and so the largest row.
 MOST_FRAME_BYTES = 64 << 20
@@ -139,14 +143,24 @@ class Staged(_Base, frozen=True, kw_only=True):
     rows: int
 
 
-class Commit(_Base, frozen=True, kw_only=True):
-    """Sender: these attempts make up the transaction. Answered by ``Committed``."""
+class Commit(_Base, frozen=True, kw_only=True, omit_defaults=True):
+    """Sender: these attempts make up the transaction. Answered by ``Committed``.
+
+    ``digest`` is that of all its rows (``digests``), by which a repeated one is compared; senders of earlier
+    releases do not say it.
+    """
 
     kind = b"M"
     producer: str
     number: int
     attempts: list[str]
     rows: int
+    digest: str | None = None
+
+    def check(self) -> None:
+        super().check()
+        if self.digest is not None and not _DIGEST.fullmatch(self.digest):
+            raise ProtocolError(f"digest {self.digest[:64]!r} is not 16 hexadecimal digits")
 
 
 class Committed(_Base, frozen=True, kw_only=True):

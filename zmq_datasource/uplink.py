@@ -22,6 +22,7 @@ from typing import Any, Self
 import pyarrow as pa
 import zmq
 
+from zmq_datasource.digests import as_text, digest_of
 from zmq_datasource.errors import NoPeerError, RowError, SendTimeoutError, TransactionError
 from zmq_datasource.options import WriteOptions
 from zmq_datasource.protocol import (
@@ -44,6 +45,7 @@ from zmq_datasource.protocol import (
     split_batch,
 )
 from zmq_datasource.sockets import OpenSocket
+from zmq_datasource.transactions import conflict_with_later
 
 __all__ = ["AttemptLostError", "Uplink"]
 
@@ -67,6 +69,7 @@ class Uplink:
     Attributes:
         attempt: Names this attempt at the part.
         rows: Sent so far.
+        digest: Of the rows that were sent or only counted, of which that of the transaction is the sum.
         committed, by: The producer's last committed transaction and one of its attempts, as last heard.
         bytes: Of their columns.
         blocked_seconds: How long it waited for credit.
@@ -78,6 +81,7 @@ class Uplink:
         self.attempt = uuid.uuid4().hex
         self.rows = 0
         self.bytes = 0
+        self.digest = 0
         self.blocked_seconds = 0.0
         self._sent = 0
         self._received = 0
@@ -115,12 +119,15 @@ class Uplink:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        self._let_go()
+        self._open.close(linger=200)  # what matters was acknowledged
+
+    def _let_go(self) -> None:
+        """Of the attempt, if it is not staged. Best effort: what is not given back now, the receiver takes in time."""
         if self._greeted and not self._staged:
-            # Best effort: what is not let go of now, the receiver discards in time.
             abort = Abort(producer=self._producer, number=self._number, attempts=[self.attempt])
             with suppress(zmq.ZMQError):
                 self._socket.send_multipart(encode(abort), zmq.NOBLOCK)
-        self._open.close(linger=200)  # what matters was acknowledged
 
     def _wait_for_peer(self) -> None:
         deadline = time.monotonic() + self._options.connect_timeout
@@ -153,19 +160,33 @@ class Uplink:
         """Announce the attempt.
 
         Returns:
-            Whether the transaction is committed already, so that nothing is to be sent.
+            Whether the transaction is committed already, so that nothing is to be sent; whether it is the same one,
+            ``commit`` finds out.
+
+        Raises:
+            SendTimeoutError: No answer.
+            ConflictError: A later transaction of this producer is committed.
+            TransactionError: A refusal.
+        """
+        self.ask()
+        if self.committed is not None and self._number < self.committed:
+            raise conflict_with_later(self._producer, self._number, self.committed)
+        return self._number == self.committed
+
+    def ask(self) -> None:
+        """Learn what the producer's last transaction is: ``committed`` and ``by``.
 
         Raises:
             SendTimeoutError, TransactionError: No answer, or a refusal.
         """
         self._greeted = True
         self._await(lambda m: isinstance(m, Welcome), self._hello, "a welcome")
-        return self.committed is not None and self._number <= self.committed
 
     def renew(self) -> None:
-        """Begin another attempt on the same connection."""
+        """Begin another attempt on the same connection, and give the old one back."""
+        self._let_go()
         self.attempt = uuid.uuid4().hex
-        self.rows = self.bytes = 0
+        self.rows = self.bytes = self.digest = 0
         self._sent = self._received = 0
         self._kept.clear()
         self._kept_bytes = 0
@@ -184,6 +205,7 @@ class Uplink:
             RowError: A row larger than the receiver takes.
         """
         for piece in split_batch(batch):
+            self.digest += digest_of(piece)
             columns, buffers = pack_columns(piece)
             sizes = [memoryview(buffer).nbytes for buffer in buffers]  # type: ignore[arg-type]
             if max(sizes) > self._limit:
@@ -208,6 +230,11 @@ class Uplink:
             self.rows += piece.num_rows
             self.bytes += size
             self._write(frames)
+
+    def count(self, batch: pa.RecordBatch) -> None:
+        """Only take rows into the digest: their transaction is committed, and is to be compared."""
+        for piece in split_batch(batch):
+            self.digest += digest_of(piece)
 
     def _wait_for_credit(self, size: int) -> None:
         self._read(0)
@@ -245,8 +272,11 @@ class Uplink:
 
     # A transaction.
 
-    def commit(self, attempts: Sequence[str], rows: int) -> bool:
+    def commit(self, attempts: Sequence[str], rows: int, digest: int | None = None) -> bool:
         """Have the receiver publish these attempts.
+
+        Args:
+            rows, digest: Of the whole transaction, by which the receiver knows it when it is repeated.
 
         Returns:
             Whether it had done so before.
@@ -255,7 +285,13 @@ class Uplink:
             SendTimeoutError: No answer: it may be committed or not; ask again.
             TransactionError: It refused.
         """
-        request = Commit(producer=self._producer, number=self._number, attempts=list(attempts), rows=rows)
+        request = Commit(
+            producer=self._producer,
+            number=self._number,
+            attempts=list(attempts),
+            rows=rows,
+            digest=None if digest is None else as_text(digest),
+        )
         answer = self._await(
             lambda m: isinstance(m, Committed) and (m.producer, m.number) == (self._producer, self._number),
             lambda: self._write(encode(request)),

@@ -129,6 +129,14 @@ SOURCE = (
         "dead_letters_lost",
     ),
     _source(
+        "internalErrors",
+        "messages",
+        "receiver",
+        "Messages of senders that were refused because of an unexpected error of the receiver, which its log explains "
+        "(`ROUTER`).",
+        "internal_errors",
+    ),
+    _source(
         "dataLosses",
         "times",
         "receiver",

@@ -92,6 +92,7 @@ def receiver_metrics(counters: SourceCounters) -> dict[str, Any]:
     return {
         **kept_metrics(counters),
         "deadLettersLost": counters.dead_letters_lost,
+        "internalErrors": counters.internal_errors,
         "dataLosses": counters.data_losses,
         "messagesExpired": counters.expired,
         "receivePauses": counters.pauses.total(),

@@ -129,9 +129,10 @@ class Journal:
     def append_whole(self, batches: Iterable[pa.RecordBatch]) -> None:
         """Number the rows of transactions."""
         listed = [batch for batch in batches if batch.num_rows]
+        messages = [messages_of(batch) for batch in listed]  # all or nothing: what can fail comes first
         self.log.append_whole(listed)
-        for batch in listed:
-            self._note(messages_of(batch))
+        for taken in messages:
+            self._note(taken)
 
     def cut(self, keep: bool = False) -> Future[int]:
         """Have what was appended written; with ``keep`` the state too, if it has changed without any rows."""

@@ -80,12 +80,14 @@ class TaskReport(WriterCommitMessage):
         job: The write that the task belongs to: a query and batch.
         letters: The task's staged dead letters, if it has any.
         attempt: Its staged rows at the receiver of a transaction, if it has any.
+        digest: Of its rows, if they are part of a transaction.
     """
 
     job: Job
     counters: SinkCounters = field(default_factory=SinkCounters)
     letters: str | None = None
     attempt: str | None = None
+    digest: int = 0
 
 
 @dataclass(frozen=True)
@@ -103,29 +105,45 @@ class Job:
     query: str
     batch: int
     streaming: bool
-    counted: tuple[str, int] = ("nobody", 0)
+    counted: tuple[str, int]
     execution: str = ""
     query_name: str | None = None
 
     @classmethod
     def of(cls, name: str | None, context: TaskContext | None) -> Job:
-        """The job of a task. A batch write has its own name, also in foreachBatch, where there may be two."""
+        """The job of a task. A batch write has its own name, also in foreachBatch, where there may be two.
+
+        Raises:
+            ZmqDataSourceError: Spark does not say which batch of which query this is. A batch under another name
+                or number would be taken for one that is done.
+        """
         if context is None:
-            return cls(name or "nobody", 0, streaming=False)
+            return cls._named(name, None, None)
         execution = "/".join(
             context.getLocalProperty(key) or "" for key in ("spark.app.id", "spark.sql.execution.root.id")
         )
         query = context.getLocalProperty("sql.streaming.queryId")
-        batch = int(context.getLocalProperty("streaming.sql.batchId") or 0)
-        if query is None:
-            own = name or "nobody"
-            return cls(own, 0, streaming=False, counted=(own, 0), execution=execution)
+        batch = context.getLocalProperty("streaming.sql.batchId")
+        if query is None or batch is None:
+            return cls._named(name, query, batch, execution)
         # Spark's description of a batch begins with the query's name, if it has one.
         called = (context.getLocalProperty("spark.job.description") or "").partition("\nid = ")
         query_name = called[0] if called[1] and called[0] else None
         streaming = name is None
-        own, number = (query, batch) if name is None else (name, 0)
-        return cls(own, number, streaming, (query, batch), execution, query_name)
+        counted = query, int(batch)
+        own, number = counted if name is None else (name, 0)
+        return cls(own, number, streaming, counted, execution, query_name)
+
+    @classmethod
+    def _named(cls, name: str | None, query: str | None, batch: str | None, execution: str = "") -> Job:
+        """A batch write of its own: it has a name, which no batch of a query has."""
+        if name is None:
+            raise ZmqDataSourceError(
+                f"writing a batch of a query: Spark's task has sql.streaming.queryId={query} and "
+                f"streaming.sql.batchId={batch}, and both are needed to know the batch when it is repeated; write it "
+                "with writeStream on classic Spark, or with df.write in foreachBatch"
+            )
+        return cls(name, 0, streaming=False, counted=(name, 0), execution=execution)
 
     @property
     def of_query(self) -> bool:
@@ -196,12 +214,12 @@ def _stage(
         committed = uplink.greet()
         for batch in batches:
             _check_rows(columns, batch)
-            if not committed:
-                uplink.send(batch.select(names))
+            (uplink.count if committed else uplink.send)(batch.select(names))
             counters.rows += batch.num_rows
         if not committed:
             uplink.finish()
             report.attempt = uplink.attempt
+        report.digest = uplink.digest
         counters.peers, counters.sndhwm = uplink.peers, uplink.sndhwm
     counters.sent, counters.bytes = counters.rows, uplink.bytes
     counters.blocked_seconds = uplink.blocked_seconds
@@ -259,10 +277,11 @@ def commit_batch(
     attempts = [r.attempt for r in reports if r.attempt is not None]
     again = ""
     if options.socket_type == "DEALER" and job is not None and total.rows:
-        # All rows, also of tasks that were told that the transaction is committed: if it is not, the
-        # receiver refuses, and the batch is repeated.
+        # All rows, also of tasks that were told that the transaction is committed: if it is not, or is
+        # another one, the receiver refuses, and the batch is repeated.
+        digest = sum(r.digest for r in reports)
         with Uplink(options, job.query, job.batch) as uplink:
-            again = " again=true" if uplink.commit(attempts, total.rows) else ""
+            again = " again=true" if uplink.commit(attempts, total.rows, digest) else ""
     if job is not None:
         query, batch = job.counted
         entry = Entry(

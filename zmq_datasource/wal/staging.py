@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Collection
+from contextlib import suppress
 from typing import NamedTuple
 
 import pyarrow as pa
@@ -75,7 +76,8 @@ class StagedFile:
         self._storage.finish_staged(self._log_partition, self.attempt, sync)
 
     def discard(self) -> None:
-        self._file.close()
+        with suppress(OSError):  # what could not be written is not wanted
+            self._file.close()
         self._storage.remove_staged(self._log_partition, self.attempt)
 
 

@@ -1,0 +1,51 @@
+"""The digest of a transaction's rows, by which a repeated one is known to be the same. Pure; see docs/protocol.md.
+
+Of one row it is a chain over its frames (a topic that is not null and a value, a value alone, or all of
+``frames``): XXH3-64 of each, seeded with that of the one before, the first with 0. Of many rows it is
+the sum modulo 2^64. So neither their order counts nor how they are spread over tasks and messages, both
+of which Spark may choose anew; and unlike with an exclusive or, a row that is there twice counts twice.
+"""
+
+from __future__ import annotations
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from xxhash import xxh3_64_intdigest
+
+__all__ = ["as_text", "digest_of"]
+
+_MODULUS = 1 << 64
+
+
+def digest_of(batch: pa.RecordBatch) -> int:
+    """The sum over the rows of a batch: ``value`` and perhaps ``topic``, or ``frames``."""
+    if "frames" in batch.schema.names:
+        return sum(map(_chain, batch.column("frames").to_pylist())) % _MODULUS
+    values = _binary(batch.column("value")).to_pylist()
+    if "topic" not in batch.schema.names:
+        return sum(map(xxh3_64_intdigest, values)) % _MODULUS
+    topics = _binary(batch.column("topic")).to_pylist()
+    seeds = [0 if topic is None else xxh3_64_intdigest(topic) for topic in topics]
+    return sum(map(xxh3_64_intdigest, values, seeds)) % _MODULUS
+
+
+def as_text(digest: int) -> str:
+    """16 hexadecimal digits of a sum of digests: JSON's numbers are not whole beyond 2^53 everywhere."""
+    return f"{digest % _MODULUS:016x}"
+
+
+def _chain(frames: list[bytes]) -> int:
+    digest = 0
+    for frame in frames:
+        digest = xxh3_64_intdigest(frame, digest)
+    return digest
+
+
+def _binary(column: pa.Array) -> pa.Array:
+    """Text as its bytes, which is what is sent."""
+    kind = column.type
+    if pa.types.is_string(kind):
+        return pc.cast(column, pa.binary())
+    if pa.types.is_large_string(kind):
+        return pc.cast(column, pa.large_binary())
+    return column
