@@ -6,6 +6,7 @@ import json
 import logging
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 import zmq
 
@@ -13,6 +14,8 @@ from tests.proxies import Cutting, ProxyThreads, drain, endpoints, receive, subs
 from tests.support import Socket, stream_options, wait_for
 from zmq_datasource import DurableSubscriber, LogFormatError, NoPeerError, OptionError, SubscriptionError
 from zmq_datasource.ingest import Ingest
+from zmq_datasource.proxy import durable, replays
+from zmq_datasource.proxy.rows import Messages
 from zmq_datasource.proxy.subscriptions import Subscription, Subscriptions
 from zmq_datasource.wal.storage import LogStorage
 
@@ -552,3 +555,73 @@ def test_what_was_just_published_can_be_asked_for(context: zmq.Context[Socket], 
             receive(sub, 1)
             asking.send_multipart([b"", number(i) + number(i + 1)])
             assert receive(asking, 2) == [[b"", number(i), b"%d" % i], [b"", END, b""]]
+
+
+def test_an_unexpected_error_at_one_subscriber_leaves_the_others_alone(
+    context: zmq.Context[Socket],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    known, read = Subscriptions.get, durable.messages_of
+
+    def get(self: Subscriptions, name: str) -> Subscription | None:
+        return known(self, name) if name != "unlucky" else 1 // 0  # type: ignore[return-value]
+
+    def messages_of(batch: pa.RecordBatch) -> Messages:
+        if b"bad" in batch.column("value").to_pylist():
+            raise ZeroDivisionError("nobody has thought of this")
+        return read(batch)
+
+    with ProxyThreads(tmp_path, endpoints(*SIDES)) as proxy, caplog.at_level(logging.ERROR):
+        with DurableSubscriber(proxy.sides["durable"], "me", topics=["a"]) as me:
+            monkeypatch.setattr(Subscriptions, "get", get)
+            with (
+                pytest.raises(SubscriptionError, match="ZeroDivisionError"),
+                DurableSubscriber(proxy.sides["durable"], "unlucky"),
+            ):
+                pass
+            with DurableSubscriber(proxy.sides["durable"], "other", topics=["b"]) as other:
+                monkeypatch.setattr(durable, "messages_of", messages_of)
+                feed(context, proxy, [b"b", b"bad"], [b"a", b"good"])
+                with pytest.raises(SubscriptionError, match="an unexpected error of the proxy"):
+                    other.receive(30)
+                assert take(me, 1) == [b"good"]
+                monkeypatch.setattr(durable, "messages_of", read)
+            with DurableSubscriber(proxy.sides["durable"], "other", topics=["b"]) as other:
+                assert take(other, 1) == [b"bad"]  # its position has not moved
+        assert proxy.failure is None
+    assert "Traceback" in caplog.text
+
+
+def test_an_unexpected_error_in_one_replay_ends_only_that_one(
+    context: zmq.Context[Socket],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    read = replays.messages_of
+
+    def messages_of(batch: pa.RecordBatch) -> Messages:
+        if b"bad" in batch.column("value").to_pylist():
+            raise ZeroDivisionError("nobody has thought of this")
+        return read(batch)
+
+    monkeypatch.setattr(replays, "messages_of", messages_of)
+    with ProxyThreads(tmp_path, endpoints(*SIDES)) as proxy, caplog.at_level(logging.ERROR):
+        feed(context, proxy, [b"a", b"good"])
+        feed(context, proxy, [b"a", b"bad"])
+        wait_for(lambda: proxy.server._view.end == 2, "the server has seen it")
+        asking = context.socket(zmq.DEALER)
+        asking.connect(proxy.sides["replay"])
+        asking.send_multipart([b"", number(0) + number(2)])
+        wait_for(lambda: "nobody has thought of this" in caplog.text, "the error to be told")
+        monkeypatch.setattr(replays, "messages_of", read)
+        asking.send_multipart([b"", number(0) + number(2)])
+        got: list[bytes] = []
+        while b"" not in got:  # the value of the last reply
+            assert asking.poll(10_000)
+            got.append(asking.recv_multipart()[-1])
+        assert got[-3:] == [b"good", b"bad", b""]
+        assert proxy.failure is None
+    assert "Traceback" in caplog.text

@@ -7,6 +7,8 @@ The rules:
   way; it is on disk before ``ACKED`` says so.
 * Whoever subscribes under a name that is in use takes it over; the one before is told.
 * Nobody waits for anybody: each gets its turn, and what cannot be sent now is tried next time.
+* An error at one subscriber's message or turn refuses that subscriber, and is logged with its cause. Only an
+  error of the storage of positions, or of the socket, is everybody's.
 """
 
 from __future__ import annotations
@@ -125,6 +127,7 @@ class DurableServer:
         self._displaced: dict[bytes, str] = {}  # who had a name until somebody else took it
         self._next_heartbeat = 0.0
         self._faults = LimitedLog(__name__, "messages of durable subscribers that make no sense")
+        self._errors = LimitedLog(__name__, "unexpected errors at durable subscribers")
 
     # What comes.
 
@@ -135,6 +138,19 @@ class DurableServer:
             except ProtocolError as e:
                 self._faults.warn("a durable subscriber sent %s", e)
                 self._send(peer, Refused("protocol", str(e)))
+            except (LogError, zmq.ZMQError):
+                raise
+            except Exception as e:
+                self._fail(peer, e)
+
+    def _fail(self, peer: bytes, error: Exception) -> None:
+        """Something unexpected: whoever met it begins anew, from what it has acknowledged."""
+        self._errors.fault("an unexpected error at a durable subscriber: %r", error, error=error)
+        reason = f"an unexpected error of the proxy ({type(error).__name__}), which its log explains"
+        self._send(peer, Refused("internal", reason))
+        session = self._sessions.get(self._names.get(peer, ""))
+        if session is not None:
+            self._detach(session)
 
     def _take(self, peer: bytes, frames: list[bytes]) -> None:
         message = read_from_client(frames)
@@ -261,6 +277,10 @@ class DurableServer:
                 _log.error("durable subscriber %r: %s", session.subscription.name, e)
                 self._send(session.peer, Refused("log", str(e)))
                 self._detach(session)
+            except zmq.ZMQError:
+                raise
+            except Exception as e:
+                self._fail(session.peer, e)
         if self._subscriptions.save():
             for session in list(self._sessions.values()):
                 if session.wants_acked and self._send(session.peer, Acked(session.subscription.next)):
@@ -274,6 +294,7 @@ class DurableServer:
     def _beat(self) -> None:
         self.router.update()
         self._faults.flush()
+        self._errors.flush()
         for session in list(self._sessions.values()):
             self._send(session.peer, Heartbeat(self._view.end))
         self._subscriptions.expire()

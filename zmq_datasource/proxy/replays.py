@@ -59,28 +59,41 @@ class ReplayServer:
         self.router = Router(options, options.replay, _SNDHWM, _MOST_REQUEST_BYTES)
         self._replays: dict[bytes, _Replay] = {}
         self._faults = LimitedLog(__name__, "requests for a replay that make no sense")
+        self._errors = LimitedLog(__name__, "unexpected errors of replays")
         self.requests = 0
         self.sent = 0
 
     def _read_inbox(self) -> None:
         for peer, *frames in self.router.inbox():
             self._faults.flush()
-            wanted = frames[-1] if frames else b""
-            if len(frames) != 2 or frames[0] or len(wanted) not in (8, 16):
-                self._faults.warn("a request for a replay makes no sense: %d frames", len(frames))
-                continue
-            if peer not in self._replays and len(self._replays) >= _MOST_CLIENTS:
-                self._faults.warn("a replay is refused: %d others are served", _MOST_CLIENTS)
-                continue
-            self.requests += 1
-            start = int.from_bytes(wanted[:8], "big")
-            end = int.from_bytes(wanted[8:], "big") if len(wanted) == 16 else self._view.end
-            self._replays[peer] = _Replay(
-                Cursor(self._view, max(start, self._view.earliest)),
-                min(end, self._view.end),
-                peer.startswith(TOPIC_WANTED),
-                time.monotonic(),
-            )
+            self._errors.flush()
+            try:
+                self._take(peer, frames)
+            except Exception as e:
+                self._fail(peer, e)
+
+    def _fail(self, peer: bytes, error: Exception) -> None:
+        """Something unexpected ends one replay; the protocol has no word for it, so its client asks again."""
+        self._errors.fault("a replay ends with an unexpected error: %r", error, error=error)
+        self._replays.pop(peer, None)
+
+    def _take(self, peer: bytes, frames: list[bytes]) -> None:
+        wanted = frames[-1] if frames else b""
+        if len(frames) != 2 or frames[0] or len(wanted) not in (8, 16):
+            self._faults.warn("a request for a replay makes no sense: %d frames", len(frames))
+            return
+        if peer not in self._replays and len(self._replays) >= _MOST_CLIENTS:
+            self._faults.warn("a replay is refused: %d others are served", _MOST_CLIENTS)
+            return
+        self.requests += 1
+        start = int.from_bytes(wanted[:8], "big")
+        end = int.from_bytes(wanted[8:], "big") if len(wanted) == 16 else self._view.end
+        self._replays[peer] = _Replay(
+            Cursor(self._view, max(start, self._view.earliest)),
+            min(end, self._view.end),
+            peer.startswith(TOPIC_WANTED),
+            time.monotonic(),
+        )
 
     def step(self) -> bool:
         """Give every client a turn.
@@ -101,6 +114,8 @@ class ReplayServer:
                 if e.errno != zmq.EHOSTUNREACH:
                     raise
                 del self._replays[peer]  # gone
+            except Exception as e:
+                self._fail(peer, e)
         return busy
 
     @property
