@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -74,6 +75,44 @@ def test_batches_arrive_whole_and_once_also_when_they_are_repeated(
     assert sorted(row["text"] for row in rows) == sorted([*written, "3 0"])
     assert Counter(row["sequence"] for row in rows) == {0: 100, 1: 100, 2: 100, 3: 1}
     assert len({row["publisher"] for row in rows}) == 1
+
+
+def test_a_restored_checkpoint_is_refused_and_loses_no_rows_in_silence(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    endpoint, source, checkpoint = free_endpoint(), tmp_path / "source", tmp_path / "sent"
+    written = files(source, 2, 10)
+    with receiving(tmp_path / "log", endpoint):
+        send_files(spark, source, checkpoint, endpoint)
+        shutil.copytree(checkpoint, tmp_path / "copy")
+        (source / "0002.txt").write_text("2 0\n")
+        send_files(spark, source, checkpoint, endpoint)
+        # The copy goes on from before that, with other rows under the same number, and then under an older one.
+        (source / "0002.txt").rename(source / "_hidden.txt")
+        (source / "0003.txt").write_text("3 0\n")
+        with pytest.raises(
+            PySparkException, match=r"transaction 2 of \S+ it is in the log already with 1 rows"
+        ):
+            send_files(spark, source, tmp_path / "copy", endpoint)
+        send_files(spark, source, checkpoint, endpoint)
+        with pytest.raises(PySparkException, match=r"has its transaction 3 already.*a restored checkpoint"):
+            send_files(spark, source, tmp_path / "copy", endpoint)
+    got = [value.decode() for value in log_rows(tmp_path / "log").column("value").to_pylist()]
+    assert sorted(got) == sorted([*written, "2 0", "3 0"])
+
+
+def test_a_named_batch_write_is_done_only_with_the_same_rows(spark: SparkSession, tmp_path: Path) -> None:
+    endpoint = free_endpoint()
+    options = {"socketType": "DEALER", "connect": endpoint, "transactionId": "orders"}
+    df = spark.range(0, 100, 1, 2).selectExpr("concat('t', id % 2) as topic", "cast(id as string) as value")
+    with receiving(tmp_path, endpoint):
+        write(df, **options)
+        write(df.repartition(3), **options)  # in another order, over other tasks
+        with pytest.raises(PySparkException, match="it is in the log already with 100 rows"):
+            write(df.selectExpr("topic", "concat(value, '0') as value"), **options)
+        with pytest.raises(PySparkException, match="not with these 99 rows"):
+            write(df.where("value <> '7'"), **options)
+    assert log_rows(tmp_path).num_rows == 100
 
 
 def test_a_batch_write_is_a_transaction_that_may_be_named(spark: SparkSession, tmp_path: Path) -> None:
