@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 
 import msgspec
 
-from zmq_datasource.errors import LogFormatError
+from zmq_datasource.errors import DataLossError, LogFormatError
 from zmq_datasource.wal.storage import LogStorage
 
 __all__ = ["Subscription", "Subscriptions"]
@@ -68,6 +68,7 @@ class Subscriptions:
 
     Raises:
         LogFormatError: The file is not what was written.
+        DataLossError: Somebody has acknowledged more than the log has: its ids would be given again.
     """
 
     def __init__(
@@ -90,15 +91,12 @@ class Subscriptions:
         self._saved_at = self._counted_at = clock()
         for subscription in self._read():
             if subscription.next > end:
-                _log.warning(
-                    "durable subscriber %r had acknowledged up to id %d, and the log ends at %d: the machine has "
-                    "lost the rest (walSync=false?); it goes on from there",
-                    subscription.name,
-                    subscription.next - 1,
-                    end,
+                raise DataLossError(
+                    f"opening log {storage.root}: it ends at id {end}, and durable subscriber {subscription.name!r} "
+                    f"has acknowledged the ids below {subscription.next}: its newest chunks are gone (after a crash of "
+                    "the machine with walSync=false, or from a copy). Their ids are not given to other messages. "
+                    "Restore the chunks, or use a new walLocation"
                 )
-                subscription.next = end
-                self._changed = True
             self._all[subscription.name] = subscription
 
     def _read(self) -> list[Subscription]:
