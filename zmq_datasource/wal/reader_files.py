@@ -82,6 +82,12 @@ class ReaderFiles(PartitionFiles):
         content = {"next": next_id} if given is None else {"next": next_id, "given": given}
         self._replace(self.reader_path(partition, reader), content)
 
+    def remove_reader(self, partition: int, reader: str) -> None:
+        """This reader needs nothing any more."""
+        path = self.reader_path(partition, reader)
+        with writing(f"removing {path}"):
+            path.unlink(missing_ok=True)
+
     def marks(self, partition: int) -> dict[str, Mark]:
         """What ``write_reader`` wrote, by reader."""
         found = {}
