@@ -323,7 +323,7 @@ def test_a_query_reads_a_log_that_another_process_fills(
     with program(tmp_path, endpoint, "-o", "walFlushInterval=50ms"), Producer(endpoint) as producer:
         producer.send("a")
         producer.flush()
-        one, two = follower(tmp_path, startingOffsets="earliest"), follower(tmp_path, reader="two")
+        one, two = follower(tmp_path), follower(tmp_path, reader="two", startingOffsets="latest")
         begin, later = one.initialOffset(), two.initialOffset()
         end = one.latestOffset(begin, ALL)
         assert read(one, begin, end) == ["a"]

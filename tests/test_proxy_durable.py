@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import time
 from pathlib import Path
 
 import pyarrow as pa
@@ -12,7 +13,14 @@ import zmq
 
 from tests.proxies import Cutting, ProxyThreads, drain, endpoints, receive, subscriber
 from tests.support import Socket, stream_options, wait_for
-from zmq_datasource import DurableSubscriber, LogFormatError, NoPeerError, OptionError, SubscriptionError
+from zmq_datasource import (
+    DataLossError,
+    DurableSubscriber,
+    LogFormatError,
+    NoPeerError,
+    OptionError,
+    SubscriptionError,
+)
 from zmq_datasource.ingest import Ingest
 from zmq_datasource.proxy import durable, replays
 from zmq_datasource.proxy.rows import Messages
@@ -283,9 +291,55 @@ def test_who_is_away_too_long_is_forgotten_after_a_warning(
     assert again.earliest_needed == 7
 
 
-def test_a_file_of_subscriptions_that_makes_no_sense_is_an_error(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+def test_ids_that_a_subscriber_has_acknowledged_are_not_given_again(
+    context: zmq.Context[Socket], tmp_path: Path
 ) -> None:
+    """The machine has lost the newest chunk (walSync=false), or the log is an older copy."""
+    with ProxyThreads(tmp_path, endpoints(*SIDES), walFlushInterval="10ms") as proxy:
+        for i in range(3):
+            feed(context, proxy, [b"t", b"%d" % i])
+            wait_for(lambda i=i: proxy.flow.journal.log.durable_end == i + 1, "a chunk of its own")  # type: ignore[misc]
+        with DurableSubscriber(proxy.sides["durable"], "me") as me:
+            assert take(me, 3) == [b"0", b"1", b"2"]
+    storage = LogStorage(str(tmp_path))
+    storage.remove_chunk(0, max(storage.chunks(0)).name)
+    sides = endpoints(*SIDES)
+    push = context.socket(zmq.PUSH)
+    push.setsockopt(zmq.IMMEDIATE, 1)
+    push.connect(sides["pull"])
+    with (
+        pytest.raises(DataLossError, match="'me' has acknowledged the ids below 3"),
+        ProxyThreads(tmp_path, sides),
+    ):
+        pass
+    assert not push.poll(100, zmq.POLLOUT), "it has received before it looked"
+
+
+def test_nothing_is_deleted_between_a_subscribers_beginning_and_its_first_message(
+    context: zmq.Context[Socket], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with ProxyThreads(tmp_path, endpoints(*SIDES), walFlushInterval="10ms") as proxy:
+        log = proxy.flow.journal.log
+        for i in range(3):
+            feed(context, proxy, [b"t", b"%d" % i])
+            wait_for(lambda i=i: log.durable_end == i + 1, "a chunk of its own")  # type: ignore[misc]
+        wait_for(lambda: log._committed == 3, "nobody needs them")
+        add = Subscriptions.add
+
+        def expiring(known: Subscriptions, new: Subscription) -> None:
+            log._clock = lambda: time.time() + 7 * 86_400
+            log.remove_expired()
+            add(known, new)
+
+        monkeypatch.setattr(Subscriptions, "add", expiring)
+        with DurableSubscriber(proxy.sides["durable"], "me") as me:
+            assert take(me, 3) == [b"0", b"1", b"2"]
+            assert me.lost == 0
+        wait_for(lambda: log.earliest == 2, "what is acknowledged is deleted")
+    assert not list((tmp_path / "0" / "readers").glob("*.json"))
+
+
+def test_a_file_of_subscriptions_that_makes_no_sense_is_an_error(tmp_path: Path) -> None:
     storage = LogStorage(str(tmp_path))
     storage.open_log()
     (tmp_path / "0").mkdir()
@@ -293,9 +347,6 @@ def test_a_file_of_subscriptions_that_makes_no_sense_is_an_error(
     known.add(Subscription("me", (b"\xff",), 50, 0.0))
     known.save()
     assert [s.topics for s in Subscriptions(storage, 0, 100, 1000.0)] == [(b"\xff",)]
-    # The machine may have lost what a position is about (walSync=false).
-    assert [s.next for s in Subscriptions(storage, 0, 9, 1000.0)] == [9]
-    assert "'me' had acknowledged up to id 49, and the log ends at 9" in caplog.text
     path = storage.subscriptions_path(0)
     kept = json.loads(path.read_bytes())
     for change in ({"format": 2}, {"log": "another"}, {"subscriptions": 7}):

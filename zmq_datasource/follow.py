@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import time
-
 from zmq_datasource.counters import SourceCounters
+from zmq_datasource.errors import LogError
 from zmq_datasource.ingest import PARTITION
 from zmq_datasource.options import StreamReadOptions
 from zmq_datasource.wal.follower import FollowedLog
 from zmq_datasource.wal.storage import LogStorage
 
 __all__ = ["Follow"]
-
-_TICK = 0.05
 
 
 class Follow:
@@ -31,10 +28,11 @@ class Follow:
         self.reader = options.reader
         self.storage = LogStorage(options.wal_location)
         self.log: FollowedLog
+        self._is_open = False
         self.resumed_at = 0
 
-    def start(self) -> None:
-        """Find the log.
+    def open(self) -> None:
+        """Find the log, and keep what there is from being deleted until ``give`` says what is needed.
 
         Raises:
             LogFormatError: There is none.
@@ -42,24 +40,41 @@ class Follow:
         """
         self.log = FollowedLog(self.storage, PARTITION, self.reader)
         self._lock = self.storage.lock_reader(PARTITION, self.reader)
+        try:
+            self.log.open()
+        except LogError:
+            self._lock.release()
+            raise
+        self._is_open = True
         self.resumed_at = self.log.durable_end
+
+    def start(self) -> None:
+        """Open the log, unless that is done; receiving is somebody else's."""
+        if not self._is_open:
+            self.open()
+
+    @property
+    def given(self) -> int | None:
+        """The id after the last one that was ever given to a query of this name; None if that is not known."""
+        return self.log.given
+
+    @property
+    def received_end(self) -> int:
+        """The durable end of the log."""
+        return self.seal()
 
     def seal(self) -> int:
         """The durable end of the log."""
         self.log.refresh()
         return self.log.durable_end
 
-    def gather(self, timeout: float, idle_timeout: float | None) -> int:
-        """Wait for a while for more: until ``timeout`` seconds, or ``idle_timeout`` of silence."""
-        now = time.monotonic()
-        deadline, idle_from, end = now + timeout, now, self.seal()
-        while (now := time.monotonic()) < deadline:
-            if (newer := self.seal()) != end:
-                end, idle_from = newer, now
-            elif idle_timeout is not None and now - idle_from >= idle_timeout:
-                break
-            time.sleep(_TICK)
-        return end
+    def gather(self, _timeout: float, _idle_timeout: float | None) -> int:
+        """What is there is there: it is received whether a query runs or not."""
+        return self.seal()
+
+    def give(self, begin: int, end: int) -> None:
+        """The query is about to be given the ids from ``begin`` to ``end``, and needs nothing below."""
+        self.log.give(begin, end)
 
     def commit(self, end: int) -> None:
         """The query is done with what is below ``end``."""

@@ -97,20 +97,36 @@ class Ingest:
         self._next_pause_line = 0.0
         self._kept_at = time.monotonic()
         self._reader_faults = LimitedLog(__name__, "warnings about readers")
+        self._given = 0
+        self._is_open = self._started = False
         self.resumed_at = 0
         self.reader = None  # the log's own query
+        self.given = None  # its position is compared with the log's end before anything is received
 
-    def start(self) -> None:
-        """Become the log's writer, open the socket, begin to receive.
+    def open(self) -> None:
+        """Become the log's writer; receive nothing yet.
 
         From then on ``resumed_at`` is the id of the first message received by this process.
 
         Raises:
-            LogError, EndpointError, OptionError: See the message.
+            LogError: See the message.
         """
         self.log.open(_LOCK_WAIT)
+        self._is_open = True
         self.resumed_at = self.log.durable_end
         self._remember()
+
+    def start(self) -> None:
+        """Open the log, unless that is done, and the socket; begin to receive. Once is enough.
+
+        Raises:
+            LogError, EndpointError, OptionError: See the message.
+        """
+        if self._started:
+            return
+        if not self._is_open:
+            self.open()
+        self._started = True
         self._thread.start()
         try:
             self._opened.result()
@@ -177,6 +193,20 @@ class Ingest:
     def judge(self) -> Judge | None:
         """What the publishers' numbers tell; for reading its totals only."""
         return None if isinstance(self._receiver, Acceptor) else self._receiver.intake.judge
+
+    @property
+    def received_end(self) -> int:
+        """The id after the last message received; those that are on their way between two threads may be missing."""
+        return self.log.durable_end + self.log.unsealed + self._receiver.pending
+
+    def give(self, _begin: int, end: int) -> None:
+        """The log's own query is about to be given the ids below ``end``.
+
+        A chunk that was forced to the disk says so itself.
+        """
+        if end > self._given and not self._options.wal_sync:
+            self.storage.write_given(PARTITION, end)
+            self._given = end
 
     def seal(self) -> int:
         """Make durable what was received before this call.

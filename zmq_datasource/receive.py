@@ -5,10 +5,11 @@ from __future__ import annotations
 import logging
 import signal
 import threading
+import time
 from collections.abc import Mapping
 
 from zmq_datasource.errors import LogError
-from zmq_datasource.ingest import Ingest
+from zmq_datasource.ingest import PARTITION, Ingest
 from zmq_datasource.limited_log import LimitedLog
 from zmq_datasource.locations import check_location
 from zmq_datasource.monitoring.source import SourceMonitor
@@ -21,6 +22,7 @@ _log = logging.getLogger(__name__)
 
 _TICK_SECONDS = 0.5
 _REPORT_SECONDS = 10.0
+_FULL_SECONDS = 60.0
 
 
 def receive_until_stopped(options: Mapping[str, str]) -> None:
@@ -53,10 +55,14 @@ def receive_until_stopped(options: Mapping[str, str]) -> None:
 def _report_until(stop: threading.Event, ingest: Ingest, monitor: SourceMonitor) -> None:
     end, ticks = ingest.log.durable_end, 0
     warnings = LimitedLog(__name__, "warnings about readers")
+    next_full_line = 0.0
     while not stop.wait(_TICK_SECONDS):
         ingest.check()
         try:
             monitor.read_to(ingest.commit_readers() or 0)
+            if ingest.log.full and time.monotonic() >= next_full_line:
+                next_full_line = time.monotonic() + _FULL_SECONDS
+                _log.warning("%s", _why_full(ingest))
         except LogError as e:  # a reader's file that makes no sense keeps what it may still need
             warnings.warn("%s", e)
         ticks += 1
@@ -65,3 +71,19 @@ def _report_until(stop: threading.Event, ingest: Ingest, monitor: SourceMonitor)
             if ingest.log.durable_end != end:
                 end = ingest.log.durable_end
                 _log.info("next id %d, %s", end, ingest.counters)
+
+
+def _why_full(ingest: Ingest) -> str:
+    """Who keeps a full log from going on, and what to do."""
+    full = f"log {ingest.storage.root} has reached walMaxBytes, and receiving waits"
+    readers = ingest.storage.readers(PARTITION)
+    if not readers:
+        return (
+            f"{full}: no query has read it yet, and nothing is deleted before. Start one "
+            '(spark.readStream.format("zmq").option("walLocation", ...)), or set a larger walMaxBytes'
+        )
+    slowest = min(readers, key=lambda name: readers[name])
+    return (
+        f"{full}: the query with reader={slowest} still needs the messages from id {readers[slowest]} on. If it is "
+        f"gone for ever, remove {ingest.storage.reader_path(PARTITION, slowest)}"
+    )

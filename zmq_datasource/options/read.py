@@ -74,8 +74,9 @@ class ReadOptions(FramingOptions, frozen=True, kw_only=True, rename="camel"):
     starting_offsets: Annotated[
         Position | None,
         doc(
-            "Where to start: `earliest`, `latest` or an offset in JSON. A streaming read defaults to `latest` (what "
-            "arrives from now on) and uses it only without a checkpoint; a batch read of a log defaults to `earliest`."
+            "Where to start: `earliest`, `latest` or an offset in JSON. A streaming read uses it only without a "
+            "checkpoint, and defaults to `latest` (what arrives from now on) at a socket, and to `earliest` at a log "
+            "that another process fills (`walLocation` without an endpoint), as a batch read of a log does."
         ),
     ] = None
     fail_on_data_loss: Annotated[
@@ -89,7 +90,7 @@ class ReadOptions(FramingOptions, frozen=True, kw_only=True, rename="camel"):
         Duration,
         doc(
             "How long a batch read of a live socket receives; also `Trigger.AvailableNow` and `Trigger.Once`, which "
-            "first receive for this long."
+            "first receive for this long. Of a log that another process fills, they take what is there at once."
         ),
     ] = Duration(10)
     idle_timeout: Annotated[
@@ -132,7 +133,11 @@ class ReadOptions(FramingOptions, frozen=True, kw_only=True, rename="camel"):
     ] = ByteSize(4 << 30)
     wal_retention: Annotated[
         Duration,
-        doc("How long messages stay in the log after they were received and committed.", "stream"),
+        doc(
+            "How long messages stay in the log after they were received and committed. What `zmq-datasource receive` "
+            "writes stays until every query that reads the log has committed it, and until there is such a query.",
+            "stream",
+        ),
     ] = Duration(0)
     wal_chunk_bytes: Annotated[
         ByteSize, doc("Size at which a chunk of the log is sealed; never more than `walMaxBytes`.", "stream")
@@ -149,7 +154,8 @@ class ReadOptions(FramingOptions, frozen=True, kw_only=True, rename="camel"):
         bool,
         doc(
             "Whether each chunk is forced to the disk (fsync). If false, a crash of the operating system may lose "
-            "messages that Spark was already given.",
+            "messages that Spark was already given; the log is then not written any more, so that their ids are not "
+            "given to other messages.",
             "stream",
         ),
     ] = True

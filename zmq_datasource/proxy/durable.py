@@ -189,8 +189,12 @@ class DurableServer:
             return
         new = known is None
         if known is None:
-            known = Subscription(wanted.name, wanted.topics, self._first(wanted.start), created=time.time())
-            self._subscriptions.add(known)
+            try:
+                known = self._begin(wanted)
+            except LogError as e:
+                _log.error("durable subscriber %r: %s", wanted.name, e)
+                self._send(peer, Refused("log", str(e)))
+                return
         elif known.topics != wanted.topics:
             known.topics = wanted.topics
             self._subscriptions.change(urgent=True)
@@ -222,11 +226,22 @@ class DurableServer:
                 del self._displaced[next(iter(self._displaced))]
             self._send(other.peer, _taken(name))
 
+    def _begin(self, wanted: Subscribe) -> Subscription:
+        """A new subscription, whose first message is not deleted before the writer knows of it."""
+        if wanted.start == LATEST:
+            first = self._view.end
+        else:
+            with self._subscriptions.placing():
+                self._view.refresh()
+                first = self._first(wanted.start)
+                self._subscriptions.mark(first)
+        known = Subscription(wanted.name, wanted.topics, first, created=time.time())
+        self._subscriptions.add(known)
+        return known
+
     def _first(self, start: bytes) -> int:
         if start == EARLIEST:
             return self._view.earliest
-        if start == LATEST:
-            return self._view.end
         return min(int.from_bytes(start, "big"), self._view.end)
 
     def _acknowledge(self, session: _Session, acknowledged: int) -> None:

@@ -29,6 +29,7 @@ from zmq_datasource.options import ProxyOptions, StreamReadOptions
 from zmq_datasource.proxy.backend import Backend
 from zmq_datasource.proxy.fronts import Front, now_us
 from zmq_datasource.proxy.journal import PARTITION, Journal
+from zmq_datasource.proxy.subscriptions import Subscriptions
 from zmq_datasource.transactions import Ledger
 from zmq_datasource.wal.storage import LogStorage
 
@@ -93,6 +94,10 @@ class Flow:
             self.journal = Journal(options, self.counters, ledger, self._notify)
             self.journal.open()
             stack.callback(self.journal.close)
+            # Before anything is received: what was acknowledged is in the log, or its ids would be given again.
+            Subscriptions(
+                self.journal.storage, PARTITION, self.journal.log.durable_end, options.subscriber_expiry
+            )
             if not ledger.restore(self.journal.log.saved.full, self.journal.log.saved.delta):
                 raise LogFormatError(
                     f"opening log {self.journal.storage.root}: it was filled by a query or zmq-datasource receive, "

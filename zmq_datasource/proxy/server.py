@@ -24,7 +24,7 @@ from zmq_datasource.proxy.durable import DurableServer
 from zmq_datasource.proxy.journal import PARTITION
 from zmq_datasource.proxy.pipes import Lines, allow_many_files, read_start, say
 from zmq_datasource.proxy.replays import ReplayServer
-from zmq_datasource.proxy.subscriptions import Subscriptions
+from zmq_datasource.proxy.subscriptions import MARK, Subscriptions
 from zmq_datasource.proxy.view import LogView, Progress
 from zmq_datasource.wal.storage import LogStorage
 
@@ -65,7 +65,8 @@ class Server:
             LogError, OptionError, EndpointError: What prevents it.
         """
         with ExitStack() as stack:
-            stack.callback(self._storage.lock_reader(PARTITION, "durable").release)
+            stack.callback(self._storage.lock_reader(PARTITION, MARK).release)
+            self._storage.remove_reader(PARTITION, MARK)  # of a server process that was killed
             self._view = LogView(self._storage, PARTITION)
             self._view.follow(self._progress)  # before anybody's position is compared with its end
             if self._options.durable:
@@ -129,7 +130,11 @@ class Server:
 
     def _look_at_readers(self) -> None:
         try:
-            self._readers = list(self._storage.readers(PARTITION).values())
+            if self._subscriptions is not None:
+                self._subscriptions.forget_marks()
+            self._readers = [
+                needed for name, needed in self._storage.readers(PARTITION).items() if name != MARK
+            ]
         except LogError as e:  # what it may still need stays
             self._readers = None
             self._faults.warn("%s", e)

@@ -9,13 +9,14 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import msgspec
 
-from zmq_datasource.errors import LogFormatError
+from zmq_datasource.errors import DataLossError, LogFormatError
 from zmq_datasource.wal.storage import LogStorage
 
-__all__ = ["Subscription", "Subscriptions"]
+__all__ = ["MARK", "Subscription", "Subscriptions"]
 
 _log = logging.getLogger(__name__)
 
@@ -24,6 +25,11 @@ _FORMAT = 1
 _WARNING_AT = 0.8
 # How often what changes by itself (time away, topics that nobody sent) is written.
 _LAZY_SECONDS = 1.0
+# The place that a new subscription takes is marked as that of a reader of this name.
+MARK = "durable"
+# The writer is told four times a second what is needed.
+_MARK_SECONDS = 3.0
+_PLACING_SECONDS = 15.0
 
 
 class Subscription(msgspec.Struct):
@@ -68,6 +74,7 @@ class Subscriptions:
 
     Raises:
         LogFormatError: The file is not what was written.
+        DataLossError: Somebody has acknowledged more than the log has: its ids would be given again.
     """
 
     def __init__(
@@ -88,17 +95,16 @@ class Subscriptions:
         self._present: set[str] = set()
         self._changed = self._urgent = False
         self._saved_at = self._counted_at = clock()
+        self._marked: int | None = None
+        self._marked_at = 0.0
         for subscription in self._read():
             if subscription.next > end:
-                _log.warning(
-                    "durable subscriber %r had acknowledged up to id %d, and the log ends at %d: the machine has "
-                    "lost the rest (walSync=false?); it goes on from there",
-                    subscription.name,
-                    subscription.next - 1,
-                    end,
+                raise DataLossError(
+                    f"opening log {storage.root}: it ends at id {end}, and durable subscriber {subscription.name!r} "
+                    f"has acknowledged the ids below {subscription.next}: its newest chunks are gone (after a crash of "
+                    "the machine with walSync=false, or from a copy). Their ids are not given to other messages. "
+                    "Restore the chunks, or use a new walLocation"
                 )
-                subscription.next = end
-                self._changed = True
             self._all[subscription.name] = subscription
 
     def _read(self) -> list[Subscription]:
@@ -131,6 +137,28 @@ class Subscriptions:
         """Remember a new one."""
         self._all[subscription.name] = subscription
         self.change(urgent=True)
+
+    @contextmanager
+    def placing(self) -> Iterator[None]:
+        """Nothing is deleted meanwhile: whoever looks for the log's beginning, and marks it, has it.
+
+        Raises:
+            LogError: The writer deletes for very long, or the disk refuses.
+        """
+        with self._storage.placing(self._partition, _PLACING_SECONDS):
+            yield
+
+    def mark(self, first: int) -> None:
+        """Keep what a new one needs until the writer has heard of it; see ``forget_marks``."""
+        self._marked = first if self._marked is None else min(first, self._marked)
+        self._marked_at = self._clock()
+        self._storage.write_reader(self._partition, MARK, self._marked)
+
+    def forget_marks(self) -> None:
+        """The writer has heard by now, many times, which of the subscriptions needs the earliest message."""
+        if self._marked is not None and self._clock() - self._marked_at >= _MARK_SECONDS:
+            self._storage.remove_reader(self._partition, MARK)
+            self._marked = None
 
     def remove(self, name: str) -> None:
         """Forget one."""

@@ -24,6 +24,13 @@ class Admission:
         self._clock = clock
         self._last_batch = clock()
 
+    def holds_back(self, begin: int, available: int) -> bool:
+        """Whether there is too little for a batch, and it is too soon to make one of that."""
+        return (
+            available - begin < (self._options.min_messages_per_trigger or 0)
+            and self._clock() - self._last_batch < self._options.max_trigger_delay
+        )
+
     def end(
         self, begin: int, available: int, end_within: Callable[[int, int, int], int], *, wait: bool = True
     ) -> int:
@@ -38,11 +45,7 @@ class Admission:
         """
         options, now = self._options, self._clock()
         end = available
-        if (
-            wait
-            and end - begin < (options.min_messages_per_trigger or 0)
-            and now - self._last_batch < options.max_trigger_delay
-        ):
+        if wait and self.holds_back(begin, available):
             return begin
         if options.max_messages_per_trigger is not None:
             end = min(end, begin + options.max_messages_per_trigger)

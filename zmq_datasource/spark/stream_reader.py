@@ -29,6 +29,7 @@ from zmq_datasource.follow import Follow
 from zmq_datasource.ingest import PARTITION, Ingest
 from zmq_datasource.monitoring.source import SourceMonitor
 from zmq_datasource.offsets import Offset
+from zmq_datasource.option_types import Position
 from zmq_datasource.options import StreamReadOptions
 from zmq_datasource.spark.admission import Admission
 from zmq_datasource.spark.partition_reader import LogInputPartition, read_log_partition
@@ -51,10 +52,15 @@ class ZmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._admission = Admission(options)
         self._initial: int | None = None
         self._first_batch_done = False
+        self._available_now = False
         self._target: int | None = None
 
-    def _running(self) -> Ingest | Follow:
-        """The receiver, or the log that somebody else fills; started on the first call."""
+    def _opened(self) -> Ingest | Follow:
+        """The log, of a receiver or one that somebody else fills; opened on the first call.
+
+        Nothing is received before a position was compared with the log's end, or new messages could get the ids of
+        those that an older position is about.
+        """
         if self._ingest is None:
             set_up_worker()
             live = self._options.connect or self._options.bind
@@ -63,13 +69,23 @@ class ZmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             # Covers a SIGTERM that arrives between the end of a call and Spark's stop().
             atexit.register(self.stop)
             try:
-                self._ingest.start()
+                self._ingest.open()
             except Exception:
                 self._ingest = None
                 raise
-            self._monitor = SourceMonitor(self._ingest, self._options)
-            self._monitor.start()
         return self._ingest
+
+    def _receive(self, ingest: Ingest | Follow) -> None:
+        """Begin to receive, on the first call."""
+        if self._monitor is not None:
+            return
+        try:
+            ingest.start()
+        except Exception:
+            self._ingest = None
+            raise
+        self._monitor = SourceMonitor(ingest, self._options)
+        self._monitor.start()
 
     def initialOffset(self) -> dict[str, Any]:
         """Where a query without a checkpoint starts.
@@ -78,24 +94,42 @@ class ZmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         to repeat that batch after a crash. So the answer is kept with the log until the
         engine has moved on.
         """
-        ingest = self._running()
+        ingest = self._opened()
         if self._initial is None:
-            position = str(self._options.starting_offsets or "latest")
-            kept = ingest.storage.read_start(PARTITION, ingest.reader)
-            # Told by another startingOffsets, it was told to another query.
-            if kept is None or kept[1] != position:
-                kept = self._starting_position(ingest), position
-                ingest.storage.write_start(PARTITION, *kept, ingest.reader)
-            self._initial = kept[0]
+            # What a log holds that somebody else fills was received for whoever reads it.
+            default = "latest" if isinstance(ingest, Ingest) else "earliest"
+            position = self._options.starting_offsets or Position(default, None)
+            first = self._kept_start(ingest, str(position))
+            if first is None:
+                first = self._starting_position(ingest, position)
+                ingest.storage.write_start(PARTITION, first, str(position), ingest.reader)
+            ingest.give(first, first)
+            self._initial = first
+        self._receive(ingest)
         return self._offset(ingest, self._initial)
 
-    def _starting_position(self, ingest: Ingest | Follow) -> int:
-        position = self._options.starting_offsets
-        if position is None or position.word == "latest":
-            return ingest.resumed_at
-        if position.offset is None:
-            return ingest.log.earliest
-        return self._resolve(ingest, position.offset)
+    def _starting_position(self, ingest: Ingest | Follow, position: Position) -> int:
+        if position.offset is not None:
+            return self._resolve(ingest, position.offset)
+        return ingest.log.earliest if position.word == "earliest" else ingest.resumed_at
+
+    def _kept_start(self, ingest: Ingest | Follow, position: str) -> int | None:
+        """What a query was told that has not finished its first batch; None if that is of no use now."""
+        kept = ingest.storage.read_start(PARTITION, ingest.reader)
+        # Told by another startingOffsets, it was told to another query.
+        if kept is None or kept[1] != position:
+            return None
+        if kept[0] >= ingest.log.earliest:
+            return self._resolve(ingest, Offset(ingest.log.log_id, {PARTITION: kept[0]}))
+        # Whether this is that query again, nothing tells.
+        self._lost(
+            ingest,
+            f"a query was told to begin at id {kept[0]} of log {ingest.storage.root}, has not finished its first "
+            f"batch, and the log begins at {ingest.log.earliest} now (for a query that is to begin anew, remove "
+            f"{ingest.storage.start_path(PARTITION, ingest.reader)})",
+            ingest.log.earliest - kept[0],
+        )
+        return None
 
     def getDefaultReadLimit(self) -> ReadLimit:
         # Our limits are applied together in latestOffset. Any limit but ReadAllAvailable will
@@ -104,29 +138,39 @@ class ZmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
         """The end of the next batch: everything received so far, made durable, within the limits."""
-        ingest = self._running()
-        begin = self._resolve(ingest, Offset.from_json(start))
+        ingest = self._opened()
+        begin = self._checked(ingest, start)
+        self._receive(ingest)
         if self._monitor is not None:
             self._monitor.read_to(begin)
         self._end_first_batch(ingest, begin)
-        if ingest.log.full or isinstance(ingest, Follow):
+        if ingest.log.full:
             # Spark commits a batch to the source only once there is data for the next, which a
             # full log keeps out. But it asks for the next only after the last is in its own
-            # commit log, so nothing below `begin` will be asked for again. (Whether a log that
-            # another process writes is full, is not seen from here.)
+            # commit log, so nothing below `begin` will be asked for again.
             ingest.commit(begin)
+        end = self._end(ingest, begin, limit)
+        # Whether a log that another process writes is full, is not seen from here: it is told `begin` each time.
+        ingest.give(begin, end)
+        return self._offset(ingest, end)
+
+    def _end(self, ingest: Ingest | Follow, begin: int, limit: ReadLimit) -> int:
         if isinstance(limit, ReadAllAvailable):
-            return self._offset(ingest, max(begin, self._gather(ingest)))
+            return max(begin, self._gather(ingest))
+        if self._available_now and self._target is None:
+            self._target = self._gather(ingest)
+        wait = self._target is None and not ingest.log.full
+        if wait and self._admission.holds_back(begin, ingest.received_end):
+            return begin  # and no chunk is cut for what will wait
         available = ingest.seal() if self._target is None else self._target
-        end = self._admission.end(
+        return self._admission.end(
             begin,
             max(begin, available),
             lambda low, high, size: end_within_bytes(
                 ingest.storage, PARTITION, ingest.log.covering(low, high), low, high, size
             ),
-            wait=self._target is None and not ingest.log.full,
+            wait=wait,
         )
-        return self._offset(ingest, end)
 
     def _end_first_batch(self, ingest: Ingest | Follow, begin: int) -> None:
         """Once the engine asks from another place, its first batch is done and never repeated."""
@@ -135,21 +179,24 @@ class ZmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._first_batch_done = True
 
     def prepareForTriggerAvailableNow(self) -> None:
-        """Receive for ``timeout`` or until ``idleTimeout``; what is durable then is the target."""
-        self._target = self._gather(self._running())
+        """What is durable after ``timeout``, or ``idleTimeout``, is the target.
+
+        That begins when Spark says where the query is: nothing is received before.
+        """
+        self._available_now = True
 
     def _gather(self, ingest: Ingest | Follow) -> int:
         return ingest.gather(self._options.timeout, self._options.idle_timeout)
 
     def reportLatestOffset(self) -> dict[str, Any] | None:
         """Shown as ``sources[].latestOffset`` in the query's progress: the log's end and the metrics."""
-        ingest = self._running()
-        assert self._monitor is not None, "it is made with the receiver"
-        return self._offset(ingest, ingest.log.durable_end) | self._monitor.metrics()
+        if self._ingest is None or self._monitor is None:
+            return None  # nothing is received yet
+        return self._offset(self._ingest, self._ingest.log.durable_end) | self._monitor.metrics()
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         """Share the ids from ``start`` to ``end`` out among tasks."""
-        ingest = self._running()
+        ingest = self._opened()
         until = Offset.from_json(end)
         if until.log != ingest.log.log_id:
             self._lost(
@@ -157,7 +204,8 @@ class ZmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 f"the batch ends in log {until.log}, and {ingest.storage.root} holds {ingest.log.log_id}",
             )
             return []
-        low, high = self._resolve(ingest, Offset.from_json(start)), self._resolve(ingest, until)
+        low, high = self._checked(ingest, start), self._checked(ingest, end)
+        self._receive(ingest)
         if self._monitor is not None:
             self._monitor.read_to(low)  # after a restart this is the first that is heard of it
         if low > high:
@@ -179,7 +227,7 @@ class ZmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def commit(self, end: dict[str, Any]) -> None:
         """Spark is done with everything below ``end``."""
-        ingest = self._running()
+        ingest = self._opened()
         offset = Offset.from_json(end)
         if offset.log == ingest.log.log_id:
             ingest.commit(offset.next[PARTITION])
@@ -206,6 +254,25 @@ class ZmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def _offset(self, ingest: Ingest | Follow, next_id: int) -> dict[str, Any]:
         return Offset(ingest.log.log_id, {PARTITION: next_id}).to_json()
+
+    def _checked(self, ingest: Ingest | Follow, told: dict[str, Any]) -> int:
+        """The id that an offset of the query's checkpoint means.
+
+        Raises:
+            DataLossError: As ``_resolve``; or the log is a copy that is older than the checkpoint.
+        """
+        offset = Offset.from_json(told)
+        next_id, given = self._resolve(ingest, offset), ingest.given
+        if offset.log == ingest.log.log_id and given is not None and offset.next[PARTITION] > given:
+            assert ingest.reader is not None, "only who reads along knows what it was given"
+            path = ingest.storage.reader_path(PARTITION, ingest.reader)
+            raise DataLossError(
+                f"reading from log {ingest.storage.root}: the offset says {offset.next[PARTITION]}, and {path} says "
+                f"that this reader was only ever given the ids below {given}: the log is an older copy, and other "
+                "messages may have been given those ids since. Restore the newer log, or give the query a new "
+                "checkpoint. If the query only had another name (reader) meanwhile, remove that file"
+            )
+        return next_id
 
     def _resolve(self, ingest: Ingest | Follow, offset: Offset) -> int:
         """The id that an offset means in our log.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Sequence
 
@@ -9,11 +10,14 @@ from zmq_datasource.errors import DataLossError
 from zmq_datasource.wal.index import ChunkIndex
 from zmq_datasource.wal.layout import Chunk
 from zmq_datasource.wal.reader import read_index
+from zmq_datasource.wal.reader_files import Mark
 from zmq_datasource.wal.storage import LogStorage
 
 __all__ = ["FollowedLog"]
 
 _LISTING_SECONDS = 0.05
+# A writer that deletes, or another reader that marks its place, is done with that soon.
+_PLACING_SECONDS = 30.0
 
 
 class FollowedLog:
@@ -31,23 +35,46 @@ class FollowedLog:
         self._partition = partition
         self._reader = reader
         self._index = ChunkIndex()
+        self._listing = threading.Lock()  # Spark's calls and the metrics' thread meet here
         self._next_listing = 0.0
-        self._committed = -1
+        self._mark: Mark | None = None
         self.log_id = storage.log_id()
-        self.refresh()
+
+    def open(self) -> None:
+        """Mark what there is, so that none of it is deleted until a position is known; then list it.
+
+        Raises:
+            LogError: There is no log, or its files are not what was written.
+        """
+        with self._storage.placing(self._partition, _PLACING_SECONDS):
+            self._mark = self._storage.marks(self._partition).get(self._reader)
+            self._list()
+            self._write_mark(self._index.earliest, self.given)
+
+    @property
+    def given(self) -> int | None:
+        """The id after the last one that was ever given to a query of this name; None if that is not known."""
+        return None if self._mark is None else self._mark.given
 
     def refresh(self) -> None:
-        """List what there is, if the last listing is not quite new."""
-        now = time.monotonic()
-        if now >= self._next_listing:
-            found = self._storage.log_id()
-            if found != self.log_id:
-                raise DataLossError(
-                    f"reading along log {self._storage.root}: it was made anew ({found}, not {self.log_id}); give the "
-                    "query a new checkpoint"
-                )
-            self._index = read_index(self._storage, self._partition)
-            self._next_listing = now + _LISTING_SECONDS
+        """List what there is, if the last listing is not quite new.
+
+        One thread at a time: of two listings at once, the one that began first could be the last to be kept.
+        """
+        with self._listing:
+            if time.monotonic() >= self._next_listing:
+                self._list()
+
+    def _list(self) -> None:
+        began = time.monotonic()
+        found = self._storage.log_id()
+        if found != self.log_id:
+            raise DataLossError(
+                f"reading along log {self._storage.root}: it was made anew ({found}, not {self.log_id}); give the "
+                "query a new checkpoint"
+            )
+        self._index = read_index(self._storage, self._partition)
+        self._next_listing = began + _LISTING_SECONDS
 
     @property
     def earliest(self) -> int:
@@ -74,6 +101,14 @@ class FollowedLog:
 
     def commit(self, end: int) -> None:
         """This reader will never again ask for an id below ``end``."""
-        if end != self._committed:
-            self._storage.write_reader(self._partition, self._reader, end)
-            self._committed = end
+        self._write_mark(end, self.given)
+
+    def give(self, begin: int, end: int) -> None:
+        """This reader is about to be given the ids from ``begin`` to ``end``, and needs nothing below."""
+        self._write_mark(begin, max(end, self.given or 0))
+
+    def _write_mark(self, needed: int, given: int | None) -> None:
+        mark = Mark(needed, given)
+        if mark != self._mark:
+            self._storage.write_reader(self._partition, self._reader, *mark)
+            self._mark = mark

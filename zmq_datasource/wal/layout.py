@@ -7,8 +7,10 @@ from typing import NamedTuple
 
 __all__ = [
     "FORMAT_VERSION",
+    "GIVEN_NAME",
     "LOCK_NAME",
     "LOG_NAME",
+    "MARKS_LOCK_NAME",
     "READERS_NAME",
     "STAGING_NAME",
     "START_NAME",
@@ -27,6 +29,8 @@ FORMAT_VERSION = 1
 LOG_NAME = "log.json"
 LOCK_NAME = "writer.lock"
 START_NAME = "start.json"
+GIVEN_NAME = "given.json"
+MARKS_LOCK_NAME = "marks.lock"
 STAGING_NAME = "staging"
 READERS_NAME = "readers"
 SUBSCRIPTIONS_NAME = "subscriptions.json"

@@ -19,7 +19,7 @@ from typing import Literal, NamedTuple
 
 import pyarrow as pa
 
-from zmq_datasource.errors import LogError, LogWriteError
+from zmq_datasource.errors import DataLossError, LogError, LogLockedError, LogWriteError
 from zmq_datasource.messages import number_rows
 from zmq_datasource.wal.chunk import write_batches
 from zmq_datasource.wal.files import WriterLock
@@ -35,6 +35,8 @@ _log = logging.getLogger(__name__)
 
 # Chunks cut but not yet written. A second one lets receiving go on while the disk is at work.
 _MAX_UNWRITTEN = 2
+# Readers that mark their places are done with that at once.
+_PLACING_SECONDS = 15.0
 # How often an idle writer looks for chunks whose retention has passed.
 _EXPIRY_SECONDS = 1.0
 
@@ -144,6 +146,8 @@ class LogWriter:
         try:
             self._index = ChunkIndex(self._storage.chunks(self._partition))
             self._recover_growing()
+            with self._storage.placing(self._partition, _PLACING_SECONDS):
+                self._check_given()
             self._storage.remove_temporaries(self._partition)
             self.saved = read_saved_state(self._storage, self._partition)
             self._storage.remove_states(self._partition, but=self.saved.base)
@@ -155,6 +159,17 @@ class LogWriter:
         self._committed = self._index.earliest
         self._state_version, self._base_version = self.saved.version, self.saved.base
         self._sealer.start()
+
+    def _check_given(self) -> None:
+        """Refuse to give ids again that a query was given."""
+        given, path = self._storage.given(self._partition)
+        if given > self._index.end:
+            raise DataLossError(
+                f"opening log {self._storage.root}: it ends at id {self._index.end}, and {path} says that queries were "
+                f"given the ids below {given}: its newest chunks are gone (after a crash of the machine with "
+                "walSync=false, or from a copy). Their ids are not given to other messages. Restore the chunks, or use "
+                "a new walLocation, and for each query of this log a new checkpoint"
+            )
 
     def _recover_growing(self) -> None:
         """Make a chunk of what a crashed writer had of one."""
@@ -360,27 +375,55 @@ class LogWriter:
         A file that cannot be deleted is reported and tried again; it counts as part of the
         log's size meanwhile. Not for the receiving thread: a directory may answer slowly.
         """
-        with self._removing:  # front first, so that a crash in between leaves no hole
+        with self._removing:
             with self._lock:
-                chunks = self._index.removable(self._committed, self._clock() - self._retention)
-                if self._make_room != "none":
-                    # Room for the chunk that grows, and for what comes meanwhile.
-                    over = self._index.size + 5 * self._chunk_bytes - self._max_bytes
-                    below = self._committed if self._make_room == "done" else self._index.end
-                    chunks = max(chunks, self._index.oldest(over, below), key=len)
-                self._index.remove_front(len(chunks))
-                self._doomed.extend(chunks)
-                self._doomed_bytes += sum(chunk.size for chunk in chunks)
-            while self._doomed:
-                chunk = self._doomed[0]
-                try:
-                    self._storage.remove_chunk(self._partition, chunk.name)
-                except LogWriteError as e:
-                    _log.warning("%s", e)
-                    return
-                self._doomed.popleft()
-                with self._lock:
-                    self._doomed_bytes -= chunk.size
+                idle = not self._doomed and not self._removable(self._committed)
+            if idle:
+                return
+            try:
+                # A reader that is just coming has either found what there is and said so, or will look after this.
+                with self._storage.placing(self._partition, 0.0):
+                    self._remove(min(self._committed, self._marked()))
+            except LogLockedError:
+                return  # it is tried again in a moment
+            except LogWriteError as e:
+                _log.warning("deleting from log %s: %s", self._storage.root, e)
+
+    def _marked(self) -> int:
+        """The first id that a reader still needs."""
+        try:
+            return min(self._storage.readers(self._partition).values(), default=self._index.end)
+        except LogError as e:  # what it may still need stays
+            _log.warning("%s", e)
+            return self._index.earliest
+
+    def _removable(self, done: int) -> Sequence[Chunk]:
+        """The front chunks that are not needed from id ``done`` on, or whose room is needed more."""
+        chunks = self._index.removable(done, self._clock() - self._retention)
+        if self._make_room != "none":
+            # Room for the chunk that grows, and for what comes meanwhile.
+            over = self._index.size + 5 * self._chunk_bytes - self._max_bytes
+            below = done if self._make_room == "done" else self._index.end
+            chunks = max(chunks, self._index.oldest(over, below), key=len)
+        return chunks
+
+    def _remove(self, done: int) -> None:
+        with self._lock:
+            chunks = self._removable(done)
+            self._index.remove_front(len(chunks))
+            self._doomed.extend(chunks)
+            self._doomed_bytes += sum(chunk.size for chunk in chunks)
+        # Front first, so that a crash in between leaves no hole.
+        while self._doomed and (self._make_room == "any" or self._doomed[0].end <= done):
+            chunk = self._doomed[0]
+            try:
+                self._storage.remove_chunk(self._partition, chunk.name)
+            except LogWriteError as e:
+                _log.warning("%s", e)
+                return
+            self._doomed.popleft()
+            with self._lock:
+                self._doomed_bytes -= chunk.size
 
     def close(self) -> None:
         """Seal what was appended, end the sealing thread and release the log.
