@@ -288,6 +288,7 @@ class Receiver:
     def _take_replayed(self, channel: _Channel, replayer: Replayer) -> list[pa.RecordBatch]:
         judge = self._judge
         connection = judge.connections[channel.name.encode()] = channel.connection()
+        replayer.live = connection if channel.opened.watch.peers else None
         batches = []
         first, onwards, sock = replayer.first, replayer.onwards, replayer.socket
         replies, anew = replayer.take(judge)

@@ -65,7 +65,7 @@ class _Request:
         first: Whether the live flow waits for it: history comes before it.
         sample: What its replies are to be compared with; None if they are believed.
         doubted: Whether the sample was not found: what comes is of a new life of the publisher.
-        epoch, connection: Of which epoch, and on which connection.
+        epoch, connection, live: Of which epoch, and on which connection, ours and the live flow's.
     """
 
     start: int
@@ -77,6 +77,7 @@ class _Request:
     doubted: bool = False
     epoch: int = 0
     connection: int = 0
+    live: int | None = None
 
 
 class Replayer:
@@ -88,6 +89,9 @@ class Replayer:
         replay_endpoint: Its ROUTER.
         counters: Where to count.
         clock: Seconds, monotonic.
+
+    Attributes:
+        live: Which connection of the live flow is up, None if none is; to be kept up to date.
     """
 
     def __init__(
@@ -124,6 +128,7 @@ class Replayer:
         self._replies: list[Reply] = []
         self._lines = LimitedLog(__name__, "lines about replays")
         self.pending_bytes = 0
+        self.live: int | None = None
 
     def open(self) -> None:
         """Connect.
@@ -238,7 +243,9 @@ class Replayer:
         if request is None:
             return [], False
         reconnected = self._opened.watch.connections > max(request.connection, 1)
-        if reconnected or request.epoch != _epoch(judge, self._key):
+        # One for gaps may have waited in our queue for this connection, and is not for this publisher.
+        moved = not request.onwards and request.live != self.live
+        if reconnected or moved or request.epoch != _epoch(judge, self._key):
             self._end_request()
             self._reopen()
             self.heard()
@@ -317,7 +324,8 @@ class Replayer:
         return []
 
     def _is_certain(self, judge: Judge) -> bool:
-        return _sample(judge, self._key) is None or judge.is_certain(self._key)
+        """Whether the publisher that is there now is the one that was last heard, as far as can be known."""
+        return _sample(judge, self._key) is None or (self.live is not None and judge.is_certain(self._key))
 
     def _missing(self, judge: Judge) -> list[Gap]:
         return [gap for gap in judge.missing(self._key) if not gap.settled]
@@ -402,6 +410,7 @@ class Replayer:
     def _ask(self, judge: Judge, request: _Request) -> None:
         self._end_request()
         request.epoch, request.connection = _epoch(judge, self._key), self._opened.watch.connections
+        request.live = self.live
         self._request = request
         self._hurried = False
         self._deadline = self._clock() + self._timeout
