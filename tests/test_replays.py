@@ -398,3 +398,24 @@ def test_what_a_proxy_published_to_nobody_is_fetched_from_it(context: Context, t
             assert (judged.lost, judged.duplicates, judged.restarts) == (0, 0, 0)
     told = sequences(tmp_path / "log")
     assert told == list(range(first, first + known + 50))
+
+
+def test_a_replay_that_repeats_other_values_than_were_published_is_not_believed(
+    context: Context, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """On one connection nobody has restarted: this is an endpoint of another publisher, say."""
+    with (
+        RouterOnItsOwnTerms(context, [[2, 3, 4, None]]) as router,
+        Publisher("vllm") as publisher,
+        ingesting(
+            tmp_path, connect=publisher.endpoint, framing="vllm", replayEndpoint=router.endpoint
+        ) as ingest,
+    ):
+        publisher.ask("wait-subscriber")
+        publisher.ask("send 3")
+        wait_for(lambda: ingest.seal() and "another value" in caplog.text, "the warning")
+        publisher.ask("send 2")
+        wait_for_rows(ingest, 5)
+        judged = totals(ingest)
+        assert (judged.lost, judged.duplicates, judged.restarts) == (0, 0, 0)
+    assert values(tmp_path) == list(range(5))

@@ -12,9 +12,11 @@ The rules:
 * A loss at the end of a burst shows in no number. So a live flow that is silent for a second is asked
   for what follows; then after 2 seconds, 4, up to a minute, until a message or a connection comes.
 * The protocol does not say whose messages it repeats. So a request for what follows begins with a
-  message that was received, the *sample*. If the publisher has another one under its number, it has
-  restarted; if it has none from there on, whatever it has from the beginning is of a new life.
-  A new live connection is compared so before gaps of the old one are asked for.
+  message that was received, the *sample*. If the live flow has been connected anew since (or we have
+  been started), and the publisher has another message under that number, it has restarted; if it
+  has none from there on, whatever it has from the beginning is of a new life. Gaps of before are
+  asked for only after this comparison. On one and the same connection nobody can have restarted:
+  then a replay with another message is wrong, and nothing of it is taken.
 * A request belongs to an epoch and to a connection. When the publisher starts anew, what was asked
   of the one before is void; and after silence the connection is made anew, so that late
   replies are not taken for new ones.
@@ -268,7 +270,17 @@ class Replayer:
             return [], False  # older than what was asked for
         if told.number == sample.number and told != sample:
             self._reopen()
-            self._doubt(judge, request)
+            if self._is_certain(judge):
+                self._end_request()
+                self._wait_longer()
+                self._lines.warn(
+                    "%s repeats sequence %d with another value than %s has published: nothing of that is taken",
+                    self._options.connect,
+                    sample.number,
+                    self._endpoint,
+                )
+            else:
+                self._doubt(judge, request)
             return [], False
         # If it no longer has the sample, nobody knows; then it is taken for the same.
         judge.make_certain(self._key)
@@ -334,7 +346,8 @@ class Replayer:
         """A request has ended, or is silent: whether what it did not bring is given up."""
         request, silent = self._request, not self._ended
         assert request is not None
-        if not silent and request.sample is not None and not request.doubted:
+        unknown = request.sample is not None and not request.doubted
+        if unknown and not silent and not self._is_certain(judge):
             self._doubt(judge, request)  # it has nothing from the sample on
             return []
         self._end_request()
