@@ -177,7 +177,7 @@ class Server:
     def __init__(self, options: argparse.Namespace) -> None:
         self._format = FORMATS[options.format](options.topic.encode(), options.publisher.encode())
         self._sequences: dict[bytes, int] = {}
-        self._message = 0
+        self._message: int = options.values_from
         self._last: Frames = []
         self._buffer: deque[tuple[int, bytes]] = deque(maxlen=options.buffer)
         self._topic_in_replay: bool = options.topic_in_replay
@@ -431,6 +431,7 @@ def main() -> None:
     parser.add_argument("--topic", default="topic")
     parser.add_argument("--publisher", default=uuid.uuid4().hex.upper())  # as Dafka's addresses are
     parser.add_argument("--buffer", type=int, default=10_000)
+    parser.add_argument("--values-from", type=int, default=0, help="what the first value says")
     parser.add_argument("--topic-in-replay", action=argparse.BooleanOptionalAction, default=True)
     parser.add_argument("--sndhwm", type=int)
     server = Server(parser.parse_args())

@@ -7,7 +7,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -443,11 +443,17 @@ def test_a_loss_that_cannot_be_healed_fails_the_query_once(tmp_path: Path) -> No
 class RouterOnItsOwnTerms:
     """A replay endpoint that answers as the test says: (sequence or None for the end) for each request."""
 
-    def __init__(self, context: Context, answers: list[list[int | None]]) -> None:
+    def __init__(
+        self,
+        context: Context,
+        answers: list[list[int | None]],
+        value: Callable[[int], bytes] = lambda sequence: b"again",
+    ) -> None:
         self._sock = context.socket(zmq.ROUTER)
         port = self._sock.bind_to_random_port("tcp://127.0.0.1")
         self.endpoint = f"tcp://127.0.0.1:{port}"
         self._answers = answers
+        self._value = value
         self.starts: list[int] = []
         self._end = threading.Event()
         self._thread = threading.Thread(target=self._run)
@@ -461,7 +467,9 @@ class RouterOnItsOwnTerms:
             answer = self._answers.pop(0) if self._answers else [None]
             for sequence in answer:
                 number = b"\xff" * 8 if sequence is None else sequence.to_bytes(8, "big")
-                self._sock.send_multipart([client, b"", number, b"" if sequence is None else b"again"])
+                self._sock.send_multipart(
+                    [client, b"", number, b"" if sequence is None else self._value(sequence)]
+                )
             if answer and answer[-1] == -1:  # no protocol at all
                 self._sock.send_multipart([client, b"", b"?"])
 

@@ -422,8 +422,8 @@ def test_memory_is_a_few_hundred_bytes_a_publisher(publishers: int) -> None:
 # Replays.
 
 
-def replay(judged: Judge, numbers: Sequence[int], first: bool = False) -> list[int]:
-    return [n for n in numbers if judged.judge_replayed(KEY, n, 0, first, Verdict())]
+def replay(judged: Judge, numbers: Sequence[int], onwards: bool = False) -> list[int]:
+    return [n for n in numbers if judged.judge_replayed(KEY, n, 0, onwards, Verdict())]
 
 
 def test_a_replay_fills_gaps_and_nothing_else() -> None:
@@ -436,7 +436,7 @@ def test_a_replay_fills_gaps_and_nothing_else() -> None:
 
 def test_a_replay_that_comes_first_goes_ahead_and_the_live_flow_repeats_nothing() -> None:
     judged = judge()
-    assert replay(judged, range(3, 10), first=True) == list(range(3, 10))
+    assert replay(judged, range(3, 10), onwards=True) == list(range(3, 10))
     verdict = see(judged, 5, 6, 7, 8, 9, 10, 11)
     assert verdict.overlapping == [0, 1, 2, 3, 4]
     assert not verdict.duplicates
@@ -446,14 +446,14 @@ def test_a_replay_that_comes_first_goes_ahead_and_the_live_flow_repeats_nothing(
 
 def test_a_live_flow_that_begins_behind_the_replay_has_no_overlap() -> None:
     judged = judge()
-    replay(judged, range(10), first=True)
+    replay(judged, range(10), onwards=True)
     assert not see(judged, 10, 11).overlapping
     assert see(judged, 0).restarts == [KEY]
 
 
 def test_a_restart_while_the_live_flow_catches_up_is_seen() -> None:
     judged = judge()
-    replay(judged, range(10), first=True)
+    replay(judged, range(10), onwards=True)
     verdict = see(judged, 4, 5, 0, 1)
     assert verdict.overlapping == [0, 1]
     assert verdict.restarts == [KEY]
@@ -461,7 +461,7 @@ def test_a_restart_while_the_live_flow_catches_up_is_seen() -> None:
 
 def test_after_a_replay_a_new_connection_brings_nothing_again() -> None:
     judged = judge(ENDPOINT)
-    replay(judged, range(1000), first=True)
+    replay(judged, range(1000), onwards=True)
     judged.connections[KEY] = 1
     verdict = see(judged, *range(500))
     assert verdict.overlapping == []
@@ -471,7 +471,7 @@ def test_after_a_replay_a_new_connection_brings_nothing_again() -> None:
 def test_what_a_replay_no_longer_has_is_a_gap() -> None:
     judged = judge()
     judged.begin(KEY, 0)
-    assert replay(judged, [3, 4], first=True) == [3, 4]
+    assert replay(judged, [3, 4], onwards=True) == [3, 4]
     assert missing(judged) == [(0, 2)]
 
 
@@ -481,7 +481,7 @@ def test_live_and_replay_together_give_each_message_once(
 ) -> None:
     """History first, then the live flow from somewhere before its end, then a replay for the holes."""
     judged, got = judge(), list[int]()
-    got += replay(judged, [n for n in range(replayed_to) if n not in lost], first=True)
+    got += replay(judged, [n for n in range(replayed_to) if n not in lost], onwards=True)
     live = [n for n in range(min(joined, replayed_to), 31) if n == 30 or chance.random() < 0.7]
     verdict = see(judged, *live)
     got += [n for row, n in enumerate(live) if row not in verdict.overlapping]
@@ -493,3 +493,57 @@ def test_live_and_replay_together_give_each_message_once(
         first = judged.counters[KEY].floor  # what is older is not judged
         assert sorted(n for n in got if n >= first) == list(range(first, 31))
         assert judged.totals.lost == 0
+
+
+@given(st.lists(st.sampled_from(["send", "lose", "live", "ask", "reply"]), max_size=60))
+def test_a_replay_of_what_follows_and_the_live_flow_in_any_order_give_each_message_once(
+    steps: list[str],
+) -> None:
+    """The live flow does not wait: the same message may come by it first, second, or never."""
+    judged, sent, got = judge(), 1, [0]
+    live: list[int] = []
+    replies: list[int] = []
+    see(judged, 0)
+
+    def hear() -> None:
+        number = live.pop(0)
+        verdict = see(judged, number)
+        assert not verdict.duplicates, number
+        assert not verdict.restarts, number
+        got.extend([] if verdict.overlapping else [number])
+
+    for step in steps:
+        if step in ("send", "lose"):
+            live += [sent] if step == "send" else []
+            sent += 1
+        elif step == "live" and live:
+            hear()
+        elif step == "ask":
+            replies = list(range(judged.next_number(KEY) or 0, sent))
+        elif step == "reply" and replies:
+            got += replay(judged, [replies.pop(0)], onwards=True)
+    live.append(sent)
+    while live:
+        hear()
+    got += replay(judged, range(sent))
+    assert sorted(got) == list(range(sent + 1))
+    assert (judged.totals.lost, judged.totals.duplicates, missing(judged)) == (0, 0, [])
+
+
+def test_a_restart_behind_a_proxy_is_no_repetition_of_what_a_replay_brought() -> None:
+    judged = judge()
+    see(judged, *range(10))
+    replay(judged, range(10, 20), onwards=True)
+    verdict = see(judged, *range(15))
+    assert (verdict.restarts, verdict.overlapping) == ([KEY], [])
+
+
+def test_a_replay_that_shows_a_restart_begins_a_new_epoch() -> None:
+    judged, verdict = judge(ENDPOINT), Verdict()
+    see(judged, 0, 1, 5)
+    judged.connections[KEY] = 1
+    judged.begin_anew(KEY, 7, verdict)
+    assert (verdict.restarts, [(gap.first, gap.last) for gap in verdict.abandoned]) == ([KEY], [(2, 4)])
+    assert replay(judged, range(8), onwards=True) == list(range(8))
+    assert see(judged, 6, 7, 8).overlapping == [0, 1]
+    assert (judged.totals.lost, judged.totals.restarts, judged.counters[KEY].epoch) == (3, 1, 1)

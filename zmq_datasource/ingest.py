@@ -233,6 +233,8 @@ class Ingest:
     def gather(self, timeout: float, idle_timeout: float | None) -> int:
         """Receive for a while, then seal: until ``timeout`` seconds, ``idle_timeout`` of silence, or a full log.
 
+        What follows the last message is asked for before a silence ends it.
+
         Returns:
             The durable end of the log.
         """
@@ -241,10 +243,14 @@ class Ingest:
         while time.monotonic() < deadline and not self.log.full:
             self._raise_failure()
             idle_from = max(idle_from, self._last_received)
-            if idle_timeout is not None and time.monotonic() - idle_from >= idle_timeout:
+            idle = idle_timeout is not None and time.monotonic() - idle_from >= idle_timeout
+            if idle and not self._still_asking():
                 break
             time.sleep(WAIT_MS / 1000)
         return self.seal()
+
+    def _still_asking(self) -> bool:
+        return isinstance(self._receiver, Receiver) and self._receiver.still_asking()
 
     def stop(self) -> None:
         """Drain the socket, seal, release the log; also if ``start`` was cut short.

@@ -21,7 +21,7 @@ from zmq_datasource.counters import SourceCounters
 from zmq_datasource.framing import Fields, RawMessage, decode_plain, make_batch, make_framing, name_of
 from zmq_datasource.framing.replay import Reply
 from zmq_datasource.options import FramingOptions, Numbering
-from zmq_datasource.sequences import Gap, Judge, Key, Totals, Verdict, state
+from zmq_datasource.sequences import Gap, Judge, Key, Sample, Totals, Verdict, state
 
 __all__ = ["Findings", "Intake", "MalformedMessage", "Run", "describe_key", "read_counters", "read_gaps"]
 
@@ -133,7 +133,7 @@ class Intake:
             verdict = judge.judge(keys, fields.sequences, lambda at: origin(fields.row(at)).timestamp)
             findings.add(verdict)
             if self._options.replay_endpoint and fields.topics:
-                self._note_topics(judge, keys, fields.topics)
+                self._note_latest(judge, keys, fields.topics, fields.sequences, fields.values)
             left_out = verdict.overlapping + (verdict.duplicates if self._options.deduplicate else [])
             if left_out:
                 self._changed = True
@@ -145,38 +145,53 @@ class Intake:
             findings.add(judge.announce(key if len(key) > 1 else key[0], last, run.timestamp, end=end))
         return fields
 
-    def _note_topics(self, judge: Judge, keys: Sequence[Key], topics: Sequence[bytes | None]) -> None:
-        """Remember each endpoint's topic, for replays that do not say it."""
-        for key, topic in dict(zip(keys, topics, strict=True)).items():
+    def _note_latest(
+        self,
+        judge: Judge,
+        keys: Sequence[Key],
+        topics: Sequence[bytes | None],
+        sequences: Sequence[int],
+        values: Sequence[bytes],
+    ) -> None:
+        """Remember of each endpoint what a replay is compared with: the topic, and the latest message."""
+        for key, last in dict(zip(keys, range(len(keys)), strict=True)).items():
             counter = judge.counters.get(key)
             if counter is not None:  # it may be forgotten already
-                counter.topic = topic
+                counter.topic = topics[last]
+                if sequences[last] + 1 == judge.next_number(key):
+                    counter.sample = Sample.of(sequences[last], values[last])
 
     def read_replies(
-        self, replies: Sequence[Reply], run: Run, first: bool
+        self, replies: Sequence[Reply], run: Run, onwards: bool, anew: bool
     ) -> tuple[pa.RecordBatch, Findings]:
         """Replayed messages to rows: those that were missing.
 
         Args:
             run: When they came, and where the publisher's live messages come from.
-            first: Whether the live flow waits for this replay.
+            onwards: Whether they may go ahead of the live flow.
+            anew: Whether they show that the publisher has restarted.
         """
         assert self.judge is not None, "a replay needs numbered messages"
         verdict = Verdict()
         key = run.endpoint.encode()
         timestamp = run.timestamp
         self.judge.connections[key] = run.connection
+        if anew:
+            self.judge.begin_anew(key, timestamp, verdict)
+            self._changed = True
         kept = [
             reply
             for reply in replies
             if reply.sequence is not None
-            and self.judge.judge_replayed(key, reply.sequence, timestamp, first, verdict)
+            and self.judge.judge_replayed(key, reply.sequence, timestamp, onwards, verdict)
         ]
         counter = self.judge.counters.get(key)
         topic = None if counter is None else counter.topic
         topics = [topic if reply.topic is None else reply.topic for reply in kept]
         sequences = [reply.sequence for reply in kept if reply.sequence is not None]
         fields = Fields([reply.value for reply in kept], topics, None, sequences)
+        if sequences and counter is not None and sequences[-1] + 1 == self.judge.next_number(key):
+            counter.sample = Sample.of(sequences[-1], kept[-1].value)
         messages: list[RawMessage] = [
             [*([] if reply.topic is None else [reply.topic]), sequence.to_bytes(8, "big"), reply.value]
             for reply, sequence in zip(kept, sequences, strict=True)

@@ -31,6 +31,7 @@ from zmq_datasource.messages import MAX_MESSAGE_BYTES, MESSAGE_SCHEMA
 from zmq_datasource.option_types import Endpoints
 from zmq_datasource.options import ReadOptions
 from zmq_datasource.replayer import Replayer
+from zmq_datasource.sequences import Judge
 from zmq_datasource.sockets import OpenSocket, count_connections, more_frames
 
 __all__ = ["Receiver"]
@@ -57,6 +58,7 @@ class _Channel:
         self.options = options
         self.replayer = replayer
         self.counts = counts
+        self.known_connections = 0
 
     def open(self) -> None:
         self.opened = OpenSocket(self.options, self._prepare)
@@ -162,7 +164,7 @@ class Receiver:
             if channel.replayer is not None:
                 start = self.intake.first_sequence(channel.name)
                 if start is not None:
-                    channel.replayer.fetch_first(start)
+                    channel.replayer.fetch_first(self._judge, start)
 
     def _watch_sockets(self) -> None:
         """Wait for all sockets at once, where there is more than one; not for a flow that is held."""
@@ -262,6 +264,8 @@ class Receiver:
         taken = len(messages) - before
         if taken:
             self._runs.append(Run(timestamp, taken, channel.name, channel.connection()))
+            if channel.replayer is not None:
+                channel.replayer.heard()
         self._live_bytes += limit - room
         return taken
 
@@ -282,28 +286,43 @@ class Receiver:
         return pa.concat_batches(batches) if batches else _NOTHING
 
     def _take_replayed(self, channel: _Channel, replayer: Replayer) -> list[pa.RecordBatch]:
-        judge = self.intake.judge
-        assert judge is not None, "options let no replay in without numbers"
+        judge = self._judge
+        connection = judge.connections[channel.name.encode()] = channel.connection()
+        replayer.live = connection if channel.opened.watch.peers else None
         batches = []
-        first, sock = replayer.first, replayer.socket
-        replies = replayer.take(judge)
+        first, onwards, sock = replayer.first, replayer.onwards, replayer.socket
+        replies, anew = replayer.take(judge)
         if replies:
-            run = Run(int(self._clock() * 1_000_000), len(replies), channel.name, channel.connection())
-            batch, findings = self.intake.read_replies(replies, run, first)
+            run = Run(int(self._clock() * 1_000_000), len(replies), channel.name, connection)
+            batch, findings = self.intake.read_replies(replies, run, onwards, anew)
             batches.append(batch)
             self._note(findings)
         live_waits = bool(int(channel.socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN)
-        given_up = replayer.step(judge, live_waits)
+        given_up = replayer.step(judge, live_waits, self.intake.first_sequence(channel.name))
         self.intake.settle(given_up)
         self._incidents.lose(given_up)
         if (replayer.first, replayer.socket) != (first, sock):
             self._watch_sockets()
         return batches
 
+    @property
+    def _judge(self) -> Judge:
+        judge = self.intake.judge
+        assert judge is not None, "options let no replay in without numbers"
+        return judge
+
     def _note(self, findings: Findings) -> None:
         self._incidents.take(findings)
         if self._options.replay_endpoint:
             self._incidents.lose([gap for gap in findings.abandoned if not gap.settled])
+
+    def still_asking(self) -> bool:
+        """Whether more may come by a replay; what follows the last messages is then asked for at once.
+
+        May be called by any thread.
+        """
+        asking = [c.replayer.still_asking() for c in self._channels if c.replayer]  # each is hurried
+        return any(asking)
 
     def settle(self, patience: float) -> None:
         """Nobody waits for an answer here."""
@@ -329,6 +348,9 @@ class Receiver:
             watch.report_absent()
             if channel.replayer is not None:
                 channel.replayer.keep_alive()
+                if watch.connections != channel.known_connections:
+                    channel.known_connections = watch.connections
+                    channel.replayer.heard()
         count_connections(self._counters, [channel.opened.watch for channel in self._channels])
         self._incidents.flush()
 

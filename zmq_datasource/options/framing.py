@@ -162,7 +162,7 @@ class FramingOptions(SocketOptions, frozen=True, kw_only=True, rename="camel"):
         Endpoints,
         doc(
             "For each endpoint in `connect`, in that order, the publisher's replay socket (ROUTER, vLLM's protocol), "
-            "asked for missing messages."
+            "asked for missing messages, and for what follows when the feed falls silent."
         ),
     ] = Endpoints()
     replay_from: Annotated[

@@ -10,6 +10,9 @@ number ``n`` of a counter that expects ``e``:
   ``n`` is the first number of a counter, or came by a new connection (known where messages are
   counted by endpoint). A new *epoch* begins at the counter's first number, so that what came before
   ``n`` in it is a gap as well.
+* A replay shows a restart too: the publisher has another message under a number that was seen, or
+  none though it has messages. One that goes on from there is *ahead* of the live flow, which may bring
+  the same messages once more; these *overlap*.
 * ``n < e`` in an open gap is *late*: it fills its place there and is no longer lost.
 * ``n < e`` by more than ``window`` is a restart too.
 * Otherwise it is a *duplicate*, unless the judge cannot know: before the first number that it saw,
@@ -28,6 +31,6 @@ Modules: ``gaps`` is the table of gaps, ``judge`` the rules, ``state`` what surv
 from __future__ import annotations
 
 from zmq_datasource.sequences.gaps import Gap
-from zmq_datasource.sequences.judge import Judge, Key, Totals, Verdict
+from zmq_datasource.sequences.judge import Judge, Key, Sample, Totals, Verdict
 
-__all__ = ["Gap", "Judge", "Key", "Totals", "Verdict"]
+__all__ = ["Gap", "Judge", "Key", "Sample", "Totals", "Verdict"]

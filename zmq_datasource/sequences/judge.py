@@ -7,11 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
+from typing import NamedTuple
+
+import xxhash
 
 from zmq_datasource.options import Numbering
 from zmq_datasource.sequences.gaps import Gap, GapTable, Key
 
-__all__ = ["Counter", "Judge", "Key", "Totals", "Verdict"]
+__all__ = ["Counter", "Judge", "Key", "Sample", "Totals", "Verdict"]
 
 
 @dataclass
@@ -43,6 +46,21 @@ class Totals:
         return " ".join(f"{name}={value}" for name, value in asdict(self).items())
 
 
+class Sample(NamedTuple):
+    """A message that was received: its number, and a digest of its value.
+
+    A publisher that has restarted has another message under that number, or none.
+    """
+
+    number: int
+    digest: str
+
+    @classmethod
+    def of(cls, number: int, value: bytes) -> Sample:
+        """The sample of this message."""
+        return cls(number, xxhash.xxh3_64_hexdigest(value))
+
+
 @dataclass(slots=True)
 class Counter:
     """What is known of one counter beside the number it expects.
@@ -55,6 +73,7 @@ class Counter:
         ended: Whether its publisher has said that no more comes.
         topic: The topic last heard, where a replay may not say it.
         connection: Which connection of its endpoint it was last heard on; -1 if that is long ago.
+        sample: A late message of its present epoch, where a replay is recognised by it.
     """
 
     floor: int
@@ -64,6 +83,7 @@ class Counter:
     ended: bool = False
     topic: bytes | None = None
     connection: int = field(default=-1, compare=False)
+    sample: Sample | None = None
 
 
 @dataclass(slots=True)
@@ -223,6 +243,7 @@ class Judge:
         counter.epoch += 1
         counter.since = self.gaps.next_serial
         counter.turn = 0
+        counter.sample = None
         counter.floor = min(number, self.numbering.start)
         counter.connection = self._connection(key)
         if number > self.numbering.start:
@@ -256,17 +277,34 @@ class Judge:
             self.expected[key] = number
             self._touch({key})
 
-    def judge_replayed(self, key: Key, number: int, when: int, first: bool, verdict: Verdict) -> bool:
+    def begin_anew(self, key: Key, when: int, verdict: Verdict) -> None:
+        """A replay has shown that the publisher has restarted: expect its first number."""
+        self._ahead.pop(key, None)
+        counter = self.counters[key]
+        self._restart(key, counter, self.numbering.start, when, verdict)
+        self._expect(key, counter, self.numbering.start)
+        self._touch({key})
+
+    def is_certain(self, key: Key) -> bool:
+        """Whether its endpoint's present connection is to the publisher that was last heard."""
+        counter = self.counters.get(key)
+        return counter is None or counter.connection == self._connection(key)
+
+    def make_certain(self, key: Key) -> None:
+        """A replay has shown that it is the publisher that was last heard."""
+        self.counters[key].connection = self._connection(key)
+
+    def judge_replayed(self, key: Key, number: int, when: int, onwards: bool, verdict: Verdict) -> bool:
         """Judge a message that was asked for again.
 
         Args:
-            first: Whether the live flow waits for this replay, which may then go ahead of it.
+            onwards: Whether the replay may go ahead of the live flow, and not only fill gaps.
 
         Returns:
             Whether it was missing; if not, it was seen or the live flow will bring it.
         """
         if key not in self.expected:
-            if not first:
+            if not onwards:
                 return False
             self.begin(key, number)
         expected, counter = self._position_expected(key), self.counters[key]
@@ -274,12 +312,14 @@ class Judge:
         gap = self.gaps.find(key, position) if position < expected else None
         if gap is not None:
             self._heal(gap, position, when)
-        elif first and position >= expected:
+        elif onwards and position >= expected:
             if position > expected:
                 self._notice(key, counter, expected, position - 1, when, verdict)
-            begin = self._ahead[key].begin if key in self._ahead else position
+            connection, ahead = self._connection(key), self._ahead.get(key)
+            begin = position if ahead is None else ahead.begin
+            heard = ahead.heard if ahead is not None and ahead.connection == connection else None
             self._expect(key, counter, position + 1)
-            self._ahead[key] = _Ahead(number + 1, begin, self._connection(key))
+            self._ahead[key] = _Ahead(number + 1, begin, connection, heard)
             self.expected[key] = None
             counter.connection = self._connection(key)
         else:
@@ -302,13 +342,15 @@ class Judge:
     def _comes_after_replay(self, key: Key, position: int, expected: int) -> bool:
         """Whether the live flow, in its order, is still behind what a replay has brought.
 
-        If not, it has caught up, or is another flow: a new connection, or numbers that go back.
+        If not, it has caught up, or is another flow: a new connection, or numbers that go back, or
+        that were judged before the replay.
         """
         ahead = self._ahead[key]
         if (
             position < expected
             and ahead.connection == self._connection(key)
             and (ahead.heard is None or position > ahead.heard)
+            and (position >= ahead.begin or position < self.counters[key].floor)
         ):
             ahead.heard = position
             return True

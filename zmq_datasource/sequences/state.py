@@ -8,12 +8,12 @@ brings nothing twice.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any
 
 from zmq_datasource.options import Numbering
 from zmq_datasource.sequences.gaps import Gap, Key
-from zmq_datasource.sequences.judge import Counter, Judge, Totals
+from zmq_datasource.sequences.judge import Counter, Judge, Sample, Totals
 
 __all__ = ["delta", "full", "is_large", "numbering_of", "restore"]
 
@@ -63,6 +63,8 @@ def restore(judge: Judge, base: Mapping[str, Any] | None, changes: Mapping[str, 
             judge.counters[key] = Counter(
                 floor, since, epoch, turn, ended, None if topic is None else _bytes(topic)
             )
+        for parts, *sample in data.get("samples", ()):  # logs of older releases have none
+            judge.counters[_key(parts)].sample = Sample(*sample)
         for serial in data["removedGaps"]:
             gaps.pop(serial, None)
         for serial, parts, *numbers in data["gaps"]:
@@ -90,16 +92,18 @@ def numbering_of(data: Mapping[str, Any]) -> Numbering:
 
 def _data(
     judge: Judge,
-    keys: Iterable[Key],
+    keys: Collection[Key],
     gaps: Iterable[Gap],
     removed: Iterable[Key],
     removed_gaps: Iterable[int],
 ) -> dict[str, Any]:
+    samples = [(key, judge.counters[key].sample) for key in keys]
     return {
         "numbering": list(judge.numbering),
         "totals": judge.totals.to_json(),
         "nextGap": judge.gaps.next_serial,
         "counters": list(_counters(judge, keys)),
+        "samples": [(_parts(key), *sample) for key, sample in samples if sample is not None],
         "gaps": [
             (
                 gap.serial,

@@ -51,7 +51,8 @@ class ZmqLiveReader(DataSourceReader):
                 now = time.monotonic()
                 if taken:
                     idle_from = now
-                elif options.idle_timeout is not None and now - idle_from >= options.idle_timeout:
+                idle = options.idle_timeout is not None and now - idle_from >= options.idle_timeout
+                if idle and not receiver.still_asking():
                     break
                 if receiver.batch_ready or next_id + receiver.pending >= most:
                     messages = self._take(receiver, most - next_id)
