@@ -122,7 +122,10 @@ def main() -> None:
                 failed.append(outcome.seed)
                 topology = f" --topology {given.topology}" if given.topology else ""
                 print(outcome.details)
-                print(f"    again: python -m tests.weather --first {outcome.seed} --seeds 1{topology}", flush=True)
+                print(
+                    f"    again: python -m tests.weather --first {outcome.seed} --seeds 1{topology}",
+                    flush=True,
+                )
     print(", ".join(f"{name} {count}" for name, count in sorted(counts.items())))
     sys.exit(1 if failed else 0)
 

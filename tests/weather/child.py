@@ -58,7 +58,9 @@ def _sink(settings: dict[str, Any], stopped: threading.Event) -> None:
                 try:
                     account = sink_batch(settings["options"], settings["query"], batch, values)
                 except ZmqDataSourceError as e:
-                    file.write(json.dumps({"failed": batch, "error": f"{type(e).__name__}: {e}"[:300]}) + "\n")
+                    file.write(
+                        json.dumps({"failed": batch, "error": f"{type(e).__name__}: {e}"[:300]}) + "\n"
+                    )
                     stopped.wait(0.2)
                     continue
                 file.write(json.dumps({"batch": batch, **account}) + "\n")

@@ -181,7 +181,9 @@ class World:
         return box.endpoint
 
     def process(self, name: str, role: str, disk: Path | None = None, /, **settings: Any) -> Process:
-        self.processes[name] = process = Process(self, name, role, disk or self.directory / "nowhere", settings)
+        self.processes[name] = process = Process(
+            self, name, role, disk or self.directory / "nowhere", settings
+        )
         return process
 
     def keep(self, closing: Any) -> Any:

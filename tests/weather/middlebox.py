@@ -54,6 +54,7 @@ class Middlebox:
         bytes_per_second: Of each way; 0 for no bound.
         black_hole: Whether nothing passes and nobody is told; connections are made all the same.
         reset_after: Bytes after which every connection is reset, once; None for never.
+        bytes: What has passed so far, both ways.
     """
 
     def __init__(self, endpoint: str) -> None:
@@ -66,6 +67,7 @@ class Middlebox:
         self.bytes_per_second = 0
         self.black_hole = False
         self.reset_after: int | None = None
+        self.bytes = 0
         self._links: list[_Link] = []
         self._commands: deque[str] = deque()
         self._end = threading.Event()
@@ -198,6 +200,7 @@ class Middlebox:
             except BlockingIOError:
                 sent = 0
             way.bytes -= sent
+            self.bytes += sent
             way.allowance -= sent
             if sent < len(part):
                 way.parts.appendleft((due, part[sent:]))

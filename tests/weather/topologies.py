@@ -79,7 +79,9 @@ class Topology:
     def read_through(self) -> bool:
         """Whether the query has committed all that the log has."""
         end = max((chunk.end for chunk in LogStorage(str(self.wal)).chunks(0)), default=0)
-        commits = [json.loads(p.read_text())["end"]["next"]["0"] for p in (self.query / "commits").glob("[0-9]*")]
+        commits = [
+            json.loads(p.read_text())["end"]["next"]["0"] for p in (self.query / "commits").glob("[0-9]*")
+        ]
         return end > 0 and max(commits, default=0) == end
 
     def ended(self, name: str) -> Callable[[], bool]:
@@ -245,7 +247,9 @@ class VllmReplay(Topology):
         if sorted(numbers) != list(range(self.sent)):
             doubled = [n for n, count in Counter(numbers).items() if count > 1]
             missing = sorted(set(range(self.sent)) - set(numbers))
-            raise Broken(f"of {self.sent} messages {len(missing)} are missing {missing[:3]}, {len(doubled)} came twice")
+            raise Broken(
+                f"of {self.sent} messages {len(missing)} are missing {missing[:3]}, {len(doubled)} came twice"
+            )
         return f"{self.sent} messages, {self.publisher.ask('requests')['count']} replays asked for"
 
 
@@ -401,7 +405,11 @@ class ProxyDurable(Topology):
         self.world.wait_for(self.ended("producer"), "the producer has flushed all of its transactions")
 
         def through() -> bool:
-            got = [line.split()[1] for line in self._lines() if line.startswith("got ") and line.endswith(f" {self.last}")]
+            got = [
+                line.split()[1]
+                for line in self._lines()
+                if line.startswith("got ") and line.endswith(f" {self.last}")
+            ]
             return bool(got) and f"acked {got[-1]}" in self._lines()
 
         self.world.wait_for(through, "the durable subscriber has acknowledged the last message")
@@ -450,4 +458,3 @@ TOPOLOGIES: dict[str, type[Topology]] = {
     topology.name: topology
     for topology in (PushPull, PubSub, VllmReplay, DealerRouter, ProducerReceive, ProxyDurable)
 }
-

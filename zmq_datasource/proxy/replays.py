@@ -63,7 +63,7 @@ class ReplayServer:
         self.sent = 0
 
     def _read_inbox(self) -> None:
-        for peer, *frames in self.router.inbox():
+        for peer, frames, _ in self.router.inbox():
             self._faults.flush()
             wanted = frames[-1] if frames else b""
             if len(frames) != 2 or frames[0] or len(wanted) not in (8, 16):
