@@ -13,6 +13,7 @@ import zmq
 
 from tests.proxies import Cutting, ProxyThreads, drain, endpoints, receive, subscriber
 from tests.support import Socket, stream_options, wait_for
+from tests.weather.middlebox import Middlebox
 from zmq_datasource import (
     DataLossError,
     DurableSubscriber,
@@ -410,6 +411,7 @@ def test_requests_that_make_no_sense_are_named_and_harm_nobody(
 ) -> None:
     with ProxyThreads(tmp_path, endpoints(*SIDES)) as proxy:
         feed(context, proxy, [b"t", b"0"])
+        wait_for(lambda: proxy.server._view.end == 1, "the server has seen it")
         for frames in ([b"x"], [b"", b"1"], [b"", number(1), b""]):
             ask(context, proxy, b"").send_multipart(frames)
         dealer = context.socket(zmq.DEALER)
@@ -676,3 +678,79 @@ def test_an_unexpected_error_in_one_replay_ends_only_that_one(
         assert got[-3:] == [b"good", b"bad", b""]
         assert proxy.failure is None
     assert "Traceback" in caplog.text
+
+
+def test_a_message_that_takes_long_to_transfer_arrives_once(
+    context: zmq.Context[Socket], tmp_path: Path
+) -> None:
+    with ProxyThreads(tmp_path, endpoints(*SIDES)) as proxy, Middlebox(proxy.sides["durable"]) as slow:
+        slow.bytes_per_second = 4_000_000
+        feed(context, proxy, [b"t", b"small"], [b"t", bytes(28_000_000)], [b"t", b"after"])
+        with DurableSubscriber(slow.endpoint, "me") as me:
+            values = take(me, 3)
+        assert [len(value) for value in values] == [5, 28_000_000, 5]
+        assert slow.bytes < 40_000_000, "it was sent again"
+
+
+def test_a_client_without_a_look_at_the_kernel_gets_a_long_message_too(
+    context: zmq.Context[Socket], tmp_path: Path
+) -> None:
+    """As docs/proxy.md has it: after three seconds of silence the same SUBSCRIBE again."""
+    with ProxyThreads(tmp_path, endpoints(*SIDES)) as proxy, Middlebox(proxy.sides["durable"]) as slow:
+        slow.bytes_per_second = 4_000_000
+        feed(context, proxy, [b"t", bytes(4_000_000)])
+        dealer = context.socket(zmq.DEALER)
+        dealer.connect(slow.endpoint)
+        subscribe = [b"SUBSCRIBE", b"1", b"raw", number(7), b"earliest", b"", number(3)]
+        dealer.send_multipart(subscribe)
+        assert receive(dealer, 1)[0][:2] == [b"READY", number(7)]
+        for _ in range(3):
+            dealer.send_multipart(subscribe)
+        words = [frames[0] for frames in drain(dealer, 2500)]
+        assert words.count(b"MESSAGE") == 1
+        assert words.count(b"READY") == 3
+        assert slow.bytes < 6_000_000, "it was sent again"
+
+
+def test_who_was_displaced_and_says_the_same_again_is_told_so(
+    context: zmq.Context[Socket], tmp_path: Path
+) -> None:
+    with ProxyThreads(tmp_path, endpoints(*SIDES)) as proxy:
+        first, second = context.socket(zmq.DEALER), context.socket(zmq.DEALER)
+        for dealer, session in ((first, 1), (second, 2)):
+            dealer.connect(proxy.sides["durable"])
+            dealer.send_multipart([b"SUBSCRIBE", b"1", b"raw", number(session), b"earliest", b"", number(3)])
+            assert receive(dealer, 1)[0][0] == b"READY"
+        assert [b"REFUSED", b"taken"] in [frames[:2] for frames in drain(first, 50)]
+        first.send_multipart([b"SUBSCRIBE", b"1", b"raw", number(1), b"earliest", b"", number(3)])
+        wait_for(lambda: [b"REFUSED", b"taken"] in [f[:2] for f in drain(first, 20)], "it is told again")
+        assert b"REFUSED" not in [frames[0] for frames in drain(second, 50)]
+
+
+def test_subscribers_that_take_nothing_cost_bounded_memory_though_they_say_they_do(
+    context: zmq.Context[Socket], tmp_path: Path
+) -> None:
+    size = 1 << 20
+    with ProxyThreads(tmp_path, endpoints(*SIDES), walMaxBytes="256m") as proxy:
+        feed(context, proxy, *([b"t", bytes(size)] for _ in range(100)))
+        liar = context.socket(zmq.DEALER)
+        liar.setsockopt(zmq.RCVHWM, 1)
+        liar.setsockopt(zmq.RCVBUF, 1 << 16)
+        liar.connect(proxy.sides["durable"])
+        liar.send_multipart([b"SUBSCRIBE", b"1", b"liar", number(0), b"earliest", b"", number(1000)])
+        wait_for(lambda: account(proxy, "liar").get("sent", 0) >= 4, "it is being sent to")
+        before = -1
+        while (sent := account(proxy, "liar")["sent"]) != before:
+            before = sent
+            for _ in range(20):
+                liar.send_multipart([b"CREDIT", number(sent)])
+            beats = proxy.server._durable._next_heartbeat
+            wait_for(lambda b=beats: proxy.server._durable._next_heartbeat > b, "a second has passed")
+        assert sent <= 30, "16 MB, what the kernel holds, and one message"
+        received = [frames for frames in receive(liar, 60) if frames[0] == b"MESSAGE"]
+        assert len(received) > 30, "who begins to take gets more"
+
+
+def account(proxy: ProxyThreads, name: str) -> dict[str, object]:
+    """What the proxy tells of one durable subscriber."""
+    return next((a for a in proxy.status.get("durable", ()) if a["name"] == name), {})

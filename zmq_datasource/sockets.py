@@ -33,10 +33,13 @@ from zmq_datasource.peers import PeerWatch, socket_type
 __all__ = [
     "Connection",
     "OpenSocket",
+    "Taken",
     "attach",
+    "bytes_received",
     "check_socket_options",
     "connections",
     "count_connections",
+    "find_dead_peers",
     "hang_up",
     "more_frames",
     "new_socket",
@@ -263,12 +266,14 @@ class Connection(NamedTuple):
         inode: Its name.
         unsent: Bytes that wait for the peer.
         taken: Grows with what the peer has taken, or changes at least.
+        received: Bytes that have come from it; 0 where the system does not tell (ipc).
     """
 
     inode: int
     peer: str
     unsent: int
     taken: int
+    received: int
 
 
 def connections(watch: PeerWatch) -> list[Connection]:
@@ -278,7 +283,10 @@ def connections(watch: PeerWatch) -> list[Connection]:
         with handle:
             inode = os.fstat(handle.fileno()).st_ino
             unsent = _unwritten(handle)
-            found.append(Connection(inode, _peer_name(handle, ipc), unsent, _taken(handle, ipc, unsent)))
+            received = 0 if ipc else _tcp_info(handle, _BYTES_RECEIVED) or 0
+            found.append(
+                Connection(inode, _peer_name(handle, ipc), unsent, _taken(handle, ipc, unsent), received)
+            )
     return found
 
 
@@ -293,16 +301,74 @@ def hang_up(watch: PeerWatch, connection: Connection) -> None:
 
 def _taken(handle: stdlib_socket.socket, ipc: bool, unsent: int) -> int:
     """What the peer's system has acknowledged; where that is not told, what is left, which changes with it."""
-    if not ipc and hasattr(stdlib_socket, "TCP_INFO"):
+    taken = None if ipc else _tcp_info(handle, _BYTES_ACKED)
+    return unsent if taken is None else taken
+
+
+# Where tcpi_bytes_acked and tcpi_bytes_received are in Linux' struct tcp_info.
+_BYTES_ACKED, _BYTES_RECEIVED = 120, 128
+
+
+def _tcp_info(handle: stdlib_socket.socket, at: int) -> int | None:
+    """A number of a tcp connection's; None where the system does not tell."""
+    if hasattr(stdlib_socket, "TCP_INFO"):
         with suppress(OSError):
             info = handle.getsockopt(stdlib_socket.IPPROTO_TCP, stdlib_socket.TCP_INFO, 192)
-            if len(info) >= _BYTES_ACKED + 8:
-                return int.from_bytes(info[_BYTES_ACKED : _BYTES_ACKED + 8], sys.byteorder)
-    return unsent
+            if len(info) >= at + 8:
+                return int.from_bytes(info[at : at + 8], sys.byteorder)
+    return None
 
 
-# Where tcpi_bytes_acked is in Linux' struct tcp_info.
-_BYTES_ACKED = 120
+def bytes_received(watch: PeerWatch) -> int:
+    """How many bytes have come by the tcp connections that are up; it grows while a large message is on its way."""
+    total = 0
+    for handle, ipc in watch.hold():
+        with handle:
+            total += 0 if ipc else _tcp_info(handle, _BYTES_RECEIVED) or 0
+    return total
+
+
+# A peer whose machine is gone is noticed by tcp itself. libzmq's own heartbeats take a peer for dead that is
+# taking one large message: a PING waits in its queue behind that.
+_KEEPALIVE = {
+    zmq.TCP_KEEPALIVE: 1,
+    zmq.TCP_KEEPALIVE_IDLE: 5,
+    zmq.TCP_KEEPALIVE_INTVL: 2,
+    zmq.TCP_KEEPALIVE_CNT: 4,
+}
+_UNACKNOWLEDGED_MS = 30_000
+
+
+def find_dead_peers(sock: zmq.Socket[bytes]) -> None:
+    """Have the system notice connections whose other end is gone without a word."""
+    for option, value in _KEEPALIVE.items():
+        sock.setsockopt(option, value)
+    sock.setsockopt(zmq.TCP_MAXRT, _UNACKNOWLEDGED_MS)
+
+
+class Taken:
+    """How many bytes the other end of one connection has taken, as the operating system sees it.
+
+    libzmq's descriptor is looked at, never held: a copy of it would keep a connection alive that libzmq has closed.
+
+    Args:
+        descriptor: The connection's, as ``ZMQ_SRCFD`` of a message tells it.
+    """
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+        self._inode = 0
+        with suppress(OSError):  # closed meanwhile
+            self._inode = os.fstat(descriptor).st_ino
+
+    def bytes(self) -> int | None:
+        """None where the system does not tell: not over ipc, and not of a connection that is gone."""
+        with suppress(OSError):
+            copy = os.dup(self._descriptor)
+            with stdlib_socket.socket(fileno=copy) as handle:
+                if os.fstat(copy).st_ino == self._inode:
+                    return _tcp_info(handle, _BYTES_ACKED)
+        return None
 
 
 def _peer_name(handle: stdlib_socket.socket, ipc: bool) -> str:

@@ -33,13 +33,14 @@ from zmq_datasource.durable_protocol import (
 from zmq_datasource.errors import NoPeerError, OptionError, SubscriptionError
 from zmq_datasource.option_types import Endpoints, ZmqOptions
 from zmq_datasource.options import ProxySocketOptions
-from zmq_datasource.sockets import OpenSocket
+from zmq_datasource.sockets import OpenSocket, bytes_received, find_dead_peers
 
 __all__ = ["DurableMessage", "DurableSubscriber"]
 
 _log = logging.getLogger(__name__)
 
-# The proxy says each second that it is there.
+# The proxy says each second that it is there. After so much silence it is asked; after twice as much without a byte
+# the connection is given up. A message of 100 MB may take longer than that, and no heartbeat overtakes it.
 _SILENCE_SECONDS = 3.0
 _TICK_SECONDS = 0.1
 # Acknowledgements are sent together: when so many are due, or nothing else is to be done.
@@ -48,7 +49,7 @@ _ACK_EVERY = 100
 _AGAIN_SECONDS = 1.0
 # How long the end of a block waits for the last acknowledgement: after an error, and without a timeout.
 _EXIT_SECONDS, _LONG_EXIT_SECONDS = 2.0, 30.0
-_HEARTBEAT_MS, _HEARTBEAT_TIMEOUT_MS = 1000, 5000
+_LOOK_SECONDS = 0.5
 
 
 class DurableMessage(NamedTuple):
@@ -135,8 +136,10 @@ class DurableSubscriber:
         self._ready = self._ready_once = False
         self._session = 0
         self._handed: int | None = None  # the last one given to the caller
-        self._heard = self._asked = 0.0
+        self._heard = self._asked = 0.0  # the last word, or byte, on this connection; the last SUBSCRIBE
         self._last_word = self._listening = 0.0
+        self._bytes = 0
+        self._next_look = 0.0
         self._connections = 0
         self.lost = 0
         self.new = False
@@ -318,21 +321,21 @@ class DurableSubscriber:
     def _connect(self, check_hosts: bool = True) -> None:
         # Without a routing id of its own: a connection that libzmq makes anew is a new one to the proxy too, which
         # sends nothing on it before it has heard SUBSCRIBE. What was lost with the old one is not missed.
-        self._open = OpenSocket(self._options, _prepare, check_hosts=check_hosts)
+        self._open = OpenSocket(self._options, find_dead_peers, check_hosts=check_hosts)
         self._connections = 0
-        self._subscribe()
+        self._begin_session()
 
-    def _subscribe(self) -> None:
-        """Say who is here, and go on where it was."""
-        assert self._open is not None
-        # What was asked for on a connection that is gone comes again.
-        if self._held:
-            self._received = self._held[0].id
-            self._held.clear()
+    def _begin_session(self) -> None:
+        """Say who is here, on a connection that has not heard it, and go on where it was."""
         self._owed = 0
         self._ready = False
         self._session += 1
-        self._heard = self._asked = time.monotonic()
+        self._heard = time.monotonic()
+        self._subscribe()
+
+    def _subscribe(self) -> None:
+        """Say who is here, perhaps again: within a session that restarts nothing."""
+        self._asked = time.monotonic()
         self._send(
             Subscribe(self._name, self._session, self._start, self._received, self._credit, self._topics),
         )
@@ -344,7 +347,7 @@ class DurableSubscriber:
         try:
             self._open.socket.send_multipart(write(message), zmq.NOBLOCK)
         except zmq.Again:
-            self._heard = self._asked = 0.0  # nothing leaves: the connection is to be made anew
+            self._heard = 0.0  # nothing leaves: the connection is to be made anew
 
     def _send_acks(self) -> None:
         assert self._acknowledged is not None
@@ -397,7 +400,7 @@ class DurableSubscriber:
                 if code == "unknown":
                     # The proxy was restarted: it is told who is here; once, for there may be several of these.
                     if self._ready:
-                        self._subscribe()
+                        self._begin_session()
                     return None
                 self._refusal = SubscriptionError(
                     f"subscribing as {self._name!r} at {self._options.connect}: {reason}"
@@ -417,18 +420,25 @@ class DurableSubscriber:
         watch.redial()
         if watch.connections > self._connections:
             if watch.connections > 1:  # a new one: the proxy does not know yet who this is
-                self._subscribe()
+                self._begin_session()
             self._connections = watch.connections
+        if now >= self._next_look:
+            self._next_look = now + _LOOK_SECONDS
+            if (came := bytes_received(watch)) != self._bytes:
+                self._bytes = came
+                self._heard = self._last_word = now
         silent = now - max(self._last_word, self._listening)
         if self._ready_once and self._timeout is not None and silent > self._timeout:
             raise NoPeerError(
                 f"receiving as {self._name!r} from {self._options.connect}: the proxy has been silent for "
                 f"{silent:.0f} s; come again, and it goes on after the last acknowledged message"
             )
-        if now - self._heard > _SILENCE_SECONDS and now - self._asked > _SILENCE_SECONDS:
+        if now - self._heard > 2 * _SILENCE_SECONDS:
             # A name that does not resolve (any more) is libzmq's to try again.
             self._close_socket(0)
             self._connect(check_hosts=False)
+        elif now - max(self._heard, self._asked) > _SILENCE_SECONDS:
+            self._subscribe()
 
     def _wait_until_ready(self, deadline: float | None) -> None:
         while not self._ready:
@@ -447,11 +457,6 @@ class DurableSubscriber:
         if self._open is not None:
             self._open.close(linger)
             self._open = None
-
-
-def _prepare(sock: zmq.Socket[bytes]) -> None:
-    sock.setsockopt(zmq.HEARTBEAT_IVL, _HEARTBEAT_MS)
-    sock.setsockopt(zmq.HEARTBEAT_TIMEOUT, _HEARTBEAT_TIMEOUT_MS)
 
 
 def _start(start: str | int) -> bytes:

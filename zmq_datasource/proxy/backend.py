@@ -12,7 +12,7 @@ import logging
 import struct
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 
 import zmq
@@ -31,6 +31,13 @@ _REFRESH_EVERY = 64
 _PACK = struct.Struct(">Q").pack
 # Of a request to subscribe.
 _MOST_TOPIC_BYTES = 64 << 10
+# Requests that are taken at a time: the flow goes on in between.
+_MOST_REQUESTS = 256
+# Topics that are remembered, to be told.
+_MOST_TOPICS = 10_000
+# libzmq keeps what a connection has subscribed to for as long as it lasts, in memory without a bound. A connection that
+# has sent more than this, beside what heartbeats take, is hung up on, which frees it.
+_MOST_REQUEST_BYTES, _HEARTBEAT_BYTES_PER_SECOND = 8 << 20, 100
 # How often connections are looked at.
 _LOOK_SECONDS = 0.25
 
@@ -54,7 +61,7 @@ class Backend:
 
     Attributes:
         published: Messages that were given to libzmq.
-        disconnected: Subscribers that were hung up on because they took nothing.
+        disconnected: Subscribers that were hung up on: they took nothing, or asked for too many topics.
         waited_seconds: How long publishing has waited for subscribers in all.
         subscriptions: The topics that somebody has asked for.
     """
@@ -70,6 +77,7 @@ class Backend:
         self._at = 0  # how far the first of those has come
         self._blocked_since: float | None = None
         self._stalled: dict[int, Stalled] = {}
+        self._since: dict[int, float] = {}
         self._next_look = 0.0
         self.subscriptions: set[bytes] = set()
         self.published = 0
@@ -93,11 +101,12 @@ class Backend:
         """
         changes = []
         with suppress(zmq.Again):
-            while True:
+            for _ in range(_MOST_REQUESTS):
                 request = self.socket.recv(zmq.NOBLOCK)
                 kind, topic = request[:1], request[1:]
                 if kind == b"\x01":
-                    self.subscriptions.add(topic)
+                    if len(self.subscriptions) < _MOST_TOPICS:
+                        self.subscriptions.add(topic)
                     changes.append(request)
                 elif kind == b"\x00":
                     self.subscriptions.discard(topic)
@@ -212,6 +221,21 @@ class Backend:
                 hang_up(self._opened.watch, connection)
                 self.disconnected += 1
                 del self._stalled[inode]
+        self._end_floods(current, now)
+
+    def _end_floods(self, current: Mapping[int, Connection], now: float) -> None:
+        self._since = {inode: self._since.get(inode, now) for inode in current}
+        for inode, connection in current.items():
+            most = _MOST_REQUEST_BYTES + _HEARTBEAT_BYTES_PER_SECOND * (now - self._since[inode])
+            if connection.received > most:
+                _log.warning(
+                    "subscriber %s has sent %d bytes of subscriptions; it is disconnected: subscribe to fewer topics, or "
+                    "to their common prefix",
+                    connection.peer,
+                    connection.received,
+                )
+                hang_up(self._opened.watch, connection)
+                self.disconnected += 1
 
     @property
     def peers(self) -> int:

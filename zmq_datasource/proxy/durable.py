@@ -2,10 +2,12 @@
 
 The rules:
 
-* A subscriber has at most its credit on the way, and ``_WINDOW`` bytes (or one message).
+* A subscriber has at most its credit on the way, and ``_WINDOW`` bytes (or one message). What its system has not
+  taken counts too, whatever its credit says: that is our memory.
 * A position moves only by what is acknowledged, or past messages of other topics when nothing is on the
   way; it is on disk before ``ACKED`` says so.
-* Whoever subscribes under a name that is in use takes it over; the one before is told.
+* Whoever subscribes under a name that is in use takes it over; the one before is told. But who says again what it
+  has said already, on the same connection, is only answered: a large message on its way must not begin anew.
 * Nobody waits for anybody: each gets its turn, and what cannot be sent now is tried next time.
 * An error at one subscriber's message or turn refuses that subscriber, and is logged with its cause. Only an
   error of the storage of positions, or of the socket, is everybody's.
@@ -17,6 +19,7 @@ import heapq
 import logging
 import time
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -50,14 +53,16 @@ from zmq_datasource.proxy.router import Router
 from zmq_datasource.proxy.rows import messages_of
 from zmq_datasource.proxy.subscriptions import Subscription, Subscriptions
 from zmq_datasource.proxy.view import Cursor, LogView
+from zmq_datasource.sockets import Taken, find_dead_peers
 
 __all__ = ["DurableServer"]
 
 _log = logging.getLogger(__name__)
 
 HEARTBEAT_SECONDS = 1.0
-# Bytes that one subscriber, and all together, may have on the way; one message always.
-_WINDOW, _BUDGET = 16 << 20, 256 << 20
+# Bytes that one subscriber may have read ahead and on the way; and all together, beside a little for each, so that
+# those who take nothing leave something for the others. One message always.
+_WINDOW, _BUDGET, _LEAST = 16 << 20, 128 << 20, 128 << 10
 _TURN_ROWS, _TURN_BYTES = 512, 4 << 20
 _TURN_MESSAGES = 256
 _MOST_SUBSCRIPTIONS = 1000
@@ -67,9 +72,41 @@ _MOST_TOLD, _MOST_TOPICS_TOLD = 100, 10
 # Messages that libzmq queues for one; a client that lies about what it has taken gets no more than these.
 _SNDHWM = 200
 _MOST_SHOWN_BYTES = 60
-_HEARTBEAT_MS, _HEARTBEAT_TIMEOUT_MS = 1000, 5000
+# What ZMTP writes in front of a frame.
+_SMALL_FRAME, _SMALL_HEADER, _LARGE_HEADER = 255, 2, 9
 _MOST_REQUEST_BYTES = 1 << 20
 _MOST_CREDIT = 1 << 20
+
+
+class _Wire:
+    """What libzmq and the system hold of what was written to one connection, whatever its client says.
+
+    Without a word from the system (ipc) it is nothing, and only credit counts.
+    """
+
+    def __init__(self, taken: Taken) -> None:
+        self._taken = taken
+        self._before = self._left = taken.bytes()
+        self._written = self._looked_at = 0
+
+    def write(self, frames: Sequence[bytes]) -> None:
+        """These were given to libzmq. (What CURVE adds is not counted: then it looks like less.)"""
+        headers = (_SMALL_HEADER if len(frame) <= _SMALL_FRAME else _LARGE_HEADER for frame in frames)
+        self._written += sum(map(len, frames)) + sum(headers)
+        if self._written - self._looked_at >= _LEAST:
+            self.look()
+
+    def look(self) -> None:
+        """Ask the system how much of it has left."""
+        self._left = self._taken.bytes()
+        self._looked_at = self._written
+
+    @property
+    def queued(self) -> int:
+        """Bytes that wait, as of the last look."""
+        if self._before is None or self._left is None:
+            return 0
+        return max(0, self._written - (self._left - self._before))
 
 
 @dataclass
@@ -78,6 +115,9 @@ class _Session:
 
     Attributes:
         peer: Where to send.
+        number: What the client calls it.
+        begin: The id that it was told to come first.
+        wire: What was written to its connection, and what has left.
         pending: Read and to be sent.
         sent: Messages of this session.
         credited: For how many of them credit has come since.
@@ -88,22 +128,36 @@ class _Session:
     """
 
     peer: bytes
+    number: int
     subscription: Subscription
     cursor: Cursor
+    begin: int
     credit: int
     last_sent: int
+    wire: _Wire
     pending: deque[Message | Lost] = field(default_factory=deque)
+    pending_bytes: int = 0
     sent: int = 0
     credited: int = 0
     on_way: deque[tuple[int, int, int]] = field(default_factory=deque)
     on_way_bytes: int = 0
     wants_acked: bool = False
 
+    def is_again(self, wanted: Subscribe) -> bool:
+        """Whether that is what the session began with."""
+        known = self.subscription
+        return (self.number, known.name, known.topics) == (wanted.session, wanted.name, wanted.topics)
+
     def make_room(self) -> None:
         """Forget what was credited or acknowledged: it has arrived."""
         on_way, acknowledged = self.on_way, self.subscription.next
         while on_way and (on_way[0][0] < self.credited or on_way[0][1] < acknowledged):
             self.on_way_bytes -= on_way.popleft()[2]
+
+    @property
+    def held(self) -> int:
+        """Bytes of memory that it costs."""
+        return self.pending_bytes + max(self.on_way_bytes, self.wire.queued)
 
 
 class DurableServer:
@@ -121,10 +175,12 @@ class DurableServer:
     def __init__(self, options: ProxyOptions, view: LogView, subscriptions: Subscriptions) -> None:
         self._view = view
         self._subscriptions = subscriptions
-        self.router = Router(options, options.durable, _SNDHWM, _MOST_REQUEST_BYTES, _prepare)
+        self.router = Router(options, options.durable, _SNDHWM, _MOST_REQUEST_BYTES, find_dead_peers)
         self._sessions: dict[str, _Session] = {}
         self._names: dict[bytes, str] = {}
-        self._displaced: dict[bytes, str] = {}  # who had a name until somebody else took it
+        # Who had a name until somebody else took it, and what it called its session.
+        self._displaced: dict[bytes, tuple[str, int]] = {}
+        self._held = 0
         self._next_heartbeat = 0.0
         self._faults = LimitedLog(__name__, "messages of durable subscribers that make no sense")
         self._errors = LimitedLog(__name__, "unexpected errors at durable subscribers")
@@ -132,9 +188,9 @@ class DurableServer:
     # What comes.
 
     def _read_inbox(self) -> None:
-        for peer, *frames in self.router.inbox():
+        for peer, frames, descriptor in self.router.inbox():
             try:
-                self._take(peer, frames)
+                self._take(peer, frames, descriptor)
             except ProtocolError as e:
                 self._faults.warn("a durable subscriber sent %s", e)
                 self._send(peer, Refused("protocol", str(e)))
@@ -152,10 +208,10 @@ class DurableServer:
         if session is not None:
             self._detach(session)
 
-    def _take(self, peer: bytes, frames: list[bytes]) -> None:
+    def _take(self, peer: bytes, frames: list[bytes], descriptor: int) -> None:
         message = read_from_client(frames)
         if isinstance(message, Subscribe):
-            self._subscribe(peer, message)
+            self._subscribe(peer, message, descriptor)
             return
         session = self._sessions.get(self._names.get(peer, ""))
         if session is None:
@@ -178,7 +234,14 @@ class DurableServer:
                 self._subscriptions.save()
                 self._send(peer, Forgotten())
 
-    def _subscribe(self, peer: bytes, wanted: Subscribe) -> None:
+    def _subscribe(self, peer: bytes, wanted: Subscribe, descriptor: int) -> None:
+        if self._displaced.get(peer) == (wanted.name, wanted.session):
+            self._send(peer, _taken(wanted.name))
+            return
+        own = self._sessions.get(self._names.get(peer, ""))
+        if own is not None and own.is_again(wanted):
+            self._send(peer, Ready(wanted.session, own.begin, self._view.end, False))
+            return
         known = self._subscriptions.get(wanted.name)
         if wanted.resume is not None and wanted.resume > self._view.end:
             reason = f"resume {wanted.resume} is behind the log's end {self._view.end}: this is another log; begin anew"
@@ -203,7 +266,14 @@ class DurableServer:
         self._subscriptions.save()  # a new one is not forgotten once it is told that it is ready
         begin = max(known.next, wanted.resume or 0)
         session = _Session(
-            peer, known, Cursor(self._view, begin), min(wanted.credit, _MOST_CREDIT), begin - 1
+            peer,
+            wanted.session,
+            known,
+            Cursor(self._view, begin),
+            begin,
+            min(wanted.credit, _MOST_CREDIT),
+            last_sent=begin - 1,
+            wire=_Wire(Taken(descriptor)) if own is None else own.wire,
         )
         self._sessions[wanted.name] = session
         self._names[peer] = wanted.name
@@ -221,7 +291,7 @@ class DurableServer:
         other = self._sessions.get(name)
         if other is not None:
             self._detach(other)
-            self._displaced[other.peer] = name
+            self._displaced[other.peer] = name, other.number
             while len(self._displaced) > _MOST_DISPLACED:
                 del self._displaced[next(iter(self._displaced))]
             self._send(other.peer, _taken(name))
@@ -285,6 +355,7 @@ class DurableServer:
         busy = False
         self.router.stuck = False
         self._read_inbox()
+        self._held = sum(session.held for session in self._sessions.values())
         for session in list(self._sessions.values()):
             try:
                 busy = self._deliver(session) or busy
@@ -312,12 +383,20 @@ class DurableServer:
         self._errors.flush()
         for session in list(self._sessions.values()):
             self._send(session.peer, Heartbeat(self._view.end))
+            session.wire.look()
         self._subscriptions.expire()
 
     def _deliver(self, session: _Session) -> bool:
         """One turn; whether another would bring something."""
+        before = session.held
+        try:
+            return self._give(session)
+        finally:
+            self._held += session.held - before
+
+    def _give(self, session: _Session) -> bool:
         for _ in range(_TURN_MESSAGES):
-            if session.credit <= 0 or (session.on_way and self._is_enough(session)):
+            if session.credit <= 0 or self._is_enough(session):
                 return False
             if not session.pending and not self._read(session):
                 return not session.cursor.at_end
@@ -330,6 +409,7 @@ class DurableServer:
                 session.last_sent = message.end - 1
                 continue
             size = sum(map(len, message.frames))
+            session.pending_bytes -= size
             session.on_way.append((session.sent, message.id, size))
             session.on_way_bytes += size
             session.sent += 1
@@ -339,15 +419,30 @@ class DurableServer:
         return True
 
     def _is_enough(self, session: _Session) -> bool:
-        """Whether more would be too much for the queues of this one, or of all."""
-        return session.on_way_bytes >= min(_WINDOW, _BUDGET // max(1, len(self._sessions)))
+        """Whether more on the way would be too much for the queues of this one, or of all."""
+        if not session.on_way and not session.wire.queued:
+            return False
+        most = self._share
+        on_way = session.held - session.pending_bytes
+        if on_way >= most and session.wire.queued >= most:
+            session.wire.look()
+            on_way = session.held - session.pending_bytes
+        return on_way >= most
+
+    @property
+    def _share(self) -> int:
+        """What one may hold: as much as the others leave."""
+        return max(_LEAST, min(_WINDOW, _BUDGET - self._held))
 
     def _read(self, session: _Session) -> bool:
         """Find what is to be sent next; whether there is something."""
         if (lost := session.cursor.skip_lost()) is not None:
             self._lose(session, Lost(*lost))
             return True
-        batch = session.cursor.read(_TURN_ROWS, _TURN_BYTES)
+        # No more than could be sent: what is read ahead for who takes nothing is memory too.
+        batch = session.cursor.read(
+            min(_TURN_ROWS, session.credit), min(_TURN_BYTES, max(1, self._share - session.held))
+        )
         if batch is None:
             return False
         batch = _matching(batch, session.subscription.topics)
@@ -355,6 +450,7 @@ class DurableServer:
         for at, number in enumerate(batch.column("id").to_pylist()):
             frames = messages.frames(at)
             session.pending.append(Message(number, tuple(frames if len(frames) > 1 else (b"", *frames))))
+            session.pending_bytes += sum(map(len, frames))
         self._step_over(session)
         return bool(session.pending)
 
@@ -373,12 +469,16 @@ class DurableServer:
 
     def _send(self, peer: bytes, message: FromProxy) -> bool:
         """Whether it was taken; a peer that is gone is let go of."""
+        frames = write(message)
+        session = self._sessions.get(self._names.get(peer, ""))
         try:
-            return self.router.send([peer, *write(message)])
+            taken = self.router.send([peer, *frames])
+            if taken and session is not None:
+                session.wire.write(frames)
+            return taken
         except zmq.ZMQError as e:
             if e.errno != zmq.EHOSTUNREACH:
                 raise
-        session = self._sessions.get(self._names.get(peer, ""))
         if session is not None:
             self._detach(session)
         return False
@@ -407,11 +507,6 @@ class DurableServer:
                 }
             )
         return accounts
-
-
-def _prepare(sock: zmq.Socket[bytes]) -> None:
-    sock.setsockopt(zmq.HEARTBEAT_IVL, _HEARTBEAT_MS)
-    sock.setsockopt(zmq.HEARTBEAT_TIMEOUT, _HEARTBEAT_TIMEOUT_MS)
 
 
 def _taken(name: str) -> Refused:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import suppress
+from typing import NamedTuple
 
 import zmq
 
@@ -11,11 +12,19 @@ from zmq_datasource.option_types import Endpoints
 from zmq_datasource.options import ProxyOptions
 from zmq_datasource.sockets import OpenSocket
 
-__all__ = ["Router"]
+__all__ = ["Request", "Router"]
 
 # Taken at a time; the others wait in libzmq.
 _MOST_REQUESTS = 256
 _RCVHWM = 1000
+
+
+class Request(NamedTuple):
+    """What a peer has sent, and the descriptor of its connection."""
+
+    peer: bytes
+    frames: list[bytes]
+    descriptor: int
 
 
 class Router:
@@ -53,17 +62,19 @@ class Router:
 
         self._opened = OpenSocket(options.socket("ROUTER", bind=bind), set_options)
         self.socket = self._opened.socket
-        self._inbox: list[list[bytes]] = []
+        self._inbox: list[Request] = []
         self.stuck = False
 
     def receive(self) -> None:
         """Take what peers have sent; ``inbox`` gives it."""
         with suppress(zmq.Again):
             while len(self._inbox) < _MOST_REQUESTS:
-                self._inbox.append(self.socket.recv_multipart(zmq.NOBLOCK))
+                peer, *frames = self.socket.recv_multipart(zmq.NOBLOCK, copy=False)
+                descriptor = int(frames[-1].get(zmq.SRCFD)) if frames else -1
+                self._inbox.append(Request(peer.bytes, [frame.bytes for frame in frames], descriptor))
 
-    def inbox(self) -> list[list[bytes]]:
-        """What was received since the last call; the peer is the first frame."""
+    def inbox(self) -> list[Request]:
+        """What was received since the last call."""
         inbox, self._inbox = self._inbox, []
         return inbox
 

@@ -22,7 +22,7 @@ from zmq_datasource.option_parser import parse
 from zmq_datasource.options import ProxyOptions
 from zmq_datasource.proxy.durable import DurableServer
 from zmq_datasource.proxy.journal import PARTITION
-from zmq_datasource.proxy.pipes import Lines, allow_many_files, read_start, say
+from zmq_datasource.proxy.pipes import Lines, Newest, allow_many_files, read_start, say
 from zmq_datasource.proxy.replays import ReplayServer
 from zmq_datasource.proxy.subscriptions import MARK, Subscriptions
 from zmq_datasource.proxy.view import LogView, Progress
@@ -51,7 +51,6 @@ class Server:
         self._storage = LogStorage(options.wal_location)
         self._durable: DurableServer | None = None
         self._replays: ReplayServer | None = None
-        self._subscriptions: Subscriptions | None = None
         self._poller = zmq.Poller()
         self._next_look = 0.0
         self._busy = False
@@ -69,10 +68,11 @@ class Server:
             self._storage.remove_reader(PARTITION, MARK)  # of a server process that was killed
             self._view = LogView(self._storage, PARTITION)
             self._view.follow(self._progress)  # before anybody's position is compared with its end
+            # Also of a proxy that serves none of them for now: what they need stays.
+            self._subscriptions = Subscriptions(
+                self._storage, PARTITION, self._view.end, self._options.subscriber_expiry
+            )
             if self._options.durable:
-                self._subscriptions = Subscriptions(
-                    self._storage, PARTITION, self._view.end, self._options.subscriber_expiry
-                )
                 self._durable = DurableServer(self._options, self._view, self._subscriptions)
                 stack.callback(self._durable.router.close)
                 self._poller.register(self._durable.router.socket, zmq.POLLIN)
@@ -84,7 +84,7 @@ class Server:
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._subscriptions is not None:
+        if len(self._subscriptions):
             self._subscriptions.change(urgent=True)
             self._subscriptions.save()
         self._stack.close()
@@ -121,6 +121,9 @@ class Server:
         if now >= self._next_look:
             self._next_look = now + _LOOK_SECONDS
             self._look_at_readers()
+            if self._durable is None:
+                self._subscriptions.expire()
+                self._subscriptions.save()
         busy = False
         if self._durable is not None:
             busy = self._durable.step()
@@ -148,8 +151,8 @@ class Server:
         hold = None
         if self._readers is not None:
             needed = list(self._readers)
-            if self._subscriptions is not None and self._subscriptions.earliest_needed is not None:
-                needed.append(self._subscriptions.earliest_needed)
+            if (earliest := self._subscriptions.earliest_needed) is not None:
+                needed.append(earliest)
             hold = min(needed, default=self._view.end)
         replays = self._replays
         return {
@@ -173,10 +176,15 @@ def main() -> None:
             server = _enter(options, Progress.of(json.loads(lines.wait())))
             stack.push(server)
             say({"ready": True})
-            serve(server, lines, say)
+            # A live process that is busy, or stopped, must not stop this one: of its lines only the newest matters.
+            newest = Newest(sys.stdout.fileno())
+            stack.callback(newest.finish)
+            serve(server, lines, newest.tell)
     except ZmqDataSourceError as e:
         say({"error": [type(e).__name__, str(e)]})
         sys.exit(1)
+    except BrokenPipeError:  # the live process is gone
+        return
 
 
 def _enter(options: ProxyOptions, progress: Progress) -> Server:

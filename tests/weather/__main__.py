@@ -1,0 +1,134 @@
+"""The command: runs seeds, a line each."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import random
+import shutil
+import sys
+import tempfile
+import threading
+import time
+from collections import Counter
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+from typing import NamedTuple
+
+from tests.weather.machine import Broken, World, draw
+from tests.weather.topologies import TOPOLOGIES
+
+# For so long the weather begins; what has begun then goes on for its time.
+_SECONDS = 3.0
+
+
+class Outcome(NamedTuple):
+    """What came of a seed."""
+
+    seed: int
+    topology: str
+    weather: str
+    failure: str
+    words: str
+    seconds: float
+    most_bytes: int
+    details: str
+
+
+def run(seed: int, topology: str | None = None, keep: str | None = None) -> Outcome:
+    """Run one seed, whose number alone decides what is drawn."""
+    name = topology or random.Random(f"topology {seed}").choice(sorted(TOPOLOGIES))
+    directory = Path(keep or tempfile.mkdtemp(prefix=f"weather-{seed}-"))
+    directory.mkdir(parents=True, exist_ok=True)
+    began = time.monotonic()
+    events = []
+    failure = words = details = ""
+    most_bytes = 0
+    try:
+        with World(directory, seed) as world:
+            try:
+                built = TOPOLOGIES[name](world, _SECONDS * 1.3)
+                events = list(draw(seed, built.possible, _SECONDS))
+                with _loading(built):
+                    world.weather(events)
+                built.finish()
+                words = built.check()
+            except Broken as e:
+                failure, details = str(e), world.tell()
+            except Exception as e:
+                failure, details = f"the machine itself: {e!r}", world.tell()
+            most_bytes = world.most_bytes
+    finally:
+        if keep is None:
+            shutil.rmtree(directory, ignore_errors=True)
+    return Outcome(
+        seed,
+        name,
+        "; ".join(map(str, events)),
+        failure,
+        words,
+        time.monotonic() - began,
+        most_bytes,
+        details,
+    )
+
+
+@contextlib.contextmanager
+def _loading(topology: object):  # type: ignore[no-untyped-def]
+    """Have a topology that makes its load itself go on with it meanwhile."""
+    load = getattr(topology, "load", None)
+    if load is None:
+        yield
+        return
+    end = threading.Event()
+
+    def go_on() -> None:
+        while not end.wait(0.05):
+            load()
+
+    thread = threading.Thread(target=go_on)
+    thread.start()
+    try:
+        yield
+    finally:
+        end.set()
+        thread.join()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m tests.weather", description=__doc__)
+    parser.add_argument("--seeds", type=int, default=20, help="how many seeds to run")
+    parser.add_argument("--first", type=int, default=0, help="the first of them")
+    parser.add_argument("--topology", choices=sorted(TOPOLOGIES), help="this one for every seed")
+    parser.add_argument("--jobs", type=int, default=2, help="how many to run side by side")
+    parser.add_argument("--keep", metavar="DIRECTORY", help="keep what one seed has left behind there")
+    given = parser.parse_args()
+    if given.keep and given.seeds != 1:
+        parser.error("--keep is for one seed: add --seeds 1")
+    counts: Counter[str] = Counter()
+    failed = []
+    with ProcessPoolExecutor(given.jobs) as pool:
+        seeds = range(given.first, given.first + given.seeds)
+        for done in [pool.submit(run, seed, given.topology, given.keep) for seed in seeds]:
+            outcome = done.result()
+            counts[f"{outcome.topology}: {'failed' if outcome.failure else 'ok'}"] += 1
+            print(
+                f"seed {outcome.seed} {outcome.topology} [{outcome.weather}]: "
+                f"{'FAILED: ' + outcome.failure if outcome.failure else 'ok: ' + outcome.words} "
+                f"({outcome.seconds:.1f} s, {outcome.most_bytes >> 20} MiB)",
+                flush=True,
+            )
+            if outcome.failure:
+                failed.append(outcome.seed)
+                topology = f" --topology {given.topology}" if given.topology else ""
+                print(outcome.details)
+                print(
+                    f"    again: python -m tests.weather --first {outcome.seed} --seeds 1{topology}",
+                    flush=True,
+                )
+    print(", ".join(f"{name} {count}" for name, count in sorted(counts.items())))
+    sys.exit(1 if failed else 0)
+
+
+if __name__ == "__main__":
+    main()

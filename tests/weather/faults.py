@@ -1,0 +1,118 @@
+"""Faults of the disk and the clock of one process, turned on and off by another one.
+
+The two share a page of memory. ``install`` puts the faults between the standard library and the package, before
+the package is imported: nothing in the package knows of it.
+"""
+
+from __future__ import annotations
+
+import builtins
+import errno
+import io
+import mmap
+import os
+import struct
+import time
+from pathlib import Path
+from typing import Any
+
+__all__ = ["DISK_FAULTS", "Faults", "install"]
+
+DISK_FAULTS = ("none", "enospc", "eio", "emfile", "slow")
+_PAGE = struct.Struct("<Bd")
+_SLOW_SECONDS = 0.4
+
+
+class Faults:
+    """What is wrong with a process' disk and clock; shared by whoever opens the same path."""
+
+    def __init__(self, path: Path) -> None:
+        if not path.exists():
+            path.write_bytes(bytes(_PAGE.size))
+        with path.open("r+b") as file:
+            self._page = mmap.mmap(file.fileno(), _PAGE.size)
+
+    @property
+    def disk(self) -> str:
+        return DISK_FAULTS[_PAGE.unpack_from(self._page)[0]]
+
+    @disk.setter
+    def disk(self, fault: str) -> None:
+        _PAGE.pack_into(self._page, 0, DISK_FAULTS.index(fault), self.clock)
+
+    @property
+    def clock(self) -> float:
+        """Seconds by which the clock is ahead."""
+        return float(_PAGE.unpack_from(self._page)[1])
+
+    @clock.setter
+    def clock(self, seconds: float) -> None:
+        _PAGE.pack_into(self._page, 0, _PAGE.unpack_from(self._page)[0], seconds)
+
+    def meet(self, act: str) -> None:
+        """What the disk has to say to an act: ``open``, ``write``, ``fsync`` or ``rename``."""
+        match self.disk:
+            case "enospc" if act != "rename":
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            case "eio" if act in ("write", "fsync"):
+                raise OSError(errno.EIO, os.strerror(errno.EIO))
+            case "emfile" if act == "open":
+                raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+            case "slow" if act == "fsync":
+                time.sleep(_SLOW_SECONDS)
+
+
+def install(page: Path, root: Path) -> None:
+    """Put this process' disk, below ``root``, and its clock under the weather."""
+    faults = Faults(page)
+    below = f"{root}{os.sep}"
+
+    def concerns(path: object) -> bool:
+        return isinstance(path, (str, os.PathLike)) and os.fspath(path).startswith(below)  # type: ignore[arg-type]
+
+    real_open, real_fsync, real_rename, real_time = builtins.open, os.fsync, os.rename, time.time
+
+    class File(io.FileIO):
+        def write(self, content: Any) -> int:
+            try:
+                faults.meet("write")
+            except OSError:
+                # What a full disk takes before it says so is there, and torn.
+                super().write(memoryview(content).cast("B")[: memoryview(content).nbytes // 2])
+                raise
+            return super().write(content)
+
+    def open_(path: Any, mode: str = "r", *args: Any, **kwargs: Any) -> Any:
+        if not concerns(path):
+            return real_open(path, mode, *args, **kwargs)
+        faults.meet("open" if faults.disk == "emfile" or "r" not in mode else "read")
+        if mode == "wb":
+            return File(path, "w")
+        return real_open(path, mode, *args, **kwargs)
+
+    def fsync(descriptor: Any) -> None:
+        number = descriptor if isinstance(descriptor, int) else descriptor.fileno()
+        if concerns(os.readlink(f"/proc/self/fd/{number}") + os.sep):
+            faults.meet("fsync")
+        real_fsync(descriptor)
+
+    def rename(source: Any, target: Any, **kwargs: Any) -> None:
+        if concerns(source):
+            faults.meet("rename")
+        real_rename(source, target, **kwargs)
+
+    builtins.open = io.open = open_  # type: ignore[assignment]
+    os.fsync, os.rename = fsync, rename
+    time.time = lambda: real_time() + faults.clock
+
+    import pyarrow as pa  # noqa: PLC0415 - only now
+
+    real_file = pa.OSFile
+
+    def os_file(path: str, mode: str = "rb", **kwargs: Any) -> Any:
+        if mode != "wb" or not concerns(path):
+            return real_file(path, mode, **kwargs)
+        faults.meet("open")
+        return pa.PythonFile(File(path, "w"), mode="w")
+
+    pa.OSFile = os_file

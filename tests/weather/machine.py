@@ -1,0 +1,333 @@
+"""One run: a world of processes and middleboxes, the weather drawn for it, and what became of it."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from types import TracebackType
+from typing import Any, NamedTuple, Self
+
+import psutil
+
+from tests.support import free_endpoint
+from tests.weather.faults import Faults
+from tests.weather.middlebox import Middlebox
+
+__all__ = ["Broken", "Event", "Process", "World", "draw"]
+
+_REPOSITORY = Path(__file__).resolve().parents[2]
+# What one process of ours may hold, whatever the weather.
+_MOST_BYTES = 700 << 20
+# How long the load and the queries may take to be through once the weather is fair.
+SETTLE_SECONDS = 90.0
+_END_SECONDS = 60.0
+
+
+class Broken(AssertionError):
+    """A promise that did not hold."""
+
+
+class Event(NamedTuple):
+    """Some weather: when it begins, in seconds, what it is, whom it meets, and how long it lasts."""
+
+    at: float
+    kind: str
+    target: str
+    seconds: float
+
+    def __str__(self) -> str:
+        lasts = f" {self.seconds:.1f} s" if self.seconds else ""
+        return f"{self.kind} {self.target}{lasts} at {self.at:.1f}"
+
+
+class Process:
+    """A role in a process of its own, which may die and is started again."""
+
+    def __init__(self, world: World, name: str, role: str, disk: Path, settings: dict[str, Any]) -> None:
+        self._world, self.name, self.role = world, name, role
+        self._disk, self._settings = disk, settings
+        self._page = world.directory / f"{name}.faults"
+        self.faults = Faults(self._page)
+        self._log = (world.directory / f"{name}.log").open("ab")
+        self.killed = False
+        self.start()
+
+    def start(self) -> None:
+        environment = os.environ | {"PYTHONPATH": str(_REPOSITORY), "PYTHONFAULTHANDLER": "1"}
+        self.popen = subprocess.Popen(
+            [
+                sys.executable,
+                "-m",
+                "tests.weather.child",
+                self.role,
+                str(self._page),
+                str(self._disk),
+                json.dumps(self._settings),
+            ],
+            cwd=_REPOSITORY,
+            env=environment,
+            stdin=subprocess.PIPE,
+            stdout=self._log,
+            stderr=self._log,
+        )
+        self.killed = False
+
+    @property
+    def alive(self) -> bool:
+        return self.popen.poll() is None
+
+    def kill(self) -> None:
+        """SIGKILL, to the process and, as when a machine stops, to those that it has started."""
+        for child in self._family():
+            child.kill()
+        self.popen.wait()
+        self.killed = True
+
+    def signal(self, number: int) -> None:
+        for process in self._family():
+            with _gone_is_fine():
+                process.send_signal(number)
+
+    def _family(self) -> list[psutil.Process]:
+        try:
+            own = psutil.Process(self.popen.pid)
+            return [own, *own.children(recursive=True)]
+        except psutil.NoSuchProcess:
+            return []
+
+    @property
+    def bytes(self) -> int:
+        """The resident memory of the largest of its processes."""
+        sizes = [0]
+        for process in self._family():
+            with _gone_is_fine():
+                sizes.append(process.memory_info().rss)
+        return max(sizes)
+
+    def stop(self) -> int:
+        """SIGTERM, and its exit code."""
+        if self.alive:
+            self.popen.terminate()
+        try:
+            return self.popen.wait(_END_SECONDS)
+        except subprocess.TimeoutExpired:
+            self.kill()
+            raise Broken(f"{self.name} did not end within {_END_SECONDS:.0f} s of SIGTERM") from None
+
+    def close(self) -> None:
+        if self.alive:
+            self.kill()
+        if self.popen.stdin is not None:
+            self.popen.stdin.close()
+        self._log.close()
+
+    def last_lines(self, count: int = 8) -> str:
+        lines = (self._world.directory / f"{self.name}.log").read_text(errors="replace").splitlines()
+        return "\n".join(f"    {self.name}: {line}" for line in lines[-count:])
+
+
+class _gone_is_fine:  # noqa: N801 - reads as what it is
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> bool:
+        return kind is not None and issubclass(kind, psutil.NoSuchProcess)
+
+
+class World:
+    """What a topology is built in; use it in a ``with`` block.
+
+    Attributes:
+        random: Draws the topology's own parameters.
+        events: The weather that was drawn; what is lossy is known from it.
+    """
+
+    def __init__(self, directory: Path, seed: int) -> None:
+        self.directory = directory
+        self.random = random.Random(f"world {seed}")
+        self.processes: dict[str, Process] = {}
+        self.boxes: dict[str, Middlebox] = {}
+        self.events: list[Event] = []
+        self.most_bytes = 0
+        self._stack = ExitStack()
+        self._stopped: set[str] = set()
+        self._again: list[tuple[float, str]] = []
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for process in self.processes.values():
+            process.close()
+        self._stack.close()
+
+    # Building.
+
+    def endpoint(self) -> str:
+        return free_endpoint()
+
+    def middlebox(self, name: str, endpoint: str) -> str:
+        """Put a box in front of an endpoint; the endpoint to connect to instead."""
+        self.boxes[name] = box = self._stack.enter_context(Middlebox(endpoint))
+        return box.endpoint
+
+    def process(self, name: str, role: str, disk: Path | None = None, /, **settings: Any) -> Process:
+        self.processes[name] = process = Process(
+            self, name, role, disk or self.directory / "nowhere", settings
+        )
+        return process
+
+    def keep(self, closing: Any) -> Any:
+        """Enter something that is to be left at the end."""
+        return self._stack.enter_context(closing)
+
+    def lossy(self, *kinds: str) -> bool:
+        """Whether some weather of these kinds was drawn, as ``kind target``."""
+        return any(f"{e.kind} {e.target}" in kinds for e in self.events)
+
+    # Weather.
+
+    def weather(self, events: list[Event]) -> None:
+        """Let it come and go; afterwards all is fair, and everybody is there."""
+        self.events = events
+        began = time.monotonic()
+        todo = sorted([(e.at, 0, e) for e in events] + [(e.at + e.seconds, 1, e) for e in events])
+        for at, over, event in todo:
+            while (left := began + at - time.monotonic()) > 0:
+                self._look(min(left, 0.1))
+            (self._end if over else self._begin)(event)
+        for box in self.boxes.values():
+            box.clear()
+        for name in list(self._stopped):
+            self._resume(name)
+        for process in self.processes.values():
+            process.faults.disk = "none"
+        while self._again:
+            self._look(0.05)
+
+    def _begin(self, event: Event) -> None:
+        match event.kind:
+            case "kill":
+                self.processes[event.target].kill()
+                self._again.append((time.monotonic() + event.seconds, event.target))
+            case "stop":
+                self.processes[event.target].signal(signal.SIGSTOP)
+                self._stopped.add(event.target)
+            case "enospc" | "eio" | "emfile" | "slow":
+                self.processes[event.target].faults.disk = event.kind
+            case "clock-back":
+                self.processes[event.target].faults.clock = -3600.0
+            case "clock-ahead":
+                self.processes[event.target].faults.clock = 3600.0
+            case "delay":
+                self.boxes[event.target].delay = 0.15
+            case "throttle":
+                self.boxes[event.target].bytes_per_second = 40_000
+            case "reset":
+                self.boxes[event.target].reset()
+            case "reset-after":
+                self.boxes[event.target].reset_after = self.random.randrange(1, 60_000)
+            case "half-open":
+                self.boxes[event.target].half_open()
+            case "black-hole":
+                self.boxes[event.target].black_hole = True
+            case _:
+                raise ValueError(event)
+
+    def _end(self, event: Event) -> None:
+        match event.kind:
+            case "stop":
+                self._resume(event.target)
+            case "enospc" | "eio" | "emfile" | "slow":
+                self.processes[event.target].faults.disk = "none"
+            case "delay":
+                self.boxes[event.target].delay = 0.0
+            case "throttle":
+                self.boxes[event.target].bytes_per_second = 0
+            case "half-open" | "black-hole":
+                self.boxes[event.target].clear()
+
+    def _resume(self, name: str) -> None:
+        self.processes[name].signal(signal.SIGCONT)
+        self._stopped.discard(name)
+
+    def _look(self, seconds: float) -> None:
+        """Let time pass; start again who is due, notice who has ended by itself and who has grown."""
+        now = time.monotonic()
+        for due, name in [pair for pair in self._again if pair[0] <= now]:
+            self._again.remove((due, name))
+            self.processes[name].start()
+        self.check_alive()
+        time.sleep(seconds)
+
+    def check_alive(self) -> None:
+        for name, process in self.processes.items():
+            if not process.alive and not process.killed and process.popen.returncode != 0:
+                raise Broken(f"{name} has ended by itself with exit code {process.popen.returncode}")
+            size = process.bytes
+            self.most_bytes = max(self.most_bytes, size)
+            if size > _MOST_BYTES:
+                raise Broken(f"{name} holds {size >> 20} MiB")
+
+    # The end.
+
+    def wait_for(self, done: Callable[[], bool], what: str, seconds: float = SETTLE_SECONDS) -> None:
+        """Wait for something to come about in fair weather."""
+        deadline = time.monotonic() + seconds
+        while not done():
+            if time.monotonic() > deadline:
+                raise Broken(f"the weather is fair for {seconds:.0f} s, and not yet: {what}")
+            self._look(0.05)
+
+    def stop(self, *names: str) -> None:
+        """End processes in good order."""
+        for name in names:
+            code = self.processes[name].stop()
+            if code not in (0, 128 + signal.SIGTERM):
+                raise Broken(f"{name} ended with exit code {code}")
+
+    def tell(self) -> str:
+        return "\n".join(process.last_lines() for process in self.processes.values())
+
+
+_LENGTHS = {
+    "kill": (0.0, 1.5),
+    "stop": (0.2, 4.0),
+    "enospc": (0.2, 3.0),
+    "eio": (0.2, 3.0),
+    "emfile": (0.2, 3.0),
+    "slow": (0.5, 3.0),
+    "delay": (0.5, 3.0),
+    "throttle": (0.5, 3.0),
+    "half-open": (0.5, 4.0),
+    "black-hole": (0.3, 4.0),
+}
+
+
+def draw(seed: int, possible: list[tuple[str, str]], seconds: float) -> Iterator[Event]:
+    """The weather of a seed: one to five of the possible (kind, target), within so many seconds.
+
+    One black hole in ten is a partition of 30 s.
+    """
+    chance = random.Random(f"weather {seed}")
+    busy: dict[str, float] = {}  # one trouble at a time for each target: they would undo each other
+    for _ in range(chance.randint(1, 5)):
+        kind, target = chance.choice(possible)
+        low, high = _LENGTHS.get(kind, (0.0, 0.0))
+        length = chance.uniform(low, high)
+        if kind == "black-hole" and chance.random() < 0.1:
+            length = 30.0
+        at = chance.uniform(0.1, seconds)
+        if at < busy.get(target, 0.0):
+            at = busy[target] + 0.1
+        busy[target] = at + length
+        yield Event(at, kind, target, length)

@@ -1,0 +1,213 @@
+"""A TCP middlebox: what a network does to connections between two processes that both live on."""
+
+from __future__ import annotations
+
+import select
+import selectors
+import socket
+import struct
+import threading
+import time
+from collections import deque
+from contextlib import suppress
+from typing import Self
+
+__all__ = ["Middlebox"]
+
+# What it takes from one side that the other has not taken yet: a real one buffers too.
+_BUFFER_BYTES = 256 << 10
+_TICK_SECONDS = 0.005
+_RESET = struct.pack("ii", 1, 0)
+
+
+class _Way:
+    """One direction of a connection."""
+
+    def __init__(self, source: socket.socket, target: socket.socket) -> None:
+        self.source, self.target = source, target
+        self.parts: deque[tuple[float, memoryview]] = deque()  # when due, and what
+        self.bytes = 0
+        self.ended = False
+        self.allowance = 0.0
+
+
+class _Link:
+    """A connection through the box: two sockets, two ways."""
+
+    def __init__(self, near: socket.socket, far: socket.socket) -> None:
+        self.ways = (_Way(near, far), _Way(far, near))
+        self.near, self.far = near, far
+        self.half_open = False
+
+    def reset(self) -> None:
+        for sock in (self.near, self.far):
+            with suppress(OSError):
+                sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
+            sock.close()
+
+
+class Middlebox:
+    """Forwards tcp connections to an endpoint; the attributes are the weather, and may change at any time.
+
+    Attributes:
+        delay: Seconds that each part is held.
+        bytes_per_second: Of each way; 0 for no bound.
+        black_hole: Whether nothing passes and nobody is told; connections are made all the same.
+        reset_after: Bytes after which every connection is reset, once; None for never.
+        bytes: What has passed so far, both ways.
+    """
+
+    def __init__(self, endpoint: str) -> None:
+        host, _, port = endpoint.removeprefix("tcp://").rpartition(":")
+        self._to = host, int(port)
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self._listener.setblocking(False)
+        self.endpoint = f"tcp://127.0.0.1:{self._listener.getsockname()[1]}"
+        self.delay = 0.0
+        self.bytes_per_second = 0
+        self.black_hole = False
+        self.reset_after: int | None = None
+        self.bytes = 0
+        self._links: list[_Link] = []
+        self._commands: deque[str] = deque()
+        self._end = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="middlebox", daemon=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._end.set()
+        self._thread.join(30)
+
+    def reset(self) -> None:
+        """End every connection at once, with what the box holds of it."""
+        self._commands.append("reset")
+
+    def half_open(self) -> None:
+        """The far side of every connection loses it; the near side is not told."""
+        self._commands.append("half_open")
+
+    def clear(self) -> None:
+        """Fair weather. Connections that were half open are reset: such a thing ends some day."""
+        self.delay, self.bytes_per_second, self.black_hole, self.reset_after = 0.0, 0, False, None
+        self._commands.append("clear")
+
+    # The box's own thread.
+
+    def _run(self) -> None:
+        try:
+            while not self._end.is_set():
+                self._obey()
+                self._accept()
+                self._wait()
+                for link in list(self._links):
+                    self._serve(link)
+        finally:
+            for link in self._links:
+                link.reset()
+            self._listener.close()
+
+    def _obey(self) -> None:
+        while self._commands:
+            command = self._commands.popleft()
+            for link in list(self._links):
+                if command == "reset" or (command == "clear" and link.half_open):
+                    self._drop(link)
+                elif command == "half_open":
+                    link.half_open = True
+                    with suppress(OSError):
+                        link.far.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
+                    link.far.close()
+
+    def _drop(self, link: _Link) -> None:
+        link.reset()
+        self._links.remove(link)
+
+    def _accept(self) -> None:
+        with suppress(BlockingIOError):
+            while True:
+                near, _ = self._listener.accept()
+                try:
+                    far = socket.create_connection(self._to, 1)
+                except OSError:
+                    near.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
+                    near.close()
+                    continue
+                near.setblocking(False)
+                far.setblocking(False)
+                self._links.append(_Link(near, far))
+
+    def _wait(self) -> None:
+        with selectors.PollSelector() as selector:
+            selector.register(self._listener, selectors.EVENT_READ)
+            for link in self._links:
+                if link.half_open or self.black_hole:
+                    continue
+                for way in link.ways:
+                    if not way.ended and way.bytes < _BUFFER_BYTES:
+                        with suppress(KeyError, ValueError):
+                            selector.register(way.source, selectors.EVENT_READ)
+            selector.select(_TICK_SECONDS)
+
+    def _serve(self, link: _Link) -> None:
+        if link.half_open or self.black_hole:
+            return
+        try:
+            for way in link.ways:
+                self._take(way)
+                self._give(way)
+        except (OSError, ValueError):
+            self._drop(link)
+            return
+        if self.reset_after is not None and self.reset_after <= 0:
+            self.reset_after = None
+            for other in list(self._links):
+                self._drop(other)
+        elif all(way.ended and not way.parts for way in link.ways):
+            self._drop(link)
+
+    def _take(self, way: _Way) -> None:
+        while not way.ended and way.bytes < _BUFFER_BYTES:
+            try:
+                part = way.source.recv(1 << 16)
+            except BlockingIOError:
+                return
+            if not part:
+                way.ended = True
+                if not way.parts:
+                    way.target.shutdown(socket.SHUT_WR)
+                return
+            way.parts.append((time.monotonic() + self.delay, memoryview(part)))
+            way.bytes += len(part)
+            if self.reset_after is not None:
+                self.reset_after -= len(part)
+
+    def _give(self, way: _Way) -> None:
+        now = time.monotonic()
+        if self.bytes_per_second:
+            way.allowance = min(
+                way.allowance + self.bytes_per_second * _TICK_SECONDS, self.bytes_per_second / 10
+            )
+        while way.parts and way.parts[0][0] <= now:
+            due, part = way.parts.popleft()
+            most = len(part)
+            if self.bytes_per_second:
+                most = min(most, int(way.allowance))
+            try:
+                sent = way.target.send(part[:most]) if most else 0
+            except BlockingIOError:
+                sent = 0
+            way.bytes -= sent
+            self.bytes += sent
+            way.allowance -= sent
+            if sent < len(part):
+                way.parts.appendleft((due, part[sent:]))
+                return
+        if way.ended and not way.parts:
+            way.target.shutdown(socket.SHUT_WR)
+
+
+# A selector of poll(2): there may be more than 1024 descriptors.
+assert hasattr(select, "poll")

@@ -1,0 +1,460 @@
+"""What is run under the weather, and the plain model that judges each: what was sent, what came, what may be missing."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+from tests.publishers import Publisher
+from tests.support import log_rows
+from tests.weather.engine import read_output
+from tests.weather.machine import Broken, World
+from zmq_datasource.intake import read_gaps
+from zmq_datasource.wal.state import read_saved_state
+from zmq_datasource.wal.storage import LogStorage
+
+__all__ = ["TOPOLOGIES", "Topology"]
+
+_NETWORK = ("delay", "throttle", "reset", "reset-after", "half-open", "black-hole")
+_DISK = ("enospc", "eio", "emfile", "slow")
+_PROCESS = ("kill", "stop")
+_CLOCK = ("clock-back", "clock-ahead")
+
+
+class Topology:
+    """One arrangement; built in a world before the weather comes.
+
+    Attributes:
+        possible: The weather that there can be, as (kind, target).
+    """
+
+    name: ClassVar[str]
+
+    def __init__(self, world: World, seconds: float) -> None:
+        self.world = world
+        self.seconds = seconds
+        self.wal = world.directory / "wal"
+        self.query = world.directory / "query"
+        self.possible: list[tuple[str, str]] = []
+
+    def may(self, target: str, *kinds: str) -> None:
+        self.possible += [(kind, target) for kind in kinds]
+
+    def finish(self) -> None:
+        """In fair weather: wait until all is through, and end everybody in good order."""
+        raise NotImplementedError
+
+    def check(self) -> str:
+        """Judge; what came of it in a few words.
+
+        Raises:
+            Broken: A promise did not hold.
+        """
+        raise NotImplementedError
+
+    # What all have in common.
+
+    def source(self, name: str = "source", **options: str) -> None:
+        self.world.process(
+            name,
+            "source",
+            self.wal,
+            directory=str(self.query),
+            options={"walLocation": str(self.wal), "failOnDataLoss": "true", **options},
+        )
+
+    def output(self) -> list[list[Any]]:
+        """The rows of the query, which are contiguous in their ids and none twice."""
+        rows = read_output(self.query)
+        numbers = [row[0] for row in rows]
+        doubled = [number for number, count in Counter(numbers).items() if count > 1]
+        if doubled:
+            raise Broken(f"ids {doubled[:5]} were committed twice")
+        if numbers != list(range(numbers[0], numbers[0] + len(numbers)) if numbers else []):
+            raise Broken(f"the ids of the query have holes or no order: {_holes(numbers)}")
+        return rows
+
+    def read_through(self) -> bool:
+        """Whether the query has committed all that the log has."""
+        end = max((chunk.end for chunk in LogStorage(str(self.wal)).chunks(0)), default=0)
+        commits = [
+            json.loads(p.read_text())["end"]["next"]["0"] for p in (self.query / "commits").glob("[0-9]*")
+        ]
+        return end > 0 and max(commits, default=0) == end
+
+    def ended(self, name: str) -> Callable[[], bool]:
+        return lambda: not self.world.processes[name].alive and not self.world.processes[name].killed
+
+
+def _holes(numbers: list[int]) -> str:
+    pairs = [(a, b) for a, b in zip(numbers, numbers[1:], strict=False) if b != a + 1]
+    return ", ".join(f"{a} is followed by {b}" for a, b in pairs[:3])
+
+
+class _Sinked(Topology):
+    """Our sink's batches over plain sockets into our source."""
+
+    kinds: ClassVar[tuple[str, str]]
+    framing: ClassVar[str]
+
+    def __init__(self, world: World, seconds: float) -> None:
+        super().__init__(world, seconds)
+        self.noblock = world.random.random() < 0.3
+        self.batches, self.rows, self.partitions = 30, 40, 2
+        at = world.endpoint()
+        before = world.middlebox("wire", at)
+        writes, reads = self.kinds
+        more = {"deduplicate": "true"} if self.framing == "sequenced" else {}
+        self.source(socketType=reads, bind=at, framing=self.framing, walRetention="1h", **more)
+        self.journal = world.directory / "sink.jsonl"
+        world.process(
+            "sink",
+            "sink",
+            journal=str(self.journal),
+            query="00000000-0000-0000-0000-000000000001",
+            batches=self.batches,
+            rows=self.rows,
+            partitions=self.partitions,
+            pause=seconds / self.batches,
+            options={
+                "socketType": writes,
+                "connect": before,
+                "framing": self.framing,
+                "noblock": str(self.noblock).lower(),
+                "connectTimeout": "5s",
+                "sendTimeout": "10s",
+                "linger": "10s",
+                "sndhwm": "1000",
+            },
+        )
+        self.may("wire", *_NETWORK)
+        self.may("source", *_DISK, *_PROCESS, *_CLOCK)
+        self.may("sink", *_PROCESS)
+
+    def finish(self) -> None:
+        self.world.wait_for(self.ended("sink"), "the sink has sent all of its batches")
+        self.world.wait_for(self.read_through, "the query has read what was received")
+        self.world.stop("source")
+
+    def accounts(self) -> list[dict[str, Any]]:
+        accounts = [json.loads(line) for line in self.journal.read_text().splitlines()]
+        done = [account for account in accounts if "batch" in account]
+        for account in done:
+            if account["rows"] != account["sent"] + account["dropped"] + account["deadLettered"]:
+                raise Broken(f"the sink's account does not add up: {account}")
+        if [account["batch"] for account in done] != list(range(self.batches)):
+            raise Broken(f"the sink has not written each batch once: {[a['batch'] for a in done]}")
+        return done
+
+
+class PushPull(_Sinked):
+    """PUSH → PULL: nothing is lost as long as no process dies that holds it."""
+
+    name = "push-pull"
+    kinds, framing = ("PUSH", "PULL"), "plain"
+
+    def check(self) -> str:
+        accounts, rows = self.accounts(), self.output()
+        came = Counter(row[3] for row in rows)
+        for account in accounts:
+            missing = [
+                f"{account['batch']}:{p}:{r}"
+                for p in range(self.partitions)
+                for r in range(self.rows)
+                if f"{account['batch']}:{p}:{r}" not in came
+            ]
+            # What a receiver had and not sealed dies with it.
+            if len(missing) > account["dropped"] and not self.world.lossy("kill source"):
+                raise Broken(
+                    f"{len(missing)} rows of batch {account['batch']} never came, from {missing[0]} on; the sink says "
+                    f"{account}"
+                )
+        return f"{sum(came.values())} rows, {sum(came.values()) - len(came)} of them again"
+
+
+class PubSub(_Sinked):
+    """PUB → SUB, numbered: what is missing is known, and nothing comes twice."""
+
+    name = "pub-sub"
+    kinds, framing = ("PUB", "SUB"), "sequenced"
+
+    def check(self) -> str:
+        self.accounts()
+        rows = self.output()
+        seen = Counter((row[1], row[2]) for row in rows)
+        doubled = [key for key, count in seen.items() if count > 1]
+        if doubled:
+            raise Broken(f"{doubled[:3]} came twice though deduplicate is on")
+        saved = read_saved_state(LogStorage(str(self.wal)), 0)
+        missing = {
+            (gap["publisher"], number)
+            for gap in read_gaps(saved.full, saved.delta)
+            if gap["healed"] is None
+            for number in range(gap["first"], gap["last"] + 1)
+        }
+        if wrong := sorted(missing & seen.keys()):
+            raise Broken(f"{wrong[:3]} came, and are counted as lost")
+        for publisher in {publisher for publisher, _ in seen}:
+            numbers = [number for p, number in seen if p == publisher]
+            holes = {(publisher, n) for n in range(max(numbers))} - seen.keys()
+            if unknown := sorted(holes - missing):
+                raise Broken(f"{unknown[:3]} never came, and nobody counts them as lost")
+        return f"{len(rows)} rows, {len(missing)} known to be lost"
+
+
+class VllmReplay(Topology):
+    """A vLLM publisher with its replay socket: each message once, whatever happens between it and us."""
+
+    name = "vllm-replay"
+
+    def __init__(self, world: World, seconds: float) -> None:
+        super().__init__(world, seconds)
+        live, replay = world.endpoint(), world.endpoint()
+        sndhwm = world.random.choice((10, 1000))
+        self.publisher: Publisher = world.keep(
+            Publisher("vllm", live, replay=replay, sndhwm=sndhwm, buffer=1_000_000)
+        )
+        self.source(
+            socketType="SUB",
+            connect=world.middlebox("live", live),
+            replayEndpoint=world.middlebox("replay", replay),
+            framing="vllm",
+            walRetention="1h",
+        )
+        self.publisher.ask("wait-subscriber")
+        self.publisher.ask("send 1")
+        world.wait_for(lambda: (self.query / "out" / "000000").exists(), "the first message is read", 30)
+        self.sent = 1
+        self.may("live", *_NETWORK)
+        self.may("replay", *_NETWORK)
+        self.may("source", *_DISK, *_PROCESS, *_CLOCK)
+
+    def load(self) -> None:
+        burst = self.world.random.choice((1, 50, 500))
+        self.sent = int(self.publisher.ask(f"send {burst}")["next"])
+
+    def finish(self) -> None:
+        def through() -> bool:
+            return self.read_through() and len(read_output(self.query)) >= self.sent
+
+        self.world.wait_for(through, f"the query has all of {self.sent} messages")
+        self.world.stop("source")
+
+    def check(self) -> str:
+        numbers = [row[2] for row in self.output()]
+        if sorted(numbers) != list(range(self.sent)):
+            doubled = [n for n, count in Counter(numbers).items() if count > 1]
+            missing = sorted(set(range(self.sent)) - set(numbers))
+            raise Broken(
+                f"of {self.sent} messages {len(missing)} are missing {missing[:3]}, {len(doubled)} came twice"
+            )
+        return f"{self.sent} messages, {self.publisher.ask('requests')['count']} replays asked for"
+
+
+class DealerRouter(Topology):
+    """DEALER → ROUTER: each batch whole and once, whoever dies."""
+
+    name = "dealer-router"
+
+    def __init__(self, world: World, seconds: float) -> None:
+        super().__init__(world, seconds)
+        at = world.endpoint()
+        self.batches, self.rows, self.partitions = 20, 50, 2
+        retention = world.random.choice(("0s", "1h"))
+        self.source(socketType="ROUTER", bind=at, walRetention=retention)
+        self.journal = world.directory / "sink.jsonl"
+        world.process(
+            "sink",
+            "sink",
+            journal=str(self.journal),
+            query="00000000-0000-0000-0000-000000000002",
+            batches=self.batches,
+            rows=self.rows,
+            partitions=self.partitions,
+            pause=seconds / self.batches,
+            options={
+                "socketType": "DEALER",
+                "connect": world.middlebox("wire", at),
+                "connectTimeout": "5s",
+                "sendTimeout": "10s",
+            },
+        )
+        self.may("wire", *_NETWORK)
+        self.may("source", *_DISK, *_PROCESS, *_CLOCK)
+        self.may("sink", *_PROCESS)
+
+    def finish(self) -> None:
+        self.world.wait_for(self.ended("sink"), "the sink has sent all of its batches")
+        self.world.wait_for(self.read_through, "the query has read what was received")
+        self.world.stop("source")
+
+    def check(self) -> str:
+        came = Counter(row[3] for row in self.output())
+        due = {
+            f"{b}:{p}:{r}"
+            for b in range(self.batches)
+            for p in range(self.partitions)
+            for r in range(self.rows)
+        }
+        _exactly_once(due, came)
+        return f"{len(came)} rows"
+
+
+class ProducerReceive(Topology):
+    """Producer → receive → query: three programs and a log, each of which may die."""
+
+    name = "producer-receive"
+
+    def __init__(self, world: World, seconds: float) -> None:
+        super().__init__(world, seconds)
+        at = world.endpoint()
+        self.transactions, self.rows = 30, 20
+        retention = world.random.choice(("0s", "1h"))
+        world.process(
+            "receive",
+            "receive",
+            self.wal,
+            options={
+                "socketType": "ROUTER",
+                "bind": at,
+                "walLocation": str(self.wal),
+                "walRetention": retention,
+                "walChunkBytes": "64k",
+            },
+        )
+        world.process(
+            "producer",
+            "producer",
+            endpoint=world.middlebox("wire", at),
+            name="weather",
+            transactions=self.transactions,
+            rows=self.rows,
+            pause=seconds / self.transactions,
+        )
+        world.wait_for(lambda: any(LogStorage(str(self.wal)).chunks(0)), "there is a log", 30)
+        self.source()
+        self.may("wire", *_NETWORK)
+        self.may("receive", *_DISK, *_PROCESS, *_CLOCK)
+        self.may("source", *_PROCESS, *_CLOCK)
+        self.may("producer", *_PROCESS)
+
+    def finish(self) -> None:
+        self.world.wait_for(self.ended("producer"), "the producer has flushed all of its transactions")
+        self.world.wait_for(self.read_through, "the query has read what was received")
+        self.world.stop("source", "receive")
+
+    def check(self) -> str:
+        came = Counter(row[3] for row in self.output())
+        due = {f"{number}:{row}" for number in range(self.transactions) for row in range(self.rows)}
+        _exactly_once(due, came)
+        return f"{len(came)} rows"
+
+
+class ProxyDurable(Topology):
+    """Producer → proxy → durable subscriber: everything, in order, and nothing again that was acknowledged."""
+
+    name = "proxy-durable"
+
+    def __init__(self, world: World, seconds: float) -> None:
+        super().__init__(world, seconds)
+        router, durable = world.endpoint(), world.endpoint()
+        self.transactions, self.rows = 30, 20
+        world.process(
+            "proxy",
+            "proxy",
+            self.wal,
+            options={
+                "router": router,
+                "durable": durable,
+                "walLocation": str(self.wal),
+                "walChunkBytes": "64k",
+                "walFlushInterval": "500ms",
+            },
+        )
+        world.process(
+            "producer",
+            "producer",
+            endpoint=world.middlebox("in", router),
+            name="weather",
+            transactions=self.transactions,
+            rows=self.rows,
+            pause=seconds / self.transactions,
+        )
+        self.journal = world.directory / "durable.txt"
+        self.last = f"{self.transactions - 1}:{self.rows - 1}"
+        world.process(
+            "durable",
+            "durable",
+            endpoint=world.middlebox("out", durable),
+            name="weather",
+            journal=str(self.journal),
+            last=self.last,
+        )
+        self.may("in", *_NETWORK)
+        self.may("out", *_NETWORK)
+        self.may("proxy", *_DISK, *_PROCESS, *_CLOCK)
+        self.may("producer", *_PROCESS)
+        self.may("durable", *_PROCESS)
+
+    def _lines(self) -> list[str]:
+        return self.journal.read_text().splitlines() if self.journal.exists() else []
+
+    def finish(self) -> None:
+        self.world.wait_for(self.ended("producer"), "the producer has flushed all of its transactions")
+
+        def through() -> bool:
+            got = [
+                line.split()[1]
+                for line in self._lines()
+                if line.startswith("got ") and line.endswith(f" {self.last}")
+            ]
+            return bool(got) and f"acked {got[-1]}" in self._lines()
+
+        self.world.wait_for(through, "the durable subscriber has acknowledged the last message")
+        self.world.stop("durable", "proxy")
+
+    def check(self) -> str:
+        log = log_rows(self.wal)
+        values = {row["id"]: row["value"].decode() for row in log.select(["id", "value"]).to_pylist()}
+        due = {f"{number}:{row}" for number in range(self.transactions) for row in range(self.rows)}
+        _exactly_once(due, Counter(values.values()))
+        got: set[int] = set()
+        acked = last = -1
+        for line in self._lines():
+            word, *rest = line.split()
+            match word:
+                case "began":
+                    last = -1
+                case "acked":
+                    acked = max(acked, int(rest[0]))
+                case "got":
+                    number = int(rest[0])
+                    if number <= acked:
+                        raise Broken(f"id {number} came again though {acked} was acknowledged")
+                    if number <= last:
+                        raise Broken(f"id {number} came after id {last} in one session")
+                    if values.get(number) != rest[1]:
+                        raise Broken(f"id {number} came as {rest[1]!r}, the log has {values.get(number)!r}")
+                    got.add(number)
+                    last = number
+        if missing := sorted(values.keys() - got):
+            raise Broken(f"the subscriber never got ids {missing[:5]}, {len(missing)} in all")
+        return f"{len(values)} messages, each at least once"
+
+
+def _exactly_once(due: set[str], came: Counter[str]) -> None:
+    doubled = [value for value, count in came.items() if count > 1]
+    if doubled:
+        raise Broken(f"{len(doubled)} rows came twice, {sorted(doubled)[:3]}")
+    if missing := sorted(due - came.keys()):
+        raise Broken(f"{len(missing)} of {len(due)} rows never came, {missing[:3]}")
+    if strange := sorted(came.keys() - due):
+        raise Broken(f"rows that nobody has sent: {strange[:3]}")
+
+
+TOPOLOGIES: dict[str, type[Topology]] = {
+    topology.name: topology
+    for topology in (PushPull, PubSub, VllmReplay, DealerRouter, ProducerReceive, ProxyDurable)
+}
