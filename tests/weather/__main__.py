@@ -15,7 +15,7 @@ from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
 
-from tests.weather.machine import Broken, World, draw
+from tests.weather.machine import BrokenPromiseError, World, draw
 from tests.weather.topologies import TOPOLOGIES
 
 # For so long the weather begins; what has begun then goes on for its time.
@@ -53,7 +53,7 @@ def run(seed: int, topology: str | None = None, keep: str | None = None) -> Outc
                     world.weather(events)
                 built.finish()
                 words = built.check()
-            except Broken as e:
+            except BrokenPromiseError as e:
                 failure, details = str(e), world.tell()
             except Exception as e:
                 failure, details = f"the machine itself: {e!r}", world.tell()

@@ -104,13 +104,13 @@ class _Context:
             "spark.sql.execution.root.id": f"{batch}-{time.monotonic_ns()}",
         }
 
-    def partitionId(self) -> int:  # noqa: N802 - Spark's name
+    def partitionId(self) -> int:
         return self._partition
 
-    def attemptNumber(self) -> int:  # noqa: N802
+    def attemptNumber(self) -> int:
         return 0
 
-    def getLocalProperty(self, key: str) -> str | None:  # noqa: N802
+    def getLocalProperty(self, key: str) -> str | None:
         return self._properties.get(key)
 
 

@@ -21,7 +21,7 @@ from tests.support import free_endpoint
 from tests.weather.faults import Faults
 from tests.weather.middlebox import Middlebox
 
-__all__ = ["Broken", "Event", "Process", "World", "draw"]
+__all__ = ["BrokenPromiseError", "Event", "Process", "World", "draw"]
 
 _REPOSITORY = Path(__file__).resolve().parents[2]
 # What one process of ours may hold, whatever the weather.
@@ -31,7 +31,7 @@ SETTLE_SECONDS = 90.0
 _END_SECONDS = 60.0
 
 
-class Broken(AssertionError):
+class BrokenPromiseError(AssertionError):
     """A promise that did not hold."""
 
 
@@ -120,7 +120,9 @@ class Process:
             return self.popen.wait(_END_SECONDS)
         except subprocess.TimeoutExpired:
             self.kill()
-            raise Broken(f"{self.name} did not end within {_END_SECONDS:.0f} s of SIGTERM") from None
+            raise BrokenPromiseError(
+                f"{self.name} did not end within {_END_SECONDS:.0f} s of SIGTERM"
+            ) from None
 
     def close(self) -> None:
         if self.alive:
@@ -272,11 +274,13 @@ class World:
     def check_alive(self) -> None:
         for name, process in self.processes.items():
             if not process.alive and not process.killed and process.popen.returncode != 0:
-                raise Broken(f"{name} has ended by itself with exit code {process.popen.returncode}")
+                raise BrokenPromiseError(
+                    f"{name} has ended by itself with exit code {process.popen.returncode}"
+                )
             size = process.bytes
             self.most_bytes = max(self.most_bytes, size)
             if size > _MOST_BYTES:
-                raise Broken(f"{name} holds {size >> 20} MiB")
+                raise BrokenPromiseError(f"{name} holds {size >> 20} MiB")
 
     # The end.
 
@@ -285,7 +289,7 @@ class World:
         deadline = time.monotonic() + seconds
         while not done():
             if time.monotonic() > deadline:
-                raise Broken(f"the weather is fair for {seconds:.0f} s, and not yet: {what}")
+                raise BrokenPromiseError(f"the weather is fair for {seconds:.0f} s, and not yet: {what}")
             self._look(0.05)
 
     def stop(self, *names: str) -> None:
@@ -293,7 +297,7 @@ class World:
         for name in names:
             code = self.processes[name].stop()
             if code not in (0, 128 + signal.SIGTERM):
-                raise Broken(f"{name} ended with exit code {code}")
+                raise BrokenPromiseError(f"{name} ended with exit code {code}")
 
     def tell(self) -> str:
         return "\n".join(process.last_lines() for process in self.processes.values())

@@ -1,7 +1,8 @@
-"""What is run under the weather, and the plain model that judges each: what was sent, what came, what may be missing."""
+"""What is run under the weather, and the plain model that judges each: what was sent, what came, what is missing."""
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections import Counter
 from collections.abc import Callable
@@ -10,7 +11,7 @@ from typing import Any, ClassVar
 from tests.publishers import Publisher
 from tests.support import log_rows
 from tests.weather.engine import read_output
-from tests.weather.machine import Broken, World
+from tests.weather.machine import BrokenPromiseError, World
 from zmq_datasource.intake import read_gaps
 from zmq_datasource.wal.state import read_saved_state
 from zmq_datasource.wal.storage import LogStorage
@@ -50,7 +51,7 @@ class Topology:
         """Judge; what came of it in a few words.
 
         Raises:
-            Broken: A promise did not hold.
+            BrokenPromiseError: A promise did not hold.
         """
         raise NotImplementedError
 
@@ -71,9 +72,9 @@ class Topology:
         numbers = [row[0] for row in rows]
         doubled = [number for number, count in Counter(numbers).items() if count > 1]
         if doubled:
-            raise Broken(f"ids {doubled[:5]} were committed twice")
+            raise BrokenPromiseError(f"ids {doubled[:5]} were committed twice")
         if numbers != list(range(numbers[0], numbers[0] + len(numbers)) if numbers else []):
-            raise Broken(f"the ids of the query have holes or no order: {_holes(numbers)}")
+            raise BrokenPromiseError(f"the ids of the query have holes or no order: {_holes(numbers)}")
         return rows
 
     def read_through(self) -> bool:
@@ -89,7 +90,7 @@ class Topology:
 
 
 def _holes(numbers: list[int]) -> str:
-    pairs = [(a, b) for a, b in zip(numbers, numbers[1:], strict=False) if b != a + 1]
+    pairs = [(a, b) for a, b in itertools.pairwise(numbers) if b != a + 1]
     return ", ".join(f"{a} is followed by {b}" for a, b in pairs[:3])
 
 
@@ -143,9 +144,11 @@ class _Sinked(Topology):
         done = [account for account in accounts if "batch" in account]
         for account in done:
             if account["rows"] != account["sent"] + account["dropped"] + account["deadLettered"]:
-                raise Broken(f"the sink's account does not add up: {account}")
+                raise BrokenPromiseError(f"the sink's account does not add up: {account}")
         if [account["batch"] for account in done] != list(range(self.batches)):
-            raise Broken(f"the sink has not written each batch once: {[a['batch'] for a in done]}")
+            raise BrokenPromiseError(
+                f"the sink has not written each batch once: {[a['batch'] for a in done]}"
+            )
         return done
 
 
@@ -167,7 +170,7 @@ class PushPull(_Sinked):
             ]
             # What a receiver had and not sealed dies with it.
             if len(missing) > account["dropped"] and not self.world.lossy("kill source"):
-                raise Broken(
+                raise BrokenPromiseError(
                     f"{len(missing)} rows of batch {account['batch']} never came, from {missing[0]} on; the sink says "
                     f"{account}"
                 )
@@ -186,7 +189,7 @@ class PubSub(_Sinked):
         seen = Counter((row[1], row[2]) for row in rows)
         doubled = [key for key, count in seen.items() if count > 1]
         if doubled:
-            raise Broken(f"{doubled[:3]} came twice though deduplicate is on")
+            raise BrokenPromiseError(f"{doubled[:3]} came twice though deduplicate is on")
         saved = read_saved_state(LogStorage(str(self.wal)), 0)
         missing = {
             (gap["publisher"], number)
@@ -195,12 +198,12 @@ class PubSub(_Sinked):
             for number in range(gap["first"], gap["last"] + 1)
         }
         if wrong := sorted(missing & seen.keys()):
-            raise Broken(f"{wrong[:3]} came, and are counted as lost")
+            raise BrokenPromiseError(f"{wrong[:3]} came, and are counted as lost")
         for publisher in {publisher for publisher, _ in seen}:
             numbers = [number for p, number in seen if p == publisher]
             holes = {(publisher, n) for n in range(max(numbers))} - seen.keys()
             if unknown := sorted(holes - missing):
-                raise Broken(f"{unknown[:3]} never came, and nobody counts them as lost")
+                raise BrokenPromiseError(f"{unknown[:3]} never came, and nobody counts them as lost")
         return f"{len(rows)} rows, {len(missing)} known to be lost"
 
 
@@ -225,7 +228,7 @@ class VllmReplay(Topology):
         )
         self.publisher.ask("wait-subscriber")
         self.publisher.ask("send 1")
-        world.wait_for(lambda: (self.query / "out" / "000000").exists(), "the first message is read", 30)
+        world.wait_for((self.query / "out" / "000000").exists, "the first message is read", 30)
         self.sent = 1
         self.may("live", *_NETWORK)
         self.may("replay", *_NETWORK)
@@ -247,7 +250,7 @@ class VllmReplay(Topology):
         if sorted(numbers) != list(range(self.sent)):
             doubled = [n for n, count in Counter(numbers).items() if count > 1]
             missing = sorted(set(range(self.sent)) - set(numbers))
-            raise Broken(
+            raise BrokenPromiseError(
                 f"of {self.sent} messages {len(missing)} are missing {missing[:3]}, {len(doubled)} came twice"
             )
         return f"{self.sent} messages, {self.publisher.ask('requests')['count']} replays asked for"
@@ -432,26 +435,28 @@ class ProxyDurable(Topology):
                 case "got":
                     number = int(rest[0])
                     if number <= acked:
-                        raise Broken(f"id {number} came again though {acked} was acknowledged")
+                        raise BrokenPromiseError(f"id {number} came again though {acked} was acknowledged")
                     if number <= last:
-                        raise Broken(f"id {number} came after id {last} in one session")
+                        raise BrokenPromiseError(f"id {number} came after id {last} in one session")
                     if values.get(number) != rest[1]:
-                        raise Broken(f"id {number} came as {rest[1]!r}, the log has {values.get(number)!r}")
+                        raise BrokenPromiseError(
+                            f"id {number} came as {rest[1]!r}, the log has {values.get(number)!r}"
+                        )
                     got.add(number)
                     last = number
         if missing := sorted(values.keys() - got):
-            raise Broken(f"the subscriber never got ids {missing[:5]}, {len(missing)} in all")
+            raise BrokenPromiseError(f"the subscriber never got ids {missing[:5]}, {len(missing)} in all")
         return f"{len(values)} messages, each at least once"
 
 
 def _exactly_once(due: set[str], came: Counter[str]) -> None:
     doubled = [value for value, count in came.items() if count > 1]
     if doubled:
-        raise Broken(f"{len(doubled)} rows came twice, {sorted(doubled)[:3]}")
+        raise BrokenPromiseError(f"{len(doubled)} rows came twice, {sorted(doubled)[:3]}")
     if missing := sorted(due - came.keys()):
-        raise Broken(f"{len(missing)} of {len(due)} rows never came, {missing[:3]}")
+        raise BrokenPromiseError(f"{len(missing)} of {len(due)} rows never came, {missing[:3]}")
     if strange := sorted(came.keys() - due):
-        raise Broken(f"rows that nobody has sent: {strange[:3]}")
+        raise BrokenPromiseError(f"rows that nobody has sent: {strange[:3]}")
 
 
 TOPOLOGIES: dict[str, type[Topology]] = {

@@ -229,8 +229,8 @@ class Backend:
             most = _MOST_REQUEST_BYTES + _HEARTBEAT_BYTES_PER_SECOND * (now - self._since[inode])
             if connection.received > most:
                 _log.warning(
-                    "subscriber %s has sent %d bytes of subscriptions; it is disconnected: subscribe to fewer topics, or "
-                    "to their common prefix",
+                    "subscriber %s has sent %d bytes of subscriptions; it is disconnected: subscribe to fewer topics, "
+                    "or to their common prefix",
                     connection.peer,
                     connection.received,
                 )
