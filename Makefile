@@ -8,7 +8,7 @@ JAVA := eval "$$(scripts/java.sh)" &&
 export PYSPARK_PYTHON := $(abspath $(BIN)/python)
 
 
-.PHONY: demo test test-long check fast bench docs notebook clean
+.PHONY: demo test chaos test-long check fast bench docs notebook clean
 
 demo: $(VENV)/.installed ## A live feed through Spark and out again; ARGS="--endpoint tcp://..." for your own
 	$(JAVA) $(BIN)/zmq-datasource demo $(ARGS)
@@ -16,6 +16,9 @@ demo: $(VENV)/.installed ## A live feed through Spark and out again; ARGS="--end
 test: check ## Lint, types, layers and all tests; what CI runs
 	$(JAVA) $(BIN)/python -m pytest -m "not spark and not long"
 	$(JAVA) $(BIN)/python -m pytest -m "spark and not long"
+
+chaos: $(VENV)/.installed ## Weather drawn from seeds against whole topologies; SEEDS=200, FIRST=0
+	$(BIN)/python -m tests.weather --seeds $(or $(SEEDS),20) --first $(or $(FIRST),0) $(ARGS)
 
 test-long: $(VENV)/.installed ## The tests that take minutes
 	$(JAVA) $(BIN)/python -m pytest -m long

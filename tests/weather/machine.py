@@ -220,6 +220,8 @@ class World:
         match event.kind:
             case "kill":
                 self.processes[event.target].kill()
+                self._stopped.discard(event.target)
+                self._again = [pair for pair in self._again if pair[1] != event.target]
                 self._again.append((time.monotonic() + event.seconds, event.target))
             case "stop":
                 self.processes[event.target].signal(signal.SIGSTOP)

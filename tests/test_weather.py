@@ -1,0 +1,21 @@
+"""A handful of the weather machine's seeds; ``make chaos SEEDS=200`` runs as many as are wanted."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.weather.__main__ import run
+from tests.weather.topologies import TOPOLOGIES
+
+pytestmark = pytest.mark.spark  # processes of their own, by the dozen
+
+
+@pytest.mark.parametrize("topology", sorted(TOPOLOGIES))
+def test_every_promise_holds_in_the_weather_of_a_seed(topology: str) -> None:
+    outcome = run(7, topology)
+    assert not outcome.failure, f"{outcome}\n{outcome.details}"
+
+
+def test_a_seed_draws_the_same_weather_again() -> None:
+    first, second = run(21, "dealer-router"), run(21, "dealer-router")
+    assert first.weather == second.weather
