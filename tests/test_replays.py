@@ -199,7 +199,7 @@ def test_an_answer_without_an_end_marker_is_asked_for_again(context: Context, tm
     assert sorted(sequences(tmp_path)) == list(range(10))
 
 
-def test_gaps_of_a_publisher_are_not_filled_by_the_next(context: Context, tmp_path: Path) -> None:
+def test_gaps_of_a_publisher_are_not_filled_by_the_next(tmp_path: Path) -> None:
     """It has messages under those numbers, but they are others."""
     endpoint, replay = free_endpoint(), free_endpoint()
     options = {"connect": endpoint, "framing": "vllm", "replayEndpoint": replay, "zmq_reconnect_ivl": 20}
