@@ -496,6 +496,7 @@ def test_live_and_replay_together_give_each_message_once(
 
 
 @given(st.lists(st.sampled_from(["send", "lose", "live", "ask", "reply"]), max_size=60))
+@settings(deadline=None)
 def test_a_replay_of_what_follows_and_the_live_flow_in_any_order_give_each_message_once(
     steps: list[str],
 ) -> None:
