@@ -14,7 +14,7 @@ import pytest
 import zmq
 from pyspark.sql.datasource import InputPartition
 
-from tests.proxies import ProxyThreads, endpoints
+from tests.proxies import Cutting, ProxyThreads, endpoints
 from tests.publishers import Publisher
 from tests.support import Socket, free_endpoint, log_rows, stream_options, wait_for
 from tests.test_losses import (
@@ -115,6 +115,25 @@ def finish(second: Publisher, ingest: Any, had: int) -> None:
     assert (judged.lost, judged.duplicates, judged.restarts) == (0, 0, 1)
 
 
+def test_a_connection_that_was_cut_in_silence_is_no_restart(tmp_path: Path) -> None:
+    endpoint, replay = free_endpoint(), free_endpoint()
+    with Publisher("vllm", endpoint, replay=replay) as publisher, Cutting(endpoint) as between:
+        options = {"connect": between.endpoint, "framing": "vllm", "replayEndpoint": replay}
+        with ingesting(tmp_path, zmq_reconnect_ivl=20, **options) as ingest:
+            publisher.ask("wait-subscriber")
+            publisher.ask("send 5")
+            wait_for_rows(ingest, 5)
+            between.cut()
+            publisher.ask("skip 10")
+            wait_for_rows(ingest, 15)
+            publisher.ask("wait-subscriber")
+            publisher.ask("send 5")
+            wait_for_rows(ingest, 20)
+            judged = totals(ingest)
+            assert (judged.lost, judged.duplicates, judged.restarts) == (0, 0, 0)
+    assert sequences(tmp_path) == list(range(20))
+
+
 def test_after_a_restart_a_query_still_catches_up_when_it_comes_back(tmp_path: Path) -> None:
     endpoint, replay = free_endpoint(), free_endpoint()
     options = {"connect": endpoint, "framing": "vllm", "replayEndpoint": replay, "zmq_reconnect_ivl": 20}
@@ -199,7 +218,7 @@ def test_an_answer_without_an_end_marker_is_asked_for_again(context: Context, tm
     assert sorted(sequences(tmp_path)) == list(range(10))
 
 
-def test_gaps_of_a_publisher_are_not_filled_by_the_next(context: Context, tmp_path: Path) -> None:
+def test_gaps_of_a_publisher_are_not_filled_by_the_next(tmp_path: Path) -> None:
     """It has messages under those numbers, but they are others."""
     endpoint, replay = free_endpoint(), free_endpoint()
     options = {"connect": endpoint, "framing": "vllm", "replayEndpoint": replay, "zmq_reconnect_ivl": 20}

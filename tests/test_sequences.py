@@ -496,6 +496,7 @@ def test_live_and_replay_together_give_each_message_once(
 
 
 @given(st.lists(st.sampled_from(["send", "lose", "live", "ask", "reply"]), max_size=60))
+@settings(deadline=None)
 def test_a_replay_of_what_follows_and_the_live_flow_in_any_order_give_each_message_once(
     steps: list[str],
 ) -> None:
@@ -538,9 +539,19 @@ def test_a_restart_behind_a_proxy_is_no_repetition_of_what_a_replay_brought() ->
     assert (verdict.restarts, verdict.overlapping) == ([KEY], [])
 
 
+def test_the_live_flow_repeats_nothing_twice_while_a_replay_goes_on() -> None:
+    judged = judge()
+    see(judged, *range(10))
+    replay(judged, range(10, 15), onwards=True)
+    assert see(judged, 10, 11, 12).overlapping == [0, 1, 2]
+    replay(judged, range(15, 20), onwards=True)
+    assert see(judged, 11).duplicates == [0]
+
+
 def test_a_replay_that_shows_a_restart_begins_a_new_epoch() -> None:
     judged, verdict = judge(ENDPOINT), Verdict()
     see(judged, 0, 1, 5)
+    replay(judged, range(6, 20), onwards=True)
     judged.connections[KEY] = 1
     judged.begin_anew(KEY, 7, verdict)
     assert (verdict.restarts, [(gap.first, gap.last) for gap in verdict.abandoned]) == ([KEY], [(2, 4)])
