@@ -83,6 +83,7 @@ class _Session:
 
     Attributes:
         peer: Where to answer; another one after a reconnect.
+        part: What it is an attempt at.
         received: Data messages taken.
         window: Bytes of the budget that it holds.
         credit: What it was told last.
@@ -92,7 +93,7 @@ class _Session:
 
     peer: bytes
     attempt: str
-    producer: str
+    part: Part
     heard: float
     received: int = 0
     window: int = 0
@@ -249,7 +250,7 @@ class Acceptor:
         for session in list(self._sessions.values()):
             if now - session.heard > self._options.transaction_timeout:
                 self._end(session)
-        active = {session.producer for session in self._sessions.values()}
+        active = {session.part.producer for session in self._sessions.values()}
         abandoned = self._staging.abandoned(self._options.transaction_timeout, active)
         if abandoned:
             _log.warning("%d attempts were never committed; they are discarded", len(abandoned))
@@ -354,7 +355,7 @@ class Acceptor:
 
     def _welcome_again(self, session: _Session) -> None:
         session.credit = session.window
-        self._welcome(session.peer, session.attempt, session.producer, session.credit, session.received)
+        self._welcome(session.peer, session.attempt, session.part.producer, session.credit, session.received)
 
     def _welcome(self, peer: bytes, attempt: str, producer: str, credit: int = 0, received: int = 0) -> None:
         last = self.carried.last(producer)
@@ -377,6 +378,8 @@ class Acceptor:
                 return
             if session.finishing is not None:
                 raise ProtocolError(f"data message {message.index} of an attempt after its end")
+            if session.part[:3] != (message.producer, message.number, message.partition):
+                raise ProtocolError(f"data message {message.index} of an attempt at something else")
             if message.index > session.received:  # one before it was lost with a connection
                 if not session.told:
                     session.told = True
@@ -398,8 +401,7 @@ class Acceptor:
             return
         try:
             if session.file is None:
-                part = Part(message.producer, message.number, message.partition)
-                session.file = StagedFile(self._storage, self._partition, message.attempt, part)
+                session.file = StagedFile(self._storage, self._partition, message.attempt, session.part)
             session.file.append(rows)
         except LogWriteError as e:
             self._end(session)
@@ -436,7 +438,8 @@ class Acceptor:
                     f"{_MOST_SESSIONS} senders are at work already; repeat the transaction later"
                 )
             self._end(longest)
-        session = _Session(peer, message.attempt, message.producer, now)
+        part = Part(message.producer, message.number, message.partition)
+        session = _Session(peer, message.attempt, part, now)
         self._sessions[message.attempt] = session
         return session
 
@@ -472,20 +475,23 @@ class Acceptor:
     def _answer_staged(self) -> None:
         for session in [s for s in self._finishing if s.finishing is not None and s.finishing.done()]:
             self._finishing.remove(session)
-            if session.file is None or session.finishing is None:
-                continue  # it was let go of meanwhile
-            error = session.finishing.exception()
-            if error is None:
-                staged = session.file.part._replace(rows=session.file.rows)
-                session.file = None
-                self._staging.add(session.attempt, staged)
+            with self._refusing(session.peer, session.attempt):
+                self._answer_finished(session)
+
+    def _answer_finished(self, session: _Session) -> None:
+        if session.file is None or session.finishing is None:
+            return  # it was let go of meanwhile
+        try:
+            session.finishing.result()
+        except LogWriteError as e:
             self._end(session)
-            if error is None:
-                self._answer(session.peer, Staged(attempt=session.attempt, rows=staged.rows))
-            elif isinstance(error, LogWriteError):
-                self._refuse(session.peer, "storage", str(error), session.attempt)
-            else:
-                self._fail(session.peer, session.attempt, error)
+            self._refuse(session.peer, "storage", str(e), session.attempt)
+            return
+        rows = session.file.rows
+        session.file = None
+        self._staging.add(session.attempt, session.part._replace(rows=rows))
+        self._end(session)
+        self._answer(session.peer, Staged(attempt=session.attempt, rows=rows))
 
     def _commit(self, peer: bytes, message: Commit) -> None:
         if self.committer.commit(peer, message):
@@ -493,7 +499,8 @@ class Acceptor:
 
     def _answer_commits(self) -> None:
         for done in self.committer.done():
-            self._committed(done)
+            with self._refusing(done.peers[0]):
+                self._committed(done)
         for peer, message in self.committer.take_deferred():
             self._obey(peer, message)
         self.committer.cut()
@@ -503,8 +510,8 @@ class Acceptor:
         message = done.message
         self._staging.remove(self._staging.of(message.producer, message.number))
         for session in list(self._sessions.values()):
-            part = session.file.part if session.file is not None else None
-            if part is not None and part.producer == message.producer and part.number <= message.number:
+            part = session.part
+            if part.producer == message.producer and part.number <= message.number:
                 self._end(session)
         last = self.carried.last(message.producer)
         answer = Committed(

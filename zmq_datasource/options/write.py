@@ -93,7 +93,8 @@ class WriteOptions(SocketOptions, frozen=True, kw_only=True, rename="camel"):
     transaction_id: Annotated[
         str | None,
         doc(
-            "Names the transaction of a batch write (`DEALER`): written again under the same name, it has no effect.",
+            "Names the transaction of a batch write (`DEALER`): the same rows written again under the same name have "
+            "no effect, other rows are refused.",
             "batch",
         ),
     ] = None
