@@ -21,10 +21,12 @@ import pytest
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
-from tests.streams import feed, running, table, wait_for_rows
+from tests.streams import feed, ids_and_numbers, running, start, table, wait_for_rows
 from tests.support import free_endpoint, log_rows, wait_for
 from tests.test_acknowledged import receiving
+from tests.test_producer import program
 from tests.test_spark_sink import write
+from zmq_datasource import Producer
 
 pytestmark = pytest.mark.spark
 
@@ -281,6 +283,22 @@ def chaos(directory: Path, seed: int, rounds: int, count: int, lines: int) -> No
     by_batch = Counter(row["sequence"] for row in rows)
     assert set(by_batch.values()) == {lines}
     assert len(by_batch) == count
+
+
+def test_a_query_reads_what_a_receiver_has_acknowledged_before_it_began(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    """As the README says: a Producer, a receiver without Spark, and a query with walLocation alone."""
+    endpoint, out = free_endpoint(), tmp_path / "out"
+    with program(tmp_path / "wal", endpoint):
+        with Producer(endpoint) as producer:
+            for number in range(10):
+                producer.send(str(number))
+                producer.flush()  # a chunk each
+        orders = spark.readStream.format("zmq").option("walLocation", str(tmp_path / "wal")).load()
+        query = start(orders, out, availableNow=True)
+        assert query.awaitTermination(120)
+        assert ids_and_numbers(spark, out) == [(number, number) for number in range(10)]
 
 
 def test_whoever_is_killed_the_output_is_the_input(tmp_path: Path) -> None:

@@ -112,9 +112,10 @@ class Ingest:
             LogError: See the message.
         """
         self.log.open(_LOCK_WAIT)
-        self._is_open = True
         self.resumed_at = self.log.durable_end
         self._remember()
+        self._given = self.storage.read_given(PARTITION)
+        self._is_open = True
 
     def start(self) -> None:
         """Open the log, unless that is done, and the socket; begin to receive. Once is enough.

@@ -241,11 +241,12 @@ class ZmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
             signal.signal(signal.SIGINT, signal.SIG_IGN)
         ingest, self._ingest = self._ingest, None
+        monitor, self._monitor = self._monitor, None
         try:
             ingest.stop()
         finally:
-            if self._monitor is not None:
-                self._monitor.stop()
+            if monitor is not None:
+                monitor.stop()
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The rows of one share; runs on an executor."""

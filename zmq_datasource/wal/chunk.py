@@ -73,7 +73,8 @@ def read_chunk(
         file = storage.open_chunk(partition, name)
     except FileNotFoundError as e:
         raise DataLossError(
-            f"opening chunk {path}: it does not exist (ids {start} to {end - 1}). It was removed, or walLocation "
+            f"opening chunk {path}: it does not exist (ids {start} to {end - 1}). It was removed, as what all queries "
+            "have committed is (for a batch read keep it with walRetention, where the log is written), or walLocation "
             "is not a directory that this executor shares with the driver"
         ) from e
     except (OSError, pa.ArrowException) as e:

@@ -47,7 +47,7 @@ class FollowedLog:
             LogError: There is no log, or its files are not what was written.
         """
         with self._storage.placing(self._partition, _PLACING_SECONDS):
-            self._mark = self._storage.marks(self._partition).get(self._reader)
+            self._mark = self._storage.mark(self._partition, self._reader)
             self._list()
             self._write_mark(self._index.earliest, self.given)
 

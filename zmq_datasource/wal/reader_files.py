@@ -88,22 +88,28 @@ class ReaderFiles(PartitionFiles):
         with writing(f"removing {path}"):
             path.unlink(missing_ok=True)
 
+    def mark(self, partition: int, reader: str) -> Mark | None:
+        """What ``write_reader`` wrote; None if there is no such reader, or it is gone for ever."""
+        path = self.reader_path(partition, reader)
+        match self._read_json(path):
+            case None:
+                return None
+            case {"next": int(next_id), "given": int(given)}:
+                return Mark(next_id, given)
+            case {"next": int(next_id)}:
+                return Mark(next_id, None)
+        raise LogFormatError(f"reading {path}: it holds no position of a reader")
+
     def marks(self, partition: int) -> dict[str, Mark]:
-        """What ``write_reader`` wrote, by reader."""
+        """The marks of all readers, by name."""
         found = {}
         for path in (self._directory(partition) / READERS_NAME).glob("*.json"):
             name = path.name.removesuffix(".json")
             if name.startswith(TEMPORARY_PREFIX) or name.endswith(".start"):
                 continue
-            match self._read_json(path):
-                case None:
-                    continue  # removed: the reader is gone for ever
-                case {"next": int(next_id), "given": int(given)}:
-                    found[name] = Mark(next_id, given)
-                case {"next": int(next_id)}:
-                    found[name] = Mark(next_id, None)
-                case _:
-                    raise LogFormatError(f"reading {path}: it holds no position of a reader")
+            mark = self.mark(partition, name)
+            if mark is not None:
+                found[name] = mark
         return found
 
     def readers(self, partition: int) -> dict[str, int]:
@@ -129,19 +135,22 @@ class ReaderFiles(PartitionFiles):
         """The log's own query is about to be given the ids below ``next_id``."""
         self._replace(self._directory(partition) / GIVEN_NAME, {"next": next_id})
 
-    def given(self, partition: int) -> tuple[int, Path]:
-        """The id after the last one that any query was given, as far as that was noted, and where it says so."""
+    def read_given(self, partition: int) -> int:
+        """What ``write_given`` wrote last; 0 if nothing ever was."""
         path = self._directory(partition) / GIVEN_NAME
         match self._read_json(path):
             case None:
-                highest = 0, path
+                return 0
             case {"next": int(next_id)}:
-                highest = next_id, path
-            case _:
-                raise LogFormatError(f"reading {path}: it holds no message id")
+                return next_id
+        raise LogFormatError(f"reading {path}: it holds no message id")
+
+    def given(self, partition: int) -> tuple[int, Path]:
+        """The id after the last one that any query was given, as far as that was noted, and where it says so."""
+        found = [(self.read_given(partition), self._directory(partition) / GIVEN_NAME)]
         for name, mark in self.marks(partition).items():
-            highest = max(highest, (max(mark.next, mark.given or 0), self.reader_path(partition, name)))
-        return highest
+            found.append((max(mark.next, mark.given or 0), self.reader_path(partition, name)))
+        return max(found)
 
     def _read_json(self, path: Path) -> object:
         """What a file holds; None if there is none."""
