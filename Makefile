@@ -16,7 +16,8 @@ demo: $(VENV)/.package ## A live feed through Spark and out again; ARGS="--endpo
 	$(JAVA) $(BIN)/zmq-datasource demo $(ARGS)
 
 test: check ## Lint, types, layers and all tests; what CI runs
-	$(JAVA) $(BIN)/python -m pytest -m "not long" $(PARALLEL)
+	$(JAVA) $(BIN)/python -m pytest -m "not long and not alone" $(PARALLEL)
+	$(JAVA) $(BIN)/python -m pytest -m "alone and not long"
 
 test-long: $(VENV)/.dev ## The tests that take minutes
 	$(JAVA) $(BIN)/python -m pytest -m long
