@@ -15,7 +15,7 @@ PARALLEL := --numprocesses $(WORKERS) --dist worksteal
 demo: $(VENV)/.package ## A live feed through Spark and out again; ARGS="--endpoint tcp://..." for your own
 	$(JAVA) $(BIN)/zmq-datasource demo $(ARGS)
 
-test: check ## Lint, types, layers and all tests; what CI runs
+test: check ## Lint, types, layers and all tests, side by side but for those that measure; what CI runs
 	$(JAVA) $(BIN)/python -m pytest -m "not long and not alone" $(PARALLEL)
 	$(JAVA) $(BIN)/python -m pytest -m "alone and not long"
 
