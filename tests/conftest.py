@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import hypothesis
 import pytest
 import zmq
 
@@ -23,6 +24,12 @@ os.environ["TZ"] = "UTC"
 os.environ["SPARK_SUBMIT_OPTS"] = os.environ["SPARK_LAUNCHER_OPTS"] = (
     "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 )
+
+# Hypothesis has an example fail for the time that it takes, which beside other tests says nothing of ours.
+hypothesis.settings.register_profile(
+    "ours", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+)
+hypothesis.settings.load_profile("ours")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
