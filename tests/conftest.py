@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import sys
-import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import hypothesis
 import pytest
 import zmq
 
@@ -21,9 +20,21 @@ if TYPE_CHECKING:
 os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
 os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"
 os.environ["TZ"] = "UTC"
+# Every JVM of the tests lives for seconds: the optimising compiler and parallel collector cost it more than they save.
+os.environ["SPARK_SUBMIT_OPTS"] = os.environ["SPARK_LAUNCHER_OPTS"] = (
+    "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+)
 
-# What the package logs in Spark's processes, for the tests to read.
-PACKAGE_LOG = Path(tempfile.mkdtemp(prefix="zmq-tests-")) / "package.log"
+# Hypothesis has an example fail for the time that it takes, which beside other tests says nothing of ours.
+hypothesis.settings.register_profile(
+    "ours", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+)
+hypothesis.settings.load_profile("ours")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """What takes longest comes first, so that of several workers none is waited for at the end."""
+    items.sort(key=lambda item: item.get_closest_marker("spark") is None)
 
 
 def _log_to_file(path: Path) -> None:
@@ -39,20 +50,21 @@ def _log_to_file(path: Path) -> None:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _package_log() -> Iterator[None]:
-    _log_to_file(PACKAGE_LOG)
-    yield
-    shutil.rmtree(PACKAGE_LOG.parent)
+def _log_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What the package logs in Spark's processes, for the tests to read."""
+    path = tmp_path_factory.mktemp("log") / "package.log"
+    path.touch()
+    _log_to_file(path)
+    return path
 
 
 @pytest.fixture
-def package_log() -> Callable[[], str]:
+def package_log(_log_file: Path) -> Callable[[], str]:
     """What Spark's Python processes have logged since the test began."""
-    PACKAGE_LOG.touch()
-    begin = PACKAGE_LOG.stat().st_size
+    begin = _log_file.stat().st_size
 
     def read() -> str:
-        return PACKAGE_LOG.read_bytes()[begin:].decode()
+        return _log_file.read_bytes()[begin:].decode()
 
     return read
 

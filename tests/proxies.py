@@ -13,7 +13,7 @@ from typing import Any, Self
 
 import zmq
 
-from tests.support import Socket, wait_for
+from tests.support import Socket, free_endpoint, wait_for
 from zmq_datasource.option_parser import parse
 from zmq_datasource.options import ProxyOptions
 from zmq_datasource.proxy.flow import Flow
@@ -23,11 +23,7 @@ from zmq_datasource.proxy.server import Server, serve
 
 def endpoints(*sides: str) -> dict[str, str]:
     """A free endpoint for each side."""
-    with ExitStack() as stack:  # at once, so that none is given twice
-        socks = [stack.enter_context(stdlib_socket.create_server(("127.0.0.1", 0))) for _ in sides]
-        return {
-            side: f"tcp://127.0.0.1:{sock.getsockname()[1]}" for side, sock in zip(sides, socks, strict=True)
-        }
+    return {side: free_endpoint() for side in sides}
 
 
 _MARKERS = itertools.count()

@@ -27,7 +27,6 @@ import hmac
 import json
 import os
 import select
-import socket as stdlib_socket
 import subprocess
 import sys
 import time
@@ -38,6 +37,8 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import zmq
+
+from tests.ports import free_port
 
 Frames = list[bytes]
 Socket = zmq.Socket[bytes]
@@ -418,9 +419,7 @@ class Publisher:
 
 def free_endpoint() -> str:
     """An endpoint that nobody is bound to; not the one of ``support``, which imports the package."""
-    with stdlib_socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        return f"tcp://127.0.0.1:{sock.getsockname()[1]}"
+    return f"tcp://127.0.0.1:{free_port()}"
 
 
 def main() -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import json
 import os
-import socket as stdlib_socket
 import threading
 import time
 import uuid
@@ -16,6 +15,7 @@ from typing import Any, TypeVar
 import pyarrow as pa
 import zmq
 
+from tests.ports import free_port
 from zmq_datasource.framing import decode_plain
 from zmq_datasource.option_parser import parse
 from zmq_datasource.options import StreamReadOptions, WriteOptions
@@ -41,15 +41,14 @@ def bound(context: zmq.Context[Socket], kind: int, **options: int) -> tuple[Sock
     sock = context.socket(kind)
     for name, value in options.items():
         sock.setsockopt(getattr(zmq, name.upper()), value)
-    port = sock.bind_to_random_port("tcp://127.0.0.1")
-    return sock, f"tcp://127.0.0.1:{port}"
+    endpoint = free_endpoint()
+    sock.bind(endpoint)
+    return sock, endpoint
 
 
 def free_endpoint() -> str:
     """An endpoint that nobody is bound to."""
-    with stdlib_socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        return f"tcp://127.0.0.1:{sock.getsockname()[1]}"
+    return f"tcp://127.0.0.1:{free_port()}"
 
 
 def bind_when_free(sock: Socket, endpoint: str) -> None:

@@ -28,7 +28,8 @@ from zmq_datasource.workbench.doctor.examine import Request, examine
 from zmq_datasource.workbench.doctor.facts import Examined, Expected
 from zmq_datasource.workbench.doctor.findings import Finding, diagnose, exit_code
 
-pytestmark = pytest.mark.spark  # many processes
+# Many processes, whose rates and queues are measured; and all scenarios run at once, for all tests of this file.
+pytestmark = [pytest.mark.spark, pytest.mark.alone]
 
 PUBLIC, SECRET = (key.decode() for key in zmq.curve_keypair())
 OTHER_PUBLIC, OTHER_SECRET = (key.decode() for key in zmq.curve_keypair())

@@ -11,11 +11,16 @@ import psutil
 import pytest
 
 NOTEBOOKS = sorted((Path(__file__).parent.parent / "notebooks").glob("*.ipynb"))
+# It measures what a queue drops in a pause.
+_RUNS = [
+    pytest.param(path, marks=[pytest.mark.alone] if path.stem == "03_high_water_mark" else [])
+    for path in NOTEBOOKS
+]
 PNG = b"\x89PNG\r\n\x1a\n"
 
 
 @pytest.mark.spark
-@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", _RUNS, ids=lambda path: path.stem)
 def test_notebook_runs_shows_a_plot_and_ends_what_it_started(path: Path, tmp_path: Path) -> None:
     import nbformat  # noqa: PLC0415 - it takes two seconds, and the fast tests do without
     from nbclient import NotebookClient  # noqa: PLC0415

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from tests.ports import free_port
 from tests.support import wait_for
 from zmq_datasource.counters import SinkCounters, SourceCounters
 from zmq_datasource.monitoring.figures import receiver_metrics, sink_metrics
@@ -128,10 +129,8 @@ def test_an_ended_query_is_shown_a_while_and_then_gone() -> None:
 
 def test_a_port_in_use_is_told_and_tried_again(caplog: pytest.LogCaptureFixture) -> None:
     now = [0.0]
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
-        port = taken.getsockname()[1]
+    port = free_port()
+    with socket.create_server(("127.0.0.1", port)):
         prometheus = PrometheusOutlet(port, "127.0.0.1", clock=lambda: now[0])
         prometheus.observe(event())
         assert prometheus.port is None
@@ -157,9 +156,7 @@ def test_metrics_are_pushed_and_a_gateway_that_is_away_is_told(caplog: pytest.Lo
         def log_message(self, *_: object) -> None:
             """Not to standard error."""
 
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     with outlet(gateway=f"127.0.0.1:{port}", interval=0.05) as prometheus:
         prometheus.observe(event())
         wait_for(lambda: "pushing metrics to" in caplog.text, "a failure")

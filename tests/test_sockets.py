@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import socket as stdlib_socket
 from pathlib import Path
 
 import pytest
@@ -180,6 +181,23 @@ def test_a_socket_type_that_does_not_match_is_reported_once(
         wait_for(lambda: refused() and watch._redial[endpoint][1] >= 0.04, "further refusals")
     assert len([r for r in caplog.records if "no handshake" in r.message]) == 1
     assert sock.getsockopt(zmq.TYPE) == zmq.SUB
+
+
+@pytest.mark.parametrize("curve", [False, True])
+def test_a_peer_that_leaves_during_the_handshake_has_a_wrong_key_only_where_there_are_keys(
+    context: Context, curve: bool
+) -> None:
+    """libzmq has one event for both; only we know whether there are keys."""
+    keys = {"zmq_curve_server": 1, "zmq_curve_secretkey": zmq.curve_keypair()[1].decode()} if curve else {}
+    endpoint = free_endpoint()
+    sock, watch = open_socket(context, stream_options(socketType="PULL", bind=endpoint, **keys))
+    host, port = endpoint.removeprefix("tcp://").split(":")
+    stdlib_socket.create_connection((host, int(port))).close()
+    wait_for(lambda: watch.update() or watch.refused, "the refusal")
+    (reason,) = watch.refused.values()
+    assert "the peer left" in reason
+    assert ("CURVE" in reason) == curve
+    assert sock.getsockopt(zmq.TYPE) == zmq.PULL
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])

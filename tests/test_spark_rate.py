@@ -14,7 +14,7 @@ from pyspark.sql import SparkSession
 from tests.streams import feed, rows_read, running, table
 from tests.support import free_endpoint, wait_for
 
-pytestmark = pytest.mark.spark
+pytestmark = [pytest.mark.spark, pytest.mark.alone]
 
 # A publisher that tells what it drops: with XPUB_NODROP a full queue refuses a message that a
 # default PUB would have dropped without a word.

@@ -55,6 +55,7 @@ def test_a_pub_as_it_is_drops_in_silence() -> None:
     assert found.lost == 1000 - found.received > 0
 
 
+@pytest.mark.alone
 @pytest.mark.spark
 def test_a_larger_mark_drops_less_and_delivers_older_messages() -> None:
     small, large = (run(SLOW._replace(sndhwm=mark, rcvhwm=mark)) for mark in (1, 200))
@@ -62,6 +63,7 @@ def test_a_larger_mark_drops_less_and_delivers_older_messages() -> None:
     assert large.p50 > 2 * small.p50
 
 
+@pytest.mark.alone
 @pytest.mark.spark
 def test_linger_0_gives_up_what_is_queued() -> None:
     kept = run(SLOW._replace(sndhwm=500, rcvhwm=1, messages=300, rate=0))
@@ -70,6 +72,7 @@ def test_linger_0_gives_up_what_is_queued() -> None:
     assert given_up.lost > 100
 
 
+@pytest.mark.alone
 @pytest.mark.spark
 def test_a_stalled_chain_holds_about_both_marks() -> None:
     found = run(Experiment(sndhwm=300, rcvhwm=200, messages=3000, size=1000, stall=1.0, buffers=4096))
@@ -131,6 +134,7 @@ def test_wrong_arguments_are_named(arguments: list[str], word: str) -> None:
     assert word in result.stderr
 
 
+@pytest.mark.alone
 @pytest.mark.spark
 @pytest.mark.parametrize(("size", "marks"), [(100, [(300, 200)]), (1000, [(100, 100), (1000, 10)])])
 def test_what_a_chain_holds_is_planned_within_a_tenth_of_what_is_measured(
@@ -172,6 +176,7 @@ def test_the_planned_mark_is_the_smallest_that_holds_the_stall() -> None:
         assert made.warnings == ()
 
 
+@pytest.mark.alone
 @pytest.mark.spark
 def test_a_planned_mark_survives_the_stall_and_a_third_of_it_does_not() -> None:
     plan = make_plan(rate=2000, size=1000, stall=0.5, hops=1, kernel=0)

@@ -24,11 +24,15 @@ __all__ = ["PeerWatch", "socket_type"]
 
 _log = logging.getLogger(__name__)
 
+# Without detail libzmq tells of any connection that has ended too early, by whomever.
 _HANDSHAKE_FAILURES = {
-    zmq.Event.HANDSHAKE_FAILED_NO_DETAIL: "the handshake failed (a wrong CURVE key, or a peer without CURVE?)",
+    zmq.Event.HANDSHAKE_FAILED_NO_DETAIL: (
+        "the connection ended before the handshake did: the peer left, is not ZeroMQ, or did not answer in time"
+    ),
     zmq.Event.HANDSHAKE_FAILED_PROTOCOL: "the peer speaks another protocol or another security mechanism",
     zmq.Event.HANDSHAKE_FAILED_AUTH: "the peer refused our credentials",
 }
+_WRONG_KEY = "the connection ended before the handshake did: a wrong CURVE key, or the peer left"
 _HUNG_UP = (
     "the peer hung up during the handshake; its socket type does not match ours, or its security does not"
 )
@@ -84,6 +88,9 @@ class PeerWatch:
         self._level = logging.INFO if int(sock.type) in (zmq.SUB, zmq.PULL) else logging.DEBUG
         self._only_receives = int(sock.type) in (zmq.SUB, zmq.XSUB, zmq.PULL)
         self._connect = options.connect
+        self._failures = dict(_HANDSHAKE_FAILURES)
+        if any(name.startswith("curve_") for name in options.zmq):
+            self._failures[zmq.Event.HANDSHAKE_FAILED_NO_DETAIL] = _WRONG_KEY
         address = f"inproc://monitor-{uuid.uuid4().hex}"
         # Only what changes our state: retries by the hundred would fill the monitor's queue, and a
         # full one stops libzmq's own thread. Unbounded for the same reason.
@@ -140,9 +147,9 @@ class PeerWatch:
             self.refused.pop(endpoint, None)
             self._redial.pop(endpoint, None)
             _log.log(self._level, "peer up: %s %s", socket_type(self._sock), endpoint)
-        elif event in _HANDSHAKE_FAILURES:
+        elif event in self._failures:
             self._one_shaken(endpoint)
-            self._refuse(endpoint, _HANDSHAKE_FAILURES[zmq.Event(event)])
+            self._refuse(endpoint, self._failures[zmq.Event(event)])
         elif event == zmq.Event.DISCONNECTED:
             self._streams.pop(value, None)
             if (endpoint, value) in self._shaking:
