@@ -42,6 +42,8 @@ _LONGEST_INTERVAL = 10.0
 
 # The reason of rows that were in flight when a connection was lost.
 _LOST = "connection_lost"
+# How long libzmq may take from the end of a connection until it no longer queues anything for it.
+_LETTING_GO_SECONDS = 0.05
 # Before rows are sent again once more.
 _LONGEST_PAUSE = 2.0
 # How long a peer must bear what was sent again, before that counts as done.
@@ -427,6 +429,9 @@ class Sender:
             ends, self._cut = self._watch.cut - self._cut, self._watch.cut
             if self._options.socket_type == "PUB" or not self._in_flight.parts:
                 return
+            # libzmq tells of the end before it lets go of the connection's queue, which must get nothing more.
+            time.sleep(_LETTING_GO_SECONDS)
+            self._socket.getsockopt(zmq.EVENTS)
             if self._options.noblock:
                 if not ended_in_order(self._connections, ends):
                     self._write_off()
