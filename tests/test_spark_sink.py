@@ -14,7 +14,7 @@ import zmq
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
-from tests.support import Consuming, Socket, bind_when_free, bound, free_endpoint, take, wait_for
+from tests.support import Consuming, Socket, bound, free_endpoint, take, wait_for
 
 pytestmark = pytest.mark.spark
 Context = zmq.Context[Socket]
@@ -220,39 +220,3 @@ def test_rows_that_cannot_be_sent_are_kept_once_and_sent_again(
         consuming.wait_for(100)
     assert sorted(int(m[1]) for m in consuming.got) == list(range(100))
     assert {m[0] for m in consuming.got} == {b"t0", b"t1"}
-
-
-def test_a_consumer_that_restarts_ends_no_query(
-    spark: SparkSession, context: Context, log: Log, tmp_path: Path
-) -> None:
-    """In local mode Spark runs a task once: it has to send again by itself what the first consumer took along."""
-    source, endpoint = tmp_path / "source", free_endpoint()
-    for batch in range(2):
-        spark.range(batch * 4000, (batch + 1) * 4000, 1, 1).selectExpr(
-            "concat(cast(id as string), repeat('x', 100)) as value"
-        ).write.mode("append").parquet(str(source))
-    stream = spark.readStream.schema("value STRING").option("maxFilesPerTrigger", 1).parquet(str(source))
-    first = context.socket(zmq.PULL)
-    first.setsockopt(zmq.RCVHWM, 10)
-    first.setsockopt(zmq.RCVBUF, 4096)
-    first.bind(endpoint)
-    query = (
-        stream.writeStream.format("zmq")
-        .options(connect=endpoint, sndhwm=10, **{"zmq.sndbuf": "4096"})
-        .option("checkpointLocation", str(tmp_path / "checkpoint"))
-        .trigger(availableNow=True)
-        .start()
-    )
-    try:
-        got = {first.recv() for _ in range(100)}  # in the middle of the first batch
-        first.close(linger=0)
-        second = context.socket(zmq.PULL)
-        bind_when_free(second, endpoint)
-        with Consuming(second) as consuming:
-            assert query.awaitTermination(60)
-            wait_for(lambda: len(got | {m[0] for m in consuming.got}) == 8000, "every row at least once")
-    finally:
-        query.stop()
-    total = log.total(8000)
-    assert (total["rows"], total["sent"], total["dropped"]) == (8000, 8000, 0)
-    assert total["resent"] > 0
