@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import itertools
 import os
+import select
 import socket as stdlib_socket
+import struct
 import threading
 from contextlib import ExitStack, suppress
 from pathlib import Path
@@ -203,3 +205,140 @@ class Cutting:
             thread.join(30)
         for sock in self._socks:
             sock.close()
+
+
+class Middlebox:
+    """Forwards tcp connections to an endpoint as a load balancer or a tunnel does, with a memory of its own.
+
+    Args:
+        holds: Most bytes that it takes of a connection and has not forwarded yet.
+        reset_after: It resets both ends once, when it has taken so many bytes in all.
+        kernel_holds: Size of its kernel's buffers, rather than what the system thinks best.
+
+    Attributes:
+        taken: Bytes that it has taken from those who connect.
+        forwarding: While false it takes, and hands nothing on.
+        resets: How often it has reset what there was.
+    """
+
+    def __init__(
+        self,
+        endpoint: str,
+        holds: int = 1 << 18,
+        reset_after: int | None = None,
+        kernel_holds: int | None = None,
+    ) -> None:
+        host, port = endpoint.removeprefix("tcp://").split(":")
+        self._to = host, int(port)
+        self._holds = holds
+        self._reset_after = reset_after
+        self._listener = stdlib_socket.create_server(("127.0.0.1", 0))
+        self._kernel_holds = kernel_holds
+        if kernel_holds is not None:
+            self._listener.setsockopt(stdlib_socket.SOL_SOCKET, stdlib_socket.SO_RCVBUF, kernel_holds)
+        self._pipes: dict[stdlib_socket.socket, tuple[stdlib_socket.socket, bytearray]] = {}
+        self._near: set[stdlib_socket.socket] = set()
+        self._over: set[stdlib_socket.socket] = set()  # those whose stream has ended
+        self._ask, self._end = threading.Event(), threading.Event()
+        self._thread = threading.Thread(target=self._run)
+        self.endpoint = f"tcp://127.0.0.1:{self._listener.getsockname()[1]}"
+        self.taken = self.resets = 0
+        self.forwarding = True
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def reset(self) -> None:
+        """End every connection at both ends with a reset, and forget what is held."""
+        before = self.resets
+        self._ask.set()
+        wait_for(lambda: self.resets > before, "the reset")
+
+    def _run(self) -> None:
+        while not self._end.is_set():
+            self._step()
+            if self._reset_after is not None and self.taken >= self._reset_after:
+                self._reset_after = None
+                self._ask.set()
+            if self._ask.is_set():
+                self._ask.clear()
+                for sock in list(self._pipes):
+                    self._close(sock)
+                self.resets += 1
+        for sock in list(self._pipes):
+            self._close(sock)
+        self._listener.close()
+
+    def _step(self) -> None:
+        for sock in [sock for sock in self._over if not self._pipes[sock][1]]:
+            self._close(sock, in_order=True)
+        reads = [
+            sock
+            for sock, (_, held) in self._pipes.items()
+            if len(held) < self._holds and sock not in self._over
+        ]
+        writes = [to for sock, (to, held) in self._pipes.items() if held and self._forwards(sock)]
+        readable, writable, _ = select.select([self._listener, *reads], writes, [], 0.005)
+        for sock in readable:
+            if sock is self._listener:
+                self._accept()
+            elif sock in self._pipes:
+                self._guarded(sock, self._take)
+        for sock in writable:
+            if sock in self._pipes:
+                self._guarded(sock, self._hand_on)
+
+    def _forwards(self, source: stdlib_socket.socket) -> bool:
+        return self.forwarding or source not in self._near
+
+    def _accept(self) -> None:
+        near, _ = self._listener.accept()
+        try:
+            far = stdlib_socket.create_connection(self._to)
+        except OSError:  # nobody there at the moment
+            near.close()
+            return
+        if self._kernel_holds is not None:
+            far.setsockopt(stdlib_socket.SOL_SOCKET, stdlib_socket.SO_SNDBUF, self._kernel_holds)
+        for sock, to in ((near, far), (far, near)):
+            sock.setblocking(False)
+            self._pipes[sock] = to, bytearray()
+        self._near.add(near)
+
+    def _guarded(self, sock: stdlib_socket.socket, act: Any) -> None:
+        try:
+            act(sock)
+        except OSError:
+            self._close(sock)
+
+    def _take(self, sock: stdlib_socket.socket) -> None:
+        _, held = self._pipes[sock]
+        content = sock.recv(1 << 16)
+        if not content:
+            self._over.add(sock)
+        held += content
+        if sock in self._near:
+            self.taken += len(content)
+
+    def _hand_on(self, sock: stdlib_socket.socket) -> None:
+        source, _ = self._pipes[sock]
+        _, held = self._pipes[source]
+        del held[: sock.send(held[: 1 << 16])]
+
+    def _close(self, sock: stdlib_socket.socket, in_order: bool = False) -> None:
+        """End a connection and the one behind it, in order or with a reset."""
+        if sock not in self._pipes:
+            return
+        for end in (self._pipes.pop(sock)[0], sock):
+            self._pipes.pop(end, None)
+            self._near.discard(end)
+            self._over.discard(end)
+            if not in_order:
+                end.setsockopt(stdlib_socket.SOL_SOCKET, stdlib_socket.SO_LINGER, struct.pack("ii", 1, 0))
+            end.close()
+
+    def __exit__(self, *_: object) -> None:
+        self._end.set()
+        self._thread.join(30)
+        assert not self._thread.is_alive()

@@ -6,6 +6,7 @@
 """
 
 from zmq_datasource.errors import (
+    ConnectionLostError,
     DamagedChunkError,
     DataLossError,
     DeadLetterError,
@@ -42,6 +43,7 @@ from zmq_datasource.subscriber import DurableMessage, DurableSubscriber
 __version__ = "0.1.0"
 
 __all__ = [
+    "ConnectionLostError",
     "DamagedChunkError",
     "DataLossError",
     "DeadLetterError",

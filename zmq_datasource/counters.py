@@ -14,9 +14,10 @@ from typing import ClassVar
 
 __all__ = ["DEAD_LETTER_REASONS", "DROP_REASONS", "PAUSE_CAUSES", "SinkCounters", "SourceCounters"]
 
-# Why a sink does not send: the queue is full, nobody is there, waiting was in vain.
-DROP_REASONS = ("hwm", "no_peer")
-DEAD_LETTER_REASONS = ("hwm", "no_peer", "timeout")
+# Why a sink does not send: the queue is full, nobody is there, waiting was in vain; or why it cannot vouch for
+# what it has sent: a connection was lost that may have had it.
+DROP_REASONS = ("hwm", "no_peer", "connection_lost")
+DEAD_LETTER_REASONS = ("hwm", "no_peer", "timeout", "connection_lost")
 # Why a source stops receiving.
 PAUSE_CAUSES = ("logFull", "slowDisk")
 
@@ -27,11 +28,13 @@ class SinkCounters:
 
     Attributes:
         rows: Rows that came in.
-        sent: Messages that the socket accepted. Accepted is not delivered.
+        sent: Messages that the socket accepted, each once. Accepted is not delivered.
         bytes: Bytes of those messages, all frames.
-        dropped: Messages not sent, by reason: ``hwm`` (queue full), ``no_peer`` (nobody there).
+        dropped: Messages not sent, by reason: ``hwm`` (queue full), ``no_peer`` (nobody there); and
+            ``connection_lost``: sent into a connection that was lost, so that some may have arrived.
         dead_lettered: Messages not sent but set aside, by reason: those, and ``timeout``.
         retries: How often a message was tried again.
+        resent: How often a message was sent again because a connection was lost that may have had it.
         unflushed_tasks: Tasks whose ``linger`` ran out with messages still queued. libzmq
             cannot tell how many those were; they are part of ``sent``.
         tasks: Tasks that are in this account.
@@ -53,6 +56,7 @@ class SinkCounters:
     peers: int = 0
     sndhwm: int = 0
     metrics_failures: int = 0
+    resent: int = 0
 
     def __add__(self, other: SinkCounters) -> SinkCounters:
         return SinkCounters(
@@ -68,6 +72,7 @@ class SinkCounters:
             peers=max(self.peers, other.peers),
             sndhwm=max(self.sndhwm, other.sndhwm),
             metrics_failures=self.metrics_failures + other.metrics_failures,
+            resent=self.resent + other.resent,
         )
 
     def then(self, later: SinkCounters) -> SinkCounters:
@@ -92,12 +97,13 @@ class SinkCounters:
         letters = f" deadLettered={self.dead_lettered.total()}" if self.dead_lettered else ""
         letters += "".join(f" deadLettered.{why}={n}" for why, n in sorted(self.dead_lettered.items()))
         retries = f" retries={self.retries}" if self.retries else ""
+        resent = f" resent={self.resent}" if self.resent else ""
         unflushed = f" unflushedTasks={self.unflushed_tasks}" if self.unflushed_tasks else ""
         blocked_ms = round(self.blocked_seconds * 1000)
         blocked = f" blockedMs={blocked_ms}" if blocked_ms else ""
         return (
             f"rows={self.rows} sent={self.sent} bytes={self.bytes} "
-            f"dropped={self.dropped.total()}{drops}{letters}{retries}{unflushed}{blocked} tasks={self.tasks}"
+            f"dropped={self.dropped.total()}{drops}{letters}{retries}{resent}{unflushed}{blocked} tasks={self.tasks}"
         )
 
 

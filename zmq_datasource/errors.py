@@ -10,6 +10,7 @@
     │   ├── NoPeerError        nobody answered within connectTimeout, or the peer refused
     │   ├── SendTimeoutError   the peers stayed full for sendTimeout
     │   ├── FlushTimeoutError  linger ran out with messages still queued
+    │   ├── ConnectionLostError  connections are lost again and again before their rows have left
     │   ├── ProtocolError      the other side of the acknowledged transport speaks something else
     │   ├── SubscriptionError  a durable subscription that the proxy refuses, or has ended
     │   ├── TransactionError   a transaction that the receiver refused
@@ -29,6 +30,7 @@ A message is worded as the act that did not succeed, then the reason, then the w
 """
 
 __all__ = [
+    "ConnectionLostError",
     "DamagedChunkError",
     "DataLossError",
     "DeadLetterError",
@@ -72,6 +74,10 @@ class SocketError(ZmqDataSourceError):
 
 class EndpointError(SocketError):
     """An endpoint that cannot be bound, connected or resolved."""
+
+
+class ConnectionLostError(SocketError):
+    """Connections are lost again and again, so that nobody can say that their rows have left."""
 
 
 class NoPeerError(SocketError):

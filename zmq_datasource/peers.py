@@ -45,6 +45,7 @@ _EVENTS = (
     | zmq.Event.HANDSHAKE_FAILED_NO_DETAIL
     | zmq.Event.HANDSHAKE_FAILED_PROTOCOL
     | zmq.Event.HANDSHAKE_FAILED_AUTH
+    | zmq.Event.MONITOR_STOPPED
 )
 
 
@@ -106,6 +107,9 @@ class PeerWatch:
         self.up: dict[str, int] = {}
         self.refused: dict[str, str] = {}
         self.lost = 0
+        self.cut = 0  # those that are lost, and those that may have been up for all that libzmq tells
+        self._unsure: set[tuple[str, int]] = set()
+        self._stopped = False
         self.connections = 0  # that there have been
         self.failures = 0  # handshakes that came to nothing
 
@@ -136,8 +140,11 @@ class PeerWatch:
     def _take(self, event: int, endpoint: str, value: int) -> None:
         # For CONNECTED, ACCEPTED and DISCONNECTED the value is the file descriptor; handshake
         # events carry none, but a connection shakes hands right after it was made.
-        if event in (zmq.Event.CONNECTED, zmq.Event.ACCEPTED):
+        if event == zmq.Event.MONITOR_STOPPED:
+            self._stopped = True
+        elif event in (zmq.Event.CONNECTED, zmq.Event.ACCEPTED):
             self._shaking.add((endpoint, value))
+            self._unsure.discard((endpoint, value))
             with suppress(OSError):  # closed meanwhile
                 self._streams[value] = os.fstat(value).st_ino, endpoint.startswith("ipc:")
         elif event == zmq.Event.HANDSHAKE_SUCCEEDED:
@@ -154,10 +161,12 @@ class PeerWatch:
             self._streams.pop(value, None)
             if (endpoint, value) in self._shaking:
                 self._shaking.remove((endpoint, value))
+                self.cut += (endpoint, value) in self._unsure
                 self._refuse(endpoint, _HUNG_UP)
             elif self.up.get(endpoint, 0):
                 self.up[endpoint] -= 1
                 self.lost += 1
+                self.cut += 1
                 # libzmq comes again by itself, except after what it takes for a fault of the peer, such as a
                 # frame over its maxmsgsize: then never, and without a word.
                 if self._only_receives:  # nothing is queued that dialling again would drop
@@ -165,7 +174,10 @@ class PeerWatch:
                 _log.log(self._level, "peer down: %s %s", socket_type(self._sock), endpoint)
 
     def _one_shaken(self, endpoint: str) -> None:
-        self._shaking.discard(next((key for key in self._shaking if key[0] == endpoint), (endpoint, -1)))
+        candidates = [key for key in self._shaking if key[0] == endpoint]
+        if len(candidates) > 1:  # which of them it was, nobody says
+            self._unsure.update(candidates)
+        self._shaking.difference_update(candidates[:1])
 
     def _refuse(self, endpoint: str, reason: str) -> None:
         if self.refused.get(endpoint) != reason:
@@ -211,7 +223,14 @@ class PeerWatch:
                     os.close(copy)
         return held
 
+    def follow_to_the_end(self, deadline: float) -> None:
+        """Take in what happens to a socket that was closed, until libzmq has let go of it."""
+        while not self._stopped and (left := deadline - time.monotonic()) > 0:
+            self._monitor.poll(None if left == math.inf else math.ceil(left * 1000))
+            self.update()
+
     def close(self) -> None:
-        """Stop monitoring; before the socket is closed."""
-        self._sock.monitor(None, 0)
+        """Stop monitoring."""
+        if not self._sock.closed:
+            self._sock.monitor(None, 0)
         self._monitor.close(linger=0)

@@ -8,15 +8,20 @@ The rules (measured in docs/zeromq-facts.md):
   refreshed and a second try was refused too.
 * A sent message is one that the socket *accepted*. ``finish`` waits until it has left this
   process, or says that it cannot tell.
+* What a PUSH has accepted may be lost with a connection. Which rows were in it nobody knows, so all that
+  are ``in_flight`` are sent again; with ``noblock`` they no longer count as sent.
 """
 
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from itertools import repeat
+from socket import socket
 from types import TracebackType
 from typing import Self
 
@@ -24,15 +29,29 @@ import zmq
 
 from zmq_datasource.counters import SinkCounters
 from zmq_datasource.dead_letters import Row, StagedLetters
-from zmq_datasource.errors import FlushTimeoutError, NoPeerError, SendTimeoutError
+from zmq_datasource.errors import ConnectionLostError, FlushTimeoutError, NoPeerError, SendTimeoutError
+from zmq_datasource.in_flight import Column, InFlight, Part
 from zmq_datasource.options import WriteOptions
-from zmq_datasource.sockets import OpenSocket
+from zmq_datasource.sockets import OpenSocket, ended_in_order
 
 __all__ = ["Sender"]
 
 _log = logging.getLogger(__name__)
 
 _LONGEST_INTERVAL = 10.0
+
+# The reason of rows that were in flight when a connection was lost.
+_LOST = "connection_lost"
+# How long libzmq may take from the end of a connection until it no longer queues anything for it.
+_LETTING_GO_SECONDS = 0.05
+# Before rows are sent again once more.
+_LONGEST_PAUSE = 2.0
+# How long a peer must bear what was sent again, before that counts as done.
+_QUIET_SECONDS = 0.1
+# How long a task with noblock may wait to see whether its queues are empty.
+_GLANCE_SECONDS = 0.01
+# How long to wait at the end for a peer that has gone, or for its queue to turn out empty.
+_GONE_MS = 500
 
 
 class Sender:
@@ -61,8 +80,9 @@ class Sender:
         self._sequenced = options.framing == "sequenced"
         self.counters = SinkCounters()
         self._refusing = _Refusing("set aside" if letters is not None else "dropped")
-        self._subscriptions = 0
-        self._has_peer = True
+        self._in_flight = InFlight()
+        self._held = ExitStack()
+        self._connections: list[tuple[socket, bool]] = []
 
     def __enter__(self) -> Self:
         """Open the socket and wait for the peers.
@@ -72,6 +92,13 @@ class Sender:
             NoPeerError: Nobody came within ``connectTimeout`` (with ``noblock`` or dead letters, the
                 rows are dropped or set aside instead).
         """
+        self._connect()
+        return self
+
+    def _connect(self) -> None:
+        self._subscriptions, self._cut = 0, 0
+        self._has_peer = True
+        self._absent: set[str] = set()
         self._open = OpenSocket(self._options, self._prepare)
         self._socket, self._watch = self._open.socket, self._open.watch
         try:
@@ -81,7 +108,6 @@ class Sender:
             raise
         # zmq.Socket.send is a Python wrapper for drafts' arguments; its base is the C function.
         self._send: Callable[..., object] = super(zmq.Socket, self._socket).send
-        return self
 
     def _prepare(self, sock: zmq.Socket[bytes]) -> None:
         sock.setsockopt(zmq.SNDTIMEO, round(self._options.send_timeout * 1000))
@@ -92,6 +118,7 @@ class Sender:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        self._held.close()
         if not self._open.closed:
             self._open.close(linger=0)
 
@@ -160,38 +187,90 @@ class Sender:
             if not self._watch.up.get(endpoint):
                 # Its queue would swallow sndhwm messages for a peer that may never come.
                 self._socket.disconnect(endpoint)
+                self._absent.add(endpoint)
 
     # Messages.
 
-    def send_values(self, values: Sequence[bytes], topics: Sequence[bytes | None] | None = None) -> None:
+    def send_values(self, values: Column, topics: Column = None) -> None:
         """Send one message a value; with topics, each that is not None goes in front of its value.
 
         Raises:
             SendTimeoutError: The queues stayed full for ``sendTimeout`` (without ``noblock``).
+            ConnectionLostError: Connections are lost faster than their rows can be sent again.
         """
-        self._watch.update()  # now and then, so that its queue stays short
+        self._take(Part(values, topics, None, self.counters.rows))
 
-        def row(at: int) -> Row:
-            return Row(topics[at] if topics is not None else None, values[at], None)
+    def send_frames(self, messages: Column) -> None:
+        """Send messages of one or more frames each.
 
+        Raises:
+            SendTimeoutError, ConnectionLostError: As in ``send_values``.
+        """
+        self._take(Part(None, None, messages, self.counters.rows))
+
+    def _take(self, part: Part) -> None:
+        self._recover()
+        self._let_go()
+        if self._options.noblock:  # which does not keep a peer waiting that is to see its connection's end
+            self._hold()
+        self._refusing.look()
+        self._send_part(part)
+        if self._options.socket_type == "PUB":  # it is for those who are there, and no more
+            return
+        if not self._keeps:
+            part.forget()
+        self._in_flight.add(part)
+        if self._in_flight.due:
+            self._look_whether_all_has_left()
+        if not self._options.noblock:
+            self._hold()
+
+    def _send_part(self, part: Part, again: bool = False) -> None:
+        listed = part.listed()
+        if not again:
+            self.counters.rows += len(listed)
+        plain = part.frames is None and part.topics is None and not self._sequenced
+        if plain and self._has_peer and not self._goes_on and not self._options.max_retries:
+            self._send_plain(listed.values, part, again)
+            return
+        for at, message in enumerate(self._messages(listed)):
+            if at in part.given_up:
+                continue
+            size = sum(map(len, message))
+            if self._has_peer and self._deliver(message):
+                if again:
+                    self.counters.resent += 1
+                else:
+                    self._count(part, 1, size)
+                continue
+            if again:
+                self._count(part, -1, -size)
+            self._give_up(part, at, _row(listed, at))
+
+    def _count(self, part: Part, messages: int, size: int) -> None:
+        """These count as sent, or no longer."""
+        part.sent += messages
+        part.sent_bytes += size
+        self.counters.sent += messages
+        self.counters.bytes += size
+
+    def _messages(self, part: Part) -> Sequence[list[bytes]]:
+        values, topics = part.values, part.topics
+        if part.frames is not None:
+            return part.frames  # type: ignore[no-any-return]
         if self._sequenced:
-            self._send_each(self._numbered(values, topics), row)
-        elif topics is None and self._has_peer and not self._goes_on and not self._options.max_retries:
-            self._send_plain(values)
-        elif topics is None:
-            self._send_each([[value] for value in values], row)
-        else:
-            self._send_each([[v] if t is None else [t, v] for t, v in zip(topics, values, strict=True)], row)
-
-    def _numbered(self, values: Sequence[bytes], topics: Sequence[bytes | None] | None) -> list[list[bytes]]:
-        first = self.counters.rows
-        return [
-            [topic or b"", self._publisher, number.to_bytes(8, "big"), value]
-            for number, (topic, value) in enumerate(zip(topics or repeat(None), values), first)  # noqa: B905 - repeat() has no end
-        ]
+            return [
+                [topic or b"", self._publisher, number.to_bytes(8, "big"), value]
+                for number, (topic, value) in enumerate(zip(topics or repeat(None), values), part.first)  # noqa: B905 - repeat() has no end
+            ]
+        if topics is None:
+            return [[value] for value in values]
+        return [[v] if t is None else [t, v] for t, v in zip(topics, values, strict=True)]
 
     def _announce_end(self) -> None:
         """Say how many messages there were: a receiver cannot miss the last ones otherwise."""
+        if not (self._sequenced and self._has_peer and self.counters.rows):
+            return
         linger, patience = self._options.linger, self._options.send_timeout * 1000
         self._socket.setsockopt(zmq.SNDTIMEO, round(patience if linger < 0 else min(patience, linger)))
         try:
@@ -201,41 +280,22 @@ class Sender:
                 "the queues stayed full: a receiver cannot see whether the last messages are missing"
             )
 
-    def send_frames(self, messages: Sequence[list[bytes]]) -> None:
-        """Send messages of one or more frames each.
-
-        Raises:
-            SendTimeoutError: As in ``send_values``.
-        """
-        self._watch.update()
-        self._send_each(messages, lambda at: Row(None, None, messages[at]))
-
-    def _send_plain(self, values: Sequence[bytes]) -> None:
+    def _send_plain(self, values: Sequence[bytes], part: Part, again: bool) -> None:
         """The fast path: one frame, waiting only where the queue is full."""
-        send, counters, noblock, again = self._send, self.counters, int(zmq.NOBLOCK), zmq.Again
-        counters.rows += len(values)
+        send, noblock, full = self._send, int(zmq.NOBLOCK), zmq.Again
         sent = 0
         try:
             for sent, value in enumerate(values):  # noqa: B007 - after an error it says how many
                 try:
                     send(value, noblock)
-                except again:
+                except full:
                     self._wait_and_send([value])
-        except again as e:
-            raise self._timed_out(counters.sent + sent) from e
-        counters.sent += len(values)
-        counters.bytes += sum(map(len, values))
-
-    def _send_each(self, messages: Sequence[list[bytes]], row: Callable[[int], Row]) -> None:
-        counters = self.counters
-        counters.rows += len(messages)
-        self._refusing.look()
-        for at, message in enumerate(messages):
-            if self._has_peer and self._deliver(message):
-                counters.sent += 1
-                counters.bytes += sum(map(len, message))
-            else:
-                self._give_up(row(at))
+        except full as e:
+            raise self._timed_out(part.first + sent) from e
+        if again:
+            self.counters.resent += len(values)
+        else:
+            self._count(part, len(values), sum(map(len, values)))
 
     def _deliver(self, message: list[bytes]) -> bool:
         """Send a message, if need be again and again; False if that was in vain."""
@@ -274,9 +334,10 @@ class Sender:
         finally:
             self.counters.blocked_seconds += time.monotonic() - began
 
-    def _give_up(self, row: Row) -> None:
+    def _give_up(self, part: Part, at: int, row: Row) -> None:
         if not self._goes_on:
-            raise self._timed_out(self.counters.sent)
+            raise self._timed_out(part.first + at)
+        part.given_up.add(at)
         self._watch.update()
         reason = (
             "no_peer"
@@ -286,6 +347,9 @@ class Sender:
             else "timeout"
         )
         self._refusing.note(reason)
+        self._set_aside(row, reason)
+
+    def _set_aside(self, row: Row, reason: str) -> None:
         if self._letters is None:
             self.counters.dropped[reason] += 1
         else:
@@ -323,6 +387,95 @@ class Sender:
             "count them"
         )
 
+    # Lost connections.
+
+    @property
+    def _keeps(self) -> bool:
+        """Whether rows can be had again: to be sent, or to be set aside."""
+        return not self._options.noblock or self._letters is not None
+
+    def _hold(self) -> None:
+        """Keep handles on the connections, which tell later how they ended.
+
+        While they are held, the peer of a connection that libzmq has closed does not learn of it.
+        """
+        for sock, ipc in self._watch.hold():
+            self._connections.append((self._held.enter_context(sock), ipc))
+
+    def _let_go(self) -> None:
+        self._held.close()
+        self._connections.clear()
+
+    def _look_whether_all_has_left(self) -> None:
+        # With noblock only numbers are kept, which is not worth a wait.
+        most = math.inf if self._keeps else _GLANCE_SECONDS
+        empty = self._open.settle(self._options.send_timeout, most)
+        self._in_flight.looked(empty and not self._is_cut() and self._all_up)
+
+    @property
+    def _all_up(self) -> bool:
+        """Whether no endpoint that was there has gone, whose queue waits for it."""
+        return all(self._watch.up.get(str(e)) or str(e) in self._absent for e in self._options.connect)
+
+    def _is_cut(self) -> bool:
+        """Whether a connection was lost since this was last dealt with."""
+        self._watch.update()
+        return self._watch.cut != self._cut
+
+    def _recover(self, attempts: _Attempts | None = None) -> None:
+        """Deal with the connections that were lost since the last look: send again, or count."""
+        attempts = attempts or _Attempts(self._options)
+        while self._is_cut():
+            ends, self._cut = self._watch.cut - self._cut, self._watch.cut
+            if self._options.socket_type == "PUB" or not self._in_flight.parts:
+                return
+            # libzmq tells of the end before it lets go of the connection's queue, which must get nothing more.
+            time.sleep(_LETTING_GO_SECONDS)
+            self._socket.getsockopt(zmq.EVENTS)
+            if self._options.noblock:
+                if not ended_in_order(self._connections, ends):
+                    self._write_off()
+                return
+            self._let_go()
+            attempts.next()
+            self._send_again()
+            self._look_whether_it_stays()
+
+    def _look_whether_it_stays(self) -> None:
+        """A peer that cannot bear one of the rows hangs up again at once."""
+        self._open.settle(self._options.send_timeout, quiet=_QUIET_SECONDS)
+
+    def _send_again(self) -> None:
+        parts = list(self._in_flight.parts)
+        _log.warning(
+            "a connection to %s was lost: %d rows that may have been in it are sent again",
+            self._options.endpoints,
+            sum(part.sent for part in parts),
+        )
+        for part in parts:
+            self._send_part(part, again=True)
+
+    def _write_off(self) -> None:
+        """With ``noblock`` nothing is sent twice: what may be lost does not count as sent."""
+        lost = 0
+        for part in self._in_flight.parts:
+            lost += part.sent
+            self.counters.sent -= part.sent
+            self.counters.bytes -= part.sent_bytes
+            if self._letters is None:
+                self.counters.dropped[_LOST] += part.sent
+                continue
+            listed = part.listed()
+            for at in range(len(listed)):
+                if at not in part.given_up:
+                    self._set_aside(_row(listed, at), _LOST)
+        self._in_flight.clear()
+        _log.warning(
+            "a connection to %s was lost: %d rows may have been in it, and do not count as sent",
+            self._options.endpoints,
+            lost,
+        )
+
     # The end.
 
     def finish(self) -> SinkCounters:
@@ -330,25 +483,130 @@ class Sender:
 
         Raises:
             FlushTimeoutError: They did not; with ``noblock`` this is counted instead.
+            NoPeerError: A connection was lost, and nobody is there to send its rows to again.
+            ConnectionLostError, SendTimeoutError: As in ``send_values``.
         """
-        self._watch.update()
-        if self._sequenced and self._has_peer and self.counters.rows:
-            self._announce_end()
-        if self._watch.lost and self._options.bind:
-            _log.warning("%d peers left during the task; what was queued for them is lost", self._watch.lost)
+        attempts = _Attempts(self._options)
+        linger = math.inf if self._options.linger < 0 else self._options.linger / 1000
+        self._make_good(attempts)
+        self._announce_end()
         self._refusing.end()
-        self.counters.peers = self._watch.peers
-        self.counters.sndhwm = int(self._socket.getsockopt(zmq.SNDHWM))
-        linger = self._options.linger
-        if not self._open.close(linger) and self.counters.sent:
-            if not self._options.noblock:
+        while True:
+            deadline = time.monotonic() + linger
+            self._let_go()
+            self._hold()
+            if linger:
+                self._open.settle(linger, linger)
+            if self._make_good(attempts):
+                self._announce_end()
+                continue
+            self._let_go()
+            if self._close(deadline):
+                return self.counters
+            attempts.next()
+            self._connect_again()
+            self._send_again()
+            self._announce_end()
+
+    def _make_good(self, attempts: _Attempts) -> bool:
+        """Recover at the end of the task, when a consumer that has the last row may leave.
+
+        Nobody can tell such a one from a peer that hung up because of a row it cannot bear, nor from a
+        middlebox, unless by whether it comes back.
+
+        Returns:
+            Whether rows were sent again.
+        """
+        if self._is_cut() and not self._comes_back():
+            ends = self._watch.cut - self._cut
+            if ended_in_order(self._connections, ends):
+                self._cut += ends
+        before = self.counters.resent
+        self._recover(attempts)
+        return self.counters.resent > before
+
+    def _comes_back(self) -> bool:
+        deadline = time.monotonic() + _GONE_MS / 1000
+        while not (self._watch.peers and self._all_up):
+            left = deadline - time.monotonic()
+            if self._options.noblock or left <= 0:
+                return False
+            self._watch.monitor.poll(math.ceil(left * 1000))
+            self._watch.update()
+        return not self._options.noblock
+
+    def _connect_again(self) -> None:
+        try:
+            self._connect()
+        except NoPeerError as e:
+            raise NoPeerError(f"sending rows again whose connection was lost: {e}") from e
+
+    def _close(self, deadline: float) -> bool:
+        """Close; False if a connection was lost whose rows are to be sent again."""
+        options, counters = self._options, self.counters
+        counters.peers = self._watch.peers
+        counters.sndhwm = int(self._socket.getsockopt(zmq.SNDHWM))
+        may_repeat = not options.noblock and options.socket_type != "PUB" and bool(self._in_flight.parts)
+        left = -1 if deadline == math.inf else max(1, round((deadline - time.monotonic()) * 1000))
+        gone = may_repeat and not self._all_up
+        if gone:
+            # libzmq does not connect any more once it lingers: what is queued for who has gone stays there.
+            left = _GONE_MS if left < 0 else min(left, _GONE_MS)
+        if options.socket_type == "PUSH" and not self._in_flight.parts:  # nothing that still counts
+            left = 0
+        flushed = self._open.close(left) or not left
+        if self._open.lost and self._in_flight.parts:
+            if may_repeat:
+                return False
+            self._write_off()
+        if not flushed and gone:
+            return False
+        if not flushed and counters.sent:
+            if not options.noblock:
                 raise FlushTimeoutError(
-                    f"flushing after {self.counters.sent} messages: linger={linger} ran out with messages still "
+                    f"flushing after {counters.sent} messages: linger={options.linger} ran out with messages still "
                     "queued; how many, libzmq cannot tell. Raise linger, or set noblock=true to accept the loss"
                 )
-            self.counters.unflushed_tasks += 1
-            _log.warning("linger=%s ran out with messages still queued; how many is not knowable", linger)
-        return self.counters
+            counters.unflushed_tasks += 1
+            _log.warning(
+                "linger=%s ran out with messages still queued; how many is not knowable", options.linger
+            )
+        if options.socket_type == "PUB" and self._watch.lost:
+            _log.warning("%d peers left during the task; what was queued for them is lost", self._watch.lost)
+        return True
+
+
+def _row(part: Part, at: int) -> Row:
+    if part.frames is not None:
+        return Row(None, None, part.frames[at])
+    return Row(part.topics[at] if part.topics is not None else None, part.values[at], None)
+
+
+class _Attempts:
+    """How often, and for how long, what a lost connection may have had is sent again before that is in vain."""
+
+    _TIMES = 3
+
+    def __init__(self, options: WriteOptions) -> None:
+        self._seconds, self._endpoints = options.send_timeout, options.endpoints
+        self._deadline = time.monotonic() + self._seconds
+        self._times = 0
+
+    def next(self) -> None:
+        """Wait a moment before another attempt.
+
+        Raises:
+            ConnectionLostError: There have been enough.
+        """
+        if self._times >= self._TIMES and time.monotonic() >= self._deadline:
+            raise ConnectionLostError(
+                f"sending to {self._endpoints}: {self._times + 1} connections were lost, one after the other for "
+                f"{self._seconds}, before their rows had left. See why the peer or the network ends them (a row over "
+                "the peer's zmq.maxmsgsize, for example), or raise sendTimeout"
+            )
+        if self._times:
+            time.sleep(min(0.05 * 2**self._times, _LONGEST_PAUSE))
+        self._times += 1
 
 
 class _Refusing:

@@ -12,6 +12,7 @@ import fcntl
 import functools
 import math
 import os
+import select
 import socket as stdlib_socket
 import struct
 import sys
@@ -39,6 +40,7 @@ __all__ = [
     "check_socket_options",
     "connections",
     "count_connections",
+    "ended_in_order",
     "find_dead_peers",
     "hang_up",
     "more_frames",
@@ -138,6 +140,9 @@ class OpenSocket:
         prepare: Called with the socket before it is bound or connected.
         check_hosts: Whether to refuse a host that does not resolve, which takes a moment.
 
+    Attributes:
+        lost: Whether a connection ended while this closed, and perhaps with something in it.
+
     Raises:
         OptionError, EndpointError: It cannot be opened as asked; nothing stays open.
     """
@@ -155,6 +160,7 @@ class OpenSocket:
             self._context.term()
             raise
         self.watch = PeerWatch(self._context, self.socket, options)
+        self.lost = False
         try:
             prepare(self.socket)
             attach(self.socket, options.bind, options.connect, check_hosts)
@@ -180,17 +186,54 @@ class OpenSocket:
         deadline = math.inf if linger < 0 else time.monotonic() + linger / 1000
         with ExitStack() as stack:
             held = [(stack.enter_context(s), ipc) for s, ipc in self.watch.hold()] if linger else []
+            cut = self.watch.cut
             written = _wait_until_written([sock for sock, _ in held], deadline)
-            self.watch.close()
             left = -1 if linger < 0 else max(0, round((deadline - time.monotonic()) * 1000))
             self.socket.close(left)
+            # A connection that is lost while libzmq lingers takes along what was in it, and is not made anew.
+            self.watch.follow_to_the_end(deadline)
+            self.watch.close()
             self._context.term()
-            read = _end_streams([sock for sock, ipc in held if ipc], deadline)
+            streams = [sock for sock, ipc in held if ipc]
+            read, broken = _end_streams(streams, deadline)
+            self.lost = broken or not ended_in_order(held, self.watch.cut - cut)
         return written and read and time.monotonic() < deadline
+
+    def settle(self, patience: float, most: float = math.inf, quiet: float = 0.003) -> bool:
+        """Wait until the kernel's queues are empty, and stay so for ``quiet`` seconds.
+
+        libzmq's own queues are empty then too, because it writes as soon as the kernel has room, unless its
+        thread did not run for so long; and those of connections that are being made anew are not looked at.
+
+        Args:
+            patience: How long to wait without any progress.
+            most: How long in all.
+
+        Returns:
+            Whether they are, and no connection has ended by then.
+        """
+        looks = max(_LOOKS, round(quiet / _SHORT_LOOK_SECONDS))
+        with ExitStack() as stack:
+            held = [(stack.enter_context(sock), ipc) for sock, ipc in self.watch.hold()]
+            now = time.monotonic()
+            end, deadline, empty, before = now + most, now + patience, 0, None
+            while empty < looks:
+                unsent = [_unwritten(sock) for sock, _ in held]
+                if any(unsent):
+                    taken = [_taken(sock, ipc, left) for (sock, ipc), left in zip(held, unsent, strict=True)]
+                    empty = 0
+                    if taken != before:
+                        before, deadline = taken, time.monotonic() + patience
+                    if time.monotonic() >= min(end, deadline):
+                        return False
+                else:
+                    empty += 1
+                time.sleep(_SHORT_LOOK_SECONDS)
+            return not any(_ended(sock) for sock, _ in held)
 
 
 # Between looks at the kernel's queue, so that libzmq's own thread gets its turn to fill it again.
-_LOOKS, _LOOK_SECONDS = 3, 0.005
+_LOOKS, _LOOK_SECONDS, _SHORT_LOOK_SECONDS = 3, 0.005, 0.001
 
 
 def _wait_until_written(socks: Sequence[stdlib_socket.socket], deadline: float) -> bool:
@@ -205,6 +248,8 @@ def _wait_until_written(socks: Sequence[stdlib_socket.socket], deadline: float) 
 
 
 def _unwritten(sock: stdlib_socket.socket) -> int:
+    if _ended(sock, by_reset=True):  # Linux goes on counting what the reset has discarded
+        return 0
     try:
         (queued,) = struct.unpack("i", fcntl.ioctl(sock, termios.TIOCOUTQ, bytes(4)))
     except OSError:  # the peer is gone, or this system cannot tell
@@ -212,17 +257,27 @@ def _unwritten(sock: stdlib_socket.socket) -> int:
     return int(queued)
 
 
-def _end_streams(socks: Sequence[stdlib_socket.socket], deadline: float) -> bool:
+def _end_streams(socks: Sequence[stdlib_socket.socket], deadline: float) -> tuple[bool, bool]:
     """Tell the peers that no more comes, and wait until each has read everything and hangs up.
 
     A unix socket that is closed tells the other side at once, even if that one still has unread
     data; libzmq then drops the data where the receiver's queue is full (up to 8 kB of what it
     has read, and all that it has not). Over tcp the peer learns of it only when it gets there.
+
+    Returns:
+        Whether all have hung up, and whether one did so before it had read everything.
     """
     for sock in socks:
         with suppress(OSError):  # the peer has hung up already
             sock.shutdown(stdlib_socket.SHUT_WR)
-    return all(_hung_up(sock, deadline) for sock in socks)
+    broken = False
+    for sock in socks:
+        try:
+            if not _hung_up(sock, deadline):
+                return False, broken
+        except OSError:
+            broken = True
+    return True, broken
 
 
 def _hung_up(sock: stdlib_socket.socket, deadline: float) -> bool:
@@ -233,9 +288,29 @@ def _hung_up(sock: stdlib_socket.socket, deadline: float) -> bool:
                 return True
     except TimeoutError:
         pass
-    except OSError:
-        return True
     return False
+
+
+def ended_in_order(held: Sequence[tuple[stdlib_socket.socket, bool]], ends: int) -> bool:
+    """Whether so many connections that have ended took nothing along, seen from the handles on them.
+
+    Over tcp a peer that hangs up after it has read everything ends the stream, and one that leaves something
+    unread, or is sent something afterwards, resets it. A unix socket tells the two apart only to the first
+    who asks, and that is libzmq.
+    """
+    over = [sock for sock, ipc in held if not ipc and _ended(sock)]
+    _wait_until_written(over, time.monotonic() + _ANSWER_SECONDS)
+    return ends <= len(over) and not any(_ended(sock, by_reset=True) for sock in over)
+
+
+# How long an answer to what was sent into a connection that the peer has ended may take.
+_ANSWER_SECONDS = 1.0
+
+
+def _ended(sock: stdlib_socket.socket, by_reset: bool = False) -> bool:
+    poller = select.poll()
+    poller.register(sock, 0 if by_reset else getattr(select, "POLLRDHUP", 0))
+    return bool(poller.poll(0))
 
 
 def _set(sock: zmq.Socket[bytes], name: str, value: str, all_options: ZmqOptions) -> None:

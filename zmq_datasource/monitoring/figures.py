@@ -55,6 +55,7 @@ def sink_metrics(counters: SinkCounters) -> dict[str, Any]:
         "deadLettered": counters.dead_lettered.total(),
         "deadLetteredByReason": {reason: counters.dead_lettered[reason] for reason in DEAD_LETTER_REASONS},
         "retries": counters.retries,
+        "resent": counters.resent,
         "blockedMs": round(counters.blocked_seconds * 1000),
         "peers": counters.peers,
         "sndhwm": counters.sndhwm,
@@ -77,6 +78,7 @@ def sink_counters(metrics: Mapping[str, Any]) -> SinkCounters:
         dropped=Counter({reason: int(n) for reason, n in metrics["droppedByReason"].items() if n}),
         dead_lettered=Counter({reason: int(n) for reason, n in metrics["deadLetteredByReason"].items() if n}),
         retries=int(metrics["retries"]),
+        resent=int(metrics.get("resent", 0)),  # files of before it was counted have none
         blocked_seconds=metrics["blockedMs"] / 1000,
         peers=int(metrics["peers"]),
         sndhwm=int(metrics["sndhwm"]),

@@ -241,19 +241,19 @@ def _check_rows(columns: SinkColumns, batch: pa.RecordBatch) -> None:
 def _send(sender: Sender, columns: SinkColumns, batch: pa.RecordBatch) -> None:
     _check_rows(columns, batch)
     if columns.frames:
-        sender.send_frames(batch.column("frames").to_pylist())
+        sender.send_frames(batch.column("frames"))
         return
     value = batch.column("value")
     topics = _bytes(batch.column("topic")) if columns.topic else None
     sender.send_values(_bytes(value), topics)
 
 
-def _bytes(column: pa.Array) -> list[bytes]:
+def _bytes(column: pa.Array) -> pa.Array:
     if pa.types.is_large_string(column.type):
         column = pc.cast(column, pa.large_binary())
     elif pa.types.is_string(column.type):
         column = pc.cast(column, pa.binary())
-    return column.to_pylist()  # type: ignore[no-any-return]
+    return column
 
 
 def commit_batch(

@@ -1,0 +1,107 @@
+"""Rows that a socket has accepted and that may still be lost with a connection. Pure data.
+
+A PUSH hears nothing back. What it can know is that at some moment all queues of this system were empty:
+then the next system on the way had all of it. But that may be a load balancer or a tunnel with a memory of
+its own, so ``KEEP`` bytes more than what such a moment leaves open stay here.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeAlias
+
+import pyarrow as pa
+
+__all__ = ["KEEP", "Column", "InFlight", "Part"]
+
+# The least that is kept of a task that has sent more. Twice as much is in memory, as the Arrow columns that
+# Spark has handed over. A TCP connection on Linux holds at most 4 MB at one end and 6 MB at the other unless
+# the system was told otherwise, and through a middlebox there are two.
+KEEP = 32 << 20
+
+# The content of rows: a column of Arrow as it is, or Python objects; None if there is none.
+Column: TypeAlias = pa.Array | Any
+
+# What a row costs on its way besides its content: headers on the wire, offsets in Arrow.
+_ROW_BYTES = 16
+
+
+@dataclass
+class Part:
+    """The rows of one call.
+
+    Attributes:
+        first: The number of the first of them in the task.
+        sent: How many of them count as sent.
+        sent_bytes: Of these.
+        given_up: Positions of those that do not.
+    """
+
+    values: Column
+    topics: Column
+    frames: Column
+    first: int
+    sent: int = 0
+    sent_bytes: int = 0
+    given_up: set[int] = field(default_factory=set)
+
+    def listed(self) -> Part:
+        """The same with Python objects for columns."""
+        return replace(
+            self, values=_listed(self.values), topics=_listed(self.topics), frames=_listed(self.frames)
+        )
+
+    def __len__(self) -> int:
+        return len(self.values if self.frames is None else self.frames)
+
+    def forget(self) -> None:
+        """Keep only what is counted."""
+        self.values = self.topics = self.frames = None
+        self.given_up = set()
+
+    @property
+    def size(self) -> int:
+        """Roughly what it takes in memory and on the wire."""
+        return self.sent_bytes + self.sent * _ROW_BYTES
+
+
+def _listed(column: Column) -> Column:
+    return column.to_pylist() if isinstance(column, pa.Array) else column
+
+
+class InFlight:
+    """What would have to be sent again if a connection were lost now.
+
+    Attributes:
+        parts: The oldest first.
+    """
+
+    def __init__(self, keep: int = KEEP) -> None:
+        self._keep = keep
+        self.parts: deque[Part] = deque()
+        self._bytes = 0
+        self._due = 2 * keep
+
+    def add(self, part: Part) -> None:
+        """These rows have been accepted."""
+        self.parts.append(part)
+        self._bytes += part.size
+
+    @property
+    def due(self) -> bool:
+        """Whether it is time to look whether the queues are empty, so that some can be forgotten."""
+        return self._bytes >= self._due
+
+    def looked(self, empty: bool) -> None:
+        """All queues were seen empty, or not: forget all but the last, or look again later."""
+        if empty:
+            while self.parts and self._bytes - self.parts[0].size >= self._keep:
+                self._bytes -= self.parts.popleft().size
+        self._due = max(2 * self._keep, self._bytes + self._keep // 4)
+
+    def clear(self) -> None:
+        """Nothing is open any more."""
+        self.parts.clear()
+        self._bytes = 0
+        self._due = 2 * self._keep
