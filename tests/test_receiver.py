@@ -54,6 +54,22 @@ def test_topics_are_prefixes(context: Context) -> None:
         assert receiver.take().column("topic").to_pylist() == ["a1", "bc2"]
 
 
+def test_a_sub_asks_for_all_its_topics(context: Context) -> None:
+    """libzmq drops subscriptions beyond the SUB's own SNDHWM, without a word."""
+    count = 3000
+    publisher, endpoint = bound(context, zmq.XPUB, sndhwm=0, rcvhwm=0)
+    topics = ",".join(f"t{i:04}" for i in range(count))
+    options = stream_options(connect=endpoint, topics=topics, rcvhwm=count)
+    with Receiver(options, SourceCounters()) as receiver:
+        asked = 0
+        while asked < count and publisher.poll(1000):
+            asked += len(publisher.recv()) > 0
+        assert asked == count
+        for i in range(count):
+            publisher.send(b"t%04d" % i)
+        receive(receiver, count)
+
+
 def test_a_frame_over_the_limit_costs_the_connection_and_not_the_feed(
     context: Context, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -256,11 +256,12 @@ class Receiver:
                 if room <= 0:
                     break
         except zmq.Again:
-            pass
+            channel.opened.watch.found_empty()
         if room < limit - MAX_MESSAGE_BYTES:
             room += self._discard_oversize(messages)
         taken = len(messages) - before
         if taken:
+            channel.opened.watch.taken += taken
             self._runs.append(Run(timestamp, taken, channel.name, channel.connection()))
         self._live_bytes += limit - room
         return taken

@@ -45,7 +45,7 @@ __all__ = [
 # Options that this package sets itself, with what to use instead.
 _RESERVED = {
     "rcvhwm": "use the option rcvhwm",
-    "sndhwm": "use the option sndhwm",
+    "sndhwm": "use the option sndhwm of a sink; what a source sends is not limited",
     "hwm": "libzmq has no single high-water mark; use rcvhwm or sndhwm",
     "linger": "use the option linger",
     "subscribe": "use the option topics",
@@ -65,6 +65,7 @@ _RESERVED = {
     "xpub_manual_last_value": "with it nobody would ever be subscribed",
     "only_first_subscribe": "it would hide subscribers from the count",
     "immediate": "it is off: a task waits for its peers first, and queued messages survive a reconnect",
+    "reconnect_stop": "a connection that ends for good takes along what was received and not read",
     "conflate": "it tears messages of several frames; use rcvhwm=1 or sndhwm=1 for a short queue",
 }
 
@@ -87,6 +88,9 @@ def new_socket(context: zmq.Context[zmq.Socket[bytes]], options: SocketOptions) 
                 zmq.LINGER: options.linger,
                 zmq.MAXMSGSIZE: MAX_MESSAGE_BYTES,
             }
+            if options.socket_type == "SUB":
+                # What a SUB sends is subscriptions, and libzmq drops those too beyond the mark.
+                ours[zmq.SNDHWM] = 0
         case WriteOptions():
             # An XPUB is a PUB that can hear its subscribers come.
             sock = context.socket(kind[options.socket_type])
@@ -254,6 +258,11 @@ def _set(sock: zmq.Socket[bytes], name: str, value: str, all_options: ZmqOptions
         raise OptionError(
             f"option zmq.{name}: {shown}: libzmq refuses it for a {socket_type(sock)} socket: {e.strerror}"
         ) from e
+    if name == "reconnect_ivl" and int(value) < 1:
+        raise OptionError(
+            f"option zmq.{name}: {shown}: without reconnecting, libzmq throws away what it has received from a "
+            "connection that ends; use a number of milliseconds"
+        )
 
 
 class Connection(NamedTuple):
@@ -322,6 +331,7 @@ def count_connections(counters: SourceCounters, watches: Sequence[PeerWatch]) ->
     counters.connections_made = sum(watch.connections for watch in watches)
     counters.connections_lost = sum(watch.lost for watch in watches)
     counters.handshake_failures = sum(watch.failures for watch in watches)
+    counters.protocol_errors = sum(watch.protocol_errors for watch in watches)
 
 
 def attach(

@@ -205,6 +205,15 @@ SOURCE = (
         "handshake_failures",
     ),
     _source(
+        "protocolErrors",
+        "connections",
+        "receiver",
+        "Connections (`connect`) that libzmq ended because of what the peer sent: a frame over `zmq.maxmsgsize`, or "
+        "bytes that are not ZMTP. What was sent behind it is lost. At a bound socket libzmq does not tell it from "
+        "other ends: see `connectionsLost`.",
+        "protocol_errors",
+    ),
+    _source(
         "rcvhwm",
         "messages",
         "now",

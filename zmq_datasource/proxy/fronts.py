@@ -79,7 +79,8 @@ class Front:
                     size += sum(map(len, values[before:]))
                     size += sum(len(topic) for topic in topics[before:] if topic is not None)
         except zmq.Again:
-            pass
+            self.opened.watch.found_empty()
+        self.opened.watch.taken += len(values)
         messages = Messages(topics, values, others)
         if values:
             alone = topics.count(None)
