@@ -109,6 +109,26 @@ def test_a_round_is_bounded_in_messages_and_in_bytes(context: Context) -> None:
         assert most <= 5
 
 
+def test_a_round_over_many_sockets_is_bounded_as_a_whole_and_takes_them_in_turn(context: Context) -> None:
+    """An Arrow array holds 2 GiB: so what is taken at once must not grow with the number of endpoints."""
+    size, each = 1 << 20, 8
+    publishers = [bound(context, zmq.XPUB, sndhwm=0) for _ in range(6)]
+    options = stream_options(connect=",".join(endpoint for _, endpoint in publishers), framing="vllm")
+    with Receiver(options, SourceCounters()) as receiver:
+        for i, (publisher, _) in enumerate(publishers):
+            assert publisher.recv() == b"\x01"
+            for sequence in range(each):
+                publisher.send_multipart([b"t", sequence.to_bytes(8, "big"), b"%d" % i + b" " * size])
+        wait_for(lambda: all(c.socket.poll(0) for c in receiver._channels), "messages on every socket")
+        order = []
+        while len(order) < each * len(publishers):
+            before = receiver.pending_bytes
+            receiver.receive()
+            assert receiver.pending_bytes - before <= receiver_module._ROUND_BYTES + size + 100
+            order += [int(value[:1]) for value in receiver.take().column("value").to_pylist()]
+        assert set(order[: each * 5]) == set(range(6))  # nobody waits until all the others are done
+
+
 def test_a_message_no_row_can_hold_is_counted_and_does_not_stop_the_feed(
     context: Context, monkeypatch: pytest.MonkeyPatch
 ) -> None:

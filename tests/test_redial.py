@@ -76,7 +76,7 @@ def reading(kind: str, endpoints: str, maxmsgsize: int = 1000) -> Iterator[Readi
             watch = front.opened.watch
             yield Reading(
                 front.keep_alive,
-                lambda: len(front.receive()),
+                lambda: sum(map(len, front.receive())),
                 lambda: (watch.connections, watch.lost, watch.protocol_errors),
             )
         return

@@ -211,12 +211,10 @@ class Flow:
                 _log.info("receiving goes on")
         return not (full or self.journal.behind or (self._backend is not None and self._backend.behind))
 
-    def _take(self, front: Front) -> int:
-        messages = front.receive()
-        if len(messages):
+    def _take(self, front: Front) -> None:
+        for messages in front.receive():
             self.journal.append(messages, now_us())
             self.counters.last_received = time.time()
-        return len(messages)
 
     def _publish(self) -> None:
         backend = self._backend

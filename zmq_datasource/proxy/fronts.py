@@ -64,8 +64,8 @@ class Front:
         for request in requests:
             self.socket.send(request)
 
-    def receive(self) -> Messages:
-        """What is there, up to the bounds of a round."""
+    def receive(self) -> list[Messages]:
+        """What is there, up to the bounds of a round, in parts that an Arrow batch can hold each."""
         topics: list[bytes | None] = []
         values: list[Frame] = []
         others: dict[int, list[Frame]] = {}
@@ -78,17 +78,17 @@ class Front:
                 finally:
                     size += sum(map(len, values[before:]))
                     size += sum(len(topic) for topic in topics[before:] if topic is not None)
+                    size += sum(sum(map(len, others[at][1:-1])) for at in others if at >= before)
         except zmq.Again:
             self.opened.watch.found_empty()
         self.opened.watch.taken += len(values)
         messages = Messages(topics, values, others)
-        if values:
-            alone = topics.count(None)
-            self._first.learn(alone, size)
-            self._rest.learn(len(topics) - alone, size)
-            if size > MAX_MESSAGE_BYTES:
-                messages = self._without_oversize(messages)
-        return messages
+        if not values:
+            return []
+        alone = topics.count(None)
+        self._first.learn(alone, size)
+        self._rest.learn(len(topics) - alone, size)
+        return [messages] if size <= MAX_MESSAGE_BYTES else self._fitting(messages)
 
     def _receive_some(
         self, topics: list[bytes | None], values: list[Frame], others: dict[int, list[Frame]]
@@ -121,13 +121,18 @@ class Front:
                 add_topic(None)
                 add_value(first)
 
-    def _without_oversize(self, messages: Messages) -> Messages:
-        """What a row can hold."""
-        kept = []
+    def _fitting(self, messages: Messages) -> list[Messages]:
+        """What a row can hold, in parts that a batch can hold."""
+        parts: list[list[int]] = []
+        room = 0
         for at in range(len(messages)):
             size = sum(map(len, messages.frames(at)))
             if size <= MAX_MESSAGE_BYTES:
-                kept.append(at)
+                if size > room:
+                    parts.append([])
+                    room = MAX_MESSAGE_BYTES
+                parts[-1].append(at)
+                room -= size
                 continue
             self._counters.oversize += 1
             _log.error(
@@ -136,7 +141,7 @@ class Front:
                 size,
                 MAX_MESSAGE_BYTES,
             )
-        return messages.take(kept)
+        return [messages.take(part) for part in parts]
 
     def keep_alive(self) -> None:
         """Let the connections do their work."""
