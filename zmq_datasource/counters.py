@@ -127,7 +127,7 @@ class SourceCounters:
         connections_made: That there have been.
         connections_lost: That were up and are gone.
         handshake_failures: Handshakes that were refused, or broken off.
-        protocol_errors: Connections that libzmq ended for what the peer sent, as far as that can be told.
+        protocol_errors: Connections that were ended because of what the peer sent, as far as that can be told.
         rcvhwm: The sockets' receive high-water mark, as read back from libzmq.
         last_received: When a message last came, in seconds since the epoch; 0 before the first.
     """

@@ -112,7 +112,7 @@ class PeerWatch:
         self.lost = 0
         self.connections = 0  # that there have been
         self.failures = 0  # handshakes that came to nothing
-        self.protocol_errors = 0  # connections that libzmq ended because of what the peer sent
+        self.protocol_errors = 0  # connections that were ended because of what the peer sent
 
     @property
     def peers(self) -> int:
@@ -240,8 +240,16 @@ class PeerWatch:
         # Others may send so much that the socket is never empty. It reads from its connections in turn, and none
         # holds more than the high-water mark: after so many messages it has read all that this one held.
         mark = int(self._sock.getsockopt(zmq.RCVHWM)) or math.inf
-        queues = self.connections + len(self._connect)
-        return self.taken < self._to_read.setdefault(endpoint, self.taken + queues * (mark + 1))
+        return self.taken < self._to_read.setdefault(endpoint, self.taken + self.queues * (mark + 1))
+
+    @property
+    def queues(self) -> int:
+        """No more queues than this does libzmq keep for the socket's connections, also for those that are gone."""
+        return self.connections + len(self._connect)
+
+    def inode(self, descriptor: int) -> int | None:
+        """The connection with this file descriptor, by its inode; None if it is gone."""
+        return self._streams.get(descriptor, (None, False))[0]
 
     def hold(self) -> list[tuple[stdlib_socket.socket, bool]]:
         """Second handles on the connections that are up, which outlive libzmq's own; and whether ipc."""

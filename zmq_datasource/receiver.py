@@ -32,6 +32,7 @@ from zmq_datasource.option_types import Endpoints
 from zmq_datasource.options import ReadOptions
 from zmq_datasource.replayer import Replayer
 from zmq_datasource.sockets import OpenSocket, count_connections, more_frames
+from zmq_datasource.unfinished import Unfinished
 
 __all__ = ["Receiver"]
 
@@ -62,6 +63,7 @@ class _Channel:
         self.opened = OpenSocket(self.options, self._prepare)
         self.socket = self.opened.socket
         self.more = more_frames(self.socket)
+        self.unfinished = Unfinished(self.opened)
         if self.replayer is not None:
             self.replayer.open()
 
@@ -242,12 +244,25 @@ class Receiver:
         return taken
 
     def _receive_from(self, channel: _Channel, most: int, first: int, limit: int) -> int:
+        messages = self._messages
+        before = len(messages)
+        take = self._take_carefully if channel.unfinished.careful else self._take_quickly
+        timestamp, room = take(channel, most, first, limit)
+        if room < limit - MAX_MESSAGE_BYTES:
+            room += self._discard_oversize(messages)
+        taken = len(messages) - before
+        if taken:
+            channel.opened.watch.taken += taken
+            self._runs.append(Run(timestamp, taken, channel.name, channel.connection()))
+        self._live_bytes += limit - room
+        return taken
+
+    def _take_quickly(self, channel: _Channel, most: int, first: int, room: int) -> tuple[int, int]:
+        """Take messages until none is there, or no room; returns when the first came, and the room left."""
         # Local names and nothing but what bounds the round: this loop sets the source's speed.
         recv, noblock = channel.socket.recv, int(zmq.NOBLOCK)
         ask_more, more = channel.more
-        messages = self._messages
-        append, before = messages.append, len(messages)
-        room = limit
+        append = self._messages.append
         timestamp = 0
         try:
             frame = recv(first)
@@ -267,14 +282,22 @@ class Receiver:
                     break
         except zmq.Again:
             channel.opened.watch.found_empty()
-        if room < limit - MAX_MESSAGE_BYTES:
-            room += self._discard_oversize(messages)
-        taken = len(messages) - before
-        if taken:
-            channel.opened.watch.taken += taken
-            self._runs.append(Run(timestamp, taken, channel.name, channel.connection()))
-        self._live_bytes += limit - room
-        return taken
+        return timestamp, room
+
+    def _take_carefully(self, channel: _Channel, most: int, first: int, room: int) -> tuple[int, int]:
+        """The same, while some connection may be sending a message that never ends."""
+        timestamp = 0
+        try:
+            for turn in range(most):
+                message = channel.unfinished.receive(int(zmq.NOBLOCK) if turn else first)
+                timestamp = timestamp or int(self._clock() * 1_000_000)
+                self._messages.append(message if len(message) > 1 else message[0])
+                room -= sum(map(len, message))
+                if room <= 0:
+                    break
+        except zmq.Again:
+            channel.opened.watch.found_empty()
+        return timestamp, room
 
     def take(self) -> pa.RecordBatch:
         """Hand over what was received, as a batch with ``messages.MESSAGE_SCHEMA``."""
@@ -338,6 +361,7 @@ class Receiver:
             watch.update()
             watch.redial()
             watch.report_absent()
+            channel.unfinished.look()
             if channel.replayer is not None:
                 channel.replayer.keep_alive()
         count_connections(self._counters, [channel.opened.watch for channel in self._channels])

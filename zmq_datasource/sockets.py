@@ -272,12 +272,14 @@ class Connection(NamedTuple):
         inode: Its name.
         unsent: Bytes that wait for the peer.
         taken: Grows with what the peer has taken, or changes at least.
+        received: Bytes that have come; 0 where that is not told.
     """
 
     inode: int
     peer: str
     unsent: int
     taken: int
+    received: int
 
 
 def connections(watch: PeerWatch) -> list[Connection]:
@@ -287,7 +289,9 @@ def connections(watch: PeerWatch) -> list[Connection]:
         with handle:
             inode = os.fstat(handle.fileno()).st_ino
             unsent = _unwritten(handle)
-            found.append(Connection(inode, _peer_name(handle, ipc), unsent, _taken(handle, ipc, unsent)))
+            # Where the system does not tell what was acknowledged: what is left, which changes with it.
+            taken, received = (unsent, 0) if ipc else _tcp_bytes(handle) or (unsent, 0)
+            found.append(Connection(inode, _peer_name(handle, ipc), unsent, taken, received))
     return found
 
 
@@ -300,17 +304,18 @@ def hang_up(watch: PeerWatch, connection: Connection) -> None:
                     handle.shutdown(stdlib_socket.SHUT_RDWR)
 
 
-def _taken(handle: stdlib_socket.socket, ipc: bool, unsent: int) -> int:
-    """What the peer's system has acknowledged; where that is not told, what is left, which changes with it."""
-    if not ipc and hasattr(stdlib_socket, "TCP_INFO"):
+def _tcp_bytes(handle: stdlib_socket.socket) -> tuple[int, int] | None:
+    """What the peer's system has acknowledged, and what was received; None where that is not told."""
+    if sys.platform == "linux":
         with suppress(OSError):
             info = handle.getsockopt(stdlib_socket.IPPROTO_TCP, stdlib_socket.TCP_INFO, 192)
-            if len(info) >= _BYTES_ACKED + 8:
-                return int.from_bytes(info[_BYTES_ACKED : _BYTES_ACKED + 8], sys.byteorder)
-    return unsent
+            if len(info) >= _BYTES_ACKED + 16:
+                acked, received = struct.unpack_from("=QQ", info, _BYTES_ACKED)
+                return int(acked), int(received)
+    return None
 
 
-# Where tcpi_bytes_acked is in Linux' struct tcp_info.
+# Where tcpi_bytes_acked is in Linux' struct tcp_info; tcpi_bytes_received follows it.
 _BYTES_ACKED = 120
 
 

@@ -208,9 +208,9 @@ SOURCE = (
         "protocolErrors",
         "connections",
         "receiver",
-        "Connections (`connect`) that libzmq ended because of what the peer sent: a frame over `zmq.maxmsgsize`, or "
-        "bytes that are not ZMTP. What was sent behind it is lost. At a bound socket libzmq does not tell it from "
-        "other ends: see `connectionsLost`.",
+        "Connections that were ended because of what the peer sent: a frame over `zmq.maxmsgsize`, bytes that are not "
+        "ZMTP (both at `connect` only; at a bound socket libzmq does not tell them from other ends), or a message that "
+        "does not end. What was sent behind it is lost.",
         "protocol_errors",
     ),
     _source(

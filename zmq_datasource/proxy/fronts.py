@@ -14,6 +14,7 @@ from zmq_datasource.messages import MAX_MESSAGE_BYTES
 from zmq_datasource.options import ProxySocketOptions
 from zmq_datasource.proxy.rows import Frame, Messages
 from zmq_datasource.sockets import OpenSocket, more_frames
+from zmq_datasource.unfinished import Unfinished
 
 __all__ = ["Front", "now_us"]
 
@@ -55,6 +56,7 @@ class Front:
         self.opened = OpenSocket(options, lambda sock: None)
         self.socket = self.opened.socket
         self._more = more_frames(self.socket)
+        self._unfinished = Unfinished(self.opened)
         self._first, self._rest = _Copying(), _Copying()
         # The C function below zmq.Socket's Python wrapper.
         self._recv: Callable[..., Any] = super(zmq.Socket, self.socket).recv
@@ -70,11 +72,12 @@ class Front:
         values: list[Frame] = []
         others: dict[int, list[Frame]] = {}
         size, limit = 0, self._options.round_bytes
+        receive = self._receive_carefully if self._unfinished.careful else self._receive_some
         try:
             while len(values) < ROUND_MESSAGES and size < limit:
                 before = len(values)
                 try:
-                    self._receive_some(topics, values, others)
+                    receive(topics, values, others)
                 finally:
                     size += sum(map(len, values[before:]))
                     size += sum(len(topic) for topic in topics[before:] if topic is not None)
@@ -121,6 +124,16 @@ class Front:
                 add_topic(None)
                 add_value(first)
 
+    def _receive_carefully(
+        self, topics: list[bytes | None], values: list[Frame], others: dict[int, list[Frame]]
+    ) -> None:
+        """One, while some connection may be sending a message that never ends."""
+        frames = self._unfinished.receive(int(zmq.NOBLOCK))
+        if len(frames) > 2:
+            others[len(values)] = list(frames)
+        topics.append(frames[0] if len(frames) > 1 else None)
+        values.append(frames[-1])
+
     def _fitting(self, messages: Messages) -> list[Messages]:
         """What a row can hold, in parts that a batch can hold."""
         parts: list[list[int]] = []
@@ -150,6 +163,7 @@ class Front:
         watch.update()
         watch.redial()
         watch.report_absent()
+        self._unfinished.look()
 
     def close(self) -> None:
         self.opened.close(linger=0)

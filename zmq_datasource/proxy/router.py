@@ -10,6 +10,7 @@ import zmq
 from zmq_datasource.option_types import Endpoints
 from zmq_datasource.options import ProxyOptions
 from zmq_datasource.sockets import OpenSocket
+from zmq_datasource.unfinished import Unfinished
 
 __all__ = ["Router"]
 
@@ -53,6 +54,7 @@ class Router:
 
         self._opened = OpenSocket(options.socket("ROUTER", bind=bind), set_options)
         self.socket = self._opened.socket
+        self._unfinished = Unfinished(self._opened)
         self._inbox: list[list[bytes]] = []
         self.stuck = False
 
@@ -60,7 +62,7 @@ class Router:
         """Take what peers have sent; ``inbox`` gives it."""
         with suppress(zmq.Again):
             while len(self._inbox) < _MOST_REQUESTS:
-                self._inbox.append(self.socket.recv_multipart(zmq.NOBLOCK))
+                self._inbox.append(self._unfinished.receive(int(zmq.NOBLOCK)))
 
     def inbox(self) -> list[list[bytes]]:
         """What was received since the last call; the peer is the first frame."""
@@ -86,6 +88,7 @@ class Router:
     def update(self) -> None:
         """Let the connections do their work."""
         self._opened.watch.update()
+        self._unfinished.look()
 
     def close(self) -> None:
         self._opened.close(linger=0)
