@@ -272,7 +272,6 @@ class DurableServer:
         return busy
 
     def _beat(self) -> None:
-        self.router.update()
         self._faults.flush()
         for session in list(self._sessions.values()):
             self._send(session.peer, Heartbeat(self._view.end))

@@ -303,6 +303,7 @@ class Flow:
             "received": counters.received,
             "bytes": counters.bytes,
             "oversize": counters.oversize,
+            "protocolErrors": sum(front.opened.watch.protocol_errors for front in self._fronts),
             "paused": self._paused,
             "pausedSeconds": round(self.paused_seconds, 1),
             "publishers": [{"socket": name, "connections": peers} for name, peers in sides],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from contextlib import suppress
 
@@ -17,6 +18,7 @@ __all__ = ["Router"]
 # Taken at a time; the others wait in libzmq.
 _MOST_REQUESTS = 256
 _RCVHWM = 1000
+_HOUSEKEEPING_SECONDS = 0.1
 
 
 class Router:
@@ -55,11 +57,17 @@ class Router:
         self._opened = OpenSocket(options.socket("ROUTER", bind=bind), set_options)
         self.socket = self._opened.socket
         self._unfinished = Unfinished(self._opened)
+        self._next_housekeeping = 0.0
         self._inbox: list[list[bytes]] = []
         self.stuck = False
 
     def receive(self) -> None:
-        """Take what peers have sent; ``inbox`` gives it."""
+        """Take what peers have sent; ``inbox`` gives it. To be called often: the connections do their work here."""
+        now = time.monotonic()
+        if now >= self._next_housekeeping:
+            self._next_housekeeping = now + _HOUSEKEEPING_SECONDS
+            self._opened.watch.update()
+            self._unfinished.look()
         with suppress(zmq.Again):
             while len(self._inbox) < _MOST_REQUESTS:
                 self._inbox.append(self._unfinished.receive(int(zmq.NOBLOCK)))
@@ -84,11 +92,6 @@ class Router:
                     self.socket.getsockopt(zmq.EVENTS)
         self.stuck = True
         return False
-
-    def update(self) -> None:
-        """Let the connections do their work."""
-        self._opened.watch.update()
-        self._unfinished.look()
 
     def close(self) -> None:
         self._opened.close(linger=0)
