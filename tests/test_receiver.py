@@ -54,6 +54,22 @@ def test_topics_are_prefixes(context: Context) -> None:
         assert receiver.take().column("topic").to_pylist() == ["a1", "bc2"]
 
 
+def test_a_sub_asks_for_all_its_topics(context: Context) -> None:
+    """libzmq drops subscriptions beyond the SUB's own SNDHWM, without a word."""
+    count = 3000
+    publisher, endpoint = bound(context, zmq.XPUB, sndhwm=0, rcvhwm=0)
+    topics = ",".join(f"t{i:04}" for i in range(count))
+    options = stream_options(connect=endpoint, topics=topics, rcvhwm=count)
+    with Receiver(options, SourceCounters()) as receiver:
+        asked = 0
+        while asked < count and publisher.poll(1000):
+            asked += len(publisher.recv()) > 0
+        assert asked == count
+        for i in range(count):
+            publisher.send(b"t%04d" % i)
+        receive(receiver, count)
+
+
 def test_a_frame_over_the_limit_costs_the_connection_and_not_the_feed(
     context: Context, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -91,6 +107,26 @@ def test_a_round_is_bounded_in_messages_and_in_bytes(context: Context) -> None:
         while receiver.pending < 20:
             most = max(most, receiver.receive())
         assert most <= 5
+
+
+def test_a_round_over_many_sockets_is_bounded_as_a_whole_and_takes_them_in_turn(context: Context) -> None:
+    """An Arrow array holds 2 GiB: so what is taken at once must not grow with the number of endpoints."""
+    size, each = 1 << 20, 8
+    publishers = [bound(context, zmq.XPUB, sndhwm=0) for _ in range(6)]
+    options = stream_options(connect=",".join(endpoint for _, endpoint in publishers), framing="vllm")
+    with Receiver(options, SourceCounters()) as receiver:
+        for i, (publisher, _) in enumerate(publishers):
+            assert publisher.recv() == b"\x01"
+            for sequence in range(each):
+                publisher.send_multipart([b"t", sequence.to_bytes(8, "big"), b"%d" % i + b" " * size])
+        wait_for(lambda: all(c.socket.poll(0) for c in receiver._channels), "messages on every socket")
+        order = []
+        while len(order) < each * len(publishers):
+            before = receiver.pending_bytes
+            receiver.receive()
+            assert receiver.pending_bytes - before <= receiver_module._ROUND_BYTES + size + 100
+            order += [int(value[:1]) for value in receiver.take().column("value").to_pylist()]
+        assert set(order[: each * 5]) == set(range(6))  # nobody waits until all the others are done
 
 
 def test_a_message_no_row_can_hold_is_counted_and_does_not_stop_the_feed(

@@ -45,6 +45,9 @@ def open_socket(context: Context, options: SocketOptions) -> tuple[Socket, PeerW
         ("zmq_hwm", "1", "no single high-water mark"),
         ("zmq_subscribe", "a", "use the option topics"),
         ("zmq_conflate", "1", "tears messages of several frames"),
+        ("zmq_reconnect_ivl", "-1", "throws away what it has received"),
+        ("zmq_reconnect_ivl", "0", "throws away what it has received"),
+        ("zmq_reconnect_stop", "1", "takes along what was received"),
         ("zmq_xpub_manual", "1", "nobody would ever be subscribed"),
     ],
 )

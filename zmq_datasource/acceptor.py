@@ -56,6 +56,7 @@ from zmq_datasource.protocol import (
 )
 from zmq_datasource.sockets import OpenSocket, count_connections
 from zmq_datasource.transactions import ConflictError, Ledger, conflict_with_later
+from zmq_datasource.unfinished import Unfinished
 from zmq_datasource.wal.staging import Part, StagedFile, Staging
 from zmq_datasource.wal.storage import LogStorage
 
@@ -164,6 +165,7 @@ class Acceptor:
         self._staging.remove(done)
         self._open = OpenSocket(self._options, self._prepare)
         self._socket = self._open.socket
+        self._unfinished = Unfinished(self._open)
         self._counters.rcvhwm = int(self._socket.getsockopt(zmq.RCVHWM))
         return self
 
@@ -230,7 +232,7 @@ class Acceptor:
             return 0
         taken = 0
         while taken < most and int(self._socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
-            peer, *frames = self._socket.recv_multipart(zmq.NOBLOCK)
+            peer, *frames = self._unfinished.receive(int(zmq.NOBLOCK))
             self._take(peer, frames)
             taken += 1
         self.committer.cut()
@@ -239,6 +241,7 @@ class Acceptor:
     def keep_alive(self) -> None:
         """Let the connections do their work, and let go of what nobody wants any more."""
         self._open.watch.update()
+        self._unfinished.look()
         count_connections(self._counters, [self._open.watch])
         self._refusals.flush()
         self._faults.flush()
@@ -280,6 +283,7 @@ class Acceptor:
     def hold_still(self) -> None:
         """To be called while nothing is received: nobody is silent who is not listened to."""
         self._open.watch.update()
+        self._unfinished.look()
         count_connections(self._counters, [self._open.watch])
         now = self._monotonic()
         for session in self._sessions.values():

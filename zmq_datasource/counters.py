@@ -134,6 +134,7 @@ class SourceCounters:
         connections_made: That there have been.
         connections_lost: That were up and are gone.
         handshake_failures: Handshakes that were refused, or broken off.
+        protocol_errors: Connections that were ended because of what the peer sent, as far as that can be told.
         rcvhwm: The sockets' receive high-water mark, as read back from libzmq.
         last_received: When a message last came, in seconds since the epoch; 0 before the first.
     """
@@ -156,6 +157,7 @@ class SourceCounters:
     connections_made: int = 0
     connections_lost: int = 0
     handshake_failures: int = 0
+    protocol_errors: int = 0
     rcvhwm: int = 0
     last_received: float = 0.0
 

@@ -1,7 +1,11 @@
 """Who is at the other end: what libzmq's socket monitor tells, kept as a state.
 
-Unlike libzmq, this says when a peer hangs up instead of shaking hands, and dials it again; and
-when nobody answers at all.
+Unlike libzmq, this says when a peer hangs up instead of shaking hands, and when nobody answers at all. And it
+dials again where libzmq never would: after what libzmq takes for a fault of the peer (another mechanism or
+socket type, a frame over its maxmsgsize). The rules:
+
+* Where libzmq comes again by itself it says so (CONNECT_RETRIED), and is left alone.
+* ``disconnect`` throws away what was received from there and not read. So it waits until that has been read.
 """
 
 from __future__ import annotations
@@ -40,6 +44,7 @@ _HUNG_UP = (
 _EVENTS = (
     zmq.Event.CONNECTED
     | zmq.Event.ACCEPTED
+    | zmq.Event.CONNECT_RETRIED
     | zmq.Event.DISCONNECTED
     | zmq.Event.HANDSHAKE_SUCCEEDED
     | zmq.Event.HANDSHAKE_FAILED_NO_DETAIL
@@ -79,7 +84,7 @@ class PeerWatch:
     _ABSENT_SECONDS = 10.0
     _FIRST_REDIAL = 1.0
     _LAST_REDIAL = 30.0
-    _LOST_REDIAL = 3.0
+    _LOST_REDIAL = 1.0
 
     def __init__(
         self, context: zmq.Context[zmq.Socket[bytes]], sock: zmq.Socket[bytes], options: SocketOptions
@@ -92,9 +97,9 @@ class PeerWatch:
         self._failures = dict(_HANDSHAKE_FAILURES)
         if any(name.startswith("curve_") for name in options.zmq):
             self._failures[zmq.Event.HANDSHAKE_FAILED_NO_DETAIL] = _WRONG_KEY
+        self._bound = bool(options.bind)
         address = f"inproc://monitor-{uuid.uuid4().hex}"
-        # Only what changes our state: retries by the hundred would fill the monitor's queue, and a
-        # full one stops libzmq's own thread. Unbounded for the same reason.
+        # Unbounded, because a full queue would stop libzmq's own thread.
         sock.monitor(address, _EVENTS)
         self._monitor = context.socket(zmq.PAIR)
         self._monitor.setsockopt(zmq.RCVHWM, 0)
@@ -103,6 +108,12 @@ class PeerWatch:
         self._shaking: set[tuple[str, int]] = set()
         self._streams: dict[int, tuple[int, bool]] = {}  # file descriptor to inode, and whether ipc
         self._redial: dict[str, tuple[float, float]] = {}  # endpoint: when, delay
+        self._ended: set[str] = set()  # endpoints whose connection was up and ended
+        self._to_read: dict[
+            str, float
+        ] = {}  # endpoint: once so many messages were taken, nothing of it is left
+        self._empty_at = 0.0
+        self.taken = 0  # messages taken from the socket, as far as its user tells
         self._absent_since: dict[str, float] = {}  # infinity: said already
         self.up: dict[str, int] = {}
         self.refused: dict[str, str] = {}
@@ -112,6 +123,7 @@ class PeerWatch:
         self._stopped = False
         self.connections = 0  # that there have been
         self.failures = 0  # handshakes that came to nothing
+        self.protocol_errors = 0  # connections that were ended because of what the peer sent
 
     @property
     def peers(self) -> int:
@@ -134,7 +146,15 @@ class PeerWatch:
     def _name(self, endpoint: str) -> str:
         """The endpoint as the user wrote it: after a reconnect libzmq says the address for the host."""
         if endpoint not in self._names:
-            self._names[endpoint] = next((str(e) for e in self._connect if _is_at(e, endpoint)), endpoint)
+            ours = {str(e) for e in self._connect}
+            found = (
+                endpoint
+                if endpoint in ours
+                else next((str(e) for e in self._connect if _is_at(e, endpoint)), None)
+            )
+            if found is None and len(ours) == 1 and not self._bound:  # a host whose address has changed
+                found = next(iter(ours))
+            self._names[endpoint] = found or endpoint
         return self._names[endpoint]
 
     def _take(self, event: int, endpoint: str, value: int) -> None:
@@ -152,7 +172,7 @@ class PeerWatch:
             self.up[endpoint] = self.up.get(endpoint, 0) + 1
             self.connections += 1
             self.refused.pop(endpoint, None)
-            self._redial.pop(endpoint, None)
+            self._forget(endpoint)
             _log.log(self._level, "peer up: %s %s", socket_type(self._sock), endpoint)
         elif event in self._failures:
             self._one_shaken(endpoint)
@@ -167,11 +187,17 @@ class PeerWatch:
                 self.up[endpoint] -= 1
                 self.lost += 1
                 self.cut += 1
-                # libzmq comes again by itself, except after what it takes for a fault of the peer, such as a
-                # frame over its maxmsgsize: then never, and without a word.
+                self._ended.add(endpoint)
                 if self._only_receives:  # nothing is queued that dialling again would drop
                     self._redial[endpoint] = (time.monotonic() + self._LOST_REDIAL, self._LOST_REDIAL)
                 _log.log(self._level, "peer down: %s %s", socket_type(self._sock), endpoint)
+        elif event == zmq.Event.CONNECT_RETRIED:  # libzmq dials by itself
+            self._forget(endpoint)
+
+    def _forget(self, endpoint: str) -> None:
+        self._redial.pop(endpoint, None)
+        self._ended.discard(endpoint)
+        self._to_read.pop(endpoint, None)
 
     def _one_shaken(self, endpoint: str) -> None:
         candidates = [key for key in self._shaking if key[0] == endpoint]
@@ -198,17 +224,51 @@ class PeerWatch:
                 self._absent_since[endpoint] = math.inf
                 _log.warning("nobody has answered at %s for %.0f s", endpoint, self._ABSENT_SECONDS)
 
+    def found_empty(self) -> None:
+        """The socket had no message left just now."""
+        self._empty_at = time.monotonic()
+
     def redial(self) -> None:
-        """Dial again where a handshake failed or a connection was cut, which libzmq does not do by itself."""
+        """Dial again where libzmq does not, once what came from there has been read."""
         now = time.monotonic()
         for endpoint in map(str, self._connect):
-            due, delay = self._redial.get(endpoint, (None, 0.0))
-            if due is None or now < due:
+            due, delay = self._redial.get(endpoint, (math.inf, 0.0))
+            if now < due:
                 continue
+            if endpoint in self._ended:
+                self._ended.discard(endpoint)
+                self.protocol_errors += 1
+                _log.warning(
+                    "libzmq has ended the connection to %s for what the peer sent: a frame over zmq.maxmsgsize (%d "
+                    "bytes), or bytes that are not ZMTP. What was sent behind it is lost; dialling again",
+                    endpoint,
+                    self._sock.getsockopt(zmq.MAXMSGSIZE),
+                )
+            if self._may_hold_messages(endpoint, due):
+                continue
+            self._to_read.pop(endpoint, None)
             self._redial[endpoint] = (now + delay, delay)
             with suppress(zmq.ZMQError):  # gone already
                 self._sock.disconnect(endpoint)
             self._sock.connect(endpoint)
+
+    def _may_hold_messages(self, endpoint: str, since: float) -> bool:
+        """Whether the socket may still hold messages of a connection that ended before ``since``."""
+        if self._empty_at >= since or not int(self._sock.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
+            return False
+        # Others may send so much that the socket is never empty. It reads from its connections in turn, and none
+        # holds more than the high-water mark: after so many messages it has read all that this one held.
+        mark = int(self._sock.getsockopt(zmq.RCVHWM)) or math.inf
+        return self.taken < self._to_read.setdefault(endpoint, self.taken + self.queues * (mark + 1))
+
+    @property
+    def queues(self) -> int:
+        """No more queues than this does libzmq keep for the socket's connections, also for those that are gone."""
+        return self.connections + len(self._connect)
+
+    def inode(self, descriptor: int) -> int | None:
+        """The connection with this file descriptor, by its inode; None if it is gone."""
+        return self._streams.get(descriptor, (None, False))[0]
 
     def hold(self) -> list[tuple[stdlib_socket.socket, bool]]:
         """Second handles on the connections that are up, which outlive libzmq's own; and whether ipc."""

@@ -33,13 +33,14 @@ from zmq_datasource.options import ReadOptions
 from zmq_datasource.replayer import Replayer
 from zmq_datasource.sequences import Judge
 from zmq_datasource.sockets import OpenSocket, count_connections, more_frames
+from zmq_datasource.unfinished import Unfinished
 
 __all__ = ["Receiver"]
 
 _log = logging.getLogger(__name__)
 
-# Bounds of one round: no round keeps the thread from its other duties for long, and none
-# holds more than about this much (or one message) in Python objects.
+# Bounds of one round over all sockets: no round keeps the thread from its other duties for long, and
+# none takes more than about this much (or one message). So what is handed over always fits an Arrow batch.
 ROUND_MESSAGES = 1024
 _ROUND_BYTES = 4 << 20
 # How long a round waits for its first message; the delay of the thread's other duties.
@@ -64,6 +65,7 @@ class _Channel:
         self.opened = OpenSocket(self.options, self._prepare)
         self.socket = self.opened.socket
         self.more = more_frames(self.socket)
+        self.unfinished = Unfinished(self.opened)
         if self.replayer is not None:
             self.replayer.open()
 
@@ -121,6 +123,7 @@ class Receiver:
         self._messages: list[RawMessage] = []
         self._runs: list[Run] = []
         self._live_bytes = 0
+        self._turn = 0  # the channel that a round begins with
         self._next_housekeeping = 0.0
 
     def __enter__(self) -> Self:
@@ -210,7 +213,7 @@ class Receiver:
         return self._incidents.failure
 
     def receive(self, most: int = ROUND_MESSAGES) -> int:
-        """One round: wait up to ``WAIT_MS`` for a message, then take what is there.
+        """One round: wait up to ``WAIT_MS`` for a message, then take what is there, from the sockets in turn.
 
         Args:
             most: Take no more than this many messages from a socket.
@@ -222,24 +225,48 @@ class Receiver:
         if now >= self._next_housekeeping:
             self.keep_alive()
             self._next_housekeeping = now + _HOUSEKEEPING_SECONDS
+        room = min(_ROUND_BYTES, self._batch_bytes)
         if self._poller is None:
-            return self._receive_from(self._channels[0], most, 0)
+            return self._receive_from(self._channels[0], most, 0, room)
         taken = 0
         ready = dict(self._poller.poll(WAIT_MS))
-        for channel in self._channels:
-            if channel.replayer is not None and channel.replayer.socket in ready:
-                taken += channel.replayer.receive(most, self._batch_bytes)
-            if channel.socket in ready and not channel.held:
-                taken += self._receive_from(channel, most, int(zmq.NOBLOCK))
+        for _ in self._channels:
+            channel, replayer = self._channels[self._turn], self._channels[self._turn].replayer
+            if replayer is not None and replayer.socket in ready:
+                before = replayer.pending_bytes
+                taken += replayer.receive(most, before + room)
+                room -= replayer.pending_bytes - before
+            if room > 0 and channel.socket in ready and not channel.held:
+                before = self._live_bytes
+                taken += self._receive_from(channel, most, int(zmq.NOBLOCK), room)
+                room -= self._live_bytes - before
+            self._turn = (self._turn + 1) % len(self._channels)
+            if room <= 0:  # the others come first in the next round
+                break
         return taken
 
-    def _receive_from(self, channel: _Channel, most: int, first: int) -> int:
+    def _receive_from(self, channel: _Channel, most: int, first: int, limit: int) -> int:
+        messages = self._messages
+        before = len(messages)
+        take = self._take_carefully if channel.unfinished.careful else self._take_quickly
+        timestamp, room = take(channel, most, first, limit)
+        if room < limit - MAX_MESSAGE_BYTES:
+            room += self._discard_oversize(messages)
+        taken = len(messages) - before
+        if taken:
+            channel.opened.watch.taken += taken
+            self._runs.append(Run(timestamp, taken, channel.name, channel.connection()))
+            if channel.replayer is not None:
+                channel.replayer.heard()
+        self._live_bytes += limit - room
+        return taken
+
+    def _take_quickly(self, channel: _Channel, most: int, first: int, room: int) -> tuple[int, int]:
+        """Take messages until none is there, or no room; returns when the first came, and the room left."""
         # Local names and nothing but what bounds the round: this loop sets the source's speed.
         recv, noblock = channel.socket.recv, int(zmq.NOBLOCK)
         ask_more, more = channel.more
-        messages = self._messages
-        append, before = messages.append, len(messages)
-        room = limit = min(_ROUND_BYTES, self._batch_bytes)
+        append = self._messages.append
         timestamp = 0
         try:
             frame = recv(first)
@@ -258,16 +285,23 @@ class Receiver:
                 if room <= 0:
                     break
         except zmq.Again:
-            pass
-        if room < limit - MAX_MESSAGE_BYTES:
-            room += self._discard_oversize(messages)
-        taken = len(messages) - before
-        if taken:
-            self._runs.append(Run(timestamp, taken, channel.name, channel.connection()))
-            if channel.replayer is not None:
-                channel.replayer.heard()
-        self._live_bytes += limit - room
-        return taken
+            channel.opened.watch.found_empty()
+        return timestamp, room
+
+    def _take_carefully(self, channel: _Channel, most: int, first: int, room: int) -> tuple[int, int]:
+        """The same, while some connection may be sending a message that never ends."""
+        timestamp = 0
+        try:
+            for turn in range(most):
+                message = channel.unfinished.receive(int(zmq.NOBLOCK) if turn else first)
+                timestamp = timestamp or int(self._clock() * 1_000_000)
+                self._messages.append(message if len(message) > 1 else message[0])
+                room -= sum(map(len, message))
+                if room <= 0:
+                    break
+        except zmq.Again:
+            channel.opened.watch.found_empty()
+        return timestamp, room
 
     def take(self) -> pa.RecordBatch:
         """Hand over what was received, as a batch with ``messages.MESSAGE_SCHEMA``."""
@@ -346,6 +380,7 @@ class Receiver:
             watch.update()
             watch.redial()
             watch.report_absent()
+            channel.unfinished.look()
             if channel.replayer is not None:
                 channel.replayer.keep_alive()
                 if watch.connections != channel.known_connections:

@@ -38,6 +38,7 @@ from zmq_datasource.framing.fields import UnfitError
 from zmq_datasource.framing.replay import TOPIC_WANTED, Reply, read_reply
 from zmq_datasource.framing.replay import request as encode
 from zmq_datasource.limited_log import LimitedLog
+from zmq_datasource.messages import MAX_MESSAGE_BYTES
 from zmq_datasource.option_types import Endpoint, Endpoints, SourceSocket
 from zmq_datasource.options import ReadOptions
 from zmq_datasource.sequences import Gap, Judge, Key, Sample
@@ -218,6 +219,8 @@ class Replayer:
             except zmq.Again:
                 return taken
             try:
+                if sum(map(len, frames)) > MAX_MESSAGE_BYTES:
+                    raise UnfitError(f"more than {MAX_MESSAGE_BYTES} bytes, which no row can hold")
                 reply = read_reply(frames)
             except UnfitError as e:
                 self._counters.malformed_replies += 1

@@ -50,7 +50,7 @@ __all__ = [
 # Options that this package sets itself, with what to use instead.
 _RESERVED = {
     "rcvhwm": "use the option rcvhwm",
-    "sndhwm": "use the option sndhwm",
+    "sndhwm": "use the option sndhwm of a sink; what a source sends is not limited",
     "hwm": "libzmq has no single high-water mark; use rcvhwm or sndhwm",
     "linger": "use the option linger",
     "subscribe": "use the option topics",
@@ -70,6 +70,7 @@ _RESERVED = {
     "xpub_manual_last_value": "with it nobody would ever be subscribed",
     "only_first_subscribe": "it would hide subscribers from the count",
     "immediate": "it is off: a task waits for its peers first, and queued messages survive a reconnect",
+    "reconnect_stop": "a connection that ends for good takes along what was received and not read",
     "conflate": "it tears messages of several frames; use rcvhwm=1 or sndhwm=1 for a short queue",
 }
 
@@ -92,6 +93,9 @@ def new_socket(context: zmq.Context[zmq.Socket[bytes]], options: SocketOptions) 
                 zmq.LINGER: options.linger,
                 zmq.MAXMSGSIZE: MAX_MESSAGE_BYTES,
             }
+            if options.socket_type == "SUB":
+                # What a SUB sends is subscriptions, and libzmq drops those too beyond the mark.
+                ours[zmq.SNDHWM] = 0
         case WriteOptions():
             # An XPUB is a PUB that can hear its subscribers come.
             sock = context.socket(kind[options.socket_type])
@@ -332,6 +336,11 @@ def _set(sock: zmq.Socket[bytes], name: str, value: str, all_options: ZmqOptions
         raise OptionError(
             f"option zmq.{name}: {shown}: libzmq refuses it for a {socket_type(sock)} socket: {e.strerror}"
         ) from e
+    if name == "reconnect_ivl" and int(value) < 1:
+        raise OptionError(
+            f"option zmq.{name}: {shown}: without reconnecting, libzmq throws away what it has received from a "
+            "connection that ends; use a number of milliseconds"
+        )
 
 
 class Connection(NamedTuple):
@@ -358,10 +367,9 @@ def connections(watch: PeerWatch) -> list[Connection]:
         with handle:
             inode = os.fstat(handle.fileno()).st_ino
             unsent = _unwritten(handle)
-            received = 0 if ipc else _tcp_info(handle, _BYTES_RECEIVED) or 0
-            found.append(
-                Connection(inode, _peer_name(handle, ipc), unsent, _taken(handle, ipc, unsent), received)
-            )
+            # Where the system does not tell what was acknowledged: what is left, which changes with it.
+            taken, received = (unsent, 0) if ipc else _tcp_bytes(handle) or (unsent, 0)
+            found.append(Connection(inode, _peer_name(handle, ipc), unsent, taken, received))
     return found
 
 
@@ -374,24 +382,19 @@ def hang_up(watch: PeerWatch, connection: Connection) -> None:
                     handle.shutdown(stdlib_socket.SHUT_RDWR)
 
 
-def _taken(handle: stdlib_socket.socket, ipc: bool, unsent: int) -> int:
-    """What the peer's system has acknowledged; where that is not told, what is left, which changes with it."""
-    taken = None if ipc else _tcp_info(handle, _BYTES_ACKED)
-    return unsent if taken is None else taken
-
-
-# Where tcpi_bytes_acked and tcpi_bytes_received are in Linux' struct tcp_info.
-_BYTES_ACKED, _BYTES_RECEIVED = 120, 128
-
-
-def _tcp_info(handle: stdlib_socket.socket, at: int) -> int | None:
-    """A number of a tcp connection's; None where the system does not tell."""
-    if hasattr(stdlib_socket, "TCP_INFO"):
+def _tcp_bytes(handle: stdlib_socket.socket) -> tuple[int, int] | None:
+    """What the peer's system has acknowledged, and what was received; None where that is not told."""
+    if sys.platform == "linux":
         with suppress(OSError):
             info = handle.getsockopt(stdlib_socket.IPPROTO_TCP, stdlib_socket.TCP_INFO, 192)
-            if len(info) >= at + 8:
-                return int.from_bytes(info[at : at + 8], sys.byteorder)
+            if len(info) >= _BYTES_ACKED + 16:
+                acked, received = struct.unpack_from("=QQ", info, _BYTES_ACKED)
+                return int(acked), int(received)
     return None
+
+
+# Where tcpi_bytes_acked is in Linux' struct tcp_info; tcpi_bytes_received follows it.
+_BYTES_ACKED = 120
 
 
 def bytes_received(watch: PeerWatch) -> int:
@@ -399,7 +402,7 @@ def bytes_received(watch: PeerWatch) -> int:
     total = 0
     for handle, ipc in watch.hold():
         with handle:
-            total += 0 if ipc else _tcp_info(handle, _BYTES_RECEIVED) or 0
+            total += 0 if ipc else (_tcp_bytes(handle) or (0, 0))[1]
     return total
 
 
@@ -442,7 +445,8 @@ class Taken:
             copy = os.dup(self._descriptor)
             with stdlib_socket.socket(fileno=copy) as handle:
                 if os.fstat(copy).st_ino == self._inode:
-                    return _tcp_info(handle, _BYTES_ACKED)
+                    told = _tcp_bytes(handle)
+                    return None if told is None else told[0]
         return None
 
 
@@ -463,6 +467,7 @@ def count_connections(counters: SourceCounters, watches: Sequence[PeerWatch]) ->
     counters.connections_made = sum(watch.connections for watch in watches)
     counters.connections_lost = sum(watch.lost for watch in watches)
     counters.handshake_failures = sum(watch.failures for watch in watches)
+    counters.protocol_errors = sum(watch.protocol_errors for watch in watches)
 
 
 def attach(

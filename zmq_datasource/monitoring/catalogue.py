@@ -213,6 +213,15 @@ SOURCE = (
         "handshake_failures",
     ),
     _source(
+        "protocolErrors",
+        "connections",
+        "receiver",
+        "Connections that were ended because of what the peer sent: a frame over `zmq.maxmsgsize`, bytes that are not "
+        "ZMTP (both at `connect` only; at a bound socket libzmq does not tell them from other ends), or a message that "
+        "does not end. What was sent behind it is lost.",
+        "protocol_errors",
+    ),
+    _source(
         "rcvhwm",
         "messages",
         "now",

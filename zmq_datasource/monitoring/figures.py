@@ -106,5 +106,6 @@ def receiver_metrics(counters: SourceCounters) -> dict[str, Any]:
         "connectionsMade": counters.connections_made,
         "connectionsLost": counters.connections_lost,
         "handshakeFailures": counters.handshake_failures,
+        "protocolErrors": counters.protocol_errors,
         "rcvhwm": counters.rcvhwm,
     }

@@ -378,7 +378,6 @@ class DurableServer:
         return busy
 
     def _beat(self) -> None:
-        self.router.update()
         self._faults.flush()
         self._errors.flush()
         for session in list(self._sessions.values()):

@@ -216,12 +216,10 @@ class Flow:
                 _log.info("receiving goes on")
         return not (full or self.journal.behind or (self._backend is not None and self._backend.behind))
 
-    def _take(self, front: Front) -> int:
-        messages = front.receive()
-        if len(messages):
+    def _take(self, front: Front) -> None:
+        for messages in front.receive():
             self.journal.append(messages, now_us())
             self.counters.last_received = time.time()
-        return len(messages)
 
     def _publish(self) -> None:
         backend = self._backend
@@ -310,6 +308,7 @@ class Flow:
             "received": counters.received,
             "bytes": counters.bytes,
             "oversize": counters.oversize,
+            "protocolErrors": sum(front.opened.watch.protocol_errors for front in self._fronts),
             "paused": self._paused,
             "pausedSeconds": round(self.paused_seconds, 1),
             "publishers": [{"socket": name, "connections": peers} for name, peers in sides],

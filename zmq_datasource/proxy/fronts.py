@@ -14,6 +14,7 @@ from zmq_datasource.messages import MAX_MESSAGE_BYTES
 from zmq_datasource.options import ProxySocketOptions
 from zmq_datasource.proxy.rows import Frame, Messages
 from zmq_datasource.sockets import OpenSocket, more_frames
+from zmq_datasource.unfinished import Unfinished
 
 __all__ = ["Front", "now_us"]
 
@@ -55,6 +56,7 @@ class Front:
         self.opened = OpenSocket(options, lambda sock: None)
         self.socket = self.opened.socket
         self._more = more_frames(self.socket)
+        self._unfinished = Unfinished(self.opened)
         self._first, self._rest = _Copying(), _Copying()
         # The C function below zmq.Socket's Python wrapper.
         self._recv: Callable[..., Any] = super(zmq.Socket, self.socket).recv
@@ -64,30 +66,32 @@ class Front:
         for request in requests:
             self.socket.send(request)
 
-    def receive(self) -> Messages:
-        """What is there, up to the bounds of a round."""
+    def receive(self) -> list[Messages]:
+        """What is there, up to the bounds of a round, in parts that an Arrow batch can hold each."""
         topics: list[bytes | None] = []
         values: list[Frame] = []
         others: dict[int, list[Frame]] = {}
         size, limit = 0, self._options.round_bytes
+        receive = self._receive_carefully if self._unfinished.careful else self._receive_some
         try:
             while len(values) < ROUND_MESSAGES and size < limit:
                 before = len(values)
                 try:
-                    self._receive_some(topics, values, others)
+                    receive(topics, values, others)
                 finally:
                     size += sum(map(len, values[before:]))
                     size += sum(len(topic) for topic in topics[before:] if topic is not None)
+                    size += sum(sum(map(len, others[at][1:-1])) for at in others if at >= before)
         except zmq.Again:
-            pass
+            self.opened.watch.found_empty()
+        self.opened.watch.taken += len(values)
         messages = Messages(topics, values, others)
-        if values:
-            alone = topics.count(None)
-            self._first.learn(alone, size)
-            self._rest.learn(len(topics) - alone, size)
-            if size > MAX_MESSAGE_BYTES:
-                messages = self._without_oversize(messages)
-        return messages
+        if not values:
+            return []
+        alone = topics.count(None)
+        self._first.learn(alone, size)
+        self._rest.learn(len(topics) - alone, size)
+        return [messages] if size <= MAX_MESSAGE_BYTES else self._fitting(messages)
 
     def _receive_some(
         self, topics: list[bytes | None], values: list[Frame], others: dict[int, list[Frame]]
@@ -120,13 +124,28 @@ class Front:
                 add_topic(None)
                 add_value(first)
 
-    def _without_oversize(self, messages: Messages) -> Messages:
-        """What a row can hold."""
-        kept = []
+    def _receive_carefully(
+        self, topics: list[bytes | None], values: list[Frame], others: dict[int, list[Frame]]
+    ) -> None:
+        """One, while some connection may be sending a message that never ends."""
+        frames = self._unfinished.receive(int(zmq.NOBLOCK))
+        if len(frames) > 2:
+            others[len(values)] = list(frames)
+        topics.append(frames[0] if len(frames) > 1 else None)
+        values.append(frames[-1])
+
+    def _fitting(self, messages: Messages) -> list[Messages]:
+        """What a row can hold, in parts that a batch can hold."""
+        parts: list[list[int]] = []
+        room = 0
         for at in range(len(messages)):
             size = sum(map(len, messages.frames(at)))
             if size <= MAX_MESSAGE_BYTES:
-                kept.append(at)
+                if size > room:
+                    parts.append([])
+                    room = MAX_MESSAGE_BYTES
+                parts[-1].append(at)
+                room -= size
                 continue
             self._counters.oversize += 1
             _log.error(
@@ -135,7 +154,7 @@ class Front:
                 size,
                 MAX_MESSAGE_BYTES,
             )
-        return messages.take(kept)
+        return [messages.take(part) for part in parts]
 
     def keep_alive(self) -> None:
         """Let the connections do their work."""
@@ -144,6 +163,7 @@ class Front:
         watch.update()
         watch.redial()
         watch.report_absent()
+        self._unfinished.look()
 
     def close(self) -> None:
         self.opened.close(linger=0)

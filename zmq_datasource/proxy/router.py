@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from typing import NamedTuple
@@ -11,12 +12,14 @@ import zmq
 from zmq_datasource.option_types import Endpoints
 from zmq_datasource.options import ProxyOptions
 from zmq_datasource.sockets import OpenSocket
+from zmq_datasource.unfinished import Unfinished
 
 __all__ = ["Request", "Router"]
 
 # Taken at a time; the others wait in libzmq.
 _MOST_REQUESTS = 256
 _RCVHWM = 1000
+_HOUSEKEEPING_SECONDS = 0.1
 
 
 class Request(NamedTuple):
@@ -62,15 +65,23 @@ class Router:
 
         self._opened = OpenSocket(options.socket("ROUTER", bind=bind), set_options)
         self.socket = self._opened.socket
+        self._unfinished = Unfinished(self._opened)
+        self._next_housekeeping = 0.0
         self._inbox: list[Request] = []
         self.stuck = False
 
     def receive(self) -> None:
-        """Take what peers have sent; ``inbox`` gives it."""
+        """Take what peers have sent; ``inbox`` gives it. To be called often: the connections do their work here."""
+        now = time.monotonic()
+        if now >= self._next_housekeeping:
+            self._next_housekeeping = now + _HOUSEKEEPING_SECONDS
+            self._opened.watch.update()
+            self._unfinished.look()
         with suppress(zmq.Again):
             while len(self._inbox) < _MOST_REQUESTS:
                 peer, *frames = self.socket.recv_multipart(zmq.NOBLOCK, copy=False)
-                descriptor = int(frames[-1].get(zmq.SRCFD)) if frames else -1
+                descriptor = int((frames or [peer])[-1].get(zmq.MessageOption.SRCFD))
+                self._unfinished.saw(descriptor)
                 self._inbox.append(Request(peer.bytes, [frame.bytes for frame in frames], descriptor))
 
     def inbox(self) -> list[Request]:
@@ -93,10 +104,6 @@ class Router:
                     self.socket.getsockopt(zmq.EVENTS)
         self.stuck = True
         return False
-
-    def update(self) -> None:
-        """Let the connections do their work."""
-        self._opened.watch.update()
 
     def close(self) -> None:
         self._opened.close(linger=0)
