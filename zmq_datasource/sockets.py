@@ -224,7 +224,9 @@ class OpenSocket:
             while empty < looks:
                 unsent = [_unwritten(sock) for sock, _ in held]
                 if any(unsent):
-                    taken = [_taken(sock, ipc, left) for (sock, ipc), left in zip(held, unsent, strict=True)]
+                    taken = [
+                        _passed(sock, ipc, left)[0] for (sock, ipc), left in zip(held, unsent, strict=True)
+                    ]
                     empty = 0
                     if taken != before:
                         before, deadline = taken, time.monotonic() + patience
@@ -367,8 +369,7 @@ def connections(watch: PeerWatch) -> list[Connection]:
         with handle:
             inode = os.fstat(handle.fileno()).st_ino
             unsent = _unwritten(handle)
-            # Where the system does not tell what was acknowledged: what is left, which changes with it.
-            taken, received = (unsent, 0) if ipc else _tcp_bytes(handle) or (unsent, 0)
+            taken, received = _passed(handle, ipc, unsent)
             found.append(Connection(inode, _peer_name(handle, ipc), unsent, taken, received))
     return found
 
@@ -380,6 +381,14 @@ def hang_up(watch: PeerWatch, connection: Connection) -> None:
             if os.fstat(handle.fileno()).st_ino == connection.inode:
                 with suppress(OSError):  # gone already
                     handle.shutdown(stdlib_socket.SHUT_RDWR)
+
+
+def _passed(handle: stdlib_socket.socket, ipc: bool, unsent: int) -> tuple[int, int]:
+    """Bytes that the peer's system has acknowledged, and that have come.
+
+    Where that is not told: what is left, which changes with it, and 0.
+    """
+    return (unsent, 0) if ipc else _tcp_bytes(handle) or (unsent, 0)
 
 
 def _tcp_bytes(handle: stdlib_socket.socket) -> tuple[int, int] | None:
@@ -402,7 +411,7 @@ def bytes_received(watch: PeerWatch) -> int:
     total = 0
     for handle, ipc in watch.hold():
         with handle:
-            total += 0 if ipc else (_tcp_bytes(handle) or (0, 0))[1]
+            total += _passed(handle, ipc, 0)[1]
     return total
 
 
