@@ -86,7 +86,8 @@ def test_of_a_torn_file_the_whole_groups_count(tmp_path: Path) -> None:
     content = LogStorage(str(tmp_path / "log")).read_growing(0, 0).to_pybytes()
     log.close()
     for size in range(len(content)):
-        batches, _ = read_groups(pa.py_buffer(content[:size]))
+        batches, _, damaged = read_groups(pa.py_buffer(content[:size]), 0)
+        assert not damaged
         whole = sum(size >= end for end in sizes[1:])
         assert [v for b in batches for v in b.column("value").to_pylist()] == [b"a", b"b", b"c"][:whole]
 
@@ -98,7 +99,7 @@ def test_a_changed_byte_ends_what_counts(tmp_path: Path) -> None:
     content = bytearray(LogStorage(str(tmp_path / "log")).read_growing(0, 0).to_pybytes())
     log.close()
     content[content.index(b"second-value")] ^= 1
-    batches, _ = read_groups(pa.py_buffer(bytes(content)))
+    batches, _, damaged = read_groups(pa.py_buffer(bytes(content)), 0)
     assert [v for b in batches for v in b.column("value").to_pylist()] == [b"first-value"]
 
 

@@ -13,6 +13,7 @@ import logging
 import signal
 import threading
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import pyarrow as pa
@@ -33,6 +34,7 @@ from zmq_datasource.options import StreamReadOptions
 from zmq_datasource.spark.admission import Admission
 from zmq_datasource.spark.partition_reader import LogInputPartition, read_log_partition
 from zmq_datasource.spark.worker import set_up_worker
+from zmq_datasource.wal.persistence import Persistence
 from zmq_datasource.wal.reader import end_within_bytes, split_range
 
 __all__ = ["ZmqStreamReader"]
@@ -49,6 +51,7 @@ class ZmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._ingest: Ingest | Follow | None = None
         self._monitor: SourceMonitor | None = None
         self._admission = Admission(options)
+        self._persistence = Persistence(options.wal_retry_timeout)
         self._initial: int | None = None
         self._first_batch_done = False
         self._target: int | None = None
@@ -85,7 +88,8 @@ class ZmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             # Told by another startingOffsets, it was told to another query.
             if kept is None or kept[1] != position:
                 kept = self._starting_position(ingest), position
-                ingest.storage.write_start(PARTITION, *kept, ingest.reader)
+                write = partial(ingest.storage.write_start, PARTITION, *kept, ingest.reader)
+                self._persistence.insist(write)
             self._initial = kept[0]
         return self._offset(ingest, self._initial)
 
@@ -109,9 +113,10 @@ class ZmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if self._monitor is not None:
             self._monitor.read_to(begin)
         self._end_first_batch(ingest, begin)
-        if ingest.log.full or isinstance(ingest, Follow):
+        held_up = bool(ingest.log.full or ingest.log.fault)
+        if held_up or isinstance(ingest, Follow):
             # Spark commits a batch to the source only once there is data for the next, which a
-            # full log keeps out. But it asks for the next only after the last is in its own
+            # full log, or a full disk, keeps out. But it asks for the next only after the last is in its own
             # commit log, so nothing below `begin` will be asked for again. (Whether a log that
             # another process writes is full, is not seen from here.)
             ingest.commit(begin)
@@ -121,17 +126,19 @@ class ZmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         end = self._admission.end(
             begin,
             max(begin, available),
-            lambda low, high, size: end_within_bytes(
-                ingest.storage, PARTITION, ingest.log.covering(low, high), low, high, size
+            lambda low, high, size: self._persistence.insist(
+                lambda: end_within_bytes(
+                    ingest.storage, PARTITION, ingest.log.covering(low, high), low, high, size
+                )
             ),
-            wait=self._target is None and not ingest.log.full,
+            wait=self._target is None and not held_up,
         )
         return self._offset(ingest, end)
 
     def _end_first_batch(self, ingest: Ingest | Follow, begin: int) -> None:
         """Once the engine asks from another place, its first batch is done and never repeated."""
         if not self._first_batch_done and begin != self._initial:
-            ingest.storage.remove_start(PARTITION, ingest.reader)
+            self._persistence.insist(partial(ingest.storage.remove_start, PARTITION, ingest.reader))
             self._first_batch_done = True
 
     def prepareForTriggerAvailableNow(self) -> None:

@@ -10,18 +10,44 @@ import os
 import socket
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO
 from urllib.parse import unquote, urlsplit
 
-from zmq_datasource.errors import LogLockedError, LogWriteError, OptionError
+from zmq_datasource.errors import DiskFaultError, LogLockedError, LogWriteError, OptionError
 from zmq_datasource.wal.layout import TEMPORARY_PREFIX
 
-__all__ = ["PartitionFiles", "WriterLock", "sync_directory", "sync_file", "write_synced", "writing"]
+__all__ = [
+    "PartitionFiles",
+    "WriterLock",
+    "is_transient",
+    "make_directory",
+    "sync_directory",
+    "sync_file",
+    "write_synced",
+    "writing",
+]
 
 
 _log = logging.getLogger(__name__)
+
+# What may pass: somebody makes room, closes files, mounts or connects again.
+_TRANSIENT = frozenset(
+    {
+        *(errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EIO, errno.EROFS),
+        *(errno.EAGAIN, errno.EINTR, errno.EBUSY, errno.ENOLCK, errno.ENODEV, errno.ENXIO),
+        *(
+            errno.ESTALE,
+            errno.ETIMEDOUT,
+            errno.EHOSTDOWN,
+            errno.EHOSTUNREACH,
+            errno.ENETDOWN,
+            errno.ENETUNREACH,
+        ),
+        *(errno.ECONNREFUSED, errno.ECONNRESET, errno.ECONNABORTED, errno.ENOTCONN, errno.EREMOTEIO),
+    }
+)
 
 
 class WriterLock:
@@ -67,14 +93,19 @@ class PartitionFiles:
     def _replace_bytes(self, path: Path, content: bytes) -> None:
         temporary = path.with_name(f"{TEMPORARY_PREFIX}{path.name}")
         with writing(f"writing {path}"):
-            path.parent.mkdir(mode=0o700, exist_ok=True)
-            write_synced(temporary, content)
-            os.rename(temporary, path)
+            make_directory(path.parent)
+            try:
+                write_synced(temporary, content)
+                os.rename(temporary, path)
+            except BaseException:
+                with suppress(OSError):  # on a full disk, what it takes is wanted
+                    temporary.unlink()
+                raise
             sync_directory(path.parent)
 
     def _lock(self, path: Path, wait: float, act: str, way_out: str) -> WriterLock:
         with writing(f"creating {path.parent}"):
-            path.parent.mkdir(mode=0o700, exist_ok=True)
+            make_directory(path.parent)
             file = open(path, "a+")  # noqa: SIM115 - it is held open
         deadline = time.monotonic() + wait
         told = False
@@ -95,13 +126,13 @@ class PartitionFiles:
             except OSError as e:
                 file.close()
                 raise LogWriteError(f"locking {path}: {e}") from e
-        with writing(f"writing {path}"):
-            file.seek(0)
-            file.truncate()
-            file.write(
-                f"process {os.getpid()} on {socket.gethostname()}, since {time.strftime('%F %T %z')}\n"
-            )
-            file.flush()
+        holder = f"process {os.getpid()} on {socket.gethostname()}, since {time.strftime('%F %T %z')}\n"
+        try:
+            os.ftruncate(file.fileno(), 0)
+            os.write(file.fileno(), holder.encode())
+        except OSError as e:
+            # The lock holds without it, and a log that has filled its disk must be opened to be emptied.
+            _log.warning("writing %s, which says who holds the lock: %s", path, e.strerror)
         return WriterLock(file)
 
 
@@ -110,6 +141,7 @@ def writing(act: str) -> Iterator[None]:
     hints = {
         errno.ENOSPC: "; free space there, or set a smaller walMaxBytes",
         errno.EDQUOT: "; raise the quota, or set a smaller walMaxBytes",
+        errno.EMFILE: "; raise the limit of open files (ulimit -n)",
         errno.EROFS: "; set walLocation to a directory that can be written",
         errno.EACCES: "; set walLocation to a directory that this user can write",
         errno.EPERM: "; set walLocation to a directory that this user can write",
@@ -118,7 +150,23 @@ def writing(act: str) -> Iterator[None]:
         yield
     except OSError as e:
         hint = hints.get(e.errno or 0, "")
-        raise LogWriteError(f"{act}: {e.strerror or e}{hint}") from e
+        kind = DiskFaultError if is_transient(e) else LogWriteError
+        raise kind(f"{act}: {e.strerror or e}{hint}") from e
+
+
+def is_transient(e: Exception) -> bool:
+    """Whether this is a fault of the system that may pass."""
+    return isinstance(e, OSError) and e.errno in _TRANSIENT
+
+
+def make_directory(path: Path) -> None:
+    """Make a directory and those above it, as far as they are missing, so that a crash of the machine keeps them."""
+    if path.is_dir():
+        return
+    make_directory(path.parent)
+    path.mkdir(mode=0o700, exist_ok=True)
+    with suppress(PermissionError):  # one may be allowed to write there, and not to read
+        sync_directory(path.parent)
 
 
 def write_synced(path: Path, content: bytes) -> None:
