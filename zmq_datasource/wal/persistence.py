@@ -31,7 +31,7 @@ class Persistence:
         fault: Why the disk refuses at present; None while it does not.
     """
 
-    def __init__(self, seconds: float, meanwhile: Callable[[], None] = lambda: None) -> None:
+    def __init__(self, seconds: float, meanwhile: Callable[[], None] | None = None) -> None:
         self._seconds = seconds
         self._meanwhile = meanwhile
         self._deadline = math.inf
@@ -67,7 +67,8 @@ class Persistence:
                     _log.warning("%s; trying again for up to %.0f s", e, left)
                 time.sleep(min(pause, left))
                 pause = min(2 * pause, _LONGEST_PAUSE)
-                self._meanwhile()
+                if self._meanwhile is not None:
+                    self._meanwhile()
             else:
                 if self.fault is not None:
                     _log.warning("the disk takes it again after %.1f s", time.monotonic() - began)
