@@ -18,6 +18,7 @@ from typing import Any
 
 import pytest
 import zmq
+from pyspark.sql import SparkSession
 
 from tests.proxies import ProxyThreads, endpoints, receive, subscriber
 from tests.support import (
@@ -33,7 +34,7 @@ from tests.support import (
 )
 from tests.support import tiny_disk as a_tiny_disk
 from zmq_datasource import DurableSubscriber, Producer
-from zmq_datasource.errors import LogWriteError, SubscriptionError
+from zmq_datasource.errors import DiskFaultError, LogWriteError, SubscriptionError
 from zmq_datasource.ingest import Ingest
 from zmq_datasource.wal import files as files_module
 from zmq_datasource.wal import storage as storage_module
@@ -271,6 +272,19 @@ def test_a_log_is_opened_and_emptied_on_a_full_disk(disk: Path) -> None:
 
 
 @needs_root
+def test_a_reader_says_on_a_full_disk_what_it_needs_no_more(disk: Path) -> None:
+    """Or its log could not be emptied, and the disk would stay full."""
+    storage = LogStorage(str(disk / "log"))
+    storage.open_log()
+    storage.write_reader(0, "desk", 1)
+    fill_disk(disk)
+    for position in (10, 9_999_999, 10_000_000):
+        storage.write_reader(0, "desk", position)
+        assert storage.readers(0) == {"desk": position}
+    assert len(list((disk / "log" / "0" / "readers").iterdir())) == 1
+
+
+@needs_root
 def test_transactions_wait_for_a_full_disk(context: Context, disk: Path) -> None:
     endpoint = free_endpoint()
     write = LogStorage.write_chunk
@@ -318,12 +332,10 @@ def test_a_full_disk_holds_a_proxys_push_back_and_costs_nothing(context: Context
             first = durable.receive(60)
             assert first is not None
             blocker = fill_disk(disk)
-            durable.ack(first)
             wait_for(lambda: proxy.flow.status()["diskFault"], "the pause")
             wait_for(lambda: sent() and not push.poll(200, zmq.POLLOUT), "the sender is held back")
             assert sent() < MESSAGES
-            with pytest.raises(SubscriptionError, match="No space left"):
-                DurableSubscriber(sides["durable"], "new", timeout=60).__enter__()
+            durable.ack(first, wait=True)  # which takes no room
             blocker.unlink()
             got = receive(sub, MESSAGES)
         assert [int(message[-1]) for message in got] == list(range(MESSAGES))
@@ -331,6 +343,39 @@ def test_a_full_disk_holds_a_proxys_push_back_and_costs_nothing(context: Context
         assert [int(m.value) for m in (first, *rest) if m] == list(range(MESSAGES))
         durable.ack(rest[-1] or 0, wait=True)
     assert numbers(disk / "log") == list(range(MESSAGES))
+
+
+def test_durable_subscribers_wait_for_a_disk_that_refuses(
+    context: Context, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sides = endpoints("pull", "durable")
+    push = context.socket(zmq.PUSH)
+    push.connect(sides["pull"])
+    write = LogStorage.write_subscriptions
+    refusals = 0
+
+    def refuse(*given: Any) -> None:
+        nonlocal refusals
+        refusals += 1
+        raise DiskFaultError("writing subscriptions.json: Input/output error")
+
+    with ProxyThreads(tmp_path, sides), DurableSubscriber(sides["durable"], "me", timeout=60) as durable:
+        push.send(b"0")
+        first = durable.receive(60)
+        assert first is not None
+        monkeypatch.setattr(LogStorage, "write_subscriptions", refuse)
+        durable.ack(first)
+        wait_for(lambda: refusals, "a refusal")
+        with pytest.raises(SubscriptionError, match="Input/output error"):
+            DurableSubscriber(sides["durable"], "new", timeout=60).__enter__()
+        push.send(b"1")
+        second = durable.receive(60)
+        assert second is not None
+        durable.ack(second)
+        assert b'"next":0' in (LogStorage(str(tmp_path)).read_subscriptions(0) or b"")
+        monkeypatch.setattr(LogStorage, "write_subscriptions", write)
+        durable.ack(second, wait=True)
+        assert b'"next":2' in (LogStorage(str(tmp_path)).read_subscriptions(0) or b"")
 
 
 @needs_root
@@ -369,6 +414,39 @@ def test_the_programs_outlive_a_full_disk(command: str, context: Context, disk: 
     assert process.returncode == 0, said
     assert "No space left on device" in said
     assert numbers(location) == list(range(-1, MESSAGES))
+
+
+@needs_root
+@pytest.mark.spark
+def test_a_query_outlives_a_full_disk(
+    context: Context, disk: Path, tmp_path: Path, spark: SparkSession
+) -> None:
+    push, endpoint = bound(context, zmq.PUSH, sndhwm=10, sndbuf=4096)
+    stream = spark.readStream.format("zmq").options(
+        **{
+            "connect": endpoint,
+            "socketType": "PULL",
+            "walLocation": str(disk / "log"),
+            "startingOffsets": "earliest",
+        },
+        **{"rcvhwm": "10", "zmq.rcvbuf": "4096"},
+    )
+    sink = stream.load().writeStream.format("memory").queryName("outlives").outputMode("append")
+    query = sink.option("checkpointLocation", str(tmp_path / "checkpoint")).start()
+    try:
+        push.send(b"-1")
+        wait_for(lambda: spark.table("outlives").count() == 1, "the first message", 60)
+        blocker = fill_disk(disk)
+        with pushing(push) as sent:
+            wait_for(lambda: sent() and not push.poll(300, zmq.POLLOUT), "the sender is held back")
+            assert sent() < MESSAGES
+            assert query.exception() is None
+            blocker.unlink()
+            wait_for(lambda: spark.table("outlives").count() == MESSAGES + 1, "all messages", 60)
+    finally:
+        query.stop()
+    rows = spark.table("outlives").orderBy("id").select("id", "value").collect()
+    assert [(row.id, int(row.value)) for row in rows] == [(i, i - 1) for i in range(MESSAGES + 1)]
 
 
 MANY_CONNECTIONS = """

@@ -19,7 +19,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from zmq_datasource.counters import SourceCounters
-from zmq_datasource.errors import DamagedChunkError, ProtocolError
+from zmq_datasource.errors import DamagedChunkError, DiskFaultError, ProtocolError
 from zmq_datasource.protocol import Commit
 from zmq_datasource.transactions import Ledger
 from zmq_datasource.wal.staging import Staging
@@ -113,15 +113,22 @@ class Committer:
         if self._ledger.is_committed(message.producer, message.number):
             return True
         if self.log.full:
-            self._deferred = [d for d in self._deferred if d[1].producer != message.producer]
-            self._deferred.append((peer, message))
-            return False
-        batches, attempt = self._read(message)
+            return self._defer(peer, message)
+        try:
+            batches, attempt = self._read(message)
+        except DiskFaultError:  # no file can be opened now
+            return self._defer(peer, message)
         self.log.append_whole(batches)
         self._ledger.commit(message.producer, message.number, attempt)
         self._counters.received += message.rows
         self._counters.bytes += sum(pc.sum(pc.binary_length(b.column("value"))).as_py() or 0 for b in batches)
         self._uncut.append(_Running(message, attempt, [peer]))
+        return False
+
+    def _defer(self, peer: bytes, message: Commit) -> bool:
+        """It is tried again later."""
+        self._deferred = [d for d in self._deferred if d[1].producer != message.producer]
+        self._deferred.append((peer, message))
         return False
 
     def cut(self) -> None:

@@ -119,7 +119,7 @@ class ZmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             # full log, or a full disk, keeps out. But it asks for the next only after the last is in its own
             # commit log, so nothing below `begin` will be asked for again. (Whether a log that
             # another process writes is full, is not seen from here.)
-            ingest.commit(begin)
+            self._persistence.insist(partial(ingest.commit, begin))
         if isinstance(limit, ReadAllAvailable):
             return self._offset(ingest, max(begin, self._gather(ingest)))
         available = ingest.seal() if self._target is None else self._target
@@ -189,7 +189,7 @@ class ZmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         ingest = self._running()
         offset = Offset.from_json(end)
         if offset.log == ingest.log.log_id:
-            ingest.commit(offset.next[PARTITION])
+            self._persistence.insist(partial(ingest.commit, offset.next[PARTITION]))
 
     def stop(self) -> None:
         """Drain the socket, seal, release the log. Called by Spark, by SIGTERM and at exit."""

@@ -32,6 +32,8 @@ __all__ = [
 
 _log = logging.getLogger(__name__)
 
+# What a disk writes at once, or not at all.
+_SECTOR_BYTES = 512
 # What may pass: somebody makes room, closes files, mounts or connects again.
 _TRANSIENT = frozenset(
     {
@@ -97,10 +99,11 @@ class PartitionFiles:
             try:
                 write_synced(temporary, content)
                 os.rename(temporary, path)
-            except BaseException:
-                with suppress(OSError):  # on a full disk, what it takes is wanted
+            except OSError as e:
+                with suppress(OSError):
                     temporary.unlink()
-                raise
+                if e.errno not in (errno.ENOSPC, errno.EDQUOT) or not _overwritten(path, content):
+                    raise
             sync_directory(path.parent)
 
     def _lock(self, path: Path, wait: float, act: str, way_out: str) -> WriterLock:
@@ -152,6 +155,26 @@ def writing(act: str) -> Iterator[None]:
         hint = hints.get(e.errno or 0, "")
         kind = DiskFaultError if is_transient(e) else LogWriteError
         raise kind(f"{act}: {e.strerror or e}{hint}") from e
+
+
+def _overwritten(path: Path, content: bytes) -> bool:
+    """Replace a file where it is, which takes no room; only one so small that a disk writes it as a whole.
+
+    A full disk may wait for just this: what a reader needs no more can be deleted once it has said so.
+    """
+    try:
+        descriptor = os.open(path, os.O_WRONLY)
+    except FileNotFoundError:
+        return False
+    try:
+        size = max(os.fstat(descriptor).st_size, len(content))
+        if size > _SECTOR_BYTES:
+            return False
+        os.pwrite(descriptor, content.ljust(size), 0)
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+    return True
 
 
 def is_transient(e: Exception) -> bool:

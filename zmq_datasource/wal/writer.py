@@ -388,14 +388,8 @@ class LogWriter:
         log's size meanwhile. Not for the receiving thread: a directory may answer slowly.
         """
         with self._removing:  # front first, so that a crash in between leaves no hole
-            now = self._clock()
             with self._lock:
-                if now < self._looked_at:  # the clock was set back, or was ahead when chunks were sealed
-                    self._index.sealed_by(now)
-                self._looked_at = now
-                # What nobody wants to keep is not kept for what the clock says.
-                before = now - self._retention if self._retention else math.inf
-                chunks = self._index.removable(self._committed, before)
+                chunks = self._index.removable(self._committed, self._sealed_before())
                 if self._make_room != "none":
                     # Room for the chunk that grows, and for what comes meanwhile.
                     over = self._index.size + 5 * self._chunk_bytes - self._max_bytes
@@ -414,6 +408,16 @@ class LogWriter:
                 self._doomed.popleft()
                 with self._lock:
                     self._doomed_bytes -= chunk.size
+
+    def _sealed_before(self) -> float:
+        """When a chunk must have been sealed by for its retention to be over; without one no clock is asked."""
+        if not self._retention:
+            return math.inf
+        now = self._clock()
+        if now < self._looked_at:  # it was set back, or was ahead when chunks were sealed
+            self._index.sealed_by(now)
+        self._looked_at = now
+        return now - self._retention
 
     def close(self) -> None:
         """Seal what was appended, end the sealing thread and release the log.
