@@ -205,6 +205,8 @@ class Ingest:
         self._raise_failure()
         if not (self._receiver.pending or self._handing_over or self.log.unsealed):
             return self.log.durable_end
+        if self.log.fault is not None and not patient:
+            return self.log.durable_end
         if not self._seal_wanted:  # else what was asked for before is still to be answered
             self._sealed = Future()
             self._seal_wanted = True

@@ -33,5 +33,6 @@ The rules:
 
 Layers: ``layout`` names things, ``storage`` touches the file system (``files``,
 ``staged_files`` and ``reader_files`` are its parts), ``chunk`` is one file,
-``index`` the list of them; ``recovery`` is what a writer does first; ``writer`` and ``reader`` are what the rest of the package uses.
+``index`` the list of them; ``recovery`` is what a writer does first, ``persistence`` how it insists;
+``writer`` and ``reader`` are what the rest of the package uses.
 """
