@@ -364,18 +364,17 @@ def test_durable_subscribers_wait_for_a_disk_that_refuses(
         first = durable.receive(60)
         assert first is not None
         monkeypatch.setattr(LogStorage, "write_subscriptions", refuse)
-        durable.ack(first)
+        acknowledging = threading.Thread(target=lambda: durable.ack(first, wait=True))
+        acknowledging.start()
         wait_for(lambda: refusals, "a refusal")
         with pytest.raises(SubscriptionError, match="Input/output error"):
             DurableSubscriber(sides["durable"], "new", timeout=60).__enter__()
-        push.send(b"1")
-        second = durable.receive(60)
-        assert second is not None
-        durable.ack(second)
-        assert b'"next":0' in (LogStorage(str(tmp_path)).read_subscriptions(0) or b"")
+        assert acknowledging.is_alive()
+        storage = LogStorage(str(tmp_path))
+        assert b'"next":0' in (storage.read_subscriptions(0) or b"")
         monkeypatch.setattr(LogStorage, "write_subscriptions", write)
-        durable.ack(second, wait=True)
-        assert b'"next":2' in (LogStorage(str(tmp_path)).read_subscriptions(0) or b"")
+        acknowledging.join(60)
+        assert b'"next":1' in (storage.read_subscriptions(0) or b"")
 
 
 @needs_root
@@ -434,15 +433,15 @@ def test_a_query_outlives_a_full_disk(
     sink = stream.load().writeStream.format("memory").queryName("outlives").outputMode("append")
     query = sink.option("checkpointLocation", str(tmp_path / "checkpoint")).start()
     try:
-        push.send(b"-1")
-        wait_for(lambda: spark.table("outlives").count() == 1, "the first message", 60)
+        wait_for(lambda: query.exception() or offer(push, b"-1"), "a connection", 120)
+        wait_for(lambda: query.exception() or spark.table("outlives").count() == 1, "the first message", 120)
         blocker = fill_disk(disk)
         with pushing(push) as sent:
             wait_for(lambda: sent() and not push.poll(300, zmq.POLLOUT), "the sender is held back")
             assert sent() < MESSAGES
             assert query.exception() is None
             blocker.unlink()
-            wait_for(lambda: spark.table("outlives").count() == MESSAGES + 1, "all messages", 60)
+            wait_for(lambda: spark.table("outlives").count() == MESSAGES + 1, "all messages", 120)
     finally:
         query.stop()
     rows = spark.table("outlives").orderBy("id").select("id", "value").collect()
