@@ -140,6 +140,21 @@ def test_a_disk_that_refuses_for_a_moment_costs_nothing(
     assert numbers(tmp_path) == list(range(100))
 
 
+def test_a_query_that_gathers_first_waits_for_its_disk(
+    context: Context, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    refusing = Refusing(monkeypatch)
+    push, endpoint = bound(context, zmq.PUSH)
+    with ingesting(tmp_path, endpoint) as ingest, pushing(push, 10):
+        wait_for(lambda: ingest.counters.received, "the first message")
+        refusing.code = errno.ENOSPC
+        wait_for(lambda: ingest.log.unsealed or ingest.log.durable_end == 10, "messages that wait")
+        end_of_fault = threading.Timer(0.3, lambda: setattr(refusing, "code", None))
+        end_of_fault.start()
+        wait_for(lambda: ingest.gather(0.05, None) == 10, "all messages, and no error")
+        end_of_fault.join()
+
+
 def test_the_end_of_a_query_waits_for_its_disk_and_says_what_is_lost(
     context: Context, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
