@@ -5,14 +5,17 @@ from __future__ import annotations
 import itertools
 import json
 import os
+import subprocess
 import threading
 import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
 import pyarrow as pa
+import pytest
 import zmq
 
 from tests.ports import free_port
@@ -119,6 +122,31 @@ class Consuming:
     def __exit__(self, *_: object) -> None:
         self._end.set()
         self._thread.join(30)
+
+
+@contextmanager
+def tiny_disk(mount: Path, size: str) -> Iterator[Path]:
+    """A file system of this size; skips where nobody may mount one."""
+    mount.mkdir()
+    if subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", mount], check=False, capture_output=True
+    ).returncode:
+        pytest.skip("this machine does not allow mounting a tmpfs")
+    try:
+        yield mount
+    finally:
+        subprocess.run(["umount", "--lazy", mount], check=True)  # memory maps may live on
+
+
+def fill_disk(disk: Path) -> Path:
+    """A file that takes all the room there is."""
+    blocker = disk / "blocker"
+    with blocker.open("wb", buffering=0) as file, suppress(OSError):
+        for size in (1 << 16, 1 << 12, 1):
+            with suppress(OSError):
+                while file.write(b"." * size) == size:
+                    pass
+    return blocker
 
 
 def stream_options(**options: Any) -> StreamReadOptions:

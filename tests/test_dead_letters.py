@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ import pytest
 
 import zmq_datasource.dead_letters as dead_letters_module
 from tests.publishers import Publisher
-from tests.support import stream_options, wait_for
+from tests.support import fill_disk, stream_options, tiny_disk, wait_for
 from zmq_datasource.dead_letters import DEAD_LETTER_SCHEMA, DeadLetters
 from zmq_datasource.errors import OptionError
 from zmq_datasource.ingest import Ingest
@@ -72,6 +73,24 @@ def test_a_location_that_cannot_be_written_is_counted_and_said(
     assert "2 dead letters could not be kept" in caplog.text
 
 
+@pytest.mark.skipif(os.getuid() != 0, reason="mounting a tmpfs needs root")
+def test_letters_wait_for_a_full_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(dead_letters_module, "_FILE_SECONDS", 0.0)
+    monkeypatch.setattr(dead_letters_module, "_RETRY_PAUSE", 0.02)
+    lost: list[int] = []
+    with tiny_disk(tmp_path / "tiny", "256k") as disk:
+        blocker = fill_disk(disk)
+        with DeadLetters(Location(disk), "custom", lost.append) as box:
+            box.add([letter(1)])
+            wait_for(lambda: "trying again" in caplog.text, "a refusal")
+            blocker.unlink()
+            wait_for(lambda: list(disk.glob("*.parquet")), "the letter")
+        assert not lost
+        assert len(list(disk.iterdir())) == 1
+
+
 def test_a_file_system_that_hangs_holds_nobody_up_and_bounds_what_waits(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -80,9 +99,9 @@ def test_a_file_system_that_hangs_holds_nobody_up_and_bounds_what_waits(
     monkeypatch.setattr(dead_letters_module, "_CLOSE_SECONDS", 0.05)
     write = DeadLetters._write
 
-    def hang(self: DeadLetters, kept: Any) -> None:
+    def hang(self: DeadLetters, kept: Any, name: str) -> None:
         hanging.wait(30)
-        write(self, kept)
+        write(self, kept, name)
 
     monkeypatch.setattr(DeadLetters, "_write", hang)
     lost: list[int] = []

@@ -135,13 +135,18 @@ def test_a_fault_that_came_before_is_told_to_who_asks(
         raise OSError(28, "No space left on device")
 
     ingest = Ingest(
-        stream_options(connect=endpoint, walLocation=tmp_path, socketType="PULL", walFlushInterval="10ms")
+        stream_options(
+            connect=endpoint,
+            walLocation=tmp_path,
+            socketType="PULL",
+            walFlushInterval="10ms",
+            walRetryTimeout="50ms",
+        )
     )
     ingest.start()
     monkeypatch.setattr(storage_module, "sync_file", fail)
     send_numbers(push, 1)
-    wait_for(lambda: ingest.log._failure, "the fault")
-    send_numbers(push, 1)
+    wait_for(lambda: ingest.log.failure, "the fault")
     with pytest.raises(LogWriteError, match="No space left"):
         wait_for(lambda: ingest.seal() < 0, "the report of the fault")
     with pytest.raises(LogWriteError):
@@ -172,7 +177,8 @@ def test_a_disk_that_fails_ends_receiving_with_its_reason(
     context: Context, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     push, endpoint = bound(context, zmq.PUSH)
-    ingest = Ingest(stream_options(connect=endpoint, walLocation=tmp_path, socketType="PULL"))
+    options = {"connect": endpoint, "walLocation": tmp_path, "socketType": "PULL"}
+    ingest = Ingest(stream_options(**options, walRetryTimeout="100ms"))
     ingest.start()
     send_numbers(push, 5)
     wait_for(lambda: ingest.seal() == 5, "5 durable messages")
@@ -182,7 +188,7 @@ def test_a_disk_that_fails_ends_receiving_with_its_reason(
 
     monkeypatch.setattr(storage_module, "sync_file", fail)
     send_numbers(push, 5)
-    with pytest.raises(LogWriteError, match="No space left on device"):
+    with pytest.raises(LogWriteError, match=r"No space left on device.*walRetryTimeout=0\.1s"):
         wait_for(lambda: ingest.seal() == 10, "the failure")
     with pytest.raises(LogWriteError, match="No space left on device"):
         ingest.stop()

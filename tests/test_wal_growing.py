@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -10,6 +12,8 @@ import pyarrow as pa
 import pytest
 
 from tests.support import batch_of, log_rows
+from zmq_datasource.errors import DamagedChunkError
+from zmq_datasource.wal import storage as storage_module
 from zmq_datasource.wal.growing import GrowingTail, read_groups
 from zmq_datasource.wal.state import read_saved_state
 from zmq_datasource.wal.storage import LogStorage
@@ -86,7 +90,8 @@ def test_of_a_torn_file_the_whole_groups_count(tmp_path: Path) -> None:
     content = LogStorage(str(tmp_path / "log")).read_growing(0, 0).to_pybytes()
     log.close()
     for size in range(len(content)):
-        batches, _ = read_groups(pa.py_buffer(content[:size]))
+        batches, _, changed = read_groups(pa.py_buffer(content[:size]), 0)
+        assert not changed
         whole = sum(size >= end for end in sizes[1:])
         assert [v for b in batches for v in b.column("value").to_pylist()] == [b"a", b"b", b"c"][:whole]
 
@@ -98,8 +103,113 @@ def test_a_changed_byte_ends_what_counts(tmp_path: Path) -> None:
     content = bytearray(LogStorage(str(tmp_path / "log")).read_growing(0, 0).to_pybytes())
     log.close()
     content[content.index(b"second-value")] ^= 1
-    batches, _ = read_groups(pa.py_buffer(bytes(content)))
+    batches, _, changed = read_groups(pa.py_buffer(bytes(content)), 0)
+    assert changed == range(1, 3)
     assert [v for b in batches for v in b.column("value").to_pylist()] == [b"first-value"]
+
+
+def damaged(path: Path) -> Path:
+    """A log whose writer was killed, with three groups in its open chunk, the second of which was changed."""
+    log = writer(path / "log")
+    for value in (b"first-value", b"second-value", b"third-value"):
+        append(log, value)
+    left = crash(path / "log", path / "left")
+    log.close()
+    file = next(left.glob("0/.open*"))
+    content = bytearray(file.read_bytes())
+    content[content.index(b"second-value")] ^= 1
+    file.write_bytes(content)
+    return left
+
+
+def test_a_changed_byte_before_what_was_published_is_no_torn_end(tmp_path: Path) -> None:
+    left = damaged(tmp_path)
+    for _ in range(2):  # and it stays one
+        with pytest.raises(DamagedChunkError, match=r"ids from 1 on are not .* up to 2, are: .* rename it"):
+            writer(left)
+    assert len(list(left.glob("0/.open*"))) == 1
+
+
+def test_without_fsync_groups_that_a_crash_has_lost_are_set_aside(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    left = damaged(tmp_path)
+    log = writer(left, sync=False)
+    assert (log.durable_end, log.torn) == (1, range(1, 3))
+    assert "walSync=false" in caplog.text
+    log.close()
+    assert len(list(left.glob("0/*.damaged"))) == 1
+    assert log_rows(left).column("value").to_pylist() == [b"first-value"]
+
+
+def test_the_last_group_may_be_torn_in_its_middle(tmp_path: Path) -> None:
+    """Of one write the system may have kept the end and not the beginning."""
+    log = writer(tmp_path / "log")
+    append(log, b"first-value")
+    log.append_whole([batch_of([b"second-value"]), batch_of([b"third-value"])])
+    log.flush().result()
+    left = crash(tmp_path / "log", tmp_path / "left")
+    log.close()
+    file = next(left.glob("0/.open*"))
+    content = bytearray(file.read_bytes())
+    content[content.index(b"second-value")] ^= 1
+    file.write_bytes(content)
+    log = writer(left)
+    assert log.durable_end == 1
+    log.close()
+
+
+@pytest.mark.parametrize("forgets", [False, True])
+def test_a_group_that_the_disk_refused_is_written_again_at_its_place(
+    forgets: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After a failed fsync the system may have thrown away what it was to write."""
+    sync = storage_module.sync_file
+    refusals = iter([errno.ENOSPC, errno.EIO, errno.EIO, None, errno.EMFILE])
+
+    def refuse(path: Path) -> None:
+        if path.name.startswith(".open") and (code := next(refusals, None)) is not None:
+            if forgets:
+                os.truncate(path, path.stat().st_size - 100)
+            raise OSError(code, os.strerror(code))
+        sync(path)
+
+    log = writer(tmp_path / "log", retry_timeout=30.0)
+    append(log, b"a")
+    monkeypatch.setattr(storage_module, "sync_file", refuse)
+    assert append(log, b"b", b"c") == 3
+    assert log.fault is None
+    left = crash(tmp_path / "log", tmp_path / "left")
+    assert append(log, b"d" * 100_000) == 4
+    log.cut().result()
+    log.close()
+    assert log_rows(tmp_path / "log").column("value").to_pylist() == [b"a", b"b", b"c", b"d" * 100_000]
+    again = writer(left)
+    assert again.durable_end == 3
+    again.close()
+
+
+def test_a_chunk_whose_renaming_was_not_confirmed_is_there_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sync = storage_module.sync_directory
+    refusals = iter([errno.EIO, errno.EIO])
+
+    def refuse(path: Path) -> None:
+        if path.name == "0" and (code := next(refusals, None)) is not None:
+            raise OSError(code, os.strerror(code))
+        sync(path)
+
+    log = writer(tmp_path, retry_timeout=30.0)
+    append(log, b"a" * 100_000)
+    monkeypatch.setattr(storage_module, "sync_directory", refuse)
+    assert log.cut().result() == 1
+    refusals = iter([errno.EIO, errno.EIO])
+    log.append(batch_of([b"b"]))
+    assert log.cut().result() == 2
+    log.close()
+    assert log_rows(tmp_path).column("id").to_pylist() == [0, 1]
+    assert sorted(path.suffix for path in tmp_path.glob("0/*") if path.suffix != ".lock") == [".arrow"] * 2
 
 
 def test_the_writers_state_is_that_of_the_last_whole_group(tmp_path: Path) -> None:

@@ -146,6 +146,33 @@ def test_the_base_of_a_chunk_that_a_crash_prevented_does_not_count(tmp_path: Pat
     assert saved(tmp_path).delta in (None, b"delta one")
 
 
+@pytest.mark.parametrize("torn", ["chunk", "state"])
+def test_without_fsync_a_crash_of_the_machine_costs_the_state_and_not_the_log(
+    torn: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    carried = Carrying("one")
+    log = writer(tmp_path, carried, sync=False)
+    for _ in range(2):  # each with a state file, which replaces the one before
+        carried.large = True
+        log.append(batch_of([b"v"]))
+        log.cut().result()
+    carried.changed = False
+    log.close()
+    chunks = sorted((tmp_path / "0").glob("*.arrow"))
+    path = chunks[-1] if torn == "chunk" else tmp_path / "0" / files(tmp_path)[0]
+    path.write_bytes(path.read_bytes()[:10])
+    whole = 1 if torn == "chunk" else 2
+    for _ in range(2):
+        carried = Carrying("two")
+        log = writer(tmp_path, carried, sync=False)
+        assert log.durable_end == whole
+        log.append(batch_of([b"v"]))
+        log.close()
+        whole += 1
+    assert "begins anew" in caplog.text
+    assert saved(tmp_path).delta == b"delta two"
+
+
 def test_a_damaged_state_is_an_error_that_names_the_file(tmp_path: Path) -> None:
     carried = Carrying("one")
     log = writer(tmp_path, carried)

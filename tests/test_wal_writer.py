@@ -9,13 +9,21 @@ import subprocess
 import sys
 import textwrap
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.support import batch_of, log_rows, wait_for
-from zmq_datasource.errors import LogError, LogFormatError, LogLockedError, LogWriteError, OptionError
+from tests.support import batch_of, log_rows, tiny_disk, wait_for
+from zmq_datasource.errors import (
+    DamagedChunkError,
+    LogError,
+    LogFormatError,
+    LogLockedError,
+    LogWriteError,
+    OptionError,
+)
 from zmq_datasource.wal import storage as storage_module
 from zmq_datasource.wal.reader import end_within_bytes, read_index
 from zmq_datasource.wal.storage import LogStorage, default_location
@@ -91,6 +99,7 @@ def test_a_commit_deletes_whole_chunks_and_keeps_the_newest(tmp_path: Path) -> N
 
 def test_retention_keeps_committed_chunks(tmp_path: Path) -> None:
     clock = Clock()
+    clock.now = time.time()
     log = writer(tmp_path, retention=60.0, clock=clock)
     fill(log, 10)
     fill(log, 10)
@@ -101,6 +110,97 @@ def test_retention_keeps_committed_chunks(tmp_path: Path) -> None:
     log.remove_expired()
     assert log.earliest == 10
     log.close()
+
+
+def test_without_a_retention_no_clock_keeps_what_is_committed(tmp_path: Path) -> None:
+    log = writer(tmp_path)
+    for _ in range(2):
+        fill(log, 10)
+    log.close()
+    ahead = time.time() + 3600  # as a machine's clock may be until it hears of the right time
+    for path in (tmp_path / "0").glob("*.arrow"):
+        os.utime(path, (ahead, ahead))
+    log = writer(tmp_path)
+    log.commit(20)
+    assert log.earliest == 10
+    log.close()
+
+
+def test_a_clock_that_is_set_back_keeps_chunks_no_longer_than_the_retention(tmp_path: Path) -> None:
+    clock = Clock()
+    clock.now = time.time() + 3600
+    log = writer(tmp_path, retention=60.0, clock=clock)
+    for _ in range(2):
+        fill(log, 10)
+    for path in (tmp_path / "0").glob("*.arrow"):
+        os.utime(path, (clock.now, clock.now))
+    log.close()
+    log = writer(tmp_path, retention=60.0, clock=clock)
+    log.commit(20)
+    clock.now -= 3600
+    log.remove_expired()
+    assert log.earliest == 0
+    clock.now += 61
+    log.remove_expired()
+    assert log.earliest == 10
+    log.close()
+
+
+@pytest.mark.parametrize("torn", [1, 2, 3])
+def test_chunks_that_a_crash_of_the_machine_has_torn_are_set_aside(
+    torn: int, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    log = writer(tmp_path, sync=False)
+    for _ in range(3):
+        fill(log, 10, 1000)
+    log.close()
+    paths = sorted((tmp_path / "0").glob("*.arrow"))
+    for path, size in zip(paths[::-1][:torn], (5000, 0, 7), strict=False):
+        os.truncate(path, size)
+    with pytest.raises(DamagedChunkError):
+        list(log_rows(tmp_path))
+    log = writer(tmp_path, sync=False)
+    whole = (3 - torn) * 10
+    assert log.torn == range(whole, 30) if whole else log.torn.stop <= 30
+    assert "walSync=false" in caplog.text
+    assert f"the ids {whole} to {whole + 9} are lost" in caplog.text
+    begin = log.durable_end
+    assert begin == (whole or 30)  # where nothing is left, at least no id is given twice
+    assert fill(log, 5) == begin + 5
+    log.close()
+    assert log_rows(tmp_path).num_rows == whole + 5
+    assert len(list((tmp_path / "0").glob("*.damaged"))) == torn
+
+
+def test_a_torn_chunk_that_was_forced_to_the_disk_is_left_where_it_is(tmp_path: Path) -> None:
+    log = writer(tmp_path)
+    fill(log, 10)
+    log.close()
+    path = next((tmp_path / "0").glob("*.arrow"))
+    os.truncate(path, 100)
+    with pytest.raises(DamagedChunkError):
+        writer(tmp_path)
+    assert path.exists()
+
+
+def test_the_directories_above_a_chunk_are_on_the_disk_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced: set[Path] = set()
+    sync = os.fsync
+
+    def watched(descriptor: int) -> None:
+        synced.add(Path(f"/proc/self/fd/{descriptor}").readlink())
+        sync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", watched)
+    log = writer(tmp_path / "a" / "b")
+    fill(log, 1)
+    log.close()
+    directory = tmp_path
+    for name in ("a", "b", "0"):
+        assert directory in synced, f"the entry of {name} in {directory}"
+        directory /= name
 
 
 def test_a_full_log_has_room_again_after_a_commit(tmp_path: Path) -> None:
@@ -252,18 +352,14 @@ def test_a_file_uri_is_a_path(tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def tiny_disk(tmp_path: Path) -> Iterator[Path]:
-    mount = tmp_path / "tiny"
-    mount.mkdir()
-    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", mount], check=False).returncode:
-        pytest.skip("this machine does not allow mounting a tmpfs")
-    yield mount
-    subprocess.run(["umount", "--lazy", mount], check=True)  # memory maps may live on
+def disk(tmp_path: Path) -> Iterator[Path]:
+    with tiny_disk(tmp_path / "tiny", "256k") as mount:
+        yield mount
 
 
 @needs_root
-def test_a_full_disk_is_an_error_and_costs_nothing_that_was_sealed(tiny_disk: Path) -> None:
-    log = writer(tiny_disk / "log")
+def test_a_full_disk_is_an_error_and_costs_nothing_that_was_sealed(disk: Path) -> None:
+    log = writer(disk / "log")
     sealed = 0
     with pytest.raises(LogWriteError, match=r"No space left on device; free space .* walMaxBytes"):
         for _ in range(1000):
@@ -273,7 +369,7 @@ def test_a_full_disk_is_an_error_and_costs_nothing_that_was_sealed(tiny_disk: Pa
         log.append(batch_of([b"more"]))
     with pytest.raises(LogWriteError):
         log.close()
-    table = log_rows(tiny_disk / "log")
+    table = log_rows(disk / "log")
     assert table.column("id").to_pylist() == list(range(sealed))
     assert set(table.column("value").to_pylist()) == {b"x" * 1000}
 

@@ -21,7 +21,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from zmq_datasource.counters import SourceCounters
-from zmq_datasource.errors import DamagedChunkError, ProtocolError
+from zmq_datasource.errors import DamagedChunkError, DiskFaultError, ProtocolError
 from zmq_datasource.protocol import Commit
 from zmq_datasource.transactions import Ledger, Transaction
 from zmq_datasource.wal.staging import Staging
@@ -119,10 +119,11 @@ class Committer:
         if self._ledger.is_committed(message.producer, message.number):
             return True
         if self.log.full:
-            self._deferred = [d for d in self._deferred if d[1].producer != message.producer]
-            self._deferred.append((peer, message))
-            return False
-        batches, attempt = self._read(message)
+            return self._defer(peer, message)
+        try:
+            batches, attempt = self._read(message)
+        except DiskFaultError:  # no file can be opened now
+            return self._defer(peer, message)
         size = sum(pc.sum(pc.binary_length(b.column("value"))).as_py() or 0 for b in batches)
         transaction = Transaction(message.number, attempt, message.rows, message.digest)
         self.log.append_whole(batches)
@@ -131,6 +132,12 @@ class Committer:
         self._counters.received += message.rows
         self._counters.bytes += size
         self._uncut.append(_Running(message, transaction, [peer]))
+        return False
+
+    def _defer(self, peer: bytes, message: Commit) -> bool:
+        """It is tried again later."""
+        self._deferred = [d for d in self._deferred if d[1].producer != message.producer]
+        self._deferred.append((peer, message))
         return False
 
     def cut(self) -> None:

@@ -19,7 +19,7 @@ __all__ = ["DEAD_LETTER_REASONS", "DROP_REASONS", "PAUSE_CAUSES", "SinkCounters"
 DROP_REASONS = ("hwm", "no_peer", "connection_lost")
 DEAD_LETTER_REASONS = ("hwm", "no_peer", "timeout", "connection_lost")
 # Why a source stops receiving.
-PAUSE_CAUSES = ("logFull", "slowDisk")
+PAUSE_CAUSES = ("logFull", "slowDisk", "diskFault")
 
 
 @dataclass
@@ -127,7 +127,7 @@ class SourceCounters:
         internal_errors: Messages of peers that were refused because of an unexpected error, which the log shows.
         data_losses: Offsets that the log could not honour (with ``failOnDataLoss=false``).
         expired: Messages that are known to be lost by that.
-        pauses: How often receiving stopped, by cause: the log is full, or its disk too slow.
+        pauses: How often receiving stopped, by cause: the log is full, its disk too slow, or refuses.
         paused_seconds: For how long in all, by cause.
         paused_by: The cause of the pause that is on; None while receiving.
         connections: Connections that are up now: a handshake has succeeded.

@@ -13,6 +13,7 @@ once, however often tasks and batches are repeated.
 
 from __future__ import annotations
 
+import errno
 import logging
 import math
 import queue
@@ -58,6 +59,9 @@ _MAX_WAITING_BYTES = 64 << 20
 _FILE_MESSAGES = 10_000
 _FILE_SECONDS = 1.0
 _CLOSE_SECONDS = 10.0
+# What may pass by itself is tried again for so long; what comes meanwhile waits, within its bound.
+_RETRY_SECONDS, _RETRY_PAUSE = 60.0, 0.5
+_TRANSIENT = (errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE, errno.EIO, errno.ESTALE)
 
 
 class DeadLetters:
@@ -78,6 +82,7 @@ class DeadLetters:
         self._waiting_letters = 0
         self._losses = LimitedLog(__name__, "times that dead letters could not be kept")
         self._lock = threading.Lock()
+        self._closing = threading.Event()
         self._thread = threading.Thread(target=self._run, name="zmq-dead-letters", daemon=True)
 
     def __enter__(self) -> Self:
@@ -92,6 +97,7 @@ class DeadLetters:
     ) -> None:
         """Write what waits; a file system that does not answer is not waited for long."""
         self._waiting.put(None)
+        self._closing.set()
         self._thread.join(_CLOSE_SECONDS)
         self._losses.flush()
         if self._thread.is_alive():
@@ -141,38 +147,50 @@ class DeadLetters:
                 letters += more
                 deadline = min(deadline, time.monotonic() + _FILE_SECONDS)
             if letters:
-                self._write(letters)
+                self._keep(letters)
                 with self._lock:
                     self._waiting_bytes -= _size(letters)
                     self._waiting_letters -= len(letters)
 
-    def _write(self, letters: Sequence[MalformedMessage]) -> None:
+    def _keep(self, letters: Sequence[MalformedMessage]) -> None:
+        deadline = time.monotonic() + _RETRY_SECONDS
+        name = f"{time.strftime('%Y%m%dT%H%M%S', time.gmtime())}-{uuid.uuid4().hex}.parquet"
+        while True:
+            last = self._closing.is_set() or time.monotonic() >= deadline
+            try:
+                self._write(letters, name)
+                return
+            # Whatever a file system of somebody else's raises: the feed goes on.
+            except Exception as e:
+                why = without_secrets(e, self._location)
+                if last or not (isinstance(e, OSError) and e.errno in _TRANSIENT):
+                    self._lose(letters, why)
+                    return
+                self._losses.warn("trying again to keep dead letters in %s: %s", self._location, why)
+            self._closing.wait(_RETRY_PAUSE)
+
+    def _write(self, letters: Sequence[MalformedMessage], name: str) -> None:
         # Imported here because they cost a tenth of a second, which only the first letter should.
         from pyarrow import parquet  # noqa: PLC0415
 
-        try:
-            table = pa.Table.from_pylist(
-                [
-                    {
-                        "timestamp": letter.timestamp,
-                        "reason": letter.reason,
-                        "framing": self._framing,
-                        "endpoint": letter.endpoint,
-                        "frames": letter.frames,
-                    }
-                    for letter in letters
-                ],
-                DEAD_LETTER_SCHEMA,
-            )
-            system, directory = directory_of(self._location)
-            system.create_dir(directory, recursive=True)
-            # Spark leaves out what begins with a dot, so nobody reads half a file.
-            name = f"{time.strftime('%Y%m%dT%H%M%S', time.gmtime())}-{uuid.uuid4().hex}.parquet"
-            parquet.write_table(table, f"{directory}/.{name}", filesystem=system)
-            system.move(f"{directory}/.{name}", f"{directory}/{name}")
-        # Whatever a file system of somebody else's raises: the feed goes on.
-        except Exception as e:
-            self._lose(letters, without_secrets(e, self._location))
+        table = pa.Table.from_pylist(
+            [
+                {
+                    "timestamp": letter.timestamp,
+                    "reason": letter.reason,
+                    "framing": self._framing,
+                    "endpoint": letter.endpoint,
+                    "frames": letter.frames,
+                }
+                for letter in letters
+            ],
+            DEAD_LETTER_SCHEMA,
+        )
+        system, directory = directory_of(self._location)
+        system.create_dir(directory, recursive=True)
+        # Spark leaves out what begins with a dot, so nobody reads half a file.
+        parquet.write_table(table, f"{directory}/.{name}", filesystem=system)
+        system.move(f"{directory}/.{name}", f"{directory}/{name}")
 
 
 def _size(letters: Sequence[MalformedMessage]) -> int:

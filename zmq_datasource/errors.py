@@ -23,6 +23,7 @@
         ├── LogLockedError     another writer holds this log
         ├── LogFormatError     not a log, or one of another format version
         ├── LogWriteError      the disk refused: full, read-only, gone
+        │   └── DiskFaultError     a refusal that may pass, and is waited out for walRetryTimeout
         ├── DamagedChunkError  a chunk whose bytes are not what was written
         └── DataLossError      an offset asks for messages that the log no longer has
 
@@ -34,6 +35,7 @@ __all__ = [
     "DamagedChunkError",
     "DataLossError",
     "DeadLetterError",
+    "DiskFaultError",
     "EndpointError",
     "FlushTimeoutError",
     "LogError",
@@ -138,6 +140,10 @@ class LogFormatError(LogError):
 
 class LogWriteError(LogError):
     """The file system refused a write."""
+
+
+class DiskFaultError(LogWriteError):
+    """The file system refused for now: it is full, has an I/O error, or no file can be opened any more."""
 
 
 class DamagedChunkError(LogError):

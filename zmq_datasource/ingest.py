@@ -3,7 +3,7 @@
 The rules:
 
 * Receiving never waits for the disk: chunks are cut here and written by the log's own thread.
-* When the log is full, or its disk two chunks behind, this thread stops receiving (and hands
+* When the log is full, or its disk refuses or is two chunks behind, this thread stops receiving (and hands
   over what it holds). RCVHWM fills, and the peer's high-water mark decides. The socket is
   still touched, so that subscriptions and connections live on.
 * An error ends receiving; it is raised to whoever calls next.
@@ -20,6 +20,7 @@ from zmq_datasource.acceptor import Acceptor
 from zmq_datasource.counters import SourceCounters
 from zmq_datasource.errors import LogError, LogFormatError
 from zmq_datasource.limited_log import LimitedLog
+from zmq_datasource.open_files import allow_many_files
 from zmq_datasource.options import StreamReadOptions
 from zmq_datasource.receiver import WAIT_MS, Receiver
 from zmq_datasource.sequences import Judge
@@ -34,7 +35,11 @@ _log = logging.getLogger(__name__)
 PARTITION = 0
 # A previous run of the query may still be draining its socket.
 _LOCK_WAIT = 15.0
-_PAUSES = {"logFull": "the log has reached walMaxBytes", "slowDisk": "the disk is slower than the feed"}
+_PAUSES = {
+    "diskFault": "the disk refuses",
+    "logFull": "the log has reached walMaxBytes",
+    "slowDisk": "the disk is slower than the feed",
+}
 _PAUSE_TICK = 0.02
 _PAUSE_LINE_SECONDS = 10.0
 # After stop: what libzmq and the kernel hold is taken until this long nothing came, ...
@@ -42,7 +47,11 @@ _QUIET_SECONDS = 0.2
 # ... but a feed that goes on for ever is left after this. What a PULL has taken nobody else gets;
 # a SUB only wants what came before it was stopped.
 _DRAIN_SECONDS = {"PULL": 5.0, "SUB": 1.0, "ROUTER": 1.0}
+# A disk that answers nothing, not even that it refuses.
 _SEAL_SECONDS = 120.0
+# One that refuses, at the end.
+_REFUSED_SECONDS = 5.0
+_SEAL_TICK = 0.1
 
 
 def log_location(options: StreamReadOptions) -> str:
@@ -82,6 +91,7 @@ class Ingest:
             max_bytes=options.wal_max_bytes,
             retention=options.wal_retention,
             sync=options.wal_sync,
+            retry_timeout=options.wal_retry_timeout,
             carried=self._receiver.carried,
         )
         if isinstance(self._receiver, Acceptor):
@@ -90,6 +100,7 @@ class Ingest:
         self._stopping = threading.Event()
         self._opened: Future[None] = Future()
         self._handing_over = False
+        self._refused = 0
         self._seal_wanted = False
         self._sealed: Future[Future[int]] = Future()
         self._failure: Exception | None = None
@@ -111,6 +122,7 @@ class Ingest:
         Raises:
             LogError: See the message.
         """
+        allow_many_files()
         self.log.open(_LOCK_WAIT)
         self.resumed_at = self.log.durable_end
         self._remember()
@@ -209,8 +221,11 @@ class Ingest:
             self.storage.write_given(PARTITION, end)
             self._given = end
 
-    def seal(self) -> int:
-        """Make durable what was received before this call.
+    def seal(self, patient: bool = False) -> int:
+        """Make durable what was received before this call, unless the disk refuses at present.
+
+        Args:
+            patient: Whether to wait for a disk that refuses, too.
 
         Returns:
             The durable end of the log.
@@ -221,15 +236,29 @@ class Ingest:
         self._raise_failure()
         if not (self._receiver.pending or self._handing_over or self.log.unsealed):
             return self.log.durable_end
-        self._sealed = Future()
-        self._seal_wanted = True
+        if self.log.fault is not None and not patient:
+            return self.log.durable_end
+        if not self._seal_wanted:  # else what was asked for before is still to be answered
+            self._sealed = Future()
+            self._seal_wanted = True
         self._raise_failure()  # the thread may have ended just before it was asked
-        try:
-            return self._sealed.result(_SEAL_SECONDS).result(_SEAL_SECONDS)
-        except TimeoutError as e:
-            raise LogError(
-                f"sealing the log in {self.storage.root}: the disk did not answer for {_SEAL_SECONDS:.0f} s"
-            ) from e
+        sealed: Future[Future[int]] | Future[int] = self._sealed
+        deadline = time.monotonic() + _SEAL_SECONDS
+        while time.monotonic() < deadline:
+            if self.log.fault is not None:
+                if not patient:
+                    return self.log.durable_end
+                deadline = time.monotonic() + _SEAL_SECONDS
+            try:
+                done = sealed.result(_SEAL_TICK)
+            except TimeoutError:
+                continue
+            if not isinstance(done, Future):
+                return done
+            sealed = done
+        raise LogError(
+            f"sealing the log in {self.storage.root}: the disk did not answer for {_SEAL_SECONDS:.0f} s"
+        )
 
     def gather(self, timeout: float, idle_timeout: float | None) -> int:
         """Receive for a while, then seal: until ``timeout`` seconds, ``idle_timeout`` of silence, or a full log.
@@ -241,14 +270,16 @@ class Ingest:
         """
         deadline = time.monotonic() + timeout
         idle_from = time.monotonic()
+        begin = self.log.durable_end
         while time.monotonic() < deadline and not self.log.full:
             self._raise_failure()
-            idle_from = max(idle_from, self._last_received)
+            idle_from = time.monotonic() if self.log.fault else max(idle_from, self._last_received)
             idle = idle_timeout is not None and time.monotonic() - idle_from >= idle_timeout
             if idle and not self._still_asking():
                 break
             time.sleep(WAIT_MS / 1000)
-        return self.seal()
+        # What is durable can be read, and committed, which may be what gives a full disk room.
+        return self.seal(patient=self.log.durable_end == begin)
 
     def _still_asking(self) -> bool:
         return isinstance(self._receiver, Receiver) and self._receiver.still_asking()
@@ -265,7 +296,7 @@ class Ingest:
         try:
             self.log.close()
         finally:
-            if lost := self.log.unsealed + self._receiver.pending:
+            if lost := self.log.unsealed + self._receiver.pending + self._refused:
                 _log.error("%d received messages could not be sealed and are lost", lost)
         _log.info("stopped receiving into log %s at id %d", self.storage.root, self.log.durable_end)
         self._raise_failure()
@@ -300,7 +331,7 @@ class Ingest:
         hold = float(self._options.wal_flush_interval)
         held_since = time.monotonic()
         while not self._stopping.is_set():
-            if log.full or log.slow:
+            if self._obstacle() is not None:
                 self._pause()
             if receiver.receive():
                 self._last_received = time.monotonic()
@@ -319,7 +350,12 @@ class Ingest:
     def _hand_over(self) -> None:
         if self._receiver.pending or self._receiver.batch_ready:
             self._handing_over = True  # between the two, messages are in neither's count
-            self.log.append(self._receiver.take())
+            messages = self._receiver.take()
+            try:
+                self.log.append(messages)
+            except LogError:
+                self._refused += messages.num_rows
+                raise
             self._handing_over = False
             if self._receiver.failure is not None:
                 raise self._receiver.failure
@@ -334,24 +370,35 @@ class Ingest:
         return self.log.cut(keep)
 
     def _answer_seal(self) -> None:
+        sealed = self._sealed
         done = self._cut()  # if this fails, the request is still open and hears of it
         self._seal_wanted = False
-        self._sealed.set_result(done)
+        sealed.set_result(done)
 
     def _pause(self) -> None:
-        """Hold still until the log has room, answering everybody but the feed."""
+        """Hold still until the log has room, answering everybody but the feed.
+
+        Raises:
+            LogError: The disk has refused for too long.
+        """
         began = counted = time.monotonic()
         counters = self.counters
-        cause = "logFull" if self.log.full else "slowDisk"
         # A small log pauses many times a second; that is said now and then.
         level = logging.WARNING if began >= self._next_pause_line else logging.DEBUG
         if level == logging.WARNING:
             self._next_pause_line = began + _PAUSE_LINE_SECONDS
-        _log.log(level, "receiving paused: %s (%d pauses before)", _PAUSES[cause], counters.pauses.total())
-        counters.pauses[cause] += 1
-        counters.paused_by = cause
         self._cut()
-        while (self.log.full or self.log.slow) and not self._stopping.wait(_PAUSE_TICK):
+        while (cause := self._obstacle()) is not None:
+            if cause != counters.paused_by:
+                counters.paused_by = cause
+                _log.log(
+                    level, "receiving paused: %s (%d pauses before)", _PAUSES[cause], counters.pauses.total()
+                )
+                counters.pauses[cause] += 1
+            if self._stopping.wait(_PAUSE_TICK):
+                break
+            if self.log.failure is not None:
+                raise self.log.failure
             self._receiver.hold_still()
             if self._seal_wanted:
                 self._answer_seal()
@@ -361,13 +408,19 @@ class Ingest:
         counters.paused_by = None
         _log.log(level, "receiving goes on after %.1f s", time.monotonic() - began)
 
+    def _obstacle(self) -> str | None:
+        """Why nothing should be received now."""
+        log = self.log
+        return "diskFault" if log.fault else "logFull" if log.full else "slowDisk" if log.slow else None
+
     def _drain(self) -> None:
         """Take what libzmq and the kernel still hold; time bounds it, not the log's size."""
         patience = _DRAIN_SECONDS[self._options.socket_type]
+        self.log.end_within(_REFUSED_SECONDS)
         deadline = time.monotonic() + patience
         quiet_from = time.monotonic()
         while time.monotonic() < deadline and time.monotonic() - quiet_from < _QUIET_SECONDS:
-            if self.log.slow:
+            if self.log.slow or self.log.fault:
                 time.sleep(_PAUSE_TICK)
                 quiet_from = time.monotonic()
                 continue

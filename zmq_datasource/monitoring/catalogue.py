@@ -160,7 +160,8 @@ SOURCE = (
         "receivePausesByCause",
         "times",
         "receiver",
-        "How often receiving stopped, by cause: `logFull` (`walMaxBytes` is reached) or `slowDisk`.",
+        "How often receiving stopped, by cause: `logFull` (`walMaxBytes` is reached), `slowDisk`, or `diskFault` "
+        "(writing the log is refused, and tried again for `walRetryTimeout`).",
         "receive_pauses",
         type=_MAP,
         label="cause",

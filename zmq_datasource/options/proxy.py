@@ -130,6 +130,14 @@ class ProxyOptions(SocketOptions, frozen=True, kw_only=True, rename="camel"):
             "of the proxy, and not one of the machine."
         ),
     ] = True
+    wal_retry_timeout: Annotated[
+        Duration,
+        doc(
+            "How long writing the log is tried again while its disk is full, has an I/O error, or the process has too "
+            "many open files. Receiving pauses meanwhile; after that the proxy ends, and what was received and not "
+            "written is lost."
+        ),
+    ] = Duration(300)
     subscriber_expiry: Annotated[
         Duration,
         doc(

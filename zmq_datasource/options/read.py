@@ -160,6 +160,16 @@ class ReadOptions(FramingOptions, frozen=True, kw_only=True, rename="camel"):
         ),
     ] = True
 
+    wal_retry_timeout: Annotated[
+        Duration,
+        doc(
+            "How long writing the log is tried again while its disk is full, has an I/O error, or the process has too "
+            "many open files. Receiving pauses meanwhile; after that it ends, and what was received and not "
+            "sealed is lost.",
+            "stream",
+        ),
+    ] = Duration(300)
+
     transaction_timeout: Annotated[
         Duration,
         doc(

@@ -46,7 +46,7 @@ from zmq_datasource.durable_protocol import (
     read_from_client,
     write,
 )
-from zmq_datasource.errors import LogError, ProtocolError
+from zmq_datasource.errors import DiskFaultError, LogError, ProtocolError
 from zmq_datasource.limited_log import LimitedLog
 from zmq_datasource.options import ProxyOptions
 from zmq_datasource.proxy.router import Router
@@ -182,7 +182,7 @@ class DurableServer:
         self._displaced: dict[bytes, tuple[str, int]] = {}
         self._held = 0
         self._next_heartbeat = 0.0
-        self._faults = LimitedLog(__name__, "messages of durable subscribers that make no sense")
+        self._faults = LimitedLog(__name__, "faults of durable subscribers")
         self._errors = LimitedLog(__name__, "unexpected errors at durable subscribers")
 
     # What comes.
@@ -232,7 +232,8 @@ class DurableServer:
                 self._detach(session)
                 self._subscriptions.remove(session.subscription.name)
                 self._subscriptions.save()
-                self._send(peer, Forgotten())
+                fault = self._subscriptions.unsaved
+                self._send(peer, Forgotten() if fault is None else Refused("log", f"forgetting it: {fault}"))
 
     def _subscribe(self, peer: bytes, wanted: Subscribe, descriptor: int) -> None:
         if self._displaced.get(peer) == (wanted.name, wanted.session):
@@ -264,6 +265,10 @@ class DurableServer:
         self._displace(peer, wanted.name)
         self._subscriptions.come(wanted.name)
         self._subscriptions.save()  # a new one is not forgotten once it is told that it is ready
+        if new and (fault := self._subscriptions.unsaved):
+            self._subscriptions.remove(wanted.name)
+            self._send(peer, Refused("log", f"it cannot be remembered now: {fault}"))
+            return
         begin = max(known.next, wanted.resume or 0)
         session = _Session(
             peer,
@@ -359,6 +364,8 @@ class DurableServer:
         for session in list(self._sessions.values()):
             try:
                 busy = self._deliver(session) or busy
+            except DiskFaultError as e:  # the next turn may get it
+                self._faults.warn("durable subscriber %r: %s", session.subscription.name, e)
             except LogError as e:
                 _log.error("durable subscriber %r: %s", session.subscription.name, e)
                 self._send(session.peer, Refused("log", str(e)))

@@ -43,6 +43,8 @@ _ROOM_WAIT_MS = 1
 _HOUSEKEEPING_SECONDS = 0.1
 _DRAIN_SECONDS, _QUIET_SECONDS = 1.0, 0.1
 _DISK_SECONDS = 60.0
+# At the end, how long a disk that refuses is waited for.
+_REFUSED_SECONDS = 5.0
 _MOST_TOPICS_TOLD, _MOST_SHOWN_BYTES = 100, 60
 
 
@@ -64,7 +66,7 @@ class Flow:
         self.counters = SourceCounters()
         self.hold: int | None = None
         self.on_written: Callable[[], None] = lambda: None
-        self._paused = False
+        self._paused: str | None = None
         self.paused_seconds = 0.0
         self._acceptor: Acceptor | None = None
         self._backend: Backend | None = None
@@ -205,16 +207,23 @@ class Flow:
         self._keep_house()
 
     def _has_room(self) -> bool:
-        full = self.journal.full
-        if full != self._paused:
-            self._paused = full
-            if full:
-                _log.warning(
-                    "receiving paused: the log has reached walMaxBytes (whenFull=%s)", self._options.when_full
-                )
+        journal = self.journal
+        cause = (
+            "the disk refuses"
+            if journal.fault
+            else "the log has reached walMaxBytes"
+            if journal.full
+            else None
+        )
+        if cause != self._paused:
+            self._paused = cause
+            if cause is not None:
+                _log.warning("receiving paused: %s (whenFull=%s)", cause, self._options.when_full)
             else:
                 _log.info("receiving goes on")
-        return not (full or self.journal.behind or (self._backend is not None and self._backend.behind))
+        if journal.log.failure is not None:
+            raise journal.log.failure
+        return not (cause or journal.behind or (self._backend is not None and self._backend.behind))
 
     def _take(self, front: Front) -> None:
         for messages in front.receive():
@@ -237,7 +246,7 @@ class Flow:
         now = time.monotonic()
         if now < self._next_housekeeping:
             return
-        if self._paused:
+        if self._paused is not None:
             self.paused_seconds += min(now - self._next_housekeeping + _HOUSEKEEPING_SECONDS, 1.0)
         self._next_housekeeping = now + _HOUSEKEEPING_SECONDS
         for front in self._fronts:
@@ -249,7 +258,7 @@ class Flow:
                 self._acceptor.hold_still()
         if self._backend is not None:
             self._backend.look()
-        if now - self._sealed_at >= self._options.wal_flush_interval:
+        if now - self._sealed_at >= self._options.wal_flush_interval and not self.journal.fault:
             self._sealed_at = now
             self.journal.seal()
         if self.hold is not None:
@@ -265,6 +274,7 @@ class Flow:
         """
         now = quiet_from = time.monotonic()
         deadline = now + _DRAIN_SECONDS
+        self.journal.log.end_within(_REFUSED_SECONDS)
         while now < deadline and now - quiet_from < _QUIET_SECONDS:
             before = self.counters.received
             self.step_without_waiting()
@@ -309,7 +319,8 @@ class Flow:
             "bytes": counters.bytes,
             "oversize": counters.oversize,
             "protocolErrors": sum(front.opened.watch.protocol_errors for front in self._fronts),
-            "paused": self._paused,
+            "paused": self._paused is not None,
+            "diskFault": self.journal.fault,
             "pausedSeconds": round(self.paused_seconds, 1),
             "publishers": [{"socket": name, "connections": peers} for name, peers in sides],
             "published": 0 if backend is None else backend.published,

@@ -5,6 +5,7 @@ What is handed to the log here is kept as it came until it is written, so that p
 
 from __future__ import annotations
 
+import logging
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
@@ -23,6 +24,8 @@ from zmq_datasource.wal.storage import LogStorage
 from zmq_datasource.wal.writer import LogWriter
 
 __all__ = ["Journal", "Numbered"]
+
+_log = logging.getLogger(__name__)
 
 PARTITION = 0
 # A proxy that was killed a moment ago may still hold the log's lock through its last write.
@@ -66,6 +69,7 @@ class Journal:
             max_bytes=options.wal_max_bytes,
             retention=options.wal_retention,
             sync=options.wal_sync,
+            retry_timeout=options.wal_retry_timeout,
             make_room="any" if options.when_full == "discard" else "done",
             carried=carried,
         )
@@ -97,6 +101,11 @@ class Journal:
     def full(self) -> bool:
         """Whether nothing more is to come for now."""
         return self.log.full
+
+    @property
+    def fault(self) -> str | None:
+        """Why the disk refuses, while that is tried again."""
+        return self.log.fault
 
     @property
     def busy(self) -> bool:
@@ -187,4 +196,9 @@ class Journal:
             ) from e
 
     def close(self) -> None:
-        self.log.close()
+        """Write what was appended, and release the log; says how much is lost where the disk refuses."""
+        try:
+            self.log.close()
+        finally:
+            if lost := self._next - self.log.durable_end:
+                _log.error("%d received messages could not be written and are lost", lost)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import logging
 import os
-import resource
 import select
 import sys
 from collections import deque
@@ -13,7 +12,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
 
-__all__ = ["Lines", "Newest", "allow_many_files", "read_start", "say", "set_up_logging", "start_line"]
+__all__ = ["Lines", "Newest", "read_start", "say", "set_up_logging", "start_line"]
 
 _READ_BYTES = 1 << 16
 
@@ -47,13 +46,6 @@ def say(message: object) -> None:
     except BrokenPipeError:
         # Nobody reads; the end of the input ends this process.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-
-
-def allow_many_files() -> None:
-    """As many open files, and so connections, as this user may have."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft < hard:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 class Lines:

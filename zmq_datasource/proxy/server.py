@@ -18,14 +18,16 @@ import zmq
 
 from zmq_datasource.errors import EndpointError, LogError, ZmqDataSourceError
 from zmq_datasource.limited_log import LimitedLog
+from zmq_datasource.open_files import allow_many_files
 from zmq_datasource.option_parser import parse
 from zmq_datasource.options import ProxyOptions
 from zmq_datasource.proxy.durable import DurableServer
 from zmq_datasource.proxy.journal import PARTITION
-from zmq_datasource.proxy.pipes import Lines, Newest, allow_many_files, read_start, say
+from zmq_datasource.proxy.pipes import Lines, Newest, read_start, say
 from zmq_datasource.proxy.replays import ReplayServer
 from zmq_datasource.proxy.subscriptions import MARK, Subscriptions
 from zmq_datasource.proxy.view import LogView, Progress
+from zmq_datasource.wal.files import is_transient
 from zmq_datasource.wal.storage import LogStorage
 
 __all__ = ["Server", "main", "serve"]
@@ -48,13 +50,14 @@ class Server:
     def __init__(self, options: ProxyOptions, progress: Progress) -> None:
         self._options = options
         self._progress = progress
+        self._followed = True
         self._storage = LogStorage(options.wal_location)
         self._durable: DurableServer | None = None
         self._replays: ReplayServer | None = None
         self._poller = zmq.Poller()
         self._next_look = 0.0
         self._busy = False
-        self._faults = LimitedLog(__name__, "warnings about readers")
+        self._faults = LimitedLog(__name__, "faults of readers and files")
         self._readers: list[int] | None = []
 
     def __enter__(self) -> Server:
@@ -94,8 +97,18 @@ class Server:
         self._poller.register(descriptor, zmq.POLLIN)
 
     def follow(self, progress: Progress) -> None:
-        """The log has grown."""
-        self._view.follow(progress)
+        """The log has grown; ``step`` looks."""
+        self._progress, self._followed = progress, False
+
+    def _look_at_log(self) -> None:
+        try:
+            self._view.follow(self._progress)
+        except OSError as e:  # too many open files: the next step may get one
+            if not is_transient(e):
+                raise
+            self._faults.warn("reading the log along: %s", e)
+        else:
+            self._followed = True
 
     def wait(self) -> None:
         """Until there is something to do."""
@@ -117,6 +130,8 @@ class Server:
         Raises:
             LogError: Positions cannot be written, or the log cannot be read at all.
         """
+        if not self._followed:
+            self._look_at_log()
         now = time.monotonic()
         if now >= self._next_look:
             self._next_look = now + _LOOK_SECONDS

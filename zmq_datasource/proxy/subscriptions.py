@@ -13,7 +13,8 @@ from contextlib import contextmanager
 
 import msgspec
 
-from zmq_datasource.errors import DataLossError, LogFormatError
+from zmq_datasource.errors import DataLossError, DiskFaultError, LogFormatError
+from zmq_datasource.limited_log import LimitedLog
 from zmq_datasource.wal.storage import LogStorage
 
 __all__ = ["MARK", "Subscription", "Subscriptions"]
@@ -30,6 +31,8 @@ MARK = "durable"
 # The writer is told four times a second what is needed.
 _MARK_SECONDS = 3.0
 _PLACING_SECONDS = 15.0
+# How soon after the disk refused it is asked again.
+_REFUSED_SECONDS = 0.25
 
 
 class Subscription(msgspec.Struct):
@@ -94,6 +97,9 @@ class Subscriptions:
         self._warned: set[str] = set()
         self._present: set[str] = set()
         self._changed = self._urgent = False
+        self._fault: str | None = None
+        self._refused_at = 0.0
+        self._faults = LimitedLog(__name__, "positions that could not be kept")
         self._saved_at = self._counted_at = clock()
         self._marked: int | None = None
         self._marked_at = 0.0
@@ -192,19 +198,33 @@ class Subscriptions:
     def is_present(self, name: str) -> bool:
         return name in self._present
 
+    @property
+    def unsaved(self) -> str | None:
+        """Why the disk refuses what somebody waits for; it is tried again whenever something is to be saved."""
+        return self._fault if self._urgent else None
+
     def save(self) -> bool:
         """Write what has changed, if somebody waits for it or it is time.
 
         Returns:
-            Whether something was written.
+            Whether something was written. A disk that refuses for now is tried again later.
 
         Raises:
-            LogWriteError: The disk refused.
+            LogWriteError: The disk refused for good.
         """
-        if not self._urgent and (not self._changed or self._clock() - self._saved_at < _LAZY_SECONDS):
+        now = self._clock()
+        if not self._urgent and (not self._changed or now - self._saved_at < _LAZY_SECONDS):
+            return False
+        if self._fault is not None and now - self._refused_at < _REFUSED_SECONDS:
             return False
         file = _File(_FORMAT, self._log_id, list(self._all.values()))
-        self._storage.write_subscriptions(self._partition, msgspec.json.encode(file))
+        try:
+            self._storage.write_subscriptions(self._partition, msgspec.json.encode(file))
+        except DiskFaultError as e:
+            self._fault, self._refused_at = str(e), now
+            self._faults.warn("%s; positions of durable subscribers are not acknowledged until then", e)
+            return False
+        self._fault = None
         self._changed = self._urgent = False
         self._saved_at = self._clock()
         return True

@@ -53,7 +53,9 @@ def show(status: Mapping[str, Any], rates: Rates) -> RenderableType:
     if status["durable"]:
         parts.append(_durable(status))
     parts += [_publishers(status), _subscriptions(status)]
-    if status["paused"]:
+    if status["diskFault"]:
+        parts.append(Text(f"receiving is paused: {status['diskFault']}", style="red"))
+    elif status["paused"]:
         parts.append(Text("receiving is paused: the log is full of what somebody still needs", style="red"))
     if status["stalled"]:
         parts.append(_stalled(status))

@@ -13,6 +13,7 @@ import logging
 import signal
 import threading
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import pyarrow as pa
@@ -34,6 +35,7 @@ from zmq_datasource.options import StreamReadOptions
 from zmq_datasource.spark.admission import Admission
 from zmq_datasource.spark.partition_reader import LogInputPartition, read_log_partition
 from zmq_datasource.spark.worker import set_up_worker
+from zmq_datasource.wal.persistence import Persistence
 from zmq_datasource.wal.reader import end_within_bytes, split_range
 
 __all__ = ["ZmqStreamReader"]
@@ -50,6 +52,7 @@ class ZmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._ingest: Ingest | Follow | None = None
         self._monitor: SourceMonitor | None = None
         self._admission = Admission(options)
+        self._persistence = Persistence(options.wal_retry_timeout)
         self._initial: int | None = None
         self._first_batch_done = False
         self._available_now = False
@@ -102,8 +105,9 @@ class ZmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             first = self._kept_start(ingest, str(position))
             if first is None:
                 first = self._starting_position(ingest, position)
-                ingest.storage.write_start(PARTITION, first, str(position), ingest.reader)
-            ingest.give(first, first)
+                write = partial(ingest.storage.write_start, PARTITION, first, str(position), ingest.reader)
+                self._persistence.insist(write)
+            self._persistence.insist(partial(ingest.give, first, first))
             self._initial = first
         self._receive(ingest)
         return self._offset(ingest, self._initial)
@@ -144,14 +148,14 @@ class ZmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if self._monitor is not None:
             self._monitor.read_to(begin)
         self._end_first_batch(ingest, begin)
-        if ingest.log.full:
+        if ingest.log.full or ingest.log.fault:
             # Spark commits a batch to the source only once there is data for the next, which a
-            # full log keeps out. But it asks for the next only after the last is in its own
+            # full log, or a full disk, keeps out. But it asks for the next only after the last is in its own
             # commit log, so nothing below `begin` will be asked for again.
-            ingest.commit(begin)
+            self._persistence.insist(partial(ingest.commit, begin))
         end = self._end(ingest, begin, limit)
         # Whether a log that another process writes is full, is not seen from here: it is told `begin` each time.
-        ingest.give(begin, end)
+        self._persistence.insist(partial(ingest.give, begin, end))
         return self._offset(ingest, end)
 
     def _end(self, ingest: Ingest | Follow, begin: int, limit: ReadLimit) -> int:
@@ -159,15 +163,17 @@ class ZmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             return max(begin, self._gather(ingest))
         if self._available_now and self._target is None:
             self._target = self._gather(ingest)
-        wait = self._target is None and not ingest.log.full
+        wait = self._target is None and not (ingest.log.full or ingest.log.fault)
         if wait and self._admission.holds_back(begin, ingest.received_end):
             return begin  # and no chunk is cut for what will wait
         available = ingest.seal() if self._target is None else self._target
         return self._admission.end(
             begin,
             max(begin, available),
-            lambda low, high, size: end_within_bytes(
-                ingest.storage, PARTITION, ingest.log.covering(low, high), low, high, size
+            lambda low, high, size: self._persistence.insist(
+                lambda: end_within_bytes(
+                    ingest.storage, PARTITION, ingest.log.covering(low, high), low, high, size
+                )
             ),
             wait=wait,
         )
@@ -175,7 +181,7 @@ class ZmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _end_first_batch(self, ingest: Ingest | Follow, begin: int) -> None:
         """Once the engine asks from another place, its first batch is done and never repeated."""
         if not self._first_batch_done and begin != self._initial:
-            ingest.storage.remove_start(PARTITION, ingest.reader)
+            self._persistence.insist(partial(ingest.storage.remove_start, PARTITION, ingest.reader))
             self._first_batch_done = True
 
     def prepareForTriggerAvailableNow(self) -> None:
@@ -230,7 +236,7 @@ class ZmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         ingest = self._opened()
         offset = Offset.from_json(end)
         if offset.log == ingest.log.log_id:
-            ingest.commit(offset.next[PARTITION])
+            self._persistence.insist(partial(ingest.commit, offset.next[PARTITION]))
 
     def stop(self) -> None:
         """Drain the socket, seal, release the log. Called by Spark, by SIGTERM and at exit."""

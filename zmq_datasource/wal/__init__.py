@@ -16,7 +16,10 @@ The rules:
 * A chunk is written under a hidden temporary name, flushed, fsynced and renamed, and never
   changes afterwards. So there is no torn tail: what is listed is whole, and listing the
   directory is the whole recovery. A temporary file is the trace of a crash; the next writer
-  removes it.
+  removes it. (Whoever does without fsync may find torn chunks after a crash of the machine; see
+  ``recovery``.)
+* What the disk refuses for now is tried again from memory, file by file, so that nothing of a
+  failed attempt counts: see ``persistence``.
 * Ids are contiguous: each chunk starts where the one before it ends. Chunks go from the
   front only, and the newest always stays, because it says which id comes next.
 * Each record batch carries custom metadata: ``xxh3``, the checksum of its columns' contents
@@ -30,5 +33,6 @@ The rules:
 
 Layers: ``layout`` names things, ``storage`` touches the file system (``files``,
 ``staged_files`` and ``reader_files`` are its parts), ``chunk`` is one file,
-``index`` the list of them; ``writer`` and ``reader`` are what the rest of the package uses.
+``index`` the list of them; ``recovery`` is what a writer does first, ``persistence`` how it insists;
+``writer`` and ``reader`` are what the rest of the package uses.
 """

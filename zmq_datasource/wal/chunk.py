@@ -9,8 +9,9 @@ import pyarrow as pa
 import pyarrow.ipc
 import xxhash
 
-from zmq_datasource.errors import DamagedChunkError, DataLossError
+from zmq_datasource.errors import DamagedChunkError, DataLossError, DiskFaultError
 from zmq_datasource.messages import FRAMING, LOG_SCHEMA
+from zmq_datasource.wal.files import is_transient
 from zmq_datasource.wal.layout import parse_chunk_name
 from zmq_datasource.wal.storage import LogStorage
 
@@ -78,7 +79,9 @@ def read_chunk(
             "is not a directory that this executor shares with the driver"
         ) from e
     except (OSError, pa.ArrowException) as e:
-        raise DamagedChunkError(f"opening chunk {path} (ids {start} to {end - 1}): {e}") from e
+        # That no file can be opened now is no fault of this one.
+        kind = DiskFaultError if is_transient(e) else DamagedChunkError
+        raise kind(f"opening chunk {path} (ids {start} to {end - 1}): {e}") from e
     with file:
         try:
             reader = pa.ipc.open_file(file)

@@ -10,18 +10,46 @@ import os
 import socket
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO
 from urllib.parse import unquote, urlsplit
 
-from zmq_datasource.errors import LogLockedError, LogWriteError, OptionError
+from zmq_datasource.errors import DiskFaultError, LogLockedError, LogWriteError, OptionError
 from zmq_datasource.wal.layout import TEMPORARY_PREFIX
 
-__all__ = ["PartitionFiles", "WriterLock", "sync_directory", "sync_file", "write_synced", "writing"]
+__all__ = [
+    "PartitionFiles",
+    "WriterLock",
+    "is_transient",
+    "make_directory",
+    "sync_directory",
+    "sync_file",
+    "write_synced",
+    "writing",
+]
 
 
 _log = logging.getLogger(__name__)
+
+# What a disk writes at once, or not at all.
+_SECTOR_BYTES = 512
+# What may pass: somebody makes room, closes files, mounts or connects again.
+_TRANSIENT = frozenset(
+    {
+        *(errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EIO, errno.EROFS),
+        *(errno.EAGAIN, errno.EINTR, errno.EBUSY, errno.ENOLCK, errno.ENODEV, errno.ENXIO),
+        *(
+            errno.ESTALE,
+            errno.ETIMEDOUT,
+            errno.EHOSTDOWN,
+            errno.EHOSTUNREACH,
+            errno.ENETDOWN,
+            errno.ENETUNREACH,
+        ),
+        *(errno.ECONNREFUSED, errno.ECONNRESET, errno.ECONNABORTED, errno.ENOTCONN, errno.EREMOTEIO),
+    }
+)
 
 
 class WriterLock:
@@ -67,14 +95,20 @@ class PartitionFiles:
     def _replace_bytes(self, path: Path, content: bytes) -> None:
         temporary = path.with_name(f"{TEMPORARY_PREFIX}{path.name}")
         with writing(f"writing {path}"):
-            path.parent.mkdir(mode=0o700, exist_ok=True)
-            write_synced(temporary, content)
-            os.rename(temporary, path)
+            make_directory(path.parent)
+            try:
+                write_synced(temporary, content)
+                os.rename(temporary, path)
+            except OSError as e:
+                with suppress(OSError):
+                    temporary.unlink()
+                if e.errno not in (errno.ENOSPC, errno.EDQUOT) or not _overwritten(path, content):
+                    raise
             sync_directory(path.parent)
 
     def _lock(self, path: Path, wait: float, act: str, way_out: str, sign: bool = True) -> WriterLock:
         with writing(f"creating {path.parent}"):
-            path.parent.mkdir(mode=0o700, exist_ok=True)
+            make_directory(path.parent)
             file = open(path, "a+")  # noqa: SIM115 - it is held open
         deadline = time.monotonic() + wait
         told = False
@@ -97,13 +131,13 @@ class PartitionFiles:
                 raise LogWriteError(f"locking {path}: {e}") from e
         if not sign:
             return WriterLock(file)
-        with writing(f"writing {path}"):
-            file.seek(0)
-            file.truncate()
-            file.write(
-                f"process {os.getpid()} on {socket.gethostname()}, since {time.strftime('%F %T %z')}\n"
-            )
-            file.flush()
+        holder = f"process {os.getpid()} on {socket.gethostname()}, since {time.strftime('%F %T %z')}\n"
+        try:
+            os.ftruncate(file.fileno(), 0)
+            os.write(file.fileno(), holder.encode())
+        except OSError as e:
+            # The lock holds without it, and a log that has filled its disk must be opened to be emptied.
+            _log.warning("writing %s, which says who holds the lock: %s", path, e.strerror)
         return WriterLock(file)
 
 
@@ -112,6 +146,7 @@ def writing(act: str) -> Iterator[None]:
     hints = {
         errno.ENOSPC: "; free space there, or set a smaller walMaxBytes",
         errno.EDQUOT: "; raise the quota, or set a smaller walMaxBytes",
+        errno.EMFILE: "; raise the limit of open files (ulimit -n)",
         errno.EROFS: "; set walLocation to a directory that can be written",
         errno.EACCES: "; set walLocation to a directory that this user can write",
         errno.EPERM: "; set walLocation to a directory that this user can write",
@@ -120,7 +155,43 @@ def writing(act: str) -> Iterator[None]:
         yield
     except OSError as e:
         hint = hints.get(e.errno or 0, "")
-        raise LogWriteError(f"{act}: {e.strerror or e}{hint}") from e
+        kind = DiskFaultError if is_transient(e) else LogWriteError
+        raise kind(f"{act}: {e.strerror or e}{hint}") from e
+
+
+def _overwritten(path: Path, content: bytes) -> bool:
+    """Replace a file where it is, which takes no room; only one so small that a disk writes it as a whole.
+
+    A full disk may wait for just this: what a reader needs no more can be deleted once it has said so.
+    """
+    try:
+        descriptor = os.open(path, os.O_WRONLY)
+    except FileNotFoundError:
+        return False
+    try:
+        size = max(os.fstat(descriptor).st_size, len(content))
+        if size > _SECTOR_BYTES:
+            return False
+        os.pwrite(descriptor, content.ljust(size), 0)
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+    return True
+
+
+def is_transient(e: Exception) -> bool:
+    """Whether this is a fault of the system that may pass."""
+    return isinstance(e, OSError) and e.errno in _TRANSIENT
+
+
+def make_directory(path: Path) -> None:
+    """Make a directory and those above it, as far as they are missing, so that a crash of the machine keeps them."""
+    if path.is_dir():
+        return
+    make_directory(path.parent)
+    path.mkdir(mode=0o700, exist_ok=True)
+    with suppress(PermissionError):  # one may be allowed to write there, and not to read
+        sync_directory(path.parent)
 
 
 def write_synced(path: Path, content: bytes) -> None:

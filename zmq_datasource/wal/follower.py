@@ -27,7 +27,7 @@ class FollowedLog:
         reader: Names who reads, for the writer to know what may be deleted.
     """
 
-    full = False  # the writer's affair
+    full, fault = False, None  # the writer's affair
     unsealed = unsealed_bytes = 0  # and so is what is not there yet
 
     def __init__(self, storage: LogStorage, partition: int, reader: str) -> None:

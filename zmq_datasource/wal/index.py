@@ -16,9 +16,13 @@ class ChunkIndex:
 
     Finding a range costs the same however many chunks there are, plus one step for each
     chunk in the range.
+
+    Args:
+        start: Where the ids begin while there are no chunks.
     """
 
-    def __init__(self, chunks: Iterable[Chunk] = ()) -> None:
+    def __init__(self, chunks: Iterable[Chunk] = (), start: int = 0) -> None:
+        self._start = start
         self._chunks: list[Chunk] = []
         self._firsts: list[int] = []
         self.size = 0
@@ -31,12 +35,12 @@ class ChunkIndex:
     @property
     def earliest(self) -> int:
         """The first id there is; equal to ``end`` in an empty index."""
-        return self._firsts[0] if self._firsts else 0
+        return self._firsts[0] if self._firsts else self._start
 
     @property
     def end(self) -> int:
         """The id after the last one."""
-        return self._chunks[-1].end if self._chunks else 0
+        return self._chunks[-1].end if self._chunks else self._start
 
     def append(self, chunk: Chunk) -> None:
         """Add the next chunk.
@@ -62,6 +66,10 @@ class ChunkIndex:
         low = max(bisect_right(self._firsts, start) - 1, 0)
         high = bisect_right(self._firsts, end - 1)
         return [chunk for chunk in self._chunks[low:high] if chunk.end > start]
+
+    def sealed_by(self, now: float) -> None:
+        """No chunk was sealed later than now, whatever the clock said then."""
+        self._chunks = [c if c.sealed_at <= now else c._replace(sealed_at=now) for c in self._chunks]
 
     def removable(self, below: int, sealed_before: float) -> Sequence[Chunk]:
         """The front chunks wholly below id ``below`` and sealed before then; never the newest."""

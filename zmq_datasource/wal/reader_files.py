@@ -103,7 +103,12 @@ class ReaderFiles(PartitionFiles):
     def marks(self, partition: int) -> dict[str, Mark]:
         """The marks of all readers, by name."""
         found = {}
-        for path in (self._directory(partition) / READERS_NAME).glob("*.json"):
+        directory = self._directory(partition) / READERS_NAME
+        try:
+            paths = list(directory.glob("*.json"))
+        except OSError as e:
+            raise LogFormatError(f"listing {directory}: {e.strerror}") from e
+        for path in paths:
             name = path.name.removesuffix(".json")
             if name.startswith(TEMPORARY_PREFIX) or name.endswith(".start"):
                 continue

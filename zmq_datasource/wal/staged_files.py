@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from zmq_datasource.wal.files import PartitionFiles, sync_directory, sync_file, writing
+from zmq_datasource.wal.files import PartitionFiles, make_directory, sync_directory, sync_file, writing
 from zmq_datasource.wal.layout import STAGING_NAME, TEMPORARY_PREFIX
 
 __all__ = ["StagedFiles"]
@@ -28,7 +28,7 @@ class StagedFiles(PartitionFiles):
         """A file for an attempt, hidden until it is finished; one of the same name is replaced."""
         path = self._unfinished_path(partition, attempt)
         with writing(f"creating {path}"):
-            path.parent.mkdir(mode=0o700, exist_ok=True)
+            make_directory(path.parent)
             return pa.OSFile(str(path), "wb")
 
     @contextmanager

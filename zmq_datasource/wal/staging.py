@@ -16,9 +16,10 @@ from typing import NamedTuple
 import pyarrow as pa
 import pyarrow.ipc
 
-from zmq_datasource.errors import DamagedChunkError, LogWriteError
+from zmq_datasource.errors import DamagedChunkError, DiskFaultError, LogWriteError
 from zmq_datasource.messages import MESSAGE_SCHEMA
 from zmq_datasource.wal.chunk import fingerprint
+from zmq_datasource.wal.files import is_transient
 from zmq_datasource.wal.storage import LogStorage
 
 __all__ = ["Part", "StagedFile", "Staging"]
@@ -76,9 +77,13 @@ class StagedFile:
         self._storage.finish_staged(self._log_partition, self.attempt, sync)
 
     def discard(self) -> None:
+        """Forget it; what cannot be removed now the next writer removes."""
         with suppress(OSError):  # what could not be written is not wanted
             self._file.close()
-        self._storage.remove_staged(self._log_partition, self.attempt)
+        try:
+            self._storage.remove_staged(self._log_partition, self.attempt)
+        except LogWriteError as e:
+            _log.warning("%s", e)
 
 
 class Staging:
@@ -114,6 +119,8 @@ class Staging:
                     rows = sum(reader.get_batch(n).num_rows for n in range(reader.num_record_batches))
                 names = metadata[b"producer"].decode(), int(metadata[b"number"]), int(metadata[b"partition"])
             except (OSError, pa.ArrowException, KeyError, TypeError, ValueError) as e:
+                if is_transient(e):  # that no file can be opened now is no fault of this one
+                    raise DiskFaultError(f"opening staged attempt {attempt}: {e}") from e
                 # Its sender was never told that it is committed, and will send it again.
                 _log.warning("removing staged attempt %s, which cannot be read: %r", attempt, e)
                 self._storage.remove_staged(self._partition, attempt)
@@ -167,6 +174,8 @@ class Staging:
                     raise ValueError(f"the checksum of batch {position} differs")
                 batches.append(batch.replace_schema_metadata(None))
         except (OSError, pa.ArrowException, ValueError) as e:
+            if is_transient(e):
+                raise DiskFaultError(f"opening staged attempt {attempt}: {e}") from e
             raise DamagedChunkError(f"reading staged attempt {attempt} in {self._storage.root}: {e}") from e
         return batches
 

@@ -18,7 +18,7 @@ from zmq_datasource.wal.chunk import read_metadata
 from zmq_datasource.wal.layout import Chunk, StateFile
 from zmq_datasource.wal.storage import LogStorage
 
-__all__ = ["Carried", "SavedState", "chunk_metadata", "read_saved_state", "state_content"]
+__all__ = ["Carried", "SavedState", "chunk_metadata", "no_saved_state", "read_saved_state", "state_content"]
 
 _STATE, _VERSION, _BASE, _CHECKSUM = b"state", b"state.version", b"state.base", b"state.xxh3"
 _LISTINGS = 10
@@ -85,6 +85,13 @@ def read_saved_state(storage: LogStorage, partition: int) -> SavedState:
             f"reading {e.filename}: the newest chunk needs it, and it is missing; restore it, or give the query a new "
             "walLocation and a new checkpoint"
         ) from e
+
+
+def no_saved_state(storage: LogStorage, partition: int) -> SavedState:
+    """Nothing, but newer than whatever there is that cannot be used."""
+    newest = max(storage.chunks(partition), default=None)
+    carried = SavedState() if newest is None else _read_chunk(storage, partition, newest)
+    return SavedState(max([carried.version, *(file.version for file in storage.states(partition))]))
 
 
 def _read(storage: LogStorage, partition: int) -> SavedState:

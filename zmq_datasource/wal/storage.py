@@ -14,14 +14,21 @@ import stat
 import tempfile
 import uuid
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 
 from zmq_datasource.errors import LogError, LogFormatError
-from zmq_datasource.wal.files import WriterLock, sync_directory, sync_file, write_synced, writing
+from zmq_datasource.wal.files import (
+    WriterLock,
+    make_directory,
+    sync_directory,
+    sync_file,
+    write_synced,
+    writing,
+)
 from zmq_datasource.wal.layout import (
     FORMAT_VERSION,
     LOCK_NAME,
@@ -81,7 +88,7 @@ class LogStorage(StagedFiles, ReaderFiles):
             LogWriteError: The directory cannot be created or written.
         """
         with writing(f"creating the log in {self.root}"):
-            self.root.mkdir(mode=0o700, parents=True, exist_ok=True)
+            make_directory(self.root)
             if not (self.root / LOG_NAME).exists():
                 temporary = self.root / f"{TEMPORARY_PREFIX}{uuid.uuid4().hex}"
                 log = {"format": FORMAT_VERSION, "log": uuid.uuid4().hex}
@@ -197,36 +204,52 @@ class LogStorage(StagedFiles, ReaderFiles):
         """Where an open chunk is."""
         return self._directory(partition) / growing_name(first)
 
-    def create_growing(self, partition: int, first: int) -> pa.NativeFile:
-        """A file for an open chunk."""
-        path = self.growing_path(partition, first)
-        with writing(f"creating {path}"):
-            file = pa.OSFile(str(path), "wb")
-            sync_directory(path.parent)
-            return file
+    def write_growing(self, partition: int, first: int, offset: int, content: bytes, sync: bool) -> None:
+        """Make an open chunk go on with this from ``offset`` on, where it ends.
 
-    @contextmanager
-    def writing_growing(self, partition: int, first: int) -> Iterator[None]:
-        """For what is written to such a file: the system's errors as ours."""
-        with writing(f"writing {self.growing_path(partition, first)}"):
-            yield
+        May be repeated: what was not forced to the disk is written again, because the system may have forgotten it.
 
-    def sync_growing(self, partition: int, first: int) -> None:
-        """Force what was written so far to the disk."""
+        Raises:
+            LogWriteError: The file system refused; the chunk ends at ``offset`` still, as far as can be.
+        """
         path = self.growing_path(partition, first)
         with writing(f"writing {path}"):
-            sync_file(path)
+            descriptor = os.open(path, os.O_RDWR | (0 if offset else os.O_CREAT | os.O_TRUNC), 0o666)
+            try:
+                _write_whole(descriptor, content, offset)
+                if sync:
+                    sync_file(path)
+            except BaseException:
+                with suppress(OSError):
+                    os.ftruncate(descriptor, offset)
+                raise
+            finally:
+                os.close(descriptor)
+            if sync and not offset:
+                sync_directory(path.parent)
 
     def finish_growing(self, partition: int, first: int, name: str, sync: bool) -> Chunk:
-        """Give a chunk that is whole its name."""
+        """Give a chunk that is whole its name; may be repeated.
+
+        Raises:
+            LogWriteError: The file system refused.
+        """
         path, final = self.growing_path(partition, first), self.chunk_path(partition, name)
         with writing(f"writing chunk {final}"):
-            if sync:
-                sync_file(path)
-            os.rename(path, final)
+            if path.exists() or not final.exists():
+                os.rename(path, final)
             if sync:
                 sync_directory(final.parent)
             return self._describe(final)
+
+    def set_aside(self, partition: int, name: str) -> Path:
+        """Give a file that cannot be used a name that nobody reads; where it is now."""
+        path = self._directory(partition) / name
+        with writing(f"setting {path} aside"):
+            aside = path.with_name(f"{name.removeprefix(TEMPORARY_PREFIX)}.{uuid.uuid4().hex[:8]}.damaged")
+            os.rename(path, aside)
+            sync_directory(path.parent)
+        return aside
 
     def growing(self, partition: int) -> list[int]:
         """The first ids of the open chunks there are: one at most, unless something went wrong."""
@@ -245,7 +268,7 @@ class LogStorage(StagedFiles, ReaderFiles):
     def remove_growing(self, partition: int, first: int) -> None:
         """Delete an open chunk: what it held has its name by now."""
         with writing(f"removing {self.growing_path(partition, first)}"):
-            self.growing_path(partition, first).unlink()
+            self.growing_path(partition, first).unlink(missing_ok=True)
 
     def remove_chunk(self, partition: int, name: str) -> None:
         """Delete a chunk; one that is gone already is fine."""
@@ -285,10 +308,15 @@ class LogStorage(StagedFiles, ReaderFiles):
         final = self.state_path(partition, file)
         temporary = final.with_name(f"{TEMPORARY_PREFIX}{final.name}")
         with writing(f"writing {final}"):
-            temporary.write_bytes(content)
-            if sync:
-                sync_file(temporary)
-            os.rename(temporary, final)
+            try:
+                temporary.write_bytes(content)
+                if sync:
+                    sync_file(temporary)
+                os.rename(temporary, final)
+            except BaseException:
+                with suppress(OSError):
+                    temporary.unlink()
+                raise
             if sync:
                 sync_directory(final.parent)
 
@@ -315,3 +343,10 @@ class LogStorage(StagedFiles, ReaderFiles):
             f"opening log {self.root}",
             "stop that query or proxy, or give this one a walLocation of its own",
         )
+
+
+def _write_whole(descriptor: int, content: bytes, offset: int) -> None:
+    rest = memoryview(content)
+    while rest:
+        written = os.pwrite(descriptor, rest, offset)
+        rest, offset = rest[written:], offset + written

@@ -9,24 +9,42 @@ what is durable, commit, or read the index.
 from __future__ import annotations
 
 import logging
+import math
 import queue
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
+from functools import partial
 from typing import Literal, NamedTuple
 
 import pyarrow as pa
 
-from zmq_datasource.errors import DataLossError, LogError, LogLockedError, LogWriteError
+from zmq_datasource.errors import (
+    DamagedChunkError,
+    DataLossError,
+    LogError,
+    LogFormatError,
+    LogLockedError,
+    LogWriteError,
+)
 from zmq_datasource.messages import number_rows
 from zmq_datasource.wal.chunk import write_batches
 from zmq_datasource.wal.files import WriterLock
-from zmq_datasource.wal.growing import GrowingChunk, Grown, read_groups, write_compact
+from zmq_datasource.wal.growing import GrowingChunk, Grown
 from zmq_datasource.wal.index import ChunkIndex
 from zmq_datasource.wal.layout import Chunk, StateFile, chunk_name
-from zmq_datasource.wal.state import Carried, SavedState, chunk_metadata, read_saved_state, state_content
+from zmq_datasource.wal.persistence import Persistence
+from zmq_datasource.wal.recovery import recover
+from zmq_datasource.wal.state import (
+    Carried,
+    SavedState,
+    chunk_metadata,
+    no_saved_state,
+    read_saved_state,
+    state_content,
+)
 from zmq_datasource.wal.storage import LogStorage
 
 __all__ = ["LogWriter"]
@@ -39,6 +57,8 @@ _MAX_UNWRITTEN = 2
 _PLACING_SECONDS = 15.0
 # How often an idle writer looks for chunks whose retention has passed.
 _EXPIRY_SECONDS = 1.0
+# How long a disk that refuses is waited for at the end.
+_CLOSE_SECONDS = 5.0
 
 
 class _Job(NamedTuple):
@@ -69,11 +89,16 @@ class LogWriter:
         chunk_bytes: Size in memory at which a chunk is cut.
         max_bytes: Size of the log at which ``full`` becomes true.
         retention: Seconds that a committed chunk stays.
-        sync: Whether a chunk is forced to the disk before it counts as durable.
+        sync: Whether a chunk is forced to the disk before it counts as durable. If not, a crash of the machine may
+            tear the newest ones: ``open`` sets them aside.
+        retry_timeout: Seconds that the sealing thread tries again what the disk refuses for now.
         make_room: Whether chunks are deleted before their time so that it never gets there: none, those
             that are committed (``done``), or the oldest, needed or not (``any``).
         carried: Whose state the log keeps beside the rows; it is asked whenever a chunk is cut.
         clock: Seconds since the epoch; compared with the files' modification times.
+
+    Attributes:
+        torn: From ``open`` on, the ids that were sealed and that a crash of the machine has taken, if any.
     """
 
     def __init__(
@@ -85,6 +110,7 @@ class LogWriter:
         max_bytes: int,
         retention: float = 0.0,
         sync: bool = True,
+        retry_timeout: float = 0.0,
         make_room: Literal["none", "done", "any"] = "none",
         carried: Carried | None = None,
         clock: Callable[[], float] = time.time,
@@ -98,6 +124,9 @@ class LogWriter:
         self._make_room = make_room
         self._carried = carried
         self._clock = clock
+        self._looked_at = math.inf
+        self._persistence = Persistence(retry_timeout, self.remove_expired)
+        self.torn = range(0)
 
         self._lock = threading.Lock()  # guards the index and the numbers after it
         self._index = ChunkIndex()
@@ -144,12 +173,11 @@ class LogWriter:
         self.log_id = self._storage.open_log()
         lock = self._storage.lock(self._partition, lock_wait)
         try:
-            self._index = ChunkIndex(self._storage.chunks(self._partition))
-            self._recover_growing()
+            self._index, self.torn = recover(self._storage, self._partition, self._sync, self._persistence)
             with self._storage.placing(self._partition, _PLACING_SECONDS):
                 self._check_given()
             self._storage.remove_temporaries(self._partition)
-            self.saved = read_saved_state(self._storage, self._partition)
+            self.saved = self._saved_state()
             self._storage.remove_states(self._partition, but=self.saved.base)
         except LogError:
             lock.release()
@@ -171,26 +199,18 @@ class LogWriter:
                 "a new walLocation, and for each query of this log a new checkpoint"
             )
 
-    def _recover_growing(self) -> None:
-        """Make a chunk of what a crashed writer had of one."""
-        for first in self._storage.growing(self._partition):
-            batches, metadata = read_groups(self._storage.read_growing(self._partition, first))
-            rows = sum(batch.num_rows for batch in batches)
-            if first != self._index.end:
-                if first > self._index.end:  # never left behind by a process that was killed
-                    _log.error(
-                        "log %s: the ids %d to %d were being written when the machine stopped, those before them are "
-                        "missing; they are discarded",
-                        self._storage.root,
-                        first,
-                        first + rows - 1,
-                    )
-                continue
-            if rows:
-                _log.info("log %s: recovered the ids %d to %d", self._storage.root, first, first + rows - 1)
-                self._index.append(
-                    write_compact(self._storage, self._partition, batches, metadata, self._sync)
-                )
+    def _saved_state(self) -> SavedState:
+        try:
+            return read_saved_state(self._storage, self._partition)
+        except (DamagedChunkError, LogFormatError) as e:
+            if self._sync:
+                raise
+            _log.error(
+                "%s. With walSync=false a crash of the machine does that: what the log has kept of publishers' numbers "
+                "and of transactions is lost, and begins anew",
+                e,
+            )
+            return no_saved_state(self._storage, self._partition)
 
     # The receiving thread's side.
 
@@ -286,6 +306,20 @@ class LogWriter:
             return state, {}
         self._state_version += 1
         return state, chunk_metadata(self._state_version, self._base_version, carried.delta())
+
+    @property
+    def fault(self) -> str | None:
+        """Why the disk refuses what is to be sealed, while that is tried again."""
+        return self._persistence.fault
+
+    @property
+    def failure(self) -> LogError | None:
+        """Why nothing is sealed any more."""
+        return self._failure
+
+    def end_within(self, seconds: float) -> None:
+        """A disk that refuses is waited for no longer than that."""
+        self._persistence.end_within(seconds)
 
     @property
     def slow(self) -> bool:
@@ -399,7 +433,7 @@ class LogWriter:
 
     def _removable(self, done: int) -> Sequence[Chunk]:
         """The front chunks that are not needed from id ``done`` on, or whose room is needed more."""
-        chunks = self._index.removable(done, self._clock() - self._retention)
+        chunks = self._index.removable(done, self._sealed_before())
         if self._make_room != "none":
             # Room for the chunk that grows, and for what comes meanwhile.
             over = self._index.size + 5 * self._chunk_bytes - self._max_bytes
@@ -425,8 +459,20 @@ class LogWriter:
             with self._lock:
                 self._doomed_bytes -= chunk.size
 
+    def _sealed_before(self) -> float:
+        """When a chunk must have been sealed by for its retention to be over; without one no clock is asked."""
+        if not self._retention:
+            return math.inf
+        now = self._clock()
+        if now < self._looked_at:  # it was set back, or was ahead when chunks were sealed
+            self._index.sealed_by(now)
+        self._looked_at = now
+        return now - self._retention
+
     def close(self) -> None:
         """Seal what was appended, end the sealing thread and release the log.
+
+        A disk that refuses is waited for some seconds.
 
         Raises:
             LogWriteError: The last messages could not be sealed.
@@ -434,6 +480,7 @@ class LogWriter:
         if self._writer_lock is None:
             return
         last = self.cut(keep=True)
+        self.end_within(_CLOSE_SECONDS)
         self._jobs.put(None)
         self._sealer.join()
         self._writer_lock.release()
@@ -470,7 +517,8 @@ class LogWriter:
         if self._failure is not None:
             raise self._failure
         if job.state is not None:
-            self._storage.write_state(self._partition, *job.state, self._sync)
+            write_state = self._storage.write_state
+            self._persistence.insist(partial(write_state, self._partition, *job.state, self._sync))
         chunk = self._grow(job) if job.grows else self._write(job)
         with self._lock:
             self._unwritten_bytes -= sum(batch.nbytes for batch in job.batches)
@@ -491,20 +539,21 @@ class LogWriter:
     def _write(self, job: _Job) -> Chunk | None:
         if not job.batches:
             return None
-        return self._storage.write_chunk(
-            self._partition,
-            chunk_name(job.first, job.end),
-            lambda file: write_batches(file, job.batches, job.metadata),
-            self._sync,
+        write = partial(write_batches, batches=job.batches, metadata=job.metadata)
+        name = chunk_name(job.first, job.end)
+        return self._persistence.insist(
+            partial(self._storage.write_chunk, self._partition, name, write, self._sync)
         )
 
     def _grow(self, job: _Job) -> Chunk | None:
         if self._growing is None:
             self._growing = GrowingChunk(self._storage, self._partition, job.first)
         if job.batches:
-            self._growing.append(job.batches, job.metadata, self._sync)
+            self._growing.append(job.batches, job.metadata)
+            self._persistence.insist(partial(self._growing.write, self._sync))
             self.grown = self._growing.grown
         if not job.last:
             return None
-        chunk, self._growing = self._growing.finish(self._sync), None
+        chunk = self._persistence.insist(partial(self._growing.finish, self._sync))
+        self._growing = None
         return chunk

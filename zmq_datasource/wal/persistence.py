@@ -1,0 +1,76 @@
+"""Waiting out a disk that refuses: full, out of file descriptors, or with an I/O error."""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+from zmq_datasource.errors import DiskFaultError, LogWriteError
+
+__all__ = ["Persistence"]
+
+T = TypeVar("T")
+
+_log = logging.getLogger(__name__)
+
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.02, 1.0
+_LINE_SECONDS = 10.0
+
+
+class Persistence:
+    """Does something that may be repeated until the disk lets it.
+
+    Args:
+        seconds: How long to try.
+        meanwhile: Called between two attempts; it may make room.
+
+    Attributes:
+        fault: Why the disk refuses at present; None while it does not.
+    """
+
+    def __init__(self, seconds: float, meanwhile: Callable[[], None] | None = None) -> None:
+        self._seconds = seconds
+        self._meanwhile = meanwhile
+        self._deadline = math.inf
+        self.fault: str | None = None
+
+    def end_within(self, seconds: float) -> None:
+        """From now on there is only so much time left in all."""
+        self._deadline = min(self._deadline, time.monotonic() + seconds)
+
+    def insist(self, act: Callable[[], T]) -> T:
+        """Call ``act`` until the disk does not refuse; a warning now and then says that it does.
+
+        Raises:
+            LogWriteError: It has refused for all the time there was, or for a reason that does not pass.
+        """
+        began = time.monotonic()
+        pause, next_line = _FIRST_PAUSE, began
+        while True:
+            try:
+                result = act()
+            except DiskFaultError as e:
+                now = time.monotonic()
+                left = min(began + self._seconds, self._deadline) - now
+                self.fault = str(e)
+                if left <= 0:
+                    if self._seconds == 0:
+                        raise
+                    raise LogWriteError(
+                        f"{e}. It was tried again for {now - began:.1f} s (walRetryTimeout={self._seconds:g}s)"
+                    ) from e
+                if now >= next_line:
+                    next_line = now + _LINE_SECONDS
+                    _log.warning("%s; trying again for up to %.0f s", e, left)
+                time.sleep(min(pause, left))
+                pause = min(2 * pause, _LONGEST_PAUSE)
+                if self._meanwhile is not None:
+                    self._meanwhile()
+            else:
+                if self.fault is not None:
+                    _log.warning("the disk takes it again after %.1f s", time.monotonic() - began)
+                    self.fault = None
+                return result
