@@ -72,7 +72,7 @@ class ZmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             # Covers a SIGTERM that arrives between the end of a call and Spark's stop().
             atexit.register(self.stop)
             try:
-                self._ingest.open()
+                self._persistence.insist(self._ingest.open)
             except Exception:
                 self._ingest = None
                 raise
