@@ -24,14 +24,43 @@ __all__ = ["PeerWatch", "socket_type"]
 
 _log = logging.getLogger(__name__)
 
-_HANDSHAKE_FAILURES = {
-    zmq.Event.HANDSHAKE_FAILED_NO_DETAIL: "the handshake failed (a wrong CURVE key, or a peer without CURVE?)",
-    zmq.Event.HANDSHAKE_FAILED_PROTOCOL: "the peer speaks another protocol or another security mechanism",
-    zmq.Event.HANDSHAKE_FAILED_AUTH: "the peer refused our credentials",
-}
+_HANDSHAKE_FAILURES = (
+    zmq.Event.HANDSHAKE_FAILED_NO_DETAIL,
+    zmq.Event.HANDSHAKE_FAILED_PROTOCOL,
+    zmq.Event.HANDSHAKE_FAILED_AUTH,
+)
 _HUNG_UP = (
     "the peer hung up during the handshake; its socket type does not match ours, or its security does not"
 )
+_BROKEN_OFF = {
+    "CURVE": "the handshake was broken off: a wrong CURVE key, or a peer without CURVE?",
+    "PLAIN": "the handshake was broken off: a peer without PLAIN, or one that cannot check passwords (no ZAP handler)?",
+    "": "the handshake was broken off: the peer is no ZeroMQ socket, wants security (none is set here), or has gone",
+}
+_OTHER_SECURITY = {
+    "CURVE": "the peer uses other security than CURVE, or CURVE with other keys",
+    "PLAIN": "the peer uses other security than PLAIN",
+    "": "the peer wants security, and none is set here; see the options behind 'zmq.' (docs/options.md)",
+}
+
+
+def _security(options: SocketOptions) -> str:
+    """The mechanism that the options ask for, in a word; empty if none."""
+    for word in ("CURVE", "PLAIN"):
+        if any(name.startswith(f"{word.lower()}_") for name in options.zmq):
+            return word
+    return ""
+
+
+def _why_failed(event: int, value: int, security: str) -> str:
+    if event == zmq.Event.HANDSHAKE_FAILED_AUTH:
+        return "the peer refused our credentials"
+    if event == zmq.Event.HANDSHAKE_FAILED_NO_DETAIL:
+        return _BROKEN_OFF[security]
+    if value in (zmq.PROTOCOL_ERROR_ZMTP_MECHANISM_MISMATCH, zmq.PROTOCOL_ERROR_ZMTP_CRYPTOGRAPHIC):
+        return _OTHER_SECURITY[security]
+    return "the peer speaks another protocol, or its socket type does not match ours"
+
 
 _EVENTS = (
     zmq.Event.CONNECTED
@@ -71,7 +100,7 @@ class PeerWatch:
     Not thread-safe: used by the thread that uses the socket. Make it before ``attach``.
     """
 
-    _ABSENT_SECONDS = 10.0
+    _ABSENT_SECONDS = 5.0
     _FIRST_REDIAL = 1.0
     _LAST_REDIAL = 30.0
     _LOST_REDIAL = 3.0
@@ -84,6 +113,7 @@ class PeerWatch:
         self._level = logging.INFO if int(sock.type) in (zmq.SUB, zmq.PULL) else logging.DEBUG
         self._only_receives = int(sock.type) in (zmq.SUB, zmq.XSUB, zmq.PULL)
         self._connect = options.connect
+        self._security = _security(options)
         address = f"inproc://monitor-{uuid.uuid4().hex}"
         # Only what changes our state: retries by the hundred would fill the monitor's queue, and a
         # full one stops libzmq's own thread. Unbounded for the same reason.
@@ -92,7 +122,8 @@ class PeerWatch:
         self._monitor.setsockopt(zmq.RCVHWM, 0)
         self._monitor.connect(address)
         self._names: dict[str, str] = {}
-        self._shaking: set[tuple[str, int]] = set()
+        self._shaking: dict[tuple[str, int], None] = {}  # oldest first
+        self._failed: set[str] = set()  # where the next connection that ends has failed to shake hands
         self._streams: dict[int, tuple[int, bool]] = {}  # file descriptor to inode, and whether ipc
         self._redial: dict[str, tuple[float, float]] = {}  # endpoint: when, delay
         self._absent_since: dict[str, float] = {}  # infinity: said already
@@ -128,9 +159,9 @@ class PeerWatch:
 
     def _take(self, event: int, endpoint: str, value: int) -> None:
         # For CONNECTED, ACCEPTED and DISCONNECTED the value is the file descriptor; handshake
-        # events carry none, but a connection shakes hands right after it was made.
+        # events carry none. One that has failed is the one that is disconnected next.
         if event in (zmq.Event.CONNECTED, zmq.Event.ACCEPTED):
-            self._shaking.add((endpoint, value))
+            self._shaking[endpoint, value] = None
             with suppress(OSError):  # closed meanwhile
                 self._streams[value] = os.fstat(value).st_ino, endpoint.startswith("ipc:")
         elif event == zmq.Event.HANDSHAKE_SUCCEEDED:
@@ -141,24 +172,40 @@ class PeerWatch:
             self._redial.pop(endpoint, None)
             _log.log(self._level, "peer up: %s %s", socket_type(self._sock), endpoint)
         elif event in _HANDSHAKE_FAILURES:
-            self._one_shaken(endpoint)
-            self._refuse(endpoint, _HANDSHAKE_FAILURES[zmq.Event(event)])
+            self._failed.add(endpoint)
+            self._refuse(endpoint, _why_failed(event, value, self._security))
         elif event == zmq.Event.DISCONNECTED:
             self._streams.pop(value, None)
-            if (endpoint, value) in self._shaking:
-                self._shaking.remove((endpoint, value))
+            shaking = (endpoint, value) in self._shaking
+            self._shaking.pop((endpoint, value), None)
+            if endpoint in self._failed:
+                self._failed.discard(endpoint)
+                # Taken for one that had shaken hands: then it was another one.
+                if not shaking and not self._one_shaken(endpoint):
+                    self._lose(endpoint)
+            elif shaking:
                 self._refuse(endpoint, _HUNG_UP)
-            elif self.up.get(endpoint, 0):
-                self.up[endpoint] -= 1
-                self.lost += 1
-                # libzmq comes again by itself, except after what it takes for a fault of the peer, such as a
-                # frame over its maxmsgsize: then never, and without a word.
-                if self._only_receives:  # nothing is queued that dialling again would drop
-                    self._redial[endpoint] = (time.monotonic() + self._LOST_REDIAL, self._LOST_REDIAL)
-                _log.log(self._level, "peer down: %s %s", socket_type(self._sock), endpoint)
+            else:
+                self._lose(endpoint)
 
-    def _one_shaken(self, endpoint: str) -> None:
-        self._shaking.discard(next((key for key in self._shaking if key[0] == endpoint), (endpoint, -1)))
+    def _one_shaken(self, endpoint: str) -> bool:
+        """Whether there was one that had not. The newest: who is silent is so for longer."""
+        key = next((key for key in reversed(self._shaking) if key[0] == endpoint), None)
+        if key is not None:
+            del self._shaking[key]
+        return key is not None
+
+    def _lose(self, endpoint: str) -> None:
+        """A connection that was up is not any more."""
+        if not self.up.get(endpoint, 0):
+            return
+        self.up[endpoint] -= 1
+        self.lost += 1
+        # libzmq comes again by itself, except after what it takes for a fault of the peer, such as a
+        # frame over its maxmsgsize: then never, and without a word.
+        if self._only_receives:  # nothing is queued that dialling again would drop
+            self._redial[endpoint] = (time.monotonic() + self._LOST_REDIAL, self._LOST_REDIAL)
+        _log.log(self._level, "peer down: %s %s", socket_type(self._sock), endpoint)
 
     def _refuse(self, endpoint: str, reason: str) -> None:
         if self.refused.get(endpoint) != reason:
@@ -169,15 +216,26 @@ class PeerWatch:
         delay = min(delay * 2, self._LAST_REDIAL)
         self._redial[endpoint] = (time.monotonic() + delay, delay)
 
-    def report_absent(self) -> None:
-        """Say once if nobody answers at an endpoint, which libzmq tries for ever without a word."""
+    def report_absent(self, leaving: bool = False) -> None:
+        """Say once if nobody answers at an endpoint, which libzmq tries for ever without a word.
+
+        Args:
+            leaving: Nobody will wait any longer, so say it though it was not for long.
+        """
         now = time.monotonic()
+        patience = 0.0 if leaving else self._ABSENT_SECONDS
         for endpoint in map(str, self._connect):
             if self.up.get(endpoint) or endpoint in self.refused:
                 self._absent_since.pop(endpoint, None)
-            elif now - self._absent_since.setdefault(endpoint, now) >= self._ABSENT_SECONDS:
+                continue
+            waited = now - self._absent_since.setdefault(endpoint, now)
+            if waited >= patience:
                 self._absent_since[endpoint] = math.inf
-                _log.warning("nobody has answered at %s for %.0f s", endpoint, self._ABSENT_SECONDS)
+                _log.warning(
+                    "nobody has answered at %s for %.1f s; is the endpoint right, and does its publisher run?",
+                    endpoint,
+                    waited,
+                )
 
     def redial(self) -> None:
         """Dial again where a handshake failed or a connection was cut, which libzmq does not do by itself."""
