@@ -164,6 +164,11 @@ class Subscriptions:
     def is_present(self, name: str) -> bool:
         return name in self._present
 
+    @property
+    def is_kept(self) -> bool:
+        """Whether all that somebody waits for is on the disk."""
+        return not self._urgent
+
     def save(self) -> bool:
         """Write what has changed, if somebody waits for it or it is time.
 
