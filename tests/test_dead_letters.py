@@ -114,6 +114,16 @@ def test_a_file_system_that_hangs_holds_nobody_up_and_bounds_what_waits(
     wait_for(lambda: letters(tmp_path), "the thread to end")
 
 
+def test_a_letter_of_any_size_is_kept_by_a_disk_that_keeps_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dead_letters_module, "_MAX_WAITING_BYTES", 10_000)
+    with DeadLetters(Location(tmp_path), "vllm", nobody) as box:
+        box.add([letter(0)])
+        box.add([letter(1), letter(2, 100_000)])
+    assert [len(kept["frames"][-1]) for kept in letters(tmp_path)][-1] == 100_000
+
+
 @pytest.mark.parametrize("location", ["nosuch://bucket/x", "hdfs2://x"])
 def test_a_location_of_no_file_system_is_refused(location: str) -> None:
     with pytest.raises(OptionError, match="deadLetterLocation"):

@@ -108,6 +108,10 @@ def curve_server(sock: Any) -> None:
     sock.curve_server, sock.curve_secretkey = True, SECRET.encode()
 
 
+def plain_server(sock: Any) -> None:
+    sock.plain_server = True
+
+
 def curve(server: str) -> dict[str, str]:
     keys = {"serverkey": server, "publickey": OTHER_PUBLIC, "secretkey": OTHER_SECRET}
     return {f"zmq.curve_{name}": key for name, key in keys.items()}
@@ -211,6 +215,7 @@ SCENARIOS: dict[str, Callable[[], Result]] = {
     "a PUB for a PULL": against(zmq.PUB, PULL),
     "security": against(zmq.PUB, prepare=curve_server),
     "keys": against(zmq.PUB, curve(OTHER_PUBLIC), curve_server),
+    "password": against(zmq.PUB, {"zmq.plain_username": "me", "zmq.plain_password": "pw"}, plain_server),
     "right keys": against(zmq.PUB, curve(PUBLIC), curve_server),
     "idle": against(zmq.PUB),
 }
@@ -245,12 +250,26 @@ def found() -> Iterator[Found]:
         ("a PUB for a PULL", "wrong_socket_type"),
         ("security", "security_mismatch"),
         ("keys", "credentials_refused"),
+        ("password", "credentials_refused"),
     ],
 )
 def test_who_cannot_be_examined_is_told_why(found: Found, scenario: str, finding: str) -> None:
     result = found(scenario)
     assert result.ids == {finding}
     assert result.exit_code == 3
+
+
+@pytest.mark.parametrize(
+    ("scenario", "ours", "other"), [("keys", "CURVE", "PLAIN"), ("password", "PLAIN", "CURVE")]
+)
+def test_refused_credentials_are_explained_by_the_security_that_is_used(
+    found: Found, scenario: str, ours: str, other: str
+) -> None:
+    (refused,) = (finding for finding in found(scenario).findings if finding.id == "credentials_refused")
+    text = f"{refused.what} {refused.evidence} {refused.cause} {refused.fix}"
+    assert ours in text
+    assert other not in text
+    assert f"zmq.{other.lower()}" not in text
 
 
 @pytest.mark.parametrize(

@@ -66,8 +66,26 @@ def test_golden_bytes_are_read_as_the_format_says(entry: dict[str, Any]) -> None
     assert row["sequence"] == entry["sequence"]
     assert row["value"] == bytes.fromhex(entry["value"])
     assert row["frames"] == frames
-    if entry["framing"] != "jupyter":
-        assert row["publisher"] == entry["publisher"]
+    if entry["framing"] != "jupyter":  # who names no publisher is told apart by its endpoint
+        assert row["publisher"] == (entry["publisher"] or "tcp://feed:1")
+
+
+def test_the_endpoint_tells_publishers_apart_that_do_not_name_themselves() -> None:
+    """Two ranks of one vLLM: the same topic, the same numbers."""
+    framing = Intake(stream_options(connect="tcp://feed:1,tcp://feed:2", framing="vllm"), SourceCounters())
+    message = [b"t", bytes(8), b"v"]
+    runs = [Run(0, 2, "tcp://feed:1"), Run(1, 2, "tcp://feed:2"), Run(2, 1, "tcp://feed:1")]
+    for bad in (False, True):
+        batch, _ = framing.read([message, [b"bad"] if bad else message, message, message, message], runs)
+        expected = ["tcp://feed:1", *([] if bad else ["tcp://feed:1"]), *["tcp://feed:2"] * 2, "tcp://feed:1"]
+        assert batch.column("publisher").to_pylist() == expected
+        assert to_rows(number_rows(batch, 0, 0), include_frames=True).to_pylist()[-1]["frames"] == message
+
+
+def test_a_publisher_without_a_name_stays_unnamed_where_its_endpoint_does_not_count() -> None:
+    for options in ({"framing": "plain"}, {"framing": "vllm", "sequenceBy": "topic"}):
+        rows, _ = read(intake(**options), [[b"t", bytes(8), b"v"]])
+        assert rows[0]["publisher"] is None
 
 
 def test_jupyters_publisher_is_the_session() -> None:
@@ -146,11 +164,11 @@ def test_one_that_does_not_fit_harms_no_other() -> None:
 @pytest.mark.parametrize(
     ("options", "message", "expected"),
     [
-        ({"sequenceFrame": 0}, (7).to_bytes(8, "big") + b"rest", (None, None, 7)),
+        ({"sequenceFrame": 0}, (7).to_bytes(8, "big") + b"rest", (None, "tcp://feed:1", 7)),
         (
             {"sequenceFrame": 0, "sequenceOffset": 2, "sequenceWidth": 4, "sequenceEndian": "little"},
             b"xx\x05\x00\x00\x00rest",
-            (None, None, 5),
+            (None, "tcp://feed:1", 5),
         ),
         (
             {
@@ -161,7 +179,7 @@ def test_one_that_does_not_fit_harms_no_other() -> None:
                 "topicFrame": 0,
             },
             [b"t", b"v", b"\xff\xff\xff\xfe"],
-            ("t", None, -2),
+            ("t", "tcp://feed:1", -2),
         ),
         (
             {"sequenceFrame": 2, "publisherFrame": 1, "topicFrame": 0, "valueFrame": -1},
@@ -171,7 +189,7 @@ def test_one_that_does_not_fit_harms_no_other() -> None:
         (
             {"sequenceFrame": 0, "sequencePath": "$.a.n"},
             [b'{"a": {"x": [1], "n": 6}}', b"v"],
-            (None, None, 6),
+            (None, "tcp://feed:1", 6),
         ),
         ({"topicFrame": 0, "publisherFrame": 1}, [b"t", b"\xff\xfe", b"v"], ("t", "0xfffe", None)),
     ],

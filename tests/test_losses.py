@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import Path
@@ -348,6 +349,9 @@ def test_each_publisher_is_asked_for_its_own(tmp_path: Path) -> None:
         wait_for_rows(ingest, 6 + 5 + 6 + 6)
         assert totals(ingest).lost == 0
         assert [p.ask("requests")["starts"] for p in publishers] == [[3], [3]]
+        names = [p.endpoint for p in publishers]
+    # Also what was replayed: both have sent the same topic and numbers.
+    assert Counter(log_rows(tmp_path).column("publisher").to_pylist()) == {names[0]: 11, names[1]: 12}
 
 
 def test_a_restarted_publisher_is_no_loss_and_is_asked_in_its_new_numbers(tmp_path: Path) -> None:

@@ -122,17 +122,62 @@ def test_sinks_of_a_query_have_series_of_their_own(tmp_path: Path) -> None:
     }
 
 
-@pytest.mark.parametrize("content", ["", "{", "[]", '{"format": 2}', "null"])
+@pytest.mark.parametrize(
+    "content",
+    [
+        *(b"", b"{", b"[]", b'{"format": 2}', b"null", b'{"format": 1, "kind": "sink"}', b"[" * 100_000),
+        b'{"format": 1, "query": "\xff\xfe"}',
+        b'{"format": 1, "kind": "sink", "timestamp": "soon", "sinkMetrics": {}, "sinkTotal": []}',
+    ],
+)
 def test_a_file_that_is_none_of_ours_is_said_and_left_out(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, content: str
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, content: bytes
 ) -> None:
     store(tmp_path).write_account(entry(0), NOW)
     store(tmp_path).write_account(entry(1), NOW)
-    files(tmp_path)[-1].write_text(content)
+    files(tmp_path)[-1].write_bytes(content)
+    assert (
+        store(tmp_path).accounts("query", [1])[1]["PUSH tcp://a:1"].total.rows == 10
+    )  # the one before counts
+    assert [record["batch"] for record in store(tmp_path).newest()] == [0]
+    assert shown(View().render(store(tmp_path).newest()), 160)
     store(tmp_path).write_account(entry(2), NOW)
     account = store(tmp_path).accounts("query", [2])[2]["PUSH tcp://a:1"]
     assert account.total.rows == 20  # of batches 0 and 2
     assert "it is left out" in caplog.text
+
+
+@pytest.mark.parametrize("cut", ["", "\udcff", '{"format": 1, "kind": "source"}'])
+def test_a_report_that_is_not_whole_leaves_the_one_before_it(tmp_path: Path, cut: str) -> None:
+    for number in range(2):
+        record = {"source": "SUB x", "log": "log", "sourceMetrics": {"rcvhwm": number}}
+        store(tmp_path).write_report("log-0", record, NOW + number)
+    files(tmp_path)[-1].write_bytes(cut.encode(errors="surrogateescape"))
+    assert [record["sourceMetrics"] for record in store(tmp_path).newest()] == [{"rcvhwm": 0}]
+
+
+def test_the_newest_report_is_the_newest_though_the_clock_has_stepped_back(tmp_path: Path) -> None:
+    def report(to: MetricsStore, number: int, now: float) -> None:
+        to.write_report("log-0", {"source": "SUB x", "sourceMetrics": {"rcvhwm": number}}, now)
+        (newest,) = store(tmp_path).newest()
+        assert newest["sourceMetrics"] == {"rcvhwm": number}
+        assert newest["timestamp"] == iso(now)
+
+    one = store(tmp_path)
+    report(one, 1, NOW)
+    report(one, 2, NOW - 3600)
+    report(one, 3, NOW - 3598)
+    report(store(tmp_path), 4, NOW - 3596)  # the process that goes on after a restart
+    report(store(tmp_path), 5, NOW + 1)
+    assert len(files(tmp_path)) == 5
+
+
+def test_rates_go_on_after_the_clock_has_stepped_back(tmp_path: Path) -> None:
+    view = View()
+    for batch, now in ((0, NOW), (1, NOW - 3600), (2, NOW - 3590)):
+        store(tmp_path).write_account(entry(batch, rows=100), now)
+        text = shown(view.render(store(tmp_path).newest(), datetime.fromtimestamp(now, UTC)), 160)
+    assert next(line.split() for line in text.splitlines() if "PUSH" in line)[4] == "10"
 
 
 def test_what_is_older_than_the_retention_is_removed_but_for_the_newest(
@@ -216,13 +261,15 @@ def test_a_location_that_does_not_answer_is_given_up_in_time() -> None:
 
 
 @pytest.mark.parametrize(
-    "location", ["s3://bucket-that-is-away/x", "hdfs://nowhere/x", "/relative/or/not", "file:///x"]
+    "location", ["s3://bucket-that-is-away/x", "hdfs://nowhere/x", "/made/or/not", "file:///x"]
 )
 def test_a_location_is_judged_without_asking_it(location: str) -> None:
     check_location("metricsLocation", Location(location), reach=False)
 
 
-@pytest.mark.parametrize("location", ["", "file:/x", "nosuch://user:pa/ss@word@host/x"])
+@pytest.mark.parametrize(
+    "location", ["", "file:/x", "nosuch://user:pa/ss@word@host/x", "metrics", "dbfs:/mnt/x"]
+)
 def test_a_location_that_means_nothing_is_refused_without_its_secrets(location: str) -> None:
     with pytest.raises(OptionError, match="metricsLocation") as raised:
         check_location("metricsLocation", Location(location), reach=False)

@@ -2,11 +2,22 @@
 
 from __future__ import annotations
 
+from functools import partial
+from pathlib import Path
+
 import pytest
 
+from zmq_datasource.cli.types import DIRECTORY
 from zmq_datasource.errors import OptionError
 from zmq_datasource.option_parser import describe, parse
-from zmq_datasource.options import BatchReadOptions, Numbering, ReadOptions, StreamReadOptions, WriteOptions
+from zmq_datasource.options import (
+    BatchReadOptions,
+    Numbering,
+    ProxyOptions,
+    ReadOptions,
+    StreamReadOptions,
+    WriteOptions,
+)
 
 FEED = {"connect": "tcp://feed:5556"}
 
@@ -77,6 +88,30 @@ REFUSALS = [
     (StreamReadOptions, {"rcvhvm": "5"}, "rcvhvm", "did you mean 'rcvhwm'"),
     (StreamReadOptions, {"fooBar": "5"}, "fooBar", "there are bind, connect"),
     (StreamReadOptions, {}, "neither connect nor bind", "name the feed"),
+    (
+        StreamReadOptions,
+        {**FEED, "maxOffsetsPerTrigger": "5"},
+        "maxOffsetsPerTrigger",
+        "'maxMessagesPerTrigger'",
+    ),
+    (StreamReadOptions, {**FEED, "minOffsetsPerTrigger": "5"}, "minOffsets", "'minMessagesPerTrigger'"),
+    (StreamReadOptions, {**FEED, "subscribe": "a"}, "subscribe", "did you mean 'topics'"),
+    (StreamReadOptions, {"endpoint": "tcp://a:1"}, "endpoint", "did you mean 'connect'"),
+    (StreamReadOptions, {"kafka.bootstrap.servers": "a:1"}, "kafka.bootstrap", "did you mean 'connect'"),
+    (StreamReadOptions, {**FEED, "hwm": "5"}, "'hwm'", "did you mean 'rcvhwm'"),
+    (BatchReadOptions, {"path": "/x"}, "path", "did you mean 'walLocation'"),
+    (WriteOptions, {"endpoint": "tcp://a:1"}, "endpoint", "did you mean 'connect'"),
+    (WriteOptions, {"path": "tcp://a:1"}, "path", "did you mean 'connect'"),
+    (WriteOptions, {**FEED, "hwm": "5"}, "'hwm'", "did you mean 'sndhwm'"),
+    (StreamReadOptions, {**FEED, "walLocation": "dbfs:/mnt/x"}, "dbfs:/mnt/x", "write the path /dbfs/mnt/x"),
+    (StreamReadOptions, {**FEED, "walLocation": "wal"}, "walLocation='wal'", "an absolute path, as in /data"),
+    (StreamReadOptions, {**FEED, "walLocation": "file:wal"}, "file:wal", "an absolute path"),
+    (StreamReadOptions, {**FEED, "walLocation": "file://data/wal"}, "//data/wal", "file:///data/wal"),
+    (StreamReadOptions, {**FEED, "walLocation": "s3://b/x"}, "s3://b/x", "only local or shared"),
+    (BatchReadOptions, {"walLocation": "wal"}, "walLocation='wal'", "an absolute path"),
+    (ProxyOptions, {"walLocation": "wal"}, "walLocation='wal'", "an absolute path"),
+    (StreamReadOptions, {**FEED, "zmq.plain_server": "1"}, "zmq.plain_server", "use CURVE"),
+    (WriteOptions, {**FEED, "zmq.plain_server": "1"}, "zmq.plain_server", "use CURVE"),
     (StreamReadOptions, {"connect": "tcp://a:80000"}, "80000", "from 1 to 65535"),
     (StreamReadOptions, {"connect": "tcp://a:0"}, "'0'", "from 1 to 65535"),
     (StreamReadOptions, {"connect": "tcp://a:*"}, "'*'", "from 1 to 65535"),
@@ -208,6 +243,29 @@ def test_a_refusal_names_the_value_and_the_way_out(
         parse(kind, options)
     assert names in str(refused.value)
     assert way_out in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    "text", ["/data/wal", "file:/data/wal", "file:///data/wal", "file://localhost/data/wal"]
+)
+def test_a_log_is_at_an_absolute_path_or_a_file_uri(text: str) -> None:
+    assert parse(StreamReadOptions, {**FEED, "walLocation": text}).wal_location == "/data/wal"
+
+
+def test_a_command_makes_a_relative_directory_absolute_and_leaves_uris() -> None:
+    convert = partial(DIRECTORY.convert, param=None, ctx=None)
+    assert convert("wal") == str(Path.cwd() / "wal")
+    assert convert("./a:b") == str(Path.cwd() / "a:b")
+    assert [convert(text) for text in ("/wal", "file:///wal", "dbfs:/wal")] == [
+        "/wal",
+        "file:///wal",
+        "dbfs:/wal",
+    ]
+
+
+def test_every_name_used_elsewhere_leads_to_an_option() -> None:
+    for kind in (ReadOptions, WriteOptions):
+        assert set(kind.elsewhere.values()) <= {option.name for option in describe(kind)}
 
 
 def test_a_writer_accepts_sparks_own_option() -> None:

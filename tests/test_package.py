@@ -6,11 +6,13 @@ import importlib
 import pkgutil
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 import zmq_datasource
 from zmq_datasource import errors
+from zmq_datasource.spark.interpreter import why_workers_lack_package
 
 MODULES = [
     name
@@ -43,3 +45,25 @@ def test_importing_the_package_starts_no_jvm_and_opens_no_socket() -> None:
         "assert not psutil.Process().children()"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+def test_workers_of_another_python_are_judged_without_starting_the_drivers_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(subprocess, "run", lambda *_, **__: pytest.fail("it is the same environment"))
+    assert why_workers_lack_package(sys.executable) is None
+
+
+def test_workers_without_the_package_are_named_with_the_way_out(tmp_path: Path) -> None:
+    python = tmp_path / "python3"
+    for words, lacks in (("-I -S", True), ("", False)):
+        python.write_text(f'#!/bin/sh\nexec "{sys.executable}" {words} "$@"\n')
+        python.chmod(0o700)
+        why = why_workers_lack_package(str(python))
+        assert (why is not None) == lacks
+    python.write_text(f'#!/bin/sh\nexec "{sys.executable}" -I -S "$@"\n')
+    why = why_workers_lack_package(str(python)) or ""
+    assert str(python) in why
+    assert f"set PYSPARK_PYTHON={sys.executable}" in why
+    assert "DATA_SOURCE_NOT_FOUND" in why
+    assert "which is not here" in (why_workers_lack_package("no-such-python") or "")

@@ -557,6 +557,25 @@ def test_what_was_lost_is_told_again_to_who_died_before_it_went_on(
         assert proxy.status["durable"][0]["lost"] == message.id - 10
 
 
+def test_what_is_lost_is_kept_before_it_is_told(context: zmq.Context[Socket], tmp_path: Path) -> None:
+    """Who was told comes back behind it, so a server that was killed meanwhile would never count it."""
+    with ProxyThreads(tmp_path, endpoints(*SIDES), walMaxBytes="1m", walFlushInterval="100ms") as proxy:
+        feed(context, proxy, *([b"t", b"%d" % i] for i in range(20)))
+        with DurableSubscriber(proxy.sides["durable"], "me", auto_ack=False) as me:
+            take(me, 20)
+            me.ack(9, wait=True)
+        feed(context, proxy, *([b"t", b"." * 10_000] for _ in range(300)))
+        log = proxy.flow.journal.log
+        wait_for(lambda: not log.unsealed and log.size <= (1 << 20) - 5 * (1 << 16), "deleted what is to be")
+        wait_for(lambda: proxy.server._view.earliest == log.earliest, "and that the server knows")
+        with DurableSubscriber(proxy.sides["durable"], "me", auto_ack=False) as me:
+            message = me.receive(30)
+            assert message is not None
+            # What a kill would leave now.
+            (kept,) = json.loads((tmp_path / "0" / "subscriptions.json").read_text())["subscriptions"]
+            assert kept["lost"] == me.lost == message.id - 10
+
+
 def test_topics_that_are_no_text_are_prefixes_too(context: zmq.Context[Socket], tmp_path: Path) -> None:
     with ProxyThreads(tmp_path, endpoints(*SIDES)) as proxy:
         feed(context, proxy, [b"\xff\xfe\x01", b"0"], [b"ok", b"1"], [b"\xff\xfe\x02", b"x", b"2"])

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import logging
 import socket as stdlib_socket
+from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
 import zmq
@@ -18,7 +21,9 @@ from tests.support import (
     wait_for,
     write_options,
 )
+from zmq_datasource import peers
 from zmq_datasource.errors import EndpointError, OptionError
+from zmq_datasource.option_types import Endpoint
 from zmq_datasource.options import SocketOptions
 from zmq_datasource.peers import PeerWatch
 from zmq_datasource.sockets import attach, check_socket_options, more_frames, new_socket
@@ -162,6 +167,76 @@ def test_an_endpoint_where_nobody_answers_is_reported_once(
     bind_when_free(publisher, str(options.connect[0]))
     wait_for(lambda: (watch.update(), watch.peers)[1], "the publisher")
     assert sock.getsockopt(zmq.TYPE) == zmq.SUB
+
+
+def test_nobody_at_an_endpoint_is_said_after_five_seconds(
+    context: Context, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, watch = open_socket(context, stream_options(connect=free_endpoint()))
+    clock = iter((100.0, 104.9, 105.0))
+    monkeypatch.setattr(peers.time, "monotonic", lambda: next(clock))
+    with caplog.at_level(logging.WARNING):
+        watch.report_absent()
+        watch.report_absent()
+        assert "nobody has answered" not in caplog.text
+        watch.report_absent()
+    assert "for 5.0 s; is the endpoint right" in caplog.text
+
+
+def test_silent_connections_that_leave_take_nobody_with_them(context: Context) -> None:
+    """libzmq tells neither which connection has shaken hands nor which has failed to."""
+    sock, watch = open_socket(context, stream_options(bind=free_endpoint(), socketType="PULL"))
+    host, port = Endpoint.read(sock.getsockopt(zmq.LAST_ENDPOINT).decode().strip("\0")).host_port
+
+    def shaking(count: int) -> Callable[[], bool]:
+        return lambda: (watch.update(), len(watch._shaking))[1] == count
+
+    def up(count: int) -> Callable[[], bool]:
+        return lambda: (watch.update(), watch.peers)[1] == count
+
+    with ExitStack() as stack:
+        silent = [stack.enter_context(stdlib_socket.create_connection((host, port))) for _ in range(3)]
+        wait_for(shaking(3), "three connections")
+        push = context.socket(zmq.PUSH)
+        push.connect(f"tcp://{host}:{port}")
+        wait_for(up(1), "the PUSH")
+        silent += [stack.enter_context(stdlib_socket.create_connection((host, port))) for _ in range(2)]
+        wait_for(shaking(5), "two more")
+    wait_for(shaking(0), "all of the silent ones gone")
+    assert (watch.peers, watch.lost, watch.failures) == (1, 0, 5)
+    push.close()
+    wait_for(up(0), "the PUSH gone")
+    assert watch.lost == 1
+
+
+PUBLIC, SECRET = zmq.curve_keypair()
+KEYS = {
+    "zmq_curve_publickey": PUBLIC.decode(),
+    "zmq_curve_secretkey": SECRET.decode(),
+    "zmq_curve_serverkey": PUBLIC.decode(),
+}
+PASSWORD = {"zmq_plain_username": "me", "zmq_plain_password": "pw"}
+
+
+@pytest.mark.parametrize(
+    ("options", "peer", "says"),
+    [
+        ({}, {"curve_server": 1, "curve_secretkey": SECRET}, "none is set here"),
+        (PASSWORD, {}, "PLAIN"),
+        (KEYS, {}, "CURVE"),
+    ],
+)
+def test_a_refused_handshake_speaks_of_the_security_that_is_set(
+    context: Context, options: dict[str, str], peer: dict[str, Any], says: str
+) -> None:
+    publisher = context.socket(zmq.PUB)
+    for name, value in peer.items():
+        publisher.setsockopt(getattr(zmq, name.upper()), value)
+    port = publisher.bind_to_random_port("tcp://127.0.0.1")
+    _, watch = open_socket(context, stream_options(connect=f"tcp://127.0.0.1:{port}", **options))
+    reason = wait_for(lambda: (watch.update(), list(watch.refused.values()))[1], "a refusal")[0]
+    assert says in reason
+    assert {word for word in ("CURVE", "PLAIN") if word in reason} <= {says}
 
 
 def test_a_socket_type_that_does_not_match_is_reported_once(

@@ -14,7 +14,8 @@ from pyspark.sql.types import StructType
 
 from tests.streams import feed, running, start, wait_for_rows, wait_until_released
 from tests.support import Socket, batch_of, bound
-from zmq_datasource import ZmqDataSource, ingest
+from zmq_datasource import ZmqDataSource, ingest, register
+from zmq_datasource.spark import registration
 from zmq_datasource.wal.storage import LogStorage
 from zmq_datasource.wal.writer import LogWriter
 
@@ -32,6 +33,11 @@ FEED = "tcp://127.0.0.1:5556"
         ({"connect": FEED, "socketType": "PUB"}, "SUB, PULL or ROUTER"),
         ({"connect": FEED, "zmq_conflate": "1"}, "zmq.conflate"),
         ({"connect": FEED, "zmq_heartbeat_ivl": "-1"}, "libzmq refuses it"),
+        ({}, "as a streaming read: neither connect nor bind is set; name the feed"),
+        ({"walLocation": "/x", "rcvhwm": "5"}, "only reads its log"),
+        ({"connect": FEED, "walLocation": "dbfs:/mnt/x"}, "/dbfs/mnt/x"),
+        ({"connect": FEED, "walLocation": "s3://bucket/log"}, "only local or shared"),
+        ({"connect": FEED, "maxMessages": 5, "walRetention": "1h"}, "as a batch read: option walRetention"),
     ],
 )
 def test_wrong_options_are_refused_when_the_dataframe_is_made(
@@ -52,8 +58,37 @@ def failure_of(spark: SparkSession, out: Path, **options: Any) -> str:
     return str(failed.value)
 
 
-def test_nothing_to_read_from(spark: SparkSession, tmp_path: Path) -> None:
-    assert "neither connect nor bind" in failure_of(spark, tmp_path / "out")
+def test_what_only_a_batch_read_takes_is_refused_in_our_words(spark: SparkSession, tmp_path: Path) -> None:
+    said = failure_of(spark, tmp_path / "out", connect=FEED, maxMessages=5)
+    assert "option maxMessages belongs to a batch read" in said
+    assert "UnboundLocalError" not in said
+
+
+def test_a_table_is_refused_with_what_to_use_instead(spark: SparkSession) -> None:
+    for columns in ("", "(value BINARY)"):
+        with pytest.raises(PySparkException, match="CREATE TEMPORARY VIEW"):
+            spark.sql(f"CREATE TABLE zmq_feed {columns} USING zmq OPTIONS (connect '{FEED}')")
+            try:
+                spark.table("zmq_feed").collect()
+            finally:
+                spark.sql("DROP TABLE zmq_feed")
+    spark.sql(f"CREATE TEMPORARY VIEW zmq_view USING zmq OPTIONS (connect '{FEED}')")
+    assert spark.table("zmq_view").columns[0] == "partition"
+    spark.catalog.dropTempView("zmq_view")
+
+
+def test_overwriting_is_refused(spark: SparkSession) -> None:
+    rows = spark.sql("SELECT 'x' AS value")
+    with pytest.raises(PySparkException, match="use mode\\('append'\\)"):
+        rows.write.format("zmq").mode("overwrite").option("connect", FEED).save()
+
+
+def test_workers_without_the_package_are_told_at_registration(
+    spark: SparkSession, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(registration, "why_workers_lack_package", lambda python: f"{python} lacks it")
+    register(spark)
+    assert f"{spark.sparkContext.pythonExec} lacks it" in caplog.text
 
 
 def test_a_port_in_use(spark: SparkSession, context: Context, tmp_path: Path) -> None:
@@ -71,8 +106,9 @@ def test_an_unknown_host(spark: SparkSession, tmp_path: Path) -> None:
 
 def test_a_schema_of_the_users(spark: SparkSession, tmp_path: Path) -> None:
     df = spark.readStream.format("zmq").option("connect", FEED).schema("price DOUBLE").load()
-    with pytest.raises(PySparkException, match=r"remove \.schema\(\.\.\.\).*from_json"):
+    with pytest.raises(PySparkException, match=r"remove \.schema\(\.\.\.\).*from_json") as refused:
         start(df, tmp_path / "out").awaitTermination(60)
+    assert "UnboundLocalError" not in str(refused.value)
 
 
 class _Impatient(ZmqDataSource):
@@ -152,8 +188,3 @@ def test_a_missing_chunk_in_the_middle(spark: SparkSession, context: Context, tm
     _, endpoint = bound(context, zmq.PUSH)
     said = failure_of(spark, tmp_path / "out", connect=endpoint, walLocation=tmp_path / "wal")
     assert "ids 10 to 19 are missing" in said
-
-
-def test_a_location_of_another_kind(spark: SparkSession, tmp_path: Path) -> None:
-    said = failure_of(spark, tmp_path / "out", connect=FEED, walLocation="s3://bucket/log")
-    assert "only local or shared" in said

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import threading
 import urllib.request
@@ -14,11 +15,15 @@ import pytest
 import zmq
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
+from rich.console import Console
 
 from tests.streams import feed, idle_events, rows_read, wait_for_rows
 from tests.support import Consuming, Socket, bound, offer, wait_for
 from tests.test_spark_crash import Driver
 from zmq_datasource import MetricsError, ZmqMetricsListener, live_view, metrics, metrics_dataframe
+from zmq_datasource.monitoring.catalogue import SOURCE, TOTAL
+from zmq_datasource.monitoring.view import View
+from zmq_datasource.spark.live import _records as live_records
 
 pytestmark = pytest.mark.spark
 Context = zmq.Context[Socket]
@@ -78,7 +83,6 @@ def balanced(account: dict[str, Any]) -> bool:
 
 def total(query: StreamingQuery, **more: Any) -> dict[str, Any]:
     last = metrics(query, **more).last
-    assert last is not None
     return last["sink"]["metrics"]["total"]
 
 
@@ -87,8 +91,8 @@ def wait_for_total(query: StreamingQuery, rows: int, **more: Any) -> dict[str, A
         if (error := query.exception()) is not None:
             raise error
         last = metrics(query, **more).last
-        shown = (last or {}).get("sink", {}).get("metrics")
-        return shown["total"] if shown and shown["total"]["rows"] >= rows else None
+        shown = last["sink"]["metrics"]
+        return shown["total"] if shown["total"]["rows"] >= rows else None
 
     return wait_for(reached, f"a total of {rows} rows", 90)
 
@@ -142,6 +146,64 @@ def test_rows_that_were_retried_and_set_aside_are_accounted_for(
     assert spark.read.parquet(str(tmp_path / "letters")).count() == whole["deadLettered"]
 
 
+def read_what_is_documented(query: StreamingQuery, **more: Any) -> dict[str, Any]:
+    """README's and docs/metrics.md's own words; none of them may raise, whenever."""
+    shown = metrics(query, **more)
+    account = shown.last["sink"]["metrics"]
+    assert account["rows"] == account["sent"] + account["dropped"] + account["deadLettered"]
+    source = shown.last["sources"][0]["metrics"]
+    for metric in SOURCE:
+        source[metric.name]
+    for metric in TOTAL:
+        account["total"][metric.name]
+    account["droppedByReason"]["hwm"], account["bySink"], source["receivePausesByCause"]["logFull"]
+    assert "Nothing" in render(query, **more) or source["source"] is not None
+    return source
+
+
+def render(query: StreamingQuery, **more: Any) -> str:
+    console = Console(file=io.StringIO(), width=160)
+    console.print(View().render(live_records(metrics(query, **more).last)))
+    return console.file.getvalue()  # type: ignore[attr-defined]
+
+
+def test_a_documented_figure_can_be_read_at_any_time(
+    spark: SparkSession, context: Context, tmp_path: Path
+) -> None:
+    """Before the first event, of a query whose sink is none of ours, and of a batch repeated after a restart."""
+    push, endpoint = bound(context, zmq.PUSH)
+    fail = threading.Event()
+
+    def write(batch: DataFrame, _number: int) -> None:
+        if fail.is_set() and batch.count():
+            raise RuntimeError("on purpose")
+
+    def start() -> StreamingQuery:
+        writer = feed(spark, connect=endpoint, walLocation=tmp_path / "wal").writeStream.foreachBatch(write)
+        return writer.option("checkpointLocation", str(tmp_path / "checkpoint")).start()
+
+    query = start()
+    try:
+        more: dict[str, Any]
+        for more in ({}, {"location": str(tmp_path / "metrics")}):
+            assert read_what_is_documented(query, **more)["messagesReceived"] in (None, 0)
+        push.send(b"1")
+        wait_for_rows(query, 1)
+        assert read_what_is_documented(query)["messagesReceived"] == 1
+        assert read_what_is_documented(query)["messagesLost"] is None  # they have no numbers
+        fail.set()
+        push.send(b"2")
+        wait_for(query.exception, "the failure on purpose", 60)
+        fail.clear()
+        query = start()
+        wait_for(lambda: query.recentProgress, "a first event", 60)
+        for event in metrics(query).recent:
+            assert "backlogAgeMs" in event["sources"][0]["metrics"]
+        read_what_is_documented(query)
+    finally:
+        query.stop()
+
+
 def test_two_queries_at_once_do_not_mix(spark: SparkSession, context: Context, tmp_path: Path) -> None:
     (push_a, source_a), (push_b, source_b) = bound(context, zmq.PUSH), bound(context, zmq.PUSH)
     (pull_a, sink_a), (pull_b, sink_b) = bound(context, zmq.PULL), bound(context, zmq.PULL)
@@ -157,7 +219,6 @@ def test_two_queries_at_once_do_not_mix(spark: SparkSession, context: Context, t
         assert wait_for_total(b, 222)["sent"] == 222
         for query, endpoint, rows in ((a, sink_a, 111), (b, sink_b, 222)):
             last = metrics(query).last
-            assert last is not None
             assert list(last["sink"]["metrics"]["bySink"]) == [f"PUSH {endpoint}"]
             assert last["sources"][0]["metrics"]["messagesReceived"] == rows
 
@@ -200,7 +261,6 @@ def test_a_repeated_batch_counts_once_and_totals_go_on_after_a_restart(
             for more in ({}, {"location": where}):
                 whole = wait_for_total(query, 300, **more)
                 last = metrics(query, **more).last
-                assert last is not None
                 by_sink = {n: a["total"]["rows"] for n, a in last["sink"]["metrics"]["bySink"].items()}
                 assert last["name"] == "fan out"
                 assert by_sink == {f"PUSH {sink_a}": 200, f"PUSH {sink_b}": 100}
@@ -232,7 +292,6 @@ def test_a_failing_location_stops_nothing_and_is_itself_reported(
             def reported() -> int:
                 push.send(b"once more")  # an idle query tells nothing new for ten seconds
                 last = metrics(query).last
-                assert last is not None
                 return int(last["sources"][0]["metrics"]["metricsFailures"])
 
             wait_for(reported, "a report that failed")
@@ -346,12 +405,10 @@ def test_with_a_location_the_newest_report_shows_through_a_long_batch(
 
         def seen() -> bool:
             last = metrics(query, where).last
-            assert last is not None
             return bool(last["sources"][0]["metrics"]["messagesReceived"] == 501)
 
         wait_for(seen, "a report in the middle of a batch")
         last = metrics(query).last
-        assert last is not None
         assert last["sources"][0]["metrics"]["messagesReceived"] < 501
     finally:
         let_go.set()
@@ -378,9 +435,7 @@ def test_sequences_are_received_or_lost_by_the_metrics_alone(
             pub.send_multipart([b"key", number.to_bytes(8, "big"), b"", b"", b"value"])
         whole = wait_for_total(query, len(set(numbers)))
         shown = wait_for(
-            lambda: (
-                m if (m := (metrics(query).last or {})["sources"][0]["metrics"])["messagesLost"] else None
-            ),
+            lambda: m if (m := metrics(query).last["sources"][0]["metrics"])["messagesLost"] else None,
             "losses",
         )
     assert shown["messagesReceived"] + shown["messagesLost"] == 500

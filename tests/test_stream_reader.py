@@ -16,7 +16,7 @@ import zmq
 from pyspark.sql.datasource import InputPartition
 from pyspark.sql.streaming.datasource import ReadMaxRows
 
-from tests.support import Socket, bound, offer, stream_options, wait_for
+from tests.support import Socket, bound, free_endpoint, offer, stream_options, wait_for
 from zmq_datasource.errors import DataLossError
 from zmq_datasource.option_parser import parse
 from zmq_datasource.options import BatchReadOptions
@@ -145,6 +145,61 @@ def test_another_log_is_data_loss(context: Context, tmp_path: Path) -> None:
     with reader(endpoint, tmp_path, failOnDataLoss=False) as it:
         assert ids(it, other, end) == [0, 1, 2]
         assert it.partitions(end, other) == []
+
+
+def test_what_is_lost_is_counted_once(context: Context, tmp_path: Path) -> None:
+    """Spark asks for the same range several times: for the end, for the plan, and when there is nothing new."""
+    push, endpoint = bound(context, zmq.PUSH)
+    other = {"log": "another", "next": {"0": 7}}
+    with reader(endpoint, tmp_path, failOnDataLoss=False) as it:
+        start = it.initialOffset()
+        middle = advance(it, push, start, 5)
+        end = advance(it, push, middle, 5)
+        it.commit(middle)
+        for _ in range(3):
+            it.latestOffset(start, ALL)
+        assert ids(it, start, end) == [5, 6, 7, 8, 9]
+        shown = it.reportLatestOffset() or {}
+        assert (shown["dataLosses"], shown["messagesExpired"]) == (1, 5)
+        last = advance(it, push, end, 5)
+        it.commit(end)
+        it.partitions(start, last)  # more has gone since: only that is new
+        shown = it.reportLatestOffset() or {}
+        assert (shown["dataLosses"], shown["messagesExpired"]) == (2, 10)
+        for _ in range(2):
+            it.latestOffset(other, ALL)
+            it.partitions(other, other)
+        shown = it.reportLatestOffset() or {}
+        assert (shown["dataLosses"], shown["messagesExpired"]) == (3, 10)
+
+
+def test_a_feed_that_was_changed_is_told_apart_from_downtime(
+    context: Context, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without walLocation the log is named from the feed, so with other topics it is another one."""
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    _, endpoint = bound(context, zmq.PUB)
+    offset: dict[str, Any] = {}
+    for topics in ("a", "b"):
+        it = ZmqStreamReader(stream_options(connect=endpoint, topics=topics))
+        try:
+            if not offset:
+                offset = it.initialOffset()
+                continue
+            with pytest.raises(DataLossError) as lost:
+                it.latestOffset(offset, ALL)
+        finally:
+            it.stop()
+    assert "connect, bind and topics say where the log is" in str(lost.value)
+    assert "set walLocation" in str(lost.value)
+    assert "stopped for longer" not in str(lost.value)
+
+
+def test_a_batch_read_says_that_nobody_has_answered(caplog: pytest.LogCaptureFixture) -> None:
+    endpoint = free_endpoint()
+    options = parse(BatchReadOptions, {"connect": endpoint, "timeout": "100ms"})
+    assert list(ZmqLiveReader(options).read(InputPartition(0))) == []
+    assert f"nobody has answered at {endpoint} for 0." in caplog.text
 
 
 def test_progress_shows_the_logs_end_and_counters(context: Context, tmp_path: Path) -> None:

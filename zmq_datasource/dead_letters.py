@@ -54,7 +54,7 @@ DEAD_LETTER_SCHEMA = pa.schema(
     ]
 )
 
-# What may wait for the file system; beyond it, letters are lost, and counted.
+# Once so much waits for the file system, further letters are lost, and counted. One of any size is let in before.
 _MAX_WAITING_BYTES = 64 << 20
 _FILE_MESSAGES = 10_000
 _FILE_SECONDS = 1.0
@@ -115,12 +115,12 @@ class DeadLetters:
         """Keep messages. Never waits."""
         size = _size(letters)
         with self._lock:
-            full = self._waiting_bytes + size > _MAX_WAITING_BYTES
+            full = self._waiting_bytes >= _MAX_WAITING_BYTES
             if not full:
                 self._waiting_bytes += size
                 self._waiting_letters += len(letters)
         if full:
-            self._lose(letters, f"more than {_MAX_WAITING_BYTES >> 20} MiB wait for it")
+            self._lose(letters, f"{_MAX_WAITING_BYTES >> 20} MiB wait for it")
         else:
             self._waiting.put(letters)
 

@@ -103,7 +103,7 @@ class Intake:
             self._set_aside(fields, messages, origin, findings)
             if self.judge is not None:
                 fields = self._judge(self.judge, fields, runs, origin, findings)
-            batch = make_batch(self._options.framing, fields, messages, timestamps)
+            batch = make_batch(self._options.framing, fields, messages, timestamps, self._endpoints(runs))
         self._count(batch)
         return batch, findings
 
@@ -196,12 +196,19 @@ class Intake:
             [*([] if reply.topic is None else [reply.topic]), sequence.to_bytes(8, "big"), reply.value]
             for reply, sequence in zip(kept, sequences, strict=True)
         ]
-        batch = make_batch(self._options.framing, fields, messages, [(timestamp, len(kept))])
+        origins = self._endpoints([run._replace(messages=len(kept))])
+        batch = make_batch(self._options.framing, fields, messages, [(timestamp, len(kept))], origins)
         self._counters.replayed += len(kept)
         self._count(batch)
         findings = Findings()
         findings.add(verdict)
         return batch, findings
+
+    def _endpoints(self, runs: Sequence[Run]) -> list[tuple[str, int]] | None:
+        """Where messages came from that are counted by endpoint, and how many each: their publishers."""
+        if self.judge is None or "endpoint" not in self.judge.numbering.by:
+            return None
+        return [(run.endpoint, run.messages) for run in runs]
 
     def _count(self, batch: pa.RecordBatch) -> None:
         if batch.num_rows:

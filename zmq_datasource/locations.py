@@ -43,6 +43,11 @@ def check_location(option: str, location: Location | None, *, reach: bool = True
     try:
         if not location.plain or (not separator and location.plain.startswith("file:")):
             raise ValueError("a URI of the local file system begins with file://")
+        if not separator and not location.plain.startswith("/"):
+            # pyarrow would make a directory of that name wherever the process happens to run.
+            if location.plain.startswith("dbfs:"):
+                raise ValueError(f"on Databricks write the path /dbfs{location.plain.removeprefix('dbfs:')}")
+            raise ValueError("it must be an absolute path, or a URI: each process has a directory of its own")
         if separator and scheme not in _SCHEMES:
             raise ValueError(f"no file system is called {scheme}")
         if reach or scheme == "file":

@@ -24,6 +24,7 @@ from zmq_datasource.option_types import (
     JsonPath,
     Linger,
     Location,
+    LogLocation,
     Position,
     ReplayFrom,
     Topics,
@@ -50,6 +51,8 @@ class OptionSet(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
 
     title: ClassVar[str] = "option"
     ignored: ClassVar[frozenset[str]] = frozenset()
+    # What users of other sources and sinks call some of these, in lower case.
+    elsewhere: ClassVar[Mapping[str, str]] = {}
 
     def check(self) -> None:
         """Raise OptionError for values that are each right but do not go together."""
@@ -120,6 +123,7 @@ _TYPE_WORDS = {
     JsonPath: "a path",
     Linger: "milliseconds",
     Location: "a path or URI",
+    LogLocation: "an absolute path",
     ByteSize: "a size",
     Endpoints: "endpoints",
     Topics: "topics",
@@ -171,6 +175,8 @@ def _read(option: OptionDoc, text: str) -> Any:
 
 
 def _unknown(cls: type[OptionSet], name: str, known: Mapping[str, OptionDoc]) -> str:
+    if name.lower() in cls.elsewhere:
+        return f"unknown {cls.title} {name!r}; did you mean {cls.elsewhere[name.lower()]!r}?"
     near = difflib.get_close_matches(name.lower(), known, n=1, cutoff=0.5)
     if near:
         return f"unknown {cls.title} {name!r}; did you mean {known[near[0]].name!r}?"

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import re
 from typing import ClassVar, NamedTuple, Self
+from urllib.parse import unquote, urlsplit
 
 import humanfriendly
 
@@ -26,6 +27,7 @@ __all__ = [
     "JsonPath",
     "Linger",
     "Location",
+    "LogLocation",
     "OnLoss",
     "OnMalformed",
     "Position",
@@ -176,6 +178,34 @@ class Location(str):
 
     @classmethod
     def read(cls, text: str) -> Location:
+        return cls(text)
+
+
+class LogLocation(str):
+    """An absolute path on a file system that is mounted: what several processes, on several machines, mean by it."""
+
+    @classmethod
+    def read(cls, text: str) -> LogLocation:
+        scheme, colon, _ = text.partition(":")
+        if colon and re.fullmatch("[A-Za-z][A-Za-z0-9+.-]*", scheme):
+            if scheme.lower() == "dbfs":
+                raise ValueError(
+                    f"on Databricks write the path /dbfs{urlsplit(text).path}, or that of a volume (/Volumes/...)"
+                )
+            if scheme.lower() != "file":
+                raise ValueError(
+                    "only local or shared (NFS) directories are supported, as an absolute path or a file: URI; not "
+                    f"{scheme}:"
+                )
+            parts = urlsplit(text)
+            if parts.netloc not in ("", "localhost"):
+                raise ValueError(f"a file: URI has three slashes, as in file:///{parts.netloc}{parts.path}")
+            text = unquote(parts.path)
+        if not text.startswith("/"):
+            raise ValueError(
+                "it must be an absolute path, as in /data/wal, or a file: URI: each process of Spark has a working "
+                "directory of its own"
+            )
         return cls(text)
 
 

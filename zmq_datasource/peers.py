@@ -28,18 +28,43 @@ __all__ = ["PeerWatch", "socket_type"]
 
 _log = logging.getLogger(__name__)
 
-# Without detail libzmq tells of any connection that has ended too early, by whomever.
-_HANDSHAKE_FAILURES = {
-    zmq.Event.HANDSHAKE_FAILED_NO_DETAIL: (
-        "the connection ended before the handshake did: the peer left, is not ZeroMQ, or did not answer in time"
-    ),
-    zmq.Event.HANDSHAKE_FAILED_PROTOCOL: "the peer speaks another protocol or another security mechanism",
-    zmq.Event.HANDSHAKE_FAILED_AUTH: "the peer refused our credentials",
-}
-_WRONG_KEY = "the connection ended before the handshake did: a wrong CURVE key, or the peer left"
+_HANDSHAKE_FAILURES = (
+    zmq.Event.HANDSHAKE_FAILED_NO_DETAIL,
+    zmq.Event.HANDSHAKE_FAILED_PROTOCOL,
+    zmq.Event.HANDSHAKE_FAILED_AUTH,
+)
 _HUNG_UP = (
     "the peer hung up during the handshake; its socket type does not match ours, or its security does not"
 )
+_BROKEN_OFF = {
+    "CURVE": "the handshake was broken off: a wrong CURVE key, or a peer without CURVE?",
+    "PLAIN": "the handshake was broken off: a peer without PLAIN, or one that cannot check passwords (no ZAP handler)?",
+    "": "the handshake was broken off: the peer is no ZeroMQ socket, wants security (none is set here), or has gone",
+}
+_OTHER_SECURITY = {
+    "CURVE": "the peer uses other security than CURVE, or CURVE with other keys",
+    "PLAIN": "the peer uses other security than PLAIN",
+    "": "the peer wants security, and none is set here; see the options behind 'zmq.' (docs/options.md)",
+}
+
+
+def _security(options: SocketOptions) -> str:
+    """The mechanism that the options ask for, in a word; empty if none."""
+    for word in ("CURVE", "PLAIN"):
+        if any(name.startswith(f"{word.lower()}_") for name in options.zmq):
+            return word
+    return ""
+
+
+def _why_failed(event: int, value: int, security: str) -> str:
+    if event == zmq.Event.HANDSHAKE_FAILED_AUTH:
+        return "the peer refused our credentials"
+    if event == zmq.Event.HANDSHAKE_FAILED_NO_DETAIL:
+        return _BROKEN_OFF[security]
+    if value in (zmq.PROTOCOL_ERROR_ZMTP_MECHANISM_MISMATCH, zmq.PROTOCOL_ERROR_ZMTP_CRYPTOGRAPHIC):
+        return _OTHER_SECURITY[security]
+    return "the peer speaks another protocol, or its socket type does not match ours"
+
 
 _EVENTS = (
     zmq.Event.CONNECTED
@@ -81,7 +106,7 @@ class PeerWatch:
     Not thread-safe: used by the thread that uses the socket. Make it before ``attach``.
     """
 
-    _ABSENT_SECONDS = 10.0
+    _ABSENT_SECONDS = 5.0
     _FIRST_REDIAL = 1.0
     _LAST_REDIAL = 30.0
     _LOST_REDIAL = 1.0
@@ -94,9 +119,7 @@ class PeerWatch:
         self._level = logging.INFO if int(sock.type) in (zmq.SUB, zmq.PULL) else logging.DEBUG
         self._only_receives = int(sock.type) in (zmq.SUB, zmq.XSUB, zmq.PULL)
         self._connect = options.connect
-        self._failures = dict(_HANDSHAKE_FAILURES)
-        if any(name.startswith("curve_") for name in options.zmq):
-            self._failures[zmq.Event.HANDSHAKE_FAILED_NO_DETAIL] = _WRONG_KEY
+        self._security = _security(options)
         self._bound = bool(options.bind)
         address = f"inproc://monitor-{uuid.uuid4().hex}"
         # Unbounded, because a full queue would stop libzmq's own thread.
@@ -105,7 +128,8 @@ class PeerWatch:
         self._monitor.setsockopt(zmq.RCVHWM, 0)
         self._monitor.connect(address)
         self._names: dict[str, str] = {}
-        self._shaking: set[tuple[str, int]] = set()
+        self._shaking: dict[tuple[str, int], None] = {}  # oldest first
+        self._failed: set[str] = set()  # where the next connection that ends has failed to shake hands
         self._streams: dict[int, tuple[int, bool]] = {}  # file descriptor to inode, and whether ipc
         self._redial: dict[str, tuple[float, float]] = {}  # endpoint: when, delay
         self._ended: set[str] = set()  # endpoints whose connection was up and ended
@@ -159,11 +183,11 @@ class PeerWatch:
 
     def _take(self, event: int, endpoint: str, value: int) -> None:
         # For CONNECTED, ACCEPTED and DISCONNECTED the value is the file descriptor; handshake
-        # events carry none, but a connection shakes hands right after it was made.
+        # events carry none. One that has failed is the one that is disconnected next.
         if event == zmq.Event.MONITOR_STOPPED:
             self._stopped = True
         elif event in (zmq.Event.CONNECTED, zmq.Event.ACCEPTED):
-            self._shaking.add((endpoint, value))
+            self._shaking[endpoint, value] = None
             self._unsure.discard((endpoint, value))
             with suppress(OSError):  # closed meanwhile
                 self._streams[value] = os.fstat(value).st_ino, endpoint.startswith("ipc:")
@@ -174,23 +198,24 @@ class PeerWatch:
             self.refused.pop(endpoint, None)
             self._forget(endpoint)
             _log.log(self._level, "peer up: %s %s", socket_type(self._sock), endpoint)
-        elif event in self._failures:
-            self._one_shaken(endpoint)
-            self._refuse(endpoint, self._failures[zmq.Event(event)])
+        elif event in _HANDSHAKE_FAILURES:
+            self._failed.add(endpoint)
+            self._refuse(endpoint, _why_failed(event, value, self._security))
         elif event == zmq.Event.DISCONNECTED:
             self._streams.pop(value, None)
-            if (endpoint, value) in self._shaking:
-                self._shaking.remove((endpoint, value))
+            shaking = (endpoint, value) in self._shaking
+            self._shaking.pop((endpoint, value), None)
+            if shaking:
                 self.cut += (endpoint, value) in self._unsure
+            if endpoint in self._failed:
+                self._failed.discard(endpoint)
+                # Taken for one that had shaken hands: then it was another one.
+                if not shaking and not self._one_shaken(endpoint):
+                    self._lose(endpoint)
+            elif shaking:
                 self._refuse(endpoint, _HUNG_UP)
-            elif self.up.get(endpoint, 0):
-                self.up[endpoint] -= 1
-                self.lost += 1
-                self.cut += 1
-                self._ended.add(endpoint)
-                if self._only_receives:  # nothing is queued that dialling again would drop
-                    self._redial[endpoint] = (time.monotonic() + self._LOST_REDIAL, self._LOST_REDIAL)
-                _log.log(self._level, "peer down: %s %s", socket_type(self._sock), endpoint)
+            else:
+                self._lose(endpoint)
         elif event == zmq.Event.CONNECT_RETRIED:  # libzmq dials by itself
             self._forget(endpoint)
 
@@ -199,11 +224,26 @@ class PeerWatch:
         self._ended.discard(endpoint)
         self._to_read.pop(endpoint, None)
 
-    def _one_shaken(self, endpoint: str) -> None:
+    def _one_shaken(self, endpoint: str) -> bool:
+        """Whether there was one that had not. The newest: who is silent is so for longer."""
         candidates = [key for key in self._shaking if key[0] == endpoint]
         if len(candidates) > 1:  # which of them it was, nobody says
             self._unsure.update(candidates)
-        self._shaking.difference_update(candidates[:1])
+        if candidates:
+            del self._shaking[candidates[-1]]
+        return bool(candidates)
+
+    def _lose(self, endpoint: str) -> None:
+        """A connection that was up is not any more."""
+        if not self.up.get(endpoint, 0):
+            return
+        self.up[endpoint] -= 1
+        self.lost += 1
+        self.cut += 1
+        self._ended.add(endpoint)
+        if self._only_receives:  # nothing is queued that dialling again would drop
+            self._redial[endpoint] = (time.monotonic() + self._LOST_REDIAL, self._LOST_REDIAL)
+        _log.log(self._level, "peer down: %s %s", socket_type(self._sock), endpoint)
 
     def _refuse(self, endpoint: str, reason: str) -> None:
         if self.refused.get(endpoint) != reason:
@@ -214,15 +254,26 @@ class PeerWatch:
         delay = min(delay * 2, self._LAST_REDIAL)
         self._redial[endpoint] = (time.monotonic() + delay, delay)
 
-    def report_absent(self) -> None:
-        """Say once if nobody answers at an endpoint, which libzmq tries for ever without a word."""
+    def report_absent(self, leaving: bool = False) -> None:
+        """Say once if nobody answers at an endpoint, which libzmq tries for ever without a word.
+
+        Args:
+            leaving: Nobody will wait any longer, so say it though it was not for long.
+        """
         now = time.monotonic()
+        patience = 0.0 if leaving else self._ABSENT_SECONDS
         for endpoint in map(str, self._connect):
             if self.up.get(endpoint) or endpoint in self.refused:
                 self._absent_since.pop(endpoint, None)
-            elif now - self._absent_since.setdefault(endpoint, now) >= self._ABSENT_SECONDS:
+                continue
+            waited = now - self._absent_since.setdefault(endpoint, now)
+            if waited >= patience:
                 self._absent_since[endpoint] = math.inf
-                _log.warning("nobody has answered at %s for %.0f s", endpoint, self._ABSENT_SECONDS)
+                _log.warning(
+                    "nobody has answered at %s for %.1f s; is the endpoint right, and does its publisher run?",
+                    endpoint,
+                    waited,
+                )
 
     def found_empty(self) -> None:
         """The socket had no message left just now."""

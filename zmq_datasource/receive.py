@@ -34,6 +34,7 @@ def receive_until_stopped(options: Mapping[str, str]) -> None:
     if not logging.getLogger().handlers:
         logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     parsed = parse(StreamReadOptions, options)
+    check_location("deadLetterLocation", parsed.dead_letter_location)
     check_location("metricsLocation", parsed.metrics_location, reach=False)
     ingest = Ingest(parsed)
     stop = threading.Event()

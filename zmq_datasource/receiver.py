@@ -389,6 +389,12 @@ class Receiver:
         count_connections(self._counters, [channel.opened.watch for channel in self._channels])
         self._incidents.flush()
 
+    def report_absent(self) -> None:
+        """Say, at the end of a read, at which endpoints nobody has answered."""
+        for channel in self._channels:
+            channel.opened.watch.update()
+            channel.opened.watch.report_absent(leaving=True)
+
     def _discard_oversize(self, messages: list[RawMessage]) -> int:
         """Discard the last message if no row can hold it; return the bytes that were freed.
 

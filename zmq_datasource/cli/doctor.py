@@ -6,7 +6,7 @@ from typing import Literal
 
 import click
 
-from zmq_datasource.cli.types import DURATION, SIZE, named_options
+from zmq_datasource.cli.types import DIRECTORY, DURATION, SIZE, named_options
 
 __all__ = ["doctor"]
 
@@ -89,7 +89,10 @@ def _given(fixed: dict[str, str | None], options: tuple[str, ...]) -> dict[str, 
 )
 @click.option("--max-message-size", type=SIZE, help="The receiver's zmq.maxmsgsize, for each frame.")
 @click.option(
-    "--wal-location", metavar="DIR", help="The log of a receiver of this feed: is it behind the wire?"
+    "--wal-location",
+    type=DIRECTORY,
+    metavar="DIR",
+    help="The log of a receiver of this feed: is it behind the wire?",
 )
 @click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout instead of tables.")
 @click.pass_context

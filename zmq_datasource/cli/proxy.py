@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from zmq_datasource.cli.types import named_options
+from zmq_datasource.cli.types import DIRECTORY, named_options
 
 __all__ = ["proxy"]
 
@@ -23,7 +23,7 @@ __all__ = ["proxy"]
 @click.option(
     "--replay", metavar="ENDPOINTS", help="Where any message is asked for again (vLLM's replay protocol)."
 )
-@click.option("--wal-location", metavar="DIR", required=True, help="Directory of the log.")
+@click.option("--wal-location", type=DIRECTORY, metavar="DIR", required=True, help="Directory of the log.")
 @click.option(
     "--wal-retention", metavar="DURATION", help="How long messages stay, as in 12h.  [default: 1 day]"
 )

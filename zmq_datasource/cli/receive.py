@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from zmq_datasource.cli.types import named_options
+from zmq_datasource.cli.types import DIRECTORY, named_options
 
 __all__ = ["receive"]
 
@@ -19,7 +19,13 @@ __all__ = ["receive"]
     show_default=True,
     help="ROUTER takes acknowledged transactions; PULL and SUB plain messages.",
 )
-@click.option("--wal-location", metavar="DIR", required=True, help="The log to fill; queries read it.")
+@click.option(
+    "--wal-location",
+    type=DIRECTORY,
+    metavar="DIR",
+    required=True,
+    help="The log to fill; queries read it.",
+)
 @click.option(
     "--wal-retention",
     metavar="DURATION",

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
 import click
 
-__all__ = ["DURATION", "LINGER", "SIZE", "Read", "named_options"]
+__all__ = ["DIRECTORY", "DURATION", "LINGER", "SIZE", "Read", "named_options"]
 
 
 class Read(click.ParamType[Any]):
@@ -66,4 +67,10 @@ def _linger(text: str) -> int:
     return int(Linger.read(text))
 
 
+def _directory(text: str) -> str:
+    """A path means what it means in the shell; what is none is left to the option."""
+    return text if not text or ":" in text.split("/", 1)[0] else os.path.abspath(text)
+
+
+DIRECTORY = Read("directory", _directory)
 DURATION, SIZE, LINGER = Read("duration", _duration), Read("size", _size), Read("linger", _linger)

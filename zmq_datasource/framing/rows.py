@@ -23,13 +23,18 @@ _FRAMES = MESSAGE_SCHEMA.field("frames").type
 
 
 def make_batch(
-    framing: str, fields: Fields, messages: Sequence[RawMessage], timestamps: Sequence[tuple[int, int]]
+    framing: str,
+    fields: Fields,
+    messages: Sequence[RawMessage],
+    timestamps: Sequence[tuple[int, int]],
+    endpoints: Sequence[tuple[str, int]] | None = None,
 ) -> pa.RecordBatch:
     """A batch with ``MESSAGE_SCHEMA``, a row for each message in ``fields``.
 
     Args:
         messages: All messages that were decoded.
         timestamps: When those were received; see ``decode_plain``.
+        endpoints: In the same way, where they came from: their publisher, if they name none.
     """
     rows = len(fields)
     topic, bad = pa.nulls(rows, pa.string()), set[int]()
@@ -39,6 +44,8 @@ def make_batch(
     if fields.publishers is not None:
         publisher, unreadable = _names(fields.publishers)
         bad |= unreadable
+    elif endpoints is not None:
+        publisher = _origins(fields, endpoints)
     columns = [
         topic,
         pa.array(fields.values, pa.binary()),
@@ -66,6 +73,14 @@ def _names(publishers: Sequence[bytes]) -> tuple[pa.Array, set[int]]:
             if text.encode() != name
         }
         return pa.array(texts, pa.string()), bad
+
+
+def _origins(fields: Fields, endpoints: Sequence[tuple[str, int]]) -> pa.Array:
+    """The endpoint of each message."""
+    if len({endpoint for endpoint, _ in endpoints}) == 1:
+        return pa.repeat(pa.scalar(endpoints[0][0], pa.string()), len(fields))
+    everyone = pa.concat_arrays([pa.repeat(pa.scalar(name, pa.string()), count) for name, count in endpoints])
+    return everyone if fields.rows is None else everyone.take(pa.array(fields.rows, pa.int64()))
 
 
 def name_of(name: bytes) -> str:

@@ -2,7 +2,7 @@
 
     <location>/sinks/<query id>/<sink>-<batch, 20 digits>.json     one a committed batch
     <location>/sinks/writes/<write>-<sink>-<0, 20 digits>.json     one a batch write of its own
-    <location>/sources/<log id>-<partition>[-<reader>]/<ms since the epoch, 14 digits>.json
+    <location>/sources/<log id>-<partition>[-<reader>]/<ms since the epoch, 14 digits>.json   one a report
 
 The rules:
 
@@ -10,12 +10,16 @@ The rules:
 * A batch that is repeated writes the same file once more (by the rule of ``ledger``), so whoever adds
   files up counts it once. Each has the total up to its batch too, taken from the file before it; so
   totals go on after a restart, and nobody need read all files.
+* The newest file of a series has the highest name. Where the clock has stepped back, a report is named one
+  millisecond after the one before it; its ``timestamp`` is what the clock says.
+* A file that is none of ours, or not whole, is said and left out: the one before it counts.
 * Files older than the retention are removed now and then by whoever writes beside them; the two
   newest of a series stay.
 """
 
 from __future__ import annotations
 
+import functools
 import logging
 import posixpath
 import random
@@ -67,6 +71,7 @@ class MetricsStore:
     def __init__(self, location: Location, retention: float = 0.0) -> None:
         self._location = location
         self._retention = retention
+        self._newest_report: dict[str, int] = {}  # the number in its name, by series
 
     # Writing.
 
@@ -127,7 +132,16 @@ class MetricsStore:
             directory = f"{root}/sources/{log}"
             system.create_dir(directory, recursive=True)
             head = {"format": FORMAT, "kind": "source", "timestamp": iso(now)}
-            _write(system, f"{directory}/{round(now * 1000):014d}.json", {**head, **record})
+            number = max(round(now * 1000), self._last_report(system, directory) + 1)
+            _write(system, f"{directory}/{number:014d}.json", {**head, **record})
+            self._newest_report[directory] = number
+
+    def _last_report(self, system: Any, directory: str) -> int:
+        """The number of the newest report of a series; another process may have written it."""
+        if directory not in self._newest_report:
+            numbers = [_parts(path)[1] for path in _files(system, directory)]
+            self._newest_report[directory] = max(numbers, default=-1)
+        return self._newest_report[directory]
 
     def expire_accounts(self, entry: Entry, now: float) -> None:
         """Now and then remove what is older than the retention beside an account; never raises."""
@@ -169,13 +183,12 @@ class MetricsStore:
                 series.setdefault(name, []).append(number)
             for name, numbers in series.items():
                 for batch in batches:
-                    at = bisect_right(numbers, batch)
-                    if not at:
-                        continue
-                    record = _read(system, f"{root}/sinks/{query}/{name}-{numbers[at - 1]:020d}.json")
-                    if record is not None:
-                        account = _account(record)
-                        found[batch][record["sink"]] = account if numbers[at - 1] == batch else account.idle()
+                    for number in reversed(numbers[: bisect_right(numbers, batch)]):
+                        record = _read(system, f"{root}/sinks/{query}/{name}-{number:020d}.json")
+                        if record is not None:
+                            account = _account(record)
+                            found[batch][record["sink"]] = account if number == batch else account.idle()
+                            break
         return found
 
     def newest(self, *, required: bool = False) -> list[dict[str, Any]]:
@@ -187,14 +200,15 @@ class MetricsStore:
         Raises:
             MetricsError: The file system refused, or there is nothing although it is required.
         """
-        newest: dict[tuple[str, str], str] = {}
+        series: dict[tuple[str, str], list[str]] = {}
         with self._storing("reading metrics") as (system, root):
             for kind in ("sources", "sinks"):
                 for path in _files(system, f"{root}/{kind}", recursive=True):
-                    series = "" if kind == "sources" else _parts(path)[0]
-                    newest[posixpath.dirname(path), series] = path
-            records = [_read(system, path) for path in newest.values()]
-        if required and not newest:
+                    name = "" if kind == "sources" else _parts(path)[0]
+                    series.setdefault((posixpath.dirname(path), name), []).append(path)
+            found = (map(functools.partial(_read, system), reversed(paths)) for paths in series.values())
+            records = [next(filter(None, tried), None) for tried in found]
+        if required and not series:
             raise MetricsError(
                 f"reading metrics in {self._location}: there are none; name the metricsLocation of a source or sink "
                 "that has run"
@@ -222,7 +236,7 @@ def _place(entry: Entry) -> tuple[str, str]:
 
 
 def _parts(path: str) -> tuple[str, int]:
-    """The series and batch of an account's file."""
+    """The series and number of a file: of an account the batch, of a report its time."""
     name, _, number = posixpath.basename(path).removesuffix(".json").rpartition("-")
     return name, int(number) if number.isdigit() else -1
 
@@ -259,13 +273,30 @@ def _read(system: Any, path: str) -> dict[str, Any] | None:
             record = msgspec.json.decode(file.read())
     except FileNotFoundError:
         return None
-    except msgspec.DecodeError as e:
+    # Bytes that are no UTF-8 are a ValueError, and text nested without end a RecursionError.
+    except (msgspec.DecodeError, ValueError, RecursionError) as e:
         _log.warning("reading %s: %s; it is left out", path, e)
         return None
     if not isinstance(record, dict) or record.get("format") != FORMAT:
         _log.warning("reading %s: it is not of format %d; it is left out", path, FORMAT)
         return None
+    try:
+        _check(record)
+    except (KeyError, TypeError, ValueError, AttributeError) as e:
+        _log.warning("reading %s: it is not whole (%r); it is left out", path, e)
+        return None
     return record
+
+
+def _check(record: Mapping[str, Any]) -> None:
+    """Raise if what a reader relies on is missing."""
+    datetime.fromisoformat(record["timestamp"])
+    if record["kind"] == "sink":
+        _account(record)
+    elif not isinstance(record["sourceMetrics"], dict):
+        raise TypeError("sourceMetrics")
+    for name in ("source",) if record["kind"] == "source" else ("query", "execution", "batch", "sink"):
+        record[name]
 
 
 def _write(

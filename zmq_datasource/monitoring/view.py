@@ -98,6 +98,8 @@ class View:
         """Sent and dropped a second, between the two newest records that differ; None before there are two."""
         seen = self._sinks.setdefault((record["query"], record["sink"]), [])
         at = datetime.fromisoformat(record["timestamp"])
+        if seen and at < seen[-1][0]:  # the clock has stepped back
+            seen.clear()
         if not seen or at > seen[-1][0]:
             seen.append((at, total))
             del seen[:-2]

@@ -11,6 +11,7 @@ from zmq_datasource.option_types import (
     Duration,
     Endpoints,
     Linger,
+    LogLocation,
     SlowSubscriber,
     Topics,
     WhenFull,
@@ -101,7 +102,9 @@ class ProxyOptions(SocketOptions, frozen=True, kw_only=True, rename="camel"):
     linger: Annotated[
         Linger, doc("At the end, how long what is queued for plain subscribers is waited for.")
     ] = Linger(1000)
-    wal_location: Annotated[str, doc("Directory of the log; any Spark job that sees it can read it.")] = ""
+    wal_location: Annotated[
+        LogLocation, doc("Directory of the log, as an absolute path; any Spark job that sees it can read it.")
+    ] = LogLocation("")
     wal_max_bytes: Annotated[ByteSize, doc("The most that the log takes on disk.")] = ByteSize(4 << 30)
     wal_retention: Annotated[
         Duration,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, ClassVar
 
 from zmq_datasource.errors import OptionError
@@ -11,12 +12,14 @@ from zmq_datasource.option_types import (
     Duration,
     Linger,
     Location,
+    LogLocation,
     Position,
     SourceSocket,
     Topics,
     View,
 )
 from zmq_datasource.options.framing import FramingOptions
+from zmq_datasource.options.socket import SocketOptions
 
 __all__ = ["BatchReadOptions", "ReadOptions", "StreamReadOptions"]
 
@@ -57,11 +60,11 @@ class ReadOptions(FramingOptions, frozen=True, kw_only=True, rename="camel"):
         bool, doc("Adds the column `frames`: every frame of the message as it came.")
     ] = False
     wal_location: Annotated[
-        str | None,
+        LogLocation | None,
         doc(
-            "Directory of the message log, reachable by the driver and every executor. Unset, a streaming read uses a "
-            "private directory under the local temporary directory, named from the feed. A batch read with it reads "
-            "the log and opens no socket."
+            "Directory of the message log, as an absolute path, reachable by the driver and every executor. Unset, a "
+            "streaming read uses a private directory under the local temporary directory, named from the feed. A batch "
+            "read with it reads the log and opens no socket."
         ),
     ] = None
     min_partitions: Annotated[
@@ -204,6 +207,21 @@ class ReadOptions(FramingOptions, frozen=True, kw_only=True, rename="camel"):
     ] = "query"
 
     title: ClassVar[str] = "read option"
+    elsewhere: ClassVar[Mapping[str, str]] = {
+        **SocketOptions.elsewhere,
+        "maxoffsetspertrigger": "maxMessagesPerTrigger",
+        "maxrecordsperfetch": "maxMessagesPerTrigger",
+        "minoffsetspertrigger": "minMessagesPerTrigger",
+        "subscribe": "topics",
+        "subscribepattern": "topics",
+        "assign": "topics",
+        "topic": "topics",
+        "path": "walLocation",
+        "includeheaders": "includeFrames",
+        "groupidprefix": "reader",
+        "kafka.group.id": "reader",
+        "hwm": "rcvhwm",
+    }
 
     def check(self) -> None:
         super().check()

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from collections.abc import Mapping
+from typing import Annotated, ClassVar
 
 from zmq_datasource.errors import OptionError
 from zmq_datasource.option_parser import OptionSet, doc
@@ -17,6 +18,11 @@ class SocketOptions(OptionSet, frozen=True, kw_only=True, rename="camel"):
     connect: Annotated[Endpoints, doc("Endpoints to connect to, comma-separated.")] = Endpoints()
     bind: Annotated[Endpoints, doc("Endpoints to bind, comma-separated.")] = Endpoints()
 
+    elsewhere: ClassVar[Mapping[str, str]] = dict.fromkeys(
+        (*("endpoint", "endpoints", "address", "host", "port", "url", "uri"), "kafka.bootstrap.servers"),
+        "connect",
+    )
+
     @property
     def endpoints(self) -> str:
         """All of them, for names and messages."""
@@ -27,6 +33,11 @@ class SocketOptions(OptionSet, frozen=True, kw_only=True, rename="camel"):
         if both:
             raise OptionError(f"{', '.join(map(str, both))} is in both connect and bind; keep one")
         self._check_curve()
+        if self.zmq.get("plain_server") not in (None, "0"):
+            raise OptionError(
+                "zmq.plain_server needs a ZAP handler that checks passwords, which this package does not run, so every "
+                "handshake would fail; use CURVE (zmq.curve_server), or connect as a PLAIN client"
+            )
 
     def _check_curve(self) -> None:
         """Half a key ring is no error to libzmq, and then nobody ever gets through."""

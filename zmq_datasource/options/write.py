@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, ClassVar
 
 from zmq_datasource.errors import OptionError
@@ -111,6 +112,7 @@ class WriteOptions(SocketOptions, frozen=True, kw_only=True, rename="camel"):
     ] = Duration(86_400)
 
     title: ClassVar[str] = "write option"
+    elsewhere: ClassVar[Mapping[str, str]] = {**SocketOptions.elsewhere, "path": "connect", "hwm": "sndhwm"}
     # Spark hands a writer its own options along with ours.
     ignored: ClassVar[frozenset[str]] = frozenset({"checkpointlocation", "queryname"})
 

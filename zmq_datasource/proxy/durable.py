@@ -407,6 +407,8 @@ class DurableServer:
             if not session.pending and not self._read(session):
                 return not session.cursor.at_end
             message = session.pending[0]
+            if isinstance(message, Lost) and not self._subscriptions.is_kept:
+                return True  # who has been told comes back behind it, and it would never be counted
             if not self._send(session.peer, message):
                 return False
             session.pending.popleft()
@@ -465,7 +467,7 @@ class DurableServer:
         session.pending.append(lost)
         subscription.lost += max(0, lost.end - max(lost.first, subscription.lost_to))
         subscription.lost_to = max(subscription.lost_to, lost.end)
-        self._subscriptions.change(urgent=False)
+        self._subscriptions.change(urgent=True)
         _log.warning(
             "durable subscriber %r: the ids %d to %d were deleted before it had them (walMaxBytes)",
             subscription.name,

@@ -203,6 +203,11 @@ class Subscriptions:
         """Why the disk refuses what somebody waits for; it is tried again whenever something is to be saved."""
         return self._fault if self._urgent else None
 
+    @property
+    def is_kept(self) -> bool:
+        """Whether all that somebody waits for is on the disk."""
+        return not self._urgent
+
     def save(self) -> bool:
         """Write what has changed, if somebody waits for it or it is time.
 

@@ -60,6 +60,7 @@ class ZmqLiveReader(DataSourceReader):
                     next_id += messages.num_rows
             if receiver.pending and next_id < most:
                 yield self._rows(self._take(receiver, most - next_id), next_id)
+            receiver.report_absent()
             if receiver.intake.judge is not None:
                 _log.info("read %s %s", counters, receiver.intake.judge.totals)
 

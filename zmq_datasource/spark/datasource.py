@@ -6,6 +6,7 @@ is wrong with the options is said here, when the DataFrame is made or the query 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import ClassVar
 
 from pyspark.sql.datasource import (
@@ -27,7 +28,7 @@ from zmq_datasource.spark.accounting import SinkAccumulator
 from zmq_datasource.spark.batch_reader import ZmqLiveReader, ZmqLogReader
 from zmq_datasource.spark.batch_writer import ZmqBatchWriter
 from zmq_datasource.spark.gaps import GAPS_DDL, ZmqGapReader
-from zmq_datasource.spark.stream_reader import ZmqStreamReader
+from zmq_datasource.spark.stream_reader import RefusedStreamReader, ZmqStreamReader
 from zmq_datasource.spark.stream_writer import ZmqStreamWriter
 from zmq_datasource.spark.write_task import SinkColumns
 
@@ -49,17 +50,23 @@ class ZmqDataSource(DataSource):
 
     def schema(self) -> str:
         """The columns of a read; the first thing Spark asks when a DataFrame is made."""
+        _refuse_create_table(self.options)
         options = parse(ReadOptions, self.options)
+        _refuse_what_no_read_takes(self.options)
         _check(options)
         return GAPS_DDL if options.view == "gaps" else spark_ddl(options.include_frames)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
-        options = parse(StreamReadOptions, self.options)
-        _check(options)
-        _check_schema(schema, options)
+        try:
+            options = parse(StreamReadOptions, self.options)
+            _check(options)
+            _check_schema(schema, options)
+        except OptionError as e:
+            return RefusedStreamReader(str(e))
         return ZmqStreamReader(options)
 
     def reader(self, schema: StructType) -> DataSourceReader:
+        _refuse_nothing(self.options)
         options = parse(BatchReadOptions, self.options)
         _check(options)
         if options.view == "gaps":
@@ -77,9 +84,51 @@ class ZmqDataSource(DataSource):
         return ZmqStreamWriter(options, SinkColumns.of(schema, options), self.accumulator)
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceArrowWriter:
+        _refuse_nothing(self.options)
+        if overwrite:
+            raise OptionError(
+                "mode('overwrite'): what was sent cannot be taken back, and a socket holds nothing to replace; use "
+                "mode('append')"
+            )
         options = parse(WriteOptions, self.options)
         _check(options)
         return ZmqBatchWriter(options, SinkColumns.of(schema, options), self.accumulator)
+
+
+_NO_TABLES = (
+    "Spark passes no options to a Python data source that CREATE TABLE ... USING names, so such a table can neither be "
+    "read nor written; use CREATE TEMPORARY VIEW ... USING zmq OPTIONS (...), or spark.readStream, spark.read and write"
+)
+
+
+def _refuse_create_table(options: Mapping[str, str]) -> None:
+    # What Spark adds of its own when it makes a table.
+    if {"provider", "owner"} <= {name.lower() for name in options}:
+        raise OptionError(f"CREATE TABLE ... USING zmq: {_NO_TABLES}")
+
+
+def _refuse_nothing(options: Mapping[str, str]) -> None:
+    if not options:
+        raise OptionError(
+            "no options are set: name the feed, as in .option('connect', 'tcp://feed:5556'). If this is a table: "
+            f"{_NO_TABLES}"
+        )
+
+
+def _refuse_what_no_read_takes(options: Mapping[str, str]) -> None:
+    """Refuse what neither a streaming nor a batch read would take; which of them this is, Spark does not say."""
+    refusals = []
+    for kind in (StreamReadOptions, BatchReadOptions):
+        try:
+            parse(kind, options)
+        except OptionError as e:
+            refusals.append(str(e))
+        else:
+            return
+    stream, batch = refusals
+    raise OptionError(
+        stream if stream == batch else f"as a streaming read: {stream}; as a batch read: {batch}"
+    )
 
 
 def _check(options: ReadOptions | WriteOptions) -> None:

@@ -22,7 +22,7 @@ from zmq_datasource.errors import MetricsError
 from zmq_datasource.limited_log import LimitedLog
 from zmq_datasource.monitoring.patience import within
 from zmq_datasource.monitoring.prometheus import PrometheusOutlet
-from zmq_datasource.spark.progress import fill_in, has_run
+from zmq_datasource.spark.progress import complete, fill_in, has_run
 
 __all__ = ["ZmqMetricsListener"]
 
@@ -122,7 +122,7 @@ class ZmqMetricsListener(StreamingQueryListener):
             self._outlet.observe(progress)
         if self._callback is not None:
             try:
-                self._callback(copy.deepcopy(progress))
+                self._callback(complete(copy.deepcopy(progress), self._location))
             # It is the user's; what it raises would only be swallowed by Spark's listener bus.
             except Exception as e:
                 self._failed(

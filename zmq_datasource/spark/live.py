@@ -38,7 +38,7 @@ def live_view(
         try:
             while True:
                 last = metrics(query, location).last
-                show(view.render(_records(last) if last is not None else []))
+                show(view.render(_records(last)))
                 left = interval if deadline is None else min(interval, deadline - time.monotonic())
                 if left <= 0 or not query.isActive:
                     return
@@ -51,10 +51,10 @@ def _records(event: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     """The parts of an event that are ours, as ``store`` has them."""
     common = {"timestamp": event["timestamp"], "query": event["id"], "name": event["name"]}
     for source in event["sources"]:
-        if source.get("metrics"):
-            shown = source["metrics"]
+        shown = source["metrics"]
+        if shown.get("source") is not None:
             yield common | {"kind": "source", "source": shown["source"], "sourceMetrics": shown}
-    for name, account in event["sink"].get("metrics", {}).get("bySink", {}).items():
+    for name, account in event["sink"]["metrics"]["bySink"].items():
         named = {"kind": "sink", "sink": name, "batch": event["batchId"]}
         yield common | named | {"sinkMetrics": account, "sinkTotal": account["total"]}
 

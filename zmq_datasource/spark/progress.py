@@ -6,7 +6,9 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from zmq_datasource.monitoring.figures import sink_metrics
+from zmq_datasource.counters import SourceCounters
+from zmq_datasource.monitoring.catalogue import SOURCE
+from zmq_datasource.monitoring.figures import receiver_metrics, sink_metrics
 from zmq_datasource.monitoring.ledger import Account, Ledger
 from zmq_datasource.monitoring.store import MetricsStore, total_metrics
 from zmq_datasource.option_types import Location
@@ -22,11 +24,11 @@ class QueryMetrics(NamedTuple):
     """A query's progress as plain dictionaries; see ``metrics``.
 
     Attributes:
-        last: The newest event; None before the first.
+        last: The newest event. Before the first it has the same shape, with one source, and no ``timestamp``.
         recent: The events that Spark keeps, oldest first.
     """
 
-    last: dict[str, Any] | None
+    last: dict[str, Any]
     recent: list[dict[str, Any]]
 
 
@@ -36,7 +38,8 @@ def metrics(query: StreamingQuery, location: str | None = None) -> QueryMetrics:
     The dictionaries have Spark's own shape (that of ``query.lastProgress.json``). Filled in are
     ``sources[i]["metrics"]`` for each ZeroMQ source, and ``sink["metrics"]``: the account of that event's
     batch, under ``total`` that of all batches so far, and under ``bySink`` both for each sink, of which
-    ``foreachBatch`` may write several. docs/metrics.md has each field with its unit.
+    ``foreachBatch`` may write several. docs/metrics.md has each field with its unit. Each field is always there:
+    None is what is not known (yet), and a query without a ZeroMQ sink has sent nothing.
 
     Args:
         query: A running or ended query.
@@ -49,25 +52,69 @@ def metrics(query: StreamingQuery, location: str | None = None) -> QueryMetrics:
         MetricsError: ``location`` cannot be read.
     """
     events = [json.loads(progress.json) for progress in query.recentProgress]
-    recent = fill_in(events, location)
+    recent = [complete(event, location) for event in fill_in(events, location)]
     if not recent:
-        return QueryMetrics(None, recent)
+        return QueryMetrics(complete(_no_event(query), location), recent)
     last = recent[-1] if location is None else _with_newest_reports(recent[-1], location)
     return QueryMetrics(last, recent)
 
 
+def _no_event(query: StreamingQuery) -> dict[str, Any]:
+    """What is known of a query before its first event."""
+    return {
+        "id": str(query.id),
+        "runId": str(query.runId),
+        "name": query.name,
+        "timestamp": None,
+        "batchId": None,
+        "durationMs": {},
+        "sources": [{"description": _PYTHON_SOURCE, "latestOffset": None}],
+        "sink": {},
+    }
+
+
+# How Spark describes the source of a query that is written in Python.
+_PYTHON_SOURCE = "PythonMicroBatchStream"
+
+
+def complete(event: dict[str, Any], location: str | None) -> dict[str, Any]:
+    """The same event with every documented figure, so that reading one never raises; None is what is not known."""
+    for source in event["sources"]:
+        if _PYTHON_SOURCE in source["description"]:
+            source["metrics"] = {**_unknown_source(), **source.get("metrics", {})}
+        source.setdefault("metrics", {})
+    if "metrics" not in event["sink"] or "total" not in event["sink"]["metrics"]:
+        # Who is told of all sinks, and has heard nothing, knows that nothing was sent.
+        told = location is not None or active_ledger() is not None
+        nothing = _shown({})
+        shown = nothing if told else {**_unknown(nothing), "bySink": {}}
+        event["sink"]["metrics"] = event["sink"].get("metrics", {}) | shown
+    return event
+
+
+def _unknown_source() -> dict[str, Any]:
+    return {metric.name: None for metric in SOURCE} | _unknown(receiver_metrics(SourceCounters()))
+
+
+def _unknown(figures: Mapping[str, Any]) -> dict[str, Any]:
+    """The same names without a value."""
+    return {name: _unknown(value) if isinstance(value, dict) else None for name, value in figures.items()}
+
+
 def _with_newest_reports(event: dict[str, Any], location: str) -> dict[str, Any]:
     reports = {
-        (record["log"], record["source"]): record
+        (record.get("log"), record["source"]): record
         for record in MetricsStore(Location(location)).newest()
         if record["kind"] == "source"
     }
     sources = []
     for source in event["sources"]:
-        shown = source.get("metrics")
-        report = reports.get((source["latestOffset"]["log"], shown["source"])) if shown else None
+        shown = source["metrics"]
+        report = None
+        if shown.get("source") is not None:
+            report = reports.get((source["latestOffset"]["log"], shown["source"]))
         newer = report is not None and report["timestamp"] > event["timestamp"]
-        sources.append(source | {"metrics": report["sourceMetrics"]} if report and newer else source)
+        sources.append(source | {"metrics": shown | report["sourceMetrics"]} if report and newer else source)
     return event | {"sources": sources}
 
 

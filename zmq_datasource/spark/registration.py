@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
@@ -10,11 +11,14 @@ from pyspark import SparkContext
 from zmq_datasource.monitoring.ledger import Ledger
 from zmq_datasource.spark.accounting import SinkAccumulator, new_accumulator
 from zmq_datasource.spark.datasource import ZmqDataSource
+from zmq_datasource.spark.interpreter import why_workers_lack_package
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 __all__ = ["active_ledger", "register"]
+
+_log = logging.getLogger(__name__)
 
 _accumulators: WeakKeyDictionary[SparkContext, SinkAccumulator] = WeakKeyDictionary()
 
@@ -25,11 +29,17 @@ def register(spark: SparkSession) -> None:
     In a classic session its sinks then tell this process what they did, for ``metrics`` and
     ``ZmqMetricsListener``. With Spark Connect, and where Spark finds the source by itself, nothing can
     tell; set ``metricsLocation`` there.
+
+    Logs a warning if the Python that Spark starts its workers with does not have this package.
     """
     context = SparkContext._active_spark_context
     if context is None or type(spark).__module__.startswith("pyspark.sql.connect"):
         spark.dataSource.register(ZmqDataSource)
         return
+    # What was handed to Spark with --py-files is found by the workers in another way.
+    lacking = None if context._python_includes else why_workers_lack_package(context.pythonExec)
+    if lacking is not None:
+        _log.warning("%s", lacking)
     if context not in _accumulators:
         _accumulators[context] = new_accumulator(context)
     shared = _accumulators[context]

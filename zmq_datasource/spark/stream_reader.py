@@ -25,7 +25,7 @@ from pyspark.sql.streaming.datasource import (
     SupportsTriggerAvailableNow,
 )
 
-from zmq_datasource.errors import DataLossError
+from zmq_datasource.errors import DataLossError, OptionError
 from zmq_datasource.follow import Follow
 from zmq_datasource.ingest import PARTITION, Ingest
 from zmq_datasource.monitoring.source import SourceMonitor
@@ -38,7 +38,7 @@ from zmq_datasource.spark.worker import set_up_worker
 from zmq_datasource.wal.persistence import Persistence
 from zmq_datasource.wal.reader import end_within_bytes, split_range
 
-__all__ = ["ZmqStreamReader"]
+__all__ = ["RefusedStreamReader", "ZmqStreamReader"]
 
 _log = logging.getLogger(__name__)
 
@@ -57,6 +57,9 @@ class ZmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._first_batch_done = False
         self._available_now = False
         self._target: int | None = None
+        # What was told to be lost already: Spark asks for the same range several times.
+        self._lost_to = 0
+        self._lost_logs: set[str] = set()
 
     def _opened(self) -> Ingest | Follow:
         """The log, of a receiver or one that somebody else fills; opened on the first call.
@@ -205,10 +208,7 @@ class ZmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         ingest = self._opened()
         until = Offset.from_json(end)
         if until.log != ingest.log.log_id:
-            self._lost(
-                ingest,
-                f"the batch ends in log {until.log}, and {ingest.storage.root} holds {ingest.log.log_id}",
-            )
+            self._lose_log(ingest, until, "the batch ends in log")
             return []
         low, high = self._checked(ingest, start), self._checked(ingest, end)
         self._receive(ingest)
@@ -289,7 +289,7 @@ class ZmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """
         log, root = ingest.log, ingest.storage.root
         if offset.log is not None and offset.log != log.log_id:
-            self._lost(ingest, f"the offset is of log {offset.log}, and {root} holds log {log.log_id}")
+            self._lose_log(ingest, offset, "the offset is of log")
             return log.earliest
         unknown = set(offset.next) - {PARTITION}
         if unknown or PARTITION not in offset.next:
@@ -298,11 +298,7 @@ class ZmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             )
         next_id = offset.next[PARTITION]
         if next_id < log.earliest:
-            self._lost(
-                ingest,
-                f"ids {next_id} to {log.earliest - 1} are no longer in log {root}",
-                log.earliest - next_id,
-            )
+            self._lose_ids(ingest, next_id, log.earliest)
             return log.earliest
         if next_id > log.durable_end:
             # Going on would give these ids to other messages.
@@ -312,16 +308,61 @@ class ZmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             )
         return next_id
 
-    def _lost(self, ingest: Ingest | Follow, what: str, messages: int = 0) -> None:
+    def _lose_ids(self, ingest: Ingest | Follow, first: int, end: int) -> None:
+        what = f"ids {first} to {end - 1} are no longer in log {ingest.storage.root}"
         if self._options.fail_on_data_loss:
             raise DataLossError(
-                f"reading: {what}. Those messages are lost to this query: it was stopped for longer than the log "
-                "kept them, or walLocation or the checkpoint was changed. To go on with what there is, set "
-                "failOnDataLoss=false"
+                f"reading: {what}: the query was stopped for longer than the log kept them. {_GO_ON}"
             )
-        ingest.counters.data_losses += 1
-        ingest.counters.expired += messages
-        _log.warning("data loss: %s; going on because failOnDataLoss=false", what)
+        new = end - max(first, self._lost_to)
+        if new > 0:
+            self._lost_to = end
+            ingest.counters.data_losses += 1
+            ingest.counters.expired += new
+            _log.warning("data loss: %s; going on because failOnDataLoss=false", what)
+
+    def _lose_log(self, ingest: Ingest | Follow, offset: Offset, what: str) -> None:
+        what = f"{what} {offset.log}, and {ingest.storage.root} holds log {ingest.log.log_id}"
+        if self._options.fail_on_data_loss:
+            raise DataLossError(f"reading: {what}. {self._why_another_log()} {_GO_ON}")
+        if str(offset.log) not in self._lost_logs:
+            self._lost_logs.add(str(offset.log))
+            ingest.counters.data_losses += 1
+            _log.warning("data loss: %s; going on because failOnDataLoss=false", what)
+
+    def _why_another_log(self) -> str:
+        if self._options.wal_location is not None:
+            return "walLocation or the checkpoint was changed, or the log was removed: set back what was changed."
+        return (
+            "Without walLocation, socketType, connect, bind and topics say where the log is, and a log that is "
+            "removed with the temporary directory begins anew. If you changed one of these options, set it back, or "
+            "set walLocation to the log that the checkpoint belongs to."
+        )
+
+
+_GO_ON = "To go on with what there is, set failOnDataLoss=false"
+
+
+class RefusedStreamReader(DataSourceStreamReader):
+    """Says why a query cannot start.
+
+    If ``streamReader`` itself raised, Spark's own process would end with an ``UnboundLocalError`` and show that.
+    """
+
+    def __init__(self, why: str) -> None:
+        self._why = why
+
+    def initialOffset(self) -> dict[str, Any]:
+        raise OptionError(self._why)
+
+    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
+        raise OptionError(self._why)
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
+        raise OptionError(self._why)
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        raise OptionError(self._why)
 
 
 def _stop_on_sigterm() -> None:

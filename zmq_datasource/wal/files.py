@@ -13,9 +13,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO
-from urllib.parse import unquote, urlsplit
 
 from zmq_datasource.errors import DiskFaultError, LogLockedError, LogWriteError, OptionError
+from zmq_datasource.option_types import LogLocation
 from zmq_datasource.wal.layout import TEMPORARY_PREFIX
 
 __all__ = [
@@ -66,22 +66,17 @@ class PartitionFiles:
     """The directories of a log's partitions on a POSIX file system.
 
     Args:
-        location: A path or ``file:`` URI.
+        location: An absolute path or ``file:`` URI.
 
     Raises:
-        OptionError: The location is a URI of another scheme.
+        OptionError: The location is something else.
     """
 
     def __init__(self, location: str) -> None:
-        parts = urlsplit(location)
-        if parts.scheme == "file":
-            location = unquote(parts.path)
-        elif "://" in location:
-            raise OptionError(
-                f"option walLocation={location!r}: only local or shared (NFS) directories are supported, "
-                "as a path or a file: URI"
-            )
-        self.root = Path(location).absolute()
+        try:
+            self.root = Path(LogLocation.read(location))
+        except ValueError as e:
+            raise OptionError(f"option walLocation={location!r}: {e}") from e
 
     def __repr__(self) -> str:
         return f"LogStorage({str(self.root)!r})"

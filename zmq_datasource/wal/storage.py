@@ -74,10 +74,10 @@ class LogStorage(StagedFiles, ReaderFiles):
     """A log directory on a POSIX file system.
 
     Args:
-        location: A path or ``file:`` URI.
+        location: An absolute path or ``file:`` URI.
 
     Raises:
-        OptionError: The location is a URI of another scheme.
+        OptionError: The location is something else.
     """
 
     def open_log(self) -> str:

@@ -124,9 +124,9 @@ def _of_handshake(one: Examined, make: Callable[[str, str, str, str, str], Findi
             "credentials_refused",
             "The handshake fails although both sides use the same security.",
             f"both use {one.mechanism}; connecting: {_shown(one)}",
-            "A wrong server key or our own keys not a pair (CURVE), a wrong password (PLAIN), or an authenticator "
-            "(ZAP) that does not let us in.",
-            "Compare zmq.curve_serverkey with the server's public key; ask who runs the peer to let our public key in.",
+            *_CREDENTIALS.get(
+                one.mechanism, ("The authenticator (ZAP) of the peer.", "Look at the peer's own log.")
+            ),
         )
     return make(
         "hung_up",
@@ -137,6 +137,17 @@ def _of_handshake(one: Examined, make: Callable[[str, str, str, str, str], Findi
     )
 
 
+_CREDENTIALS = {
+    "CURVE": (
+        "A wrong server key, our own keys not a pair, or an authenticator (ZAP) that does not let us in.",
+        "Compare zmq.curve_serverkey with the server's public key; ask who runs the peer to let our public key in.",
+    ),
+    "PLAIN": (
+        "A wrong username or password, or a peer without the authenticator (ZAP) that PLAIN needs: without one libzmq "
+        "refuses everybody.",
+        "Compare zmq.plain_username and zmq.plain_password with what the peer lets in; ask who runs it.",
+    ),
+}
 _SECURITY = {
     "CURVE": "Set -o zmq.curve_serverkey, -o zmq.curve_publickey and -o zmq.curve_secretkey, as for the source.",
     "PLAIN": "Set -o zmq.plain_username and -o zmq.plain_password, as for the source.",
