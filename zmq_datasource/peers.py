@@ -37,8 +37,11 @@ _HUNG_UP = (
     "the peer hung up during the handshake; its socket type does not match ours, or its security does not"
 )
 _BROKEN_OFF = {
-    "CURVE": "the handshake was broken off: a wrong CURVE key, or a peer without CURVE?",
-    "PLAIN": "the handshake was broken off: a peer without PLAIN, or one that cannot check passwords (no ZAP handler)?",
+    "CURVE": "the handshake was broken off: a wrong CURVE key, a peer without CURVE, or one that has gone",
+    "PLAIN": (
+        "the handshake was broken off: a peer without PLAIN, one that cannot check passwords (no ZAP handler), or one "
+        "that has gone"
+    ),
     "": "the handshake was broken off: the peer is no ZeroMQ socket, wants security (none is set here), or has gone",
 }
 _OTHER_SECURITY = {

@@ -129,12 +129,12 @@ class ZmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if kept[0] >= ingest.log.earliest:
             return self._resolve(ingest, Offset(ingest.log.log_id, {PARTITION: kept[0]}))
         # Whether this is that query again, nothing tells.
-        self._lost(
+        self._lose_ids(
             ingest,
-            f"a query was told to begin at id {kept[0]} of log {ingest.storage.root}, has not finished its first "
-            f"batch, and the log begins at {ingest.log.earliest} now (for a query that is to begin anew, remove "
-            f"{ingest.storage.start_path(PARTITION, ingest.reader)})",
-            ingest.log.earliest - kept[0],
+            kept[0],
+            ingest.log.earliest,
+            "a query was told to begin there and has not finished its first batch (for a query that is to begin anew, "
+            f"remove {ingest.storage.start_path(PARTITION, ingest.reader)})",
         )
         return None
 
@@ -308,12 +308,16 @@ class ZmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             )
         return next_id
 
-    def _lose_ids(self, ingest: Ingest | Follow, first: int, end: int) -> None:
+    def _lose_ids(
+        self,
+        ingest: Ingest | Follow,
+        first: int,
+        end: int,
+        why: str = "the query was stopped for longer than the log kept them",
+    ) -> None:
         what = f"ids {first} to {end - 1} are no longer in log {ingest.storage.root}"
         if self._options.fail_on_data_loss:
-            raise DataLossError(
-                f"reading: {what}: the query was stopped for longer than the log kept them. {_GO_ON}"
-            )
+            raise DataLossError(f"reading: {what}: {why}. {_GO_ON}")
         new = end - max(first, self._lost_to)
         if new > 0:
             self._lost_to = end
