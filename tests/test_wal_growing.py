@@ -12,7 +12,7 @@ import pyarrow as pa
 import pytest
 
 from tests.support import batch_of, log_rows
-from zmq_datasource.errors import DamagedChunkError
+from zmq_datasource.errors import DamagedChunkError, DiskFaultError
 from zmq_datasource.wal import storage as storage_module
 from zmq_datasource.wal.growing import GrowingTail, read_groups
 from zmq_datasource.wal.state import read_saved_state
@@ -90,7 +90,7 @@ def test_of_a_torn_file_the_whole_groups_count(tmp_path: Path) -> None:
     content = LogStorage(str(tmp_path / "log")).read_growing(0, 0).to_pybytes()
     log.close()
     for size in range(len(content)):
-        batches, _, changed = read_groups(pa.py_buffer(content[:size]), 0)
+        batches, *_, changed = read_groups(pa.py_buffer(content[:size]), 0)
         assert not changed
         whole = sum(size >= end for end in sizes[1:])
         assert [v for b in batches for v in b.column("value").to_pylist()] == [b"a", b"b", b"c"][:whole]
@@ -103,7 +103,7 @@ def test_a_changed_byte_ends_what_counts(tmp_path: Path) -> None:
     content = bytearray(LogStorage(str(tmp_path / "log")).read_growing(0, 0).to_pybytes())
     log.close()
     content[content.index(b"second-value")] ^= 1
-    batches, _, changed = read_groups(pa.py_buffer(bytes(content)), 0)
+    batches, *_, changed = read_groups(pa.py_buffer(bytes(content)), 0)
     assert changed == range(1, 3)
     assert [v for b in batches for v in b.column("value").to_pylist()] == [b"first-value"]
 
@@ -271,3 +271,47 @@ def test_a_slow_feed_leaves_a_compact_log(tmp_path: Path) -> None:
     log.close()
     assert log_rows(tmp_path).column("value").to_pylist() == [b"%d" % i for i in range(50)]
     assert not list(tmp_path.glob("0/.open*"))
+
+
+@pytest.mark.parametrize("torn", [b"", b"torn" * 10_000])
+def test_an_open_chunk_is_sealed_where_there_is_no_room_for_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, torn: bytes
+) -> None:
+    log = writer(tmp_path / "log")
+    for _ in range(3):
+        append(log, *[bytes(1000)] * 100)
+    crashed = crash(tmp_path / "log", tmp_path / "crashed")
+    (found,) = (crashed / "0").glob(".open-*")
+    with found.open("ab") as file:
+        file.write(torn)
+    size = found.stat().st_size - len(torn)
+
+    def full(*_: object) -> None:
+        raise DiskFaultError("no room for another chunk")
+
+    monkeypatch.setattr(LogStorage, "write_chunk", full)
+    again = writer(crashed)
+    assert again.durable_end == 300
+    again.close()
+    (chunk,) = (crashed / "0").glob("0*.arrow")
+    assert chunk.stat().st_size < size + 10_000
+    assert log_rows(crashed).column("id").to_pylist() == list(range(300))
+    log.close()
+
+
+def test_many_small_groups_are_sealed_in_place_where_there_is_no_room_for_a_compact_chunk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = writer(tmp_path / "log")
+    for _ in range(20):
+        append(log, b"small")
+    crashed = crash(tmp_path / "log", tmp_path / "crashed")
+
+    def full(*_: object) -> None:
+        raise DiskFaultError("no room for another chunk")
+
+    monkeypatch.setattr(LogStorage, "write_chunk", full)
+    writer(crashed).close()
+    assert log_rows(crashed).column("value").to_pylist() == [b"small"] * 20
+    monkeypatch.undo()
+    log.close()

@@ -19,18 +19,19 @@ from __future__ import annotations
 import functools
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import NamedTuple
 
 import pyarrow as pa
 import pyarrow.ipc
 
-from zmq_datasource.errors import LogFormatError
+from zmq_datasource.errors import DiskFaultError, LogFormatError
 from zmq_datasource.messages import LOG_SCHEMA
 from zmq_datasource.wal.chunk import CHECKSUM, fingerprint, write_batches
 from zmq_datasource.wal.layout import Chunk, chunk_name
 from zmq_datasource.wal.storage import LogStorage
 
-__all__ = ["Groups", "GrowingChunk", "GrowingTail", "Grown", "read_groups", "write_compact"]
+__all__ = ["Groups", "GrowingChunk", "GrowingTail", "Grown", "read_groups", "seal_groups", "write_compact"]
 
 _GROUP_END, _GROUP_FIRST = b"group.end", b"first="
 # A batch of its own costs a message about a kilobyte. A chunk of so many, all so small, is written again when it is
@@ -177,12 +178,14 @@ class Groups(NamedTuple):
 
     Attributes:
         batches: Of its whole groups.
-        metadata: Of the last of them.
+        written: What was written with each of them.
+        metadata: Of the last group.
         damaged: The ids from the first group that is not whole to the last one behind it that is; empty if
             nothing is behind it, as after a crash.
     """
 
     batches: list[pa.RecordBatch]
+    written: list[Mapping[bytes, bytes]]
     metadata: Mapping[bytes, bytes]
     damaged: range
 
@@ -191,6 +194,7 @@ def read_groups(content: pa.Buffer, first: int) -> Groups:
     """The groups of an unfinished chunk whose first id this is."""
     whole: list[pa.RecordBatch] = []
     pending: list[pa.RecordBatch] = []
+    written: list[Mapping[bytes, bytes]] = []
     metadata: Mapping[bytes, bytes] = {}
     end, read_to = first, _MAGIC_BYTES
     try:
@@ -202,6 +206,7 @@ def read_groups(content: pa.Buffer, first: int) -> Groups:
             if custom is None or custom.get(CHECKSUM) != fingerprint(batch):
                 break
             pending.append(batch)
+            written.append(custom)
             if _GROUP_END in custom:
                 whole += pending
                 pending = []
@@ -211,7 +216,36 @@ def read_groups(content: pa.Buffer, first: int) -> Groups:
         # Torn, or damaged, which Arrow's reader of streams answers with errors of many kinds.
         pass
     behind = max(_ends_of_later_groups(content, read_to, end), default=end)
-    return Groups(whole, metadata, range(end, behind))
+    return Groups(whole, written[: len(whole)], metadata, range(end, behind))
+
+
+def seal_groups(
+    storage: LogStorage, partition: int, first: int, content: pa.Buffer, groups: Groups, sync: bool
+) -> Chunk:
+    """Make an ordinary chunk of the open one of a crashed writer.
+
+    In its own file, which takes no more room than the footer: it may be a full disk that the writer ended on. Of many
+    small groups a compact one, if there is room for it.
+
+    Raises:
+        LogWriteError: The file system refused.
+    """
+    small = sum(batch.nbytes for batch in groups.batches) < len(groups.batches) * _SMALL_BATCH_BYTES
+    if small and len(groups.batches) >= _MANY_BATCHES:
+        with suppress(DiskFaultError):
+            return write_compact(storage, partition, groups.batches, groups.metadata, sync)
+    # What it holds is written once more into memory, for Arrow to know where everything is.
+    memory = _Memory()
+    with pa.ipc.new_file(memory, LOG_SCHEMA) as writer:
+        for batch, written in zip(groups.batches, groups.written, strict=True):
+            writer.write_batch(batch, custom_metadata=written)
+        held = memory.take()
+    if content.slice(0, len(held)).to_pybytes() != held:  # another release of Arrow has written it
+        return write_compact(storage, partition, groups.batches, groups.metadata, sync)
+    end = groups.batches[-1].column("id")[-1].as_py() + 1
+    storage.end_growing_at(partition, first, len(held))
+    storage.write_growing(partition, first, len(held), memory.take(), sync)
+    return storage.finish_growing(partition, first, chunk_name(first, end), sync)
 
 
 def _ends_of_later_groups(content: pa.Buffer, read_to: int, end: int) -> Iterator[int]:

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from zmq_datasource.errors import DamagedChunkError
 from zmq_datasource.wal.chunk import read_chunk
-from zmq_datasource.wal.growing import read_groups, write_compact
+from zmq_datasource.wal.growing import read_groups, seal_groups, write_compact
 from zmq_datasource.wal.index import ChunkIndex
 from zmq_datasource.wal.layout import Chunk, growing_name
 from zmq_datasource.wal.persistence import Persistence
@@ -76,8 +76,10 @@ def _recover_growing(
     if first < index.end:  # its chunk is there
         return index.end
     path = storage.growing_path(partition, first)
-    batches, metadata, damaged = read_groups(storage.read_growing(partition, first), first)
-    rows = sum(batch.num_rows for batch in batches)
+    content = storage.read_growing(partition, first)
+    groups = read_groups(content, first)
+    damaged = groups.damaged
+    rows = sum(batch.num_rows for batch in groups.batches)
     if damaged and sync:
         raise DamagedChunkError(
             f"opening {path}: the ids from {damaged.start} on are not what was written, and some behind them, up to "
@@ -88,7 +90,13 @@ def _recover_growing(
     follows = first == index.end
     if rows and follows:
         _log.info("log %s: recovered the ids %d to %d", storage.root, first, first + rows - 1)
-        index.append(persistence.insist(partial(write_compact, storage, partition, batches, metadata, sync)))
+        # What was damaged is set aside as it is.
+        seal = (
+            partial(write_compact, storage, partition, groups.batches, groups.metadata, sync)
+            if damaged
+            else partial(seal_groups, storage, partition, first, content, groups, sync)
+        )
+        index.append(persistence.insist(seal))
     if damaged or not follows:
         end: int = max(damaged.stop, first + rows)
         _log.error(

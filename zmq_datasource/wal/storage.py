@@ -228,6 +228,12 @@ class LogStorage(StagedFiles, ReaderFiles):
             if sync and not offset:
                 sync_directory(path.parent)
 
+    def end_growing_at(self, partition: int, first: int, size: int) -> None:
+        """Remove what is behind this place of an open chunk."""
+        path = self.growing_path(partition, first)
+        with writing(f"writing {path}"):
+            os.truncate(path, size)
+
     def finish_growing(self, partition: int, first: int, name: str, sync: bool) -> Chunk:
         """Give a chunk that is whole its name; may be repeated.
 
