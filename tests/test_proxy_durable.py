@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import logging
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -24,9 +26,12 @@ from zmq_datasource import (
 )
 from zmq_datasource.ingest import Ingest
 from zmq_datasource.proxy import durable, replays
+from zmq_datasource.proxy.pipes import start_line
 from zmq_datasource.proxy.rows import Messages
 from zmq_datasource.proxy.subscriptions import Subscription, Subscriptions
+from zmq_datasource.proxy.view import Progress
 from zmq_datasource.wal.storage import LogStorage
+from zmq_datasource.wal.writer import LogWriter
 
 SIDES = ("pull", "durable", "replay")
 
@@ -773,3 +778,70 @@ def test_subscribers_that_take_nothing_cost_bounded_memory_though_they_say_they_
 def account(proxy: ProxyThreads, name: str) -> dict[str, object]:
     """What the proxy tells of one durable subscriber."""
     return next((a for a in proxy.status.get("durable", ()) if a["name"] == name), {})
+
+
+def test_a_proxy_without_durable_subscribers_keeps_what_they_need(
+    context: zmq.Context[Socket], tmp_path: Path
+) -> None:
+    options = {"walRetention": "0s", "walFlushInterval": "50ms"}
+    with ProxyThreads(tmp_path, endpoints(*SIDES), **options) as proxy:
+        feed(context, proxy, *([b"t", b"%d" % i] for i in range(10)))
+        with DurableSubscriber(proxy.sides["durable"], "me") as me:
+            assert take(me, 4) == [b"0", b"1", b"2", b"3"]
+    with ProxyThreads(tmp_path, endpoints("pull", "replay"), **options) as proxy:
+        for i in range(10, 15):
+            feed(context, proxy, [b"t", b"%d" % i])
+        wait_for(lambda: proxy.status.get("hold") == 4, "what it needs is held")
+        chunks = proxy.flow.journal.log.chunks
+        proxy.flow.journal.log.remove_expired()
+        assert proxy.flow.journal.log.earliest <= 4, chunks
+    with (
+        ProxyThreads(tmp_path, endpoints(*SIDES), **options) as proxy,
+        DurableSubscriber(proxy.sides["durable"], "me") as me,
+    ):
+        assert take(me, 11) == [b"%d" % i for i in range(4, 15)]
+        assert me.lost == 0
+
+
+def test_a_live_process_that_does_not_listen_stops_no_subscriber(
+    context: zmq.Context[Socket], tmp_path: Path
+) -> None:
+    """What the server process tells of its subscribers would fill the pipe in a second."""
+    log = LogWriter(LogStorage(str(tmp_path)), 0, chunk_bytes=1 << 20, max_bytes=1 << 30)
+    log.open()
+    sides = endpoints("durable")
+    given = {"walLocation": str(tmp_path), "pull": endpoints("pull")["pull"], **sides}
+    progress = Progress(log.earliest, log.durable_end, None)
+    server = subprocess.Popen(
+        [sys.executable, "-c", "from zmq_datasource.proxy.server import main; main()"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    )
+    try:
+        assert server.stdin is not None
+        assert server.stdout is not None
+        for line in (start_line(given, logging.WARNING), progress):
+            server.stdin.write(json.dumps(line).encode() + b"\n")
+        server.stdin.flush()
+        assert json.loads(server.stdout.readline()) == {"ready": True}
+        dealer = context.socket(zmq.DEALER)
+        dealer.connect(sides["durable"])
+        for at in range(150):
+            name = b"%03d" % at + b"x" * 190
+            dealer.send_multipart(
+                [b"SUBSCRIBE", b"1", name, number(at), b"earliest", b"", number(3), *([b"t" * 60] * 10)]
+            )
+        waits = zmq.Poller()
+        waits.register(dealer, zmq.POLLIN)
+        beats = 0
+        while beats < 4:
+            assert waits.poll(10_000), f"silent after {beats} heartbeats"
+            beats += dealer.recv_multipart()[0] == b"HEARTBEAT"
+    finally:
+        server.kill()
+        server.wait()
+        assert server.stdin is not None
+        assert server.stdout is not None
+        server.stdin.close()
+        server.stdout.close()
+        log.close()

@@ -370,3 +370,22 @@ def test_ipc_endpoints_and_one_mark_along_the_chain(
         push.connect(sides["pull"])
         push.send_multipart([b"t", b"v"])
         assert receive(sub, 1) == [[b"t", number(0), b"v"]]
+
+
+def test_a_flood_of_subscriptions_holds_nobody_up_and_is_ended(
+    context: zmq.Context[Socket], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("zmq_datasource.proxy.backend._MOST_REQUEST_BYTES", 4 << 20)
+    with ProxyThreads(tmp_path, endpoints("bind", "publish")) as proxy:
+        other = subscriber(context, proxy, b"mine")
+        pub = publisher(context, proxy.sides["bind"], (b"",))
+        flood = context.socket(zmq.XSUB)
+        flood.setsockopt(zmq.SNDHWM, 0)
+        flood.connect(proxy.sides["publish"])
+        for at in range(60_000):
+            flood.send(b"\x01%099d" % at)
+        for at in range(50):
+            pub.send_multipart([b"mine", b"%d" % at])
+        assert [frames[-1] for frames in receive(other, 50, 5_000)] == [b"%d" % i for i in range(50)]
+        wait_for(lambda: proxy.flow.status()["disconnected"] >= 1, "the flood is ended")
+        assert len(proxy.flow._backend.subscriptions) <= 10_000
