@@ -333,23 +333,23 @@ def test_a_log_of_a_query_is_not_a_proxys(tmp_path: Path) -> None:
     ("options", "problem"),
     [
         ({"bind": "tcp://*:5557", "publish": "tcp://*:5556"}, "walLocation is not set"),
-        ({"walLocation": "x", "publish": "tcp://*:5556"}, "no side for publishers"),
-        ({"walLocation": "x", "bind": "tcp://*:5557"}, "no side for subscribers"),
-        ({"walLocation": "x", "bind": "tcp://*:5556", "publish": "tcp://*:5556"}, "named for two sides"),
+        ({"walLocation": "/x", "publish": "tcp://*:5556"}, "no side for publishers"),
+        ({"walLocation": "/x", "bind": "tcp://*:5557"}, "no side for subscribers"),
+        ({"walLocation": "/x", "bind": "tcp://*:5556", "publish": "tcp://*:5556"}, "named for two sides"),
         (
-            {"walLocation": "x", "bind": "tcp://*:1", "publish": "tcp://*:2", "walMaxBytes": "1k"},
+            {"walLocation": "/x", "bind": "tcp://*:1", "publish": "tcp://*:2", "walMaxBytes": "1k"},
             "walMaxBytes",
         ),
         (
-            {"walLocation": "x", "bind": "tcp://*:1", "publish": "tcp://*:2", "slowTimeout": "0s"},
+            {"walLocation": "/x", "bind": "tcp://*:1", "publish": "tcp://*:2", "slowTimeout": "0s"},
             "slowTimeout",
         ),
-        ({"walLocation": "x", "bind": "tcp://*:1", "publish": "tcp://*:2", "linger": "-1"}, "linger"),
+        ({"walLocation": "/x", "bind": "tcp://*:1", "publish": "tcp://*:2", "linger": "-1"}, "linger"),
         (
-            {"walLocation": "x", "bind": "tcp://*:1", "publish": "tcp://*:2", "slowSubscriber": "no"},
+            {"walLocation": "/x", "bind": "tcp://*:1", "publish": "tcp://*:2", "slowSubscriber": "no"},
             "drop, wait or",
         ),
-        ({"walLocation": "x", "bind": "tcp://*:1", "publsh": "tcp://*:2"}, "did you mean 'publish'"),
+        ({"walLocation": "/x", "bind": "tcp://*:1", "publsh": "tcp://*:2"}, "did you mean 'publish'"),
     ],
 )
 def test_options_that_do_not_go_together(options: dict[str, str], problem: str) -> None:

@@ -1,7 +1,8 @@
 """Faults of the disk and the clock of one process, turned on and off by another one.
 
 The two share a page of memory. ``install`` puts the faults between the standard library and the package, before
-the package is imported: nothing in the package knows of it.
+the package is imported: nothing in the package knows of it. What was written and not forced to the disk is noted,
+so that ``lose_power`` can take it away when the process has been killed.
 """
 
 from __future__ import annotations
@@ -9,16 +10,19 @@ from __future__ import annotations
 import builtins
 import errno
 import io
+import json
 import mmap
 import os
+import random
 import struct
 import time
 from pathlib import Path
 from typing import Any
 
-__all__ = ["DISK_FAULTS", "Faults", "install"]
+__all__ = ["DISK_FAULTS", "Faults", "install", "lose_power"]
 
-DISK_FAULTS = ("none", "enospc", "eio", "emfile", "slow")
+# ``lie``: what is forced to the disk is not.
+DISK_FAULTS = ("none", "enospc", "eio", "emfile", "slow", "lie")
 _PAGE = struct.Struct("<Bd")
 _SLOW_SECONDS = 0.4
 
@@ -71,9 +75,15 @@ def install(page: Path, root: Path) -> None:
         return isinstance(path, (str, os.PathLike)) and os.fspath(path).startswith(below)  # type: ignore[arg-type]
 
     real_open, real_fsync, real_rename, real_time = builtins.open, os.fsync, os.rename, time.time
+    real_os_open, real_pwrite = os.open, os.pwrite
+    notes = os.open(_notes(page), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+
+    def note(*words: object) -> None:
+        os.write(notes, json.dumps(words).encode() + b"\n")
 
     class File(io.FileIO):
         def write(self, content: Any) -> int:
+            note("written", str(self.name))
             try:
                 faults.meet("write")
             except OSError:
@@ -90,19 +100,40 @@ def install(page: Path, root: Path) -> None:
             return File(path, "w")
         return real_open(path, mode, *args, **kwargs)
 
+    def os_open(path: Any, *args: Any, **kwargs: Any) -> int:
+        if concerns(path):
+            faults.meet("open" if faults.disk == "emfile" else "read")
+        return real_os_open(path, *args, **kwargs)
+
+    def pwrite(descriptor: int, content: Any, offset: int) -> int:
+        path = os.readlink(f"/proc/self/fd/{descriptor}")
+        if concerns(path):
+            note("written", path)
+            try:
+                faults.meet("write")
+            except OSError:
+                real_pwrite(descriptor, memoryview(content)[: len(content) // 2], offset)
+                raise
+        return real_pwrite(descriptor, content, offset)
+
     def fsync(descriptor: Any) -> None:
         number = descriptor if isinstance(descriptor, int) else descriptor.fileno()
-        if concerns(os.readlink(f"/proc/self/fd/{number}") + os.sep):
+        path = os.readlink(f"/proc/self/fd/{number}")
+        if concerns(path + os.sep):
             faults.meet("fsync")
+            if faults.disk == "lie":
+                return
+            note("forced", path, os.fstat(number).st_size)
         real_fsync(descriptor)
 
     def rename(source: Any, target: Any, **kwargs: Any) -> None:
         if concerns(source):
             faults.meet("rename")
+            note("renamed", str(source), str(target))
         real_rename(source, target, **kwargs)
 
     builtins.open = io.open = open_  # type: ignore[assignment]
-    os.fsync, os.rename = fsync, rename
+    os.fsync, os.rename, os.open, os.pwrite = fsync, rename, os_open, pwrite
     time.time = lambda: real_time() + faults.clock
 
     import pyarrow as pa  # noqa: PLC0415 - only now
@@ -116,3 +147,38 @@ def install(page: Path, root: Path) -> None:
         return pa.PythonFile(File(path, "w"), mode="w")
 
     pa.OSFile = os_file
+
+
+def _notes(page: Path) -> Path:
+    return page.with_suffix(".disk")
+
+
+def lose_power(page: Path, chance: random.Random) -> None:
+    """Take from the disk of a process that was killed what it had not forced there: ends of files, and names."""
+    notes = _notes(page)
+    if not notes.exists():
+        return
+    torn: dict[str, int] = {}  # path: how much of it is sure
+    sure: dict[str, int] = {}
+    renamed: list[tuple[str, str]] = []
+    for line in notes.read_text().splitlines():
+        match json.loads(line):
+            case ["written", path]:
+                torn[path] = sure.get(path, 0)
+            case ["forced", path, size]:
+                torn.pop(path, None)
+                sure[path] = size
+                renamed = [(old, new) for old, new in renamed if str(Path(new).parent) != path]
+            case ["renamed", old, new]:
+                renamed.append((old, new))
+                for kept in (torn, sure):
+                    kept.pop(new, None)
+                    if old in kept:
+                        kept[new] = kept.pop(old)
+    for path, least in torn.items():
+        if os.path.isfile(path):
+            os.truncate(path, chance.randint(min(least, os.path.getsize(path)), os.path.getsize(path)))
+    for old, new in reversed(renamed):
+        if os.path.exists(new) and chance.random() < 0.5:
+            os.rename(new, old)
+    notes.unlink()

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, Self
 import psutil
 
 from tests.support import free_endpoint
-from tests.weather.faults import Faults
+from tests.weather.faults import Faults, lose_power
 from tests.weather.middlebox import Middlebox
 
 __all__ = ["BrokenPromiseError", "Event", "Process", "World", "draw"]
@@ -218,15 +218,17 @@ class World:
 
     def _begin(self, event: Event) -> None:
         match event.kind:
-            case "kill":
+            case "kill" | "power":
                 self.processes[event.target].kill()
+                if event.kind == "power":
+                    lose_power(self.directory / f"{event.target}.faults", self.random)
                 self._stopped.discard(event.target)
                 self._again = [pair for pair in self._again if pair[1] != event.target]
                 self._again.append((time.monotonic() + event.seconds, event.target))
             case "stop":
                 self.processes[event.target].signal(signal.SIGSTOP)
                 self._stopped.add(event.target)
-            case "enospc" | "eio" | "emfile" | "slow":
+            case "enospc" | "eio" | "emfile" | "slow" | "lie":
                 self.processes[event.target].faults.disk = event.kind
             case "clock-back":
                 self.processes[event.target].faults.clock = -3600.0
@@ -251,7 +253,7 @@ class World:
         match event.kind:
             case "stop":
                 self._resume(event.target)
-            case "enospc" | "eio" | "emfile" | "slow":
+            case "enospc" | "eio" | "emfile" | "slow" | "lie":
                 self.processes[event.target].faults.disk = "none"
             case "delay":
                 self.boxes[event.target].delay = 0.0
@@ -307,6 +309,8 @@ class World:
 
 _LENGTHS = {
     "kill": (0.0, 1.5),
+    "power": (0.0, 1.5),
+    "lie": (0.5, 3.0),
     "stop": (0.2, 4.0),
     "enospc": (0.2, 3.0),
     "eio": (0.2, 3.0),

@@ -21,6 +21,7 @@ __all__ = ["TOPOLOGIES", "Topology"]
 _NETWORK = ("delay", "throttle", "reset", "reset-after", "half-open", "black-hole")
 _DISK = ("enospc", "eio", "emfile", "slow")
 _PROCESS = ("kill", "stop")
+_POWER = ("power",)
 _CLOCK = ("clock-back", "clock-ahead")
 
 
@@ -131,7 +132,7 @@ class _Sinked(Topology):
             },
         )
         self.may("wire", *_NETWORK)
-        self.may("source", *_DISK, *_PROCESS, *_CLOCK)
+        self.may("source", *_DISK, *_PROCESS, *_POWER, *_CLOCK)
         self.may("sink", *_PROCESS)
 
     def finish(self) -> None:
@@ -169,7 +170,7 @@ class PushPull(_Sinked):
                 if f"{account['batch']}:{p}:{r}" not in came
             ]
             # What a receiver had and not sealed dies with it.
-            if len(missing) > account["dropped"] and not self.world.lossy("kill source"):
+            if len(missing) > account["dropped"] and not self.world.lossy("kill source", "power source"):
                 raise BrokenPromiseError(
                     f"{len(missing)} rows of batch {account['batch']} never came, from {missing[0]} on; the sink says "
                     f"{account}"
@@ -232,7 +233,7 @@ class VllmReplay(Topology):
         self.sent = 1
         self.may("live", *_NETWORK)
         self.may("replay", *_NETWORK)
-        self.may("source", *_DISK, *_PROCESS, *_CLOCK)
+        self.may("source", *_DISK, *_PROCESS, *_POWER, *_CLOCK)
 
     def load(self) -> None:
         burst = self.world.random.choice((1, 50, 500))
@@ -285,7 +286,7 @@ class DealerRouter(Topology):
             },
         )
         self.may("wire", *_NETWORK)
-        self.may("source", *_DISK, *_PROCESS, *_CLOCK)
+        self.may("source", *_DISK, *_PROCESS, *_POWER, *_CLOCK)
         self.may("sink", *_PROCESS)
 
     def finish(self) -> None:
@@ -339,7 +340,7 @@ class ProducerReceive(Topology):
         world.wait_for(lambda: any(LogStorage(str(self.wal)).chunks(0)), "there is a log", 30)
         self.source()
         self.may("wire", *_NETWORK)
-        self.may("receive", *_DISK, *_PROCESS, *_CLOCK)
+        self.may("receive", *_DISK, *_PROCESS, *_POWER, *_CLOCK)
         self.may("source", *_PROCESS, *_CLOCK)
         self.may("producer", *_PROCESS)
 
@@ -397,7 +398,7 @@ class ProxyDurable(Topology):
         )
         self.may("in", *_NETWORK)
         self.may("out", *_NETWORK)
-        self.may("proxy", *_DISK, *_PROCESS, *_CLOCK)
+        self.may("proxy", *_DISK, *_PROCESS, *_POWER, *_CLOCK)
         self.may("producer", *_PROCESS)
         self.may("durable", *_PROCESS)
 
