@@ -75,7 +75,10 @@ class ZmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             # Covers a SIGTERM that arrives between the end of a call and Spark's stop().
             atexit.register(self.stop)
             try:
-                self._persistence.insist(self._ingest.open)
+                if isinstance(self._ingest, Follow):
+                    self._persistence.insist(self._ingest.open)
+                else:  # it waits by itself
+                    self._ingest.open()
             except Exception:
                 self._ingest = None
                 raise

@@ -167,9 +167,15 @@ class LogWriter:
         Args:
             lock_wait: Seconds to wait for a previous writer that is just stopping.
 
+        A disk that refuses is waited for, as later on.
+
         Raises:
             LogError: Held by another, damaged, or not writable.
         """
+        self._persistence.insist(partial(self._open_log, lock_wait))
+        self._sealer.start()
+
+    def _open_log(self, lock_wait: float) -> None:
         self.log_id = self._storage.open_log()
         lock = self._storage.lock(self._partition, lock_wait)
         try:
@@ -186,7 +192,6 @@ class LogWriter:
         self._next = self._cut_to = self._index.end
         self._committed = self._index.earliest
         self._state_version, self._base_version = self.saved.version, self.saved.base
-        self._sealer.start()
 
     def _check_given(self) -> None:
         """Refuse to give ids again that a query was given."""
