@@ -731,7 +731,9 @@ def test_a_client_without_a_look_at_the_kernel_gets_a_long_message_too(
         for _ in range(3):
             dealer.send_multipart(subscribe)
         words: list[bytes] = []
-        while words.count(b"READY") < 3 or words[-2:] != [b"HEARTBEAT"] * 2:  # the first comes late, behind the rest
+        while (
+            words.count(b"READY") < 3 or words[-2:] != [b"HEARTBEAT"] * 2
+        ):  # the first comes late, behind the rest
             words += [frames[0] for frames in receive(dealer, 1, 5_000)]
         assert (words.count(b"MESSAGE"), words.count(b"READY")) == (1, 3)
         assert slow.bytes < 6_000_000, "it was sent again"

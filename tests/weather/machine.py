@@ -89,6 +89,7 @@ class Process:
         for child in self._family():
             child.kill()
         self.popen.wait()
+        self._let_go()
         self.killed = True
 
     def signal(self, number: int) -> None:
@@ -127,9 +128,12 @@ class Process:
     def close(self) -> None:
         if self.alive:
             self.kill()
+        self._let_go()
+        self._log.close()
+
+    def _let_go(self) -> None:
         if self.popen.stdin is not None:
             self.popen.stdin.close()
-        self._log.close()
 
     def last_lines(self, count: int = 8) -> str:
         lines = (self._world.directory / f"{self.name}.log").read_text(errors="replace").splitlines()
