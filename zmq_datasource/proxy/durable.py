@@ -447,10 +447,9 @@ class DurableServer:
         if (lost := session.cursor.skip_lost()) is not None:
             self._lose(session, Lost(*lost))
             return True
-        # No more than could be sent: what is read ahead for who takes nothing is memory too.
-        batch = session.cursor.read(
-            min(_TURN_ROWS, session.credit), min(_TURN_BYTES, max(1, self._share - session.held))
-        )
+        # What is read ahead for who takes nothing is memory too.
+        room = max(1, self._share - session.held)
+        batch = session.cursor.read(_TURN_ROWS, min(_TURN_BYTES, room))
         if batch is None:
             return False
         batch = _matching(batch, session.subscription.topics)
