@@ -30,6 +30,7 @@ public class DurableClient {
         long session = 0;
         byte[] resume = new byte[0];
         boolean subscribe = true;
+        boolean silent = false;
         boolean ready = false;
         long taken = 0;
         while (true) {
@@ -37,11 +38,14 @@ public class DurableClient {
                 session++;
                 ready = false;
                 taken = 0;
+            }
+            if (subscribe || silent) { // after silence the same again, which restarts nothing
                 send(socket, "SUBSCRIBE", text("1"), text(name), number(session), text("earliest"), resume,
                         number(CREDIT));
             }
-            subscribe = poller.poll(SILENCE_MS) == 0;
-            if (subscribe) {
+            subscribe = false;
+            silent = poller.poll(SILENCE_MS) == 0;
+            if (silent) {
                 continue;
             }
             ZMsg message = ZMsg.recvMsg(socket);
