@@ -9,14 +9,14 @@ export PYSPARK_PYTHON := $(abspath $(BIN)/python)
 # Tests wait as much as they compute, so a few more workers than cores; each may hold a Spark session of 1 GB. With too many
 # the tests fail: Spark gives up a Python process that has not connected back within 10 s.
 WORKERS ?= 3
-PARALLEL := --numprocesses $(WORKERS) --dist worksteal
+PARALLEL := --numprocesses $(WORKERS) --dist load --maxschedchunk 1
 
 .PHONY: demo test chaos test-long check fast bench docs notebook clean
 
 demo: $(VENV)/.package ## A live feed through Spark and out again; ARGS="--endpoint tcp://..." for your own
 	$(JAVA) $(BIN)/zmq-datasource demo $(ARGS)
 
-test: check ## Lint, types, layers and all tests, side by side but for those that measure; what CI runs
+test: check $(VENV)/spark.jsa ## Lint, types, layers and all tests, side by side but for those that measure; what CI runs
 	$(JAVA) $(BIN)/python -m pytest -m "not long and not alone" $(PARALLEL)
 	$(JAVA) $(BIN)/python -m pytest -m "alone and not long"
 
@@ -44,6 +44,9 @@ docs: $(VENV)/.dev ## Generate the references of options and metrics
 
 notebook: $(VENV)/.dev ## Open the notebooks
 	$(JAVA) $(BIN)/jupyter lab notebooks
+
+$(VENV)/spark.jsa: $(VENV)/.dev tests/spark_archive.py # Spark's classes, for each JVM of the tests to start in half the time
+	$(JAVA) $(BIN)/python -m tests.spark_archive $(abspath $@)
 
 clean:
 	rm -rf $(VENV) build dist

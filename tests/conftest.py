@@ -21,9 +21,11 @@ os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executa
 os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"
 os.environ["TZ"] = "UTC"
 # Every JVM of the tests lives for seconds: the optimising compiler and parallel collector cost it more than they save.
-os.environ["SPARK_SUBMIT_OPTS"] = os.environ["SPARK_LAUNCHER_OPTS"] = (
-    "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
-)
+JVM_OPTIONS = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+os.environ["SPARK_SUBMIT_OPTS"] = os.environ["SPARK_LAUNCHER_OPTS"] = JVM_OPTIONS
+_ARCHIVE = Path(sys.prefix, "spark.jsa")  # made by tests.spark_archive
+if _ARCHIVE.exists() and " " not in str(_ARCHIVE):
+    os.environ["SPARK_SUBMIT_OPTS"] += f" -XX:SharedArchiveFile={_ARCHIVE} -Xshare:auto -Xlog:cds=off"
 
 # Hypothesis has an example fail for the time that it takes, which beside other tests says nothing of ours.
 hypothesis.settings.register_profile(
@@ -32,9 +34,19 @@ hypothesis.settings.register_profile(
 hypothesis.settings.load_profile("ours")
 
 
+# Half a minute and more a test: notebooks, demos, and kills of whole drivers.
+_LONGEST = {
+    "test_notebooks",
+    "test_demo",
+    "test_spark_crash",
+    "test_spark_transactions",
+    "test_spark_metrics",
+}
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """What takes longest comes first, so that of several workers none is waited for at the end."""
-    items.sort(key=lambda item: item.get_closest_marker("spark") is None)
+    items.sort(key=lambda item: (item.path.stem not in _LONGEST, item.get_closest_marker("spark") is None))
 
 
 def _log_to_file(path: Path) -> None:
