@@ -2,7 +2,8 @@
 
 Usage: python -m tests.spark_archive FILE
 
-The archive fits one Java and one PySpark; ``conftest`` uses it where it is, and Java leaves it alone where it does not fit.
+The archive fits one Java and one PySpark. ``conftest`` uses it where it is, and Java leaves it alone where it does not
+fit.
 """
 
 from __future__ import annotations

@@ -67,3 +67,21 @@ def test_workers_without_the_package_are_named_with_the_way_out(tmp_path: Path) 
     assert f"set PYSPARK_PYTHON={sys.executable}" in why
     assert "DATA_SOURCE_NOT_FOUND" in why
     assert "which is not here" in (why_workers_lack_package("no-such-python") or "")
+
+
+@pytest.mark.parametrize(
+    "module",
+    ["receive", "producer", "subscriber", "proxy.process", "proxy.server", "cli", "workbench.doctor"],
+)
+def test_what_needs_no_spark_does_not_import_it(module: str) -> None:
+    code = f"import sys, zmq_datasource.{module}; print([m for m in ('pyspark', 'py4j', 'pandas') if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"
+
+
+def test_what_is_public_is_there_when_it_is_asked_for() -> None:
+    for name in zmq_datasource.__all__:
+        assert getattr(zmq_datasource, name) is not None
+        assert name in dir(zmq_datasource)
+    with pytest.raises(AttributeError, match="no attribute 'registre'"):
+        zmq_datasource.registre  # noqa: B018 - it is asked for

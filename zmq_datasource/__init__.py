@@ -5,6 +5,9 @@
 >>> feed = spark.readStream.format("zmq").option("connect", "tcp://feed:5556").load()  # doctest: +SKIP
 """
 
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
 from zmq_datasource.errors import (
     ConnectionLostError,
     DamagedChunkError,
@@ -31,15 +34,17 @@ from zmq_datasource.errors import (
     WorkbenchError,
     ZmqDataSourceError,
 )
-from zmq_datasource.producer import Producer
-from zmq_datasource.proxy.handle import Proxy
-from zmq_datasource.spark.datasource import ZmqDataSource
-from zmq_datasource.spark.history import metrics_dataframe
-from zmq_datasource.spark.listener import ZmqMetricsListener
-from zmq_datasource.spark.live import live_view
-from zmq_datasource.spark.progress import QueryMetrics, metrics
-from zmq_datasource.spark.registration import register
-from zmq_datasource.subscriber import DurableMessage, DurableSubscriber
+
+if TYPE_CHECKING:
+    from zmq_datasource.producer import Producer
+    from zmq_datasource.proxy.handle import Proxy
+    from zmq_datasource.spark.datasource import ZmqDataSource
+    from zmq_datasource.spark.history import metrics_dataframe
+    from zmq_datasource.spark.listener import ZmqMetricsListener
+    from zmq_datasource.spark.live import live_view
+    from zmq_datasource.spark.progress import QueryMetrics, metrics
+    from zmq_datasource.spark.registration import register
+    from zmq_datasource.subscriber import DurableMessage, DurableSubscriber
 
 __version__ = "0.1.0"
 
@@ -81,3 +86,31 @@ __all__ = [
     "metrics_dataframe",
     "register",
 ]
+
+# The others are imported when they are asked for: a receiver, a proxy or a Producer needs no Spark, and each of the
+# processes that Spark starts for a query would wait for all of it.
+_HOMES = {
+    "DurableMessage": "subscriber",
+    "DurableSubscriber": "subscriber",
+    "Producer": "producer",
+    "Proxy": "proxy.handle",
+    "QueryMetrics": "spark.progress",
+    "ZmqDataSource": "spark.datasource",
+    "ZmqMetricsListener": "spark.listener",
+    "live_view": "spark.live",
+    "metrics": "spark.progress",
+    "metrics_dataframe": "spark.history",
+    "register": "spark.registration",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_HOMES})

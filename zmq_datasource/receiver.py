@@ -414,7 +414,8 @@ class Receiver:
         return size
 
 
-_NOTHING = pa.RecordBatch.from_pylist([], MESSAGE_SCHEMA)
+# Made of nulls, because Arrow imports pandas, where there is one, to look at Python objects.
+_NOTHING = pa.record_batch([pa.nulls(0, field.type) for field in MESSAGE_SCHEMA], schema=MESSAGE_SCHEMA)
 
 
 def _channels(options: ReadOptions, counters: SourceCounters) -> list[_Channel]:
