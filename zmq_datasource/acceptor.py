@@ -32,7 +32,7 @@ from zmq_datasource.committer import Committer, Done, UnknownAttemptError
 from zmq_datasource.counters import SourceCounters
 from zmq_datasource.errors import LogError, LogWriteError, ProtocolError, SocketError
 from zmq_datasource.limited_log import LimitedLog
-from zmq_datasource.messages import MESSAGE_SCHEMA
+from zmq_datasource.messages import MESSAGE_SCHEMA, warm_up_arrow
 from zmq_datasource.options import StreamReadOptions
 from zmq_datasource.protocol import (
     CONFLICT,
@@ -160,6 +160,7 @@ class Acceptor:
             OptionError, EndpointError: It cannot be opened as asked.
             LogError: What was staged and is not needed cannot be removed.
         """
+        warm_up_arrow()
         self._staging.recover()
         done = [a for a in self._storage.staged(self._partition) if self._is_done(a)]
         self._staging.remove(done)

@@ -21,6 +21,7 @@ __all__ = [
     "number_rows",
     "row_schema",
     "spark_ddl",
+    "warm_up_arrow",
 ]
 
 # One message must fit an Arrow array with 32-bit offsets and a JVM byte array, with room to spare.
@@ -51,6 +52,15 @@ _SPARK_TYPES = {
     pa.timestamp("us", tz="UTC"): "TIMESTAMP",
     _FRAMES: "ARRAY<BINARY>",
 }
+
+
+def warm_up_arrow() -> None:
+    """Have Arrow import pandas now, where there is one, and not for the first message.
+
+    That takes up to a third of a second, in which a fast publisher's queue would run over. To be called before a socket
+    is opened.
+    """
+    pa.array([b""], pa.binary())
 
 
 def row_schema(include_frames: bool) -> pa.Schema:

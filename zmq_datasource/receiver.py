@@ -24,10 +24,10 @@ import zmq
 from zmq_datasource.counters import SourceCounters
 from zmq_datasource.dead_letters import DeadLetters
 from zmq_datasource.errors import SocketError
-from zmq_datasource.framing import RawMessage, decode_plain, subscriptions
+from zmq_datasource.framing import RawMessage, subscriptions
 from zmq_datasource.incidents import Incidents
 from zmq_datasource.intake import Findings, Intake, Run
-from zmq_datasource.messages import MAX_MESSAGE_BYTES, MESSAGE_SCHEMA
+from zmq_datasource.messages import MAX_MESSAGE_BYTES, MESSAGE_SCHEMA, warm_up_arrow
 from zmq_datasource.option_types import Endpoints
 from zmq_datasource.options import ReadOptions
 from zmq_datasource.replayer import Replayer
@@ -132,9 +132,7 @@ class Receiver:
         Raises:
             OptionError, EndpointError: They cannot be opened as asked.
         """
-        # The first use of some of Arrow imports pandas where there is one: a third of a second in
-        # which a fast publisher's queue would run over.
-        decode_plain([b"", [b"", b""]], [(0, 2)])
+        warm_up_arrow()
         with ExitStack() as stack:
             letters = None
             if self._options.dead_letter_location is not None:

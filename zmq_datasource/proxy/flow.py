@@ -24,6 +24,7 @@ import zmq
 from zmq_datasource.acceptor import Acceptor
 from zmq_datasource.counters import SourceCounters
 from zmq_datasource.errors import LogFormatError
+from zmq_datasource.messages import warm_up_arrow
 from zmq_datasource.option_types import ByteSize, SourceSocket
 from zmq_datasource.options import ProxyOptions, StreamReadOptions
 from zmq_datasource.proxy.backend import Backend
@@ -82,6 +83,7 @@ class Flow:
             OptionError, EndpointError: A socket cannot be opened as asked.
         """
         options = self._options
+        warm_up_arrow()
         with ExitStack() as stack:
             self._written, self._notifies = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
             stack.callback(os.close, self._written)
