@@ -441,7 +441,8 @@ def test_a_loss_that_cannot_be_healed_fails_the_query_once(tmp_path: Path) -> No
             publisher.ask("send 3")
             wait_for_rows(ingest, 6)
             assert totals(ingest).lost == 3
-            assert publisher.ask("requests")["starts"][asked:] in ([], [6])  # not for the gap
+            # Not for the gap: from the last one heard on, which tells whether it is still that publisher, or later.
+            assert min(publisher.ask("requests")["starts"][asked:], default=5) >= 5
 
 
 class RouterOnItsOwnTerms:
