@@ -56,7 +56,7 @@ class Faults:
     def meet(self, act: str) -> None:
         """What the disk has to say to an act: ``open``, ``write``, ``fsync`` or ``rename``."""
         match self.disk:
-            case "enospc" if act != "rename":
+            case "enospc" if act in ("open", "write", "fsync"):
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             case "eio" if act in ("write", "fsync"):
                 raise OSError(errno.EIO, os.strerror(errno.EIO))

@@ -14,7 +14,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO
 
-from zmq_datasource.errors import DiskFaultError, LogLockedError, LogWriteError, OptionError
+from zmq_datasource.errors import DiskFaultError, LogFormatError, LogLockedError, LogWriteError, OptionError
 from zmq_datasource.option_types import LogLocation
 from zmq_datasource.wal.layout import TEMPORARY_PREFIX
 
@@ -172,6 +172,20 @@ def _overwritten(path: Path, content: bytes) -> bool:
     finally:
         os.close(descriptor)
     return True
+
+
+@contextmanager
+def reading(path: Path) -> Iterator[None]:
+    """For what is read: what is no file of a log's, and a fault of the system that may pass, as errors of ours."""
+    try:
+        yield
+    except FileNotFoundError:
+        raise
+    except OSError as e:
+        kind = DiskFaultError if is_transient(e) else LogFormatError
+        raise kind(f"reading {path}: {e.strerror or e}") from e
+    except ValueError as e:
+        raise LogFormatError(f"reading {path}: {e}") from e
 
 
 def is_transient(e: Exception) -> bool:

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from zmq_datasource.errors import LogFormatError
-from zmq_datasource.wal.files import PartitionFiles, WriterLock, writing
+from zmq_datasource.wal.files import PartitionFiles, WriterLock, reading, writing
 from zmq_datasource.wal.layout import (
     GIVEN_NAME,
     MARKS_LOCK_NAME,
@@ -104,10 +104,8 @@ class ReaderFiles(PartitionFiles):
         """The marks of all readers, by name."""
         found = {}
         directory = self._directory(partition) / READERS_NAME
-        try:
+        with reading(directory):
             paths = list(directory.glob("*.json"))
-        except OSError as e:
-            raise LogFormatError(f"listing {directory}: {e.strerror}") from e
         for path in paths:
             name = path.name.removesuffix(".json")
             if name.startswith(TEMPORARY_PREFIX) or name.endswith(".start"):
@@ -159,12 +157,9 @@ class ReaderFiles(PartitionFiles):
 
     def _read_json(self, path: Path) -> object:
         """What a file holds; None if there is none."""
-        try:
+        with suppress(FileNotFoundError), reading(path):
             return json.loads(path.read_bytes())
-        except FileNotFoundError:
-            return None
-        except (ValueError, OSError) as e:
-            raise LogFormatError(f"reading {path}: {e}") from e
+        return None
 
     def lock_reader(self, partition: int, reader: str) -> WriterLock:
         """Become the one query that reads along under this name.

@@ -24,6 +24,7 @@ from zmq_datasource.errors import LogError, LogFormatError
 from zmq_datasource.wal.files import (
     WriterLock,
     make_directory,
+    reading,
     sync_directory,
     sync_file,
     write_synced,
@@ -110,14 +111,13 @@ class LogStorage(StagedFiles, ReaderFiles):
         """
         path = self.root / LOG_NAME
         try:
-            data = json.loads(path.read_bytes())
+            with reading(path):
+                data = json.loads(path.read_bytes())
         except FileNotFoundError as e:
             raise LogFormatError(
                 f"reading {path}: there is no log in this directory, or it is not reachable from this machine "
                 f"({socket.gethostname()}); walLocation must be a directory that the driver and every executor share"
             ) from e
-        except (ValueError, OSError) as e:
-            raise LogFormatError(f"reading {path}: {e}") from e
         match data:
             case {"format": int(version), "log": str(log)} if version == FORMAT_VERSION:
                 return log
@@ -303,7 +303,9 @@ class LogStorage(StagedFiles, ReaderFiles):
 
     def read_state(self, partition: int, file: StateFile) -> bytes:
         """The content of a state file; FileNotFoundError if it is gone."""
-        return self.state_path(partition, file).read_bytes()
+        path = self.state_path(partition, file)
+        with reading(path):
+            return path.read_bytes()
 
     def write_state(self, partition: int, file: StateFile, content: bytes, sync: bool) -> None:
         """Make a state file appear, whole.

@@ -31,7 +31,7 @@ from zmq_datasource.errors import (
 )
 from zmq_datasource.messages import number_rows
 from zmq_datasource.wal.chunk import write_batches
-from zmq_datasource.wal.files import WriterLock
+from zmq_datasource.wal.files import WriterLock, writing
 from zmq_datasource.wal.growing import GrowingChunk, Grown
 from zmq_datasource.wal.index import ChunkIndex
 from zmq_datasource.wal.layout import Chunk, StateFile, chunk_name
@@ -176,22 +176,25 @@ class LogWriter:
         self._sealer.start()
 
     def _open_log(self, lock_wait: float) -> None:
-        self.log_id = self._storage.open_log()
-        lock = self._storage.lock(self._partition, lock_wait)
-        try:
-            self._index, self.torn = recover(self._storage, self._partition, self._sync, self._persistence)
-            with self._storage.placing(self._partition, _PLACING_SECONDS):
-                self._check_given()
-            self._storage.remove_temporaries(self._partition)
-            self.saved = self._saved_state()
-            self._storage.remove_states(self._partition, but=self.saved.base)
-        except LogError:
-            lock.release()
-            raise
-        self._writer_lock = lock
-        self._next = self._cut_to = self._index.end
-        self._committed = self._index.earliest
-        self._state_version, self._base_version = self.saved.version, self.saved.base
+        with writing(f"opening log {self._storage.root}"):  # listing it may meet a fault, too
+            self.log_id = self._storage.open_log()
+            lock = self._storage.lock(self._partition, lock_wait)
+            try:
+                self._index, self.torn = recover(
+                    self._storage, self._partition, self._sync, self._persistence
+                )
+                with self._storage.placing(self._partition, _PLACING_SECONDS):
+                    self._check_given()
+                self._storage.remove_temporaries(self._partition)
+                self.saved = self._saved_state()
+                self._storage.remove_states(self._partition, but=self.saved.base)
+            except BaseException:
+                lock.release()
+                raise
+            self._writer_lock = lock
+            self._next = self._cut_to = self._index.end
+            self._committed = self._index.earliest
+            self._state_version, self._base_version = self.saved.version, self.saved.base
 
     def _check_given(self) -> None:
         """Refuse to give ids again that a query was given."""
