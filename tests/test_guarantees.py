@@ -94,9 +94,11 @@ def test_a_sink_whose_consumer_dies_meanwhile_sends_the_rest_to_the_next(context
         while following.poll(1000):
             got.append(following.recv())
         counters = sender.finish()
-    assert (counters.sent, counters.resent) == (220, 200)
-    assert got.count(b"x" * 1000) == 200
-    assert got.count(b"y" * 1000) == 20
+    assert counters.sent == 220
+    # All of the first: of the others as many as had been sent when the loss was noticed.
+    assert counters.resent >= 200
+    assert got.count(b"x" * 1000) >= 200
+    assert got.count(b"y" * 1000) >= 20
 
 
 def _bind(sock: Socket, endpoint: str) -> bool:

@@ -105,9 +105,12 @@ def test_a_pause_is_shown_with_its_cause_while_it_lasts(context: Context, tmp_pa
     sending.start()
     try:
         with monitored(tmp_path, endpoint, walMaxBytes="200k", zmq_rcvbuf=8192) as (ingest, monitor):
-            paused = wait_for(
-                lambda: m if (m := monitor.metrics())["receivePausedBy"] == "logFull" else None, "a pause"
-            )
+
+            def seen() -> dict[str, Any] | None:
+                shown = monitor.metrics()  # its figures are looked at one after the other
+                return shown if shown["receivePausedBy"] == "logFull" and shown["receivePauses"] else None
+
+            paused = wait_for(seen, "a pause")
             assert paused["receivePauses"] == sum(paused["receivePausesByCause"].values()) >= 1
             wait_for(lambda: monitor.metrics()["receivePausedMsByCause"]["logFull"] >= 50, "50 ms of it")
             ended.set()

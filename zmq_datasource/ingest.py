@@ -390,11 +390,11 @@ class Ingest:
         self._cut()
         while (cause := self._obstacle()) is not None:
             if cause != counters.paused_by:
-                counters.paused_by = cause
                 _log.log(
                     level, "receiving paused: %s (%d pauses before)", _PAUSES[cause], counters.pauses.total()
                 )
                 counters.pauses[cause] += 1
+                counters.paused_by = cause
             if self._stopping.wait(_PAUSE_TICK):
                 break
             if self.log.failure is not None:
