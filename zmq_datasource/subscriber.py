@@ -424,8 +424,8 @@ class DurableSubscriber:
             self._connections = watch.connections
         if now >= self._next_look:
             self._next_look = now + _LOOK_SECONDS
-            if (came := bytes_received(watch)) != self._bytes:
-                self._bytes = came
+            before, self._bytes = self._bytes, bytes_received(watch)
+            if self._bytes > before:  # it falls where a connection ends, which is no sign of life
                 self._heard = self._last_word = now
         silent = now - max(self._last_word, self._listening)
         if self._ready_once and self._timeout is not None and silent > self._timeout:

@@ -11,6 +11,7 @@ import tempfile
 import threading
 import time
 from collections import Counter
+from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
@@ -74,7 +75,7 @@ def run(seed: int, topology: str | None = None, keep: str | None = None) -> Outc
 
 
 @contextlib.contextmanager
-def _loading(topology: object):  # type: ignore[no-untyped-def]
+def _loading(topology: object) -> Iterator[None]:
     """Have a topology that makes its load itself go on with it meanwhile."""
     load = getattr(topology, "load", None)
     if load is None:

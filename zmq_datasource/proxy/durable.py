@@ -69,7 +69,8 @@ _MOST_SUBSCRIPTIONS = 1000
 _MOST_DISPLACED = 1000
 # What a status tells of them.
 _MOST_TOLD, _MOST_TOPICS_TOLD = 100, 10
-# Messages that libzmq queues for one; a client that lies about what it has taken gets no more than these.
+# Messages that libzmq queues for one: all that bounds a client that lies about what it has taken where the system
+# does not tell (ipc).
 _SNDHWM = 200
 _MOST_SHOWN_BYTES = 60
 # What ZMTP writes in front of a frame.
