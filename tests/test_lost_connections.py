@@ -12,7 +12,7 @@ import pytest
 import zmq
 from pyarrow import parquet
 
-from tests.proxies import Middlebox
+from tests.middlebox import Middlebox
 from tests.support import (
     Consuming,
     Socket,

@@ -13,9 +13,9 @@ import pyarrow as pa
 import pytest
 import zmq
 
-from tests.proxies import Cutting, ProxyThreads, drain, endpoints, receive, subscriber
+from tests.middlebox import Middlebox
+from tests.proxies import ProxyThreads, drain, endpoints, receive, subscriber
 from tests.support import Socket, stream_options, wait_for
-from tests.weather.middlebox import Middlebox
 from zmq_datasource import (
     DataLossError,
     DurableSubscriber,
@@ -475,16 +475,16 @@ def test_large_messages_come_through_a_window_that_only_acknowledgements_open(
 
 
 def test_a_connection_that_is_cut_leaves_no_gap(context: zmq.Context[Socket], tmp_path: Path) -> None:
-    with ProxyThreads(tmp_path, endpoints(*SIDES)) as proxy, Cutting(proxy.sides["durable"]) as cutting:
+    with ProxyThreads(tmp_path, endpoints(*SIDES)) as proxy, Middlebox(proxy.sides["durable"]) as between:
         feed(context, proxy, *([b"t", b"%d" % i] for i in range(5000)))
-        with DurableSubscriber(cutting.endpoint, "me") as me:
+        with DurableSubscriber(between.endpoint, "me") as me:
             got = take(me, 700)
-            cutting.cut()
+            between.reset()
             got += take(me, 1300)
-            cutting.cut()
+            between.reset()
             got += take(me, 3000)
         assert got == [b"%d" % i for i in range(5000)]
-        assert cutting.connections >= 3
+        assert between.connections >= 3
 
 
 def test_messages_that_come_while_an_acknowledgement_is_waited_for_keep_their_order(

@@ -14,7 +14,8 @@ import pytest
 import zmq
 from pyspark.sql.datasource import InputPartition
 
-from tests.proxies import Cutting, ProxyThreads, endpoints
+from tests.middlebox import Middlebox
+from tests.proxies import ProxyThreads, endpoints
 from tests.publishers import Publisher
 from tests.support import Socket, free_endpoint, log_rows, stream_options, wait_for
 from tests.test_losses import (
@@ -117,13 +118,13 @@ def finish(second: Publisher, ingest: Any, had: int) -> None:
 
 def test_a_connection_that_was_cut_in_silence_is_no_restart(tmp_path: Path) -> None:
     endpoint, replay = free_endpoint(), free_endpoint()
-    with Publisher("vllm", endpoint, replay=replay) as publisher, Cutting(endpoint) as between:
+    with Publisher("vllm", endpoint, replay=replay) as publisher, Middlebox(endpoint) as between:
         options = {"connect": between.endpoint, "framing": "vllm", "replayEndpoint": replay}
         with ingesting(tmp_path, zmq_reconnect_ivl=20, **options) as ingest:
             publisher.ask("wait-subscriber")
             publisher.ask("send 5")
             wait_for_rows(ingest, 5)
-            between.cut()
+            between.reset()
             publisher.ask("skip 10")
             wait_for_rows(ingest, 15)
             publisher.ask("wait-subscriber")

@@ -30,6 +30,8 @@
 A message is worded as the act that did not succeed, then the reason, then the way out.
 """
 
+from typing import Self
+
 __all__ = [
     "ConnectionLostError",
     "DamagedChunkError",
@@ -138,6 +140,10 @@ class LogFormatError(LogError):
     """The directory holds no log, or a log of another format version."""
 
 
+# What to do about a file of the log that is not what was written.
+RESTORE = "Restore the file, or use a new walLocation and, for each query of this log, a new checkpoint"
+
+
 class LogWriteError(LogError):
     """The file system refused a write."""
 
@@ -148,6 +154,11 @@ class DiskFaultError(LogWriteError):
 
 class DamagedChunkError(LogError):
     """A chunk's bytes differ from what was written."""
+
+    @classmethod
+    def of(cls, what: str) -> Self:
+        """The error for a file that is needed: what was found, and the way out."""
+        return cls(f"{what}. {RESTORE}")
 
 
 class DataLossError(LogError):

@@ -16,8 +16,8 @@ from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
 
-from tests.weather.machine import BrokenPromiseError, World, draw
-from tests.weather.topologies import TOPOLOGIES
+from tests.weather.machine import BrokenPromiseError, Event, RefusedError, World, draw
+from tests.weather.topologies import TOPOLOGIES, Topology
 
 # For so long the weather begins; what has begun then goes on for its time.
 _SECONDS = 3.0
@@ -50,10 +50,7 @@ def run(seed: int, topology: str | None = None, keep: str | None = None) -> Outc
             try:
                 built = TOPOLOGIES[name](world, _SECONDS * 1.3)
                 events = list(draw(seed, built.possible, _SECONDS))
-                with _loading(built):
-                    world.weather(events)
-                built.finish()
-                words = built.check()
+                words = _judge(world, built, events)
             except BrokenPromiseError as e:
                 failure, details = str(e), world.tell()
             except Exception as e:
@@ -72,6 +69,21 @@ def run(seed: int, topology: str | None = None, keep: str | None = None) -> Outc
         most_bytes,
         details,
     )
+
+
+def _judge(world: World, topology: Topology, events: list[Event]) -> str:
+    """Have the weather come and go, and see to the promises."""
+    try:
+        with _loading(topology):
+            world.weather(events)
+        topology.finish()
+    except RefusedError as e:
+        topology.check_lied_to()
+        return f"refused, {e}"
+    if world.lied_to:
+        topology.check_lied_to()
+        return "went on after its disk had lied"
+    return topology.check()
 
 
 @contextlib.contextmanager

@@ -17,11 +17,11 @@ from typing import Any, NamedTuple, Self
 
 import psutil
 
+from tests.middlebox import Middlebox
 from tests.support import free_endpoint
 from tests.weather.faults import Faults, lose_power
-from tests.weather.middlebox import Middlebox
 
-__all__ = ["BrokenPromiseError", "Event", "Process", "World", "draw"]
+__all__ = ["BrokenPromiseError", "Event", "Process", "RefusedError", "World", "draw"]
 
 _REPOSITORY = Path(__file__).resolve().parents[2]
 # What one process of ours may hold, whatever the weather.
@@ -29,10 +29,16 @@ _MOST_BYTES = 700 << 20
 # How long the load and the queries may take to be through once the weather is fair.
 SETTLE_SECONDS = 90.0
 _END_SECONDS = 60.0
+# What an error says that leaves somebody with a damaged log something to do.
+_WAYS_OUT = ("failOnDataLoss", "checkpoint", "walLocation")
 
 
 class BrokenPromiseError(AssertionError):
     """A promise that did not hold."""
+
+
+class RefusedError(Exception):
+    """A program found out that its disk had lied, and ended with an error that says what to do."""
 
 
 class Event(NamedTuple):
@@ -135,6 +141,13 @@ class Process:
         if self.popen.stdin is not None:
             self.popen.stdin.close()
 
+    def refusal(self) -> str:
+        """The error of the package that it ended with, which names a way out; empty for any other end."""
+        lines = (self._world.directory / f"{self.name}.log").read_text(errors="replace").splitlines()
+        last = lines[-1] if lines else ""
+        named = last.startswith("zmq_datasource.errors.") and any(way in last for way in _WAYS_OUT)
+        return last if named else ""
+
     def last_lines(self, count: int = 8) -> str:
         lines = (self._world.directory / f"{self.name}.log").read_text(errors="replace").splitlines()
         return "\n".join(f"    {self.name}: {line}" for line in lines[-count:])
@@ -200,6 +213,11 @@ class World:
         """Whether some weather of these kinds was drawn, as ``kind target``."""
         return any(f"{e.kind} {e.target}" in kinds for e in self.events)
 
+    @property
+    def lied_to(self) -> set[str]:
+        """Whose disk was drawn to lie: nothing that it forced to the disk need be there."""
+        return {e.target for e in self.events if e.kind == "lying-disk"}
+
     # Weather.
 
     def weather(self, events: list[Event]) -> None:
@@ -223,17 +241,14 @@ class World:
     def _begin(self, event: Event) -> None:
         match event.kind:
             case "kill" | "power":
-                self.processes[event.target].kill()
-                if event.kind == "power":
-                    lose_power(self.directory / f"{event.target}.faults", self.random)
-                self._stopped.discard(event.target)
-                self._again = [pair for pair in self._again if pair[1] != event.target]
-                self._again.append((time.monotonic() + event.seconds, event.target))
+                self._kill(event.target, event.seconds, power=event.kind == "power")
             case "stop":
                 self.processes[event.target].signal(signal.SIGSTOP)
                 self._stopped.add(event.target)
-            case "enospc" | "eio" | "emfile" | "slow" | "lie":
+            case "enospc" | "eio" | "emfile" | "slow":
                 self.processes[event.target].faults.disk = event.kind
+            case "lying-disk":
+                self.processes[event.target].faults.disk = "lie"
             case "clock-back":
                 self.processes[event.target].faults.clock = -3600.0
             case "clock-ahead":
@@ -257,7 +272,10 @@ class World:
         match event.kind:
             case "stop":
                 self._resume(event.target)
-            case "enospc" | "eio" | "emfile" | "slow" | "lie":
+            case "enospc" | "eio" | "emfile" | "slow":
+                self.processes[event.target].faults.disk = "none"
+            case "lying-disk":  # found out when the power is lost
+                self._kill(event.target, 0.5, power=True)
                 self.processes[event.target].faults.disk = "none"
             case "delay":
                 self.boxes[event.target].delay = 0.0
@@ -265,6 +283,15 @@ class World:
                 self.boxes[event.target].bytes_per_second = 0
             case "half-open" | "black-hole":
                 self.boxes[event.target].clear()
+
+    def _kill(self, name: str, seconds: float, *, power: bool) -> None:
+        """Kill a process, with what its disk had not been forced to keep; it comes again so much later."""
+        self.processes[name].kill()
+        if power:
+            lose_power(self.directory / f"{name}.faults", self.random)
+        self._stopped.discard(name)
+        self._again = [pair for pair in self._again if pair[1] != name]
+        self._again.append((time.monotonic() + seconds, name))
 
     def _resume(self, name: str) -> None:
         self.processes[name].signal(signal.SIGCONT)
@@ -282,6 +309,8 @@ class World:
     def check_alive(self) -> None:
         for name, process in self.processes.items():
             if not process.alive and not process.killed and process.popen.returncode != 0:
+                if self.lied_to and (refusal := process.refusal()):
+                    raise RefusedError(f"{name}: {refusal}")
                 raise BrokenPromiseError(
                     f"{name} has ended by itself with exit code {process.popen.returncode}"
                 )
@@ -304,7 +333,8 @@ class World:
         """End processes in good order."""
         for name in names:
             code = self.processes[name].stop()
-            if code not in (0, 128 + signal.SIGTERM):
+            # Ended by the signal itself is who was only starting.
+            if code not in (0, 128 + signal.SIGTERM, -signal.SIGTERM):
                 raise BrokenPromiseError(f"{name} ended with exit code {code}")
 
     def tell(self) -> str:
@@ -314,7 +344,7 @@ class World:
 _LENGTHS = {
     "kill": (0.0, 1.5),
     "power": (0.0, 1.5),
-    "lie": (0.5, 3.0),
+    "lying-disk": (0.5, 3.0),
     "stop": (0.2, 4.0),
     "enospc": (0.2, 3.0),
     "eio": (0.2, 3.0),

@@ -54,7 +54,7 @@ def read_metadata(storage: LogStorage, partition: int, name: str) -> Mapping[byt
     except FileNotFoundError:
         raise
     except (OSError, pa.ArrowException) as e:
-        raise DamagedChunkError(f"opening chunk {storage.chunk_path(partition, name)}: {e}") from e
+        raise DamagedChunkError.of(f"opening chunk {storage.chunk_path(partition, name)}: {e}") from e
 
 
 def read_chunk(
@@ -80,16 +80,18 @@ def read_chunk(
         ) from e
     except (OSError, pa.ArrowException) as e:
         # That no file can be opened now is no fault of this one.
-        kind = DiskFaultError if is_transient(e) else DamagedChunkError
-        raise kind(f"opening chunk {path} (ids {start} to {end - 1}): {e}") from e
+        what = f"opening chunk {path} (ids {start} to {end - 1}): {e}"
+        raise DiskFaultError(what) if is_transient(e) else DamagedChunkError.of(what) from e
     with file:
         try:
             reader = pa.ipc.open_file(file)
             count = reader.num_record_batches
         except (OSError, pa.ArrowException) as e:
-            raise DamagedChunkError(f"opening chunk {path} (ids {start} to {end - 1}): {e}") from e
+            raise DamagedChunkError.of(f"opening chunk {path} (ids {start} to {end - 1}): {e}") from e
         if not reader.schema.equals(LOG_SCHEMA):
-            raise DamagedChunkError(f"opening chunk {path}: its schema is not that of a log: {reader.schema}")
+            raise DamagedChunkError.of(
+                f"opening chunk {path}: its schema is not that of a log: {reader.schema}"
+            )
         for position in range(count):
             if next_id >= end:
                 return
@@ -100,18 +102,18 @@ def read_chunk(
                     continue
                 intact = metadata is not None and metadata.get(CHECKSUM) == fingerprint(batch)
             except (OSError, pa.ArrowException, ValueError) as e:
-                raise DamagedChunkError(
+                raise DamagedChunkError.of(
                     f"reading batch {position} of chunk {path} (from id {next_id}): {e}"
                 ) from e
             if not intact:
-                raise DamagedChunkError(
+                raise DamagedChunkError.of(
                     f"reading batch {position} of chunk {path} (ids {first} to {next_id - 1}): its checksum differs; "
                     "the file was changed after it was written"
                 )
             low, high = max(start - first, 0), min(end - first, batch.num_rows)
             yield batch.slice(low, high - low)
         if next_id != min(end, chunk_end) and next_id < end:
-            raise DamagedChunkError(
+            raise DamagedChunkError.of(
                 f"reading chunk {path}: it ends at id {next_id}, its name says {chunk_end}"
             )
 

@@ -14,7 +14,14 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO
 
-from zmq_datasource.errors import DiskFaultError, LogFormatError, LogLockedError, LogWriteError, OptionError
+from zmq_datasource.errors import (
+    RESTORE,
+    DiskFaultError,
+    LogFormatError,
+    LogLockedError,
+    LogWriteError,
+    OptionError,
+)
 from zmq_datasource.option_types import LogLocation
 from zmq_datasource.wal.layout import TEMPORARY_PREFIX
 
@@ -185,7 +192,7 @@ def reading(path: Path) -> Iterator[None]:
         kind = DiskFaultError if is_transient(e) else LogFormatError
         raise kind(f"reading {path}: {e.strerror or e}") from e
     except ValueError as e:
-        raise LogFormatError(f"reading {path}: {e}") from e
+        raise LogFormatError(f"reading {path}: {e}. {RESTORE}") from e
 
 
 def is_transient(e: Exception) -> bool:

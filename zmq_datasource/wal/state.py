@@ -115,7 +115,7 @@ def _read_chunk(storage: LogStorage, partition: int, chunk: Chunk) -> SavedState
     if not metadata.keys() & {_STATE, _VERSION, _BASE, _CHECKSUM}:
         return SavedState()
     if metadata.get(_CHECKSUM) != _checksum(metadata):
-        raise DamagedChunkError(
+        raise DamagedChunkError.of(
             f"reading the state in chunk {storage.chunk_path(partition, chunk.name)}: its checksum differs; the file "
             "was changed after it was written"
         )
@@ -126,7 +126,7 @@ def _read_chunk(storage: LogStorage, partition: int, chunk: Chunk) -> SavedState
 def _read_file(storage: LogStorage, partition: int, file: StateFile) -> bytes:
     checksum, _, full = storage.read_state(partition, file).partition(b"\n")
     if state_content(file.version, full) != checksum + b"\n" + full:
-        raise DamagedChunkError(
+        raise DamagedChunkError.of(
             f"reading {storage.state_path(partition, file)}: its checksum differs; the file was changed after it "
             "was written"
         )

@@ -1,8 +1,7 @@
-"""A TCP middlebox: what a network does to connections between two processes that both live on."""
+"""A TCP middlebox: what a network does to connections between two programs that both live on."""
 
 from __future__ import annotations
 
-import select
 import selectors
 import socket
 import struct
@@ -12,10 +11,10 @@ from collections import deque
 from contextlib import suppress
 from typing import Self
 
+from tests.support import wait_for
+
 __all__ = ["Middlebox"]
 
-# What it takes from one side that the other has not taken yet: a real one buffers too.
-_BUFFER_BYTES = 256 << 10
 _TICK_SECONDS = 0.005
 _RESET = struct.pack("ii", 1, 0)
 
@@ -47,27 +46,49 @@ class _Link:
 
 
 class Middlebox:
-    """Forwards tcp connections to an endpoint; the attributes are the weather, and may change at any time.
+    """Forwards tcp connections to an endpoint, as a load balancer, a tunnel or a long line does.
+
+    The weather is in attributes, and may change at any time.
+
+    Args:
+        holds: Most bytes that it takes of one way of a connection and has not forwarded yet.
+        reset_after: See the attribute.
+        kernel_holds: Size of its kernel's buffers, rather than what the system thinks best.
 
     Attributes:
         delay: Seconds that each part is held.
         bytes_per_second: Of each way; 0 for no bound.
         black_hole: Whether nothing passes and nobody is told; connections are made all the same.
+        forwarding: While false it takes from those who connect, and hands nothing on.
         reset_after: Bytes after which every connection is reset, once; None for never.
+        taken: Bytes that it has taken from those who connect.
         bytes: What has passed so far, both ways.
+        resets: How often it has reset what there was.
+        connections: How many it has made.
     """
 
-    def __init__(self, endpoint: str) -> None:
+    def __init__(
+        self,
+        endpoint: str,
+        *,
+        holds: int = 256 << 10,
+        reset_after: int | None = None,
+        kernel_holds: int | None = None,
+    ) -> None:
         host, _, port = endpoint.removeprefix("tcp://").rpartition(":")
         self._to = host, int(port)
+        self._holds, self._kernel_holds = holds, kernel_holds
         self._listener = socket.create_server(("127.0.0.1", 0))
         self._listener.setblocking(False)
+        if kernel_holds is not None:
+            self._listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, kernel_holds)
         self.endpoint = f"tcp://127.0.0.1:{self._listener.getsockname()[1]}"
         self.delay = 0.0
         self.bytes_per_second = 0
         self.black_hole = False
-        self.reset_after: int | None = None
-        self.bytes = 0
+        self.forwarding = True
+        self.reset_after = reset_after
+        self.taken = self.bytes = self.resets = self.connections = 0
         self._links: list[_Link] = []
         self._commands: deque[str] = deque()
         self._end = threading.Event()
@@ -80,10 +101,13 @@ class Middlebox:
     def __exit__(self, *_: object) -> None:
         self._end.set()
         self._thread.join(30)
+        assert not self._thread.is_alive()
 
     def reset(self) -> None:
         """End every connection at once, with what the box holds of it."""
+        before = self.resets
         self._commands.append("reset")
+        wait_for(lambda: self.resets > before, "the reset")
 
     def half_open(self) -> None:
         """The far side of every connection loses it; the near side is not told."""
@@ -92,6 +116,7 @@ class Middlebox:
     def clear(self) -> None:
         """Fair weather. Connections that were half open are reset: such a thing ends some day."""
         self.delay, self.bytes_per_second, self.black_hole, self.reset_after = 0.0, 0, False, None
+        self.forwarding = True
         self._commands.append("clear")
 
     # The box's own thread.
@@ -111,15 +136,23 @@ class Middlebox:
 
     def _obey(self) -> None:
         while self._commands:
-            command = self._commands.popleft()
-            for link in list(self._links):
-                if command == "reset" or (command == "clear" and link.half_open):
-                    self._drop(link)
-                elif command == "half_open":
-                    link.half_open = True
-                    with suppress(OSError):
-                        link.far.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
-                    link.far.close()
+            match self._commands.popleft():
+                case "reset":
+                    self._reset()
+                case "clear":
+                    for link in [link for link in self._links if link.half_open]:
+                        self._drop(link)
+                case "half_open":
+                    for link in self._links:
+                        link.half_open = True
+                        with suppress(OSError):
+                            link.far.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
+                        link.far.close()
+
+    def _reset(self) -> None:
+        for link in list(self._links):
+            self._drop(link)
+        self.resets += 1
 
     def _drop(self, link: _Link) -> None:
         link.reset()
@@ -137,7 +170,10 @@ class Middlebox:
                     continue
                 near.setblocking(False)
                 far.setblocking(False)
+                if self._kernel_holds is not None:
+                    far.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, self._kernel_holds)
                 self._links.append(_Link(near, far))
+                self.connections += 1
 
     def _wait(self) -> None:
         with selectors.PollSelector() as selector:
@@ -146,7 +182,7 @@ class Middlebox:
                 if link.half_open or self.black_hole:
                     continue
                 for way in link.ways:
-                    if not way.ended and way.bytes < _BUFFER_BYTES:
+                    if not way.ended and way.bytes < self._holds:
                         with suppress(KeyError, ValueError):
                             selector.register(way.source, selectors.EVENT_READ)
             selector.select(_TICK_SECONDS)
@@ -156,20 +192,20 @@ class Middlebox:
             return
         try:
             for way in link.ways:
-                self._take(way)
-                self._give(way)
+                self._take(link, way)
+                if self.forwarding or way.source is not link.near:
+                    self._give(way)
         except (OSError, ValueError):
             self._drop(link)
             return
         if self.reset_after is not None and self.reset_after <= 0:
             self.reset_after = None
-            for other in list(self._links):
-                self._drop(other)
+            self._reset()
         elif all(way.ended and not way.parts for way in link.ways):
             self._drop(link)
 
-    def _take(self, way: _Way) -> None:
-        while not way.ended and way.bytes < _BUFFER_BYTES:
+    def _take(self, link: _Link, way: _Way) -> None:
+        while not way.ended and way.bytes < self._holds:
             try:
                 part = way.source.recv(1 << 16)
             except BlockingIOError:
@@ -181,6 +217,8 @@ class Middlebox:
                 return
             way.parts.append((time.monotonic() + self.delay, memoryview(part)))
             way.bytes += len(part)
+            if way.source is link.near:
+                self.taken += len(part)
             if self.reset_after is not None:
                 self.reset_after -= len(part)
 
@@ -207,7 +245,3 @@ class Middlebox:
                 return
         if way.ended and not way.parts:
             way.target.shutdown(socket.SHUT_WR)
-
-
-# A selector of poll(2): there may be more than 1024 descriptors.
-assert hasattr(select, "poll")
