@@ -387,11 +387,11 @@ def test_with_a_location_the_newest_report_shows_through_a_long_batch(
 ) -> None:
     push, source = bound(context, zmq.PUSH)
     where = str(tmp_path / "metrics")
-    let_go = threading.Event()
+    stalling, let_go = threading.Event(), threading.Event()
 
-    def stall(batch: DataFrame, number: int) -> None:
+    def stall(batch: DataFrame, _: int) -> None:
         batch.collect()
-        if number:
+        if stalling.is_set():  # not by its number: a first batch without rows counts too
             let_go.wait(60)
 
     df = feed(
@@ -401,6 +401,7 @@ def test_with_a_location_the_newest_report_shows_through_a_long_batch(
     try:
         send_values(push, 1)
         wait_for_rows(query, 1)
+        stalling.set()
         send_values(push, 500)
 
         def seen() -> bool:

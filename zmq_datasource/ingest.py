@@ -212,6 +212,15 @@ class Ingest:
         """The id after the last message received; those that are on their way between two threads may be missing."""
         return self.log.durable_end + self.log.unsealed + self._receiver.pending
 
+    def wait_for_more(self, end: int, seconds: float) -> None:
+        """Wait until something is received behind ``end``, receiving is in trouble, or so many seconds have passed."""
+        deadline = time.monotonic() + seconds
+        log = self.log
+        while self.received_end <= end and time.monotonic() < deadline:
+            if self._failure is not None or log.full or log.fault:
+                return
+            time.sleep(WAIT_MS / 1000)
+
     def give(self, _begin: int, end: int) -> None:
         """The log's own query is about to be given the ids below ``end``.
 

@@ -12,6 +12,7 @@ import atexit
 import logging
 import signal
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any
@@ -42,6 +43,11 @@ __all__ = ["RefusedStreamReader", "ZmqStreamReader"]
 
 _log = logging.getLogger(__name__)
 
+# As long as there is nothing new, Spark asks again every 10 ms (spark.sql.streaming.pollingDelay). Whoever asks again
+# that soon is answered when there is something, or after this long. Another source of the query waits as long with us.
+_ASKED_AGAIN_SECONDS = 0.05
+_IDLE_SECONDS = 0.05
+
 
 class ZmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """The reader of one streaming query."""
@@ -57,6 +63,7 @@ class ZmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._first_batch_done = False
         self._available_now = False
         self._target: int | None = None
+        self._idle_at = 0.0  # when Spark was last told that there is nothing new
         # What was told to be lost already: Spark asks for the same range several times.
         self._lost_to = 0
         self._lost_logs: set[str] = set()
@@ -159,7 +166,11 @@ class ZmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             # full log, or a full disk, keeps out. But it asks for the next only after the last is in its own
             # commit log, so nothing below `begin` will be asked for again.
             self._persistence.insist(partial(ingest.commit, begin))
+        if isinstance(ingest, Ingest) and time.monotonic() - self._idle_at < _ASKED_AGAIN_SECONDS:
+            ingest.wait_for_more(begin, _IDLE_SECONDS)
         end = self._end(ingest, begin, limit)
+        if end == begin:
+            self._idle_at = time.monotonic()
         # Whether a log that another process writes is full, is not seen from here: it is told `begin` each time.
         self._persistence.insist(partial(ingest.give, begin, end))
         return self._offset(ingest, end)
@@ -236,6 +247,7 @@ class ZmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def commit(self, end: dict[str, Any]) -> None:
         """Spark is done with everything below ``end``."""
+        self._idle_at = 0.0  # there was a batch, if only for another source: the next is not to wait for us
         ingest = self._opened()
         offset = Offset.from_json(end)
         if offset.log == ingest.log.log_id:
