@@ -16,7 +16,8 @@ PARALLEL := --numprocesses $(WORKERS) --dist load --maxschedchunk 1
 demo: $(VENV)/.package ## A live feed through Spark and out again; ARGS="--endpoint tcp://..." for your own
 	$(JAVA) $(BIN)/zmq-datasource demo $(ARGS)
 
-test: check $(VENV)/spark.jsa ## Lint, types, layers and all tests, side by side but for those that measure; what CI runs
+test: $(VENV)/.dev ## Lint, types, layers and all tests, side by side but for those that measure; what CI runs
+	$(MAKE) --jobs 2 check $(VENV)/spark.jsa
 	$(JAVA) $(BIN)/python -m pytest -m "not long and not alone" $(PARALLEL)
 	$(JAVA) $(BIN)/python -m pytest -m "alone and not long"
 
@@ -42,7 +43,7 @@ bench: $(VENV)/.dev ## Measure side by side; writes benchmarks/RESULTS.md
 docs: $(VENV)/.dev ## Generate the references of options and metrics
 	$(BIN)/python scripts/reference.py
 
-notebook: $(VENV)/.dev ## Open the notebooks
+notebook: $(VENV)/.notebook ## Open the notebooks
 	$(JAVA) $(BIN)/jupyter lab notebooks
 
 $(VENV)/spark.jsa: $(VENV)/.dev tests/spark_archive.py # Spark's classes, for each JVM of the tests to start in half the time
@@ -51,14 +52,21 @@ $(VENV)/spark.jsa: $(VENV)/.dev tests/spark_archive.py # Spark's classes, for ea
 clean:
 	rm -rf $(VENV) build dist
 
-# The package alone, which the demo needs; and all that it is worked on with.
+# The package alone, which the demo needs; all that it is worked on with; JupyterLab, to look at the notebooks.
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --editable
 
-$(VENV)/.package: pyproject.toml scripts/python.sh
+$(VENV)/.made: scripts/python.sh
 	scripts/python.sh $(PYTHON) $(VENV)
+	touch $@
+
+$(VENV)/.package: $(VENV)/.made pyproject.toml
 	$(INSTALL) .
 	touch $@
 
-$(VENV)/.dev: $(VENV)/.package
+$(VENV)/.dev: $(VENV)/.made pyproject.toml
 	$(INSTALL) ".[dev]"
-	touch $@
+	touch $(VENV)/.package $@
+
+$(VENV)/.notebook: $(VENV)/.made pyproject.toml
+	$(INSTALL) ".[notebook]"
+	touch $(VENV)/.package $@

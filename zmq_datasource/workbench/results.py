@@ -93,7 +93,7 @@ def plot(runs: Sequence[Run], path: Path) -> None:
     try:
         from matplotlib.figure import Figure  # noqa: PLC0415 - an extra
     except ImportError as e:
-        raise WorkbenchError("drawing a plot needs matplotlib; pip install 'zmq_datasource[notebook]'") from e
+        raise WorkbenchError("drawing a plot needs matplotlib; pip install 'zmq_datasource[plot]'") from e
     figure = Figure(figsize=(8, 6), dpi=110, layout="constrained")
     drops, latency = figure.subplots(2, 1, sharex=True)
     for name, group in _groups(runs).items():
