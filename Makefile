@@ -46,8 +46,8 @@ docs: $(VENV)/.dev ## Generate the references of options and metrics
 notebook: $(VENV)/.notebook ## Open the notebooks
 	$(JAVA) $(BIN)/jupyter lab notebooks
 
-$(VENV)/spark.jsa: $(VENV)/.dev tests/spark_archive.py # Spark's classes, for each JVM of the tests to start in half the time
-	$(JAVA) $(BIN)/python -m tests.spark_archive $(abspath $@)
+$(VENV)/spark.jsa: $(VENV)/.dev tests/support/spark_archive.py # Spark's classes, for each JVM of the tests to start in half the time
+	$(JAVA) $(BIN)/python -m tests.support.spark_archive $(abspath $@)
 
 clean:
 	rm -rf $(VENV) build dist

@@ -10,13 +10,13 @@ import zmq
 
 from benchmarks.measure import MEGA, Measurement, temporary_directory
 from benchmarks.peers import in_process
-from zmq_datasource.framing import decode_plain
-from zmq_datasource.ingest import PARTITION
-from zmq_datasource.option_parser import parse
+from zmq_datasource.log.storage import LogStorage
+from zmq_datasource.log.writer import LogWriter
+from zmq_datasource.messages.framing import decode_plain
 from zmq_datasource.options import StreamReadOptions
+from zmq_datasource.options.parser import parse
+from zmq_datasource.source.ingest import PARTITION
 from zmq_datasource.spark.stream_reader import ZmqStreamReader
-from zmq_datasource.wal.storage import LogStorage
-from zmq_datasource.wal.writer import LogWriter
 
 __all__ = ["measure_planning"]
 

@@ -11,9 +11,9 @@ from benchmarks.measure import Measurement, interleaved, temporary_directory
 from benchmarks.peers import SHAPES, sender
 from benchmarks.queries import finished_at, noop_query
 from zmq_datasource.counters import SourceCounters
-from zmq_datasource.option_parser import parse
 from zmq_datasource.options import StreamReadOptions
-from zmq_datasource.receiver import Receiver
+from zmq_datasource.options.parser import parse
+from zmq_datasource.source.receiver import Receiver
 
 __all__ = ["RECEIVER_JUDGED", "RECEIVER_PLAIN", "SPARK_JUDGED", "SPARK_PLAIN", "measure_sequences"]
 

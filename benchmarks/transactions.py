@@ -14,8 +14,8 @@ from pathlib import Path
 from pyspark.sql import DataFrame, SparkSession
 
 from benchmarks.measure import Measurement, interleaved, temporary_directory, wait_for
-from zmq_datasource.wal.reader import read_index
-from zmq_datasource.wal.storage import LogStorage
+from zmq_datasource.log.reader import read_index
+from zmq_datasource.log.storage import LogStorage
 
 __all__ = ["ACKNOWLEDGED", "PARQUET", "PLAIN", "measure_transactions"]
 

@@ -23,7 +23,7 @@ os.environ["TZ"] = "UTC"
 # Every JVM of the tests lives for seconds: the optimising compiler and parallel collector cost it more than they save.
 JVM_OPTIONS = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 os.environ["SPARK_SUBMIT_OPTS"] = os.environ["SPARK_LAUNCHER_OPTS"] = JVM_OPTIONS
-_ARCHIVE = Path(sys.prefix, "spark.jsa")  # made by tests.spark_archive
+_ARCHIVE = Path(sys.prefix, "spark.jsa")  # made by tests.support.spark_archive
 if _ARCHIVE.exists() and " " not in str(_ARCHIVE):
     os.environ["SPARK_SUBMIT_OPTS"] += f" -XX:SharedArchiveFile={_ARCHIVE} -Xshare:auto -Xlog:cds=off"
 

@@ -10,7 +10,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-NOTEBOOKS = sorted((Path(__file__).parent.parent / "notebooks").glob("*.ipynb"))
+from tests.support import REPOSITORY
+
+NOTEBOOKS = sorted((REPOSITORY / "notebooks").glob("*.ipynb"))
 # It measures what a queue drops in a pause.
 _RUNS = [
     pytest.param(path, marks=[pytest.mark.alone] if path.stem == "03_high_water_mark" else [])

@@ -71,7 +71,15 @@ def test_workers_without_the_package_are_named_with_the_way_out(tmp_path: Path) 
 
 @pytest.mark.parametrize(
     "module",
-    ["receive", "producer", "subscriber", "proxy.process", "proxy.server", "cli", "workbench.doctor"],
+    [
+        "receive",
+        "acknowledged.producer",
+        "proxy.subscriber",
+        "proxy.process",
+        "proxy.server",
+        "cli",
+        "workbench.doctor",
+    ],
 )
 def test_what_needs_no_spark_does_not_import_it(module: str) -> None:
     code = f"import sys, zmq_datasource.{module}; print([m for m in ('pyspark', 'py4j', 'pandas') if m in sys.modules])"

@@ -36,15 +36,15 @@ from zmq_datasource.errors import (
 )
 
 if TYPE_CHECKING:
-    from zmq_datasource.producer import Producer
+    from zmq_datasource.acknowledged.producer import Producer
     from zmq_datasource.proxy.handle import Proxy
+    from zmq_datasource.proxy.subscriber import DurableMessage, DurableSubscriber
     from zmq_datasource.spark.datasource import ZmqDataSource
     from zmq_datasource.spark.history import metrics_dataframe
     from zmq_datasource.spark.listener import ZmqMetricsListener
     from zmq_datasource.spark.live import live_view
     from zmq_datasource.spark.progress import QueryMetrics, metrics
     from zmq_datasource.spark.registration import register
-    from zmq_datasource.subscriber import DurableMessage, DurableSubscriber
 
 __version__ = "0.1.0"
 
@@ -90,9 +90,9 @@ __all__ = [
 # The others are imported when they are asked for: a receiver, a proxy or a Producer needs no Spark, and each of the
 # processes that Spark starts for a query would wait for all of it.
 _HOMES = {
-    "DurableMessage": "subscriber",
-    "DurableSubscriber": "subscriber",
-    "Producer": "producer",
+    "DurableMessage": "proxy.subscriber",
+    "DurableSubscriber": "proxy.subscriber",
+    "Producer": "acknowledged.producer",
     "Proxy": "proxy.handle",
     "QueryMetrics": "spark.progress",
     "ZmqDataSource": "spark.datasource",

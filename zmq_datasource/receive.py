@@ -9,12 +9,12 @@ import time
 from collections.abc import Mapping
 
 from zmq_datasource.errors import LogError
-from zmq_datasource.ingest import PARTITION, Ingest
-from zmq_datasource.limited_log import LimitedLog
-from zmq_datasource.locations import check_location
+from zmq_datasource.host.limited_logging import LimitedLog
+from zmq_datasource.host.locations import check_location
 from zmq_datasource.monitoring.source import SourceMonitor
-from zmq_datasource.option_parser import parse
 from zmq_datasource.options import StreamReadOptions
+from zmq_datasource.options.parser import parse
+from zmq_datasource.source.ingest import PARTITION, Ingest
 
 __all__ = ["receive_until_stopped"]
 

@@ -20,8 +20,8 @@ import pyarrow as pa
 from pyspark.sql.streaming.datasource import ReadMaxRows
 from pyspark.sql.types import BinaryType, StructField, StructType
 
-from zmq_datasource.option_parser import parse
 from zmq_datasource.options import StreamReadOptions, WriteOptions
+from zmq_datasource.options.parser import parse
 from zmq_datasource.spark.stream_reader import ZmqStreamReader
 from zmq_datasource.spark.write_task import SinkColumns, commit_batch, run_task
 

@@ -17,13 +17,12 @@ from typing import Any, NamedTuple, Self
 
 import psutil
 
-from tests.middlebox import Middlebox
-from tests.support import free_endpoint
+from tests.support import REPOSITORY, free_endpoint
+from tests.support.middlebox import Middlebox
 from tests.weather.faults import Faults, lose_power
 
 __all__ = ["BrokenPromiseError", "Event", "Process", "RefusedError", "World", "draw"]
 
-_REPOSITORY = Path(__file__).resolve().parents[2]
 # What one process of ours may hold, whatever the weather.
 _MOST_BYTES = 700 << 20
 # How long the load and the queries may take to be through once the weather is fair.
@@ -67,7 +66,7 @@ class Process:
         self.start()
 
     def start(self) -> None:
-        environment = os.environ | {"PYTHONPATH": str(_REPOSITORY), "PYTHONFAULTHANDLER": "1"}
+        environment = os.environ | {"PYTHONPATH": str(REPOSITORY), "PYTHONFAULTHANDLER": "1"}
         self.popen = subprocess.Popen(
             [
                 sys.executable,
@@ -78,7 +77,7 @@ class Process:
                 str(self._disk),
                 json.dumps(self._settings),
             ],
-            cwd=_REPOSITORY,
+            cwd=REPOSITORY,
             env=environment,
             stdin=subprocess.PIPE,
             stdout=self._log,

@@ -8,13 +8,13 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any, ClassVar
 
-from tests.publishers import Publisher
 from tests.support import log_rows
+from tests.support.publishers import Publisher
 from tests.weather.engine import read_output
 from tests.weather.machine import BrokenPromiseError, World
-from zmq_datasource.intake import read_gaps
-from zmq_datasource.wal.state import read_saved_state
-from zmq_datasource.wal.storage import LogStorage
+from zmq_datasource.log.state import read_saved_state
+from zmq_datasource.log.storage import LogStorage
+from zmq_datasource.source.intake import read_gaps
 
 __all__ = ["TOPOLOGIES", "Topology"]
 

@@ -46,7 +46,7 @@ def top(location: str, interval: float, since: float, once: bool) -> None:
     """
     from zmq_datasource.errors import ZmqDataSourceError  # noqa: PLC0415
     from zmq_datasource.monitoring.top import watch  # noqa: PLC0415
-    from zmq_datasource.option_types import Location  # noqa: PLC0415
+    from zmq_datasource.options.types import Location  # noqa: PLC0415
 
     try:
         watch(Location(location), interval, since, once=once)

@@ -50,19 +50,19 @@ def named_options(texts: Iterable[str]) -> dict[str, str]:
 
 
 def _duration(text: str) -> float:
-    from zmq_datasource.option_types import Duration  # noqa: PLC0415 - only a call pays for it
+    from zmq_datasource.options.types import Duration  # noqa: PLC0415 - only a call pays for it
 
     return 0.0 if text == "0" else float(Duration.read(text))
 
 
 def _size(text: str) -> int:
-    from zmq_datasource.option_types import ByteSize  # noqa: PLC0415
+    from zmq_datasource.options.types import ByteSize  # noqa: PLC0415
 
     return 0 if text == "0" else int(ByteSize.read(text))
 
 
 def _linger(text: str) -> int:
-    from zmq_datasource.option_types import Linger  # noqa: PLC0415
+    from zmq_datasource.options.types import Linger  # noqa: PLC0415
 
     return int(Linger.read(text))
 

@@ -20,10 +20,10 @@ from typing import TYPE_CHECKING, Any
 
 from zmq_datasource.counters import PAUSE_CAUSES
 from zmq_datasource.errors import OptionError
-from zmq_datasource.limited_log import LimitedLog
-from zmq_datasource.locations import without_secrets
+from zmq_datasource.host.limited_logging import LimitedLog
+from zmq_datasource.host.locations import without_secrets
 from zmq_datasource.monitoring.catalogue import SOURCE, TOTAL, Metric
-from zmq_datasource.option_types import Location
+from zmq_datasource.options.types import Location
 
 if TYPE_CHECKING:
     from prometheus_client.core import Metric as Family

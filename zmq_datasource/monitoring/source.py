@@ -10,15 +10,15 @@ from collections.abc import Callable
 from typing import Any
 
 from zmq_datasource.errors import DataLossError, LogError, MetricsError
-from zmq_datasource.follow import Follow
-from zmq_datasource.ingest import PARTITION, Ingest
-from zmq_datasource.intake import read_counters
-from zmq_datasource.limited_log import LimitedLog
+from zmq_datasource.host.limited_logging import LimitedLog
+from zmq_datasource.log.reader import read_slices, slices
+from zmq_datasource.log.state import read_saved_state
 from zmq_datasource.monitoring.figures import kept_metrics, receiver_metrics, sequence_metrics
 from zmq_datasource.monitoring.store import MetricsStore, iso
 from zmq_datasource.options import StreamReadOptions
-from zmq_datasource.wal.reader import read_slices, slices
-from zmq_datasource.wal.state import read_saved_state
+from zmq_datasource.source.follow import Follow
+from zmq_datasource.source.ingest import PARTITION, Ingest
+from zmq_datasource.source.intake import read_counters
 
 __all__ = ["SourceMonitor"]
 

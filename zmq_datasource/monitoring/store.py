@@ -36,10 +36,10 @@ import msgspec
 import xxhash
 
 from zmq_datasource.errors import MetricsError
-from zmq_datasource.locations import directory_of, without_secrets
+from zmq_datasource.host.locations import directory_of, without_secrets
 from zmq_datasource.monitoring.figures import sink_counters, sink_metrics
 from zmq_datasource.monitoring.ledger import Account, Entry
-from zmq_datasource.option_types import Location
+from zmq_datasource.options.types import Location
 
 __all__ = ["FORMAT", "MetricsStore", "iso", "total_metrics"]
 

@@ -10,7 +10,7 @@ from rich.live import Live
 from zmq_datasource.errors import OptionError
 from zmq_datasource.monitoring.store import MetricsStore
 from zmq_datasource.monitoring.view import View
-from zmq_datasource.option_types import Location
+from zmq_datasource.options.types import Location
 
 __all__ = ["watch"]
 

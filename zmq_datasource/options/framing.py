@@ -9,8 +9,9 @@ from __future__ import annotations
 from typing import Annotated, NamedTuple
 
 from zmq_datasource.errors import OptionError
-from zmq_datasource.option_parser import describe, doc
-from zmq_datasource.option_types import (
+from zmq_datasource.options.parser import describe, doc
+from zmq_datasource.options.socket import SocketOptions
+from zmq_datasource.options.types import (
     CountedBy,
     Duration,
     Endian,
@@ -23,7 +24,6 @@ from zmq_datasource.option_types import (
     ReplayFrom,
     Restart,
 )
-from zmq_datasource.options.socket import SocketOptions
 
 __all__ = ["FramingOptions", "Numbering"]
 

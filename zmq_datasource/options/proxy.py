@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Annotated, ClassVar
 
 from zmq_datasource.errors import OptionError
-from zmq_datasource.option_parser import doc
-from zmq_datasource.option_types import (
+from zmq_datasource.options.parser import doc
+from zmq_datasource.options.socket import SocketOptions
+from zmq_datasource.options.types import (
     ByteSize,
     Duration,
     Endpoints,
@@ -16,7 +17,6 @@ from zmq_datasource.option_types import (
     Topics,
     WhenFull,
 )
-from zmq_datasource.options.socket import SocketOptions
 
 __all__ = ["ProxyOptions", "ProxySocketOptions"]
 

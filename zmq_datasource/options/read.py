@@ -6,8 +6,10 @@ from collections.abc import Mapping
 from typing import Annotated, ClassVar
 
 from zmq_datasource.errors import OptionError
-from zmq_datasource.option_parser import describe, doc
-from zmq_datasource.option_types import (
+from zmq_datasource.options.framing import FramingOptions
+from zmq_datasource.options.parser import describe, doc
+from zmq_datasource.options.socket import SocketOptions
+from zmq_datasource.options.types import (
     ByteSize,
     Duration,
     Linger,
@@ -18,8 +20,6 @@ from zmq_datasource.option_types import (
     Topics,
     View,
 )
-from zmq_datasource.options.framing import FramingOptions
-from zmq_datasource.options.socket import SocketOptions
 
 __all__ = ["BatchReadOptions", "ReadOptions", "StreamReadOptions"]
 

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from typing import Annotated, ClassVar
 
 from zmq_datasource.errors import OptionError
-from zmq_datasource.option_parser import OptionSet, doc
-from zmq_datasource.option_types import Endpoints
+from zmq_datasource.options.parser import OptionSet, doc
+from zmq_datasource.options.types import Endpoints
 
 __all__ = ["SocketOptions"]
 

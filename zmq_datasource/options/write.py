@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from typing import Annotated, ClassVar
 
 from zmq_datasource.errors import OptionError
-from zmq_datasource.option_parser import doc
-from zmq_datasource.option_types import Duration, Linger, Location, SinkFraming, SinkSocket
+from zmq_datasource.options.parser import doc
 from zmq_datasource.options.socket import SocketOptions
+from zmq_datasource.options.types import Duration, Linger, Location, SinkFraming, SinkSocket
 
 __all__ = ["WriteOptions"]
 

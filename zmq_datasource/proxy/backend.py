@@ -19,7 +19,7 @@ import zmq
 
 from zmq_datasource.options import ProxyOptions
 from zmq_datasource.proxy.journal import Numbered
-from zmq_datasource.sockets import Connection, OpenSocket, connections, hang_up
+from zmq_datasource.transport.sockets import Connection, OpenSocket, connections, hang_up
 
 __all__ = ["Backend", "Stalled"]
 

@@ -27,7 +27,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import zmq
 
-from zmq_datasource.durable_protocol import (
+from zmq_datasource.errors import DiskFaultError, LogError, ProtocolError
+from zmq_datasource.host.limited_logging import LimitedLog
+from zmq_datasource.options import ProxyOptions
+from zmq_datasource.proxy.durable_protocol import (
     EARLIEST,
     LATEST,
     Ack,
@@ -46,14 +49,11 @@ from zmq_datasource.durable_protocol import (
     read_from_client,
     write,
 )
-from zmq_datasource.errors import DiskFaultError, LogError, ProtocolError
-from zmq_datasource.limited_log import LimitedLog
-from zmq_datasource.options import ProxyOptions
 from zmq_datasource.proxy.router import Router
 from zmq_datasource.proxy.rows import messages_of
 from zmq_datasource.proxy.subscriptions import Subscription, Subscriptions
 from zmq_datasource.proxy.view import Cursor, LogView
-from zmq_datasource.sockets import Taken, find_dead_peers
+from zmq_datasource.transport.sockets import Taken, find_dead_peers
 
 __all__ = ["DurableServer"]
 

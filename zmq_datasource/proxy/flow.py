@@ -21,18 +21,18 @@ from typing import Any, Self
 
 import zmq
 
-from zmq_datasource.acceptor import Acceptor
+from zmq_datasource.acknowledged.acceptor import Acceptor
+from zmq_datasource.acknowledged.transactions import Ledger
 from zmq_datasource.counters import SourceCounters
 from zmq_datasource.errors import LogFormatError
-from zmq_datasource.messages import warm_up_arrow
-from zmq_datasource.option_types import ByteSize, SourceSocket
+from zmq_datasource.log.storage import LogStorage
+from zmq_datasource.messages.schemas import warm_up_arrow
 from zmq_datasource.options import ProxyOptions, StreamReadOptions
+from zmq_datasource.options.types import ByteSize, SourceSocket
 from zmq_datasource.proxy.backend import Backend
 from zmq_datasource.proxy.fronts import Front, now_us
 from zmq_datasource.proxy.journal import PARTITION, Journal
 from zmq_datasource.proxy.subscriptions import Subscriptions
-from zmq_datasource.transactions import Ledger
-from zmq_datasource.wal.storage import LogStorage
 
 __all__ = ["Flow"]
 

@@ -10,11 +10,11 @@ from typing import Any
 import zmq
 
 from zmq_datasource.counters import SourceCounters
-from zmq_datasource.messages import MAX_MESSAGE_BYTES
+from zmq_datasource.messages.schemas import MAX_MESSAGE_BYTES
 from zmq_datasource.options import ProxySocketOptions
 from zmq_datasource.proxy.rows import Frame, Messages
-from zmq_datasource.sockets import OpenSocket, more_frames
-from zmq_datasource.unfinished import Unfinished
+from zmq_datasource.transport.sockets import OpenSocket, more_frames
+from zmq_datasource.transport.unfinished import Unfinished
 
 __all__ = ["Front", "now_us"]
 

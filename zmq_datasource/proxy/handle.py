@@ -13,8 +13,8 @@ from types import TracebackType
 from typing import Any, Self
 
 from zmq_datasource.errors import SocketError
-from zmq_datasource.option_parser import describe, parse
 from zmq_datasource.options import ProxyOptions
+from zmq_datasource.options.parser import describe, parse
 from zmq_datasource.proxy.pipes import start_line
 from zmq_datasource.proxy.process import error_of
 

@@ -16,12 +16,12 @@ import pyarrow.compute as pc
 
 from zmq_datasource.counters import SourceCounters
 from zmq_datasource.errors import LogWriteError
+from zmq_datasource.log.state import Carried
+from zmq_datasource.log.storage import LogStorage
+from zmq_datasource.log.writer import LogWriter
 from zmq_datasource.options import ProxyOptions
 from zmq_datasource.proxy.rows import Messages, messages_of, rows_of
 from zmq_datasource.proxy.view import Progress
-from zmq_datasource.wal.state import Carried
-from zmq_datasource.wal.storage import LogStorage
-from zmq_datasource.wal.writer import LogWriter
 
 __all__ = ["Journal", "Numbered"]
 

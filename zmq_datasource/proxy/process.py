@@ -19,9 +19,9 @@ from typing import Any
 
 from zmq_datasource import errors
 from zmq_datasource.errors import SocketError, ZmqDataSourceError
-from zmq_datasource.open_files import allow_many_files
-from zmq_datasource.option_parser import parse
+from zmq_datasource.host.open_files import allow_many_files
 from zmq_datasource.options import ProxyOptions
+from zmq_datasource.options.parser import parse
 from zmq_datasource.proxy.flow import Flow
 from zmq_datasource.proxy.pipes import (
     Lines,

@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 import zmq
 
 from zmq_datasource.errors import LogError
-from zmq_datasource.framing.replay import END, TOPIC_WANTED
-from zmq_datasource.limited_log import LimitedLog
+from zmq_datasource.host.limited_logging import LimitedLog
+from zmq_datasource.messages.framing.replay import END, TOPIC_WANTED
 from zmq_datasource.options import ProxyOptions
 from zmq_datasource.proxy.router import Router
 from zmq_datasource.proxy.rows import messages_of

@@ -9,10 +9,10 @@ from typing import NamedTuple
 
 import zmq
 
-from zmq_datasource.option_types import Endpoints
 from zmq_datasource.options import ProxyOptions
-from zmq_datasource.sockets import OpenSocket
-from zmq_datasource.unfinished import Unfinished
+from zmq_datasource.options.types import Endpoints
+from zmq_datasource.transport.sockets import OpenSocket
+from zmq_datasource.transport.unfinished import Unfinished
 
 __all__ = ["Request", "Router"]
 

@@ -8,8 +8,8 @@ from typing import Any, NamedTuple, TypeAlias
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from zmq_datasource.framing.plain import text_of, times_of
-from zmq_datasource.messages import MESSAGE_SCHEMA
+from zmq_datasource.messages.framing.plain import text_of, times_of
+from zmq_datasource.messages.schemas import MESSAGE_SCHEMA
 
 __all__ = ["Frame", "Messages", "messages_of", "rows_of"]
 

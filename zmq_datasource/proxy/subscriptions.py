@@ -14,8 +14,8 @@ from contextlib import contextmanager
 import msgspec
 
 from zmq_datasource.errors import DataLossError, DiskFaultError, LogFormatError
-from zmq_datasource.limited_log import LimitedLog
-from zmq_datasource.wal.storage import LogStorage
+from zmq_datasource.host.limited_logging import LimitedLog
+from zmq_datasource.log.storage import LogStorage
 
 __all__ = ["MARK", "Subscription", "Subscriptions"]
 

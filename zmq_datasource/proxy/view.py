@@ -9,10 +9,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from zmq_datasource.errors import DataLossError
-from zmq_datasource.wal.growing import GrowingTail, Grown
-from zmq_datasource.wal.index import ChunkIndex
-from zmq_datasource.wal.reader import read_index, read_slices, slices
-from zmq_datasource.wal.storage import LogStorage
+from zmq_datasource.log.growing import GrowingTail, Grown
+from zmq_datasource.log.index import ChunkIndex
+from zmq_datasource.log.reader import read_index, read_slices, slices
+from zmq_datasource.log.storage import LogStorage
 
 __all__ = ["Cursor", "LogView", "Progress"]
 

@@ -11,16 +11,16 @@ from pyspark.sql.datasource import DataSourceReader, InputPartition
 
 from zmq_datasource.counters import SourceCounters
 from zmq_datasource.errors import DataLossError
-from zmq_datasource.framing import to_rows
-from zmq_datasource.messages import number_rows
-from zmq_datasource.option_types import Position
+from zmq_datasource.log.index import ChunkIndex
+from zmq_datasource.log.reader import read_index, split_range
+from zmq_datasource.log.storage import LogStorage
+from zmq_datasource.messages.framing import to_rows
+from zmq_datasource.messages.schemas import number_rows
 from zmq_datasource.options import BatchReadOptions
-from zmq_datasource.receiver import ROUND_MESSAGES, Receiver
+from zmq_datasource.options.types import Position
+from zmq_datasource.source.receiver import ROUND_MESSAGES, Receiver
 from zmq_datasource.spark.partition_reader import LogInputPartition, read_log_partition
 from zmq_datasource.spark.worker import set_up_worker
-from zmq_datasource.wal.index import ChunkIndex
-from zmq_datasource.wal.reader import read_index, split_range
-from zmq_datasource.wal.storage import LogStorage
 
 __all__ = ["ZmqLiveReader", "ZmqLogReader"]
 

@@ -19,11 +19,10 @@ from pyspark.sql.datasource import (
 from pyspark.sql.types import StructType
 
 from zmq_datasource.errors import OptionError
-from zmq_datasource.locations import check_location
-from zmq_datasource.messages import row_schema, spark_ddl
-from zmq_datasource.option_parser import parse
+from zmq_datasource.host.locations import check_location
+from zmq_datasource.messages.schemas import row_schema, spark_ddl
 from zmq_datasource.options import BatchReadOptions, ReadOptions, StreamReadOptions, WriteOptions
-from zmq_datasource.sockets import check_socket_options
+from zmq_datasource.options.parser import parse
 from zmq_datasource.spark.accounting import SinkAccumulator
 from zmq_datasource.spark.batch_reader import ZmqLiveReader, ZmqLogReader
 from zmq_datasource.spark.batch_writer import ZmqBatchWriter
@@ -31,6 +30,7 @@ from zmq_datasource.spark.gaps import GAPS_DDL, ZmqGapReader
 from zmq_datasource.spark.stream_reader import RefusedStreamReader, ZmqStreamReader
 from zmq_datasource.spark.stream_writer import ZmqStreamWriter
 from zmq_datasource.spark.write_task import SinkColumns
+from zmq_datasource.transport.sockets import check_socket_options
 
 __all__ = ["ZmqDataSource"]
 

@@ -7,11 +7,11 @@ from collections.abc import Iterator, Sequence
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 
-from zmq_datasource.intake import read_gaps
+from zmq_datasource.log.state import read_saved_state
+from zmq_datasource.log.storage import LogStorage
 from zmq_datasource.options import BatchReadOptions
+from zmq_datasource.source.intake import read_gaps
 from zmq_datasource.spark.worker import set_up_worker
-from zmq_datasource.wal.state import read_saved_state
-from zmq_datasource.wal.storage import LogStorage
 
 __all__ = ["GAPS_DDL", "ZmqGapReader"]
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from zmq_datasource.monitoring.catalogue import SINK, SOURCE, TOTAL, Metric
 from zmq_datasource.monitoring.store import MetricsStore
-from zmq_datasource.option_types import Location
+from zmq_datasource.options.types import Location
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

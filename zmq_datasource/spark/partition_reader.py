@@ -7,9 +7,9 @@ from collections.abc import Iterator, Sequence
 import pyarrow as pa
 from pyspark.sql.datasource import InputPartition
 
-from zmq_datasource.framing import to_rows
-from zmq_datasource.wal.reader import Slice, read_slices
-from zmq_datasource.wal.storage import LogStorage
+from zmq_datasource.log.reader import Slice, read_slices
+from zmq_datasource.log.storage import LogStorage
+from zmq_datasource.messages.framing import to_rows
 
 __all__ = ["LogInputPartition", "read_log_partition"]
 

@@ -11,7 +11,7 @@ from zmq_datasource.monitoring.catalogue import SOURCE
 from zmq_datasource.monitoring.figures import receiver_metrics, sink_metrics
 from zmq_datasource.monitoring.ledger import Account, Ledger
 from zmq_datasource.monitoring.store import MetricsStore, total_metrics
-from zmq_datasource.option_types import Location
+from zmq_datasource.options.types import Location
 from zmq_datasource.spark.registration import active_ledger
 
 if TYPE_CHECKING:

@@ -27,17 +27,17 @@ from pyspark.sql.streaming.datasource import (
 )
 
 from zmq_datasource.errors import DataLossError, OptionError
-from zmq_datasource.follow import Follow
-from zmq_datasource.ingest import PARTITION, Ingest
+from zmq_datasource.log.persistence import Persistence
+from zmq_datasource.log.reader import end_within_bytes, split_range
 from zmq_datasource.monitoring.source import SourceMonitor
-from zmq_datasource.offsets import Offset
-from zmq_datasource.option_types import Position
 from zmq_datasource.options import StreamReadOptions
+from zmq_datasource.options.offsets import Offset
+from zmq_datasource.options.types import Position
+from zmq_datasource.source.follow import Follow
+from zmq_datasource.source.ingest import PARTITION, Ingest
 from zmq_datasource.spark.admission import Admission
 from zmq_datasource.spark.partition_reader import LogInputPartition, read_log_partition
 from zmq_datasource.spark.worker import set_up_worker
-from zmq_datasource.wal.persistence import Persistence
-from zmq_datasource.wal.reader import end_within_bytes, split_range
 
 __all__ = ["RefusedStreamReader", "ZmqStreamReader"]
 

@@ -14,16 +14,16 @@ from pyspark import TaskContext
 from pyspark.sql.datasource import WriterCommitMessage
 from pyspark.sql.types import ArrayType, BinaryType, StringType, StructType
 
+from zmq_datasource.acknowledged.uplink import Uplink
 from zmq_datasource.counters import SinkCounters
-from zmq_datasource.dead_letters import StagedLetters, abort_letters, commit_letters
 from zmq_datasource.errors import OptionError, RowError, SocketError, ZmqDataSourceError
-from zmq_datasource.messages import LOG_SCHEMA
+from zmq_datasource.messages.schemas import LOG_SCHEMA
 from zmq_datasource.monitoring.ledger import Entry
 from zmq_datasource.options import WriteOptions
-from zmq_datasource.sender import Sender
+from zmq_datasource.sink.dead_letters import StagedLetters, abort_letters, commit_letters
+from zmq_datasource.sink.sender import Sender
 from zmq_datasource.spark.accounting import SinkAccumulator, record
 from zmq_datasource.spark.worker import set_up_worker
-from zmq_datasource.uplink import Uplink
 
 __all__ = ["Job", "SinkColumns", "TaskReport", "abort_batch", "commit_batch", "run_task"]
 

@@ -12,9 +12,9 @@ from collections.abc import Mapping
 from contextlib import suppress
 
 from zmq_datasource.errors import LogError
-from zmq_datasource.framing import name_of
-from zmq_datasource.wal.reader import read_index, read_slices, slices
-from zmq_datasource.wal.storage import LogStorage
+from zmq_datasource.log.reader import read_index, read_slices, slices
+from zmq_datasource.log.storage import LogStorage
+from zmq_datasource.messages.framing import name_of
 from zmq_datasource.workbench.doctor.facts import Durable
 from zmq_datasource.workbench.doctor.watching import Follower
 

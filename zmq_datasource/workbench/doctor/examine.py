@@ -11,10 +11,10 @@ import msgspec
 import zmq
 
 from zmq_datasource.errors import EndpointError, OptionError
-from zmq_datasource.option_parser import parse
-from zmq_datasource.option_types import Endpoint, Endpoints, Topics, ZmqOptions
 from zmq_datasource.options import ReadOptions
-from zmq_datasource.sockets import check_socket_options
+from zmq_datasource.options.parser import parse
+from zmq_datasource.options.types import Endpoint, Endpoints, Topics, ZmqOptions
+from zmq_datasource.transport.sockets import check_socket_options
 from zmq_datasource.workbench.doctor.durable import compare
 from zmq_datasource.workbench.doctor.facts import Durable, Examined, Expected, Glance
 from zmq_datasource.workbench.doctor.link import Link

@@ -11,9 +11,9 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from zmq_datasource.errors import OptionError
-from zmq_datasource.framing import Fields, RawMessage, make_framing
-from zmq_datasource.option_parser import parse
+from zmq_datasource.messages.framing import Fields, RawMessage, make_framing
 from zmq_datasource.options import FramingOptions
+from zmq_datasource.options.parser import parse
 
 __all__ = ["SAMPLE", "Guess", "guess", "keys_of"]
 

@@ -12,9 +12,9 @@ from typing import Self
 import zmq
 from zmq.utils.monitor import parse_monitor_message
 
-from zmq_datasource.framing import subscriptions
+from zmq_datasource.messages.framing import subscriptions
 from zmq_datasource.options import ReadOptions
-from zmq_datasource.sockets import attach, new_socket
+from zmq_datasource.transport.sockets import attach, new_socket
 from zmq_datasource.workbench.doctor import kernel
 from zmq_datasource.workbench.doctor.facts import Buffers, Handshake
 

@@ -11,7 +11,7 @@ import socket as stdlib_socket
 import time
 from contextlib import suppress
 
-from zmq_datasource.option_types import Endpoint
+from zmq_datasource.options.types import Endpoint
 from zmq_datasource.workbench.doctor import zmtp
 from zmq_datasource.workbench.doctor.facts import Glance
 

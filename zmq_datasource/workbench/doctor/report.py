@@ -11,7 +11,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from zmq_datasource.option_types import ByteSize
+from zmq_datasource.options.types import ByteSize
 from zmq_datasource.workbench.doctor.examine import Examination
 from zmq_datasource.workbench.doctor.facts import Examined, Stalled
 from zmq_datasource.workbench.doctor.findings import Finding, Severity, exit_code

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import zmq
 
-from zmq_datasource.framing import RawMessage
+from zmq_datasource.messages.framing import RawMessage
 from zmq_datasource.options import ReadOptions
 from zmq_datasource.workbench.doctor.facts import Consumed, Stalled
 from zmq_datasource.workbench.doctor.link import Link

@@ -11,9 +11,9 @@ from collections.abc import Sequence
 import zmq
 
 from zmq_datasource.errors import OptionError
-from zmq_datasource.framing import RawMessage, make_framing, name_of
-from zmq_datasource.option_parser import parse
+from zmq_datasource.messages.framing import RawMessage, make_framing, name_of
 from zmq_datasource.options import ReadOptions
+from zmq_datasource.options.parser import parse
 from zmq_datasource.sequences import Judge
 from zmq_datasource.workbench.doctor.facts import Numbers, Traffic
 from zmq_datasource.workbench.doctor.guess import SAMPLE, guess, keys_of

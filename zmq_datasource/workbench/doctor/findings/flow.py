@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from zmq_datasource.messages import MAX_MESSAGE_BYTES
-from zmq_datasource.option_types import ByteSize
+from zmq_datasource.messages.schemas import MAX_MESSAGE_BYTES
+from zmq_datasource.options.types import ByteSize
 from zmq_datasource.workbench.doctor.facts import Examined, Expected, Numbers, Traffic
 from zmq_datasource.workbench.doctor.findings.finding import Finding, Severity
 

@@ -1,0 +1,687 @@
+"""Transactions over real sockets into real logs: whole or not at all, whoever dies, whatever is repeated."""
+
+from __future__ import annotations
+
+import shutil
+import socket as stdlib_socket
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+import zmq
+
+from tests.support import Socket, free_endpoint, log_rows, stream_options, wait_for, write_options
+from zmq_datasource.acknowledged.acceptor import Acceptor
+from zmq_datasource.acknowledged.protocol import Data
+from zmq_datasource.acknowledged.uplink import Uplink
+from zmq_datasource.errors import NoPeerError, RowError, SendTimeoutError, TransactionError
+from zmq_datasource.log.layout import Chunk, StateFile
+from zmq_datasource.log.storage import LogStorage
+from zmq_datasource.source.ingest import Ingest
+
+pytestmark = pytest.mark.spark  # no Spark, but processes and kills that take their time
+Context = zmq.Context[Socket]
+
+
+@pytest.fixture(autouse=True)
+def _stop_sooner(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("zmq_datasource.source.ingest._QUIET_SECONDS", 0.02)
+
+
+@contextmanager
+def receiving(location: Path, endpoint: str, **options: Any) -> Iterator[Ingest]:
+    ingest = Ingest(stream_options(socketType="ROUTER", bind=endpoint, walLocation=location, **options))
+    ingest.start()
+    try:
+        yield ingest
+    finally:
+        ingest.stop()
+
+
+def uplink(endpoint: str, number: int = 0, partition: int = 0, producer: str = "q", **options: Any) -> Uplink:
+    options = {"sendTimeout": "20s", "zmq_reconnect_ivl": 20, **options}
+    return Uplink(
+        write_options(socketType="DEALER", connect=endpoint, **options), producer, number, partition
+    )
+
+
+def rows(*values: str) -> pa.RecordBatch:
+    return pa.record_batch({"value": list(values)})
+
+
+def stage(endpoint: str, *values: str, **which: Any) -> str:
+    """Send and stage rows; the attempt."""
+    with uplink(endpoint, **which) as link:
+        assert not link.greet()
+        link.send(rows(*values))
+        link.finish()
+        return link.attempt
+
+
+def commit(endpoint: str, attempts: list[str], count: int, **which: Any) -> bool:
+    with uplink(endpoint, **which) as link:
+        return link.commit(attempts, count)
+
+
+def values(location: Path) -> list[str]:
+    try:
+        return [value.decode() for value in log_rows(location).column("value").to_pylist()]
+    except ValueError:  # no chunk yet
+        return []
+
+
+def test_a_transaction_appears_when_it_is_committed_and_not_before(tmp_path: Path) -> None:
+    endpoint = free_endpoint()
+    with receiving(tmp_path, endpoint) as ingest:
+        second = stage(endpoint, "c", "d", partition=1)
+        first = stage(endpoint, "a", "b", partition=0)
+        assert ingest.seal() == 0
+        assert not commit(endpoint, [second, first], 4)
+        assert ingest.seal() == 4
+        assert values(tmp_path) == ["a", "b", "c", "d"]  # in the order of partitions
+        assert not any((tmp_path / "0" / "staging").iterdir())
+    table = log_rows(tmp_path)
+    assert set(table.column("publisher").to_pylist()) == {"q"}
+    assert set(table.column("sequence").to_pylist()) == {0}
+
+
+def test_a_commit_that_is_repeated_has_no_effect(tmp_path: Path) -> None:
+    endpoint = free_endpoint()
+    with receiving(tmp_path, endpoint):
+        attempt = stage(endpoint, "a")
+        assert not commit(endpoint, [attempt], 1)
+        assert commit(endpoint, [attempt], 1)
+    with receiving(tmp_path, endpoint):
+        assert commit(endpoint, [attempt], 1)
+        with uplink(endpoint) as link:
+            assert link.greet()  # a batch that is executed again sends nothing
+        with uplink(endpoint, number=1) as link:
+            assert not link.greet()
+    assert values(tmp_path) == ["a"]
+
+
+def test_what_is_staged_survives_the_receiver(tmp_path: Path) -> None:
+    endpoint = free_endpoint()
+    with receiving(tmp_path, endpoint):
+        attempt = stage(endpoint, "a", "b")
+    with receiving(tmp_path, endpoint):
+        assert not commit(endpoint, [attempt], 2)
+    assert values(tmp_path) == ["a", "b"]
+
+
+def test_only_the_attempts_that_won_are_published(tmp_path: Path) -> None:
+    endpoint = free_endpoint()
+    with receiving(tmp_path, endpoint):
+        stage(endpoint, "failed later")
+        winner = stage(endpoint, "a")
+        commit(endpoint, [winner], 1)
+        assert not any((tmp_path / "0" / "staging").iterdir())
+    assert values(tmp_path) == ["a"]
+
+
+def test_an_aborted_attempt_is_gone(tmp_path: Path) -> None:
+    endpoint = free_endpoint()
+    with receiving(tmp_path, endpoint):
+        attempt = stage(endpoint, "a")
+        with uplink(endpoint) as link:
+            link.abort([attempt])
+        with pytest.raises(TransactionError, match="1 of 1 attempts are not staged here"):
+            commit(endpoint, [attempt], 1)
+    assert values(tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    ("which", "count", "says"),
+    [
+        ({"number": 5}, 1, "not staged here|attempts"),
+        ({"producer": "other"}, 1, "attempts"),
+        ({}, 2, "committing 2 rows, 1 are staged"),
+    ],
+)
+def test_a_commit_of_something_else_is_refused(
+    which: dict[str, Any], count: int, says: str, tmp_path: Path
+) -> None:
+    endpoint = free_endpoint()
+    with receiving(tmp_path, endpoint):
+        attempt = stage(endpoint, "a")
+        with pytest.raises(TransactionError, match=says):
+            commit(endpoint, [attempt], count, **which)
+        assert not commit(endpoint, [attempt], 1)
+
+
+def test_what_nobody_commits_is_discarded_in_time(tmp_path: Path) -> None:
+    endpoint = free_endpoint()
+    with receiving(tmp_path, endpoint, transactionTimeout="200ms"):
+        stage(endpoint, "a")
+        wait_for(
+            lambda: not any((tmp_path / "0" / "staging").iterdir()), "the staged attempt to be discarded"
+        )
+
+
+def test_a_silent_sender_holds_nobody_up(tmp_path: Path) -> None:
+    endpoint = free_endpoint()
+    with receiving(tmp_path, endpoint), uplink(endpoint, producer="silent") as silent:
+        silent.greet()
+        silent.send(rows("never finished"))
+        for number in range(5):
+            commit(endpoint, [stage(endpoint, "a", number=number)], 1, number=number)
+    assert values(tmp_path) == ["a"] * 5
+
+
+def test_transactions_committed_in_one_moment_share_a_chunk(tmp_path: Path) -> None:
+    endpoint = free_endpoint()
+    with receiving(tmp_path, endpoint) as ingest:
+        attempts = [stage(endpoint, str(n), producer=f"p{n}") for n in range(20)]
+        links = [uplink(endpoint, producer=f"p{n}").__enter__() for n in range(20)]
+        threads = [
+            threading.Thread(target=link.commit, args=([attempt], 1))
+            for link, attempt in zip(links, attempts, strict=True)
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(20)
+        for link in links:
+            link.__exit__(None, None, None)
+        assert len(list(ingest.storage.chunks(0))) <= 20
+        for n in range(20):
+            assert commit(endpoint, [attempts[n]], 1, producer=f"p{n}")
+    assert sorted(values(tmp_path), key=int) == [str(n) for n in range(20)]
+
+
+def test_a_slow_disk_at_the_end_of_one_attempt_holds_nobody_else_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    endpoint = free_endpoint()
+    finish, go_on, forcing = LogStorage.finish_staged, threading.Event(), threading.Event()
+
+    def slowly(self: LogStorage, partition: int, attempt: str, sync: bool) -> None:
+        if not forcing.is_set():
+            forcing.set()
+            go_on.wait(20)
+        finish(self, partition, attempt, sync)
+
+    monkeypatch.setattr(LogStorage, "finish_staged", slowly)
+    with receiving(tmp_path, endpoint):
+        staging = threading.Thread(target=stage, args=(endpoint, "slow"), kwargs={"producer": "slow"})
+        staging.start()
+        assert forcing.wait(10)
+        commit(endpoint, [stage(endpoint, "a")], 1)
+        assert staging.is_alive()
+        go_on.set()
+        staging.join(20)
+    assert values(tmp_path) == ["a"]
+
+
+def test_who_finds_the_budget_given_away_sends_one_message_at_a_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("zmq_datasource.acknowledged.acceptor._BUDGET", 0)
+    endpoint = free_endpoint()
+    big = pa.record_batch({"value": [b"x" * 100_000] * 50})
+    with receiving(tmp_path, endpoint), uplink(endpoint) as link:
+        link.greet()
+        link.send(big)
+        assert len(link._kept) <= 1
+        link.finish()
+        link.commit([link.attempt], 50)
+    assert log_rows(tmp_path).num_rows == 50
+
+
+def test_a_sender_has_never_more_on_its_way_than_its_credit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    endpoint = free_endpoint()
+    stalled = threading.Event()
+    data = Acceptor._data
+
+    def slow(self: Acceptor, peer: bytes, message: Data, buffers: Any) -> None:
+        if message.index:  # with the first comes the credit
+            stalled.wait(20)
+        data(self, peer, message, buffers)
+
+    monkeypatch.setattr(Acceptor, "_data", slow)
+    monkeypatch.setattr("zmq_datasource.acknowledged.acceptor._WINDOW", 2 << 20)
+    big = pa.record_batch({"value": [b"x" * 100_000] * 100})
+    with receiving(tmp_path, endpoint), uplink(endpoint) as link:
+        link.greet()
+        sending = threading.Thread(target=link.send, args=(big,))
+        sending.start()
+        wait_for(lambda: link._kept_bytes > 1 << 20, "the credit to be used")
+        sending.join(0.3)
+        assert sending.is_alive()
+        assert link._kept_bytes <= 2 << 20
+        stalled.set()
+        sending.join(20)
+        link.finish()
+        link.commit([link.attempt], 100)
+    assert log_rows(tmp_path).num_rows == 100
+
+
+def test_a_full_log_delays_a_commit_and_refuses_nothing(tmp_path: Path) -> None:
+    endpoint = free_endpoint()
+    with receiving(tmp_path, endpoint, walMaxBytes="100k") as ingest:
+        big = ["x" * 60_000]
+        commit(endpoint, [stage(endpoint, *big, number=0)], 1, number=0)
+        commit(endpoint, [stage(endpoint, *big, number=1)], 1, number=1)
+        assert ingest.log.full
+        late = threading.Thread(
+            target=lambda: commit(endpoint, [stage(endpoint, "late", number=2)], 1, number=2)
+        )
+        late.start()
+        late.join(0.3)
+        assert late.is_alive()
+        ingest.log.commit(2)
+        late.join(20)
+        assert not late.is_alive()
+    assert values(tmp_path)[-1] == "late"
+
+
+def test_a_transaction_larger_than_the_log_is_refused(tmp_path: Path) -> None:
+    endpoint = free_endpoint()
+    big = pa.record_batch({"value": [b"x" * 10_000] * 500})
+    with receiving(tmp_path, endpoint, walMaxBytes="1m"), uplink(endpoint) as link:
+        link.greet()
+        with pytest.raises(TransactionError, match="walMaxBytes"):
+            for _ in range(10):
+                link.send(big)
+                link.finish()
+
+
+def test_a_row_too_large_is_refused_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("zmq_datasource.acknowledged.acceptor.MOST_FRAME_BYTES", 1000)
+    endpoint = free_endpoint()
+    with receiving(tmp_path, endpoint), uplink(endpoint) as link:
+        link.greet()
+        with pytest.raises(RowError, match="1000 at most"):
+            link.send(rows("x" * 2000))
+
+
+def test_nobody_there_is_an_error_that_says_so() -> None:
+    with (
+        pytest.raises(NoPeerError, match="Start the receiver"),
+        uplink(free_endpoint(), connectTimeout="200ms"),
+    ):
+        pass
+
+
+def test_a_receiver_that_is_gone_is_an_error_after_a_while(tmp_path: Path) -> None:
+    endpoint = free_endpoint()
+    with (
+        uplink_of_a_lost_receiver(tmp_path, endpoint) as link,
+        pytest.raises(SendTimeoutError, match="can be repeated"),
+    ):
+        link.finish()
+
+
+@contextmanager
+def uplink_of_a_lost_receiver(tmp_path: Path, endpoint: str) -> Iterator[Uplink]:
+    with uplink_after_start(tmp_path, endpoint, sendTimeout="300ms") as link:
+        yield link
+
+
+@contextmanager
+def uplink_after_start(tmp_path: Path, endpoint: str, **options: Any) -> Iterator[Uplink]:
+    """An uplink with rows on their way, whose receiver has stopped."""
+    link = uplink(endpoint, **options)
+    with receiving(tmp_path, endpoint):
+        link.__enter__()
+        link.greet()
+        link.send(rows("a"))
+        wait_for(lambda: (link._read(10), not link._kept)[1], "the credit")
+    try:
+        yield link
+    finally:
+        link.__exit__(None, None, None)
+
+
+def test_a_receiver_that_restarted_fails_the_attempt_and_the_next_one_does(tmp_path: Path) -> None:
+    endpoint = free_endpoint()
+    with uplink_after_start(tmp_path, endpoint) as link, receiving(tmp_path, endpoint):
+        with pytest.raises(TransactionError):
+            link.finish()
+        commit(endpoint, [stage(endpoint, "a")], 1)
+    assert values(tmp_path) == ["a"]
+
+
+def test_noise_is_refused_and_harms_nobody(context: Context, tmp_path: Path) -> None:
+    endpoint = free_endpoint()
+    with receiving(tmp_path, endpoint) as ingest:
+        noisy = context.socket(zmq.DEALER)
+        noisy.connect(endpoint)
+        for frames in ([b"x"], [b""] * 5, [b"ZDS\x01D", b"{}"], [b"ZDS\x01W", b"{}"], [b"ZDS\x01H", b"\xff"]):
+            noisy.send_multipart(frames)
+        assert noisy.poll(5000)
+        assert noisy.recv_multipart()[0] == b"ZDS\x01X"
+        attempt = stage(endpoint, "a")
+        assert not commit(endpoint, [attempt], 1)
+        assert ingest.counters.malformed == 5
+
+
+# The network.
+
+
+class Cable:
+    """A tcp connection that can be cut: forwards to a receiver until told to hang up."""
+
+    def __init__(self, endpoint: str) -> None:
+        host, port = endpoint.removeprefix("tcp://").split(":")
+        self._target = host, int(port)
+        self._server = stdlib_socket.create_server(("127.0.0.1", 0))
+        self.endpoint = f"tcp://127.0.0.1:{self._server.getsockname()[1]}"
+        self._pairs: list[stdlib_socket.socket] = []
+        self.forwarded = 0
+        self._threads = [threading.Thread(target=self._accept, daemon=True)]
+
+    def __enter__(self) -> Cable:
+        self._threads[0].start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._server.shutdown(stdlib_socket.SHUT_RDWR)
+        self._server.close()
+        self.cut()
+        for thread in self._threads:
+            thread.join(10)
+
+    def cut(self) -> None:
+        pairs, self._pairs = self._pairs, []
+        for sock in pairs:
+            sock.close()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                client, _ = self._server.accept()
+            except OSError:
+                return
+            try:
+                server = stdlib_socket.create_connection(self._target, timeout=5)
+            except OSError:
+                client.close()
+                continue
+            for sock in (client, server):
+                sock.settimeout(0.05)
+            self._pairs += [client, server]
+            for source, sink in ((client, server), (server, client)):
+                thread = threading.Thread(target=self._forward, args=(source, sink), daemon=True)
+                self._threads.append(thread)
+                thread.start()
+
+    def _forward(self, source: stdlib_socket.socket, sink: stdlib_socket.socket) -> None:
+        while True:
+            try:
+                data = source.recv(65536)
+            except TimeoutError:
+                if source.fileno() < 0:
+                    return
+                continue
+            except OSError:
+                return
+            if not data:
+                break
+            try:
+                sink.settimeout(5)
+                sink.sendall(data)
+            except OSError:
+                return
+            self.forwarded += len(data)
+        for sock in (source, sink):
+            sock.close()
+
+
+def test_a_connection_that_breaks_is_taken_up_where_it_was(tmp_path: Path) -> None:
+    endpoint = free_endpoint()
+    batch = pa.record_batch({"value": [b"%07d" % n + b"x" * 993 for n in range(2000)]})
+    with receiving(tmp_path, endpoint), Cable(endpoint) as cable, uplink(cable.endpoint) as link:
+        link.greet()
+        for turn in range(6):
+            link.send(batch)
+            if turn % 2:
+                cable.cut()
+        link.finish()
+        cable.cut()
+        assert not link.commit([link.attempt], 12_000)
+    got = log_rows(tmp_path).column("value").to_pylist()
+    assert got == batch.column("value").to_pylist() * 6
+
+
+# A crash between any two durable steps.
+
+
+class Photographed(LogStorage):
+    """Copies the log after each step that touches the disk, as a crash of the receiver would leave it."""
+
+    album: Path
+    photos: list[Path]
+
+    def _photograph(self) -> None:
+        photo = self.album / str(len(self.photos))
+        shutil.copytree(self.root, photo)
+        self.photos.append(photo)
+
+    def finish_staged(self, *args: Any) -> None:
+        super().finish_staged(*args)
+        self._photograph()
+
+    def remove_staged(self, *args: Any) -> None:
+        super().remove_staged(*args)
+        self._photograph()
+
+    def write_chunk(self, *args: Any) -> Chunk:
+        chunk = super().write_chunk(*args)
+        self._photograph()
+        return chunk
+
+    def write_state(self, partition: int, file: StateFile, content: bytes, sync: bool) -> None:
+        super().write_state(partition, file, content, sync)
+        self._photograph()
+
+
+def test_at_every_step_of_a_commit_a_crash_leaves_all_of_it_or_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    endpoint = free_endpoint()
+    Photographed.album, Photographed.photos = tmp_path / "album", []
+    monkeypatch.setattr("zmq_datasource.source.ingest.LogStorage", Photographed)
+    attempts: list[list[str]] = []
+    with receiving(tmp_path / "log", endpoint):
+        for number in range(3):
+            staged = [stage(endpoint, f"{number}a", f"{number}b", number=number, partition=p) for p in (0, 1)]
+            attempts.append(staged)
+            commit(endpoint, staged, 4, number=number)
+    monkeypatch.undo()
+    assert len(Photographed.photos) > 10
+    whole = [f"{number}{letter}" for number in range(3) for letter in "abab"]
+    for photo in Photographed.photos:
+        got = values(photo)
+        assert got == whole[: len(got)]
+        assert len(got) % 4 == 0
+        # The sender repeats what it was at, which may be the last that is there, as often as it takes.
+        endpoint = free_endpoint()
+        with receiving(photo, endpoint, walSync=False):
+            for number in range(max(len(got) // 4 - 1, 0), 3):
+                with uplink(endpoint, number=number) as link:
+                    done = link.greet()
+                if done:
+                    continue
+                try:
+                    commit(endpoint, attempts[number], 4, number=number)
+                except TransactionError:
+                    again = [
+                        stage(endpoint, f"{number}a", f"{number}b", number=number, partition=p)
+                        for p in (0, 1)
+                    ]
+                    commit(endpoint, again, 4, number=number)
+        assert values(photo) == whole, photo
+
+
+def test_a_commit_is_not_believed_before_it_is_on_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    endpoint = free_endpoint()
+    write, go_on = LogStorage.write_chunk, threading.Event()
+    writing = threading.Event()
+
+    def slowly(*args: Any) -> Chunk:
+        writing.set()
+        go_on.wait(20)
+        return write(*args)
+
+    monkeypatch.setattr(LogStorage, "write_chunk", slowly)
+    with receiving(tmp_path, endpoint):
+        attempt = stage(endpoint, "a")
+        asking = threading.Thread(target=commit, args=(endpoint, [attempt], 1))
+        asking.start()
+        assert writing.wait(10)
+        with uplink(endpoint) as link:
+            assert not link.greet()
+        go_on.set()
+        asking.join(20)
+        with uplink(endpoint) as link:
+            assert link.greet()
+
+
+def test_a_part_that_is_damaged_is_refused_and_nothing_of_the_transaction_appears(tmp_path: Path) -> None:
+    endpoint = free_endpoint()
+    with receiving(tmp_path, endpoint):
+        first, second = stage(endpoint, "a", partition=0), stage(endpoint, "b", partition=1)
+        path = tmp_path / "0" / "staging" / f"{second}.arrow"
+        content = path.read_bytes()
+        path.write_bytes(content.replace(b"b", b"c"))
+        with pytest.raises(TransactionError):
+            commit(endpoint, [first, second], 2)
+        assert values(tmp_path) == []
+        again = stage(endpoint, "b", partition=1)
+        assert not commit(endpoint, [first, again], 2)
+    assert values(tmp_path) == ["a", "b"]
+
+
+def test_a_staged_file_that_cannot_be_read_does_not_keep_the_receiver_from_starting(tmp_path: Path) -> None:
+    endpoint = free_endpoint()
+    with receiving(tmp_path, endpoint):
+        attempt = stage(endpoint, "a")
+    (tmp_path / "0" / "staging" / f"{attempt}.arrow").write_bytes(b"")
+    with receiving(tmp_path, endpoint):
+        with pytest.raises(TransactionError, match="not staged here"):
+            commit(endpoint, [attempt], 1)
+        commit(endpoint, [stage(endpoint, "a")], 1)
+    assert values(tmp_path) == ["a"]
+
+
+@pytest.mark.parametrize(("attempts", "count"), [([], 0), ([], 5), (["twice"], 2)])
+def test_a_commit_of_nothing_or_of_something_twice_is_refused(
+    attempts: list[str], count: int, tmp_path: Path
+) -> None:
+    endpoint = free_endpoint()
+    with receiving(tmp_path, endpoint):
+        attempt = stage(endpoint, "a")
+        with pytest.raises(TransactionError, match="none or one twice"):
+            commit(endpoint, [attempt, attempt] if attempts else [], count)
+        with uplink(endpoint) as link:
+            assert not link.greet()
+        assert not commit(endpoint, [attempt], 1)
+
+
+def test_a_commit_with_fewer_rows_than_the_batch_had_is_refused(tmp_path: Path) -> None:
+    """One task was told that the batch is committed, and the log was made anew before the other began."""
+    endpoint = free_endpoint()
+    with receiving(tmp_path, endpoint):
+        attempt = stage(endpoint, "a", partition=1)
+        with pytest.raises(TransactionError, match="committing 2 rows, 1 are staged"):
+            commit(endpoint, [attempt], 2)
+    assert values(tmp_path) == []
+
+
+def test_a_healthy_receiver_is_sent_everything_once(tmp_path: Path) -> None:
+    endpoint = free_endpoint()
+    batch = pa.record_batch({"value": [b"x" * 1000] * 10_000})
+    with receiving(tmp_path, endpoint), Cable(endpoint) as cable, uplink(cable.endpoint) as link:
+        link.greet()
+        for _ in range(5):
+            link.send(batch)
+        link.finish()
+        link.commit([link.attempt], 50_000)
+        assert cable.forwarded < 1.2 * link.bytes
+
+
+def test_who_is_refused_for_want_of_room_leaves_it_to_the_others(tmp_path: Path) -> None:
+    endpoint = free_endpoint()
+    big = pa.record_batch({"value": [b"x" * 10_000] * 50})
+    with receiving(tmp_path, endpoint, walMaxBytes="1m"):
+        with pytest.raises(TransactionError, match="walMaxBytes"), uplink(endpoint, producer="large") as link:
+            link.greet()
+            for _ in range(10):
+                link.send(big)
+            link.finish()
+        for _ in range(5):  # a task that is repeated leaves its former attempts
+            attempt = stage(endpoint, *["y" * 1000] * 300)
+        assert not commit(endpoint, [attempt], 300)
+        wait_for(lambda: not any((tmp_path / "0" / "staging").iterdir()), "nothing left behind")
+
+
+def test_a_task_that_gives_up_leaves_nothing_behind(tmp_path: Path) -> None:
+    endpoint = free_endpoint()
+    with receiving(tmp_path, endpoint) as ingest:
+        with pytest.raises(KeyError), uplink(endpoint) as link:
+            link.greet()
+            link.send(rows("a"))
+            wait_for(lambda: (link._read(10), not link._kept)[1], "the credit")
+            raise KeyError
+        acceptor = ingest._receiver
+        assert isinstance(acceptor, Acceptor)
+        wait_for(lambda: not acceptor._sessions, "the session to end")
+        assert not any((tmp_path / "0" / "staging").iterdir())
+
+
+def test_large_types_of_arrow_are_sent_right(tmp_path: Path) -> None:
+    """As Spark gives them with spark.sql.execution.arrow.useLargeVarTypes."""
+    endpoint = free_endpoint()
+    frames = pa.record_batch({"frames": pa.array([[b"abc"], [b"t", b"v"]], pa.list_(pa.large_binary()))})
+    texts = pa.record_batch({"value": pa.array(["d"], pa.large_string())})
+    with receiving(tmp_path, endpoint), uplink(endpoint) as link:
+        link.greet()
+        link.send(frames)
+        link.send(texts)
+        link.finish()
+        link.commit([link.attempt], 3)
+    assert values(tmp_path) == ["abc", "v", "d"]
+
+
+def test_large_rows_among_small_ones_are_sent(tmp_path: Path) -> None:
+    endpoint = free_endpoint()
+    batch = pa.record_batch({"value": [b"x" * 4_000_000] * 30 + [b"y"] * 100_000})
+    with receiving(tmp_path, endpoint), uplink(endpoint) as link:
+        link.greet()
+        link.send(batch)
+        link.finish()
+        link.commit([link.attempt], batch.num_rows)
+    assert log_rows(tmp_path).num_rows == batch.num_rows
+
+
+def test_a_stop_answers_the_commits_that_are_under_way(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    endpoint = free_endpoint()
+    write = LogStorage.write_chunk
+    writing = threading.Event()
+
+    def slowly(*args: Any) -> Chunk:
+        writing.set()
+        time.sleep(0.3)
+        return write(*args)
+
+    monkeypatch.setattr(LogStorage, "write_chunk", slowly)
+    answered: list[bool] = []
+    with receiving(tmp_path, endpoint):
+        attempt = stage(endpoint, "a")
+        asking = threading.Thread(target=lambda: answered.append(commit(endpoint, [attempt], 1)))
+        asking.start()
+        assert writing.wait(10)
+    asking.join(20)
+    assert answered == [False]

@@ -1,0 +1,488 @@
+"""What a sender must not be told, what it must not take from others, and what must not end the receiver."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import uuid
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, cast
+
+import pyarrow as pa
+import pytest
+import zmq
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.acknowledged.test_acknowledged import commit, receiving, rows, stage, uplink, values
+from tests.support import RawSender, Socket, free_endpoint, wait_for
+from zmq_datasource import Producer, RowError, TransactionError
+from zmq_datasource.acknowledged import acceptor
+from zmq_datasource.acknowledged.acceptor import Acceptor
+from zmq_datasource.acknowledged.digests import as_text, digest_of
+from zmq_datasource.acknowledged.transactions import Ledger, Transaction
+from zmq_datasource.counters import SourceCounters
+from zmq_datasource.errors import LogWriteError, ZmqDataSourceError
+from zmq_datasource.log.layout import Chunk
+from zmq_datasource.log.storage import LogStorage
+from zmq_datasource.source.ingest import Ingest
+from zmq_datasource.spark.write_task import Job
+
+Context = zmq.Context[Socket]
+
+
+@pytest.fixture(autouse=True)
+def _stop_sooner(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("zmq_datasource.source.ingest._QUIET_SECONDS", 0.02)
+
+
+@contextmanager
+def raw(context: Context, endpoint: str) -> Iterator[RawSender]:
+    sender = RawSender(context, endpoint)
+    try:
+        yield sender
+    finally:
+        sender.close()
+
+
+def acceptor_of(ingest: Ingest) -> Acceptor:
+    assert isinstance(ingest._receiver, Acceptor)
+    return ingest._receiver
+
+
+# "Done already" is answered only for the same thing.
+
+
+def test_an_older_number_is_refused_and_not_called_done(context: Context, tmp_path: Path) -> None:
+    endpoint = free_endpoint()
+    with receiving(tmp_path, endpoint), raw(context, endpoint) as sender:
+        for number in range(3):
+            assert sender.commit("q", number, [sender.stage("q", number, b"a")], 1)["kind"] == "K"
+        refused = sender.commit("q", 1, [], 1)
+        assert (refused["kind"], refused["code"]) == ("X", "conflict")
+        assert "has its transaction 2 already" in refused["reason"]
+        assert "a new checkpoint" in refused["reason"]
+    assert values(tmp_path) == ["a"] * 3
+
+
+def test_data_of_an_older_number_is_refused_before_it_costs_a_file(context: Context, tmp_path: Path) -> None:
+    endpoint = free_endpoint()
+    with receiving(tmp_path, endpoint), raw(context, endpoint) as sender:
+        sender.commit("q", 5, [sender.stage("q", 5, b"a")], 1)
+        attempt = uuid.uuid4().hex
+        assert sender.ask("H", "W", attempt=attempt, producer="q")["committed"] == 5
+        assert sender.data("q", 4, b"b", attempt=attempt)["kind"] == "X"
+        assert not any((tmp_path / "0" / "staging").iterdir())
+
+
+@pytest.mark.parametrize("restarted", [False, True])
+def test_the_last_number_is_done_only_with_the_same_rows(
+    restarted: bool, context: Context, tmp_path: Path
+) -> None:
+    endpoint, digest = free_endpoint(), as_text(12345)
+    with receiving(tmp_path, endpoint), raw(context, endpoint) as sender:
+        attempt = sender.stage("q", 7, b"a", b"b")
+        assert sender.commit("q", 7, [attempt], 2, digest=digest)["kind"] == "K"
+        if not restarted:
+            check_what_is_repeated(sender, digest)
+    if restarted:
+        with receiving(tmp_path, endpoint), raw(context, endpoint) as sender:
+            check_what_is_repeated(sender, digest)
+    assert values(tmp_path) == ["a", "b"]
+
+
+def check_what_is_repeated(sender: RawSender, digest: str) -> None:
+    """Transaction 7 of q has two rows."""
+    other = sender.stage_if_possible("q", 7, b"c", b"d")
+    for attempts, count, told in (
+        ([], 1, None),
+        ([], 3, digest),
+        ([], 2, as_text(12346)),
+        ([other], 2, as_text(12346)),
+    ):
+        more = {} if told is None else {"digest": told}
+        refused = sender.commit("q", 7, attempts, count, **more)
+        assert (refused["kind"], refused.get("code")) == ("X", "conflict")
+        assert "computed again" in refused["reason"]
+    assert sender.commit("q", 7, [], 2, digest=digest)["again"]
+    assert sender.commit("q", 7, [], 2)["again"]  # a sender of an earlier release
+
+
+def test_other_rows_under_a_number_that_is_being_committed_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two drivers of one query at the same moment."""
+    endpoint = free_endpoint()
+    write, writing, go_on = LogStorage.write_chunk, threading.Event(), threading.Event()
+
+    def slowly(*args: Any) -> Chunk:
+        writing.set()
+        go_on.wait(20)
+        return write(*args)
+
+    with receiving(tmp_path, endpoint) as ingest, ThreadPoolExecutor(2) as pool:
+        one, other = stage(endpoint, "a", number=3), stage(endpoint, "b", number=3)
+        older = stage(endpoint, "c", number=2)
+        monkeypatch.setattr(LogStorage, "write_chunk", slowly)
+        first = pool.submit(lambda: commit_with_digest(endpoint, one, "a", 3))
+        assert writing.wait(10)
+        with pytest.raises(TransactionError, match="conflict"):
+            commit_with_digest(endpoint, other, "b", 3)
+        with pytest.raises(TransactionError, match="conflict"):
+            commit_with_digest(endpoint, older, "c", 2)
+        same = pool.submit(lambda: commit_with_digest(endpoint, one, "a", 3))
+        running = acceptor_of(ingest).committer._running
+        wait_for(lambda: len(running) == 1 and len(running[0].peers) == 2, "the same to be asked twice")
+        go_on.set()
+        assert (first.result(20), same.result(20)) == (False, False)
+    assert values(tmp_path) == ["a"]
+
+
+def commit_with_digest(endpoint: str, attempt: str, value: str, number: int) -> bool:
+    with uplink(endpoint, number=number) as link:
+        return link.commit([attempt], 1, digest_of(rows(value)))
+
+
+def test_a_sender_from_an_older_state_is_told_before_it_sends_anything(tmp_path: Path) -> None:
+    endpoint = free_endpoint()
+    with receiving(tmp_path, endpoint):
+        for number in range(2):
+            commit(endpoint, [stage(endpoint, "a", number=number)], 1, number=number)
+        with (
+            uplink(endpoint, number=0) as link,
+            pytest.raises(TransactionError, match=r"restored checkpoint.*a new checkpoint, transactionId"),
+        ):
+            link.greet()
+        with uplink(endpoint, number=1) as link:
+            assert link.greet()  # the last one may be repeated
+
+
+def test_a_copy_of_a_producer_is_refused_and_takes_nothing_away(tmp_path: Path) -> None:
+    endpoint = free_endpoint()
+    with (
+        receiving(tmp_path, endpoint),
+        Producer(endpoint, name="p") as one,
+        Producer(endpoint, name="p") as two,
+    ):
+        one.send("a")
+        one.flush()
+        two.send("b")
+        two.flush()
+        one.send("c")
+        with pytest.raises(TransactionError, match="another producer of this name"):
+            one.flush()
+        one.close()
+    assert values(tmp_path) == ["a", "b"]
+
+
+frames = st.lists(st.binary(max_size=6), min_size=1, max_size=3)
+
+
+@given(st.lists(frames, max_size=20), st.randoms(use_true_random=False), st.integers(0, 20))
+def test_a_digest_depends_on_the_rows_and_not_on_their_order_or_where_they_are(
+    messages: list[list[bytes]], chance: Any, at: int
+) -> None:
+    kind = pa.list_(pa.binary())
+
+    def total(*shares: list[list[bytes]]) -> str:
+        return as_text(sum(digest_of(pa.record_batch({"frames": pa.array(s, kind)})) for s in shares))
+
+    shuffled = chance.sample(messages, len(messages))
+    assert total(messages) == total(shuffled[:at], shuffled[at:])
+    assert total(messages) != total(messages, [[b"more"]])
+    assert total(messages, [[b"more"]]) != total(messages, [[b"more"], [b"more"]])
+    assert total(messages, [[b"a", b"b"]]) != total(messages, [[b"ab"]])
+
+
+def test_a_digest_depends_on_what_is_sent_and_not_on_the_type_of_its_column() -> None:
+    texts, same = ["a", "é", ""], set()
+    for kind in (pa.string(), pa.large_string()):
+        for target in (kind, pa.binary() if kind == pa.string() else pa.large_binary()):
+            column = pa.array(texts, kind).cast(target)
+            same.add(digest_of(pa.record_batch({"value": column})))
+            same.add(digest_of(pa.record_batch({"topic": pa.nulls(3, kind), "value": column})))
+    same.add(digest_of(pa.record_batch({"frames": [[text.encode()] for text in texts]})))
+    assert len(same) == 1
+    topics = {
+        digest_of(pa.record_batch({"topic": [topic], "value": ["v"]})) for topic in (None, "", "t", "v")
+    }
+    assert len(topics) == 4
+    assert as_text(digest_of(pa.record_batch({"topic": ["t"], "value": ["v"]}))) == "8f33520e4922b7a9"
+
+
+def test_a_log_of_an_earlier_release_is_read_and_what_it_does_not_say_is_not_compared() -> None:
+    ledger = Ledger(SourceCounters(), 10)
+    old = b'{"counters": {}, "sequences": null, "transactions": {"q": [7, "attempt"], "r": [1, "x"]}}'
+    assert ledger.restore(old, b'{"counters": {}, "transactions": {"q": [8, "newer"], "r": null}}')
+    last = ledger.last("q")
+    assert last == Transaction(8, "newer")
+    last.check_is("q", 8, 5, as_text(1))
+    with pytest.raises(TransactionError, match="transaction 8 already"):
+        last.check_is("q", 7, 5, None)
+    assert ledger.last("r") is None
+
+
+def test_a_state_says_what_earlier_releases_read_and_goes_on_after_one_of_them() -> None:
+    ledger = Ledger(SourceCounters(), 10)
+    ledger.commit("q", Transaction(7, "attempt", 2, as_text(5)))
+    full = ledger.full()
+    assert b'"transactions":{"q":[7,"attempt"]}' in full
+    again = Ledger(SourceCounters(), 10)
+    assert again.restore(full, None)
+    assert again.last("q") == Transaction(7, "attempt", 2, as_text(5))
+    # An earlier release has committed the next one, of whose content it says nothing.
+    later = Ledger(SourceCounters(), 10)
+    assert later.restore(full, b'{"counters": {}, "transactions": {"q": [8, "theirs"]}}')
+    assert later.last("q") == Transaction(8, "theirs")
+
+
+@pytest.mark.parametrize(
+    "properties",
+    [{}, {"sql.streaming.queryId": "q"}, {"streaming.sql.batchId": "7"}],
+    ids=["neither", "no batch", "no query"],
+)
+def test_a_batch_of_a_query_that_spark_does_not_name_raises(properties: dict[str, str]) -> None:
+    class Task:
+        def getLocalProperty(self, key: str) -> str | None:
+            return properties.get(key)
+
+    task = cast("Any", Task())
+    with pytest.raises(ZmqDataSourceError, match=r"both are needed"):
+        Job.of(None, task)
+    with pytest.raises(ZmqDataSourceError, match=r"both are needed"):
+        Job.of(None, None)
+    assert Job.of("write-x", task).publisher(3) == "write-x/3"
+
+
+# Nobody is left without credit.
+
+
+def test_who_only_asks_takes_no_credit_and_no_place(context: Context, tmp_path: Path) -> None:
+    endpoint = free_endpoint()
+    with receiving(tmp_path, endpoint) as ingest, raw(context, endpoint) as asking:
+        for number in range(acceptor._MOST_SESSIONS + 1):
+            answer = asking.ask("H", "W", attempt=f"{number:032x}", producer="p")
+            assert (answer["kind"], answer["credit"]) == ("W", 0)
+        assert not acceptor_of(ingest)._sessions
+        with Producer(endpoint) as producer:
+            producer.send("a")
+            producer.flush()
+        assert window_of(context, endpoint) == acceptor._WINDOW
+    assert values(tmp_path) == ["a"]
+
+
+def test_a_producer_that_asks_often_leaves_the_credit_to_the_others(context: Context, tmp_path: Path) -> None:
+    endpoint = free_endpoint()
+    with receiving(tmp_path, endpoint), Producer(endpoint, name="p") as producer:
+        for _ in range(acceptor._BUDGET // acceptor._WINDOW + 1):
+            assert producer.last_committed is None
+        assert window_of(context, endpoint) == acceptor._WINDOW
+
+
+def window_of(context: Context, endpoint: str) -> int:
+    """What a new sender may have on its way once its first message has come."""
+    with raw(context, endpoint) as sender:
+        attempt = uuid.uuid4().hex
+        sender.ask("H", "W", attempt=attempt, producer="new")
+        for index in range(2):
+            assert sender.data("new", 0, b"x", attempt=attempt, index=index)["kind"] == "C"
+        sender.ask("A", "B", producer="new", number=0, attempts=[attempt])
+        return max(answer["credit"] for kind, answer in sender.answers if kind == "W")
+
+
+def test_killed_tasks_lend_their_windows_to_those_who_send(
+    context: Context, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(acceptor, "_BUDGET", 4 * acceptor._WINDOW)
+    endpoint, now = free_endpoint(), [0.0]
+    with receiving(tmp_path, endpoint) as ingest:
+        it = acceptor_of(ingest)
+        it._monotonic = lambda: now[0]
+        with raw(context, endpoint) as killed:
+            for number in range(5):
+                begin(killed, f"{number:032x}")
+        assert window_of(context, endpoint) == 0  # one message at a time, and not refused
+        now[0] += acceptor._LENDS_WINDOW_SECONDS + 1
+        wait_for(lambda: it._budget == 4 * acceptor._WINDOW, "the windows to be back")
+        assert window_of(context, endpoint) == acceptor._WINDOW
+
+
+def begin(sender: RawSender, attempt: str) -> None:
+    sender.ask("H", "W", attempt=attempt, producer=attempt)
+    assert sender.data(attempt, 0, b"x", attempt=attempt)["kind"] == "C"
+
+
+def test_a_silent_sender_that_has_lent_its_window_goes_on_when_it_speaks(
+    context: Context, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(acceptor, "_BUDGET", acceptor._WINDOW)
+    endpoint, now = free_endpoint(), [0.0]
+    big = pa.record_batch({"value": [b"x" * 100_000] * 60})
+    with receiving(tmp_path, endpoint) as ingest, uplink(endpoint, producer="silent") as silent:
+        it = acceptor_of(ingest)
+        it._monotonic = lambda: now[0]
+        silent.greet()
+        silent.send(big)
+        wait_for(lambda: (silent._read(10), not silent._kept)[1], "the credit")
+        assert silent._credit == acceptor._WINDOW
+        now[0] += acceptor._LENDS_WINDOW_SECONDS + 1
+        wait_for(lambda: it._budget == acceptor._WINDOW, "the window to be back")
+        with raw(context, endpoint) as other:
+            begin(other, f"{1:032x}")  # who has it now
+            silent.send(big)
+            silent.finish()
+            silent.commit([silent.attempt], 120, silent.digest)
+            assert silent._credit == 0
+    assert len(values(tmp_path)) == 120
+
+
+def test_the_longest_silent_makes_place_when_there_are_too_many(
+    context: Context, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(acceptor, "_MOST_SESSIONS", 3)
+    endpoint, now = free_endpoint(), [0.0]
+    with receiving(tmp_path, endpoint) as ingest, raw(context, endpoint) as sender:
+        acceptor_of(ingest)._monotonic = lambda: now[0]
+        for number in range(3):
+            begin(sender, f"{number:032x}")
+            now[0] += 1
+        assert sender.data("q", 0, b"x", attempt=f"{9:032x}")["code"] == "busy"
+        now[0] += acceptor._LENDS_PLACE_SECONDS - 1
+        begin(sender, f"{9:032x}")
+        assert sender.data("0" * 32, 0, b"x", attempt="0" * 32, index=1)["code"] == "unknown"
+
+
+def test_an_attempt_that_is_begun_anew_gives_the_old_one_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(acceptor, "MOST_FRAME_BYTES", 2_000_000)
+    endpoint = free_endpoint()
+    with receiving(tmp_path, endpoint) as ingest, Producer(endpoint) as producer:
+        for size in (1_500_000, 3_000_000):
+            producer.send(b"x" * size)
+        with pytest.raises(RowError, match="2000000 at most"):
+            producer.flush()
+        it = acceptor_of(ingest)
+        wait_for(lambda: it._sessions, "what was sent before to arrive")
+        assert producer.last_committed is None
+        assert not it._sessions
+        assert it._budget == acceptor._BUDGET
+        producer.close()
+
+
+# No message of a peer ends the receiver.
+
+
+def test_data_after_the_end_is_refused_and_the_attempt_is_staged(
+    context: Context, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While another thread closes its file."""
+    endpoint, attempt = free_endpoint(), uuid.uuid4().hex
+    finish, forcing, go_on = LogStorage.finish_staged, threading.Event(), threading.Event()
+
+    def slowly(*args: Any) -> None:
+        forcing.set()
+        go_on.wait(20)
+        finish(*args)
+
+    monkeypatch.setattr(LogStorage, "finish_staged", slowly)
+    with receiving(tmp_path, endpoint), raw(context, endpoint) as sender:
+        sender.ask("H", "W", attempt=attempt, producer="q")
+        sender.data("q", 0, b"a", attempt=attempt)
+        part = {"attempt": attempt, "producer": "q", "number": 0, "partition": 0}
+        sender.say("E", **part, messages=1, rows=1)
+        assert forcing.wait(10)
+        refused = sender.data("q", 0, b"b", attempt=attempt, index=1)
+        assert (refused["kind"], refused["code"]) == ("X", "protocol")
+        assert "after its end" in refused["reason"]
+        go_on.set()
+        assert sender.hear("S")["rows"] == 1
+        assert sender.commit("q", 0, [attempt], 1)["kind"] == "K"
+    assert values(tmp_path) == ["a"]
+
+
+def test_an_attempt_cannot_change_what_it_is_an_attempt_at(context: Context, tmp_path: Path) -> None:
+    endpoint, attempt = free_endpoint(), uuid.uuid4().hex
+    with receiving(tmp_path, endpoint), raw(context, endpoint) as sender:
+        sender.ask("H", "W", attempt=attempt, producer="q")
+        assert sender.data("q", 0, b"a", attempt=attempt)["kind"] == "C"
+        assert sender.data("somebody", 0, b"b", attempt=attempt, index=1)["code"] == "protocol"
+        assert sender.data("q", 1, b"b", attempt=attempt, index=1)["code"] == "protocol"
+        part = {"attempt": attempt, "producer": "q", "number": 0, "partition": 0}
+        assert sender.ask("E", "S", **part, messages=1, rows=1)["rows"] == 1
+
+
+@pytest.mark.parametrize(
+    "where", ["rows_of", "decode", "StagedFile.append", "StagedFile.finish", "Staging.add"]
+)
+def test_an_unexpected_error_refuses_one_message_and_is_told(
+    where: str,
+    context: Context,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    endpoint, attempt = free_endpoint(), uuid.uuid4().hex
+
+    def broken(*args: Any) -> None:
+        raise ZeroDivisionError("nobody has thought of this")
+
+    with receiving(tmp_path, endpoint) as ingest, raw(context, endpoint) as sender:
+        with monkeypatch.context() as broke, caplog.at_level(logging.ERROR):
+            broke.setattr(f"zmq_datasource.acknowledged.acceptor.{where}", broken)
+            answer = sender.ask("H", "W", attempt=attempt, producer="q")
+            if answer["kind"] == "W":
+                answer = sender.data("q", 0, b"a", attempt=attempt)
+            if answer["kind"] == "C":
+                part = {"attempt": attempt, "producer": "q", "number": 0, "partition": 0}
+                answer = sender.ask("E", "S", **part, messages=1, rows=1)
+            assert (answer["kind"], answer["code"]) == ("X", "internal")
+            assert "ZeroDivisionError" in answer["reason"]
+        assert ingest.counters.internal_errors == 1
+        assert "nobody has thought of this" in caplog.text
+        assert "Traceback" in caplog.text
+        assert not acceptor_of(ingest)._sessions
+        assert sender.commit("q", 0, [sender.stage("q", 0, b"a")], 1)["kind"] == "K"
+    assert values(tmp_path) == ["a"]
+
+
+@pytest.mark.parametrize("where", ["acknowledged.committer.Staging.read", "log.writer.number_rows"])
+def test_a_commit_that_meets_an_unexpected_error_may_be_repeated(
+    where: str, context: Context, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    endpoint = free_endpoint()
+
+    def broken(*args: Any) -> None:
+        raise ZeroDivisionError
+
+    with receiving(tmp_path, endpoint), raw(context, endpoint) as sender:
+        attempt = sender.stage("q", 0, b"a")
+        with monkeypatch.context() as broke:
+            broke.setattr(f"zmq_datasource.{where}", broken)
+            assert sender.commit("q", 0, [attempt], 1)["code"] == "internal"
+        assert not sender.commit("q", 0, [attempt], 1)["again"]
+    assert values(tmp_path) == ["a"]
+
+
+def test_storage_that_fails_at_a_commit_still_ends_the_receiver(
+    context: Context, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is not one peer's fault, and nothing after it can be made durable."""
+    endpoint = free_endpoint()
+
+    def full(*args: Any) -> None:
+        raise LogWriteError("no space left")
+
+    with (
+        pytest.raises(LogWriteError, match="no space left"),
+        receiving(tmp_path, endpoint) as ingest,
+        raw(context, endpoint) as sender,
+    ):
+        attempt = sender.stage("q", 0, b"a")
+        monkeypatch.setattr("zmq_datasource.log.writer.LogWriter.append_whole", full)
+        sender.say("M", producer="q", number=0, attempts=[attempt], rows=1)
+        wait_for(lambda: ingest._failure, "the receiver to end")
+    assert values(tmp_path) == []

@@ -1,0 +1,422 @@
+"""The Producer, the receiver as a program, and queries on its log: real processes, real kills, no JVM."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import socket as stdlib_socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql.streaming.datasource import ReadMaxRows
+
+from tests.acknowledged.test_acknowledged import receiving, values
+from tests.support import free_endpoint, log_rows, stream_options, wait_for
+from zmq_datasource import (
+    DataLossError,
+    LogError,
+    LogLockedError,
+    OptionError,
+    Producer,
+    RowError,
+    SendTimeoutError,
+    SocketError,
+    TransactionError,
+)
+from zmq_datasource.acknowledged.acceptor import Acceptor
+from zmq_datasource.log.storage import LogStorage
+from zmq_datasource.spark.stream_reader import ZmqStreamReader
+
+pytestmark = pytest.mark.spark  # no Spark, but processes and kills that take their time
+FAST = {"zmq.reconnect_ivl": "20"}
+
+
+@pytest.fixture(autouse=True)
+def _stop_sooner(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("zmq_datasource.source.ingest._QUIET_SECONDS", 0.02)
+
+
+def test_what_is_flushed_is_in_the_log(tmp_path: Path) -> None:
+    endpoint = free_endpoint()
+    with receiving(tmp_path, endpoint) as ingest, Producer(endpoint) as producer:
+        producer.send("a", topic="t")
+        producer.send(b"b")
+        assert ingest.seal() == 0
+        producer.flush()
+        assert ingest.seal() == 2
+        producer.flush()  # nothing to do
+        producer.send("c")
+    rows = log_rows(tmp_path)
+    assert rows.column("value").to_pylist() == [b"a", b"b", b"c"]
+    assert rows.column("topic").to_pylist() == ["t", None, None]
+    assert rows.column("sequence").to_pylist() == [0, 0, 1]
+
+
+def test_a_transaction_is_all_or_nothing(tmp_path: Path) -> None:
+    endpoint = free_endpoint()
+    with receiving(tmp_path, endpoint), Producer(endpoint) as producer:
+        producer.send("before")
+        with producer.transaction():
+            producer.send("a")
+            producer.send("b")
+        with pytest.raises(KeyError), producer.transaction():
+            producer.send("never")
+            raise KeyError
+        with pytest.raises(TransactionError, match="leave its block"), producer.transaction():
+            producer.flush()
+        producer.send("after")
+    assert values(tmp_path) == ["before", "a", "b", "after"]
+    assert log_rows(tmp_path).column("sequence").to_pylist() == [0, 1, 1, 2]
+
+
+def test_a_block_that_fails_flushes_nothing(tmp_path: Path) -> None:
+    endpoint = free_endpoint()
+    with receiving(tmp_path, endpoint), pytest.raises(KeyError), Producer(endpoint) as producer:
+        producer.send("never")
+        raise KeyError
+    assert values(tmp_path) == []
+
+
+def test_what_is_kept_is_bounded(tmp_path: Path) -> None:
+    endpoint = free_endpoint()
+    with receiving(tmp_path, endpoint) as ingest, Producer(endpoint, max_bytes=1000) as producer:
+        for _ in range(15):
+            producer.send("x" * 100)
+        assert ingest.seal() == 12  # a message costs a little more than its bytes
+        with pytest.raises(TransactionError, match="max_bytes=1000"), producer.transaction():
+            for _ in range(15):
+                producer.send("x" * 100)
+    assert log_rows(tmp_path).num_rows == 15
+
+
+def test_a_name_goes_on_where_it_stopped_and_belongs_to_one(tmp_path: Path) -> None:
+    endpoint = free_endpoint()
+    with receiving(tmp_path, endpoint):
+        with Producer(endpoint, name="p") as producer:
+            producer.send("a")
+        with Producer(endpoint, name="p") as producer:
+            producer.send("b")
+            producer.flush()
+            with Producer(endpoint, name="p") as other:
+                other.send("c")
+            producer.send("d")
+            with pytest.raises(TransactionError, match="another producer of this name"):
+                producer.flush()
+            producer.close()
+    assert values(tmp_path) == ["a", "b", "c"]
+    assert log_rows(tmp_path).column("sequence").to_pylist() == [0, 1, 2]
+
+
+def test_a_flush_that_fails_can_be_repeated(tmp_path: Path) -> None:
+    endpoint = free_endpoint()
+    with Producer(endpoint, connectTimeout="100ms", sendTimeout="300ms", **FAST) as producer:
+        producer.send("a")
+        with pytest.raises(SocketError, match="Start the receiver"):
+            producer.flush()
+        with receiving(tmp_path, endpoint):
+            producer.flush()
+        producer.send("b")
+        with pytest.raises(SendTimeoutError):
+            producer.flush()
+        with receiving(tmp_path, endpoint):
+            producer.flush()
+    assert values(tmp_path) == ["a", "b"]
+
+
+def test_a_flush_in_doubt_is_settled_and_what_came_after_it_is_not_lost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The commit took place, its answer was not heard in time; meanwhile more was sent."""
+    endpoint = free_endpoint()
+    with receiving(tmp_path, endpoint), Producer(endpoint, sendTimeout="300ms") as producer:
+        answer = Acceptor._committed
+        monkeypatch.setattr(Acceptor, "_committed", lambda *_: None)
+        producer.send("a")
+        with pytest.raises(SendTimeoutError):
+            producer.flush()
+        monkeypatch.setattr(Acceptor, "_committed", answer)
+        producer.send("b")
+        producer.flush()
+        assert producer.last_committed == 1
+    assert values(tmp_path) == ["a", "b"]
+    assert log_rows(tmp_path).column("sequence").to_pylist() == [0, 1]
+
+
+def test_many_short_lived_producers_leave_room_for_each_other(tmp_path: Path) -> None:
+    endpoint = free_endpoint()
+    with receiving(tmp_path, endpoint):
+        for number in range(100):
+            with Producer(endpoint, sendTimeout="5s") as producer:
+                producer.send(str(number))
+    assert values(tmp_path) == [str(number) for number in range(100)]
+
+
+def test_threads_may_share_one(tmp_path: Path) -> None:
+    endpoint = free_endpoint()
+    with receiving(tmp_path, endpoint), Producer(endpoint, max_bytes=2000) as producer:
+
+        def send(name: str) -> None:
+            for number in range(200):
+                producer.send(f"{name}{number:04}")
+
+        threads = [threading.Thread(target=send, args=(name,)) for name in "abc"]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(20)
+    got = values(tmp_path)
+    assert sorted(got) == sorted(f"{name}{number:04}" for name in "abc" for number in range(200))
+    for name in "abc":
+        mine = [value for value in got if value.startswith(name)]
+        assert mine == sorted(mine)
+
+
+def test_bad_use_is_named(tmp_path: Path) -> None:
+    with pytest.raises(OptionError, match="tcp://host:port"):
+        Producer("tcp://nowhere")
+    with pytest.raises(OptionError, match="max_bytes=0"):
+        Producer("tcp://a:1", max_bytes=0)
+    with pytest.raises(OptionError, match="did you mean 'sendTimeout'"):
+        Producer("tcp://a:1", sendTimeou="1s")
+    with pytest.raises(OptionError, match="transactionId"):
+        Producer("tcp://a:1", transactionId="x")
+    for name in ("", "x" * 300):
+        with pytest.raises(OptionError, match="1 to 256 bytes"):
+            Producer("tcp://a:1", name=name)
+    with pytest.raises(OptionError, match="sendTimeout='5'"):
+        Producer("tcp://a:1", sendTimeout=5)
+    with pytest.raises(RowError, match="no text"):
+        Producer("tcp://a:1").send("\ud800")
+    with pytest.raises(RowError, match="in parts"):
+        Producer("tcp://a:1").send(bytes((64 << 20) + 1))
+    producer = Producer("tcp://a:1")
+    producer.close()
+    with pytest.raises(OptionError, match="closed"):
+        producer.send("x")
+
+
+# The receiver as a program.
+
+
+@contextmanager
+def program(location: Path, endpoint: str, *more: str) -> Iterator[subprocess.Popen[bytes]]:
+    process = start(location, endpoint, *more)
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait(10)
+
+
+def start(location: Path, endpoint: str, *more: str) -> subprocess.Popen[bytes]:
+    arguments = ["receive", "--bind", endpoint, "--wal-location", str(location), *more]
+    return subprocess.Popen(
+        [sys.executable, "-m", "zmq_datasource.cli", *arguments],
+        stderr=subprocess.DEVNULL,
+        env={**os.environ, "PYTHONUNBUFFERED": "1"},
+    )
+
+
+def test_the_receiver_runs_without_spark_until_it_is_told_to_end(tmp_path: Path) -> None:
+    endpoint = free_endpoint()
+    with program(tmp_path, endpoint) as process:
+        with Producer(endpoint) as producer:
+            producer.send("a")
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(20) == 0
+    assert values(tmp_path) == ["a"]
+
+
+def test_the_program_names_what_is_wrong(tmp_path: Path) -> None:
+    for arguments, says in (
+        (["--wal-location", str(tmp_path)], "--bind or --connect"),
+        (["--bind", "tcp://*:1", "--wal-location", str(tmp_path), "-o", "x"], "NAME=VALUE"),
+        (["--bind", "tcp://*:1", "--wal-location", "dbfs:/x"], "write the path /dbfs/x"),
+        (["--bind", "tcp://*:99999", "--wal-location", str(tmp_path)], "from 1 to 65535"),
+        (["--bind", "tcp://*:5555", "--wal-location", str(tmp_path), "-o", "walRetentio=1h"], "walRetention"),
+    ):
+        done = subprocess.run(
+            [sys.executable, "-m", "zmq_datasource.cli", "receive", *arguments],
+            capture_output=True,
+            text=True,
+            timeout=30,
+            check=False,
+        )
+        assert done.returncode != 0
+        assert says in done.stderr
+
+
+def listens(endpoint: str) -> bool:
+    host, port = endpoint.removeprefix("tcp://").split(":")
+    with stdlib_socket.socket() as probe:
+        return probe.connect_ex((host, int(port))) == 0
+
+
+def test_a_producer_and_a_receiver_that_is_killed_at_any_moment(tmp_path: Path) -> None:
+    """Dozens of kills; at the end each transaction is there once, whole, and in order."""
+    chance = random.Random(4)
+    endpoint = free_endpoint()
+    process = start(tmp_path, endpoint)
+    done = threading.Event()
+    sizes: list[int] = []
+
+    def produce() -> None:
+        with Producer(endpoint, name="p", connectTimeout="20s", sendTimeout="20s", **FAST) as producer:
+            for number in range(60):
+                sizes.append(chance.randint(1, 50))
+                with producer.transaction():
+                    for row in range(sizes[-1]):
+                        producer.send(f"{number} {row}")
+        done.set()
+
+    producing = threading.Thread(target=produce)
+    producing.start()
+    kills = 0
+    try:
+        while not done.wait(chance.random() / 3) and producing.is_alive():
+            wait_for(lambda: done.is_set() or listens(endpoint), "the receiver to be there")
+            done.wait(chance.random() / 5)
+            process.kill()
+            process.wait(10)
+            kills += 1
+            process = start(tmp_path, endpoint)
+        producing.join(60)
+        assert done.is_set()
+    finally:
+        process.kill()
+        process.wait(10)
+    assert kills >= 1
+    expected = [f"{number} {row}" for number, size in enumerate(sizes) for row in range(size)]
+    assert values(tmp_path) == expected
+    assert log_rows(tmp_path).column("sequence").to_pylist() == [int(v.split()[0]) for v in expected]
+
+
+# A query on the log of another process: the calls that Spark makes, one by one.
+
+
+ALL = ReadMaxRows(1)
+
+
+def follower(location: Path, **options: Any) -> ZmqStreamReader:
+    return ZmqStreamReader(stream_options(walLocation=location, **options))
+
+
+def read(it: ZmqStreamReader, start_: dict[str, Any], end: dict[str, Any]) -> list[str]:
+    batches = (batch for share in it.partitions(start_, end) for batch in it.read(share))
+    return [value.decode() for batch in batches for value in batch.column("value").to_pylist()]
+
+
+def _without_patience(lock: Any) -> Any:
+    return lambda self, path, wait, *texts: lock(self, path, 0.0, *texts)
+
+
+def test_a_query_reads_a_log_that_another_process_fills(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    endpoint = free_endpoint()
+    with program(tmp_path, endpoint, "-o", "walFlushInterval=50ms"), Producer(endpoint) as producer:
+        producer.send("a")
+        producer.flush()
+        one, two = follower(tmp_path), follower(tmp_path, reader="two", startingOffsets="latest")
+        begin, later = one.initialOffset(), two.initialOffset()
+        end = one.latestOffset(begin, ALL)
+        assert read(one, begin, end) == ["a"]
+        producer.send("b")
+        producer.flush()
+        newer = wait_for(lambda: (it := one.latestOffset(end, ALL)) != end and it, "the second")
+        assert isinstance(newer, dict)
+        assert read(one, end, newer) == ["b"]
+        two_newer = wait_for(
+            lambda: (it := two.latestOffset(later, ALL)) != later and it, "the second, here too"
+        )
+        assert isinstance(two_newer, dict)
+        assert read(two, later, two_newer) == ["b"]
+        one.commit(newer)
+        assert (
+            log_rows(tmp_path).num_rows == 2
+        )  # the other has not committed anything: but it has not said so
+        two.commit(two_newer)
+        with pytest.raises(LogLockedError, match="reader of its own"):
+            monkeypatch.setattr(LogStorage, "_lock", _without_patience(LogStorage._lock))
+            follower(tmp_path, reader="two").initialOffset()
+        producer.send("c")
+        producer.flush()
+        storage = LogStorage(str(tmp_path))
+        wait_for(
+            lambda: [chunk.first for chunk in storage.chunks(0)] == [2],
+            "what both have committed to be deleted",
+        )
+        assert values(tmp_path) == ["c"]
+    # The receiver is gone, its log is not.
+    assert read(one, newer, one.latestOffset(newer, ALL)) == ["c"]
+
+
+def test_a_reader_that_has_not_committed_keeps_what_it_needs(tmp_path: Path) -> None:
+    endpoint = free_endpoint()
+    storage = LogStorage(str(tmp_path))
+    with receiving(tmp_path, endpoint) as ingest, Producer(endpoint) as producer:
+        for value in "abc":
+            producer.send(value)
+            producer.flush()
+        ingest.commit_readers()
+        assert ingest.log.earliest == 0
+        storage.write_reader(0, "fast", 3)
+        storage.write_reader(0, "slow", 1)
+        ingest.commit_readers()
+        assert ingest.log.earliest == 1
+        assert storage.readers(0) == {"fast": 3, "slow": 1}
+
+
+def test_a_reader_that_has_read_everything_lets_a_full_log_go_on(tmp_path: Path) -> None:
+    endpoint = free_endpoint()
+    with (
+        receiving(tmp_path, endpoint, walMaxBytes="100k") as ingest,
+        Producer(endpoint, sendTimeout="20s") as producer,
+    ):
+        for _ in range(3):
+            producer.send("x" * 60_000)
+            producer.flush()
+            if ingest.log.full:
+                break
+        assert ingest.log.full
+        it = follower(tmp_path, startingOffsets="earliest")
+        end = it.latestOffset(it.initialOffset(), ALL)
+        it.latestOffset(end, ALL)  # nothing new, and nothing will come while the log is full
+        ingest.commit_readers()
+        producer.send("goes on")
+        producer.flush()
+    assert values(tmp_path)[-1] == "goes on"
+
+
+def test_a_log_made_anew_under_a_query_is_an_error(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    endpoint = free_endpoint()
+    with receiving(log, endpoint), Producer(endpoint) as producer:
+        producer.send("a")
+    it = follower(log, startingOffsets="earliest")
+    begin = it.initialOffset()
+    log.rename(tmp_path / "old")
+    with receiving(log, endpoint), Producer(endpoint) as producer:
+        producer.send("b")
+    with pytest.raises(DataLossError, match="made anew"):
+        wait_for(lambda: it.latestOffset(begin, ALL)["log"] == "", "the error")
+
+
+def test_a_file_of_a_reader_that_makes_no_sense_is_an_error_of_ours(tmp_path: Path) -> None:
+    endpoint = free_endpoint()
+    with receiving(tmp_path, endpoint) as ingest:
+        path = tmp_path / "0" / "readers" / "x.json"
+        path.parent.mkdir()
+        path.write_text("no json")
+        with pytest.raises(LogError, match=r"x\.json"):
+            ingest.commit_readers()
+        ingest.commit(0)  # the log's own query goes on
+        path.unlink()
+        ingest.commit_readers()

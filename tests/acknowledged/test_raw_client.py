@@ -1,0 +1,209 @@
+"""The words of docs/protocol.md for clients of one's own, with a socket and ``json`` alone: nothing of this package."""
+
+from __future__ import annotations
+
+import json
+import struct
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import zmq
+
+from tests.support import Socket, free_endpoint, log_rows, stream_options
+from zmq_datasource.source.ingest import Ingest
+
+Context = zmq.Context[Socket]
+Answer = tuple[str, dict[str, Any]]
+
+
+@contextmanager
+def receiving(location: Path, **options: Any) -> Iterator[str]:
+    endpoint = free_endpoint()
+    ingest = Ingest(stream_options(socketType="ROUTER", bind=endpoint, walLocation=location, **options))
+    ingest.start()
+    try:
+        yield endpoint
+    finally:
+        ingest.stop()
+
+
+@pytest.fixture(autouse=True)
+def _stop_sooner(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("zmq_datasource.source.ingest._QUIET_SECONDS", 0.02)
+
+
+def buffers(*values: str) -> list[bytes]:
+    """The column ``value``: offsets, data."""
+    data = [value.encode() for value in values]
+    ends = [0]
+    for value in data:
+        ends.append(ends[-1] + len(value))
+    return [struct.pack(f"<{len(ends)}i", *ends), b"".join(data)]
+
+
+class Client:
+    """What a program in another language has."""
+
+    def __init__(self, context: Context, endpoint: str, producer: str = "mine") -> None:
+        self._socket = context.socket(zmq.DEALER)
+        self._socket.connect(endpoint)
+        self.producer = producer
+
+    def send(self, letter: str, fields: dict[str, Any], *more: bytes) -> None:
+        self._socket.send_multipart([b"ZDS\x01" + letter.encode(), json.dumps(fields).encode(), *more])
+
+    def hear(self) -> Answer:
+        assert self._socket.poll(20_000), "no answer"
+        head, body, *more = self._socket.recv_multipart()
+        assert (head[:4], more) == (b"ZDS\x01", [])
+        return head[4:].decode(), json.loads(body)
+
+    def hear_but(self, letter: str) -> Answer:
+        """The next answer of another kind."""
+        while (answer := self.hear())[0] == letter:
+            pass
+        return answer
+
+    def hello(self, attempt: str) -> Answer:
+        self.send("H", {"attempt": attempt, "producer": self.producer})
+        return self.hear()
+
+    def data(self, attempt: str, number: int, index: int, *values: str, **wrong: Any) -> Answer:
+        fields = {"attempt": attempt, "producer": self.producer, "number": number, "partition": 0}
+        fields |= {"index": index, "rows": len(values), "columns": ["value"], **wrong}
+        self.send("D", fields, *buffers(*values))
+        return self.hear_but("W")  # which may come beside it
+
+    def end(self, attempt: str, number: int, messages: int, rows: int) -> Answer:
+        fields = {"attempt": attempt, "producer": self.producer, "number": number, "partition": 0}
+        self.send("E", fields | {"messages": messages, "rows": rows})
+        return self.hear()
+
+    def commit(self, attempts: list[str], number: int, rows: int) -> Answer:
+        fields = {"producer": self.producer, "number": number, "attempts": attempts, "rows": rows}
+        self.send("M", fields)
+        return self.hear()
+
+    def stage(self, number: int, *values: str) -> str:
+        attempt = uuid.uuid4().hex
+        assert self.hello(attempt)[0] == "W"
+        assert self.data(attempt, number, 0, *values)[0] == "C"
+        assert self.end(attempt, number, 1, len(values)) == ("S", {"attempt": attempt, "rows": len(values)})
+        return attempt
+
+
+def values(location: Path) -> list[str]:
+    return [value.decode() for value in log_rows(location).column("value").to_pylist()]
+
+
+def refusal(answer: Answer) -> tuple[str, str | None]:
+    """Its code, and the attempt that it is about."""
+    letter, fields = answer
+    assert letter == "X", answer
+    return fields["code"], fields["attempt"]
+
+
+def test_a_transaction_by_the_words_of_the_docs(context: Context, tmp_path: Path) -> None:
+    with receiving(tmp_path) as endpoint:
+        client = Client(context, endpoint)
+        attempt = uuid.uuid4().hex
+        letter, welcome = client.hello(attempt)
+        assert letter == "W"
+        assert (welcome["received"], welcome["committed"], welcome["by"]) == (0, None, None)
+        assert client.data(attempt, 0, 0, "a", "b") == ("C", {"attempt": attempt, "received": 1})
+        assert client.data(attempt, 0, 1, "c") == ("C", {"attempt": attempt, "received": 2})
+        assert client.end(attempt, 0, 2, 3)[0] == "S"
+        assert client.commit([attempt], 0, 3) == (
+            "K",
+            {"producer": "mine", "number": 0, "again": False, "by": attempt},
+        )
+        assert client.commit([attempt], 0, 3)[1]["again"] is True
+        _, welcome = client.hello(uuid.uuid4().hex)
+        assert (welcome["committed"], welcome["by"]) == (0, attempt)  # so the next number is 1
+    assert values(tmp_path) == ["a", "b", "c"]
+    assert set(log_rows(tmp_path).column("publisher").to_pylist()) == {"mine"}
+
+
+def test_parts_come_by_several_connections_and_in_the_order_of_partition(
+    context: Context, tmp_path: Path
+) -> None:
+    with receiving(tmp_path) as endpoint:
+        attempts = []
+        for partition in (1, 0):
+            client = Client(context, endpoint)
+            attempt = uuid.uuid4().hex
+            client.hello(attempt)
+            assert client.data(attempt, 0, 0, f"part {partition}", partition=partition)[0] == "C"
+            assert client.end(attempt, 0, 1, 1)[0] == "S"
+            attempts.append(attempt)
+        assert Client(context, endpoint).commit(attempts, 0, 2)[0] == "K"  # which has said no hello
+    assert values(tmp_path) == ["part 0", "part 1"]
+
+
+def test_numbers_may_be_left_out_and_are_never_written_twice(context: Context, tmp_path: Path) -> None:
+    with receiving(tmp_path) as endpoint:
+        client = Client(context, endpoint)
+        for number in (3, 7):
+            attempt = client.stage(number, f"{number}")
+            assert client.commit([attempt], number, 1)[0] == "K"
+        client.commit([attempt], 5, 1)  # an answer, whichever: it is not higher
+    assert values(tmp_path) == ["3", "7"]
+
+
+def test_a_transaction_without_rows_is_refused(context: Context, tmp_path: Path) -> None:
+    with receiving(tmp_path) as endpoint:
+        client = Client(context, endpoint)
+        attempt = uuid.uuid4().hex
+        client.hello(attempt)
+        assert refusal(client.data(attempt, 0, 0)) == ("protocol", attempt)
+        code, about = refusal(client.end(attempt, 0, 0, 0))
+        assert code in ("protocol", "unknown")
+        assert about == attempt
+        assert refusal(client.commit([], 0, 0)) == ("unknown", None)
+        assert client.hello(attempt)[1]["committed"] is None
+
+
+def test_a_wrong_number_of_rows_is_refused_and_can_be_mended(context: Context, tmp_path: Path) -> None:
+    with receiving(tmp_path) as endpoint:
+        client = Client(context, endpoint)
+        attempt = uuid.uuid4().hex
+        client.hello(attempt)
+        assert client.data(attempt, 0, 0, "a")[0] == "C"
+        assert refusal(client.data(attempt, 0, 1, "b", "c", rows=5)) == ("protocol", attempt)
+        assert client.data(attempt, 0, 1, "b", "c") == ("C", {"attempt": attempt, "received": 2})
+        assert refusal(client.end(attempt, 0, 2, 4)) == ("protocol", attempt)
+        assert client.end(attempt, 0, 2, 3)[0] == "S"
+        assert refusal(client.commit([attempt], 0, 4)) == ("unknown", None)
+        assert client.commit([attempt], 0, 3)[0] == "K"
+    assert values(tmp_path) == ["a", "b", "c"]
+
+
+def test_a_data_message_that_is_missing_is_asked_for(context: Context, tmp_path: Path) -> None:
+    with receiving(tmp_path) as endpoint:
+        client = Client(context, endpoint)
+        attempt = uuid.uuid4().hex
+        client.hello(attempt)
+        client.data(attempt, 0, 0, "a")
+        fields = {"attempt": attempt, "producer": "mine", "number": 0, "partition": 0}
+        client.send("D", fields | {"index": 2, "rows": 1, "columns": ["value"]}, *buffers("c"))
+        letter, welcome = client.hear()
+        assert (letter, welcome["received"]) == ("W", 1)
+        assert client.data(attempt, 0, 1, "b") == ("C", {"attempt": attempt, "received": 2})
+        assert client.data(attempt, 0, 2, "c") == ("C", {"attempt": attempt, "received": 3})
+        assert client.data(attempt, 0, 3, "d")[0] == "C"
+        assert client.end(attempt, 0, 4, 4)[0] == "S"
+
+
+def test_what_has_no_data_here_is_unknown(context: Context, tmp_path: Path) -> None:
+    with receiving(tmp_path) as endpoint:
+        client = Client(context, endpoint)
+        attempt = uuid.uuid4().hex
+        assert refusal(client.end(attempt, 0, 1, 1)) == ("unknown", attempt)
+        assert refusal(client.commit([attempt], 0, 1)) == ("unknown", None)
+        # What cannot be read is refused without an attempt too.
+        client.send("Z", {})
+        assert refusal(client.hear()) == ("protocol", None)

@@ -1,0 +1,141 @@
+"""One chunk: what was written comes back, and what was changed is never a wrong row."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.ipc
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tests.support import DATA, batch_of, flips, log_rows
+from zmq_datasource.errors import DamagedChunkError, DataLossError, ZmqDataSourceError
+from zmq_datasource.log.chunk import fingerprint, read_chunk, write_batches
+from zmq_datasource.log.layout import chunk_name
+from zmq_datasource.log.storage import LogStorage
+from zmq_datasource.messages.framing import decode_plain
+from zmq_datasource.messages.schemas import LOG_SCHEMA, number_rows
+
+GOLDEN = DATA / "log-format-1"
+
+
+@pytest.fixture
+def storage(tmp_path: Path) -> LogStorage:
+    made = LogStorage(str(tmp_path / "log"))
+    made.open_log()
+    made.lock(0, 0).release()
+    return made
+
+
+def write(storage: LogStorage, *sizes: int) -> str:
+    batches, first = [], 0
+    for size in sizes:
+        messages = [[b"topic", b"value %d" % i] for i in range(first, first + size)]
+        batches.append(number_rows(decode_plain(messages, [(0, size)]), 0, first))
+        first += size
+    name = chunk_name(0, first)
+    storage.write_chunk(0, name, lambda file: write_batches(file, batches), sync=True)
+    return name
+
+
+def values(storage: LogStorage, name: str, start: int, end: int) -> list[bytes]:
+    return [v for b in read_chunk(storage, 0, name, start, end) for v in b.column("value").to_pylist()]
+
+
+@pytest.mark.parametrize(("start", "end"), [(0, 30), (0, 1), (29, 30), (9, 11), (10, 20), (12, 12)])
+def test_any_range_of_a_chunk_can_be_read(storage: LogStorage, start: int, end: int) -> None:
+    name = write(storage, 10, 10, 10)
+    assert values(storage, name, start, end) == [b"value %d" % i for i in range(start, end)]
+
+
+def test_a_chunk_is_an_arrow_file_that_others_can_read(storage: LogStorage) -> None:
+    name = write(storage, 3, 4)
+    table = pa.ipc.open_file(storage.chunk_path(0, name)).read_all()
+    assert table.schema.equals(LOG_SCHEMA)
+    assert table.column("id").to_pylist() == list(range(7))
+
+
+def test_no_flipped_bit_gives_a_wrong_row(storage: LogStorage) -> None:
+    name = write(storage, 5, 5)
+    path = storage.chunk_path(0, name)
+    whole = path.read_bytes()
+    right = [b"value %d" % i for i in range(10)]
+    noticed = 0
+    for position in flips(path, range(len(whole)), 0x10):
+        try:
+            # A bit in padding changes no row; every other one must be an error of ours.
+            assert values(storage, name, 0, 10) == right, position
+        except DamagedChunkError as e:
+            assert name in str(e)
+            noticed += 1
+    assert noticed > len(whole) / 4
+    assert path.read_bytes() == whole
+
+
+@pytest.mark.parametrize("length", [0, 1, 8, 100, -1, -8, -100])
+def test_a_truncated_chunk_is_named(storage: LogStorage, length: int) -> None:
+    name = write(storage, 5)
+    path = storage.chunk_path(0, name)
+    path.write_bytes(path.read_bytes()[:length])
+    with pytest.raises(DamagedChunkError, match=name):
+        values(storage, name, 0, 5)
+
+
+def test_a_chunk_with_fewer_rows_than_its_name_says_is_damaged(storage: LogStorage) -> None:
+    name = write(storage, 5)
+    longer = chunk_name(0, 9)
+    shutil.move(storage.chunk_path(0, name), storage.chunk_path(0, longer))
+    with pytest.raises(DamagedChunkError, match="ends at id 5, its name says 9"):
+        values(storage, longer, 0, 9)
+
+
+def test_a_file_of_another_schema_is_damaged(storage: LogStorage) -> None:
+    name = chunk_name(0, 1)
+    other = pa.record_batch({"x": [1]})
+    with pa.ipc.new_file(storage.chunk_path(0, name), other.schema) as writer:
+        writer.write_batch(other)
+    with pytest.raises(DamagedChunkError, match="schema"):
+        values(storage, name, 0, 1)
+
+
+def test_a_missing_chunk_is_data_loss_and_says_where_to_look(storage: LogStorage) -> None:
+    with pytest.raises(DataLossError, match="walLocation"):
+        values(storage, chunk_name(0, 5), 0, 5)
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    st.lists(
+        st.one_of(st.binary(max_size=50), st.lists(st.binary(max_size=9), min_size=2, max_size=4)), min_size=1
+    )
+)
+def test_a_fingerprint_survives_the_way_through_a_file(messages: list[bytes | list[bytes]]) -> None:
+    batch = number_rows(decode_plain(messages, [(7, len(messages))]), 0, 0)
+    sink = pa.BufferOutputStream()
+    write_batches(sink, [batch])
+    read, _ = pa.ipc.open_file(sink.getvalue()).get_batch_with_custom_metadata(0)
+    assert fingerprint(read) == fingerprint(batch)
+    assert read.equals(batch)
+
+
+def test_a_slice_has_no_fingerprint() -> None:
+    with pytest.raises(ValueError, match="slice"):
+        fingerprint(number_rows(batch_of([b"a", b"b"]), 0, 0).slice(1))
+
+
+def test_the_format_of_a_log_never_changes() -> None:
+    """A log that release 0.1.0 wrote. If this fails, raise FORMAT_VERSION and keep reading 1."""
+    assert LogStorage(str(GOLDEN)).log_id() == "0123456789abcdef0123456789abcdef"
+    table = log_rows(GOLDEN)
+    assert table.column("id").to_pylist() == list(range(6))
+    assert table.column("topic").to_pylist() == [None, "topic", "", "\ufffd", "a", None]
+    assert table.column("value").to_pylist() == [b"one frame", b"value", b"", b"bad topic", b"c", b"\x00\xff"]
+    assert table.column("frames").to_pylist()[2:5] == [None, [b"\xff", b"bad topic"], [b"a", b"b", b"c"]]
+
+
+def test_every_error_of_storage_is_ours() -> None:
+    assert issubclass(DamagedChunkError, ZmqDataSourceError)
+    assert issubclass(DataLossError, ZmqDataSourceError)

@@ -1,0 +1,512 @@
+"""A disk that refuses for a while: everything that writes waits, holds its senders back, and goes on."""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+import socket as stdlib_socket
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import zmq
+from pyspark.sql import SparkSession
+
+from tests.support import (
+    Socket,
+    batch_of,
+    bound,
+    fill_disk,
+    free_endpoint,
+    log_rows,
+    offer,
+    stream_options,
+    wait_for,
+)
+from tests.support import tiny_disk as a_tiny_disk
+from tests.support.proxies import ProxyThreads, endpoints, receive, subscriber
+from zmq_datasource import DurableSubscriber, Producer
+from zmq_datasource.errors import DiskFaultError, LogWriteError, SubscriptionError
+from zmq_datasource.log import files as files_module
+from zmq_datasource.log import storage as storage_module
+from zmq_datasource.log.storage import LogStorage
+from zmq_datasource.log.writer import LogWriter
+from zmq_datasource.source.ingest import Ingest
+
+Context = zmq.Context[Socket]
+needs_root = pytest.mark.skipif(os.getuid() != 0, reason="mounting a tmpfs needs root")
+MESSAGES, SIZE = 2000, 500
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Iterator[Path]:
+    with a_tiny_disk(tmp_path / "tiny", "4m") as mount:
+        yield mount
+
+
+@contextmanager
+def ingesting(location: Path, connect: str | None = None, **options: Any) -> Iterator[Ingest]:
+    given = {"socketType": "PULL", "walFlushInterval": "20ms", **options}
+    if connect is not None:
+        given["connect"] = connect
+    ingest = Ingest(stream_options(walLocation=location, **given))
+    ingest.start()
+    try:
+        yield ingest
+    finally:
+        ingest.stop()
+
+
+@contextmanager
+def pushing(push: Socket, count: int = MESSAGES) -> Iterator[Callable[[], int]]:
+    """Send numbers, as fast as they are taken; how many were."""
+    sent = 0
+    end = threading.Event()
+
+    def run() -> None:
+        nonlocal sent
+        while sent < count and not end.is_set():
+            sent += offer(push, b"%d" % sent + b" " * SIZE)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    try:
+        yield lambda: sent
+    finally:
+        end.set()
+        thread.join(30)
+
+
+def numbers(location: Path) -> list[int]:
+    return [int(v) for v in log_rows(location).column("value").to_pylist()]
+
+
+class Refusing:
+    """A fault put into the log's storage: whatever is forced to the disk is refused while ``code`` is set."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.code: int | None = None
+        self.refused = 0
+        sync = files_module.sync_file
+
+        def refuse(path: Path) -> None:
+            if self.code is not None:
+                self.refused += 1
+                raise OSError(self.code, os.strerror(self.code))
+            sync(path)
+
+        monkeypatch.setattr(storage_module, "sync_file", refuse)
+
+
+@needs_root
+def test_a_full_disk_holds_a_push_back_and_costs_nothing(context: Context, disk: Path) -> None:
+    push, endpoint = bound(context, zmq.PUSH, sndhwm=10, sndbuf=4096)
+    with ingesting(disk / "log", endpoint, rcvhwm=10, zmq_rcvbuf=4096) as ingest:
+        blocker = fill_disk(disk)
+        with pushing(push) as sent:
+            wait_for(lambda: ingest.counters.paused_by == "diskFault", "the pause")
+            wait_for(lambda: sent() and not push.poll(200, zmq.POLLOUT), "the sender is held back")
+            assert sent() < MESSAGES
+            began = time.monotonic()
+            assert ingest.seal() == ingest.log.durable_end < sent()
+            assert time.monotonic() - began < 5, "Spark's thread is not to wait for the disk"
+            blocker.unlink()
+            wait_for(lambda: ingest.seal() == MESSAGES, "all messages")
+        assert ingest.counters.pauses["diskFault"] >= 1
+        assert ingest.counters.paused_seconds["diskFault"] > 0
+    assert numbers(disk / "log") == list(range(MESSAGES))
+    assert not list((disk / "log" / "0").glob(".*.arrow"))
+
+
+@pytest.mark.parametrize("code", [errno.EIO, errno.EMFILE, errno.EDQUOT, errno.ESTALE])
+def test_a_disk_that_refuses_for_a_moment_costs_nothing(
+    code: int, context: Context, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    refusing = Refusing(monkeypatch)
+    push, endpoint = bound(context, zmq.PUSH)
+    with ingesting(tmp_path, endpoint) as ingest, pushing(push, 100):
+        refusing.code = code
+        wait_for(lambda: refusing.refused >= 3, "some attempts")
+        refusing.code = None
+        wait_for(lambda: ingest.seal() == 100, "all messages")
+    assert numbers(tmp_path) == list(range(100))
+
+
+def test_a_query_that_gathers_first_waits_for_its_disk(
+    context: Context, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    refusing = Refusing(monkeypatch)
+    push, endpoint = bound(context, zmq.PUSH)
+    with ingesting(tmp_path, endpoint) as ingest, pushing(push, 10):
+        wait_for(lambda: ingest.counters.received, "the first message")
+        refusing.code = errno.ENOSPC
+        wait_for(lambda: ingest.log.unsealed or ingest.log.durable_end == 10, "messages that wait")
+        end_of_fault = threading.Timer(0.3, lambda: setattr(refusing, "code", None))
+        end_of_fault.start()
+        wait_for(lambda: ingest.gather(0.05, None) == 10, "all messages, and no error")
+        end_of_fault.join()
+
+
+def test_the_end_of_a_query_waits_for_its_disk_and_says_what_is_lost(
+    context: Context, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("zmq_datasource.source.ingest._REFUSED_SECONDS", 0.3)
+    monkeypatch.setattr("zmq_datasource.source.ingest._DRAIN_SECONDS", {"PULL": 0.3})
+    refusing = Refusing(monkeypatch)
+    push, endpoint = bound(context, zmq.PUSH)
+    ingest = Ingest(
+        stream_options(connect=endpoint, socketType="PULL", walLocation=tmp_path, walFlushInterval="20ms")
+    )
+    ingest.start()
+    with pushing(push, 10):
+        wait_for(lambda: ingest.seal() == 10, "10 messages")
+    refusing.code = errno.ENOSPC
+    with pushing(push, 5):
+        wait_for(lambda: ingest.log.fault, "the fault")
+        wait_for(lambda: ingest.log.unsealed + ingest._receiver.pending, "messages that wait")
+    began = time.monotonic()
+    with pytest.raises(LogWriteError, match="No space left"):
+        ingest.stop()
+    assert time.monotonic() - began < 5
+    assert "received messages could not be sealed and are lost" in caplog.text
+    assert log_rows(tmp_path).num_rows == 10
+
+
+def test_what_is_committed_is_deleted_while_the_disk_refuses(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    refusing = Refusing(monkeypatch)
+    log = LogWriter(LogStorage(str(tmp_path)), 0, chunk_bytes=1 << 20, max_bytes=1 << 30, retry_timeout=30)
+    log.open()
+    for _ in range(3):
+        log.append(batch_of([b"x"] * 10))
+        log.cut().result(10)
+    refusing.code = errno.ENOSPC
+    log.append(batch_of([b"x"] * 10))
+    last = log.cut()
+    wait_for(lambda: log.fault, "the fault")
+    log.commit(30)
+    assert len(list((tmp_path / "0").glob("0*.arrow"))) == 1
+    refusing.code = None
+    assert last.result(10) == 40
+    log.close()
+
+
+@needs_root
+def test_a_query_whose_own_log_has_filled_the_disk_makes_room_by_reading(
+    context: Context, disk: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from pyspark.sql.streaming.datasource import ReadMaxRows  # noqa: PLC0415 - the others do without
+
+    from zmq_datasource.spark.stream_reader import ZmqStreamReader  # noqa: PLC0415
+
+    monkeypatch.setattr("signal.signal", lambda *_: None)  # pytest's own process keeps its handlers
+    push, endpoint = bound(context, zmq.PUSH, sndhwm=10, sndbuf=4096)
+    total = 20_000  # more than twice of what the disk holds
+    reader = ZmqStreamReader(
+        stream_options(
+            connect=endpoint, socketType="PULL", walLocation=disk / "log", walChunkBytes="256k", rcvhwm=10
+        )
+    )
+    try:
+        position = reader.initialOffset()
+        faults = 0
+        ids: list[int] = []
+        with pushing(push, total):
+            deadline = time.monotonic() + 60
+            assert reader._ingest is not None
+            log = reader._ingest.log
+            while len(ids) < total and time.monotonic() < deadline:
+                if not faults:  # Spark is busy until the disk is full
+                    wait_for(lambda: log.fault, "a full disk")
+                    faults += 1
+                end = reader.latestOffset(position, ReadMaxRows(1))
+                for share in reader.partitions(position, end):
+                    for batch in reader.read(share):
+                        ids += batch.column("id").to_pylist()
+                if end != position:
+                    position = end
+        assert ids == list(range(total))
+    finally:
+        reader.stop()
+
+
+@needs_root
+def test_a_query_begins_on_a_full_disk_once_there_is_room(
+    context: Context, disk: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from zmq_datasource.spark.stream_reader import ZmqStreamReader  # noqa: PLC0415
+
+    monkeypatch.setattr("signal.signal", lambda *_: None)
+    monkeypatch.setattr("zmq_datasource.source.ingest._QUIET_SECONDS", 0.02)
+    _, endpoint = bound(context, zmq.PUSH)
+    reader = ZmqStreamReader(stream_options(connect=endpoint, socketType="PULL", walLocation=disk / "log"))
+    blocker: list[Path] = []
+
+    def remember(*given: Any) -> None:
+        if not blocker:
+            blocker.append(fill_disk(disk))
+            threading.Timer(0.2, blocker[0].unlink).start()
+        write(*given)
+
+    write = LogStorage.write_start
+    monkeypatch.setattr(LogStorage, "write_start", remember)
+    try:
+        assert reader.initialOffset()["next"] == {"0": 0}
+        assert LogStorage(str(disk / "log")).read_start(0) == (0, "latest")
+    finally:
+        reader.stop()
+
+
+@needs_root
+def test_a_log_is_opened_and_emptied_on_a_full_disk(disk: Path) -> None:
+    def writer() -> LogWriter:
+        log = LogWriter(LogStorage(str(disk / "log")), 0, chunk_bytes=1 << 20, max_bytes=1 << 30)
+        log.open()
+        return log
+
+    log = writer()
+    for _ in range(3):
+        log.append(batch_of([b"x" * 100_000] * 5))
+        log.cut().result(10)
+    log.close()
+    fill_disk(disk)
+    log = writer()
+    log.commit(15)
+    log.append(batch_of([b"y" * 100_000]))
+    assert log.cut().result(10) == 16
+    log.close()
+
+
+@needs_root
+def test_a_reader_says_on_a_full_disk_what_it_needs_no_more(disk: Path) -> None:
+    """Or its log could not be emptied, and the disk would stay full."""
+    storage = LogStorage(str(disk / "log"))
+    storage.open_log()
+    storage.write_reader(0, "desk", 1)
+    fill_disk(disk)
+    for position in (10, 9_999_999, 10_000_000):
+        storage.write_reader(0, "desk", position)
+        assert storage.readers(0) == {"desk": position}
+    assert len(list((disk / "log" / "0" / "readers").iterdir())) == 1
+
+
+@needs_root
+def test_transactions_wait_for_a_full_disk(context: Context, disk: Path) -> None:
+    endpoint = free_endpoint()
+    write = LogStorage.write_chunk
+    blocker: list[Path] = []
+
+    def full(*given: Any, **named: Any) -> Any:
+        """The disk is full when the chunk comes, not yet when the rows are staged."""
+        if not blocker:
+            blocker.append(fill_disk(disk))
+        return write(*given, **named)
+
+    with (
+        ingesting(disk / "log", bind=endpoint, socketType="ROUTER") as ingest,
+        Producer(endpoint, name="desk", sendTimeout="60s") as producer,
+        pytest.MonkeyPatch.context() as fault,
+    ):
+        fault.setattr(LogStorage, "write_chunk", full)
+
+        def make_room() -> None:
+            wait_for(lambda: ingest.counters.paused_by == "diskFault", "the pause")
+            blocker[0].unlink()
+
+        making_room = threading.Thread(target=make_room)
+        making_room.start()
+        with producer.transaction():
+            for i in range(100):
+                producer.send(b"%d" % i)
+        making_room.join(30)
+    assert numbers(disk / "log") == list(range(100))
+
+
+@needs_root
+def test_a_full_disk_holds_a_proxys_push_back_and_costs_nothing(context: Context, disk: Path) -> None:
+    sides = endpoints("pull", "publish", "durable")
+    push = context.socket(zmq.PUSH)
+    push.setsockopt(zmq.SNDHWM, 10)
+    push.setsockopt(zmq.SNDBUF, 4096)
+    with (
+        ProxyThreads(disk / "log", sides, rcvhwm=10, walSync=True, slowSubscriber="wait") as proxy,
+        DurableSubscriber(sides["durable"], "me", timeout=60) as durable,
+    ):
+        sub = subscriber(context, proxy, b"", rcvhwm=100_000)
+        push.connect(sides["pull"])
+        with pushing(push) as sent:
+            first = durable.receive(60)
+            assert first is not None
+            blocker = fill_disk(disk)
+            wait_for(lambda: proxy.flow.status()["diskFault"], "the pause")
+            wait_for(lambda: sent() and not push.poll(200, zmq.POLLOUT), "the sender is held back")
+            assert sent() < MESSAGES
+            durable.ack(first, wait=True)  # which takes no room
+            blocker.unlink()
+            got = receive(sub, MESSAGES)
+        assert [int(message[-1]) for message in got] == list(range(MESSAGES))
+        rest = [durable.receive(60) for _ in range(MESSAGES - 1)]
+        assert [int(m.value) for m in (first, *rest) if m] == list(range(MESSAGES))
+        durable.ack(rest[-1] or 0, wait=True)
+    assert numbers(disk / "log") == list(range(MESSAGES))
+
+
+def test_durable_subscribers_wait_for_a_disk_that_refuses(
+    context: Context, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sides = endpoints("pull", "durable")
+    push = context.socket(zmq.PUSH)
+    push.connect(sides["pull"])
+    write = LogStorage.write_subscriptions
+    refusals = 0
+
+    def refuse(*given: Any) -> None:
+        nonlocal refusals
+        refusals += 1
+        raise DiskFaultError("writing subscriptions.json: Input/output error")
+
+    with ProxyThreads(tmp_path, sides), DurableSubscriber(sides["durable"], "me", timeout=60) as durable:
+        push.send(b"0")
+        first = durable.receive(60)
+        assert first is not None
+        monkeypatch.setattr(LogStorage, "write_subscriptions", refuse)
+        acknowledging = threading.Thread(target=lambda: durable.ack(first, wait=True))
+        acknowledging.start()
+        wait_for(lambda: refusals, "a refusal")
+        with pytest.raises(SubscriptionError, match="Input/output error"):
+            DurableSubscriber(sides["durable"], "new", timeout=60).__enter__()
+        assert acknowledging.is_alive()
+        storage = LogStorage(str(tmp_path))
+        assert b'"next":0' in (storage.read_subscriptions(0) or b"")
+        monkeypatch.setattr(LogStorage, "write_subscriptions", write)
+        acknowledging.join(60)
+        assert b'"next":1' in (storage.read_subscriptions(0) or b"")
+
+
+@needs_root
+@pytest.mark.spark  # a process of its own
+@pytest.mark.parametrize("command", ["receive", "proxy"])
+def test_the_programs_outlive_a_full_disk(command: str, context: Context, disk: Path) -> None:
+    push = context.socket(zmq.PUSH)
+    push.setsockopt(zmq.SNDHWM, 10)
+    push.setsockopt(zmq.SNDBUF, 4096)
+    sides = endpoints("pull", "publish")
+    location = disk / "log"
+    sockets = {
+        "receive": ["--socket-type", "PULL", "--bind", sides["pull"]],
+        "proxy": ["--pull", sides["pull"], "--publish", sides["publish"]],
+    }
+    marks = ["-o", "rcvhwm=10", "-o", "zmq.rcvbuf=4096", "-o", "walFlushInterval=20ms"]
+    arguments = [command, *sockets[command], "--wal-location", str(location), *marks]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "zmq_datasource.cli", *arguments], stderr=subprocess.PIPE, text=True
+    )
+    try:
+        push.connect(sides["pull"])
+        push.send(b"-1")
+        wait_for(lambda: location.exists() and list(location.glob("0/0*.arrow")), "the first chunk")
+        blocker = fill_disk(disk)
+        with pushing(push) as sent:
+            wait_for(lambda: sent() and not push.poll(300, zmq.POLLOUT), "the sender is held back")
+            assert process.poll() is None
+            assert sent() < MESSAGES
+            blocker.unlink()
+            wait_for(lambda: sent() == MESSAGES, "all was sent")
+        wait_for(lambda: numbers(location)[-1:] == [MESSAGES - 1], "all is in the log")
+    finally:
+        process.send_signal(signal.SIGTERM)
+        _, said = process.communicate(timeout=60)
+    assert process.returncode == 0, said
+    assert "No space left on device" in said
+    assert numbers(location) == list(range(-1, MESSAGES))
+
+
+@needs_root
+@pytest.mark.spark
+def test_a_query_outlives_a_full_disk(
+    context: Context, disk: Path, tmp_path: Path, spark: SparkSession
+) -> None:
+    push, endpoint = bound(context, zmq.PUSH, sndhwm=10, sndbuf=4096)
+    stream = spark.readStream.format("zmq").options(
+        **{
+            "connect": endpoint,
+            "socketType": "PULL",
+            "walLocation": str(disk / "log"),
+            "startingOffsets": "earliest",
+        },
+        **{"rcvhwm": "10", "zmq.rcvbuf": "4096"},
+    )
+    sink = stream.load().writeStream.format("memory").queryName("outlives").outputMode("append")
+    query = sink.option("checkpointLocation", str(tmp_path / "checkpoint")).start()
+    try:
+        wait_for(lambda: query.exception() or offer(push, b"-1"), "a connection", 120)
+        wait_for(lambda: query.exception() or spark.table("outlives").count() == 1, "the first message", 120)
+        blocker = fill_disk(disk)
+        with pushing(push) as sent:
+            wait_for(lambda: sent() and not push.poll(300, zmq.POLLOUT), "the sender is held back")
+            assert sent() < MESSAGES
+            assert query.exception() is None
+            blocker.unlink()
+            wait_for(lambda: spark.table("outlives").count() == MESSAGES + 1, "all messages", 120)
+    finally:
+        query.stop()
+    rows = spark.table("outlives").orderBy("id").select("id", "value").collect()
+    assert [(row.id, int(row.value)) for row in rows] == [(i, i - 1) for i in range(MESSAGES + 1)]
+
+
+MANY_CONNECTIONS = """
+    import resource, sys
+    resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64 if sys.argv[3] == "hard" else 4096))
+    from zmq_datasource.receive import receive_until_stopped
+    receive_until_stopped({"socketType": "PULL", "bind": sys.argv[1], "walLocation": sys.argv[2],
+                           "rcvhwm": "10", "walFlushInterval": "20ms"})
+"""
+
+
+@pytest.mark.spark  # a process of its own
+@pytest.mark.parametrize("limit", ["soft", "hard"])
+def test_silent_connections_end_no_receiver(limit: str, context: Context, tmp_path: Path) -> None:
+    endpoint = free_endpoint()
+    host, port = endpoint.removeprefix("tcp://").split(":")
+    push = context.socket(zmq.PUSH)
+    said = tmp_path / "said"
+    with said.open("w") as file:
+        process = subprocess.Popen(
+            [sys.executable, "-c", textwrap.dedent(MANY_CONNECTIONS), endpoint, str(tmp_path), limit],
+            stderr=file,
+        )
+    silent: list[stdlib_socket.socket] = []
+    try:
+        push.connect(endpoint)
+        push.send(b"0")
+        wait_for(lambda: list(tmp_path.glob("0/0*.arrow")), "the first chunk")
+        silent += [stdlib_socket.create_connection((host, int(port))) for _ in range(100)]
+        open_files = Path(f"/proc/{process.pid}/fd")
+        wait_for(
+            lambda: len(list(open_files.iterdir())) >= (64 if limit == "hard" else 100), "many open files"
+        )
+        for i in range(1, 10):
+            push.send(b"%d" % i)
+        if limit == "soft":
+            wait_for(lambda: len(numbers(tmp_path)) == 10, "they do no harm")
+        else:
+            wait_for(lambda: "Too many open files" in said.read_text(), "the fault")
+        for sock in silent:
+            sock.close()
+        wait_for(lambda: len(numbers(tmp_path)) == 10, "all messages")
+    finally:
+        for sock in silent:
+            sock.close()
+        process.send_signal(signal.SIGTERM)
+        process.wait(60)
+    assert process.returncode == 0, said.read_text()
+    assert numbers(tmp_path) == list(range(10))

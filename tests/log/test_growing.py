@@ -1,0 +1,317 @@
+"""log.growing: a chunk that is durable before it is sealed."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from tests.support import batch_of, log_rows
+from zmq_datasource.errors import DamagedChunkError, DiskFaultError
+from zmq_datasource.log import storage as storage_module
+from zmq_datasource.log.growing import GrowingTail, read_groups
+from zmq_datasource.log.state import read_saved_state
+from zmq_datasource.log.storage import LogStorage
+from zmq_datasource.log.writer import LogWriter
+
+
+class Carried:
+    """Keeps the number of messages that it was told of."""
+
+    changed = True
+    large = False
+    messages = 0
+
+    def full(self) -> bytes:
+        return b'{"messages": %d}' % self.messages
+
+    delta = full
+
+
+def writer(path: Path, carried: Carried | None = None, **options: Any) -> LogWriter:
+    given: dict[str, Any] = {"chunk_bytes": 1 << 20, "max_bytes": 1 << 30, **options}
+    log = LogWriter(LogStorage(str(path)), 0, carried=carried, **given)
+    log.open()
+    return log
+
+
+def append(log: LogWriter, *values: bytes, carried: Carried | None = None) -> int:
+    log.append(batch_of(values))
+    if carried is not None:
+        carried.messages += len(values)
+    return log.flush().result()
+
+
+def crash(path: Path, to: Path) -> Path:
+    """The log as a process that is killed now would leave it."""
+    shutil.copytree(path, to)
+    return to
+
+
+def test_what_was_flushed_survives_a_kill_and_is_sealed_by_the_next_writer(tmp_path: Path) -> None:
+    log = writer(tmp_path / "log")
+    assert append(log, b"a", b"b") == 2
+    assert append(log, b"c") == 3
+    assert log.durable_end == 0  # nobody but another process of the proxy sees it yet
+    left = crash(tmp_path / "log", tmp_path / "left")
+    log.close()
+    again = writer(left)
+    assert again.durable_end == 3
+    append(again, b"d")
+    again.close()
+    assert log_rows(left).column("value").to_pylist() == [b"a", b"b", b"c", b"d"]
+    assert not list(left.glob("0/.open*"))
+
+
+def test_the_rest_of_an_open_chunk_is_sealed_with_it(tmp_path: Path) -> None:
+    log = writer(tmp_path)
+    append(log, b"a")
+    log.append(batch_of([b"b"]))
+    assert log.cut().result() == 2
+    append(log, b"c")
+    assert log.cut().result() == 3
+    log.close()
+    assert log_rows(tmp_path).column("value").to_pylist() == [b"a", b"b", b"c"]
+    assert len(list(tmp_path.glob("0/*.arrow"))) == 2
+
+
+def test_of_a_torn_file_the_whole_groups_count(tmp_path: Path) -> None:
+    log = writer(tmp_path / "log")
+    sizes = [0]
+    for value in (b"a", b"b", b"c"):
+        append(log, value)
+        assert log.grown is not None
+        sizes.append(log.grown.bytes)
+    content = LogStorage(str(tmp_path / "log")).read_growing(0, 0).to_pybytes()
+    log.close()
+    for size in range(len(content)):
+        batches, *_, changed = read_groups(pa.py_buffer(content[:size]), 0)
+        assert not changed
+        whole = sum(size >= end for end in sizes[1:])
+        assert [v for b in batches for v in b.column("value").to_pylist()] == [b"a", b"b", b"c"][:whole]
+
+
+def test_a_changed_byte_ends_what_counts(tmp_path: Path) -> None:
+    log = writer(tmp_path / "log")
+    for value in (b"first-value", b"second-value", b"third-value"):
+        append(log, value)
+    content = bytearray(LogStorage(str(tmp_path / "log")).read_growing(0, 0).to_pybytes())
+    log.close()
+    content[content.index(b"second-value")] ^= 1
+    batches, *_, changed = read_groups(pa.py_buffer(bytes(content)), 0)
+    assert changed == range(1, 3)
+    assert [v for b in batches for v in b.column("value").to_pylist()] == [b"first-value"]
+
+
+def damaged(path: Path) -> Path:
+    """A log whose writer was killed, with three groups in its open chunk, the second of which was changed."""
+    log = writer(path / "log")
+    for value in (b"first-value", b"second-value", b"third-value"):
+        append(log, value)
+    left = crash(path / "log", path / "left")
+    log.close()
+    file = next(left.glob("0/.open*"))
+    content = bytearray(file.read_bytes())
+    content[content.index(b"second-value")] ^= 1
+    file.write_bytes(content)
+    return left
+
+
+def test_a_changed_byte_before_what_was_published_is_no_torn_end(tmp_path: Path) -> None:
+    left = damaged(tmp_path)
+    for _ in range(2):  # and it stays one
+        with pytest.raises(DamagedChunkError, match=r"ids from 1 on are not .* up to 2, are: .* rename it"):
+            writer(left)
+    assert len(list(left.glob("0/.open*"))) == 1
+
+
+def test_without_fsync_groups_that_a_crash_has_lost_are_set_aside(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    left = damaged(tmp_path)
+    log = writer(left, sync=False)
+    assert (log.durable_end, log.torn) == (1, range(1, 3))
+    assert "walSync=false" in caplog.text
+    log.close()
+    assert len(list(left.glob("0/*.damaged"))) == 1
+    assert log_rows(left).column("value").to_pylist() == [b"first-value"]
+
+
+def test_the_last_group_may_be_torn_in_its_middle(tmp_path: Path) -> None:
+    """Of one write the system may have kept the end and not the beginning."""
+    log = writer(tmp_path / "log")
+    append(log, b"first-value")
+    log.append_whole([batch_of([b"second-value"]), batch_of([b"third-value"])])
+    log.flush().result()
+    left = crash(tmp_path / "log", tmp_path / "left")
+    log.close()
+    file = next(left.glob("0/.open*"))
+    content = bytearray(file.read_bytes())
+    content[content.index(b"second-value")] ^= 1
+    file.write_bytes(content)
+    log = writer(left)
+    assert log.durable_end == 1
+    log.close()
+
+
+@pytest.mark.parametrize("forgets", [False, True])
+def test_a_group_that_the_disk_refused_is_written_again_at_its_place(
+    forgets: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After a failed fsync the system may have thrown away what it was to write."""
+    sync = storage_module.sync_file
+    refusals = iter([errno.ENOSPC, errno.EIO, errno.EIO, None, errno.EMFILE])
+
+    def refuse(path: Path) -> None:
+        if path.name.startswith(".open") and (code := next(refusals, None)) is not None:
+            if forgets:
+                os.truncate(path, path.stat().st_size - 100)
+            raise OSError(code, os.strerror(code))
+        sync(path)
+
+    log = writer(tmp_path / "log", retry_timeout=30.0)
+    append(log, b"a")
+    monkeypatch.setattr(storage_module, "sync_file", refuse)
+    assert append(log, b"b", b"c") == 3
+    assert log.fault is None
+    left = crash(tmp_path / "log", tmp_path / "left")
+    assert append(log, b"d" * 100_000) == 4
+    log.cut().result()
+    log.close()
+    assert log_rows(tmp_path / "log").column("value").to_pylist() == [b"a", b"b", b"c", b"d" * 100_000]
+    again = writer(left)
+    assert again.durable_end == 3
+    again.close()
+
+
+def test_a_chunk_whose_renaming_was_not_confirmed_is_there_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sync = storage_module.sync_directory
+    refusals = iter([errno.EIO, errno.EIO])
+
+    def refuse(path: Path) -> None:
+        if path.name == "0" and (code := next(refusals, None)) is not None:
+            raise OSError(code, os.strerror(code))
+        sync(path)
+
+    log = writer(tmp_path, retry_timeout=30.0)
+    append(log, b"a" * 100_000)
+    monkeypatch.setattr(storage_module, "sync_directory", refuse)
+    assert log.cut().result() == 1
+    refusals = iter([errno.EIO, errno.EIO])
+    log.append(batch_of([b"b"]))
+    assert log.cut().result() == 2
+    log.close()
+    assert log_rows(tmp_path).column("id").to_pylist() == [0, 1]
+    assert sorted(path.suffix for path in tmp_path.glob("0/*") if path.suffix != ".lock") == [".arrow"] * 2
+
+
+def test_the_writers_state_is_that_of_the_last_whole_group(tmp_path: Path) -> None:
+    carried = Carried()
+    log = writer(tmp_path / "log", carried)
+    append(log, b"a", b"b", carried=carried)
+    append(log, b"c", carried=carried)
+    left = crash(tmp_path / "log", tmp_path / "left")
+    log.cut().result()
+    assert read_saved_state(LogStorage(str(tmp_path / "log")), 0).delta == b'{"messages": 3}'
+    log.close()
+    again = writer(left, Carried())
+    assert again.saved.delta == b'{"messages": 3}'
+    again.close()
+
+
+def test_another_process_reads_along(tmp_path: Path) -> None:
+    log = writer(tmp_path)
+    append(log, b"a")
+    tail = GrowingTail(LogStorage(str(tmp_path)), 0, 0)
+    try:
+        for value in (b"b", b"c"):
+            append(log, value)
+            assert log.grown is not None
+            tail.read_to(log.grown.bytes)
+        assert tail.end == 3
+        assert [v for b in tail.batches for v in b.column("value").to_pylist()] == [b"a", b"b", b"c"]
+        log.cut().result()  # it is renamed; the tail goes on with what it has
+        assert [i for b in tail.batches for i in b.column("id").to_pylist()] == [0, 1, 2]
+        with pytest.raises(FileNotFoundError):
+            GrowingTail(LogStorage(str(tmp_path)), 0, 0)
+    finally:
+        tail.close()
+        log.close()
+
+
+def test_the_oldest_chunks_make_room_where_that_is_asked_for(tmp_path: Path) -> None:
+    size = 20_000
+    log = writer(tmp_path, chunk_bytes=size, max_bytes=4 * size, make_room="any")
+    for _ in range(20):
+        append(log, b"x" * (size // 2))
+        log.cut().result()
+    assert 0 < log.earliest < log.durable_end == 20
+    assert log.size <= 4 * size
+    assert not log.full
+    log.close()
+
+
+def test_a_slow_feed_leaves_a_compact_log(tmp_path: Path) -> None:
+    carried = Carried()
+    log = writer(tmp_path, carried)
+    for i in range(50):
+        append(log, b"%d" % i, carried=carried)
+    assert log.grown is not None
+    grown = log.grown.bytes
+    log.cut().result()
+    assert log.size < grown / 5
+    assert read_saved_state(LogStorage(str(tmp_path)), 0).delta == b'{"messages": 50}'
+    log.close()
+    assert log_rows(tmp_path).column("value").to_pylist() == [b"%d" % i for i in range(50)]
+    assert not list(tmp_path.glob("0/.open*"))
+
+
+@pytest.mark.parametrize("torn", [b"", b"torn" * 10_000])
+def test_an_open_chunk_is_sealed_where_there_is_no_room_for_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, torn: bytes
+) -> None:
+    log = writer(tmp_path / "log")
+    for _ in range(3):
+        append(log, *[bytes(1000)] * 100)
+    crashed = crash(tmp_path / "log", tmp_path / "crashed")
+    (found,) = (crashed / "0").glob(".open-*")
+    with found.open("ab") as file:
+        file.write(torn)
+    size = found.stat().st_size - len(torn)
+
+    def full(*_: object) -> None:
+        raise DiskFaultError("no room for another chunk")
+
+    monkeypatch.setattr(LogStorage, "write_chunk", full)
+    again = writer(crashed)
+    assert again.durable_end == 300
+    again.close()
+    (chunk,) = (crashed / "0").glob("0*.arrow")
+    assert chunk.stat().st_size < size + 10_000
+    assert log_rows(crashed).column("id").to_pylist() == list(range(300))
+    log.close()
+
+
+def test_many_small_groups_are_sealed_in_place_where_there_is_no_room_for_a_compact_chunk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = writer(tmp_path / "log")
+    for _ in range(20):
+        append(log, b"small")
+    crashed = crash(tmp_path / "log", tmp_path / "crashed")
+
+    def full(*_: object) -> None:
+        raise DiskFaultError("no room for another chunk")
+
+    monkeypatch.setattr(LogStorage, "write_chunk", full)
+    writer(crashed).close()
+    assert log_rows(crashed).column("value").to_pylist() == [b"small"] * 20
+    monkeypatch.undo()
+    log.close()

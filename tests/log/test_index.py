@@ -1,0 +1,94 @@
+"""The list of chunks, and how a range of ids is found in it and shared out."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from zmq_datasource.errors import LogFormatError
+from zmq_datasource.log.index import ChunkIndex
+from zmq_datasource.log.layout import Chunk, chunk_name, parse_chunk_name
+from zmq_datasource.log.reader import split_range
+
+
+def index_of(*counts: int, first: int = 0, size: int = 100) -> ChunkIndex:
+    chunks = []
+    for count in counts:
+        chunks.append(Chunk(first, first + count, size, float(first)))
+        first += count
+    return ChunkIndex(reversed(chunks))
+
+
+def test_a_name_says_the_ids() -> None:
+    assert chunk_name(0, 1000) == "00000000000000000000-00000000000000001000.arrow"
+    assert parse_chunk_name(chunk_name(7, 12)) == (7, 12)
+
+
+@pytest.mark.parametrize(
+    "name", ["x", ".00.arrow", chunk_name(5, 5), chunk_name(5, 4), "." + chunk_name(0, 1)]
+)
+def test_other_files_are_no_chunks(name: str) -> None:
+    assert parse_chunk_name(name) is None
+
+
+def test_ranges_are_half_open() -> None:
+    index = index_of(10, 10, 10)
+    names = lambda start, end: [(c.first, c.end) for c in index.covering(start, end)]  # noqa: E731
+    assert names(0, 10) == [(0, 10)]
+    assert names(9, 11) == [(0, 10), (10, 20)]
+    assert names(10, 11) == [(10, 20)]
+    assert names(10, 10) == []
+    assert names(29, 30) == [(20, 30)]
+    assert names(30, 40) == []
+
+
+def test_a_missing_chunk_is_named_by_its_ids() -> None:
+    with pytest.raises(LogFormatError, match="ids 10 to 19 are missing"):
+        ChunkIndex([Chunk(0, 10, 1, 0), Chunk(20, 30, 1, 0)])
+
+
+def test_overlapping_chunks_are_refused() -> None:
+    with pytest.raises(LogFormatError, match="ids 5 to 9 are there twice"):
+        ChunkIndex([Chunk(0, 10, 1, 0), Chunk(5, 30, 1, 0)])
+
+
+def test_only_whole_chunks_below_the_commit_go_and_never_the_newest() -> None:
+    index = index_of(10, 10, 10)
+    assert [c.first for c in index.removable(19, 1e9)] == [0]
+    assert [c.first for c in index.removable(20, 1e9)] == [0, 10]
+    assert [c.first for c in index.removable(30, 1e9)] == [0, 10]
+
+
+def test_retention_keeps_what_is_younger_and_everything_behind_it() -> None:
+    index = index_of(10, 10, 10)  # sealed at 0, 10 and 20
+    assert [c.first for c in index.removable(30, 5)] == [0]
+    index.remove_front(1)
+    assert (index.earliest, index.end, index.size) == (10, 30, 200)
+
+
+counts = st.lists(st.integers(1, 50), min_size=1, max_size=20)
+
+
+@given(counts, st.data(), st.integers(1, 40), st.integers(1, 3000))
+def test_shares_cover_the_range_once_and_in_order(
+    counts: list[int], data: st.DataObject, least: int, max_bytes: int
+) -> None:
+    index = index_of(*counts)
+    start = data.draw(st.integers(0, index.end - 1))
+    end = data.draw(st.integers(start + 1, index.end))
+    shares = split_range(index.covering(start, end), start, end, least, max_bytes)
+    ids = [i for share in shares for piece in share for i in range(piece.start, piece.end)]
+    assert ids == list(range(start, end))
+    assert all(share for share in shares)
+    assert len(shares) >= min(least, end - start)
+
+
+def test_a_batch_is_split_by_size() -> None:
+    index = index_of(100, 100, 100, 100, size=1000)
+    shares = split_range(index.covering(0, 400), 0, 400, 1, 1000)
+    assert [(s[0].start, s[-1].end) for s in shares] == [(0, 100), (100, 200), (200, 300), (300, 400)]
+
+
+def test_nothing_is_shared_out_of_an_empty_range() -> None:
+    assert split_range([], 5, 5, 4, 100) == []

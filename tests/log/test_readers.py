@@ -1,0 +1,425 @@
+"""Queries that read along a log: nothing is deleted that they were promised, no id is given twice. No JVM."""
+
+from __future__ import annotations
+
+import shutil
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import zmq
+from click.testing import CliRunner
+from pyspark.sql.streaming.datasource import ReadMaxRows
+
+from tests.support import Socket, batch_of, bound, log_rows, stream_options, wait_for
+from zmq_datasource import receive as receive_module
+from zmq_datasource.cli import main
+from zmq_datasource.errors import DataLossError
+from zmq_datasource.log.follower import FollowedLog
+from zmq_datasource.log.layout import Chunk
+from zmq_datasource.log.storage import LogStorage
+from zmq_datasource.log.writer import LogWriter
+from zmq_datasource.source.ingest import Ingest
+from zmq_datasource.spark.stream_reader import ZmqStreamReader
+
+Context = zmq.Context[Socket]
+ALL = ReadMaxRows(1)  # any limit: ours are options
+
+
+@pytest.fixture(autouse=True)
+def _in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("signal.signal", lambda *_: None)  # pytest's own process keeps its handlers
+    monkeypatch.setattr("zmq_datasource.source.ingest._QUIET_SECONDS", 0.02)  # nobody sends when these stop
+
+
+@contextmanager
+def reader(location: Path, **options: Any) -> Iterator[ZmqStreamReader]:
+    """Of a socket with ``connect``, else along the log that another process fills."""
+    if "connect" in options:
+        options = {"socketType": "PULL", **options}
+    made = ZmqStreamReader(stream_options(walLocation=location, **options))
+    try:
+        yield made
+    finally:
+        made.stop()
+
+
+@contextmanager
+def receiving(location: Path, endpoint: str, **options: Any) -> Iterator[Ingest]:
+    ingest = Ingest(stream_options(connect=endpoint, walLocation=location, socketType="PULL", **options))
+    ingest.start()
+    try:
+        yield ingest
+    finally:
+        ingest.stop()
+
+
+def written(location: Path, chunks: int, **settings: Any) -> LogWriter:
+    """A log with chunks of a message each: 0, 1, ..."""
+    log = LogWriter(
+        LogStorage(str(location)), 0, **{"chunk_bytes": 1 << 20, "max_bytes": 1 << 30, **settings}
+    )
+    log.open()
+    write(log, chunks)
+    return log
+
+
+def write(log: LogWriter, chunks: int) -> None:
+    for number in range(log.durable_end, log.durable_end + chunks):
+        log.append(batch_of([b"%d" % number]))
+        log.cut().result(30)
+
+
+def sealed(ingest: Ingest, push: Socket, count: int) -> None:
+    """Have ``count`` messages received, a chunk each."""
+    for _ in range(count):
+        goal = ingest.log.durable_end + 1
+        push.send(b"%d" % (goal - 1))
+        wait_for(lambda goal=goal: ingest.seal() == goal, f"{goal} messages")  # type: ignore[misc]
+
+
+def until(it: ZmqStreamReader, start: dict[str, Any], goal: int) -> dict[str, Any]:
+    def reached() -> dict[str, Any] | None:
+        end = it.latestOffset(start, ALL)
+        return end if end["next"]["0"] >= goal else None
+
+    return wait_for(reached, f"offset {goal}") or {}
+
+
+def values(it: ZmqStreamReader, start: dict[str, Any], end: dict[str, Any]) -> list[bytes]:
+    batches = (batch for share in it.partitions(start, end) for batch in it.read(share))
+    return [value for batch in batches for value in batch.column("value").to_pylist()]
+
+
+def chunks(location: Path) -> list[Chunk]:
+    return sorted(LogStorage(str(location)).chunks(0))
+
+
+# Where a query begins.
+
+
+def test_a_query_on_a_log_that_another_fills_begins_at_the_earliest_message(tmp_path: Path) -> None:
+    written(tmp_path, 10).close()
+    with reader(tmp_path) as it:
+        begin = it.initialOffset()
+        assert values(it, begin, it.latestOffset(begin, ALL)) == [b"%d" % i for i in range(10)]
+
+
+def test_latest_still_means_latest(context: Context, tmp_path: Path) -> None:
+    written(tmp_path / "other", 10).close()
+    with reader(tmp_path / "other", startingOffsets="latest") as it:
+        assert it.initialOffset()["next"] == {"0": 10}
+    _, endpoint = bound(context, zmq.PUSH)
+    written(tmp_path / "own", 10).close()
+    with reader(tmp_path / "own", connect=endpoint) as it:  # at a socket it is the default
+        assert it.initialOffset()["next"] == {"0": 10}
+
+
+def test_what_nobody_has_read_is_kept(context: Context, tmp_path: Path) -> None:
+    push, endpoint = bound(context, zmq.PUSH)
+    with receiving(tmp_path, endpoint) as ingest:
+        sealed(ingest, push, 3)
+        assert ingest.commit_readers() is None
+        ingest.log.remove_expired()
+        with reader(tmp_path) as it:
+            begin = it.initialOffset()
+            ingest.commit_readers()
+            ingest.log.remove_expired()
+            assert values(it, begin, it.latestOffset(begin, ALL)) == [b"0", b"1", b"2"]
+
+
+def test_a_full_log_that_nobody_has_read_says_so(
+    context: Context, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(receive_module, "_TICK_SECONDS", 0.01)
+    monkeypatch.setattr(receive_module, "_FULL_SECONDS", 0.0)
+    push, endpoint = bound(context, zmq.PUSH, sndhwm=10)
+    options = {"connect": endpoint, "socketType": "PULL", "walLocation": str(tmp_path), "walMaxBytes": "50k"}
+    ended: list[Any] = []
+    monkeypatch.setattr("signal.signal", lambda _number, handler: ended.append(handler))
+    receiver = threading.Thread(target=receive_module.receive_until_stopped, args=(options,))
+    receiver.start()
+    try:
+        push.send(b"x" * 60_000)
+        wait_for(lambda: "no query has read it yet" in caplog.text, "the warning")
+        LogStorage(str(tmp_path)).write_reader(0, "slow", 0)
+        wait_for(lambda: "the query with reader=slow still needs" in caplog.text, "who is slow")
+        assert str(tmp_path / "0" / "readers" / "slow.json") in caplog.text
+    finally:
+        ended[0]()
+        receiver.join(30)
+    assert log_rows(tmp_path).num_rows == 1
+
+
+def test_receive_takes_a_retention(monkeypatch: pytest.MonkeyPatch) -> None:
+    taken: list[dict[str, str]] = []
+    monkeypatch.setattr(receive_module, "receive_until_stopped", taken.append)
+    arguments = ["receive", "--bind", "tcp://*:5", "--wal-location", "/log", "--wal-retention", "7d"]
+    assert CliRunner().invoke(main, arguments).exit_code == 0
+    assert taken[0]["walRetention"] == "7d"
+
+
+# What is kept for it.
+
+
+def test_what_a_new_reader_needs_outlives_its_retention(tmp_path: Path) -> None:
+    """Others had read it before, and only its age had kept it."""
+
+    class Clock:
+        now = time.time()
+
+        def __call__(self) -> float:
+            return self.now
+
+    clock = Clock()
+    log = written(tmp_path, 5, retention=100.0, clock=clock)
+    log.commit(5)
+    with reader(tmp_path) as it:
+        begin = it.initialOffset()
+        clock.now += 200
+        log.remove_expired()
+        assert log.earliest == 0
+        end = it.latestOffset(begin, ALL)
+        assert values(it, begin, end) == [b"0", b"1", b"2", b"3", b"4"]
+        it.latestOffset(end, ALL)
+        log.remove_expired()
+        assert log.earliest == 4
+    log.close()
+
+
+def test_nothing_is_deleted_between_a_readers_listing_and_its_mark(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = written(tmp_path, 5)
+    write_start = LogStorage.write_start
+
+    def deleting(storage: LogStorage, *told: Any) -> None:
+        log.commit(5)  # another query has read all of it
+        write_start(storage, *told)
+
+    monkeypatch.setattr(LogStorage, "write_start", deleting)
+    with reader(tmp_path, startingOffsets="earliest") as it:
+        begin = it.initialOffset()
+        assert values(it, begin, it.latestOffset(begin, ALL)) == [b"0", b"1", b"2", b"3", b"4"]
+    log.close()
+
+
+def test_a_query_that_comes_again_under_another_name_keeps_what_it_goes_on_with(tmp_path: Path) -> None:
+    log = written(tmp_path, 5)
+    with reader(tmp_path) as it:
+        begin = it.initialOffset()
+        end = it.latestOffset(begin, ALL)
+    with reader(tmp_path, reader="renamed") as it:  # the batch was planned, not committed
+        shares = it.partitions(begin, end)
+        LogStorage(str(tmp_path)).write_reader(0, "query", 5)
+        log.commit(5)
+        assert [batch.num_rows for share in shares for batch in it.read(share)] == [1] * 5
+    log.close()
+
+
+def test_a_writer_deletes_nothing_while_a_reader_marks_its_place(tmp_path: Path) -> None:
+    log, storage = written(tmp_path, 5), LogStorage(str(tmp_path))
+    with storage.placing(0, 0.0):
+        log.commit(5)
+        assert len(chunks(tmp_path)) == 5
+    log.remove_expired()
+    assert len(chunks(tmp_path)) == 1
+    log.close()
+
+
+def test_a_beginning_that_is_gone_is_told_with_its_way_out(tmp_path: Path) -> None:
+    """A full proxy deletes what a reader still needs, if it is told to."""
+    written(tmp_path, 5).close()
+    with reader(tmp_path) as it:
+        it.initialOffset()
+    for chunk in chunks(tmp_path)[:3]:
+        (tmp_path / "0" / chunk.name).unlink()
+    path = tmp_path / "0" / "readers" / "query.start.json"
+    with reader(tmp_path) as it, pytest.raises(DataLossError, match=f"remove {path}"):
+        it.initialOffset()
+    with reader(tmp_path, failOnDataLoss=False) as it:
+        assert it.initialOffset()["next"] == {"0": 3}
+    with reader(tmp_path) as it:
+        assert it.initialOffset()["next"] == {"0": 3}
+
+
+def test_an_older_listing_does_not_replace_a_newer_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = written(tmp_path, 2)
+    followed = FollowedLog(LogStorage(str(tmp_path)), 0, "query")
+    followed.refresh()
+    listed, go_on = threading.Event(), threading.Event()
+    list_chunks = LogStorage.chunks
+
+    def slow(storage: LogStorage, partition: int) -> list[Chunk]:
+        found = list(list_chunks(storage, partition))
+        if threading.current_thread() is metrics:
+            listed.set()
+            assert go_on.wait(30)
+        return found
+
+    def refresh() -> None:
+        followed._next_listing = 0.0
+        followed.refresh()
+
+    monkeypatch.setattr(LogStorage, "chunks", slow)
+    metrics, spark = threading.Thread(target=refresh), threading.Thread(target=refresh)
+    metrics.start()
+    assert listed.wait(30)
+    write(log, 1)
+    spark.start()
+    spark.join(0.2)  # it may have to wait for the other
+    go_on.set()
+    metrics.join(30)
+    spark.join(30)
+    assert followed.durable_end == 3
+    log.close()
+
+
+# Ids are never given twice.
+
+
+def copied(location: Path) -> Path:
+    """A copy of the log, as a backup holds it."""
+    return Path(shutil.copytree(location, location.with_name(f"{location.name}-copy")))
+
+
+def restore(location: Path, copy: Path) -> None:
+    shutil.rmtree(location)
+    copy.rename(location)
+
+
+def test_a_position_is_checked_before_anything_new_is_received(context: Context, tmp_path: Path) -> None:
+    push, endpoint = bound(context, zmq.PUSH, sndhwm=100)
+    log = tmp_path / "log"
+    options = {"connect": endpoint, "timeout": "300ms", "walFlushInterval": "10ms"}
+    with reader(log, **options) as it:
+        begin = it.initialOffset()
+        push.send(b"0")
+        middle = until(it, begin, 1)
+    copy = copied(log)
+    with reader(log, **options) as it:
+        assert it.latestOffset(middle, ALL)
+        push.send(b"1")
+        end = until(it, middle, 2)
+    restore(log, copy)
+    for now in (True, False):
+        with reader(log, **options) as it:
+            if now:
+                it.prepareForTriggerAvailableNow()
+            with pytest.raises(DataLossError, match="the offset says 2, the log ends at 1"):
+                it.latestOffset(end, ALL)
+            assert not push.poll(100, zmq.POLLOUT), "it has connected"
+    with reader(log, **options) as it, pytest.raises(DataLossError, match="the offset says 2"):
+        it.partitions(middle, end)  # a batch that was planned
+    assert log_rows(log).column("value").to_pylist() == [b"0"]
+
+
+@pytest.mark.parametrize("along", [False, True], ids=["own", "along"])
+def test_ids_of_lost_chunks_that_a_query_was_given_are_not_given_again(
+    context: Context, tmp_path: Path, along: bool
+) -> None:
+    """As after a crash of the machine with walSync=false."""
+    push, endpoint = bound(context, zmq.PUSH)
+    options = {"connect": endpoint, "walSync": False}
+    if along:
+        with receiving(tmp_path, endpoint, walSync=False) as ingest:
+            sealed(ingest, push, 3)
+        with reader(tmp_path) as it:
+            it.latestOffset(it.initialOffset(), ALL)
+    else:
+        with reader(tmp_path, **options) as it:
+            begin = it.initialOffset()
+            for goal in (1, 2, 3):
+                push.send(b"v")
+                begin = until(it, begin, goal)
+        with reader(tmp_path, startingOffsets="earliest", **options) as it:
+            assert it.initialOffset()["next"] == {"0": 0}  # who begins anew does not make it forget
+    (tmp_path / "0" / chunks(tmp_path)[-1].name).unlink()
+    with (
+        reader(tmp_path, **options) as it,
+        pytest.raises(DataLossError, match="queries were given the ids below 3"),
+    ):
+        it.initialOffset()  # a new query, with a new checkpoint
+    with pytest.raises(DataLossError, match=r"it ends at id 2.*given the ids below 3"):
+        Ingest(stream_options(connect=endpoint, walLocation=tmp_path, socketType="PULL")).start()
+
+
+def test_ids_that_nobody_was_given_are_free(context: Context, tmp_path: Path) -> None:
+    push, endpoint = bound(context, zmq.PUSH)
+    with receiving(tmp_path, endpoint, walSync=False) as ingest:
+        sealed(ingest, push, 3)
+    (tmp_path / "0" / chunks(tmp_path)[-1].name).unlink()
+    with receiving(tmp_path, endpoint, walSync=False) as ingest:
+        assert ingest.resumed_at == 2
+
+
+def test_a_query_on_an_older_copy_is_refused_though_its_ids_were_given_again(
+    context: Context, tmp_path: Path
+) -> None:
+    push, endpoint = bound(context, zmq.PUSH)
+    log = tmp_path / "log"
+    with receiving(log, endpoint) as ingest, reader(log) as it:
+        sealed(ingest, push, 1)
+        middle = it.latestOffset(it.initialOffset(), ALL)
+        copy = copied(log)
+        sealed(ingest, push, 1)
+        end = until(it, middle, 2)
+    restore(log, copy)
+    with receiving(log, endpoint) as ingest:
+        sealed(ingest, push, 2)
+        with reader(log) as it, pytest.raises(DataLossError, match="the log is an older copy"):
+            it.latestOffset(end, ALL)
+        with reader(log) as it, pytest.raises(DataLossError, match="the log is an older copy"):
+            it.partitions(middle, end)
+        (log / "0" / "readers" / "query.json").unlink()
+        with reader(log) as it:
+            assert it.latestOffset(end, ALL)["next"] == {"0": 3}
+
+
+def test_a_mark_of_an_earlier_release_is_read(tmp_path: Path) -> None:
+    written(tmp_path, 5).close()
+    storage = LogStorage(str(tmp_path))
+    storage.write_reader(0, "query", 2)
+    with reader(tmp_path) as it:
+        start = {"log": storage.log_id(), "next": {"0": 4}}
+        assert it.latestOffset(start, ALL)["next"] == {"0": 5}
+    assert storage.marks(0)["query"] == (4, 5)
+
+
+# Batches.
+
+
+def test_no_chunk_is_cut_for_a_batch_that_is_held_back(context: Context, tmp_path: Path) -> None:
+    push, endpoint = bound(context, zmq.PUSH)
+    options = {"connect": endpoint, "minMessagesPerTrigger": 20, "walFlushInterval": "1h"}
+    with reader(tmp_path, **options) as it:
+        begin = it.initialOffset()
+
+        def polled(received: int) -> bool:
+            assert it.latestOffset(begin, ALL) == begin
+            ingest = it._ingest
+            assert isinstance(ingest, Ingest)
+            return ingest.log.durable_end + ingest.log.unsealed + ingest._receiver.pending == received
+
+        for received in range(1, 20):
+            push.send(b"v")
+            wait_for(lambda received=received: polled(received), f"{received} messages")  # type: ignore[misc]
+        assert chunks(tmp_path) == []
+        push.send(b"v")
+        assert until(it, begin, 20)["next"] == {"0": 20}
+        assert len(chunks(tmp_path)) == 1
+
+
+def test_available_now_takes_what_another_process_has_received_at_once(tmp_path: Path) -> None:
+    written(tmp_path, 5).close()
+    began = time.monotonic()
+    with reader(tmp_path, timeout="15s", startingOffsets="earliest") as it:
+        it.prepareForTriggerAvailableNow()
+        assert it.latestOffset(it.initialOffset(), ALL)["next"] == {"0": 5}
+    assert time.monotonic() - began < 10

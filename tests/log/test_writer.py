@@ -1,0 +1,463 @@
+"""The log's writer: contiguous ids across restarts, bounded size, one writer, clear errors."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.support import batch_of, log_rows, tiny_disk, wait_for
+from zmq_datasource.errors import (
+    DamagedChunkError,
+    LogError,
+    LogFormatError,
+    LogLockedError,
+    LogWriteError,
+    OptionError,
+)
+from zmq_datasource.log import storage as storage_module
+from zmq_datasource.log.reader import end_within_bytes, read_index
+from zmq_datasource.log.storage import LogStorage, default_location
+from zmq_datasource.log.writer import LogWriter
+
+needs_root = pytest.mark.skipif(os.getuid() != 0, reason="mounting a tmpfs needs root")
+needs_user = pytest.mark.skipif(os.getuid() == 0, reason="root may write anywhere")
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def writer(location: Path, **changes: object) -> LogWriter:
+    settings: dict[str, object] = {"chunk_bytes": 1 << 20, "max_bytes": 1 << 30}
+    made = LogWriter(LogStorage(str(location)), 0, **{**settings, **changes})  # type: ignore[arg-type]
+    made.open()
+    return made
+
+
+def fill(log: LogWriter, count: int, size: int = 10) -> int:
+    log.append(batch_of([b"x" * size] * count))
+    return log.cut().result(10)
+
+
+def test_ids_go_on_after_a_restart(tmp_path: Path) -> None:
+    for run in range(3):
+        log = writer(tmp_path)
+        assert log.durable_end == run * 5
+        log.append(batch_of([b"v%d" % run] * 5))
+        log.close()
+    assert log_rows(tmp_path).column("id").to_pylist() == list(range(15))
+
+
+def test_only_what_is_sealed_counts_as_durable(tmp_path: Path) -> None:
+    log = writer(tmp_path)
+    log.append(batch_of([b"a", b"b"]))
+    assert (log.durable_end, log.unsealed) == (0, 2)
+    assert log.cut().result(10) == 2
+    assert (log.durable_end, log.unsealed) == (2, 0)
+    log.close()
+
+
+def test_a_chunk_is_cut_at_its_size(tmp_path: Path) -> None:
+    log = writer(tmp_path, chunk_bytes=10_000)
+    for _ in range(10):
+        log.append(batch_of([b"x" * 1000] * 5))
+    log.close()
+    assert 4 <= len(read_index(LogStorage(str(tmp_path)), 0)) <= 6
+
+
+def test_an_empty_cut_writes_no_file(tmp_path: Path) -> None:
+    log = writer(tmp_path)
+    assert log.cut().result(10) == 0
+    log.close()
+    assert not list((tmp_path / "0").glob("*.arrow"))
+
+
+def test_a_commit_deletes_whole_chunks_and_keeps_the_newest(tmp_path: Path) -> None:
+    log = writer(tmp_path)
+    for _ in range(3):
+        fill(log, 10)
+    log.commit(25)
+    assert (log.earliest, log.durable_end) == (20, 30)
+    log.commit(30)
+    assert (log.earliest, log.durable_end) == (20, 30)
+    log.close()
+    assert writer(tmp_path).durable_end == 30
+
+
+def test_retention_keeps_committed_chunks(tmp_path: Path) -> None:
+    clock = Clock()
+    clock.now = time.time()
+    log = writer(tmp_path, retention=60.0, clock=clock)
+    fill(log, 10)
+    fill(log, 10)
+    clock.now = (tmp_path / "0").stat().st_mtime
+    log.commit(20)
+    assert log.earliest == 0
+    clock.now += 61
+    log.remove_expired()
+    assert log.earliest == 10
+    log.close()
+
+
+def test_without_a_retention_no_clock_keeps_what_is_committed(tmp_path: Path) -> None:
+    log = writer(tmp_path)
+    for _ in range(2):
+        fill(log, 10)
+    log.close()
+    ahead = time.time() + 3600  # as a machine's clock may be until it hears of the right time
+    for path in (tmp_path / "0").glob("*.arrow"):
+        os.utime(path, (ahead, ahead))
+    log = writer(tmp_path)
+    log.commit(20)
+    assert log.earliest == 10
+    log.close()
+
+
+def test_a_clock_that_is_set_back_keeps_chunks_no_longer_than_the_retention(tmp_path: Path) -> None:
+    clock = Clock()
+    clock.now = time.time() + 3600
+    log = writer(tmp_path, retention=60.0, clock=clock)
+    for _ in range(2):
+        fill(log, 10)
+    for path in (tmp_path / "0").glob("*.arrow"):
+        os.utime(path, (clock.now, clock.now))
+    log.close()
+    log = writer(tmp_path, retention=60.0, clock=clock)
+    log.commit(20)
+    clock.now -= 3600
+    log.remove_expired()
+    assert log.earliest == 0
+    clock.now += 61
+    log.remove_expired()
+    assert log.earliest == 10
+    log.close()
+
+
+@pytest.mark.parametrize("torn", [1, 2, 3])
+def test_chunks_that_a_crash_of_the_machine_has_torn_are_set_aside(
+    torn: int, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    log = writer(tmp_path, sync=False)
+    for _ in range(3):
+        fill(log, 10, 1000)
+    log.close()
+    paths = sorted((tmp_path / "0").glob("*.arrow"))
+    for path, size in zip(paths[::-1][:torn], (5000, 0, 7), strict=False):
+        os.truncate(path, size)
+    with pytest.raises(DamagedChunkError):
+        list(log_rows(tmp_path))
+    log = writer(tmp_path, sync=False)
+    whole = (3 - torn) * 10
+    assert log.torn == range(whole, 30) if whole else log.torn.stop <= 30
+    assert "walSync=false" in caplog.text
+    assert f"the ids {whole} to {whole + 9} are lost" in caplog.text
+    begin = log.durable_end
+    assert begin == (whole or 30)  # where nothing is left, at least no id is given twice
+    assert fill(log, 5) == begin + 5
+    log.close()
+    assert log_rows(tmp_path).num_rows == whole + 5
+    assert len(list((tmp_path / "0").glob("*.damaged"))) == torn
+
+
+def test_a_torn_chunk_that_was_forced_to_the_disk_is_left_where_it_is(tmp_path: Path) -> None:
+    log = writer(tmp_path)
+    fill(log, 10)
+    log.close()
+    path = next((tmp_path / "0").glob("*.arrow"))
+    os.truncate(path, 100)
+    with pytest.raises(DamagedChunkError):
+        writer(tmp_path)
+    assert path.exists()
+
+
+def test_the_directories_above_a_chunk_are_on_the_disk_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced: set[Path] = set()
+    sync = os.fsync
+
+    def watched(descriptor: int) -> None:
+        synced.add(Path(f"/proc/self/fd/{descriptor}").readlink())
+        sync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", watched)
+    log = writer(tmp_path / "a" / "b")
+    fill(log, 1)
+    log.close()
+    directory = tmp_path
+    for name in ("a", "b", "0"):
+        assert directory in synced, f"the entry of {name} in {directory}"
+        directory /= name
+
+
+def test_a_full_log_has_room_again_after_a_commit(tmp_path: Path) -> None:
+    log = writer(tmp_path, chunk_bytes=50_000, max_bytes=100_000)
+    while not log.full:
+        fill(log, 10, 1000)
+    assert 100_000 <= sum(f.stat().st_size for f in (tmp_path / "0").glob("*.arrow")) <= 150_000
+    log.commit(log.durable_end)
+    assert not log.full
+    log.close()
+
+
+def test_a_chunk_larger_than_the_log_does_not_end_it(tmp_path: Path) -> None:
+    """The newest chunk stays for ever; once it is committed it must not keep the log full."""
+    log = writer(tmp_path, max_bytes=100_000)
+    fill(log, 1, 500_000)
+    assert log.full
+    log.commit(1)
+    assert not log.full
+    log.close()
+    again = writer(tmp_path, max_bytes=1000)  # also one that was written under a larger limit
+    assert again.full
+    again.commit(1)
+    assert not again.full
+    again.close()
+
+
+def test_what_was_written_is_no_longer_counted_as_unwritten(tmp_path: Path) -> None:
+    log = writer(tmp_path)
+    for _ in range(3):
+        fill(log, 1000)
+    assert log._unwritten_bytes == 0
+    log.close()
+
+
+def test_a_chunk_that_cannot_be_deleted_is_reported_and_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    log = writer(tmp_path)
+    fill(log, 10)
+    fill(log, 10)
+
+    def refuse(*_: object) -> None:
+        raise LogWriteError("removing chunk: Permission denied")
+
+    with monkeypatch.context() as fault:
+        fault.setattr(LogStorage, "remove_chunk", refuse)
+        log.commit(20)
+    assert "Permission denied" in caplog.text
+    assert len(list((tmp_path / "0").glob("*.arrow"))) == 2
+    log.remove_expired()
+    assert len(list((tmp_path / "0").glob("*.arrow"))) == 1
+    log.close()
+
+
+def test_a_second_writer_is_told_who_the_first_is(tmp_path: Path) -> None:
+    log = writer(tmp_path)
+    with pytest.raises(LogLockedError, match=rf"held by process {os.getpid()} on .* walLocation"):
+        writer(tmp_path)
+    log.close()
+    writer(tmp_path).close()
+
+
+def test_a_writer_that_is_just_stopping_is_waited_for(tmp_path: Path) -> None:
+    first = writer(tmp_path)
+    second = LogWriter(LogStorage(str(tmp_path)), 0, chunk_bytes=1, max_bytes=1)
+    opening = threading.Thread(target=second.open, args=(30.0,))
+    opening.start()
+    first.close()
+    opening.join(30)
+    assert not opening.is_alive()
+    second.close()
+
+
+CRASHING_WRITER = """
+    import sys
+    from tests.support import batch_of
+    from zmq_datasource.log.storage import LogStorage
+    from zmq_datasource.log.writer import LogWriter
+    log = LogWriter(LogStorage(sys.argv[1]), 0, chunk_bytes=20_000, max_bytes=1 << 30)
+    log.open()
+    while True:
+        log.append(batch_of([b"x" * 100] * 50))
+        print(log.durable_end, flush=True)
+"""
+
+
+@pytest.mark.spark  # takes its time
+def test_a_killed_writer_leaves_only_whole_chunks(tmp_path: Path) -> None:
+    durable = 0
+    for _ in range(3):
+        process = subprocess.Popen(
+            [sys.executable, "-c", textwrap.dedent(CRASHING_WRITER), str(tmp_path)], stdout=subprocess.PIPE
+        )
+        assert process.stdout is not None
+        promised = durable
+        while promised < durable + 500:
+            promised = int(process.stdout.readline())
+        process.send_signal(signal.SIGKILL)
+        rest = process.stdout.read().split(b"\n")
+        process.stdout.close()
+        process.wait()
+        promised = max([promised, *(int(line) for line in rest[:-1] if line)])
+        log = writer(tmp_path)
+        assert not list((tmp_path / "0").glob(".*.arrow"))
+        assert log.durable_end >= promised
+        durable = log.durable_end
+        log.close()
+    assert log_rows(tmp_path).column("id").to_pylist() == list(range(durable))
+
+
+def test_a_missing_chunk_stops_the_next_writer(tmp_path: Path) -> None:
+    log = writer(tmp_path)
+    for _ in range(3):
+        fill(log, 10)
+    log.close()
+    next((tmp_path / "0").glob("*10-*.arrow")).unlink()
+    with pytest.raises(LogFormatError, match="ids 10 to 19 are missing"):
+        writer(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        ("{", "reading"),
+        ('{"format": 2, "log": "x"}', "format version 2"),
+        ("[1]", "not the description of a log"),
+    ],
+)
+def test_a_log_of_another_format_is_refused(tmp_path: Path, content: str, says: str) -> None:
+    (tmp_path / "log.json").write_text(content)
+    with pytest.raises(LogFormatError, match=says):
+        writer(tmp_path)
+
+
+def test_a_directory_without_a_log_says_that_it_may_not_be_shared(tmp_path: Path) -> None:
+    with pytest.raises(LogFormatError, match="share"):
+        LogStorage(str(tmp_path)).log_id()
+
+
+@pytest.mark.parametrize("location", ["s3://bucket/log", "hdfs://nn/log"])
+def test_other_file_systems_are_refused_for_now(location: str) -> None:
+    with pytest.raises(OptionError, match="walLocation"):
+        LogStorage(location)
+
+
+def test_a_file_uri_is_a_path(tmp_path: Path) -> None:
+    assert LogStorage((tmp_path / "a b").as_uri()).root == tmp_path / "a b"
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Iterator[Path]:
+    with tiny_disk(tmp_path / "tiny", "256k") as mount:
+        yield mount
+
+
+@needs_root
+def test_a_full_disk_is_an_error_and_costs_nothing_that_was_sealed(disk: Path) -> None:
+    log = writer(disk / "log")
+    sealed = 0
+    with pytest.raises(LogWriteError, match=r"No space left on device; free space .* walMaxBytes"):
+        for _ in range(1000):
+            sealed = fill(log, 10, 1000)
+    assert sealed > 0
+    with pytest.raises(LogWriteError):
+        log.append(batch_of([b"more"]))
+    with pytest.raises(LogWriteError):
+        log.close()
+    table = log_rows(disk / "log")
+    assert table.column("id").to_pylist() == list(range(sealed))
+    assert set(table.column("value").to_pylist()) == {b"x" * 1000}
+
+
+def test_a_read_only_directory_is_an_error_that_says_what_to_set(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    # Root, which tests often run as, may write anywhere; so the refusal is a fault put in.
+    monkeypatch.setattr(storage_module.os, "link", refuse)
+    with pytest.raises(LogWriteError, match=r"Permission denied; set walLocation"):
+        writer(tmp_path / "log")
+
+
+@needs_user
+def test_a_directory_without_permission_is_an_error(tmp_path: Path) -> None:
+    tmp_path.chmod(0o500)
+    with pytest.raises(LogWriteError, match="walLocation"):
+        writer(tmp_path / "log")
+
+
+def test_the_default_location_is_private_and_the_same_for_the_same_feed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(storage_module.tempfile, "gettempdir", lambda: str(tmp_path))
+    one = default_location({"connect": ["tcp://a:1"], "topics": [""]})
+    assert one == default_location({"topics": [""], "connect": ["tcp://a:1"]})
+    assert one != default_location({"connect": ["tcp://a:2"], "topics": [""]})
+    parent = Path(one).parent
+    assert parent.stat().st_mode & 0o777 == 0o700
+    parent.chmod(0o755)
+    with pytest.raises(LogError, match="only you can enter"):
+        default_location({})
+    shutil.rmtree(parent)
+    parent.symlink_to(tmp_path)
+    with pytest.raises(LogError, match="only you can enter"):
+        default_location({})
+
+
+def test_a_first_offset_is_kept_until_it_is_forgotten(tmp_path: Path) -> None:
+    log = writer(tmp_path)
+    storage = LogStorage(str(tmp_path))
+    assert storage.read_start(0) is None
+    storage.write_start(0, 7, "latest")
+    assert storage.read_start(0) == (7, "latest")
+    storage.remove_start(0)
+    assert storage.read_start(0) is None
+    log.close()
+
+
+@pytest.mark.parametrize(
+    ("budget", "end"), [(1, 1), (10, 1), (29, 2), (30, 3), (39, 3), (1000, 40), (399, 39)]
+)
+def test_a_byte_limit_is_exact_and_lets_one_message_in(tmp_path: Path, budget: int, end: int) -> None:
+    log = writer(tmp_path)
+    for _ in range(4):
+        fill(log, 10, 10)
+    found = end_within_bytes(LogStorage(str(tmp_path)), 0, log.covering(0, 40), 0, 40, budget)
+    log.close()
+    assert found == end
+
+
+def test_a_disk_slower_than_the_feed_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    go_on = threading.Event()
+    sync = storage_module.sync_file
+
+    def slow(path: Path) -> None:
+        go_on.wait(30)
+        sync(path)
+
+    log = writer(tmp_path)
+    monkeypatch.setattr(storage_module, "sync_file", slow)
+    for _ in range(4):
+        log.append(batch_of([b"x"]))
+        last = log.cut()
+    assert log.slow
+    go_on.set()
+    assert last.result(10) == 4
+    wait_for(lambda: not log.slow, "the disk caught up")
+    log.close()
+
+
+def test_an_empty_batch_leaves_no_trace(tmp_path: Path) -> None:
+    log = writer(tmp_path)
+    log.append(batch_of([b"a"]).slice(0, 0))
+    assert log.cut().result(10) == 0
+    log.append(batch_of([b"a"]))
+    log.close()
+    assert log_rows(tmp_path).num_rows == 1

@@ -1,0 +1,170 @@
+"""The Prometheus outlet: what is scraped is what the events say; a port or gateway that fails is told, not felt."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from socketserver import BaseServer
+from typing import Any
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from tests.support import wait_for
+from tests.support.ports import free_port
+from zmq_datasource.counters import SinkCounters, SourceCounters
+from zmq_datasource.monitoring.figures import receiver_metrics, sink_metrics
+from zmq_datasource.monitoring.ledger import Account
+from zmq_datasource.monitoring.prometheus import PrometheusOutlet
+from zmq_datasource.monitoring.store import total_metrics
+
+
+@pytest.fixture(autouse=True)
+def _stop_sooner(monkeypatch: pytest.MonkeyPatch) -> None:
+    # A server looks every half second whether it is to end.
+    monkeypatch.setattr(BaseServer.serve_forever, "__defaults__", (0.02,))
+
+
+def event(name: str | None = "orders", query: str = "q1", rows: int = 10, dropped: int = 2) -> dict[str, Any]:
+    """A progress event as ``fill_in`` leaves it."""
+    counters = SourceCounters(
+        received=rows, bytes=rows * 100, rcvhwm=1000, connections=1, paused_by="logFull"
+    )
+    counters.pauses["logFull"] = 3
+    counters.paused_seconds["logFull"] = 1.5
+    source = receiver_metrics(counters) | {
+        "source": "PULL tcp://f:1",
+        "lastReceived": "2026-11-21T00:00:00.500Z",
+        "backlogAgeMs": 2500,
+    }
+    sink = SinkCounters(rows=rows, sent=rows - dropped, blocked_seconds=0.25, sndhwm=50)
+    sink.dropped["hwm"] = dropped
+    account = {**sink_metrics(sink), "total": total_metrics(Account(sink, sink, 1))}
+    return {
+        "id": query,
+        "name": name,
+        "timestamp": "2026-11-21T00:00:01.000Z",
+        "sources": [
+            {"latestOffset": {"log": "abc", "next": {"0": rows}}, "metrics": source},
+            {"description": "other"},
+        ],
+        "sink": {"description": "x", "metrics": {**account, "bySink": {"PUSH tcp://a:1": account}}},
+    }
+
+
+def scrape(port: int | None) -> dict[tuple[str, frozenset[tuple[str, str]]], float]:
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
+        text = answer.read().decode()
+    return {
+        (
+            sample.name,
+            frozenset((k, v) for k, v in sample.labels.items() if k not in ("query_id", "log")),
+        ): sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+    }
+
+
+@contextmanager
+def outlet(**options: Any) -> Iterator[PrometheusOutlet]:
+    made = PrometheusOutlet(address="127.0.0.1", **options)
+    try:
+        yield made
+    finally:
+        made.close()
+
+
+def test_what_is_scraped_is_what_the_newest_event_says() -> None:
+    with outlet(port=0) as prometheus:
+        prometheus.observe(event(rows=4))
+        prometheus.observe(event())
+        prometheus.observe(event(name=None, query="q2", rows=7, dropped=0))
+        found = scrape(prometheus.port)
+
+    def value(name: str, **labels: str) -> float:
+        return found[name, frozenset(labels.items())]
+
+    source, sink = (
+        {"query": "orders", "source": "PULL tcp://f:1"},
+        {"query": "orders", "sink": "PUSH tcp://a:1"},
+    )
+    assert value("zmq_source_messages_received_total", **source) == 10
+    assert value("zmq_source_received_bytes_total", **source) == 1000
+    assert value("zmq_source_backlog_age_seconds", **source) == 2.5
+    assert value("zmq_source_receive_pauses_total", cause="logFull", **source) == 3
+    assert value("zmq_source_receive_paused_seconds_total", cause="logFull", **source) == 1.5
+    assert value("zmq_source_receive_paused", cause="logFull", **source) == 1
+    assert value("zmq_source_receive_paused", cause="slowDisk", **source) == 0
+    assert value("zmq_source_last_received_timestamp_seconds", **source) == 1_795_219_200.5
+    assert value("zmq_sink_rows_total", **sink) == 10
+    assert value("zmq_sink_messages_sent_total", **sink) == 8
+    assert value("zmq_sink_messages_dropped_total", reason="hwm", **sink) == 2
+    assert (
+        value("zmq_sink_messages_dropped_total", reason="no_peer", **sink) == 0
+    )  # so that a first drop is a rise
+    assert value("zmq_sink_blocked_seconds_total", **sink) == 0.25
+    assert value("zmq_sink_rows_total", query="q2", sink="PUSH tcp://a:1") == 7  # without a name, its id
+    assert value("zmq_query_active", query="orders") == 1
+    assert not [name for name, _ in found if name.startswith("zmq_source_messages_lost")]  # not numbered
+
+
+def test_an_ended_query_is_shown_a_while_and_then_gone() -> None:
+    now = [0.0]
+    with outlet(clock=lambda: now[0]) as prometheus:  # without a server, which takes its time to end
+        prometheus.observe(event())
+        prometheus.ended("q1")
+
+        def active() -> list[float]:
+            families = {family.name: family for family in prometheus.collect()}
+            return [sample.value for sample in families["zmq_query_active"].samples]
+
+        assert active() == [0]
+        now[0] = 601.0
+        assert active() == []
+
+
+def test_a_port_in_use_is_told_and_tried_again(caplog: pytest.LogCaptureFixture) -> None:
+    now = [0.0]
+    port = free_port()
+    with socket.create_server(("127.0.0.1", port)):
+        prometheus = PrometheusOutlet(port, "127.0.0.1", clock=lambda: now[0])
+        prometheus.observe(event())
+        assert prometheus.port is None
+    assert f"serving metrics on 127.0.0.1:{port}: Address already in use" in caplog.text
+    now[0] = 11.0
+    prometheus.observe(event())
+    try:
+        assert prometheus.port == port
+        assert scrape(port)["zmq_metrics_outlet_failures_total", frozenset({("outlet", "http")})] == 1
+    finally:
+        prometheus.close()
+
+
+def test_metrics_are_pushed_and_a_gateway_that_is_away_is_told(caplog: pytest.LogCaptureFixture) -> None:
+    bodies: list[bytes] = []
+
+    class Gateway(BaseHTTPRequestHandler):
+        def do_PUT(self) -> None:
+            bodies.append(self.rfile.read(int(self.headers["Content-Length"])))
+            self.send_response(200)
+            self.end_headers()
+
+        def log_message(self, *_: object) -> None:
+            """Not to standard error."""
+
+    port = free_port()
+    with outlet(gateway=f"127.0.0.1:{port}", interval=0.05) as prometheus:
+        prometheus.observe(event())
+        wait_for(lambda: "pushing metrics to" in caplog.text, "a failure")
+        with HTTPServer(("127.0.0.1", port), Gateway) as server:
+            serving = threading.Thread(target=server.serve_forever, args=(0.02,))
+            serving.start()
+            wait_for(lambda: any(b"zmq_sink_rows_total" in body for body in bodies), "a push")
+            prometheus.close()
+            server.shutdown()
+            serving.join(10)
+    assert b'zmq_metrics_outlet_failures_total{outlet="pushgateway"}' in bodies[-1]

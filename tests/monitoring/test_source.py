@@ -1,0 +1,245 @@
+"""A source's metrics from real sockets and a real log: backlog, pauses, connections, reports."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import zmq
+
+import zmq_datasource.monitoring.source as source_module
+from tests.support import Socket, bound, free_endpoint, offer, stream_options, wait_for
+from zmq_datasource.monitoring.catalogue import SOURCE
+from zmq_datasource.monitoring.source import SourceMonitor
+from zmq_datasource.source.follow import Follow
+from zmq_datasource.source.ingest import Ingest
+
+Context = zmq.Context[Socket]
+
+
+@pytest.fixture(autouse=True)
+def _stop_sooner(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("zmq_datasource.source.ingest._QUIET_SECONDS", 0.02)
+
+
+@contextmanager
+def monitored(location: Path, endpoint: str, **options: Any) -> Iterator[tuple[Ingest, SourceMonitor]]:
+    parsed = stream_options(connect=endpoint, walLocation=location, **{"socketType": "PULL", **options})
+    ingest = Ingest(parsed)
+    ingest.start()
+    monitor = SourceMonitor(ingest, parsed)
+    monitor.start()
+    try:
+        yield ingest, monitor
+    finally:
+        ingest.stop()
+        monitor.stop()
+
+
+def test_the_backlog_is_what_is_in_no_finished_batch(context: Context, tmp_path: Path) -> None:
+    push, endpoint = bound(context, zmq.PUSH)
+    with monitored(tmp_path, endpoint) as (ingest, monitor):
+        monitor.read_to(0)
+        began = time.time()
+        push.send(b"x" * 1000)
+        wait_for(lambda: ingest.seal() == 1, "one message")
+        for _ in range(99):
+            push.send(b"x" * 1000)
+        wait_for(lambda: ingest.seal() == 100, "100 messages")
+        shown = wait_for(
+            lambda: metrics if (metrics := monitor.metrics())["backlogAgeMs"] >= 20 else None, "an age"
+        )
+        assert shown["backlogMessages"] == shown["messagesReceived"] == 100
+        assert 100_000 < shown["backlogBytes"] == shown["logBytes"] < 150_000
+        assert shown["backlogAgeMs"] <= (time.time() - began) * 1000 + 1
+        monitor.read_to(60)
+        half = monitor.metrics()
+        assert half["backlogMessages"] == 40
+        assert half["backlogBytes"] < shown["backlogBytes"]
+        monitor.read_to(100)
+        done = monitor.metrics()
+        assert (done["backlogMessages"], done["backlogBytes"], done["backlogAgeMs"]) == (0, 0, 0)
+        assert done["logChunks"] == ingest.log.chunks > 0
+
+
+def test_connections_high_water_mark_and_last_message_are_shown(context: Context, tmp_path: Path) -> None:
+    push, endpoint = bound(context, zmq.PUSH)
+    with monitored(tmp_path, endpoint, rcvhwm=123) as (ingest, monitor):
+        wait_for(lambda: monitor.metrics()["connections"] == 1, "a connection")
+        assert monitor.metrics()["lastReceived"] is None
+        before = time.time()
+        push.send(b"x")
+        wait_for(lambda: ingest.seal() == 1, "a message")
+        shown = monitor.metrics()
+        assert shown["rcvhwm"] == 123
+        assert shown["lastReceived"] >= source_module.iso(before)
+        push.close(linger=0)
+        lost = wait_for(
+            lambda: m if (m := monitor.metrics())["connectionsLost"] else None, "a lost connection"
+        )
+        assert (lost["connections"], lost["connectionsMade"], lost["handshakeFailures"]) == (0, 1, 0)
+
+
+def test_refused_handshakes_are_counted(context: Context, tmp_path: Path) -> None:
+    _, endpoint = bound(context, zmq.PUB)  # a PULL cannot read it
+    with monitored(tmp_path, endpoint) as (_, monitor):
+        wait_for(lambda: monitor.metrics()["handshakeFailures"], "a refused handshake")
+        assert monitor.metrics()["connections"] == 0
+
+
+def test_a_pause_is_shown_with_its_cause_while_it_lasts(context: Context, tmp_path: Path) -> None:
+    push, endpoint = bound(context, zmq.PUSH, sndhwm=10, sndbuf=8192)
+    ended = threading.Event()
+
+    def send() -> None:
+        while not ended.is_set():
+            offer(push, b"x" * 10_000)
+
+    sending = threading.Thread(target=send)
+    sending.start()
+    try:
+        with monitored(tmp_path, endpoint, walMaxBytes="200k", zmq_rcvbuf=8192) as (ingest, monitor):
+
+            def seen() -> dict[str, Any] | None:
+                shown = monitor.metrics()  # its figures are looked at one after the other
+                return shown if shown["receivePausedBy"] == "logFull" and shown["receivePauses"] else None
+
+            paused = wait_for(seen, "a pause")
+            assert paused["receivePauses"] == sum(paused["receivePausesByCause"].values()) >= 1
+            wait_for(lambda: monitor.metrics()["receivePausedMsByCause"]["logFull"] >= 50, "50 ms of it")
+            ended.set()
+
+            def goes_on() -> bool:
+                ingest.commit(ingest.log.durable_end)  # what was under way fills it again
+                return monitor.metrics()["receivePausedBy"] is None
+
+            wait_for(goes_on, "the end of the pause")
+    finally:
+        ended.set()
+        sending.join(10)
+
+
+def test_what_is_shown_is_declared(context: Context, tmp_path: Path) -> None:
+    _, endpoint = bound(context, zmq.PUB)
+    options = {"socketType": "SUB", "framing": "clone", "deduplicate": True}
+    with monitored(tmp_path, endpoint, **options) as (_, monitor):
+        assert set(monitor.metrics()) == {metric.name for metric in SOURCE}
+
+
+def test_reports_are_written_while_it_runs_and_at_its_end(context: Context, tmp_path: Path) -> None:
+    push, endpoint = bound(context, zmq.PUSH)
+    where = tmp_path / "metrics"
+    options = {"metricsLocation": where, "metricsInterval": "100ms"}
+    with monitored(tmp_path / "wal", endpoint, **options) as (ingest, _):
+        wait_for(lambda: len(list(where.rglob("*.json"))) >= 2, "two reports")
+        push.send(b"x")
+        wait_for(lambda: ingest.seal() == 1, "a message")
+        log = ingest.log.log_id
+    last = json.loads(max(where.rglob("*.json")).read_text())
+    assert (last["kind"], last["log"], last["next"]) == ("source", log, 1)
+    assert last["source"] == f"PULL {endpoint}"
+    assert last["sourceMetrics"]["messagesReceived"] == 1
+
+
+def test_a_location_that_refuses_is_counted_and_nothing_stops(
+    context: Context, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    push, endpoint = bound(context, zmq.PUSH)
+    blocked = tmp_path / "file"
+    blocked.write_text("")
+    options = {"metricsLocation": blocked / "metrics", "metricsInterval": "100ms"}
+    with monitored(tmp_path / "wal", endpoint, **options) as (ingest, monitor):
+        wait_for(lambda: monitor.metrics()["metricsFailures"] >= 3, "three failures")
+        push.send(b"x")
+        wait_for(lambda: ingest.seal() == 1, "a message")
+        # It is tried again, and goes on when it can.
+        blocked.unlink()
+        wait_for(lambda: list(blocked.rglob("*.json")), "a report")
+    assert "writing a source's report" in caplog.text
+
+
+def test_a_location_that_hangs_holds_nobody_up(
+    context: Context, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    push, endpoint = bound(context, zmq.PUSH)
+    hanging, let_go = threading.Event(), threading.Event()
+
+    def hang(*_: object, **__: object) -> None:
+        hanging.set()
+        let_go.wait(30)
+
+    monkeypatch.setattr(source_module.MetricsStore, "write_report", hang)
+    monkeypatch.setattr(source_module, "_CLOSE_SECONDS", 0.1)
+    options = {"metricsLocation": tmp_path / "metrics", "metricsInterval": "100ms"}
+    with monitored(tmp_path / "wal", endpoint, **options) as (ingest, monitor):
+        assert hanging.wait(10)
+        push.send(b"x")
+        wait_for(lambda: ingest.seal() == 1, "a message")
+        assert monitor.metrics()["messagesReceived"] == 1
+    assert "the last report is lost" in caplog.text
+    let_go.set()
+
+
+def test_a_location_that_hangs_is_told_once(
+    context: Context, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    _, endpoint = bound(context, zmq.PUSH)
+    let_go = threading.Event()
+    monkeypatch.setattr(source_module.MetricsStore, "write_report", lambda *_: let_go.wait(30))
+    monkeypatch.setattr(source_module, "_HANGING_SECONDS", 0.05)
+    options = {"metricsLocation": tmp_path / "metrics", "metricsInterval": "100ms"}
+    with monitored(tmp_path / "wal", endpoint, **options) as (_, monitor):
+        wait_for(lambda: monitor.metrics()["metricsFailures"] == 1, "a failure")
+        assert monitor.metrics()["metricsFailures"] == 1
+        let_go.set()
+    assert caplog.text.count("has not answered for") == 1
+
+
+def test_metrics_that_cannot_be_put_together_end_nothing(
+    context: Context, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    push, endpoint = bound(context, zmq.PUSH)
+    with monitored(tmp_path, endpoint) as (ingest, monitor):
+        push.send(b"x")
+        wait_for(lambda: ingest.seal() == 1, "a message")
+        monitor.read_to(0)
+
+        def fail(*_: object) -> None:
+            raise OSError(5, "Input/output error")
+
+        monkeypatch.setattr(source_module, "read_slices", fail)
+        assert monitor.metrics() == {"source": f"PULL {endpoint}", "metricsFailures": 1}
+        monkeypatch.undo()
+        assert monitor.metrics()["backlogMessages"] == 1
+    assert "Input/output error" in caplog.text
+
+
+def test_a_query_that_follows_a_log_shows_what_its_receiver_counted(context: Context, tmp_path: Path) -> None:
+    pub, endpoint = bound(context, zmq.XPUB)
+    parsed = stream_options(walLocation=tmp_path, reader="mine")
+    with monitored(tmp_path, endpoint, socketType="SUB", framing="clone") as (ingest, _):
+        assert pub.recv() == b"\x01"
+        for number in (1, 2, 5):
+            pub.send_multipart([b"key", number.to_bytes(8, "big"), b"", b"", b"value"])
+        wait_for(lambda: ingest.seal() == 3, "three messages")
+        follow = Follow(parsed)
+        follow.start()
+        monitor = SourceMonitor(follow, parsed)
+        monitor.read_to(1)
+        shown = monitor.metrics()
+        follow.stop()
+    assert (shown["messagesReceived"], shown["messagesLost"], shown["backlogMessages"]) == (3, 2, 2)
+    assert "rcvhwm" not in shown  # it has no socket
+    assert shown["source"] == f"log {tmp_path} (mine)"
+
+
+def test_an_unreachable_feed_shows_no_connection(tmp_path: Path) -> None:
+    with monitored(tmp_path, free_endpoint()) as (_, monitor):
+        shown = monitor.metrics()
+    assert (shown["connections"], shown["messagesReceivedPerSecond"], shown["lastReceived"]) == (0, 0.0, None)

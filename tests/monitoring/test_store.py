@@ -1,0 +1,350 @@
+"""The files at metricsLocation: idempotent, whole, totals that go on, bounded, and clear when they cannot be."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import threading
+from collections import Counter
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+from rich.console import Console
+from rich.table import Table
+
+from tests.support import DATA
+from zmq_datasource.cli import main
+from zmq_datasource.counters import SinkCounters
+from zmq_datasource.errors import MetricsError, OptionError
+from zmq_datasource.host.locations import check_location
+from zmq_datasource.monitoring import store as store_module
+from zmq_datasource.monitoring.figures import sink_metrics
+from zmq_datasource.monitoring.ledger import Entry
+from zmq_datasource.monitoring.patience import within
+from zmq_datasource.monitoring.store import MetricsStore, iso
+from zmq_datasource.monitoring.view import View
+from zmq_datasource.options.types import Location
+
+NOW = 1_795_000_000.0
+GOLDEN = DATA / "metrics-1-resent"
+# As it was before rows were sent again after a lost connection.
+GOLDEN_BEFORE = DATA / "metrics-1"
+
+
+def store(root: Path, retention: float = 3600) -> MetricsStore:
+    return MetricsStore(Location(str(root)), retention)
+
+
+def entry(
+    batch: int, rows: int = 10, dropped: int = 0, execution: str = "e", sink: str = "PUSH tcp://a:1"
+) -> Entry:
+    counters = SinkCounters(
+        rows=rows, sent=rows - dropped, dropped=Counter(hwm=dropped) if dropped else Counter()
+    )
+    return Entry("query", execution, batch, sink, counters)
+
+
+def shown(table: Table, width: int) -> str:
+    console = Console(width=width, file=io.StringIO())
+    console.print(table)
+    return console.file.getvalue().replace("\N{NO-BREAK SPACE}", " ")  # type: ignore[attr-defined]
+
+
+def files(root: Path) -> list[Path]:
+    return sorted(path for path in root.rglob("*") if path.is_file())
+
+
+def test_each_batch_is_a_file_with_its_account_and_the_total(tmp_path: Path) -> None:
+    for batch in range(3):
+        store(tmp_path).write_account(entry(batch, dropped=batch), NOW + batch)
+    records = [json.loads(path.read_text()) for path in files(tmp_path)]
+    assert [(r["batch"], r["sinkMetrics"]["rows"], r["sinkTotal"]["rows"]) for r in records] == [
+        (0, 10, 10),
+        (1, 10, 20),
+        (2, 10, 30),
+    ]
+    assert records[2]["timestamp"] == iso(NOW + 2) == "2026-11-18T11:06:42.000Z"
+    assert records[2]["sinkTotal"]["droppedByReason"] == {
+        "hwm": 3,
+        "no_peer": 0,
+        "connection_lost": 0,
+    }
+    assert records[2]["sinkTotal"]["batches"] == 3
+
+
+def test_the_format_is_that_of_the_golden_file(tmp_path: Path) -> None:
+    """Totals go on from what this release and an earlier one have written."""
+    written = entry(7, rows=10, dropped=3)._replace(name="orders")
+    store(tmp_path).write_account(written, NOW)
+    (path,) = files(tmp_path)
+    golden = GOLDEN / "sinks" / "query" / path.name
+    assert path.read_bytes() == golden.read_bytes()
+    assert path.relative_to(tmp_path) == golden.relative_to(GOLDEN)
+    for location in (GOLDEN, GOLDEN_BEFORE):
+        account = store(location).accounts("query", [7])[7]["PUSH tcp://a:1"]
+        assert (account.batch, account.total, account.batches) == (written.counters, written.counters, 1)
+
+
+def test_a_repeated_batch_takes_the_place_of_the_first(tmp_path: Path) -> None:
+    store(tmp_path).write_account(entry(0), NOW)
+    store(tmp_path).write_account(entry(1, execution="killed"), NOW)
+    store(tmp_path).write_account(entry(1, dropped=3, execution="next"), NOW)
+    account = store(tmp_path).accounts("query", [1])[1]["PUSH tcp://a:1"]
+    assert (account.batch.sent, account.total.rows, account.total.sent) == (7, 20, 17)
+    assert len(files(tmp_path)) == 2
+
+
+def test_a_second_write_of_the_same_execution_adds_to_the_file(tmp_path: Path) -> None:
+    store(tmp_path).write_account(entry(0), NOW)
+    store(tmp_path).write_account(entry(0, rows=5), NOW)
+    account = store(tmp_path).accounts("query", [0])[0]["PUSH tcp://a:1"]
+    assert (account.batch.rows, account.total.rows, account.batches) == (15, 15, 1)
+
+
+def test_totals_go_on_over_batches_that_were_not_written(tmp_path: Path) -> None:
+    store(tmp_path).write_account(entry(4), NOW)
+    store(tmp_path).write_account(entry(9), NOW)
+    accounts = store(tmp_path).accounts("query", [3, 4, 7, 9])
+    total = {batch: [a.total.rows for a in found.values()] for batch, found in accounts.items()}
+    assert total == {3: [], 4: [10], 7: [10], 9: [20]}
+    assert next(iter(accounts[7].values())).batch.rows == 0
+
+
+def test_sinks_of_a_query_have_series_of_their_own(tmp_path: Path) -> None:
+    store(tmp_path).write_account(entry(0), NOW)
+    store(tmp_path).write_account(entry(0, rows=3, sink="PUB ipc:///tmp/b"), NOW)
+    accounts = store(tmp_path).accounts("query", [0])[0]
+    assert {name: a.total.rows for name, a in accounts.items()} == {
+        "PUSH tcp://a:1": 10,
+        "PUB ipc:///tmp/b": 3,
+    }
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        *(b"", b"{", b"[]", b'{"format": 2}', b"null", b'{"format": 1, "kind": "sink"}', b"[" * 100_000),
+        b'{"format": 1, "query": "\xff\xfe"}',
+        b'{"format": 1, "kind": "sink", "timestamp": "soon", "sinkMetrics": {}, "sinkTotal": []}',
+    ],
+)
+def test_a_file_that_is_none_of_ours_is_said_and_left_out(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, content: bytes
+) -> None:
+    store(tmp_path).write_account(entry(0), NOW)
+    store(tmp_path).write_account(entry(1), NOW)
+    files(tmp_path)[-1].write_bytes(content)
+    assert (
+        store(tmp_path).accounts("query", [1])[1]["PUSH tcp://a:1"].total.rows == 10
+    )  # the one before counts
+    assert [record["batch"] for record in store(tmp_path).newest()] == [0]
+    assert shown(View().render(store(tmp_path).newest()), 160)
+    store(tmp_path).write_account(entry(2), NOW)
+    account = store(tmp_path).accounts("query", [2])[2]["PUSH tcp://a:1"]
+    assert account.total.rows == 20  # of batches 0 and 2
+    assert "it is left out" in caplog.text
+
+
+@pytest.mark.parametrize("cut", ["", "\udcff", '{"format": 1, "kind": "source"}'])
+def test_a_report_that_is_not_whole_leaves_the_one_before_it(tmp_path: Path, cut: str) -> None:
+    for number in range(2):
+        record = {"source": "SUB x", "log": "log", "sourceMetrics": {"rcvhwm": number}}
+        store(tmp_path).write_report("log-0", record, NOW + number)
+    files(tmp_path)[-1].write_bytes(cut.encode(errors="surrogateescape"))
+    assert [record["sourceMetrics"] for record in store(tmp_path).newest()] == [{"rcvhwm": 0}]
+
+
+def test_the_newest_report_is_the_newest_though_the_clock_has_stepped_back(tmp_path: Path) -> None:
+    def report(to: MetricsStore, number: int, now: float) -> None:
+        to.write_report("log-0", {"source": "SUB x", "sourceMetrics": {"rcvhwm": number}}, now)
+        (newest,) = store(tmp_path).newest()
+        assert newest["sourceMetrics"] == {"rcvhwm": number}
+        assert newest["timestamp"] == iso(now)
+
+    one = store(tmp_path)
+    report(one, 1, NOW)
+    report(one, 2, NOW - 3600)
+    report(one, 3, NOW - 3598)
+    report(store(tmp_path), 4, NOW - 3596)  # the process that goes on after a restart
+    report(store(tmp_path), 5, NOW + 1)
+    assert len(files(tmp_path)) == 5
+
+
+def test_rates_go_on_after_the_clock_has_stepped_back(tmp_path: Path) -> None:
+    view = View()
+    for batch, now in ((0, NOW), (1, NOW - 3600), (2, NOW - 3590)):
+        store(tmp_path).write_account(entry(batch, rows=100), now)
+        text = shown(view.render(store(tmp_path).newest(), datetime.fromtimestamp(now, UTC)), 160)
+    assert next(line.split() for line in text.splitlines() if "PUSH" in line)[4] == "10"
+
+
+def test_what_is_older_than_the_retention_is_removed_but_for_the_newest(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(store_module, "_EXPIRY_FILES", 1)  # each time
+    for batch in range(95, 100):
+        store(tmp_path).write_account(entry(batch), NOW)
+    for path in files(tmp_path):
+        os.utime(path, (NOW - 7200, NOW - 7200))
+    store(tmp_path).write_account(entry(100), NOW)
+    store(tmp_path).expire_accounts(entry(100), NOW)
+    kept = [json.loads(path.read_text())["batch"] for path in files(tmp_path)]
+    assert kept == [99, 100]
+    assert store(tmp_path).accounts("query", [100])[100]["PUSH tcp://a:1"].total.rows == 60
+
+
+def test_reports_of_a_source_are_expired_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(store_module, "_EXPIRY_FILES", 1)
+    for number in range(5):
+        store(tmp_path).write_report("log-0", {"source": "SUB x"}, NOW + number)
+    for path in files(tmp_path):
+        os.utime(path, (NOW - 7200, NOW - 7200))
+    store(tmp_path).write_report("log-0", {"source": "SUB x"}, NOW + 5)
+    store(tmp_path).expire_reports("log-0", NOW + 5)
+    assert len(files(tmp_path)) == 2
+
+
+def test_a_location_that_refuses_is_named_without_its_secrets(tmp_path: Path) -> None:
+    blocked = tmp_path / "file"
+    blocked.write_text("")
+    with pytest.raises(MetricsError, match=r"writing the account of batch 0 in .*file/metrics: "):
+        store(blocked / "metrics").write_account(entry(0), NOW)
+    with pytest.raises(MetricsError) as raised:
+        MetricsStore(Location("nosuch://user:password@host/x")).write_account(entry(0), NOW)
+    assert "password" not in str(raised.value)
+    assert not [path for path in files(tmp_path) if path != blocked]
+
+
+def test_nothing_is_left_of_a_write_that_failed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> bytes:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(store_module.msgspec.json, "encode", full)
+    with pytest.raises(MetricsError, match="No space left"):
+        store(tmp_path).write_account(entry(0), NOW)
+    assert files(tmp_path) == []
+
+
+def test_batch_writes_of_their_own_expire_like_any_other_and_stay_inside(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(store_module, "_EXPIRY_FILES", 1)
+    root = tmp_path / "metrics"
+    for number in range(20):
+        own = entry(0)._replace(query=f"write-../../../{number}", in_query=False)
+        store(root).write_account(own, NOW)
+    assert len(files(tmp_path)) == 20
+    assert all(path.parent == root / "sinks" / "writes" for path in files(tmp_path))
+    for path in files(tmp_path):
+        os.utime(path, (NOW - 7200, NOW - 7200))
+    store(root).expire_accounts(own, NOW)
+    assert len(files(tmp_path)) == 2
+
+
+def test_what_was_given_up_leaves_nothing(tmp_path: Path) -> None:
+    given_up = threading.Event()
+    given_up.set()
+    store(tmp_path).write_account(entry(0), NOW, given_up)
+    assert files(tmp_path) == []
+
+
+def test_a_location_that_does_not_answer_is_given_up_in_time() -> None:
+    let_go = threading.Event()
+    with pytest.raises(MetricsError, match=r"writing: the file system has not answered for 0\.05 s"):
+        within(0.05, "writing", lambda given_up: let_go.wait(10))
+    let_go.set()
+    assert within(10, "writing", lambda given_up: given_up.is_set()) is False
+    with pytest.raises(MetricsError, match="ZeroDivisionError"):
+        within(10, "writing", lambda given_up: 1 // 0)
+
+
+@pytest.mark.parametrize(
+    "location", ["s3://bucket-that-is-away/x", "hdfs://nowhere/x", "/made/or/not", "file:///x"]
+)
+def test_a_location_is_judged_without_asking_it(location: str) -> None:
+    check_location("metricsLocation", Location(location), reach=False)
+
+
+@pytest.mark.parametrize(
+    "location", ["", "file:/x", "nosuch://user:pa/ss@word@host/x", "metrics", "dbfs:/mnt/x"]
+)
+def test_a_location_that_means_nothing_is_refused_without_its_secrets(location: str) -> None:
+    with pytest.raises(OptionError, match="metricsLocation") as raised:
+        check_location("metricsLocation", Location(location), reach=False)
+    assert "word" not in str(raised.value)
+    assert raised.value.__cause__ is None
+
+
+def test_a_location_without_metrics_is_an_error_that_says_what_to_name(tmp_path: Path) -> None:
+    with pytest.raises(MetricsError, match="there are none; name the metricsLocation"):
+        store(tmp_path).newest(required=True)
+
+
+def test_the_table_shows_rates_between_reports_and_leaves_out_the_silent(tmp_path: Path) -> None:
+    report = {
+        "source": "SUB tcp://feed:1",
+        "sourceMetrics": {
+            "messagesReceivedPerSecond": 1234.5,
+            "backlogMessages": 42,
+            "backlogAgeMs": 1500,
+            "messagesLost": 7,
+            "messagesMalformed": 0,
+            "receivePausedBy": "logFull",
+            "connections": 2,
+            "rcvhwm": 1000,
+            "logBytes": 1 << 20,
+        },
+    }
+    store(tmp_path).write_report("log-0", report, NOW)
+    store(tmp_path).write_account(entry(0, sink="PUB old"), NOW - 1000)
+    store(tmp_path).write_account(entry(0), NOW)
+    view = View(since=600)
+    view.render(store(tmp_path).newest(), datetime.fromtimestamp(NOW, UTC))
+    store(tmp_path).write_account(entry(1, rows=100, dropped=40), NOW + 2)
+
+    text = shown(view.render(store(tmp_path).newest(), datetime.fromtimestamp(NOW + 3, UTC)), 160)
+    source, sink = (
+        next(line.split() for line in text.splitlines() if name in line) for name in ("SUB", "PUSH")
+    )
+    assert source[2:10] == ["1,234", "42", "1.5", "s", "7", "0", "now:", "logFull"]
+    assert sink[2:9] == ["query", "1", "30", "20", "70", "40", "hwm"]
+    assert "PUB old" not in text
+    assert "1 sources and sinks have said nothing for 10 minutes." in text
+    text = shown(View(width=60).render(store(tmp_path).newest(), datetime.fromtimestamp(NOW + 3, UTC)), 60)
+    for figure in (
+        "SUB tcp://feed:1",
+        "paused now: logFull",
+        "dropped 40 hwm",
+        "set aside 0",
+        "as of 1 s ago",
+        "sent/s –",
+    ):
+        assert figure in text  # nothing is left out
+
+
+def test_names_are_shown_as_they_are_whatever_is_in_them() -> None:
+    total = {**sink_metrics(SinkCounters()), "batches": 1}
+    record = {"kind": "sink", "timestamp": iso(NOW), "query": "q", "name": "etl[/prod]", "batch": 1}
+    record |= {"sink": "PUSH tcp://[fe80::1]:5557", "sinkMetrics": total, "sinkTotal": total}
+    text = shown(View().render([record]), 160)
+    assert "PUSH tcp://[fe80::1]:5557" in text
+    assert "etl[/prod]" in text
+
+
+def test_top_shows_a_location_once_and_names_what_is_wrong(tmp_path: Path) -> None:
+    store(tmp_path).write_account(entry(3, dropped=4)._replace(name="orders"), NOW)
+    result = CliRunner().invoke(main, ["top", "--metrics", str(tmp_path), "--since", "36500d", "--once"])
+    assert result.exit_code == 0, result.output
+    (line,) = (line.split() for line in result.stdout.splitlines() if "PUSH" in line)
+    assert line[:9] == ["PUSH", "tcp://a:1", "orders", "3", "–", "–", "6", "4", "hwm"]
+    for arguments, word in (
+        (["--metrics", str(tmp_path / "missing")], "there are none"),
+        (["--metrics", ""], "--metrics is empty"),
+        (["--metrics", str(tmp_path), "--interval", "5"], "a number and a unit"),
+    ):
+        result = CliRunner().invoke(main, ["top", *arguments])
+        assert result.exit_code != 0
+        assert word in result.stderr

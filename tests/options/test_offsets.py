@@ -1,0 +1,48 @@
+"""The offset: one text for one position, kept for ever."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from zmq_datasource.errors import OptionError
+from zmq_datasource.options.offsets import Offset
+
+GOLDEN = '{"log": "0123456789abcdef", "next": {"0": 1234, "2": 0, "10": 5}}'
+
+
+def test_the_text_of_an_offset_never_changes() -> None:
+    offset = Offset("0123456789abcdef", {10: 5, 2: 0, 0: 1234})
+    assert json.dumps(offset.to_json()) == GOLDEN
+
+
+def test_an_offset_reads_what_it_wrote() -> None:
+    assert json.dumps(Offset.from_json(json.loads(GOLDEN)).to_json()) == GOLDEN
+    assert Offset.from_json(GOLDEN) == Offset("0123456789abcdef", {0: 1234, 2: 0, 10: 5})
+
+
+def test_a_user_may_leave_the_log_out() -> None:
+    assert Offset.from_json('{"next": {"0": 7}}') == Offset(None, {0: 7})
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "{",
+        "[]",
+        "{}",
+        '{"next": {}}',
+        '{"next": 5}',
+        '{"log": 5, "next": {"0": 1}}',
+        '{"next": {"0": 1}, "more": 1}',
+        '{"next": {"a": 1}}',
+        '{"next": {"-1": 1}}',
+        '{"next": {"0": -1}}',
+        '{"next": {"0": 1.5}}',
+        '{"next": {"0": true}}',
+    ],
+)
+def test_what_is_no_offset_is_refused_with_an_example(text: str) -> None:
+    with pytest.raises(OptionError, match="reading offset"):
+        Offset.from_json(text)

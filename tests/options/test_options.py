@@ -1,0 +1,333 @@
+"""Options: what is accepted, and that every refusal names the option, the value and the way out."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from zmq_datasource.cli.types import DIRECTORY
+from zmq_datasource.errors import OptionError
+from zmq_datasource.options import (
+    BatchReadOptions,
+    Numbering,
+    ProxyOptions,
+    ReadOptions,
+    StreamReadOptions,
+    WriteOptions,
+)
+from zmq_datasource.options.parser import describe, parse
+
+FEED = {"connect": "tcp://feed:5556"}
+
+
+def test_names_are_read_in_any_case() -> None:
+    options = parse(StreamReadOptions, {"CONNECT": "tcp://feed:5556", "RcvHwm": "5", "walmaxbytes": "1g"})
+    assert options.rcvhwm == 5
+    assert options.wal_max_bytes == 1 << 30
+
+
+def test_connect_and_bind_go_together() -> None:
+    options = parse(StreamReadOptions, {"connect": "tcp://a:1, ipc:///tmp/x", "bind": "tcp://*:2"})
+    assert [str(e) for e in options.connect] == ["tcp://a:1", "ipc:///tmp/x"]
+    assert [str(e) for e in options.bind] == ["tcp://*:2"]
+
+
+@pytest.mark.parametrize(
+    ("text", "topics"),
+    [
+        ("weather", ("weather",)),
+        ("a, b,a", ("a", "b")),
+        ("", ("",)),
+        ('["a,b", "c"]', ("a,b", "c")),
+    ],
+)
+def test_topics_are_prefixes_or_a_json_list(text: str, topics: tuple[str, ...]) -> None:
+    assert parse(StreamReadOptions, {**FEED, "topics": text}).topics == topics
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"), [("500ms", 0.5), ("10s", 10), ("5 minutes", 300), ("1.5h", 5400)]
+)
+def test_durations_have_units(text: str, seconds: float) -> None:
+    assert parse(StreamReadOptions, {**FEED, "timeout": text}).timeout == seconds
+
+
+@pytest.mark.parametrize(
+    ("text", "size"), [("1048576", 1 << 20), ("64m", 64 << 20), ("2 GiB", 2 << 30), ("2GB", 2 << 30)]
+)
+def test_sizes_are_powers_of_1024(text: str, size: int) -> None:
+    assert parse(StreamReadOptions, {**FEED, "walMaxBytes": text}).wal_max_bytes == size
+
+
+@pytest.mark.parametrize(("text", "millis"), [("0", 0), ("1500", 1500), ("2s", 2000)])
+def test_linger_is_libzmqs_milliseconds_or_has_a_unit(text: str, millis: int) -> None:
+    assert parse(StreamReadOptions, {**FEED, "linger": text}).linger == millis
+
+
+def test_options_of_libzmq_are_collected() -> None:
+    options = parse(StreamReadOptions, {**FEED, "zmq.RCVBUF": "4096", "zmq.tcp_keepalive": "1"})
+    assert options.zmq == {"rcvbuf": "4096", "tcp_keepalive": "1"}
+
+
+def test_a_secret_never_shows() -> None:
+    options = parse(StreamReadOptions, {**FEED, "zmq.curve_secretkey": "S3cret", "zmq.plain_password": "pw1"})
+    assert "S3cret" not in repr(options)
+    assert "pw1" not in repr(options)
+
+
+VLLM = {"framing": "vllm"}
+CUSTOM = {"framing": "custom"}
+NUMBERED = {"framing": "custom", "sequenceFrame": "0"}
+BOUND = {"bind": "tcp://*:1"}
+ROUTER, DEALER = {"socketType": "ROUTER"}, {"socketType": "DEALER"}
+REPLAY = {"replayEndpoint": "tcp://feed:5557"}
+
+REFUSALS = [
+    (StreamReadOptions, {"rcvhvm": "5"}, "rcvhvm", "did you mean 'rcvhwm'"),
+    (StreamReadOptions, {"fooBar": "5"}, "fooBar", "there are bind, connect"),
+    (StreamReadOptions, {}, "neither connect nor bind", "name the feed"),
+    (
+        StreamReadOptions,
+        {**FEED, "maxOffsetsPerTrigger": "5"},
+        "maxOffsetsPerTrigger",
+        "'maxMessagesPerTrigger'",
+    ),
+    (StreamReadOptions, {**FEED, "minOffsetsPerTrigger": "5"}, "minOffsets", "'minMessagesPerTrigger'"),
+    (StreamReadOptions, {**FEED, "subscribe": "a"}, "subscribe", "did you mean 'topics'"),
+    (StreamReadOptions, {"endpoint": "tcp://a:1"}, "endpoint", "did you mean 'connect'"),
+    (StreamReadOptions, {"kafka.bootstrap.servers": "a:1"}, "kafka.bootstrap", "did you mean 'connect'"),
+    (StreamReadOptions, {**FEED, "hwm": "5"}, "'hwm'", "did you mean 'rcvhwm'"),
+    (BatchReadOptions, {"path": "/x"}, "path", "did you mean 'walLocation'"),
+    (WriteOptions, {"endpoint": "tcp://a:1"}, "endpoint", "did you mean 'connect'"),
+    (WriteOptions, {"path": "tcp://a:1"}, "path", "did you mean 'connect'"),
+    (WriteOptions, {**FEED, "hwm": "5"}, "'hwm'", "did you mean 'sndhwm'"),
+    (StreamReadOptions, {**FEED, "walLocation": "dbfs:/mnt/x"}, "dbfs:/mnt/x", "write the path /dbfs/mnt/x"),
+    (StreamReadOptions, {**FEED, "walLocation": "wal"}, "walLocation='wal'", "an absolute path, as in /data"),
+    (StreamReadOptions, {**FEED, "walLocation": "file:wal"}, "file:wal", "an absolute path"),
+    (StreamReadOptions, {**FEED, "walLocation": "file://data/wal"}, "//data/wal", "file:///data/wal"),
+    (StreamReadOptions, {**FEED, "walLocation": "s3://b/x"}, "s3://b/x", "only local or shared"),
+    (BatchReadOptions, {"walLocation": "wal"}, "walLocation='wal'", "an absolute path"),
+    (ProxyOptions, {"walLocation": "wal"}, "walLocation='wal'", "an absolute path"),
+    (StreamReadOptions, {**FEED, "zmq.plain_server": "1"}, "zmq.plain_server", "use CURVE"),
+    (WriteOptions, {**FEED, "zmq.plain_server": "1"}, "zmq.plain_server", "use CURVE"),
+    (StreamReadOptions, {"connect": "tcp://a:80000"}, "80000", "from 1 to 65535"),
+    (StreamReadOptions, {"connect": "tcp://a:0"}, "'0'", "from 1 to 65535"),
+    (StreamReadOptions, {"connect": "tcp://a:*"}, "'*'", "from 1 to 65535"),
+    (StreamReadOptions, {"connect": "localhost:5555"}, "localhost:5555", "tcp://localhost:5555"),
+    (StreamReadOptions, {"connect": "TCP://a:1"}, "TCP", "use tcp:// or ipc://"),
+    (StreamReadOptions, {"connect": "inproc://a"}, "inproc", "use tcp:// or ipc://"),
+    (StreamReadOptions, {"connect": "tcp://a"}, "tcp://a", "tcp://host:port"),
+    (StreamReadOptions, {"connect": "ipc://" + "x" * 108}, "path", "1 to 107 bytes"),
+    (StreamReadOptions, {"connect": " "}, "connect", "names no endpoint"),
+    (StreamReadOptions, {"connect": "tcp://a:1,tcp://a:1"}, "tcp://a:1", "more than once"),
+    (StreamReadOptions, {**FEED, "bind": FEED["connect"]}, "both connect and bind", "keep one"),
+    (StreamReadOptions, {**FEED, "socketType": "PUB"}, "'PUB'", "SUB, PULL or ROUTER"),
+    (StreamReadOptions, {**FEED, "socketType": "PULL", "topics": "a"}, "topics=a", "socketType=SUB"),
+    (StreamReadOptions, {**FEED, "rcvhwm": "0"}, "rcvhwm='0'", ">= 1"),
+    (StreamReadOptions, {**FEED, "rcvhwm": "many"}, "rcvhwm='many'", "a whole number"),
+    (StreamReadOptions, {**FEED, "rcvhwm": str(2**31)}, "rcvhwm", "<="),
+    (StreamReadOptions, {**FEED, "includeFrames": "yes"}, "includeFrames='yes'", "true or false"),
+    (StreamReadOptions, {**FEED, "timeout": "10"}, "timeout='10'", "a number and a unit"),
+    (StreamReadOptions, {**FEED, "timeout": "10 parsecs"}, "10 parsecs", "500ms"),
+    (StreamReadOptions, {**FEED, "walMaxBytes": "much"}, "walMaxBytes='much'", "64m"),
+    (StreamReadOptions, {**FEED, "walMaxBytes": "0"}, "walMaxBytes='0'", "at least 1 byte"),
+    (StreamReadOptions, {**FEED, "linger": "-2"}, "linger='-2'", "-1 (for ever)"),
+    (StreamReadOptions, {**FEED, "topics": "[1]"}, "topics='[1]'", "texts only"),
+    (StreamReadOptions, {**FEED, "topics": "[x"}, "topics='[x'", "JSON list"),
+    (StreamReadOptions, {**FEED, "startingOffsets": "yesterday"}, "'yesterday'", "earliest, latest"),
+    (StreamReadOptions, {**FEED, "startingOffsets": '{"next": {"x": 1}}'}, "'x'", "log partition"),
+    (StreamReadOptions, {**FEED, "maxMessages": "5"}, "maxMessages", "batch read"),
+    (StreamReadOptions, {**FEED, "minMessagesPerTrigger": "9", "maxMessagesPerTrigger": "5"}, "=9", "=5"),
+    (BatchReadOptions, {}, "neither", "walLocation"),
+    (BatchReadOptions, {**FEED, "walLocation": "/x"}, "either", "keep one"),
+    (BatchReadOptions, {**FEED, "walRetention": "1h"}, "walRetention", "streaming read"),
+    (BatchReadOptions, {**FEED, "startingOffsets": "earliest"}, "startingOffsets", "walLocation"),
+    (BatchReadOptions, {**FEED, "minPartitions": "2"}, "minPartitions", "walLocation"),
+    (BatchReadOptions, {"walLocation": "/x", "topics": "a"}, "topics", ".where()"),
+    (BatchReadOptions, {"walLocation": "/x", "zmq.rcvbuf": "1"}, "zmq.*", "opens no socket"),
+    (StreamReadOptions, {**FEED, "linger": "-1"}, "linger=-1", "leave it at 0"),
+    (BatchReadOptions, {"walLocation": "/x", "maxMessages": "5"}, "maxMessages", ".limit()"),
+    (BatchReadOptions, {"walLocation": "/x", "endingOffsets": "earliest"}, "endingOffsets", "latest"),
+    (StreamReadOptions, {**FEED, "framing": "xml"}, "framing='xml'", "sequenced, vllm"),
+    (StreamReadOptions, {**FEED, "deduplicate": "true"}, "deduplicate", "name the framing"),
+    (StreamReadOptions, {**FEED, "framing": "jupyter", "onLoss": "fail"}, "onLoss", "msg_id is no number"),
+    (StreamReadOptions, {**FEED, "onMalformed": "fail"}, "onMalformed", "every message fits plain"),
+    (StreamReadOptions, {**FEED, **VLLM, "sequenceFrame": "1"}, "sequenceFrame", "framing=custom"),
+    (StreamReadOptions, {**FEED, **CUSTOM, "sequenceOffset": "1"}, "sequenceOffset", "needs sequenceFrame"),
+    (StreamReadOptions, {**FEED, **CUSTOM, "deduplicate": "true"}, "deduplicate", "sequenceFrame is not set"),
+    (StreamReadOptions, {**FEED, **NUMBERED, "sequenceWidth": "6"}, "sequenceWidth=6", "4 or 8"),
+    (StreamReadOptions, {**FEED, **NUMBERED, "sequencePath": "a..b"}, "'a..b'", "header.frame"),
+    (
+        StreamReadOptions,
+        {**FEED, **NUMBERED, "sequencePath": "a", "sequenceWidth": "4"},
+        "sequenceWidth",
+        "is in JSON",
+    ),
+    (StreamReadOptions, {**FEED, **NUMBERED, "sequenceBy": "publisher"}, "publisher", "set publisherFrame"),
+    (StreamReadOptions, {**FEED, **NUMBERED, "sequenceBy": "topic"}, "topic", "set topicFrame"),
+    (StreamReadOptions, {**FEED, **NUMBERED, "sequenceBy": "peer"}, "'peer'", "publisher, topic, endpoint"),
+    (StreamReadOptions, {**FEED, **NUMBERED, "sequenceEnd": "0"}, "sequenceEnd=0", "more than sequenceStart"),
+    (StreamReadOptions, {**FEED, **VLLM, "sequenceBy": "publisher"}, "vllm", "endpoint or topic"),
+    (StreamReadOptions, {**FEED, "framing": "sequenced", "topics": "a"}, "topics=a", "sequenceBy=none"),
+    (StreamReadOptions, {**FEED, "framing": "clone", "topics": "/a/"}, "topics=/a/", "sequenceBy=none"),
+    (StreamReadOptions, {**FEED, **VLLM, "replayFrom": "earliest"}, "replayFrom", "needs replayEndpoint"),
+    (StreamReadOptions, {**FEED, **VLLM, "replayFrom": "-1"}, "'-1'", "earliest or a sequence"),
+    (StreamReadOptions, {**FEED, **REPLAY, "framing": "bitcoin"}, "bitcoin", "framing=vllm"),
+    (StreamReadOptions, {"bind": "tcp://*:1", **VLLM, **REPLAY}, "replayEndpoint", "one endpoint for each"),
+    (StreamReadOptions, {**FEED, **VLLM, **REPLAY, "sequenceBy": "topic"}, "sequenceBy=topic", "remove it"),
+    (StreamReadOptions, {**FEED, "sequenceBy": "topic"}, "sequenceBy=topic", "name the framing"),
+    (StreamReadOptions, {**FEED, **NUMBERED, "sequenceStart": "-1"}, "sequenceStart=-1", "from 0 to"),
+    (StreamReadOptions, {**FEED, **VLLM, "sequenceEnd": str(2**63)}, "sequenceEnd", "at most"),
+    (StreamReadOptions, {**FEED, "framing": "bitcoin", "sequenceEnd": str(2**32)}, "sequenceEnd", "at most"),
+    (StreamReadOptions, {**FEED, **VLLM, **REPLAY, "sequenceEnd": "9"}, "sequenceEnd", "remove one"),
+    (StreamReadOptions, {**FEED, **VLLM, **REPLAY, "replayTimeout": "0s"}, "replayTimeout=0s", "1s or more"),
+    (
+        StreamReadOptions,
+        {"bind": "tcp://*:1", "framing": "clone", "deduplicate": "true"},
+        "deduplicate with bind",
+        "count by publisher or topic",
+    ),
+    (BatchReadOptions, {"walLocation": "/x", **VLLM}, "framing", "live socket"),
+    (BatchReadOptions, {**FEED, "view": "gaps"}, "view", "walLocation"),
+    (
+        BatchReadOptions,
+        {"walLocation": "/x", "view": "gaps", "includeFrames": "true"},
+        "includeFrames",
+        "gap",
+    ),
+    (StreamReadOptions, {**BOUND, **ROUTER, "topics": "a"}, "topics", "acknowledged rows"),
+    (StreamReadOptions, {**BOUND, **ROUTER, "framing": "vllm"}, "framing", "acknowledged rows"),
+    (StreamReadOptions, {**FEED, **ROUTER}, "connect=", "with bind"),
+    (
+        StreamReadOptions,
+        {**BOUND, **ROUTER, "transactionTimeout": "0s"},
+        "transactionTimeout=0s",
+        "1s or more",
+    ),
+    (StreamReadOptions, {**FEED, "transactionTimeout": "1m"}, "transactionTimeout", "socketType=ROUTER"),
+    (StreamReadOptions, {"walLocation": "/x", "zmq.rcvbuf": "1"}, "zmq.*", "opens no socket"),
+    (BatchReadOptions, {**BOUND, **ROUTER}, "socketType=ROUTER", "zmq-datasource receive"),
+    (StreamReadOptions, {**FEED, "reader": "x"}, "reader", "another process fills"),
+    (StreamReadOptions, {"walLocation": "/x", "reader": "a/b"}, "reader='a/b'", "regex"),
+    (StreamReadOptions, {"walLocation": "/x", "walRetention": "1h"}, "walRetention", "only reads its log"),
+    (StreamReadOptions, {"walLocation": "/x", "rcvhwm": "5"}, "rcvhwm", "only reads its log"),
+    (WriteOptions, {**FEED, **DEALER, "noblock": "true"}, "noblock", "nothing is dropped"),
+    (
+        WriteOptions,
+        {**FEED, **DEALER, "deadLetterLocation": "/x"},
+        "deadLetterLocation",
+        "whole or not at all",
+    ),
+    (WriteOptions, {"bind": "tcp://*:1", **DEALER}, "DEALER", "one endpoint"),
+    (WriteOptions, {"connect": "tcp://a:1,tcp://b:1", **DEALER}, "DEALER", "one endpoint"),
+    (WriteOptions, {**FEED, "transactionId": "x"}, "transactionId", "socketType=DEALER"),
+    (WriteOptions, {**FEED, **DEALER, "transactionId": "x" * 201}, "transactionId", "1 to 200 bytes"),
+    (WriteOptions, {**FEED, "maxRetries": "-1"}, "maxRetries='-1'", ">= 0"),
+    (WriteOptions, {**FEED, "framing": "vllm"}, "framing='vllm'", "plain or sequenced"),
+    (WriteOptions, {}, "neither connect nor bind", "name the consumer"),
+    (WriteOptions, {**FEED, "socketType": "PULL"}, "'PULL'", "PUSH, PUB or DEALER"),
+    (WriteOptions, {**FEED, "sndhwm": "0"}, "sndhwm='0'", ">= 1"),
+    (WriteOptions, {**FEED, "linger": "0"}, "linger=0", "noblock=true"),
+    (WriteOptions, {**FEED, "minSubscribers": "2"}, "minSubscribers", "socketType=PUB"),
+    (WriteOptions, {**FEED, "rcvhwm": "2"}, "'rcvhwm'", "'sndhwm'"),
+]
+
+
+@pytest.mark.parametrize(("kind", "options", "names", "way_out"), REFUSALS)
+def test_a_refusal_names_the_value_and_the_way_out(
+    kind: type[ReadOptions], options: dict[str, str], names: str, way_out: str
+) -> None:
+    with pytest.raises(OptionError) as refused:
+        parse(kind, options)
+    assert names in str(refused.value)
+    assert way_out in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    "text", ["/data/wal", "file:/data/wal", "file:///data/wal", "file://localhost/data/wal"]
+)
+def test_a_log_is_at_an_absolute_path_or_a_file_uri(text: str) -> None:
+    assert parse(StreamReadOptions, {**FEED, "walLocation": text}).wal_location == "/data/wal"
+
+
+def test_a_command_makes_a_relative_directory_absolute_and_leaves_uris() -> None:
+    convert = partial(DIRECTORY.convert, param=None, ctx=None)
+    assert convert("wal") == str(Path.cwd() / "wal")
+    assert convert("./a:b") == str(Path.cwd() / "a:b")
+    assert [convert(text) for text in ("/wal", "file:///wal", "dbfs:/wal")] == [
+        "/wal",
+        "file:///wal",
+        "dbfs:/wal",
+    ]
+
+
+def test_every_name_used_elsewhere_leads_to_an_option() -> None:
+    for kind in (ReadOptions, WriteOptions):
+        assert set(kind.elsewhere.values()) <= {option.name for option in describe(kind)}
+
+
+def test_a_writer_accepts_sparks_own_option() -> None:
+    parse(WriteOptions, {**FEED, "checkpointLocation": "/somewhere"})
+
+
+@pytest.mark.parametrize("kind", [ReadOptions, WriteOptions])
+def test_every_option_is_documented(kind: type[ReadOptions]) -> None:
+    for option in describe(kind):
+        assert option.doc.endswith((".", "...")), option.name
+
+
+def test_both_kinds_of_read_take_the_options_of_the_dataframe() -> None:
+    names = {o.name for o in describe(ReadOptions)}
+    assert (
+        {o.name for o in describe(StreamReadOptions)} == names == {o.name for o in describe(BatchReadOptions)}
+    )
+
+
+@pytest.mark.parametrize(
+    ("options", "by", "start", "end", "restarts"),
+    [
+        ({"framing": "sequenced"}, ("publisher",), 0, None, False),
+        ({"framing": "vllm"}, ("endpoint", "topic"), 0, None, True),
+        ({"framing": "vllm", **REPLAY}, ("endpoint",), 0, None, True),
+        ({"framing": "bitcoin"}, ("endpoint", "topic"), 0, 2**32 - 1, True),
+        ({"framing": "clone"}, ("endpoint",), 1, None, True),
+        ({"framing": "dafka"}, ("publisher", "topic"), 0, None, False),
+        ({**NUMBERED}, ("endpoint",), 0, None, True),
+        ({**NUMBERED, "publisherFrame": "1"}, ("publisher",), 0, None, True),
+        (
+            {**NUMBERED, "topicFrame": "1", "sequenceBy": "endpoint, topic", "sequenceRestart": "never"},
+            ("topic", "endpoint"),
+            0,
+            None,
+            False,
+        ),
+    ],
+)
+def test_a_framing_says_how_its_publishers_count(
+    options: dict[str, str], by: tuple[str, ...], start: int, end: int | None, restarts: bool
+) -> None:
+    numbering = parse(StreamReadOptions, {**FEED, **options}).numbering
+    assert numbering == Numbering(by, start, end, restarts, whole=options["framing"] == "sequenced")
+
+
+@pytest.mark.parametrize("options", [{}, {"framing": "jupyter"}, {**VLLM, "sequenceBy": "none"}, CUSTOM])
+def test_where_nothing_can_be_judged_nothing_is(options: dict[str, str]) -> None:
+    assert parse(StreamReadOptions, {**FEED, **options}).numbering is None
+
+
+KEY = "x" * 40
+
+
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [
+        ({"zmq.curve_server": "1"}, "zmq.curve_server needs zmq.curve_secretkey"),
+        ({"zmq.curve_serverkey": KEY}, "needs zmq.curve_publickey and zmq.curve_secretkey"),
+        ({"zmq.curve_serverkey": KEY, "zmq.curve_publickey": KEY}, "needs zmq.curve_secretkey"),
+    ],
+)
+def test_half_of_what_curve_needs_is_refused(options: dict[str, str], problem: str) -> None:
+    with pytest.raises(OptionError, match=problem):
+        parse(StreamReadOptions, {"connect": "tcp://a:1", **options})

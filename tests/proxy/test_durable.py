@@ -1,0 +1,853 @@
+"""proxy.server: what a durable subscriber missed, in order, then what comes; and any range again."""
+
+from __future__ import annotations
+
+import json
+import logging
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+import zmq
+
+from tests.support import Socket, stream_options, wait_for
+from tests.support.middlebox import Middlebox
+from tests.support.proxies import ProxyThreads, drain, endpoints, receive, subscriber
+from zmq_datasource import (
+    DataLossError,
+    DurableSubscriber,
+    LogFormatError,
+    NoPeerError,
+    OptionError,
+    SubscriptionError,
+)
+from zmq_datasource.log.storage import LogStorage
+from zmq_datasource.log.writer import LogWriter
+from zmq_datasource.proxy import durable, replays
+from zmq_datasource.proxy.pipes import start_line
+from zmq_datasource.proxy.rows import Messages
+from zmq_datasource.proxy.subscriptions import Subscription, Subscriptions
+from zmq_datasource.proxy.view import Progress
+from zmq_datasource.source.ingest import Ingest
+
+SIDES = ("pull", "durable", "replay")
+
+pytestmark = pytest.mark.spark  # they are many, and each has sockets to connect and to close
+
+
+def number(value: int) -> bytes:
+    return value.to_bytes(8, "big")
+
+
+def feed(context: zmq.Context[Socket], proxy: ProxyThreads, *messages: list[bytes]) -> None:
+    """Send these, and wait until they are in the log."""
+    push = context.socket(zmq.PUSH)
+    push.connect(proxy.sides["pull"])
+    before = proxy.flow.journal.next_id
+    for message in messages:
+        push.send_multipart(message)
+    wait_for(lambda: proxy.flow.journal.next_id == before + len(messages), "journaled")
+    push.close(1000)
+
+
+def take(subscriber: DurableSubscriber, count: int) -> list[bytes]:
+    values = []
+    for _ in range(count):
+        message = subscriber.receive(30)
+        assert message is not None, values
+        values.append(message.value)
+    return values
+
+
+def positions(proxy: ProxyThreads) -> dict[str, int]:
+    """Where each durable subscriber is, as of the newest status."""
+    return {account["name"]: account["nextId"] for account in proxy.status.get("durable", ())}
+
+
+def test_who_was_away_gets_what_it_missed_and_then_the_live_flow(
+    context: zmq.Context[Socket], tmp_path: Path
+) -> None:
+    with ProxyThreads(tmp_path, endpoints(*SIDES), walFlushInterval="100ms") as proxy:
+        feed(context, proxy, [b"a", b"0"], [b"b", b"1"])
+        with DurableSubscriber(proxy.sides["durable"], "me") as me:
+            assert me.new
+            assert take(me, 2) == [b"0", b"1"]
+        feed(context, proxy, [b"c", b"2"])
+        proxy.flow.journal.log.commit(0)
+        wait_for(lambda: proxy.flow.journal.log.chunks >= 1, "sealed")
+        feed(context, proxy, [b"x", b"y", b"3"])
+        with DurableSubscriber(proxy.sides["durable"], "me") as me:
+            assert not me.new
+            missed = [me.receive(30), me.receive(30)]
+            assert [(m.id, m.topic, m.value, m.frames) for m in missed if m] == [
+                (2, b"c", b"2", (b"c", b"2")),
+                (3, b"x", b"3", (b"x", b"y", b"3")),
+            ]
+            feed(context, proxy, [b"live"])
+            assert take(me, 1) == [b"live"]
+            assert me.receive(0.05) is None
+
+
+def test_only_what_was_acknowledged_does_not_come_again(context: zmq.Context[Socket], tmp_path: Path) -> None:
+    with ProxyThreads(tmp_path, endpoints(*SIDES)) as proxy:
+        feed(context, proxy, *([b"t", b"%d" % i] for i in range(10)))
+        with DurableSubscriber(proxy.sides["durable"], "me", auto_ack=False) as me:
+            take(me, 8)
+            me.ack(4, wait=True)
+            with pytest.raises(OptionError, match="has not come yet"):
+                me.ack(9)
+        with pytest.raises(ZeroDivisionError), DurableSubscriber(proxy.sides["durable"], "me") as me:
+            assert take(me, 2) == [b"5", b"6"]  # asking for the second acknowledges the first
+            raise ZeroDivisionError
+        with DurableSubscriber(proxy.sides["durable"], "me") as me:
+            assert take(me, 4) == [b"6", b"7", b"8", b"9"]
+        wait_for(lambda: positions(proxy) == {"me": 10}, "all acknowledged")
+
+
+def test_topics_are_prefixes_and_others_do_not_count_as_backlog(
+    context: zmq.Context[Socket], tmp_path: Path
+) -> None:
+    with (
+        ProxyThreads(tmp_path, endpoints(*SIDES)) as proxy,
+        DurableSubscriber(proxy.sides["durable"], "me", topics=["a.", b"b"]) as me,
+    ):
+        feed(context, proxy, [b"a.1", b"0"], [b"c", b"1"], [b"b", b"2"], [b"a", b"3"], [b"4"])
+        assert take(me, 2) == [b"0", b"2"]
+        assert me.receive(0.05) is None
+        wait_for(lambda: positions(proxy) == {"me": 5}, "others stepped over")
+        account = proxy.status["durable"][0]
+        assert (account["backlog"], account["sent"]) == (0, 2)
+
+
+def test_where_a_new_subscription_begins(context: zmq.Context[Socket], tmp_path: Path) -> None:
+    with ProxyThreads(tmp_path, endpoints(*SIDES)) as proxy:
+        feed(context, proxy, *([b"t", b"%d" % i] for i in range(4)))
+        wait_for(lambda: proxy.server._view.end == 4, "the server has seen it")
+        for name, start, first in (("e", "earliest", b"0"), ("i", 2, b"2"), ("l", "latest", b"4")):
+            with DurableSubscriber(proxy.sides["durable"], name, start=start) as me:
+                if name == "l":
+                    feed(context, proxy, [b"t", b"4"])
+                assert take(me, 1) == [first]
+
+
+def test_a_name_is_taken_over_and_the_one_before_is_told(
+    context: zmq.Context[Socket], tmp_path: Path
+) -> None:
+    with ProxyThreads(tmp_path, endpoints(*SIDES)) as proxy:
+        feed(context, proxy, [b"t", b"0"], [b"t", b"1"])
+        first = DurableSubscriber(proxy.sides["durable"], "me", auto_ack=False)
+        with pytest.raises(SubscriptionError, match="another client has subscribed as 'me'"), first:
+            assert take(first, 1) == [b"0"]
+            with DurableSubscriber(proxy.sides["durable"], "me", auto_ack=False) as second:
+                assert take(second, 2) == [b"0", b"1"]
+                while True:
+                    first.receive(30)
+
+
+def test_credit_bounds_what_is_on_the_way(context: zmq.Context[Socket], tmp_path: Path) -> None:
+    with ProxyThreads(tmp_path, endpoints(*SIDES)) as proxy:
+        feed(context, proxy, *([b"t", b"%d" % i] for i in range(50)))
+        dealer = context.socket(zmq.DEALER)
+        dealer.connect(proxy.sides["durable"])
+        dealer.send_multipart([b"SUBSCRIBE", b"1", b"raw", number(0), b"earliest", b"", number(3)])
+        assert receive(dealer, 1)[0][0] == b"READY"
+
+        def messages() -> list[bytes]:
+            return [m[3] for m in drain(dealer, 100) if m[0] == b"MESSAGE"]
+
+        assert messages() == [b"0", b"1", b"2"]
+        dealer.send_multipart([b"CREDIT", number(2)])
+        assert messages() == [b"3", b"4"]
+        dealer.send_multipart([b"ACK", number(49)])
+        assert receive(dealer, 1)[0][:2] == [b"REFUSED", b"protocol"]
+        dealer.send_multipart([b"ACK", number(4)])
+        assert [b"ACKED", number(5)] in drain(dealer, 100)
+
+
+def test_what_was_deleted_is_told_not_skipped(
+    context: zmq.Context[Socket], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with ProxyThreads(tmp_path, endpoints(*SIDES), walMaxBytes="1m", walFlushInterval="100ms") as proxy:
+        with DurableSubscriber(proxy.sides["durable"], "me") as me:
+            feed(context, proxy, [b"t", b"first"])
+            take(me, 1)
+        feed(context, proxy, *([b"t", b"." * 10_000] for _ in range(300)))
+        with DurableSubscriber(proxy.sides["durable"], "me") as me:
+            message = me.receive(30)
+            assert message is not None
+            assert message.id > 1
+            assert me.lost == message.id - 1
+    assert "were deleted before" in caplog.text
+
+
+def test_a_proxy_that_starts_again_knows_everybody(context: zmq.Context[Socket], tmp_path: Path) -> None:
+    sides = endpoints(*SIDES)
+    with ProxyThreads(tmp_path, sides) as proxy:
+        feed(context, proxy, *([b"t", b"%d" % i] for i in range(10)))
+        with DurableSubscriber(sides["durable"], "me") as me:
+            take(me, 4)
+    with ProxyThreads(tmp_path, sides) as proxy, DurableSubscriber(sides["durable"], "me") as me:
+        assert not me.new
+        assert take(me, 6) == [b"%d" % i for i in range(4, 10)]
+
+
+def test_a_client_goes_on_by_itself_when_the_proxy_comes_back(
+    context: zmq.Context[Socket], tmp_path: Path
+) -> None:
+    sides = endpoints(*SIDES)
+    me = DurableSubscriber(sides["durable"], "me", auto_ack=False)
+    with ProxyThreads(tmp_path, sides) as proxy:
+        feed(context, proxy, *([b"t", b"%d" % i] for i in range(5)))
+        me.__enter__()
+        assert take(me, 3) == [b"0", b"1", b"2"]
+        me.ack(1)
+    with ProxyThreads(tmp_path, sides) as proxy:
+        feed(context, proxy, [b"t", b"5"])
+        assert take(me, 3) == [b"3", b"4", b"5"]  # what this client has is not sent to it again
+        me.ack(5, wait=True)
+        me.__exit__(None, None, None)
+        wait_for(lambda: positions(proxy) == {"me": 6}, "acknowledged")
+
+
+def test_a_subscription_can_be_ended(context: zmq.Context[Socket], tmp_path: Path) -> None:
+    with ProxyThreads(tmp_path, endpoints(*SIDES)) as proxy:
+        feed(context, proxy, [b"t", b"0"])
+        with DurableSubscriber(proxy.sides["durable"], "me") as me:
+            take(me, 1)
+            me.forget()
+        wait_for(lambda: proxy.status.get("durable") == [], "gone")
+        with DurableSubscriber(proxy.sides["durable"], "me") as me:
+            assert me.new
+
+
+def test_nobody_there_is_an_error_in_time() -> None:
+    me = DurableSubscriber(endpoints("durable")["durable"], "me", timeout=0.2)
+    with pytest.raises(NoPeerError, match="no proxy has answered within"), me:
+        pass
+
+
+def test_a_proxy_that_goes_silent_is_an_error_in_time(tmp_path: Path) -> None:
+    sides = endpoints(*SIDES)
+    me = DurableSubscriber(sides["durable"], "me", timeout=0.3)
+    with ProxyThreads(tmp_path, sides):
+        me.__enter__()
+    with pytest.raises(NoPeerError, match="has been silent"):
+        me.receive(30)
+    me.__exit__(RuntimeError, None, None)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [
+        ({"topics": "orders"}, "a list of prefixes"),
+        ({"credit": 0}, "nothing would ever come"),
+        ({"name": ""}, "1 to 200 bytes"),
+        ({"start": "now"}, "earliest, latest, or an id"),
+        ({"endpoint": "here:1"}, "tcp://"),
+        ({"endpoint": "tcp://a:1,tcp://b:1"}, "at one proxy"),
+        ({"options": {"rcvhwm": "1"}}, "only libzmq's own"),
+    ],
+)
+def test_arguments_that_cannot_be_honoured(arguments: dict[str, object], problem: str) -> None:
+    given: dict[str, object] = {"endpoint": "tcp://127.0.0.1:1", "name": "me", **arguments}
+    with pytest.raises(OptionError, match=problem):
+        DurableSubscriber(**given)  # type: ignore[arg-type]
+
+
+# What is kept of them.
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_who_is_away_too_long_is_forgotten_after_a_warning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    storage = LogStorage(str(tmp_path))
+    storage.open_log()
+    (tmp_path / "0").mkdir()
+    clock = Clock()
+    known = Subscriptions(storage, 0, 100, 1000.0, clock)
+    for name in ("here", "away"):
+        known.add(Subscription(name, (), 7, 0.0))
+    known.come("here")
+    clock.now = 790.0
+    assert known.expire() == []
+    assert not caplog.records
+    clock.now = 810.0
+    known.expire()
+    known.expire()
+    assert [r.levelname for r in caplog.records] == ["WARNING"]
+    assert "'away' has been away for 13.5 minutes and is forgotten in 3.2 minutes" in caplog.text
+    known.save()
+    # The time while no proxy runs does not count.
+    clock.now = 5000.0
+    again = Subscriptions(storage, 0, 100, 1000.0, clock)
+    assert {s.name for s in again} == {"here", "away"}
+    assert again.expire() == []
+    clock.now += 200.0
+    assert [s.name for s in again.expire()] == ["away"]
+    assert again.earliest_needed == 7
+
+
+def test_ids_that_a_subscriber_has_acknowledged_are_not_given_again(
+    context: zmq.Context[Socket], tmp_path: Path
+) -> None:
+    """The machine has lost the newest chunk (walSync=false), or the log is an older copy."""
+    with ProxyThreads(tmp_path, endpoints(*SIDES), walFlushInterval="10ms") as proxy:
+        for i in range(3):
+            feed(context, proxy, [b"t", b"%d" % i])
+            wait_for(lambda i=i: proxy.flow.journal.log.durable_end == i + 1, "a chunk of its own")  # type: ignore[misc]
+        with DurableSubscriber(proxy.sides["durable"], "me") as me:
+            assert take(me, 3) == [b"0", b"1", b"2"]
+    storage = LogStorage(str(tmp_path))
+    storage.remove_chunk(0, max(storage.chunks(0)).name)
+    sides = endpoints(*SIDES)
+    push = context.socket(zmq.PUSH)
+    push.setsockopt(zmq.IMMEDIATE, 1)
+    push.connect(sides["pull"])
+    with (
+        pytest.raises(DataLossError, match="'me' has acknowledged the ids below 3"),
+        ProxyThreads(tmp_path, sides),
+    ):
+        pass
+    assert not push.poll(100, zmq.POLLOUT), "it has received before it looked"
+
+
+def test_nothing_is_deleted_between_a_subscribers_beginning_and_its_first_message(
+    context: zmq.Context[Socket], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with ProxyThreads(tmp_path, endpoints(*SIDES), walFlushInterval="10ms") as proxy:
+        log = proxy.flow.journal.log
+        for i in range(3):
+            feed(context, proxy, [b"t", b"%d" % i])
+            wait_for(lambda i=i: log.durable_end == i + 1, "a chunk of its own")  # type: ignore[misc]
+        wait_for(lambda: log._committed == 3, "nobody needs them")
+        add = Subscriptions.add
+
+        def expiring(known: Subscriptions, new: Subscription) -> None:
+            log._clock = lambda: time.time() + 7 * 86_400
+            log.remove_expired()
+            add(known, new)
+
+        monkeypatch.setattr(Subscriptions, "add", expiring)
+        with DurableSubscriber(proxy.sides["durable"], "me") as me:
+            assert take(me, 3) == [b"0", b"1", b"2"]
+            assert me.lost == 0
+        wait_for(lambda: log.earliest == 2, "what is acknowledged is deleted")
+    assert not list((tmp_path / "0" / "readers").glob("*.json"))
+
+
+def test_a_file_of_subscriptions_that_makes_no_sense_is_an_error(tmp_path: Path) -> None:
+    storage = LogStorage(str(tmp_path))
+    storage.open_log()
+    (tmp_path / "0").mkdir()
+    known = Subscriptions(storage, 0, 100, 1000.0)
+    known.add(Subscription("me", (b"\xff",), 50, 0.0))
+    known.save()
+    assert [s.topics for s in Subscriptions(storage, 0, 100, 1000.0)] == [(b"\xff",)]
+    path = storage.subscriptions_path(0)
+    kept = json.loads(path.read_bytes())
+    for change in ({"format": 2}, {"log": "another"}, {"subscriptions": 7}):
+        path.write_text(json.dumps({**kept, **change}))
+        with pytest.raises(LogFormatError, match=r"subscriptions\.json"):
+            Subscriptions(storage, 0, 100, 1000.0)
+
+
+# Replay.
+
+
+def ask(context: zmq.Context[Socket], proxy: ProxyThreads, request: bytes, name: bytes = b"") -> Socket:
+    dealer = context.socket(zmq.DEALER)
+    if name:
+        dealer.setsockopt(zmq.ROUTING_ID, name)
+    dealer.connect(proxy.sides["replay"])
+    dealer.send_multipart([b"", request])
+    return dealer
+
+
+END = b"\xff" * 8
+
+
+def test_any_range_comes_again_to_several_at_once(context: zmq.Context[Socket], tmp_path: Path) -> None:
+    with ProxyThreads(tmp_path, endpoints(*SIDES), walFlushInterval="100ms") as proxy:
+        feed(context, proxy, *([b"t%d" % (i % 3), b"%d" % i] for i in range(1000)))
+        wait_for(lambda: proxy.server._view.end == 1000, "the server has seen it")
+        all_of_it = ask(context, proxy, number(0))
+        some = ask(context, proxy, number(400) + number(600), b"topic:1")
+        late = ask(context, proxy, number(5000))
+        assert receive(all_of_it, 1001) == [
+            *([b"", number(i), b"%d" % i] for i in range(1000)),
+            [b"", END, b""],
+        ]
+        assert receive(some, 201) == [
+            *([b"", b"t%d" % (i % 3), number(i), b"%d" % i] for i in range(400, 600)),
+            [b"", b"", END, b""],
+        ]
+        assert receive(late, 1) == [[b"", END, b""]]
+
+
+def test_a_client_that_takes_nothing_costs_the_others_nothing(
+    context: zmq.Context[Socket], tmp_path: Path
+) -> None:
+    with ProxyThreads(tmp_path, endpoints(*SIDES), **{"zmq.sndbuf": 4096}) as proxy:
+        feed(context, proxy, *([b"t", b"." * 1000] for i in range(3000)))
+        wait_for(lambda: proxy.server._view.end == 3000, "the server has seen it")
+        stalled = context.socket(zmq.DEALER)
+        stalled.setsockopt(zmq.RCVHWM, 10)
+        stalled.setsockopt(zmq.RCVBUF, 4096)
+        stalled.connect(proxy.sides["replay"])
+        stalled.send_multipart([b"", number(0)])
+        wait_for(lambda: proxy.status.get("replays", {}).get("clients") == 1, "it is being served")
+        assert len(receive(ask(context, proxy, number(0)), 3001)) == 3001
+        assert proxy.status["replays"]["sent"] <= 6000
+        assert len(receive(stalled, 3001)) == 3001
+
+
+def test_requests_that_make_no_sense_are_named_and_harm_nobody(
+    context: zmq.Context[Socket], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with ProxyThreads(tmp_path, endpoints(*SIDES)) as proxy:
+        feed(context, proxy, [b"t", b"0"])
+        wait_for(lambda: proxy.server._view.end == 1, "the server has seen it")
+        for frames in ([b"x"], [b"", b"1"], [b"", number(1), b""]):
+            ask(context, proxy, b"").send_multipart(frames)
+        dealer = context.socket(zmq.DEALER)
+        dealer.connect(proxy.sides["durable"])
+        for frames in ([b"x"], [b"ACK", number(0)]):
+            dealer.send_multipart(frames)
+        refused = receive(dealer, 2)
+        assert [m[:2] for m in refused] == [[b"REFUSED", b"protocol"], [b"REFUSED", b"unknown"]]
+        assert len(receive(ask(context, proxy, number(0)), 2)) == 2
+    assert "a request for a replay makes no sense" in caplog.text
+
+
+def test_our_own_source_heals_from_it(context: zmq.Context[Socket], tmp_path: Path) -> None:
+    sides = endpoints("pull", "publish", "replay")
+    with ProxyThreads(tmp_path / "proxy", sides) as proxy:
+        feed(context, proxy, *([b"topic %d" % i, b"%d" % i] for i in range(50)))
+        ingest = Ingest(
+            stream_options(
+                connect=sides["publish"],
+                framing="vllm",
+                replayEndpoint=sides["replay"],
+                replayFrom="earliest",
+                walLocation=tmp_path / "source",
+            )
+        )
+        ingest.start()
+        try:
+            wait_for(lambda: ingest.counters.received == 50, "history")
+            feed(context, proxy, *([b"topic %d" % i, b"%d" % i] for i in range(50, 60)))
+            wait_for(lambda: ingest.counters.received == 60, "the live flow")
+            ingest.seal()
+        finally:
+            ingest.stop()
+    from tests.support import log_rows  # noqa: PLC0415
+
+    rows = log_rows(tmp_path / "source")
+    assert rows.column("sequence").to_pylist() == list(range(60))
+    assert rows.column("topic").to_pylist() == [f"topic {i}" for i in range(60)]
+    assert rows.column("value").to_pylist() == [b"%d" % i for i in range(60)]
+    logging.getLogger().info("healed")
+
+
+# What a review found.
+
+
+def test_large_messages_come_through_a_window_that_only_acknowledgements_open(
+    context: zmq.Context[Socket], tmp_path: Path
+) -> None:
+    value = b"." * 200_000
+    with ProxyThreads(tmp_path, endpoints(*SIDES)) as proxy:
+        feed(context, proxy, *([b"t", value] for _ in range(150)))  # 30 MB, less than half of the credit
+        with DurableSubscriber(proxy.sides["durable"], "me") as me:
+            assert take(me, 150) == [value] * 150
+        with DurableSubscriber(proxy.sides["durable"], "hoarder", auto_ack=False) as hoarder:
+            assert len(take(hoarder, 150)) == 150  # credit alone does, too
+
+
+def test_a_connection_that_is_cut_leaves_no_gap(context: zmq.Context[Socket], tmp_path: Path) -> None:
+    with ProxyThreads(tmp_path, endpoints(*SIDES)) as proxy, Middlebox(proxy.sides["durable"]) as between:
+        feed(context, proxy, *([b"t", b"%d" % i] for i in range(5000)))
+        with DurableSubscriber(between.endpoint, "me") as me:
+            got = take(me, 700)
+            between.reset()
+            got += take(me, 1300)
+            between.reset()
+            got += take(me, 3000)
+        assert got == [b"%d" % i for i in range(5000)]
+        assert between.connections >= 3
+
+
+def test_messages_that_come_while_an_acknowledgement_is_waited_for_keep_their_order(
+    context: zmq.Context[Socket], tmp_path: Path
+) -> None:
+    with ProxyThreads(tmp_path, endpoints(*SIDES)) as proxy:
+        feed(context, proxy, *([b"t", b"%d" % i] for i in range(300)))
+        got = []
+        with DurableSubscriber(proxy.sides["durable"], "me", auto_ack=False, credit=20) as me:
+            for _ in range(300):
+                message = me.receive(30)
+                assert message is not None
+                got.append(message.value)
+                if message.id % 10 == 0:
+                    me.ack(message, wait=True)
+        assert got == [b"%d" % i for i in range(300)]
+
+
+def test_an_acknowledgement_that_gets_no_answer_loses_nothing(
+    context: zmq.Context[Socket], tmp_path: Path
+) -> None:
+    sides = endpoints(*SIDES)
+    me = DurableSubscriber(sides["durable"], "me", auto_ack=False, timeout=0.5)
+    with ProxyThreads(tmp_path, sides) as proxy:
+        feed(context, proxy, *([b"t", b"%d" % i] for i in range(6)))
+        me.__enter__()
+        assert take(me, 2) == [b"0", b"1"]
+    with pytest.raises(NoPeerError, match="acknowledging id 1"):
+        me.ack(1, wait=True)
+    with ProxyThreads(tmp_path, sides):
+        assert take(me, 4) == [b"2", b"3", b"4", b"5"]
+        me.ack(5, wait=True)
+        me.__exit__(None, None, None)
+
+
+def test_who_was_displaced_leaves_its_successor_alone(context: zmq.Context[Socket], tmp_path: Path) -> None:
+    with ProxyThreads(tmp_path, endpoints(*SIDES)) as proxy:
+        feed(context, proxy, *([b"t", b"%d" % i] for i in range(10)))
+        with DurableSubscriber(proxy.sides["durable"], "me", auto_ack=False, credit=2) as first:
+            assert take(first, 2) == [b"0", b"1"]
+            first.ack(0, wait=True)
+            with DurableSubscriber(proxy.sides["durable"], "me") as second:
+                with pytest.raises(SubscriptionError, match="another client"):
+                    while True:  # some were on their way
+                        first.receive(30)
+                first.__exit__(SubscriptionError, None, None)
+                assert take(second, 9) == [b"%d" % i for i in range(1, 10)]
+
+
+def test_what_was_lost_is_told_again_to_who_died_before_it_went_on(
+    context: zmq.Context[Socket], tmp_path: Path
+) -> None:
+    options = {"walMaxBytes": "1m", "walFlushInterval": "100ms"}
+    with ProxyThreads(tmp_path, endpoints(*SIDES), **options) as proxy:
+        feed(context, proxy, *([b"t", b"%d" % i] for i in range(20)))
+        with DurableSubscriber(proxy.sides["durable"], "me", auto_ack=False) as me:
+            take(me, 20)
+            me.ack(9, wait=True)
+        feed(context, proxy, *([b"t", b"." * 10_000] for _ in range(300)))
+        log = proxy.flow.journal.log
+        wait_for(lambda: not log.unsealed and log.size <= (1 << 20) - 5 * (1 << 16), "deleted what is to be")
+        wait_for(lambda: proxy.server._view.earliest == log.earliest, "and that the server knows")
+        told = []
+        for _ in range(2):
+            with (
+                pytest.raises(ZeroDivisionError),
+                DurableSubscriber(proxy.sides["durable"], "me", auto_ack=False) as me,
+            ):
+                message = me.receive(30)
+                assert message is not None
+                told.append((me.lost, message.id))
+                raise ZeroDivisionError
+        assert told == [(message.id - 10, message.id)] * 2
+        wait_for(lambda: positions(proxy) == {"me": 10}, "it has acknowledged no more than that")
+        assert proxy.status["durable"][0]["lost"] == message.id - 10
+
+
+def test_what_is_lost_is_kept_before_it_is_told(context: zmq.Context[Socket], tmp_path: Path) -> None:
+    """Who was told comes back behind it, so a server that was killed meanwhile would never count it."""
+    with ProxyThreads(tmp_path, endpoints(*SIDES), walMaxBytes="1m", walFlushInterval="100ms") as proxy:
+        feed(context, proxy, *([b"t", b"%d" % i] for i in range(20)))
+        with DurableSubscriber(proxy.sides["durable"], "me", auto_ack=False) as me:
+            take(me, 20)
+            me.ack(9, wait=True)
+        feed(context, proxy, *([b"t", b"." * 10_000] for _ in range(300)))
+        log = proxy.flow.journal.log
+        wait_for(lambda: not log.unsealed and log.size <= (1 << 20) - 5 * (1 << 16), "deleted what is to be")
+        wait_for(lambda: proxy.server._view.earliest == log.earliest, "and that the server knows")
+        with DurableSubscriber(proxy.sides["durable"], "me", auto_ack=False) as me:
+            message = me.receive(30)
+            assert message is not None
+            # What a kill would leave now.
+            (kept,) = json.loads((tmp_path / "0" / "subscriptions.json").read_text())["subscriptions"]
+            assert kept["lost"] == me.lost == message.id - 10
+
+
+def test_topics_that_are_no_text_are_prefixes_too(context: zmq.Context[Socket], tmp_path: Path) -> None:
+    with ProxyThreads(tmp_path, endpoints(*SIDES)) as proxy:
+        feed(context, proxy, [b"\xff\xfe\x01", b"0"], [b"ok", b"1"], [b"\xff\xfe\x02", b"x", b"2"])
+        with DurableSubscriber(proxy.sides["durable"], "me", topics=[b"\xff\xfe"]) as me:
+            assert take(me, 2) == [b"0", b"2"]
+        with DurableSubscriber(proxy.sides["durable"], "other", topics=["\ufffd"]) as other:
+            assert other.receive(0.1) is None
+
+
+def test_with_wait_who_comes_late_still_holds_what_it_needs(
+    context: zmq.Context[Socket], tmp_path: Path
+) -> None:
+    options = {"walMaxBytes": "1m", "whenFull": "wait", "walFlushInterval": "50ms"}
+    with ProxyThreads(tmp_path, endpoints(*SIDES), **options) as proxy:
+        feed(context, proxy, *([b"t", b"%d" % i] for i in range(50)))
+        wait_for(lambda: proxy.status.get("hold") == 50, "nobody needs them")
+        with DurableSubscriber(proxy.sides["durable"], "me", auto_ack=False) as me:
+            wait_for(lambda: proxy.flow.journal.log._committed == 0, "somebody does")
+            push = context.socket(zmq.PUSH)
+            push.setsockopt(zmq.SNDHWM, 10)
+            push.connect(proxy.sides["pull"])
+            while push.poll(500, zmq.POLLOUT):
+                push.send(b"." * 10_000)
+            assert proxy.flow.journal.log.earliest == 0
+            assert take(me, 50) == [b"%d" % i for i in range(50)]
+            assert me.lost == 0
+
+
+def test_one_message_as_large_as_the_log_does_not_end_the_feed(
+    context: zmq.Context[Socket], tmp_path: Path
+) -> None:
+    with ProxyThreads(tmp_path, endpoints(*SIDES), walMaxBytes="1m", walFlushInterval="50ms") as proxy:
+        with DurableSubscriber(proxy.sides["durable"], "away"):
+            pass
+        feed(context, proxy, [b"t", b"." * (2 << 20)])
+        feed(context, proxy, *([b"t", b"%d" % i] for i in range(10)))
+
+
+def test_what_was_just_published_can_be_asked_for(context: zmq.Context[Socket], tmp_path: Path) -> None:
+    sides = endpoints("pull", "publish", "replay")
+    with ProxyThreads(tmp_path, sides) as proxy:
+        sub = subscriber(context, proxy, b"")
+        push = context.socket(zmq.PUSH)
+        push.connect(sides["pull"])
+        asking = context.socket(zmq.DEALER)
+        asking.connect(sides["replay"])
+        for i in range(100):
+            push.send(b"%d" % i)
+            receive(sub, 1)
+            asking.send_multipart([b"", number(i) + number(i + 1)])
+            assert receive(asking, 2) == [[b"", number(i), b"%d" % i], [b"", END, b""]]
+
+
+def test_an_unexpected_error_at_one_subscriber_leaves_the_others_alone(
+    context: zmq.Context[Socket],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    known, read = Subscriptions.get, durable.messages_of
+
+    def get(self: Subscriptions, name: str) -> Subscription | None:
+        return known(self, name) if name != "unlucky" else 1 // 0  # type: ignore[return-value]
+
+    def messages_of(batch: pa.RecordBatch) -> Messages:
+        if b"bad" in batch.column("value").to_pylist():
+            raise ZeroDivisionError("nobody has thought of this")
+        return read(batch)
+
+    with ProxyThreads(tmp_path, endpoints(*SIDES)) as proxy, caplog.at_level(logging.ERROR):
+        with DurableSubscriber(proxy.sides["durable"], "me", topics=["a"]) as me:
+            monkeypatch.setattr(Subscriptions, "get", get)
+            with (
+                pytest.raises(SubscriptionError, match="ZeroDivisionError"),
+                DurableSubscriber(proxy.sides["durable"], "unlucky"),
+            ):
+                pass
+            with DurableSubscriber(proxy.sides["durable"], "other", topics=["b"]) as other:
+                monkeypatch.setattr(durable, "messages_of", messages_of)
+                feed(context, proxy, [b"b", b"bad"], [b"a", b"good"])
+                with pytest.raises(SubscriptionError, match="an unexpected error of the proxy"):
+                    other.receive(30)
+                assert take(me, 1) == [b"good"]
+                monkeypatch.setattr(durable, "messages_of", read)
+            with DurableSubscriber(proxy.sides["durable"], "other", topics=["b"]) as other:
+                assert take(other, 1) == [b"bad"]  # its position has not moved
+        assert proxy.failure is None
+    assert "Traceback" in caplog.text
+
+
+def test_an_unexpected_error_in_one_replay_ends_only_that_one(
+    context: zmq.Context[Socket],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    read = replays.messages_of
+
+    def messages_of(batch: pa.RecordBatch) -> Messages:
+        if b"bad" in batch.column("value").to_pylist():
+            raise ZeroDivisionError("nobody has thought of this")
+        return read(batch)
+
+    monkeypatch.setattr(replays, "messages_of", messages_of)
+    with ProxyThreads(tmp_path, endpoints(*SIDES)) as proxy, caplog.at_level(logging.ERROR):
+        feed(context, proxy, [b"a", b"good"])
+        feed(context, proxy, [b"a", b"bad"])
+        wait_for(lambda: proxy.server._view.end == 2, "the server has seen it")
+        asking = context.socket(zmq.DEALER)
+        asking.connect(proxy.sides["replay"])
+        asking.send_multipart([b"", number(0) + number(2)])
+        wait_for(lambda: "nobody has thought of this" in caplog.text, "the error to be told")
+        monkeypatch.setattr(replays, "messages_of", read)
+        asking.send_multipart([b"", number(0) + number(2)])
+        got: list[bytes] = []
+        while b"" not in got:  # the value of the last reply
+            assert asking.poll(10_000)
+            got.append(asking.recv_multipart()[-1])
+        assert got[-3:] == [b"good", b"bad", b""]
+        assert proxy.failure is None
+    assert "Traceback" in caplog.text
+
+
+def test_a_message_that_takes_long_to_transfer_arrives_once(
+    context: zmq.Context[Socket], tmp_path: Path
+) -> None:
+    with ProxyThreads(tmp_path, endpoints(*SIDES)) as proxy, Middlebox(proxy.sides["durable"]) as slow:
+        slow.bytes_per_second = 4_000_000
+        feed(context, proxy, [b"t", b"small"], [b"t", bytes(28_000_000)], [b"t", b"after"])
+        with DurableSubscriber(slow.endpoint, "me") as me:
+            values = take(me, 3)
+        assert [len(value) for value in values] == [5, 28_000_000, 5]
+        assert slow.bytes < 40_000_000, "it was sent again"
+
+
+def test_a_client_without_a_look_at_the_kernel_gets_a_long_message_too(
+    context: zmq.Context[Socket], tmp_path: Path
+) -> None:
+    """As docs/proxy.md has it: after three seconds of silence the same SUBSCRIBE again."""
+    with ProxyThreads(tmp_path, endpoints(*SIDES)) as proxy, Middlebox(proxy.sides["durable"]) as slow:
+        slow.bytes_per_second = 4_000_000
+        feed(context, proxy, [b"t", bytes(4_000_000)])
+        dealer = context.socket(zmq.DEALER)
+        dealer.connect(slow.endpoint)
+        subscribe = [b"SUBSCRIBE", b"1", b"raw", number(7), b"earliest", b"", number(3)]
+        dealer.send_multipart(subscribe)
+        assert receive(dealer, 1)[0][:2] == [b"READY", number(7)]
+        for _ in range(3):
+            dealer.send_multipart(subscribe)
+        words: list[bytes] = []
+        while (
+            words.count(b"READY") < 3 or words[-2:] != [b"HEARTBEAT"] * 2
+        ):  # the first comes late, behind the rest
+            words += [frames[0] for frames in receive(dealer, 1, 5_000)]
+        assert (words.count(b"MESSAGE"), words.count(b"READY")) == (1, 3)
+        assert slow.bytes < 6_000_000, "it was sent again"
+
+
+def test_who_was_displaced_and_says_the_same_again_is_told_so(
+    context: zmq.Context[Socket], tmp_path: Path
+) -> None:
+    with ProxyThreads(tmp_path, endpoints(*SIDES)) as proxy:
+        first, second = context.socket(zmq.DEALER), context.socket(zmq.DEALER)
+        for dealer, session in ((first, 1), (second, 2)):
+            dealer.connect(proxy.sides["durable"])
+            dealer.send_multipart([b"SUBSCRIBE", b"1", b"raw", number(session), b"earliest", b"", number(3)])
+            assert receive(dealer, 1)[0][0] == b"READY"
+        assert [b"REFUSED", b"taken"] in [frames[:2] for frames in drain(first, 50)]
+        first.send_multipart([b"SUBSCRIBE", b"1", b"raw", number(1), b"earliest", b"", number(3)])
+        wait_for(lambda: [b"REFUSED", b"taken"] in [f[:2] for f in drain(first, 20)], "it is told again")
+        assert b"REFUSED" not in [frames[0] for frames in drain(second, 50)]
+
+
+def test_subscribers_that_take_nothing_cost_bounded_memory_though_they_say_they_do(
+    context: zmq.Context[Socket], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(durable, "_WINDOW", 2 << 20)
+    size = 256 << 10
+    with ProxyThreads(tmp_path, endpoints(*SIDES), **{"zmq.sndbuf": 64 << 10}) as proxy:
+        feed(context, proxy, *([b"t", bytes(size)] for _ in range(100)))
+        liar = context.socket(zmq.DEALER)
+        liar.setsockopt(zmq.RCVHWM, 1)
+        liar.setsockopt(zmq.RCVBUF, 64 << 10)
+        liar.connect(proxy.sides["durable"])
+        liar.send_multipart([b"SUBSCRIBE", b"1", b"liar", number(0), b"earliest", b"", number(1000)])
+        wait_for(lambda: account(proxy, "liar").get("sent", 0) >= 4, "it is being sent to")
+        for _ in range(3):
+            liar.send_multipart([b"CREDIT", number(1000)])
+            beats = proxy.server._durable._next_heartbeat
+            wait_for(lambda b=beats: proxy.server._durable._next_heartbeat > b, "a second has passed")
+        sent = account(proxy, "liar")["sent"]
+        assert sent <= 16, "2 MB, what the kernel holds, and one message"
+        taken = 0
+        while taken < 60:  # who begins to take gets more
+            (frames,) = receive(liar, 1)
+            if frames[0] == b"MESSAGE":
+                taken += 1
+                liar.send_multipart([b"CREDIT", number(1)])
+
+
+def account(proxy: ProxyThreads, name: str) -> dict[str, object]:
+    """What the proxy tells of one durable subscriber."""
+    return next((a for a in proxy.status.get("durable", ()) if a["name"] == name), {})
+
+
+def test_a_proxy_without_durable_subscribers_keeps_what_they_need(
+    context: zmq.Context[Socket], tmp_path: Path
+) -> None:
+    options = {"walRetention": "0s", "walFlushInterval": "50ms"}
+    with ProxyThreads(tmp_path, endpoints(*SIDES), **options) as proxy:
+        feed(context, proxy, *([b"t", b"%d" % i] for i in range(10)))
+        with DurableSubscriber(proxy.sides["durable"], "me") as me:
+            assert take(me, 4) == [b"0", b"1", b"2", b"3"]
+    with ProxyThreads(tmp_path, endpoints("pull", "replay"), **options) as proxy:
+        for i in range(10, 15):
+            feed(context, proxy, [b"t", b"%d" % i])
+        wait_for(lambda: proxy.status.get("hold") == 4, "what it needs is held")
+        chunks = proxy.flow.journal.log.chunks
+        proxy.flow.journal.log.remove_expired()
+        assert proxy.flow.journal.log.earliest <= 4, chunks
+    with (
+        ProxyThreads(tmp_path, endpoints(*SIDES), **options) as proxy,
+        DurableSubscriber(proxy.sides["durable"], "me") as me,
+    ):
+        assert take(me, 11) == [b"%d" % i for i in range(4, 15)]
+        assert me.lost == 0
+
+
+def test_a_live_process_that_does_not_listen_stops_no_subscriber(
+    context: zmq.Context[Socket], tmp_path: Path
+) -> None:
+    """What the server process tells of its subscribers would fill the pipe in a second."""
+    log = LogWriter(LogStorage(str(tmp_path)), 0, chunk_bytes=1 << 20, max_bytes=1 << 30)
+    log.open()
+    sides = endpoints("durable")
+    given = {"walLocation": str(tmp_path), "pull": endpoints("pull")["pull"], **sides}
+    progress = Progress(log.earliest, log.durable_end, None)
+    server = subprocess.Popen(
+        [sys.executable, "-c", "from zmq_datasource.proxy.server import main; main()"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    )
+    try:
+        assert server.stdin is not None
+        assert server.stdout is not None
+        for line in (start_line(given, logging.WARNING), progress):
+            server.stdin.write(json.dumps(line).encode() + b"\n")
+        server.stdin.flush()
+        assert json.loads(server.stdout.readline()) == {"ready": True}
+        dealer = context.socket(zmq.DEALER)
+        dealer.connect(sides["durable"])
+        for at in range(150):
+            name = b"%03d" % at + b"x" * 190
+            dealer.send_multipart(
+                [b"SUBSCRIBE", b"1", name, number(at), b"earliest", b"", number(3), *([b"t" * 60] * 10)]
+            )
+        waits = zmq.Poller()
+        waits.register(dealer, zmq.POLLIN)
+        beats = 0
+        while beats < 4:
+            assert waits.poll(10_000), f"silent after {beats} heartbeats"
+            beats += dealer.recv_multipart()[0] == b"HEARTBEAT"
+    finally:
+        server.kill()
+        server.wait()
+        assert server.stdin is not None
+        assert server.stdout is not None
+        server.stdin.close()
+        server.stdout.close()
+        log.close()

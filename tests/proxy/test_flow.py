@@ -1,0 +1,391 @@
+"""proxy.flow: what publishers send is journaled, then published, in order."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+import zmq
+
+from tests.support import Socket, log_rows, wait_for
+from tests.support.proxies import ProxyThreads, drain, endpoints, publisher, receive, subscriber
+from zmq_datasource import LogFormatError, LogLockedError, OptionError, Producer
+from zmq_datasource.log import storage as storage_module
+from zmq_datasource.messages.framing import decode_plain
+from zmq_datasource.options import ProxyOptions
+from zmq_datasource.options.parser import parse
+from zmq_datasource.proxy.rows import Messages, messages_of, rows_of
+
+pytestmark = pytest.mark.spark  # they are many, and each has sockets to connect and to close
+
+
+def number(value: int) -> bytes:
+    return value.to_bytes(8, "big")
+
+
+def test_messages_are_published_with_their_id_and_are_in_the_log(
+    context: zmq.Context[Socket], tmp_path: Path
+) -> None:
+    sides = endpoints("bind", "publish")
+    with ProxyThreads(tmp_path, sides) as proxy:
+        sub = subscriber(context, proxy, b"")
+        pub = publisher(context, sides["bind"])
+        sent = [[b"a", b"1"], [b"b", b"2"], [b"alone"], [b"c", b"x", b"y", b"3"], [b"\xff", b"4"]]
+        for message in sent:
+            pub.send_multipart(message)
+        got = receive(sub, 5)
+    assert got == [
+        [b"a", number(0), b"1"],
+        [b"b", number(1), b"2"],
+        [b"", number(2), b"alone"],
+        [b"c", number(3), b"x", b"y", b"3"],
+        [b"\xff", number(4), b"4"],
+    ]
+    rows = log_rows(tmp_path)
+    assert rows.column("id").to_pylist() == [0, 1, 2, 3, 4]
+    assert rows.column("value").to_pylist() == [b"1", b"2", b"alone", b"3", b"4"]
+    assert rows.column("frames").to_pylist() == [None, None, None, sent[3], sent[4]]
+
+
+def test_plain_publishes_the_frames_as_they_came(context: zmq.Context[Socket], tmp_path: Path) -> None:
+    sides = endpoints("pull", "publish")
+    with ProxyThreads(tmp_path, sides, plain=True) as proxy:
+        sub = subscriber(context, proxy, b"")
+        push = context.socket(zmq.PUSH)
+        push.connect(sides["pull"])
+        sent = [[b"a", b"1"], [b"alone"], [b"c", b"x", b"3"], [b"", b""]]
+        for message in sent:
+            push.send_multipart(message)
+        assert receive(sub, 4) == sent
+    assert log_rows(tmp_path).num_rows == 4
+
+
+@pytest.mark.parametrize("size", [10, 20_000])
+def test_large_messages_take_another_way_and_are_the_same(
+    size: int, context: zmq.Context[Socket], tmp_path: Path
+) -> None:
+    sides = endpoints("pull", "publish")
+    with ProxyThreads(tmp_path, sides, slowSubscriber="wait") as proxy:
+        sub = subscriber(context, proxy, b"")
+        push = context.socket(zmq.PUSH)
+        push.connect(sides["pull"])
+        sent = []
+        for i in range(300):
+            value = str(i).encode().ljust(size, b".")
+            sent.append([[b"t", value], [value], [b"t", value, value]][i % 3])
+            push.send_multipart(sent[-1])
+        got = receive(sub, 300)
+    assert [m[1] for m in got] == [number(i) for i in range(300)]
+    assert [m[:1] + m[2:] if m[0] else m[2:] for m in got] == sent
+    rows = log_rows(tmp_path)
+    assert rows.column("value").to_pylist() == [m[-1] for m in sent]
+    assert rows.column("frames").to_pylist() == [m if len(m) > 2 else None for m in sent]
+
+
+def test_rows_are_those_of_plain_framing() -> None:
+    sent: list[bytes | list[bytes]] = [[b"a", b"1"], b"2", [b"b", b"x", b"3"], [b"\xff\xfe", b"4"]]
+    messages = Messages([b"a", None, b"b", b"\xff\xfe"], [b"1", b"2", b"3", b"4"], {2: [b"b", b"x", b"3"]})
+    assert rows_of(messages, 7).equals(decode_plain(sent, [(7, 4)]))
+    framed = Messages(
+        [b"a", None, b"b", b"\xff\xfe"],
+        [zmq.Frame(b"1"), b"2", b"3", zmq.Frame(b"4")],
+        {2: [b"b", zmq.Frame(b"x"), b"3"]},
+    )
+    assert rows_of(framed, 7).equals(decode_plain(sent, [(7, 4)]))
+    back = messages_of(rows_of(messages, 7))
+    assert [back.frames(at) for at in range(4)] == [[m] if isinstance(m, bytes) else m for m in sent]
+
+
+def test_rows_without_any_topic() -> None:
+    batch = rows_of(Messages([None, None], [b"1", b"2"], {}), 7)
+    assert batch.equals(decode_plain([b"1", b"2"], [(7, 2)]))
+    assert isinstance(batch, pa.RecordBatch)
+
+
+def test_nothing_is_published_before_it_is_on_disk(
+    context: zmq.Context[Socket], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    let_go, reached = threading.Event(), threading.Event()
+    sync = storage_module.sync_file
+
+    def stuck(path: Path) -> None:
+        if path.name.startswith(".open"):
+            reached.set()
+            assert let_go.wait(30)
+        sync(path)
+
+    sides = endpoints("pull", "publish")
+    with ProxyThreads(tmp_path, sides, walSync=True) as proxy:
+        sub = subscriber(context, proxy, b"")
+        push = context.socket(zmq.PUSH)
+        push.connect(sides["pull"])
+        monkeypatch.setattr(storage_module, "sync_file", stuck)
+        push.send(b"1")
+        assert reached.wait(30)
+        # What comes meanwhile gathers, and is not published either.
+        push.send(b"2")
+        wait_for(lambda: proxy.flow.counters.received == 2, "received")
+        assert not sub.poll(100)
+        let_go.set()
+        assert receive(sub, 2) == [[b"", number(0), b"1"], [b"", number(1), b"2"]]
+
+
+def test_subscriptions_go_upstream_and_are_taken_back(context: zmq.Context[Socket], tmp_path: Path) -> None:
+    sides = endpoints("bind", "publish")
+    with ProxyThreads(tmp_path, sides, topics="kept.") as proxy:
+        pub = publisher(context, sides["bind"], (b"kept.",))
+        sub = context.socket(zmq.SUB)
+        sub.connect(sides["publish"])
+        sub.subscribe(b"live.")
+        assert pub.recv() == b"\x01live."
+        second = subscriber(context, proxy, b"live.")
+        assert pub.recv().startswith(b"\x01marker")
+        assert "live." in proxy.flow.status()["subscriptions"]
+        second.close(0)
+        assert pub.recv().startswith(b"\x00marker")  # and not the one that another has still
+        for topic in (b"kept.1", b"live.1", b"other"):
+            pub.send_multipart([topic, b"v"])
+        assert receive(sub, 1) == [[b"live.1", number(1), b"v"]]
+        sub.close(0)
+        assert pub.poll(30_000)
+        assert pub.recv() == b"\x00live."
+    assert log_rows(tmp_path).column("topic").to_pylist() == ["kept.1", "live.1"]
+
+
+def test_transactions_are_published_once_they_are_committed(
+    context: zmq.Context[Socket], tmp_path: Path
+) -> None:
+    sides = endpoints("router", "pull", "publish")
+    for first in (0, 3):  # a second proxy on the same log knows what was committed
+        with ProxyThreads(tmp_path, sides) as proxy:
+            sub = subscriber(context, proxy, b"")
+            with Producer(sides["router"], name="desk") as producer:
+                for i in range(first, first + 3):
+                    with producer.transaction() as rows:
+                        rows.send(b"order %d" % i, topic="orders")
+            got = receive(sub, 3)
+            assert got == [[b"orders", number(i), b"order %d" % i] for i in range(first, first + 3)]
+            sub.close(0)
+    assert log_rows(tmp_path).column("value").to_pylist() == [b"order %d" % i for i in range(6)]
+
+
+def test_ids_go_on_after_a_restart(context: zmq.Context[Socket], tmp_path: Path) -> None:
+    sides = endpoints("pull", "publish")
+    for start in (0, 10):
+        with ProxyThreads(tmp_path, sides) as proxy:
+            sub = subscriber(context, proxy, b"")
+            push = context.socket(zmq.PUSH)
+            push.connect(sides["pull"])
+            for i in range(10):
+                push.send(b"%d" % i)
+            assert [m[1] for m in receive(sub, 10)] == [number(start + i) for i in range(10)]
+            sub.close(0)
+            push.close(0)
+
+
+def test_a_stalled_subscriber_is_dropped_for_and_others_have_all(
+    context: zmq.Context[Socket], tmp_path: Path
+) -> None:
+    sides = endpoints("pull", "publish")
+    small = {"zmq.sndbuf": 4096, "sndhwm": 10}
+    with ProxyThreads(tmp_path, sides, **small) as proxy:
+        stalled = subscriber(context, proxy, b"", rcvhwm=10, rcvbuf=4096)
+        healthy = subscriber(context, proxy, b"", rcvhwm=100_000)
+        push = context.socket(zmq.PUSH)
+        push.connect(sides["pull"])
+        got = []
+        for i in range(2000):
+            push.send(b"%d" % i + b"." * 1000)
+            if i % 5 == 4:  # at its own pace: its queue of 10 is never full
+                got += receive(healthy, 5)
+        assert [int(m[2].split(b".")[0]) for m in got] == list(range(2000))
+        wait_for(lambda: proxy.flow.status()["stalled"], "seen that one takes nothing")
+        first = [m[1] for m in receive(stalled, 5)]
+        assert first == [number(i) for i in range(5)]
+        assert len(log_rows(tmp_path)) <= 2000
+
+
+def test_a_stalled_subscriber_is_disconnected_where_that_is_asked_for(
+    context: zmq.Context[Socket], tmp_path: Path
+) -> None:
+    sides = endpoints("pull", "publish")
+    options = {"zmq.sndbuf": 4096, "sndhwm": 10, "slowSubscriber": "disconnect", "slowTimeout": "300ms"}
+    with ProxyThreads(tmp_path, sides, **options) as proxy:
+        stalled = subscriber(context, proxy, b"", rcvhwm=10, rcvbuf=4096)
+        monitor = stalled.get_monitor_socket(zmq.EVENT_DISCONNECTED)
+        healthy = subscriber(context, proxy, b"", rcvhwm=100_000)
+        push = context.socket(zmq.PUSH)
+        push.connect(sides["pull"])
+        for i in range(500):
+            push.send(b"%d" % i + b"." * 1000)
+            receive(healthy, 1)
+        wait_for(lambda: proxy.flow.status()["disconnected"] == 1, "disconnected")
+        drain(stalled, 200)  # it notices once it has taken what was there
+        assert monitor.poll(30_000)
+        push.send(b"end")
+        assert receive(healthy, 1)[0][2] == b"end"
+        stalled.disable_monitor()
+
+
+def test_with_wait_a_full_subscriber_holds_the_publisher_back_and_nothing_is_lost(
+    context: zmq.Context[Socket], tmp_path: Path
+) -> None:
+    sides = endpoints("pull", "publish")
+    options = {"zmq.sndbuf": 4096, "zmq.rcvbuf": 4096, "rcvhwm": 10, "slowSubscriber": "wait"}
+    with ProxyThreads(tmp_path, sides, **options) as proxy:
+        sub = subscriber(context, proxy, b"", rcvhwm=10, rcvbuf=4096)
+        push = context.socket(zmq.PUSH)
+        push.setsockopt(zmq.SNDHWM, 10)
+        push.setsockopt(zmq.SNDBUF, 4096)
+        push.connect(sides["pull"])
+        sent = 0
+        while push.poll(500, zmq.POLLOUT):
+            push.send(b"%d" % sent + b"." * 1000)
+            sent += 1
+            assert sent < 100_000, "nothing held the publisher back"
+        got = receive(sub, sent)
+        assert [m[1] for m in got] == [number(i) for i in range(sent)]
+        assert proxy.flow.status()["waitedSeconds"] > 0
+
+
+def test_the_log_stays_within_its_size_and_its_age(context: zmq.Context[Socket], tmp_path: Path) -> None:
+    sides = endpoints("pull", "publish")
+    with ProxyThreads(
+        tmp_path, sides, walMaxBytes="1m", walFlushInterval="100ms", slowSubscriber="wait"
+    ) as proxy:
+        sub = subscriber(context, proxy, b"", rcvhwm=100_000)
+        push = context.socket(zmq.PUSH)
+        push.connect(sides["pull"])
+        for i in range(4000):
+            push.send(b"%d" % i + b"." * 1000)
+        receive(sub, 4000)
+        log = proxy.flow.journal.log
+        assert 0 < log.earliest < 4000
+        assert log.size <= 1 << 20
+    with ProxyThreads(tmp_path, sides, walRetention="100ms", walFlushInterval="50ms") as proxy:
+        proxy.flow.hold = log.earliest + 10
+        log = proxy.flow.journal.log
+        push.send(b"more")
+        wait_for(lambda: log.earliest > 0 and proxy.flow.counters.received == 4001, "received")
+        assert log.earliest <= proxy.flow.hold  # somebody needs it still
+        proxy.flow.hold = log.durable_end
+        wait_for(lambda: log.chunks == 1, "what is older, and not needed, deleted")
+
+
+def test_a_full_log_that_is_needed_holds_publishers_back(
+    context: zmq.Context[Socket], tmp_path: Path
+) -> None:
+    sides = endpoints("pull", "publish")
+    options = {"walMaxBytes": "1m", "whenFull": "wait", "rcvhwm": 10, "zmq.rcvbuf": 4096}
+    with ProxyThreads(tmp_path, sides, **options) as proxy:
+        proxy.flow.hold = 0
+        push = context.socket(zmq.PUSH)
+        push.setsockopt(zmq.SNDHWM, 10)
+        push.setsockopt(zmq.SNDBUF, 4096)
+        push.connect(sides["pull"])
+        sent = 0
+        while push.poll(500, zmq.POLLOUT):
+            push.send(b"." * 10_000)
+            sent += 1
+            assert sent < 10_000, "nothing held the publisher back"
+        assert proxy.flow.status()["paused"]
+        assert proxy.flow.journal.log.earliest == 0
+        proxy.flow.hold = proxy.flow.journal.log.durable_end
+        assert push.poll(30_000, zmq.POLLOUT)
+
+
+def test_two_proxies_cannot_share_a_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("zmq_datasource.proxy.journal._LOCK_WAIT", 0.1)
+    sides = endpoints("pull", "publish")
+    with (
+        ProxyThreads(tmp_path, sides),
+        pytest.raises(LogLockedError, match="it is held by process"),
+        ProxyThreads(tmp_path, endpoints("pull", "publish")),
+    ):
+        pass
+
+
+def test_a_log_of_a_query_is_not_a_proxys(tmp_path: Path) -> None:
+    from tests.support import stream_options  # noqa: PLC0415
+    from zmq_datasource.source.ingest import Ingest  # noqa: PLC0415
+
+    sides = endpoints("pull", "publish")
+    context: zmq.Context[Socket] = zmq.Context()
+    with context, context.socket(zmq.PUSH) as push:
+        port = push.bind_to_random_port("tcp://127.0.0.1")
+        ingest = Ingest(
+            stream_options(connect=f"tcp://127.0.0.1:{port}", socketType="PULL", walLocation=tmp_path)
+        )
+        ingest.start()
+        push.send(b"x")
+        wait_for(lambda: ingest.counters.received == 1, "received")
+        ingest.stop()
+    with (
+        pytest.raises(LogFormatError, match="give the proxy a walLocation of its own"),
+        ProxyThreads(tmp_path, sides),
+    ):
+        pass
+
+
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [
+        ({"bind": "tcp://*:5557", "publish": "tcp://*:5556"}, "walLocation is not set"),
+        ({"walLocation": "/x", "publish": "tcp://*:5556"}, "no side for publishers"),
+        ({"walLocation": "/x", "bind": "tcp://*:5557"}, "no side for subscribers"),
+        ({"walLocation": "/x", "bind": "tcp://*:5556", "publish": "tcp://*:5556"}, "named for two sides"),
+        (
+            {"walLocation": "/x", "bind": "tcp://*:1", "publish": "tcp://*:2", "walMaxBytes": "1k"},
+            "walMaxBytes",
+        ),
+        (
+            {"walLocation": "/x", "bind": "tcp://*:1", "publish": "tcp://*:2", "slowTimeout": "0s"},
+            "slowTimeout",
+        ),
+        ({"walLocation": "/x", "bind": "tcp://*:1", "publish": "tcp://*:2", "linger": "-1"}, "linger"),
+        (
+            {"walLocation": "/x", "bind": "tcp://*:1", "publish": "tcp://*:2", "slowSubscriber": "no"},
+            "drop, wait or",
+        ),
+        ({"walLocation": "/x", "bind": "tcp://*:1", "publsh": "tcp://*:2"}, "did you mean 'publish'"),
+    ],
+)
+def test_options_that_do_not_go_together(options: dict[str, str], problem: str) -> None:
+    with pytest.raises(OptionError, match=problem):
+        parse(ProxyOptions, options)
+
+
+def test_ipc_endpoints_and_one_mark_along_the_chain(
+    context: zmq.Context[Socket], tmp_path: Path, ipc_path: Path
+) -> None:
+    sides = {"pull": f"ipc://{ipc_path}-in", "publish": f"ipc://{ipc_path}-out"}
+    with ProxyThreads(tmp_path, sides, rcvhwm=7) as proxy:
+        assert proxy.flow._backend is not None
+        assert [front.socket.getsockopt(zmq.RCVHWM) for front in proxy.flow._fronts] == [7]
+        assert proxy.flow._backend.socket.getsockopt(zmq.SNDHWM) == 7
+        sub = subscriber(context, proxy, b"")
+        push = context.socket(zmq.PUSH)
+        push.connect(sides["pull"])
+        push.send_multipart([b"t", b"v"])
+        assert receive(sub, 1) == [[b"t", number(0), b"v"]]
+
+
+def test_a_flood_of_subscriptions_holds_nobody_up_and_is_ended(
+    context: zmq.Context[Socket], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("zmq_datasource.proxy.backend._MOST_REQUEST_BYTES", 4 << 20)
+    with ProxyThreads(tmp_path, endpoints("bind", "publish")) as proxy:
+        other = subscriber(context, proxy, b"mine")
+        pub = publisher(context, proxy.sides["bind"], (b"",))
+        flood = context.socket(zmq.XSUB)
+        flood.setsockopt(zmq.SNDHWM, 0)
+        flood.connect(proxy.sides["publish"])
+        for at in range(60_000):
+            flood.send(b"\x01%099d" % at)
+        for at in range(50):
+            pub.send_multipart([b"mine", b"%d" % at])
+        assert [frames[-1] for frames in receive(other, 50, 5_000)] == [b"%d" % i for i in range(50)]
+        wait_for(lambda: proxy.flow.status()["disconnected"] >= 1, "the flood is ended")
+        assert len(proxy.flow._backend.subscriptions) <= 10_000

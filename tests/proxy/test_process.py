@@ -1,0 +1,385 @@
+"""The proxy as a user runs it: processes, and kills."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import subprocess
+import sys
+import threading
+from contextlib import suppress
+from itertools import pairwise
+from pathlib import Path
+
+import psutil
+import pytest
+import zmq
+from click.testing import CliRunner
+from pyspark.sql import SparkSession
+
+from tests.support import Socket, log_rows, wait_for
+from tests.support.proxies import endpoints, publisher, receive
+from zmq_datasource import DurableSubscriber, OptionError, Producer, Proxy, SocketError
+from zmq_datasource.cli import main as cli
+
+pytestmark = pytest.mark.spark
+
+
+def processes_of(proxy: Proxy) -> list[psutil.Process]:
+    """The live process and the server process."""
+    live = psutil.Process(proxy.pid)
+    return [live, *wait_for(live.children, "the server process")]
+
+
+def test_a_subscriber_that_is_killed_loses_nothing_and_gets_nothing_twice_after_its_acknowledgement(
+    context: zmq.Context[Socket], tmp_path: Path
+) -> None:
+    sides = endpoints("bind", "durable")
+    notes, messages = tmp_path / "notes", 4000
+    with Proxy(wal_location=tmp_path / "log", **sides):
+        pub = publisher(context, sides["bind"])
+        for i in range(messages):
+            pub.send(b"%d" % i)
+        command = [
+            *(sys.executable, "-m", "tests.support.durable_driver", sides["durable"], "me"),
+            str(notes),
+        ]
+        for at in (100, 1000, None):  # killed twice, at some point behind these
+            driver = subprocess.Popen([*command, str(messages - 1)])
+            try:
+                if at is None:
+                    assert driver.wait(60) == 0
+                else:
+                    wait_for(
+                        lambda at=at: notes.exists() and f"got {at}\n" in notes.read_text(),
+                        f"message {at} received",
+                    )
+            finally:
+                driver.send_signal(signal.SIGKILL)
+                driver.wait()
+    acknowledged, got = -1, []
+    for line in notes.read_text().splitlines():
+        what, _, number = line.partition(" ")
+        if what == "got":
+            assert int(number) > acknowledged
+            got.append(int(number))
+        else:
+            acknowledged = int(number)
+    assert sorted(set(got)) == list(range(messages))
+    assert acknowledged == messages - 1
+    runs = [i for i, (a, b) in enumerate(pairwise(got)) if b != a + 1]
+    assert len(runs) <= 2, "in order, but for where it was killed"
+
+
+def test_a_proxy_that_is_killed_loses_nothing_and_repeats_nothing(tmp_path: Path) -> None:
+    sides = endpoints("router", "durable")
+    transactions, rows = 40, 50
+    done = threading.Event()
+
+    def produce() -> None:
+        with Producer(sides["router"], name="desk", sendTimeout="60s") as producer:
+            for number in range(transactions):
+                with producer.transaction():
+                    for row in range(rows):
+                        producer.send(b"%d" % (number * rows + row), topic="t")
+        done.set()
+
+    producing = threading.Thread(target=produce)
+    values: list[bytes] = []
+    ids: list[int] = []
+    proxy = Proxy(wal_location=tmp_path, **sides)
+    proxy.__enter__()
+    try:
+        producing.start()
+        with DurableSubscriber(sides["durable"], "me", timeout=60) as subscriber:
+            for kills in range(3):
+                while len(values) < 500 * (kills + 1):
+                    message = subscriber.receive(60)
+                    assert message is not None
+                    values.append(message.value)
+                    ids.append(message.id)
+                for process in processes_of(proxy)[: 1 + kills % 2]:
+                    process.kill()
+                with pytest.raises(SocketError, match="has ended by itself"):
+                    proxy.__exit__(None, None, None)
+                proxy = Proxy(wal_location=tmp_path, **sides)
+                proxy.__enter__()
+            while len(values) < transactions * rows:
+                message = subscriber.receive(60)
+                assert message is not None
+                values.append(message.value)
+                ids.append(message.id)
+            assert subscriber.receive(0.2) is None
+        assert done.wait(60)
+    finally:
+        producing.join(60)
+        proxy.__exit__(None, None, None)
+    assert values == [b"%d" % i for i in range(transactions * rows)]
+    assert ids == sorted(set(ids))
+    assert log_rows(tmp_path).column("value").to_pylist() == values
+
+
+def test_the_server_process_alone_is_started_again(context: zmq.Context[Socket], tmp_path: Path) -> None:
+    sides = endpoints("bind", "publish", "durable")
+    # All of it stays in the open chunk.
+    with (
+        Proxy(wal_location=tmp_path, wal_flush_interval="60s", **sides) as proxy,
+        DurableSubscriber(sides["durable"], "me", timeout=60) as subscriber,
+    ):
+        live, server = processes_of(proxy)
+        pub = publisher(context, sides["bind"])
+        for start in (0, 100):
+            for i in range(start, start + 100):
+                pub.send(b"%d" % i)
+            got = [subscriber.receive(60) for _ in range(100)]
+            assert [m.value for m in got if m] == [b"%d" % i for i in range(start, start + 100)]
+            if not start:
+                subscriber.ack(got[49] or 0, wait=True)
+                server.kill()
+                server.wait()
+        assert live.is_running()
+
+
+def test_memory_stays_bounded_behind_subscribers_that_take_nothing(
+    context: zmq.Context[Socket], tmp_path: Path
+) -> None:
+    sides = endpoints("pull", "publish", "durable", "replay")
+    options = {"wal_max_bytes": "64m", "wal_sync": False, "slow_subscriber": "drop"}
+    with Proxy(wal_location=tmp_path, **sides, **options) as proxy:
+        stalled = context.socket(zmq.SUB)
+        stalled.setsockopt(zmq.RCVHWM, 10)
+        stalled.setsockopt(zmq.RCVBUF, 4096)
+        stalled.subscribe(b"")
+        stalled.connect(sides["publish"])
+        wait_for(lambda: proxy.status().get("subscriptions"), "subscribed")
+        durable = context.socket(zmq.DEALER)
+        durable.setsockopt(zmq.RCVHWM, 10)
+        durable.connect(sides["durable"])
+        number = (100_000).to_bytes(8, "big")
+        durable.send_multipart([b"SUBSCRIBE", b"1", b"me", number, b"earliest", b"", number])
+        replay = context.socket(zmq.DEALER)
+        replay.setsockopt(zmq.RCVHWM, 10)
+        replay.connect(sides["replay"])
+        push = context.socket(zmq.PUSH)
+        push.connect(sides["pull"])
+        everybody = processes_of(proxy)
+        before = sum(p.memory_info().rss for p in everybody)
+        value = b"." * 10_000
+        for i in range(40_000):  # 400 MB
+            push.send(value)
+            if i == 5000:
+                replay.send_multipart([b"", bytes(8)])
+        wait_for(lambda: proxy.status()["received"] == 40_000, "all received", 120)
+        grown = sum(p.memory_info().rss for p in everybody) - before
+        # Mapped files of the log count too, of which there are 64 MB.
+        assert grown < 250 << 20, f"{grown >> 20} MiB"
+        assert proxy.status()["logBytes"] <= 64 << 20
+        wait_for(lambda: proxy.status()["stalled"], "seen who takes nothing")
+
+
+def test_spark_reads_the_log_while_it_grows(
+    spark: SparkSession, context: zmq.Context[Socket], tmp_path: Path
+) -> None:
+    sides = endpoints("bind", "publish")
+    with Proxy(wal_location=tmp_path / "log", wal_flush_interval="200ms", **sides) as proxy:
+        pub = publisher(context, sides["bind"])
+        for i in range(100):
+            pub.send_multipart([b"t", b"%d" % i])
+        wait_for(
+            lambda: proxy.status().get("earliestId") == 0 and log_rows_of(tmp_path / "log") == 100, "sealed"
+        )
+        reading = spark.readStream.format("zmq").option("walLocation", str(tmp_path / "log"))
+        query = (
+            reading.option("startingOffsets", "earliest")
+            .load()
+            .writeStream.format("memory")
+            .queryName("from_proxy")
+            .option("checkpointLocation", str(tmp_path / "checkpoint"))
+            .start()
+        )
+        try:
+            for i in range(100, 150):
+                pub.send_multipart([b"t", b"%d" % i])
+            wait_for(lambda: spark.table("from_proxy").count() == 150, "150 rows", 60)
+        finally:
+            query.stop()
+        rows = spark.table("from_proxy").orderBy("id").collect()
+        assert [bytes(row.value) for row in rows] == [b"%d" % i for i in range(150)]
+    batch = spark.read.format("zmq").option("walLocation", str(tmp_path / "log")).load()
+    assert batch.count() == 150
+
+
+def test_many_spark_tasks_send_through_it(spark: SparkSession, tmp_path: Path) -> None:
+    sides = endpoints("pull", "router", "publish")
+    rows = spark.range(0, 1000, 1, 4).selectExpr("cast(id as string) as value")
+    with Proxy(wal_location=tmp_path, **sides) as proxy:
+        for socket_type, side in (("PUSH", "pull"), ("DEALER", "router")):
+            writer = rows.write.format("zmq").mode("append").option("socketType", socket_type)
+            writer.option("connect", sides[side]).save()
+        wait_for(lambda: proxy.status()["received"] == 2000, "all rows received")
+    values = log_rows(tmp_path).column("value").to_pylist()
+    assert sorted(values) == sorted([b"%d" % i for i in range(1000)] * 2)
+
+
+def log_rows_of(location: Path) -> int:
+    """Rows that are sealed."""
+    try:
+        return log_rows(location).num_rows
+    except (ValueError, OSError):
+        return 0
+
+
+def test_what_prevents_a_proxy_is_told_where_it_was_started(
+    context: zmq.Context[Socket], tmp_path: Path
+) -> None:
+    sides = endpoints("pull", "publish", "durable")
+    with pytest.raises(OptionError, match="walLocation is not set"):
+        Proxy(**sides)
+    taken = context.socket(zmq.PULL)
+    taken.bind(sides["durable"])
+    with (
+        pytest.raises(SocketError, match="another process has it"),
+        Proxy(wal_location=tmp_path, **sides),
+    ):
+        pass
+    taken.close(0)
+    with (
+        pytest.raises(OptionError, match=r"zmq\.nothing"),
+        Proxy(wal_location=tmp_path, zmq_nothing="1", **sides),
+    ):
+        pass
+
+
+def test_the_processes_end_with_the_one_that_started_them(tmp_path: Path) -> None:
+    sides = endpoints("pull", "publish", "durable")
+    program = (
+        "import sys, time\nfrom zmq_datasource import Proxy\n"
+        f"with Proxy(wal_location={str(tmp_path)!r}, **{sides!r}) as proxy:\n"
+        "    print(proxy.pid, flush=True)\n    sys.stdin.read()\n"
+    )
+    parent = subprocess.Popen(
+        [sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    try:
+        assert parent.stdout is not None
+        live = psutil.Process(int(parent.stdout.readline()))
+        everybody = [live, *wait_for(live.children, "the server process")]
+    finally:
+        parent.kill()
+        parent.communicate()
+    _, alive = psutil.wait_procs(everybody, 30)
+    assert not alive
+
+
+def test_the_command_runs_until_it_is_told_to_end(context: zmq.Context[Socket], tmp_path: Path) -> None:
+    sides = endpoints("bind", "publish", "durable")
+    command = [sys.executable, "-m", "zmq_datasource.cli", "proxy", "--wal-location", str(tmp_path)]
+    for side, endpoint in sides.items():
+        command += [f"--{side}", endpoint]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    try:
+        pub = publisher(context, sides["bind"])
+        sub = context.socket(zmq.SUB)
+        sub.connect(sides["publish"])
+        sub.subscribe(b"t")
+        assert pub.recv() == b"\x01t"
+        pub.send_multipart([b"t", b"v"])
+        assert receive(sub, 1) == [[b"t", bytes(8), b"v"]]
+        with DurableSubscriber(sides["durable"], "me") as subscriber:
+            message = subscriber.receive(30)
+            assert message is not None
+            assert message.value == b"v"
+        process.send_signal(signal.SIGINT)
+        _, lines = process.communicate(timeout=60)
+        assert process.returncode == 0, lines
+        assert "ready" in lines
+    finally:
+        process.kill()
+        process.wait()
+
+
+def test_the_monitor_shows_who_is_there(context: zmq.Context[Socket], tmp_path: Path) -> None:
+    sides = endpoints("bind", "publish", "durable")
+    command = [
+        sys.executable,
+        "-m",
+        "zmq_datasource.cli",
+        "proxy",
+        "--wal-location",
+        str(tmp_path),
+        "--monitor",
+    ]
+    for side, endpoint in sides.items():
+        command += [f"--{side}", endpoint]
+    read, write = os.openpty()
+    process = subprocess.Popen(
+        command, stdout=write, stderr=subprocess.DEVNULL, env={**os.environ, "COLUMNS": "110"}
+    )
+    os.close(write)
+    shown = bytearray()
+
+    def see(text: bytes) -> bool:
+        if select.select([read], [], [], 0)[0]:
+            shown.extend(os.read(read, 4096))
+        return text in shown
+
+    try:
+        publisher(context, sides["bind"]).send_multipart([b"t", b"v"])
+        with DurableSubscriber(sides["durable"], "billing"):
+            for text in (b"publishers", b"durable subscribers", b"billing", b"0 to 0"):
+                wait_for(lambda text=text: see(text), f"{text!r} shown")
+        process.send_signal(signal.SIGINT)
+        with suppress(OSError):  # nobody writes any more
+            wait_for(lambda: see(b"") and process.poll() is not None, "the end")
+        assert process.wait(30) == 0
+    finally:
+        process.kill()
+        process.wait()
+        os.close(read)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [
+        (["--publish", "tcp://*:5556", "--wal-location", "x"], "no side for publishers"),
+        (["--bind", "tcp://*:5557", "--publish", "tcp://*:5556"], "--wal-location"),
+        (
+            ["--bind", "tcp://*:1", "--publish", "tcp://*:2", "--wal-location", "x", "-o", "rcvhwm"],
+            "NAME=VALUE",
+        ),
+        (
+            ["--bind", "tcp://*:1", "--publish", "tcp://*:2", "--wal-location", "x", "-o", "a=b"],
+            "unknown proxy",
+        ),
+    ],
+)
+def test_the_command_names_what_is_wrong(arguments: list[str], problem: str) -> None:
+    result = CliRunner().invoke(cli, ["proxy", *arguments])
+    assert result.exit_code != 0
+    assert problem in result.output
+
+
+def test_completion_is_printed_for_each_shell() -> None:
+    for shell in ("bash", "zsh", "fish"):
+        result = CliRunner().invoke(cli, ["completion", shell], prog_name="zmq-datasource")
+        assert result.exit_code == 0
+        assert "_ZMQ_DATASOURCE_COMPLETE" in result.output
+
+
+def test_a_secret_can_come_from_a_file(tmp_path: Path) -> None:
+    secret = tmp_path / "secret"
+    secret.write_text("s3cret-and-too-short\n")
+    arguments = [
+        "--bind",
+        "tcp://127.0.0.1:1",
+        "--publish",
+        "tcp://127.0.0.1:2",
+        "--wal-location",
+        str(tmp_path),
+    ]
+    for value, problem in ((f"@{secret}", "curve_secretkey"), ("@/nowhere", "reading /nowhere")):
+        result = CliRunner().invoke(cli, ["proxy", *arguments, "-o", f"zmq.curve_secretkey={value}"])
+        assert result.exit_code != 0
+        assert problem in result.output
+        assert "s3cret" not in result.output

@@ -1,0 +1,125 @@
+"""What plain sockets do not guarantee, shown with kills: accepted is not delivered, delivered is not processed."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from collections import Counter
+
+import pytest
+import zmq
+
+from tests.support import Socket, free_endpoint, wait_for, write_options
+from zmq_datasource.errors import NoPeerError
+from zmq_datasource.sink.sender import Sender
+
+pytestmark = pytest.mark.spark  # no Spark, but processes and kills that take their time
+Context = zmq.Context[Socket]
+
+CONSUMER = """
+import sys, time, zmq
+kind, endpoint, most = sys.argv[1], sys.argv[2], int(sys.argv[3])
+sock = zmq.Context().socket(getattr(zmq, kind))
+if kind == "SUB":
+    sock.subscribe(b"")
+sock.bind(endpoint)
+print("bound", flush=True)
+for number in range(most):
+    sock.recv()
+    print(number, flush=True)
+while kind == "SUB":
+    sock.poll(20)  # a bound SUB must keep touching its socket to stay subscribed
+    time.sleep(0.02)
+time.sleep(60)
+"""
+
+
+class Consumer:
+    """A process that receives ``most`` messages, telling of each, and then no more."""
+
+    def __init__(self, kind: str, endpoint: str, most: int) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", CONSUMER, kind, endpoint, str(most)], stdout=subprocess.PIPE, text=True
+        )
+        assert self._process.stdout is not None
+        self._told = self._process.stdout
+
+    def __enter__(self) -> Consumer:
+        assert self._told.readline() == "bound\n"
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.kill()
+        self._told.close()
+
+    def wait_for(self, count: int) -> None:
+        for _ in range(count):
+            self._told.readline()
+
+    def kill(self) -> None:
+        self._process.send_signal(signal.SIGKILL)
+        self._process.wait(10)
+
+    def told(self) -> int:
+        """How many more it had received when it died."""
+        return len(self._told.readlines())
+
+
+@pytest.mark.parametrize("kind", ["PUSH", "PUB"])
+def test_what_a_sink_has_sent_may_die_with_its_consumer(kind: str) -> None:
+    """The task has succeeded: all has left for the consumer's machine. It processed 100."""
+    endpoint = free_endpoint()
+    with Consumer("PULL" if kind == "PUSH" else "SUB", endpoint, 100) as consumer:
+        with Sender(write_options(connect=endpoint, socketType=kind, sndhwm=5000)) as sender:
+            sender.send_values([b"%d" % n for n in range(1000)])
+            counters = sender.finish()
+        assert counters.sent == counters.rows == 1000
+        consumer.wait_for(100)
+        consumer.kill()
+        assert consumer.told() == 0
+
+
+def test_a_sink_whose_consumer_dies_meanwhile_sends_the_rest_to_the_next(context: Context) -> None:
+    """And what may have been in the first one's queues again: which of it had arrived, nobody knows."""
+    endpoint = free_endpoint()
+    options = write_options(connect=endpoint, sndhwm=10, zmq_sndbuf=4096, zmq_reconnect_ivl=20)
+    with Consumer("PULL", endpoint, 10) as consumer, Sender(options) as sender:
+        sender.send_values([b"x" * 1000] * 200)
+        consumer.wait_for(10)
+        consumer.kill()
+        following = context.socket(zmq.PULL)
+        wait_for(lambda: _bind(following, endpoint), "the endpoint free")
+        sender.send_values([b"y" * 1000] * 20)
+        # The loss may be noticed as late as here. All of it finds room in what follows.
+        counters = sender.finish()
+        got: Counter[bytes] = Counter()
+        while (got[b"x" * 1000] < 200 or got[b"y" * 1000] < 20) and following.poll(10_000):
+            got[following.recv()] += 1
+    assert counters.sent == 220
+    # All of the first: of the others as many as had been sent when the loss was noticed.
+    assert counters.resent >= 200
+    assert got[b"x" * 1000] >= 200
+    assert got[b"y" * 1000] >= 20
+
+
+def _bind(sock: Socket, endpoint: str) -> bool:
+    try:
+        sock.bind(endpoint)
+    except zmq.ZMQError:
+        return False
+    return True
+
+
+def test_a_sink_whose_consumer_is_gone_at_the_end_fails_its_task() -> None:
+    """It waits for one that it can send the rows again to; then Spark repeats the task."""
+    endpoint = free_endpoint()
+    options = write_options(connect=endpoint, sndhwm=1000, linger="300ms", connectTimeout="300ms")
+    with Consumer("PULL", endpoint, 10) as consumer, Sender(options) as sender:
+        sender.send_values([b"x"] * 10)
+        consumer.wait_for(10)
+        consumer.kill()
+        wait_for(lambda: (sender._watch.update(), not sender._watch.peers)[1], "the connection to break")
+        sender.send_values([b"y"] * 10)
+        with pytest.raises(NoPeerError, match="sending rows again whose connection was lost"):
+            sender.finish()

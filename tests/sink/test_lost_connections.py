@@ -1,0 +1,363 @@
+"""A connection of a PUSH sink that is lost: its rows are sent again, or counted; never reported and gone."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+import zmq
+from pyarrow import parquet
+
+from tests.support import (
+    Consuming,
+    Socket,
+    bind_when_free,
+    bound,
+    free_endpoint,
+    take,
+    wait_for,
+    write_options,
+)
+from tests.support.middlebox import Middlebox
+from zmq_datasource.errors import ConnectionLostError, SocketError
+from zmq_datasource.sink.dead_letters import StagedLetters
+from zmq_datasource.sink.in_flight import InFlight, Part
+from zmq_datasource.sink.sender import Sender
+
+Context = zmq.Context[Socket]
+FILL = b"x" * 100
+
+
+def rows(count: int) -> list[bytes]:
+    return [b"%d %s" % (i, FILL) for i in range(count)]
+
+
+def send(sender: Sender, values: list[bytes], at_once: int = 1000) -> None:
+    for at in range(0, len(values), at_once):
+        sender.send_values(pa.array(values[at : at + at_once], pa.binary()))
+
+
+def wait_for_all(values: list[bytes], *consumers: Consuming) -> None:
+    missing = set(values)
+
+    def all_there() -> bool:
+        for consuming in consumers:
+            missing.difference_update(message[-1] for message in consuming.got)
+        return not missing
+
+    wait_for(all_there, "every row at least once", 20)
+
+
+def lose(sender: Sender) -> None:
+    """Until the sender's socket has been told that a connection is lost."""
+    before = sender._watch.cut
+    wait_for(lambda: (sender._watch.update(), sender._watch.cut > before)[1], "the loss")
+
+
+def test_a_middlebox_that_resets_once_costs_no_row(context: Context) -> None:
+    pull, endpoint = bound(context, zmq.PULL)
+    values = rows(20_000)
+    with (
+        Middlebox(endpoint, reset_after=1 << 20) as middlebox,
+        Consuming(pull) as consuming,
+        Sender(write_options(connect=middlebox.endpoint)) as sender,
+    ):
+        send(sender, values)
+        counters = sender.finish()
+        assert middlebox.resets == 1
+        wait_for_all(values, consuming)
+    assert (counters.rows, counters.sent, counters.bytes) == (20_000, 20_000, sum(map(len, values)))
+    assert counters.resent > 0
+    assert "resent=" in str(counters)
+    assert counters.balanced
+
+
+def test_what_a_middlebox_has_taken_and_not_handed_on_is_sent_again(context: Context) -> None:
+    """All queues of this system are empty then."""
+    pull, endpoint = bound(context, zmq.PULL)
+    values = rows(5000)
+    with (
+        Middlebox(endpoint, holds=1 << 30) as middlebox,
+        Consuming(pull) as consuming,
+        Sender(write_options(connect=middlebox.endpoint)) as sender,
+    ):
+        middlebox.forwarding = False
+        send(sender, values[:4000])
+        wait_for(lambda: middlebox.taken > sum(map(len, values[:4000])), "all of it in the middlebox")
+        assert sender._open.settle(1.0)
+        middlebox.forwarding = True
+        middlebox.reset()
+        lose(sender)
+        send(sender, values[4000:])
+        counters = sender.finish()
+        wait_for_all(values, consuming)
+    assert (counters.sent, counters.resent) == (5000, 4000)
+
+
+def test_a_reset_during_the_last_flush_costs_no_row(context: Context) -> None:
+    pull, endpoint = bound(context, zmq.PULL)
+    values = rows(20_000)
+    with (
+        Middlebox(endpoint, holds=1 << 14) as middlebox,
+        Consuming(pull) as consuming,
+        Sender(write_options(connect=middlebox.endpoint, sndhwm=100_000, zmq_sndbuf=4096)) as sender,
+    ):
+        middlebox.forwarding = False
+        send(sender, values)
+        assert not sender._open.settle(0.02)
+
+        def reset() -> None:
+            middlebox.reset()
+            middlebox.forwarding = True
+
+        resetting = threading.Timer(0.05, reset)
+        resetting.start()
+        counters = sender.finish()
+        resetting.join(30)
+        wait_for_all(values, consuming)
+    assert (counters.rows, counters.sent) == (20_000, 20_000)
+    assert counters.resent >= 20_000
+
+
+def listen(context: Context, endpoint: str, **options: int) -> Socket:
+    sock = context.socket(zmq.PULL)
+    for name, value in options.items():
+        sock.setsockopt(getattr(zmq, name.upper()), value)
+    bind_when_free(sock, endpoint)
+    return sock
+
+
+@pytest.mark.parametrize("transport", ["tcp", "ipc"])
+@pytest.mark.parametrize("again", [False, True])
+def test_a_consumer_that_restarts_costs_no_row(
+    context: Context, ipc_path: Path, transport: str, again: bool
+) -> None:
+    """It takes along what it had received and not read; within milliseconds another one is in its place."""
+    endpoint = f"ipc://{ipc_path}" if transport == "ipc" else free_endpoint()
+    first = listen(context, endpoint, rcvhwm=1, rcvbuf=4096)
+    values = rows(6000)
+    with Sender(write_options(connect=endpoint, zmq_sndbuf=4096, sndhwm=5000)) as sender:
+        send(sender, values[:3000])
+        read = [first.recv() for _ in range(100)]
+        first.close(linger=0)
+        if again:
+            listen(context, endpoint).close(linger=0)
+        with Consuming(listen(context, endpoint)) as consuming:
+            send(sender, values[3000:])
+            counters = sender.finish()
+            wait_for_all(sorted(set(values) - set(read)), consuming)
+    assert (counters.rows, counters.sent) == (6000, 6000)
+    assert counters.resent >= 3000
+
+
+@pytest.mark.parametrize("transport", ["tcp", "ipc"])
+@pytest.mark.parametrize("last", [False, True])
+def test_a_worker_that_dies_leaves_its_rows_to_the_others(
+    context: Context, ipc_path: Path, transport: str, last: bool
+) -> None:
+    """A PUSH that binds loses the whole queue of a connection; which rows were in it is not known."""
+    endpoint = f"ipc://{ipc_path}" if transport == "ipc" else free_endpoint()
+    dying, other = context.socket(zmq.PULL), context.socket(zmq.PULL)
+    dying.setsockopt(zmq.RCVHWM, 1)
+    for sock in (dying, other):
+        sock.connect(endpoint)
+    values = rows(1500)
+    with Sender(write_options(bind=endpoint)) as sender:
+        wait_for(lambda: (sender._watch.update(), sender._watch.peers == 2)[1], "both workers")
+        send(sender, values[:1000])
+        dying.recv()
+        if last:
+            send(sender, values[1000:])
+        dying.close(linger=0)
+        lose(sender)
+        with Consuming(other) as consuming:
+            if not last:
+                send(sender, values[1000:])
+            counters = sender.finish()
+            wait_for_all(values, consuming)
+    assert (counters.rows, counters.sent) == (1500, 1500)
+    assert counters.resent >= 1000
+
+
+@pytest.mark.parametrize("side", ["bind", "connect"])
+def test_a_consumer_may_leave_when_it_has_the_last_row(context: Context, side: str) -> None:
+    endpoint = free_endpoint()
+    pull = context.socket(zmq.PULL)
+    (pull.connect if side == "bind" else pull.bind)(endpoint)
+    with Sender(write_options(**{side: endpoint}, connectTimeout="2s")) as sender:
+        send(sender, rows(500))
+        assert len(take(pull, 500)) == 500
+        pull.close()
+        lose(sender)
+        counters = sender.finish()
+    assert (counters.sent, counters.resent) == (500, 0)
+
+
+def test_a_connection_is_lost_and_nobody_comes_back(context: Context) -> None:
+    pull, endpoint = bound(context, zmq.PULL, rcvhwm=1, rcvbuf=4096)
+    options = write_options(connect=endpoint, connectTimeout="300ms", zmq_sndbuf=4096, sendTimeout="300ms")
+    with Sender(options) as sender:
+        sender.send_values(rows(900))
+        pull.recv()
+        threading.Timer(0.05, pull.close, [0]).start()
+        with pytest.raises(SocketError, match=r"0 peers up|sending rows again whose connection was lost"):
+            sender.finish()
+
+
+def test_a_row_that_the_peer_cannot_bear_ends_the_task_and_says_so(context: Context) -> None:
+    """Each time it comes, the peer hangs up."""
+    _, endpoint = bound(context, zmq.PULL, maxmsgsize=1000)
+    options = write_options(connect=endpoint, sendTimeout="300ms", zmq_reconnect_ivl=10)
+    with Sender(options) as sender, pytest.raises(ConnectionLostError, match=r"zmq\.maxmsgsize"):
+        sender.send_values([b"x" * 2000])
+        sender.finish()
+
+
+def test_numbers_and_the_end_are_the_same_when_rows_come_again(context: Context) -> None:
+    pull, endpoint = bound(context, zmq.PULL)
+    values = rows(3000)
+    with (
+        Middlebox(endpoint, reset_after=1 << 17) as middlebox,
+        Consuming(pull) as consuming,
+        Sender(write_options(connect=middlebox.endpoint, framing="sequenced"), publisher="p") as sender,
+    ):
+        send(sender, values)
+        assert sender.finish().resent > 0
+        wait_for_all(values, consuming)
+        wait_for(lambda: len(consuming.got[-1]) == 3, "the end")
+    assert consuming.got[-1] == [b"", b"p", (3000).to_bytes(8, "big")]
+    numbered = {(message[2], message[3]) for message in consuming.got if len(message) == 4}
+    assert numbered == {(at.to_bytes(8, "big"), value) for at, value in enumerate(values)}
+
+
+def test_with_noblock_what_may_be_lost_does_not_count_as_sent(context: Context) -> None:
+    pull, endpoint = bound(context, zmq.PULL)
+    values = rows(20_000)
+    with (
+        Middlebox(endpoint, reset_after=1 << 20) as middlebox,
+        Consuming(pull) as consuming,
+        Sender(write_options(connect=middlebox.endpoint, noblock=True, sndhwm=100_000)) as sender,
+    ):
+        send(sender, values)
+        counters = sender.finish()
+        lost = counters.dropped["connection_lost"]
+        assert (counters.rows, counters.sent + lost) == (20_000, 20_000)
+        # Those that count are there; of the others, those that came through before.
+        wait_for(lambda: len(consuming.got) >= counters.sent, "what counts as sent", 20)
+    assert lost > 0
+    assert counters.resent == 0
+    assert len({message[0] for message in consuming.got}) >= counters.sent
+    assert len(consuming.got) < 20_000
+
+
+@pytest.mark.parametrize("noblock", [False, True])
+def test_with_dead_letters_what_may_be_lost_is_kept(context: Context, tmp_path: Path, noblock: bool) -> None:
+    pull, endpoint = bound(context, zmq.PULL, rcvhwm=1, rcvbuf=4096)
+    options = write_options(
+        connect=endpoint,
+        noblock=noblock,
+        deadLetterLocation=tmp_path,
+        zmq_sndbuf=4096,
+        connectTimeout="300ms",
+        sendTimeout="300ms",
+    )
+    values = rows(900)
+    assert options.dead_letter_location is not None
+    with (
+        StagedLetters(options.dead_letter_location, "q", 0, 0) as letters,
+        Sender(options, letters) as sender,
+    ):
+        topics = [b"t" if at % 2 else None for at in range(900)]
+        sender.send_values(pa.array(values, pa.binary()), pa.array(topics, pa.binary()))
+        pull.recv()
+        threading.Timer(0.05, pull.close, [0]).start()
+        counters = sender.finish()
+    assert counters.balanced
+    reason = "connection_lost" if noblock else "no_peer"
+    assert (counters.sent, counters.bytes, dict(counters.dead_lettered)) == (0, 0, {reason: 900})
+    kept = parquet.read_table(tmp_path / "_staging" / "q-0" / str(letters.name)).to_pylist()
+    assert {(row["topic"], row["value"]) for row in kept} == set(zip(topics, values, strict=True))
+    assert len(kept) == 900
+
+
+def test_a_lost_subscriber_is_no_loss_of_a_pub(context: Context) -> None:
+    sub, endpoint = bound(context, zmq.SUB)
+    sub.subscribe(b"")
+    with (
+        Consuming(sub),
+        Middlebox(endpoint) as middlebox,
+        Sender(write_options(connect=middlebox.endpoint, socketType="PUB")) as sender,
+    ):
+        send(sender, rows(500))
+        middlebox.reset()
+        lose(sender)
+        send(sender, rows(500))
+        counters = sender.finish()
+    assert (counters.rows, counters.sent, counters.resent) == (1000, 1000, 0)
+    assert not counters.dropped
+
+
+def test_a_silent_connection_hides_no_loss(context: Context) -> None:
+    """A health check that says nothing shakes hands, for all that libzmq tells, as well as the worker beside it."""
+    endpoint = free_endpoint()
+    host, port = endpoint.removeprefix("tcp://").split(":")
+    pull = context.socket(zmq.PULL)
+    silent: list[Any] = []
+
+    def arrive() -> None:
+        wait_for(lambda: _connected(silent, host, int(port)), "the listener")
+        pull.connect(endpoint)
+
+    arriving = threading.Thread(target=arrive)
+    arriving.start()
+    with Sender(write_options(bind=endpoint)) as sender:
+        arriving.join(30)
+        sender.send_values(rows(10))
+        take(pull, 10)
+        pull.close()
+        lose(sender)
+    silent[0].close()
+
+
+def _connected(into: list[Any], host: str, port: int) -> bool:
+    try:
+        into.append(socket.create_connection((host, port)))
+    except OSError:
+        return False
+    return True
+
+
+def test_what_is_kept_to_be_sent_again_is_bounded(context: Context) -> None:
+    pull, endpoint = bound(context, zmq.PULL, rcvbuf=1 << 15)
+    values = rows(50_000)
+    keep, most = 500_000, 0
+    with (
+        Middlebox(endpoint, holds=1 << 14, reset_after=4 << 20, kernel_holds=1 << 15) as middlebox,
+        Consuming(pull) as consuming,
+        Sender(write_options(connect=middlebox.endpoint)) as sender,
+    ):
+        sender._in_flight = InFlight(keep)
+        for at in range(0, len(values), 100):
+            sender.send_values(values[at : at + 100])
+            most = max(most, sum(part.size for part in sender._in_flight.parts))
+        counters = sender.finish()
+        wait_for_all(values, consuming)
+    assert (counters.sent, middlebox.resets) == (50_000, 1)
+    assert most <= 3 * keep
+    assert 0 < counters.resent < 25_000
+
+
+def test_what_is_in_flight_is_never_less_than_it_keeps() -> None:
+    in_flight = InFlight(keep=1000)
+    for first in range(0, 5000, 10):
+        in_flight.add(Part(None, None, None, first, sent=10, sent_bytes=100))
+        if in_flight.due:
+            in_flight.looked(empty=first % 3 == 0)
+        kept = sum(part.size for part in in_flight.parts)
+        assert min(kept, first * 26) >= min(1000, first * 26)
+        assert kept < 4000
+    assert in_flight.parts[-1].first == 4990

@@ -1,0 +1,336 @@
+"""The sender: every row is sent or counted as dropped, over tcp and ipc, to fast and stalled consumers."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from pathlib import Path
+
+import pytest
+import zmq
+
+from tests.support import Consuming, Socket, bound, free_endpoint, take, wait_for, write_options
+from zmq_datasource.errors import FlushTimeoutError, NoPeerError, SendTimeoutError
+from zmq_datasource.sink.sender import Sender, _Refusing
+
+Context = zmq.Context[Socket]
+VALUE = b"x" * 100
+
+
+def consumer(
+    context: Context, kind: int, transport: str, ipc_path: Path, **options: int
+) -> tuple[Socket, str]:
+    sock = context.socket(kind)
+    for name, value in options.items():
+        sock.setsockopt(getattr(zmq, name.upper()), value)
+    if kind == zmq.SUB:
+        sock.subscribe(b"")
+    sock.bind(f"ipc://{ipc_path}" if transport == "ipc" else "tcp://127.0.0.1:*")
+    return sock, sock.getsockopt_string(zmq.LAST_ENDPOINT)
+
+
+@pytest.mark.parametrize("transport", ["tcp", "ipc"])
+@pytest.mark.parametrize("kind", ["PUSH", "PUB"])
+def test_a_stalled_consumer_costs_exactly_the_drops_that_are_counted(
+    context: Context, ipc_path: Path, kind: str, transport: str
+) -> None:
+    rows = 5000
+    peer = zmq.PULL if kind == "PUSH" else zmq.SUB
+    sock, endpoint = consumer(context, peer, transport, ipc_path, rcvhwm=10, rcvbuf=4096)
+    options = write_options(
+        connect=endpoint, socketType=kind, noblock=True, sndhwm=10, zmq_sndbuf=4096, linger="20s"
+    )
+    started, stalled, ended = threading.Event(), threading.Event(), threading.Event()
+    got: list[list[bytes]] = []
+
+    def stall_then_read() -> None:
+        while not started.is_set():
+            sock.poll(5)  # lets a SUB subscribe
+        stalled.wait(30)
+        while sock.poll(20) or not ended.is_set():
+            if sock.poll(0):
+                got.append(sock.recv_multipart())
+
+    reading = threading.Thread(target=stall_then_read)
+    reading.start()
+    with Sender(options) as sender:
+        started.set()
+        sender.send_values([b"%d" % i + VALUE for i in range(rows)])
+        stalled.set()
+        counters = sender.finish()
+    wait_for(lambda: len(got) >= counters.sent, "all that was sent")
+    ended.set()
+    reading.join(60)
+    assert counters.balanced
+    assert counters.rows == rows
+    assert counters.dropped["hwm"] > rows / 2
+    assert set(counters.dropped) == {"hwm"}
+    assert counters.sent == len(got)
+    assert counters.unflushed_tasks == 0
+
+
+@pytest.mark.parametrize("kind", ["PUSH", "PUB"])
+def test_a_healthy_consumer_at_a_small_hwm_sees_no_drops(context: Context, kind: str) -> None:
+    """In lock-step: each message is taken before the next is sent, so a refusal is spurious."""
+    sock = context.socket(zmq.PULL if kind == "PUSH" else zmq.SUB)
+    sock.setsockopt(zmq.RCVHWM, 10)
+    if kind == "PUB":
+        sock.subscribe(b"")
+    endpoint = free_endpoint()
+    sock.connect(endpoint)
+    options = write_options(bind=endpoint, socketType=kind, noblock=True, sndhwm=10)
+    with Sender(options) as sender:
+        for _ in range(3000):
+            sender.send_values([VALUE])
+            assert sock.recv() == VALUE
+        counters = sender.finish()
+    assert (counters.sent, counters.dropped.total()) == (3000, 0)
+
+
+@pytest.mark.parametrize("kind", ["PUSH", "PUB"])
+def test_nothing_is_lost_to_a_consumer_that_keeps_up_blocking(
+    context: Context, ipc_path: Path, kind: str
+) -> None:
+    sock, endpoint = consumer(context, zmq.PULL if kind == "PUSH" else zmq.SUB, "tcp", ipc_path)
+    options = write_options(connect=endpoint, socketType=kind, sndhwm=10)
+    with Consuming(sock) as consuming, Sender(options) as sender:
+        sender.send_values([b"%d" % i for i in range(10_000)])
+        counters = sender.finish()
+        consuming.wait_for(10_000)
+    assert counters.sent == 10_000
+    assert consuming.got == [[b"%d" % i] for i in range(10_000)]
+
+
+def test_topics_and_frames_arrive_as_they_are(context: Context) -> None:
+    pull, endpoint = bound(context, zmq.PULL)
+    with Sender(write_options(connect=endpoint)) as sender:
+        sender.send_values([b"a", b"", b"c"], [b"t", b"", None])
+        sender.send_frames([[b"1", b"", b"3"], [b"only"]])
+        counters = sender.finish()
+    assert take(pull, 5) == [[b"t", b"a"], [b"", b""], [b"c"], [b"1", b"", b"3"], [b"only"]]
+    assert (counters.rows, counters.sent, counters.bytes) == (5, 5, 9)
+
+
+def test_a_full_queue_without_noblock_fails_after_the_timeout(context: Context) -> None:
+    _, endpoint = bound(context, zmq.PULL, rcvhwm=10, rcvbuf=4096)
+    options = write_options(connect=endpoint, sndhwm=10, zmq_sndbuf=4096, sendTimeout="50ms")
+    with (
+        Sender(options) as sender,
+        pytest.raises(SendTimeoutError, match=r"1 peers up, sndhwm=10.*noblock=true"),
+    ):
+        sender.send_values([VALUE] * 20_000)
+
+
+def test_no_peer_is_an_error_that_names_the_endpoint(context: Context) -> None:
+    endpoint = free_endpoint()
+    with pytest.raises(NoPeerError, match=rf"no answer from {endpoint}.*connectTimeout"):
+        Sender(write_options(connect=endpoint, connectTimeout="50ms")).__enter__()
+
+
+def test_no_peer_with_noblock_is_counted(context: Context) -> None:
+    options = write_options(connect=free_endpoint(), connectTimeout="50ms", noblock=True)
+    with Sender(options) as sender:
+        sender.send_values([VALUE] * 7)
+        sender.send_frames([[b"a", b"b"]])
+        counters = sender.finish()
+    assert (counters.rows, counters.sent, dict(counters.dropped)) == (8, 0, {"no_peer": 8})
+    assert counters.unflushed_tasks == 0
+
+
+def test_one_dead_endpoint_of_two_is_an_error_or_left_out(context: Context) -> None:
+    dead = free_endpoint()
+    pull, alive = bound(context, zmq.PULL)
+    both = f"{dead},{alive}"
+    with pytest.raises(NoPeerError, match=f"no answer from {dead}"):
+        Sender(write_options(connect=both, connectTimeout="50ms")).__enter__()
+    with Sender(write_options(connect=both, connectTimeout="200ms", noblock=True)) as sender:
+        sender.send_values([VALUE] * 100)
+        counters = sender.finish()
+    assert counters.sent == 100 == len(take(pull, 100))
+
+
+def test_a_peer_that_leaves_is_the_reason_of_the_drops(context: Context) -> None:
+    endpoint = free_endpoint()
+    pull = context.socket(zmq.PULL)
+    pull.setsockopt(zmq.RECONNECT_IVL, 10)
+    pull.connect(endpoint)
+    with Sender(write_options(bind=endpoint, noblock=True)) as sender:
+        sender.send_values([VALUE])
+        assert take(pull, 1) == [[VALUE]]
+        pull.close()
+        wait_for(lambda: (sender._watch.update(), not sender._watch.peers)[1], "the peer's end")
+        sender.send_values([VALUE] * 10)
+        counters = sender.finish()
+    assert (counters.sent, dict(counters.dropped)) == (1, {"no_peer": 10})
+
+
+def test_peers_that_come_and_go_do_not_hold_up_the_one_that_stays(context: Context) -> None:
+    """Each is an event; a queue of events that nobody reads would stop libzmq's own thread."""
+    endpoint = free_endpoint()
+    pull = context.socket(zmq.PULL)
+    pull.connect(endpoint)
+    with (
+        Consuming(pull) as consuming,
+        Sender(
+            # With libzmq's backlog of 100 the kernel has some of them try again after a second.
+            write_options(bind=endpoint, sendTimeout="10s", zmq_backlog=2000)
+        ) as sender,
+    ):
+        host, port = endpoint.removeprefix("tcp://").split(":")
+        for _ in range(1500):
+            socket.create_connection((host, int(port)), timeout=10).close()
+        sender.send_values([b"%d" % i for i in range(20_000)])
+        counters = sender.finish()
+        consuming.wait_for(20_000)
+    assert counters.sent == 20_000
+    assert len(consuming.got) == 20_000
+
+
+def test_a_peer_of_the_wrong_type_is_named(context: Context) -> None:
+    _, endpoint = bound(context, zmq.SUB)
+
+    def said() -> bool:
+        with pytest.raises(NoPeerError) as e:
+            Sender(write_options(connect=endpoint, connectTimeout="100ms")).__enter__()
+        return "socket type does not match" in str(e.value)
+
+    # Which end hangs up first, and so what libzmq tells of it, is a matter of luck.
+    wait_for(said, "the reason")
+
+
+@pytest.mark.parametrize("subscribers", [0, 1, 2])
+def test_a_pub_waits_for_its_subscribers(context: Context, subscribers: int) -> None:
+    endpoint = free_endpoint()
+    patience = "30s" if subscribers == 2 else "100ms"
+    options = write_options(bind=endpoint, socketType="PUB", minSubscribers=2, connectTimeout=patience)
+    for _ in range(subscribers):
+        sub = context.socket(zmq.SUB)
+        sub.setsockopt(zmq.RECONNECT_IVL, 10)
+        sub.subscribe(b"")
+        sub.connect(endpoint)
+    if subscribers < 2:
+
+        def said() -> bool:
+            with pytest.raises(NoPeerError, match="of minSubscribers=2") as e:
+                Sender(options).__enter__()
+            return f"{subscribers} of minSubscribers=2" in str(e.value)
+
+        wait_for(said, "as many as there are")  # on a busy machine they may come too late once
+    else:
+        with Sender(options) as sender:
+            sender.send_values([VALUE])
+            assert sender.finish().sent == 1
+
+
+def test_a_pub_that_waits_for_nobody_sends_into_the_void(context: Context) -> None:
+    options = write_options(bind=free_endpoint(), socketType="PUB", minSubscribers=0)
+    with Sender(options) as sender:
+        sender.send_values([VALUE] * 10)
+        assert sender.finish().sent == 10
+
+
+@pytest.mark.spark  # takes its time
+def test_the_first_message_is_not_lost(context: Context) -> None:
+    for _ in range(5):
+        endpoint = free_endpoint()
+        sub = context.socket(zmq.SUB)
+        sub.subscribe(b"")
+        sub.connect(endpoint)
+        with Sender(write_options(bind=endpoint, socketType="PUB")) as sender:
+            sender.send_values([b"first"])
+            sender.finish()
+        assert take(sub, 1) == [[b"first"]]
+        sub.close()
+
+
+@pytest.mark.parametrize("noblock", [False, True])
+def test_a_linger_that_runs_out_is_said(context: Context, noblock: bool) -> None:
+    _, endpoint = bound(context, zmq.PULL, rcvhwm=10, rcvbuf=4096)
+    options = write_options(connect=endpoint, sndhwm=1000, zmq_sndbuf=4096, linger=50, noblock=noblock)
+    with Sender(options) as sender:
+        sender.send_values([VALUE * 10] * 900)
+        if noblock:
+            assert sender.finish().unflushed_tasks == 1
+        else:
+            with pytest.raises(FlushTimeoutError, match="libzmq cannot tell"):
+                sender.finish()
+
+
+def test_a_task_that_fails_gives_its_queue_up_at_once(context: Context) -> None:
+    _, endpoint = bound(context, zmq.PULL, rcvhwm=10, rcvbuf=4096)
+    sender = Sender(write_options(connect=endpoint, zmq_sndbuf=4096, linger=-1))
+
+    def fail() -> None:
+        with sender:
+            sender.send_values([VALUE * 10] * 900)
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        fail()
+
+
+def test_time_spent_waiting_at_the_high_water_mark_is_counted(context: Context) -> None:
+    pull, endpoint = bound(context, zmq.PULL, rcvhwm=1, rcvbuf=4096)
+    full, got = threading.Event(), 0
+
+    def read_late() -> None:
+        nonlocal got
+        full.wait(30)
+        time.sleep(0.1)  # the wait that is measured
+        while got < 3000:
+            pull.recv()
+            got += 1
+
+    reading = threading.Thread(target=read_late)
+    reading.start()
+    options = write_options(connect=endpoint, sndhwm=10, zmq_sndbuf=4096)
+    with Sender(options) as sender:
+        values = [b"x" * 1000] * 1000
+        sender.send_values(values[:1])
+        assert sender.counters.blocked_seconds == 0
+        full.set()
+        for _ in range(2):
+            sender.send_values(values)
+        sender.send_values(values[:999])
+        counters = sender.finish()
+    reading.join(30)
+    assert (counters.sent, counters.peers, counters.sndhwm) == (3000, 1, 10)
+    assert 0.05 < counters.blocked_seconds < 30
+
+
+def test_retries_count_as_waiting(context: Context) -> None:
+    _, endpoint = bound(context, zmq.PULL, rcvhwm=1, rcvbuf=4096)
+    options = write_options(
+        connect=endpoint,
+        noblock=True,
+        sndhwm=1,
+        zmq_sndbuf=4096,
+        linger=0,
+        maxRetries=2,
+        retryInterval="10ms",
+    )
+    with Sender(options) as sender:
+        sender.send_values([b"x" * 10_000] * 1000)
+        counters = sender.finish()
+    assert counters.dropped["hwm"] > 0
+    assert counters.retries >= 2
+    assert counters.blocked_seconds == pytest.approx(0.03 * counters.retries / 2, rel=0.5)
+
+
+def test_a_long_refusal_is_one_line_and_its_end_another(caplog: pytest.LogCaptureFixture) -> None:
+    now = [0.0]
+    refusing = _Refusing("dropped", clock=lambda: now[0])
+    for second in range(8):  # full and free again, thousands of times
+        now[0] = float(second)
+        for _ in range(1000):
+            refusing.note("hwm")
+            refusing.look()
+    assert [r.message for r in caplog.records] == ["rows are being dropped: 5001 hwm in 5 s"]
+    now[0] = 12.5
+    refusing.look()
+    refusing.look()
+    assert [r.message for r in caplog.records][1:] == ["rows are no longer dropped: 8000 hwm in 7 s"]
+    refusing.note("hwm")  # a short one is told by its batch
+    refusing.end()
+    assert len(caplog.records) == 2

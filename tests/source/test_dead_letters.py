@@ -1,0 +1,166 @@
+"""Dead letters: kept whole, readable, and never in the way."""
+
+from __future__ import annotations
+
+import os
+import threading
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet
+import pytest
+
+import zmq_datasource.source.dead_letters as dead_letters_module
+from tests.support import fill_disk, stream_options, tiny_disk, wait_for
+from tests.support.publishers import Publisher
+from zmq_datasource.errors import OptionError
+from zmq_datasource.host.locations import check_location
+from zmq_datasource.options.types import Location
+from zmq_datasource.source.dead_letters import DEAD_LETTER_SCHEMA, DeadLetters
+from zmq_datasource.source.ingest import Ingest
+from zmq_datasource.source.intake import MalformedMessage
+
+
+def letter(number: int, size: int = 1) -> MalformedMessage:
+    return MalformedMessage("it does not fit", [b"%d" % number, b"x" * size], number, "tcp://feed:1")
+
+
+def letters(location: Path) -> list[dict[str, Any]]:
+    rows = [
+        row
+        for path in sorted(location.glob("[0-9]*.parquet"))
+        for row in pyarrow.parquet.read_table(path).to_pylist()
+    ]
+    return sorted(rows, key=lambda row: row["timestamp"])
+
+
+def nobody(count: int) -> None:
+    raise AssertionError(f"{count} letters lost")
+
+
+@pytest.mark.parametrize("uri", [False, True])
+def test_letters_are_kept_whole_with_their_reason(uri: bool, tmp_path: Path) -> None:
+    location = tmp_path / "letters"
+    with DeadLetters(Location(location.as_uri() if uri else location), "vllm", nobody) as box:
+        for number in range(3):
+            box.add([letter(number)])
+    kept = letters(location)
+    assert [row["frames"] for row in kept] == [[b"%d" % n, b"x"] for n in range(3)]
+    assert {(row["reason"], row["framing"], row["endpoint"]) for row in kept} == {
+        ("it does not fit", "vllm", "tcp://feed:1")
+    }
+    (path,) = location.iterdir()
+    assert pyarrow.parquet.read_schema(path).names == DEAD_LETTER_SCHEMA.names
+
+
+def test_letters_of_a_moment_share_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dead_letters_module, "_FILE_MESSAGES", 100)
+    with DeadLetters(Location(tmp_path), "vllm", nobody) as box:
+        box.add([letter(n) for n in range(150)])
+        box.add([letter(n) for n in range(50)])
+    assert len(letters(tmp_path)) == 200
+    assert len(list(tmp_path.iterdir())) <= 2
+
+
+def test_a_location_that_cannot_be_written_is_counted_and_said(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "file").write_text("no directory")
+    lost: list[int] = []
+    with DeadLetters(Location(tmp_path / "file"), "vllm", lost.append) as box:
+        box.add([letter(1), letter(2)])
+    assert sum(lost) == 2
+    assert "2 dead letters could not be kept" in caplog.text
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="mounting a tmpfs needs root")
+def test_letters_wait_for_a_full_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(dead_letters_module, "_FILE_SECONDS", 0.0)
+    monkeypatch.setattr(dead_letters_module, "_RETRY_PAUSE", 0.02)
+    lost: list[int] = []
+    with tiny_disk(tmp_path / "tiny", "256k") as disk:
+        blocker = fill_disk(disk)
+        with DeadLetters(Location(disk), "custom", lost.append) as box:
+            box.add([letter(1)])
+            wait_for(lambda: "trying again" in caplog.text, "a refusal")
+            blocker.unlink()
+            wait_for(lambda: list(disk.glob("*.parquet")), "the letter")
+        assert not lost
+        assert len(list(disk.iterdir())) == 1
+
+
+def test_a_file_system_that_hangs_holds_nobody_up_and_bounds_what_waits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hanging = threading.Event()
+    monkeypatch.setattr(dead_letters_module, "_MAX_WAITING_BYTES", 10_000)
+    monkeypatch.setattr(dead_letters_module, "_CLOSE_SECONDS", 0.05)
+    write = DeadLetters._write
+
+    def hang(self: DeadLetters, kept: Any, name: str) -> None:
+        hanging.wait(30)
+        write(self, kept, name)
+
+    monkeypatch.setattr(DeadLetters, "_write", hang)
+    lost: list[int] = []
+    with DeadLetters(Location(tmp_path), "vllm", lost.append) as box:
+        for number in range(30):
+            box.add([letter(number, 1000)])
+    assert sum(lost) == 30  # at the bound, and at the end what still waited
+    assert len(lost) > 20
+    hanging.set()
+    wait_for(lambda: letters(tmp_path), "the thread to end")
+
+
+def test_a_letter_of_any_size_is_kept_by_a_disk_that_keeps_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dead_letters_module, "_MAX_WAITING_BYTES", 10_000)
+    with DeadLetters(Location(tmp_path), "vllm", nobody) as box:
+        box.add([letter(0)])
+        box.add([letter(1), letter(2, 100_000)])
+    assert [len(kept["frames"][-1]) for kept in letters(tmp_path)][-1] == 100_000
+
+
+@pytest.mark.parametrize("location", ["nosuch://bucket/x", "hdfs2://x"])
+def test_a_location_of_no_file_system_is_refused(location: str) -> None:
+    with pytest.raises(OptionError, match="deadLetterLocation"):
+        check_location("deadLetterLocation", Location(location))
+
+
+def test_credentials_in_a_location_never_show() -> None:
+    location = Location("nosuch://KEY:SECRET@bucket/x")
+    assert "SECRET" not in f"{location} {location!r} {location!s}"
+    with pytest.raises(OptionError) as refused:
+        check_location("deadLetterLocation", location)
+    assert "SECRET" not in str(refused.value)
+    options = stream_options(connect="tcp://a:1", framing="vllm", deadLetterLocation="s3://KEY:SECRET@b/x")
+    assert "SECRET" not in repr(options)
+
+
+def test_malformed_messages_of_a_feed_become_dead_letters(tmp_path: Path) -> None:
+    location = tmp_path / "letters"
+    with Publisher("vllm") as publisher:
+        ingest = Ingest(
+            stream_options(
+                connect=publisher.endpoint,
+                framing="vllm",
+                walLocation=tmp_path / "log",
+                deadLetterLocation=location,
+            )
+        )
+        ingest.start()
+        try:
+            publisher.ask("wait-subscriber")
+            publisher.ask("raw 00 - 0102")
+            publisher.ask("send 1")
+            wait_for(lambda: ingest.seal() == 1, "the good message")
+        finally:
+            ingest.stop()
+    (kept,) = letters(location)
+    assert kept["frames"] == [b"\0", b"", b"\1\2"]
+    assert kept["reason"] == "the sequence has 0 bytes, 8 expected"
+    assert kept["endpoint"] == publisher.endpoint
+    assert ingest.counters.malformed == 1

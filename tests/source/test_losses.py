@@ -1,0 +1,719 @@
+"""Losses seen, counted and healed: publishers in processes of their own, real sockets, real logs, no Spark."""
+
+from __future__ import annotations
+
+import random
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, nullcontext
+from pathlib import Path
+from typing import Any
+
+import pytest
+import zmq
+
+from tests.support import Socket, free_endpoint, log_rows, stream_options, wait_for
+from tests.support.publishers import Publisher
+from zmq_datasource.counters import SourceCounters
+from zmq_datasource.errors import MalformedMessageError, MessageLossError, ZmqDataSourceError
+from zmq_datasource.log.state import read_saved_state
+from zmq_datasource.log.storage import LogStorage
+from zmq_datasource.sequences.judge import Totals
+from zmq_datasource.source.ingest import Ingest
+from zmq_datasource.source.intake import read_gaps
+from zmq_datasource.source.receiver import Receiver
+
+pytestmark = pytest.mark.spark  # no Spark, but a process or two for each test
+Context = zmq.Context[Socket]
+
+DETECTOR = {"framing": "custom", "sequenceFrame": 0, "sequencePath": "frameNumber", "valueFrame": 1}
+
+
+@contextmanager
+def ingesting(
+    location: Path, fails: type[ZmqDataSourceError] | None = None, **options: Any
+) -> Iterator[Ingest]:
+    """A running ingest, stopped at the end; if it has failed by then, it says so once more."""
+    ingest = Ingest(stream_options(walLocation=location, **options))
+    ingest.start()
+    try:
+        yield ingest
+    finally:
+        with nullcontext() if fails is None else pytest.raises(fails):
+            ingest.stop()
+
+
+def wait_for_silence(publisher: Publisher) -> None:
+    """Until the publisher knows that a subscriber has gone: it would take it for the next one."""
+    wait_for(lambda: not publisher.ask("subscriptions")["subscriptions"], "the subscriber to be gone")
+
+
+def totals(ingest: Ingest) -> Totals:
+    """What was judged of all that has arrived."""
+    ingest.seal()
+    assert ingest.judge is not None
+    return ingest.judge.totals
+
+
+def wait_for_rows(ingest: Ingest, rows: int) -> None:
+    wait_for(lambda: ingest.seal() >= rows, f"{rows} rows")
+
+
+def sequences(location: Path) -> list[int]:
+    return [int(n) for n in log_rows(location).column("sequence").to_pylist()]
+
+
+def gaps(location: Path) -> list[tuple[int, int, bool]]:
+    saved = read_saved_state(LogStorage(str(location)), 0)
+    return [
+        (row["first"], row["last"], row["healed"] is not None) for row in read_gaps(saved.full, saved.delta)
+    ]
+
+
+@pytest.mark.parametrize("name", ["sequenced", "vllm", "bitcoin", "clone", "dafka", "detector"])
+def test_each_format_shows_what_is_missing_and_what_comes_twice(name: str, tmp_path: Path) -> None:
+    framing = DETECTOR if name == "detector" else {"framing": name}
+    with (
+        Publisher(name) as publisher,
+        ingesting(tmp_path, connect=publisher.endpoint, deduplicate=True, **framing) as ingest,
+    ):
+        publisher.ask("wait-subscriber")
+        for command in ("send 5", "skip 3", "send 4", "repeat 2"):
+            publisher.ask(command)
+        if name != "detector":  # its end of acquisition is a frame number 0
+            publisher.ask("control")
+        publisher.ask("send 1")
+        wait_for_rows(ingest, 10)
+        judged = totals(ingest)
+        assert (judged.lost, judged.duplicates, judged.restarts) == (3, 2, 0)
+        assert ingest.counters.malformed == 0
+    told = sequences(tmp_path)
+    assert told == [n for n in range(told[0], told[0] + 13) if n - told[0] not in (5, 6, 7)]
+    assert gaps(tmp_path) == [(told[0] + 5, told[0] + 7, False)]
+
+
+def test_jupyter_is_read_and_not_judged(tmp_path: Path) -> None:
+    with (
+        Publisher("jupyter", topic="stream.stdout") as publisher,
+        ingesting(tmp_path, connect=publisher.endpoint, framing="jupyter") as ingest,
+    ):
+        publisher.ask("wait-subscriber")
+        publisher.ask("send 3")
+        wait_for_rows(ingest, 3)
+        assert ingest.judge is None
+    rows = log_rows(tmp_path)
+    assert set(rows.column("topic").to_pylist()) == {"stream.stdout"}
+    assert set(rows.column("sequence").to_pylist()) == {None}
+
+
+@pytest.mark.parametrize("name", ["sequenced", "dafka"])
+def test_a_publisher_that_tells_its_count_shows_a_missing_tail(name: str, tmp_path: Path) -> None:
+    with (
+        Publisher(name) as publisher,
+        ingesting(tmp_path, connect=publisher.endpoint, framing=name) as ingest,
+    ):
+        publisher.ask("wait-subscriber")
+        publisher.ask("send 5")
+        publisher.ask("skip 4")
+        publisher.ask("control")
+        wait_for(lambda: totals(ingest).lost == 4, "the loss of the tail")
+    assert gaps(tmp_path) == [(5, 8, False)]
+
+
+def test_bitcoins_topics_count_apart_wrap_and_restart(tmp_path: Path) -> None:
+    with (
+        Publisher("bitcoin", topic="rawtx") as publisher,
+        ingesting(tmp_path, connect=publisher.endpoint, framing="bitcoin") as ingest,
+    ):
+        publisher.ask("wait-subscriber")
+        publisher.ask(f"set {2**32 - 2}")
+        publisher.ask("send 4")
+        publisher.ask("topic hashblock")
+        publisher.ask("send 2")
+        publisher.ask("skip 1")
+        publisher.ask("send 2")
+        publisher.ask("set 0")
+        publisher.ask("send 1")
+        wait_for_rows(ingest, 9)
+        judged = totals(ingest)
+        assert (judged.lost, judged.restarts) == (1, 1)
+
+
+def test_topics_of_dafka_are_its_subjects(tmp_path: Path) -> None:
+    with (
+        Publisher("dafka", topic="weather") as publisher,
+        ingesting(tmp_path, connect=publisher.endpoint, framing="dafka", topics="wea") as ingest,
+    ):
+        publisher.ask("wait-subscriber 2")
+        publisher.ask("send 1")
+        publisher.ask("topic traffic")
+        publisher.ask("send 1")
+        publisher.ask("topic weather")
+        publisher.ask("send 1")
+        wait_for_rows(ingest, 2)
+    assert set(log_rows(tmp_path).column("topic").to_pylist()) == {"weather"}
+
+
+def test_a_stalled_reader_of_a_small_queue_loses_exactly_what_is_judged_lost() -> None:
+    counters = SourceCounters()
+    with Publisher("vllm", sndhwm=10) as publisher:
+        options = stream_options(connect=publisher.endpoint, framing="vllm", rcvhwm=10)
+        with Receiver(options, counters) as receiver:
+            judge = receiver.intake.judge
+            assert judge is not None
+
+            def received(count: int) -> bool:
+                receiver.receive()
+                return receiver.pending + counters.received >= count
+
+            wait_for(
+                lambda: received(0) and publisher.ask("subscriptions")["subscriptions"], "the subscriber"
+            )
+            publisher.ask("send 1")
+            wait_for(lambda: received(1), "the first message")
+            sent = publisher.ask("send 20000 1000")["next"]  # the reader does not read
+            while receiver.receive():
+                pass
+            receiver.take()
+            got = counters.received
+            assert got < sent
+            while counters.received == got:  # one more, to show how many there were
+                sent = publisher.ask("send 1")["next"]
+                receiver.receive()
+                receiver.take()
+            while receiver.receive():
+                pass
+            receiver.take()
+            assert judge.totals.lost == sent - counters.received
+            assert judge.totals.lost > 1000
+
+
+# Healing.
+
+
+@contextmanager
+def vllm(
+    tmp_path: Path, options: dict[str, Any], **publisher_options: Any
+) -> Iterator[tuple[Publisher, Ingest]]:
+    with (
+        Publisher("vllm", replay=free_endpoint_for(options), **publisher_options) as publisher,
+        ingesting(
+            tmp_path / "log", connect=publisher.endpoint, framing="vllm", replayTimeout="1s", **options
+        ) as ingest,
+    ):
+        publisher.ask("wait-subscriber")
+        yield publisher, ingest
+
+
+def free_endpoint_for(options: dict[str, Any]) -> str:
+    return str(options.setdefault("replayEndpoint", free_endpoint()))
+
+
+@pytest.mark.parametrize("topic_in_replay", [True, False])
+def test_a_gap_is_fetched_from_the_publisher(topic_in_replay: bool, tmp_path: Path) -> None:
+    with vllm(tmp_path, {}, topic="kv@pod@model", topic_in_replay=topic_in_replay) as (publisher, ingest):
+        publisher.ask("send 5")
+        publisher.ask("skip 100")
+        publisher.ask("send 5")
+        wait_for(lambda: totals(ingest).healed == 100, "the gap healed")
+        assert (totals(ingest).lost, totals(ingest).duplicates) == (0, 0)
+        assert publisher.ask("requests")["starts"] == [5]
+    rows = log_rows(tmp_path / "log")
+    assert sorted(sequences(tmp_path / "log")) == list(range(110))
+    assert rows.column("id").to_pylist() == list(range(110))
+    assert set(rows.column("topic").to_pylist()) == {"kv@pod@model"}
+    assert [int(v) for v in rows.column("value").to_pylist()] == sequences(tmp_path / "log")
+    assert gaps(tmp_path / "log") == [(5, 104, True)]
+
+
+def test_with_replay_a_stalled_reader_loses_nothing(tmp_path: Path) -> None:
+    """The log is full, receiving stops, the publisher's queue of 10 runs over; then there is room again."""
+    options = {"walMaxBytes": "256k", "walChunkBytes": "64k", "rcvhwm": 10, "zmq_rcvbuf": 4096}
+    with vllm(tmp_path, options, sndhwm=10, buffer=50_000) as (publisher, ingest):
+        sent = 0
+        while not ingest.counters.pauses.total():
+            sent = publisher.ask("send 200 1000")["next"]
+        sent = publisher.ask("send 6000 1000")["next"]
+
+        def all_there() -> bool:
+            ingest.log.commit(ingest.seal())
+            publisher.ask("send 1")
+            return ingest.counters.received > sent and totals(ingest).lost == 0
+
+        wait_for(all_there, "everything healed", 60)
+        assert totals(ingest).healed > 1000
+        assert totals(ingest).duplicates == 0
+        sent = publisher.ask("send 1")["next"]
+        wait_for(lambda: (ingest.log.commit(ingest.seal()), ingest.counters.received >= sent)[1], "the rest")
+        assert ingest.counters.received == sent
+        assert ingest.log.durable_end == sent
+
+
+def test_what_the_publisher_no_longer_has_stays_lost(tmp_path: Path) -> None:
+    with vllm(tmp_path, {}, buffer=10) as (publisher, ingest):
+        publisher.ask("send 5")
+        publisher.ask("skip 100")
+        publisher.ask("send 1")
+        wait_for(lambda: totals(ingest).healed == 9, "what there was")
+        assert totals(ingest).lost == 91
+        publisher.ask("send 1")
+        wait_for_rows(ingest, 16)
+        wait_for(lambda: publisher.ask("requests")["count"] >= 2, "the second request, which brings nothing")
+    assert gaps(tmp_path / "log") == [(5, 95, False), (96, 104, True)]
+
+
+@pytest.mark.parametrize(("replay_from", "first"), [("earliest", 0), ("7", 7)])
+def test_history_comes_first_when_it_is_asked_for(replay_from: str, first: int, tmp_path: Path) -> None:
+    endpoint = free_endpoint()
+    with Publisher("vllm", replay=endpoint) as publisher:
+        publisher.ask("send 20")
+        with ingesting(
+            tmp_path,
+            connect=publisher.endpoint,
+            framing="vllm",
+            replayEndpoint=endpoint,
+            replayFrom=replay_from,
+        ) as ingest:
+            publisher.ask("wait-subscriber")
+            publisher.ask("send 20")
+            wait_for_rows(ingest, 40 - first)
+            assert totals(ingest).lost == 0
+            assert totals(ingest).duplicates == 0
+    assert sequences(tmp_path) == list(range(first, 40))
+
+
+def test_a_query_that_comes_back_asks_for_what_it_missed(tmp_path: Path) -> None:
+    endpoint = free_endpoint()
+    options = {"framing": "vllm", "replayEndpoint": endpoint}
+    with Publisher("vllm", replay=endpoint) as publisher:
+        with ingesting(tmp_path, connect=publisher.endpoint, **options) as ingest:
+            publisher.ask("wait-subscriber")
+            publisher.ask("send 5")
+            wait_for_rows(ingest, 5)
+        wait_for_silence(publisher)
+        publisher.ask("send 30")  # nobody listens
+        with ingesting(tmp_path, connect=publisher.endpoint, **options) as ingest:
+            wait_for_rows(ingest, 35)
+            publisher.ask("wait-subscriber")
+            publisher.ask("send 5")
+            wait_for_rows(ingest, 40)
+            assert totals(ingest).lost == 0
+    assert sequences(tmp_path) == list(range(40))
+
+
+def test_a_replay_endpoint_that_nobody_serves_holds_nothing_up_for_long(tmp_path: Path) -> None:
+    with (
+        Publisher("vllm") as publisher,
+        ingesting(
+            tmp_path,
+            connect=publisher.endpoint,
+            framing="vllm",
+            replayEndpoint=free_endpoint(),
+            replayFrom="earliest",
+            replayTimeout="200ms",
+            onLoss="fail",
+            fails=MessageLossError,
+        ) as ingest,
+    ):
+        publisher.ask("wait-subscriber")
+        publisher.ask("send 5")
+        wait_for_rows(ingest, 5)
+        publisher.ask("skip 2")
+        publisher.ask("send 5")
+        wait_for_rows(ingest, 10)
+        with pytest.raises(MessageLossError, match=r"2 messages of endpoint .* sequences 5 to 6"):
+            wait_for(lambda: ingest.seal() > 10, "the failure")
+
+
+def test_each_publisher_is_asked_for_its_own(tmp_path: Path) -> None:
+    replays = [free_endpoint(), free_endpoint()]
+    with ExitStack() as stack:
+        publishers = [stack.enter_context(Publisher("vllm", replay=replay)) for replay in replays]
+        ingest = stack.enter_context(
+            ingesting(
+                tmp_path,
+                connect=",".join(p.endpoint for p in publishers),
+                framing="vllm",
+                replayEndpoint=",".join(replays),
+            )
+        )
+        for number, publisher in enumerate(publishers):
+            publisher.ask("wait-subscriber")
+            publisher.ask("send 3")
+            publisher.ask(f"skip {5 + number}")
+            publisher.ask("send 3")
+        wait_for_rows(ingest, 6 + 5 + 6 + 6)
+        assert totals(ingest).lost == 0
+        assert [p.ask("requests")["starts"] for p in publishers] == [[3], [3]]
+        names = [p.endpoint for p in publishers]
+    # Also what was replayed: both have sent the same topic and numbers.
+    assert Counter(log_rows(tmp_path).column("publisher").to_pylist()) == {names[0]: 11, names[1]: 12}
+
+
+def test_a_restarted_publisher_is_no_loss_and_is_asked_in_its_new_numbers(tmp_path: Path) -> None:
+    endpoint = free_endpoint()
+    first = Publisher("vllm", replay=endpoint)
+    options = {"framing": "vllm", "replayEndpoint": endpoint, "zmq_reconnect_ivl": 20}
+    try:
+        with ingesting(tmp_path, connect=first.endpoint, **options) as ingest:
+            first.ask("wait-subscriber")
+            first.ask("send 50")
+            wait_for_rows(ingest, 50)
+            first.kill()
+            with Publisher("vllm", endpoint=first.endpoint, replay=endpoint) as second:
+                second.ask("wait-subscriber")
+                second.ask("send 5")
+                second.ask("skip 5")
+                second.ask("send 5")
+                wait_for_rows(ingest, 65)
+                judged = totals(ingest)
+                assert (judged.lost, judged.restarts, judged.duplicates) == (0, 1, 0)
+    finally:
+        first.kill()
+
+
+@pytest.mark.parametrize("heal", [True, False])
+def test_a_restart_whose_beginning_was_missed_costs_only_that(heal: bool, tmp_path: Path) -> None:
+    """The subscriber is back a moment too late, as it usually is."""
+    endpoint = free_endpoint()
+    options = {"framing": "vllm", "deduplicate": True, "zmq_reconnect_ivl": 20}
+    if heal:
+        options["replayEndpoint"] = endpoint
+    first = Publisher("vllm", replay=endpoint)
+    try:
+        with ingesting(tmp_path, connect=first.endpoint, **options) as ingest:
+            first.ask("wait-subscriber")
+            first.ask("send 300")
+            wait_for_rows(ingest, 300)
+            first.kill()
+            with Publisher("vllm", endpoint=first.endpoint, replay=endpoint) as second:
+                second.ask("wait-subscriber")
+                second.ask("skip 3")
+                second.ask("send 200")
+                wait_for_rows(ingest, 503 if heal else 500)
+                judged = totals(ingest)
+                assert (judged.restarts, judged.duplicates) == (1, 0)
+                assert judged.lost == (0 if heal else 3)
+    finally:
+        first.kill()
+
+
+def test_history_is_waited_for_while_the_publisher_is_not_there_yet(tmp_path: Path) -> None:
+    endpoint, replay = free_endpoint(), free_endpoint()
+    with ingesting(
+        tmp_path,
+        connect=endpoint,
+        framing="vllm",
+        replayEndpoint=replay,
+        replayFrom="earliest",
+        replayTimeout="100ms",
+        zmq_reconnect_ivl=20,
+    ) as ingest:
+        before = ingest._receiver._channels[0].replayer
+        assert before is not None
+        sock = before.socket
+        wait_for(lambda: (ingest.seal(), before.socket is not sock)[1], "the second request")
+        with Publisher("vllm", endpoint=endpoint, replay=replay) as publisher:
+            publisher.ask("send 20")
+            wait_for_rows(ingest, 20)
+    assert sequences(tmp_path) == list(range(20))
+
+
+def test_a_loss_that_cannot_be_healed_fails_the_query_once(tmp_path: Path) -> None:
+    endpoint = free_endpoint()
+    options = {"framing": "vllm", "replayEndpoint": endpoint, "onLoss": "fail"}
+    with Publisher("vllm", replay=endpoint, buffer=1) as publisher:
+        with ingesting(tmp_path, MessageLossError, connect=publisher.endpoint, **options) as ingest:
+            publisher.ask("wait-subscriber")
+            publisher.ask("send 2")
+            publisher.ask("skip 3")
+            publisher.ask("send 1")
+            with pytest.raises(MessageLossError, match="sequences 2 to 4"):
+                wait_for(lambda: ingest.seal() > 3, "the failure")
+        wait_for_silence(publisher)
+        with ingesting(tmp_path, connect=publisher.endpoint, **options) as ingest:
+            publisher.ask("wait-subscriber")
+            asked = publisher.ask("requests")["count"]
+            publisher.ask("send 3")
+            wait_for_rows(ingest, 6)
+            assert totals(ingest).lost == 3
+            # Not for the gap: from the last one heard on, which tells whether it is still that publisher, or later.
+            assert min(publisher.ask("requests")["starts"][asked:], default=5) >= 5
+
+
+class RouterOnItsOwnTerms:
+    """A replay endpoint that answers as the test says: (sequence or None for the end) for each request."""
+
+    def __init__(
+        self,
+        context: Context,
+        answers: list[list[int | None]],
+        value: Callable[[int], bytes] = lambda sequence: b"again",
+    ) -> None:
+        self._sock = context.socket(zmq.ROUTER)
+        port = self._sock.bind_to_random_port("tcp://127.0.0.1")
+        self.endpoint = f"tcp://127.0.0.1:{port}"
+        self._answers = answers
+        self._value = value
+        self.starts: list[int] = []
+        self._end = threading.Event()
+        self._thread = threading.Thread(target=self._run)
+
+    def _run(self) -> None:
+        while not self._end.is_set():
+            if not self._sock.poll(20):
+                continue
+            client, _, start = self._sock.recv_multipart()
+            self.starts.append(int.from_bytes(start, "big"))
+            answer = self._answers.pop(0) if self._answers else [None]
+            for sequence in answer:
+                number = b"\xff" * 8 if sequence is None else sequence.to_bytes(8, "big")
+                self._sock.send_multipart(
+                    [client, b"", number, b"" if sequence is None else self._value(sequence)]
+                )
+            if answer and answer[-1] == -1:  # no protocol at all
+                self._sock.send_multipart([client, b"", b"?"])
+
+    def __enter__(self) -> RouterOnItsOwnTerms:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._end.set()
+        self._thread.join(10)
+
+
+@pytest.mark.parametrize(
+    ("answers", "asked"),
+    [
+        # A hole in the middle, as a ROUTER's full queue leaves it: asked for again.
+        ([[3, 4, 7, None], [5, 6, None]], [3, 5]),
+        # The end is lost: silence ends the request, and what is missing is asked for again.
+        ([[3, 4, 5], [6, 7, None]], [3, 6]),
+        # More than was asked for, and what was there already.
+        ([[0, 1, 2, 3, 4, 5, 6, 7, 8, 9, None]], [3]),
+    ],
+)
+def test_a_replay_that_is_not_whole_is_asked_for_again(
+    answers: list[list[int | None]], asked: list[int], context: Context, tmp_path: Path
+) -> None:
+    with (
+        RouterOnItsOwnTerms(context, answers) as router,
+        Publisher("vllm") as publisher,
+        ingesting(
+            tmp_path,
+            connect=publisher.endpoint,
+            framing="vllm",
+            replayEndpoint=router.endpoint,
+            replayTimeout="200ms",
+        ) as ingest,
+    ):
+        publisher.ask("wait-subscriber")
+        publisher.ask("send 3")
+        publisher.ask("skip 5")
+        publisher.ask("send 1")
+        wait_for(lambda: totals(ingest).healed == 5, "the gap healed")
+        assert router.starts == asked
+    assert sorted(sequences(tmp_path)) == list(range(9))
+
+
+def test_a_replay_host_whose_name_is_gone_ends_nothing(
+    context: Context, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with (
+        RouterOnItsOwnTerms(context, [[], [], []]) as router,
+        Publisher("vllm") as publisher,
+        ingesting(
+            tmp_path,
+            connect=publisher.endpoint,
+            framing="vllm",
+            replayEndpoint=router.endpoint,
+            replayTimeout="100ms",
+        ) as ingest,
+    ):
+        publisher.ask("wait-subscriber")
+
+        def gone(*_: object, **__: object) -> None:
+            raise OSError("no such host")
+
+        monkeypatch.setattr("socket.getaddrinfo", gone)
+        publisher.ask("send 1")
+        publisher.ask("skip 2")
+        publisher.ask("send 1")
+        wait_for(lambda: ingest.seal() and len(router.starts) >= 2, "a second request")
+        publisher.ask("send 1")
+        wait_for_rows(ingest, 3)
+
+
+def test_a_publisher_without_history_is_not_asked_as_fast_as_it_loses(
+    context: Context, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with (
+        RouterOnItsOwnTerms(context, []) as router,
+        Publisher("vllm") as publisher,
+        ingesting(
+            tmp_path, connect=publisher.endpoint, framing="vllm", replayEndpoint=router.endpoint
+        ) as ingest,
+    ):
+        publisher.ask("wait-subscriber")
+        began = time.monotonic()
+        for _ in range(200):
+            publisher.ask("send 1")
+            publisher.ask("skip 1")
+            ingest.seal()
+        wait_for_rows(ingest, 200)
+        assert len(router.starts) <= 2 + (time.monotonic() - began) / 0.1
+        assert totals(ingest).lost == 199
+    assert len(caplog.records) < 60
+
+
+# What does not fit, and what fails.
+
+
+def test_malformed_messages_fail_the_query_if_so_wished_and_it_can_go_on(tmp_path: Path) -> None:
+    with Publisher("vllm") as publisher:
+        options = {"connect": publisher.endpoint, "framing": "vllm", "onMalformed": "fail"}
+        with ingesting(tmp_path, MalformedMessageError, **options) as ingest:
+            publisher.ask("wait-subscriber")
+            publisher.ask("send 3")
+            publisher.ask("raw 00 01")
+            publisher.ask("send 2")
+            with pytest.raises(MalformedMessageError, match="it has 2 frames, 3 expected"):
+                wait_for(lambda: ingest.seal() > 5, "the failure")
+        wait_for_silence(publisher)
+        with ingesting(tmp_path, **options) as ingest:
+            publisher.ask("wait-subscriber")
+            sent = publisher.ask("send 2")["next"]
+            wait_for(
+                lambda: totals(ingest).lost + ingest.counters.received == sent, "every number accounted for"
+            )
+
+
+def test_a_loss_fails_the_query_once(tmp_path: Path) -> None:
+    with Publisher("vllm") as publisher:
+        options = {"connect": publisher.endpoint, "framing": "vllm", "onLoss": "fail"}
+        with ingesting(tmp_path, MessageLossError, **options) as ingest:
+            publisher.ask("wait-subscriber")
+            publisher.ask("send 3")
+            wait_for_rows(ingest, 3)
+            publisher.ask("skip 4")
+            publisher.ask("send 1")
+            with pytest.raises(MessageLossError, match=r"4 messages of .* sequences 3 to 6"):
+                wait_for(lambda: ingest.seal() > 4, "the failure")
+        wait_for_silence(publisher)
+        with ingesting(tmp_path, **options) as ingest:
+            publisher.ask("wait-subscriber")
+            publisher.ask("send 1")
+            wait_for_rows(ingest, 5)
+            assert totals(ingest).lost == 4
+
+
+def test_noise_is_logged_at_a_bounded_rate(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with (
+        Publisher("vllm") as publisher,
+        ingesting(tmp_path, connect=publisher.endpoint, framing="vllm") as ingest,
+    ):
+        publisher.ask("wait-subscriber")
+        for _ in range(100):
+            publisher.ask("raw 00")
+        publisher.ask("send 1")
+        wait_for_rows(ingest, 1)
+        assert ingest.counters.malformed == 100
+    assert 1 <= sum("does not fit" in record.message for record in caplog.records) <= 10
+
+
+def test_what_is_no_row_is_remembered_in_time_too(tmp_path: Path) -> None:
+    """Spark asks all the time, and nothing comes but noise and repetition."""
+    with (
+        Publisher("vllm") as publisher,
+        ingesting(
+            tmp_path,
+            connect=publisher.endpoint,
+            framing="vllm",
+            deduplicate=True,
+            walFlushInterval="50ms",
+        ) as ingest,
+    ):
+        publisher.ask("wait-subscriber")
+        publisher.ask("send 1")
+        wait_for_rows(ingest, 1)
+
+        def remembered() -> bool:
+            publisher.ask("raw 00")
+            ingest.seal()
+            saved = read_saved_state(LogStorage(str(tmp_path)), 0)
+            return saved.full is not None and b'"malformed":0' not in saved.full
+
+        wait_for(remembered, "what was learned, on disk")
+
+
+def test_numbering_that_means_something_else_now_is_judged_anew(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with Publisher("sequenced") as publisher:
+        for framing in ("sequenced", "custom"):
+            options = {} if framing == "sequenced" else {"sequenceFrame": 2, "topicFrame": 0}
+            wait_for_silence(publisher)
+            with ingesting(tmp_path, connect=publisher.endpoint, framing=framing, **options) as ingest:
+                publisher.ask("wait-subscriber")
+                publisher.ask("send 1")
+                wait_for_rows(ingest, ingest.resumed_at + 1)
+                publisher.ask("skip 3")
+                publisher.ask("send 1")
+                wait_for(lambda: totals(ingest).lost == 3, "the gap")
+            assert len(gaps(tmp_path)) == 1
+    assert "judging sequences begins anew" in caplog.text
+
+
+# Kills.
+
+
+def test_killed_at_any_moment_it_forgets_no_gap_and_counts_no_loss_twice(tmp_path: Path) -> None:
+    chance = random.Random(7)
+    log = tmp_path / "log"
+    with Publisher("sequenced", publisher="p") as publisher:
+        options = {
+            "connect": publisher.endpoint,
+            "walLocation": str(log),
+            "framing": "sequenced",
+            "deduplicate": "true",
+            "walFlushInterval": "20ms",
+            "zmq.reconnect_ivl": "20",
+        }
+        arguments = [f"{name}={value}" for name, value in options.items()]
+        sent = 0
+        for _ in range(5):
+            wait_for_silence(publisher)
+            driver = subprocess.Popen([sys.executable, "-m", "tests.support.ingest_driver", *arguments])
+            try:
+                publisher.ask("wait-subscriber")
+                for _ in range(chance.randint(1, 40)):
+                    publisher.ask(f"send {chance.randint(1, 200)}")
+                    publisher.ask(f"repeat {chance.randint(1, 3)}")
+                    publisher.ask(f"skip {chance.choice([0, 0, 1, 7])}")
+            finally:
+                driver.kill()
+                driver.wait(10)
+        with ingesting(log, **{**stripped(options), "deduplicate": "true"}) as ingest:
+            publisher.ask("wait-subscriber")
+            sent = publisher.ask("send 1")["next"]
+            wait_for(
+                lambda: sequences(log)[-1:] == [sent - 1] if ingest.seal() else False, "the last message"
+            )
+            lost = totals(ingest).lost
+    rows = log_rows(log)
+    told = rows.column("sequence").to_pylist()
+    assert rows.column("id").to_pylist() == list(range(len(told)))
+    assert told == sorted(set(told)), "a duplicate has an id"
+    first = told[0]
+    assert lost == sent - first - len(told)
+    missing = {n for low, high, healed in gaps(log) if not healed for n in range(low, high + 1)}
+    assert missing == set(range(first, sent)) - set(told)
+
+
+def stripped(options: dict[str, str]) -> dict[str, str]:
+    return {name.replace("zmq.", "zmq_"): value for name, value in options.items() if name != "walLocation"}

@@ -1,0 +1,170 @@
+"""The receiver: any traffic there is, in bounded rounds."""
+
+from __future__ import annotations
+
+import pytest
+import zmq
+
+import zmq_datasource.source.receiver as receiver_module
+from tests.support import Socket, bind_when_free, bound, free_endpoint, stream_options, wait_for
+from zmq_datasource.counters import SourceCounters
+from zmq_datasource.source.receiver import Receiver
+
+Context = zmq.Context[Socket]
+
+
+def receive(receiver: Receiver, count: int) -> None:
+    wait_for(lambda: (receiver.receive(), receiver.pending)[1] >= count, f"{count} messages")
+
+
+def test_ordinary_traffic_arrives_as_it_was_sent(context: Context) -> None:
+    push, endpoint = bound(context, zmq.PUSH)
+    sent = [
+        [b""],
+        [b"v"],
+        [b"t", b"v"],
+        [b"", b""],
+        [b"t", b"a", b"b", b"v"],
+        [bytes(range(256))],
+        [b"x" * (3 * receiver_module.BATCH_BYTES)],  # more than a round takes, or a batch
+    ]
+    counters = SourceCounters()
+    with Receiver(
+        stream_options(connect=endpoint, socketType="PULL"), counters, clock=lambda: 1.5
+    ) as receiver:
+        for message in sent:
+            push.send_multipart(message)
+        receive(receiver, len(sent))
+        batch = receiver.take()
+    assert batch.column("value").to_pylist() == [message[-1] for message in sent]
+    assert batch.column("topic").to_pylist() == [None, None, "t", "", "t", None, None]
+    assert set(batch.column("timestamp").cast("int64").to_pylist()) == {1_500_000}
+    assert counters.received == len(sent)
+    assert counters.bytes == sum(len(message[-1]) for message in sent)
+
+
+def test_topics_are_prefixes(context: Context) -> None:
+    publisher, endpoint = bound(context, zmq.XPUB)
+    with Receiver(stream_options(connect=endpoint, topics="a,bc"), SourceCounters()) as receiver:
+        assert {publisher.recv(), publisher.recv()} == {b"\x01a", b"\x01bc"}
+        for topic in (b"a1", b"b1", b"bc2", b"c"):
+            publisher.send_multipart([topic, b"v"])
+        receive(receiver, 2)
+        assert receiver.receive() == 0
+        assert receiver.take().column("topic").to_pylist() == ["a1", "bc2"]
+
+
+def test_a_sub_asks_for_all_its_topics(context: Context) -> None:
+    """libzmq drops subscriptions beyond the SUB's own SNDHWM, without a word."""
+    count = 3000
+    publisher, endpoint = bound(context, zmq.XPUB, sndhwm=0, rcvhwm=0)
+    topics = ",".join(f"t{i:04}" for i in range(count))
+    options = stream_options(connect=endpoint, topics=topics, rcvhwm=count)
+    with Receiver(options, SourceCounters()) as receiver:
+        asked = 0
+        while asked < count and publisher.poll(1000):
+            asked += len(publisher.recv()) > 0
+        assert asked == count
+        for i in range(count):
+            publisher.send(b"t%04d" % i)
+        receive(receiver, count)
+
+
+def test_a_frame_over_the_limit_costs_the_connection_and_not_the_feed(
+    context: Context, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("zmq_datasource.transport.peers.PeerWatch._LOST_REDIAL", 0.2)
+    publisher, endpoint = bound(context, zmq.XPUB)
+    options = stream_options(connect=endpoint, zmq_maxmsgsize=100)
+    with Receiver(options, SourceCounters()) as receiver:
+        assert publisher.recv() == b"\x01"
+        publisher.send(b"." * 101)
+
+        def subscribed_again() -> bool:
+            receiver.receive()
+            return bool(publisher.poll(0)) and publisher.recv() == b"\x01"
+
+        wait_for(subscribed_again, "a new connection")  # libzmq alone never comes again
+        publisher.send(b"after")
+        receive(receiver, 1)
+        assert receiver.take().column("value").to_pylist() == [b"after"]
+
+
+def test_a_round_is_bounded_in_messages_and_in_bytes(context: Context) -> None:
+    push, endpoint = bound(context, zmq.PUSH, sndhwm=100_000)
+    with Receiver(
+        stream_options(connect=endpoint, socketType="PULL", rcvhwm=100_000), SourceCounters()
+    ) as receiver:
+        for _ in range(5000):
+            push.send(b"x")
+        for _ in range(20):
+            assert receiver.receive() <= receiver_module.ROUND_MESSAGES
+        receive(receiver, 5000)
+        receiver.take()
+        for _ in range(20):
+            push.send(b"x" * (1 << 20))
+        most = 0
+        while receiver.pending < 20:
+            most = max(most, receiver.receive())
+        assert most <= 5
+
+
+def test_a_round_over_many_sockets_is_bounded_as_a_whole_and_takes_them_in_turn(context: Context) -> None:
+    """An Arrow array holds 2 GiB: so what is taken at once must not grow with the number of endpoints."""
+    size, each = 1 << 20, 8
+    publishers = [bound(context, zmq.XPUB, sndhwm=0) for _ in range(6)]
+    options = stream_options(connect=",".join(endpoint for _, endpoint in publishers), framing="vllm")
+    with Receiver(options, SourceCounters()) as receiver:
+        for i, (publisher, _) in enumerate(publishers):
+            assert publisher.recv() == b"\x01"
+            for sequence in range(each):
+                publisher.send_multipart([b"t", sequence.to_bytes(8, "big"), b"%d" % i + b" " * size])
+        wait_for(lambda: all(c.socket.poll(0) for c in receiver._channels), "messages on every socket")
+        order = []
+        while len(order) < each * len(publishers):
+            before = receiver.pending_bytes
+            receiver.receive()
+            assert receiver.pending_bytes - before <= receiver_module._ROUND_BYTES + size + 100
+            order += [int(value[:1]) for value in receiver.take().column("value").to_pylist()]
+        assert set(order[: each * 5]) == set(range(6))  # nobody waits until all the others are done
+
+
+def test_a_message_no_row_can_hold_is_counted_and_does_not_stop_the_feed(
+    context: Context, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(receiver_module, "MAX_MESSAGE_BYTES", 1000)
+    monkeypatch.setattr(receiver_module, "_ROUND_BYTES", 1)
+    push, endpoint = bound(context, zmq.PUSH)
+    counters = SourceCounters()
+    with Receiver(stream_options(connect=endpoint, socketType="PULL"), counters) as receiver:
+        push.send(b"x" * 1000)
+        push.send(b"x" * 1001)
+        push.send_multipart([b"x" * 500, b"x" * 501])
+        push.send(b"last")
+        receive(receiver, 2)
+        assert receiver.pending_bytes == 1004
+        assert receiver.take().column("value").to_pylist() == [b"x" * 1000, b"last"]
+        assert receiver.pending_bytes == 0
+    assert counters.oversize == 2
+
+
+def test_a_bound_sub_hears_a_publisher_that_connects_later(context: Context) -> None:
+    endpoint = free_endpoint()
+    with Receiver(stream_options(bind=endpoint), SourceCounters()) as receiver:
+        publisher = context.socket(zmq.XPUB)
+        publisher.connect(endpoint)
+        wait_for(lambda: (receiver.keep_alive(), publisher.poll(10))[1], "the subscription")
+        publisher.send(b"v")
+        receive(receiver, 1)
+
+
+def test_a_restarted_publisher_is_heard_again(context: Context) -> None:
+    publisher, endpoint = bound(context, zmq.XPUB)
+    with Receiver(stream_options(connect=endpoint), SourceCounters()) as receiver:
+        assert publisher.recv() == b"\x01"
+        publisher.close()
+        again = context.socket(zmq.XPUB)
+        bind_when_free(again, endpoint)
+        wait_for(lambda: (receiver.keep_alive(), again.poll(10))[1], "the subscription")
+        again.send(b"v")
+        receive(receiver, 1)

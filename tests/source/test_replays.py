@@ -1,0 +1,441 @@
+"""What was lost at the end of a burst, or while nobody listened, is asked for; from the same publisher only."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+import zmq
+from pyspark.sql.datasource import InputPartition
+
+from tests.source.test_losses import (
+    RouterOnItsOwnTerms,
+    ingesting,
+    sequences,
+    totals,
+    vllm,
+    wait_for_rows,
+    wait_for_silence,
+)
+from tests.support import Socket, free_endpoint, log_rows, stream_options, wait_for
+from tests.support.middlebox import Middlebox
+from tests.support.proxies import ProxyThreads, endpoints
+from tests.support.publishers import Publisher
+from zmq_datasource.counters import SourceCounters
+from zmq_datasource.options import BatchReadOptions, Numbering
+from zmq_datasource.options.parser import parse
+from zmq_datasource.sequences import Judge
+from zmq_datasource.source.ingest import Ingest
+from zmq_datasource.source.receiver import Receiver
+from zmq_datasource.source.replayer import Replayer
+from zmq_datasource.spark.batch_reader import ZmqLiveReader
+
+pytestmark = pytest.mark.spark  # no Spark, but a process or two for each test
+Context = zmq.Context[Socket]
+
+
+def values(location: Path) -> list[int]:
+    return [int(value) for value in log_rows(location).column("value").to_pylist()]
+
+
+# A feed that has gone silent.
+
+
+@pytest.mark.parametrize("deduplicate", [False, True])
+def test_what_was_lost_at_the_end_of_a_burst_is_fetched_once_the_feed_is_silent(
+    deduplicate: bool, tmp_path: Path
+) -> None:
+    with vllm(tmp_path, {"deduplicate": deduplicate}) as (publisher, ingest):
+        publisher.ask("send 5")
+        publisher.ask("skip 100")
+        wait_for_rows(ingest, 105)
+        publisher.ask("send 5")
+        wait_for_rows(ingest, 110)
+        judged = totals(ingest)
+        assert (judged.lost, judged.duplicates, judged.restarts) == (0, 0, 0)
+        assert ingest.counters.replayed == 100
+    assert sequences(tmp_path / "log") == list(range(110))
+
+
+def test_bursts_over_a_small_high_water_mark_arrive_whole(tmp_path: Path) -> None:
+    with vllm(tmp_path, {"rcvhwm": 10, "zmq_rcvbuf": 4096}, sndhwm=10, buffer=50_000) as (publisher, ingest):
+        for _ in range(3):
+            sent = publisher.ask("send 4000 200")["next"]
+        sent = publisher.ask("skip 3000")[
+            "next"
+        ]  # more than the publisher's ROUTER holds: it drops replies too
+        wait_for(lambda: ingest.seal() >= sent and totals(ingest).lost == 0, "all of it", 60)
+        assert ingest.log.durable_end == sent
+    assert sorted(sequences(tmp_path / "log")) == list(range(sent))
+
+
+@pytest.mark.parametrize("heard_by", ["a running query", "a query that was stopped"])
+@pytest.mark.parametrize("second_has", [5, 30])
+def test_a_publisher_that_has_restarted_in_silence_is_no_continuation(
+    second_has: int, heard_by: str, tmp_path: Path
+) -> None:
+    """Its messages have numbers that were seen, or that are expected; they are others."""
+    endpoint, replay = free_endpoint(), free_endpoint()
+    options = {"connect": endpoint, "framing": "vllm", "replayEndpoint": replay, "zmq_reconnect_ivl": 20}
+    options |= {"replayTimeout": "1s"}
+    first = Publisher("vllm", endpoint, replay=replay)
+    try:
+        with ingesting(tmp_path, **options) as ingest:
+            first.ask("wait-subscriber")
+            first.ask("send 10")
+            wait_for_rows(ingest, 10)
+            if heard_by == "a running query":
+                first.kill()
+                with Publisher("vllm", endpoint, replay=replay, values_from=1000) as second:
+                    second.ask(f"skip {second_has}")
+                    finish(second, ingest, second_has)
+        if heard_by == "a query that was stopped":
+            first.kill()
+            with Publisher("vllm", endpoint, replay=replay, values_from=1000) as second:
+                second.ask(f"skip {second_has}")
+                with ingesting(tmp_path, **options) as ingest:
+                    finish(second, ingest, second_has)
+    finally:
+        first.kill()
+    assert values(tmp_path) == [*range(10), *range(1000, 1005 + second_has)]
+    assert sequences(tmp_path) == [*range(10), *range(5 + second_has)]
+
+
+def finish(second: Publisher, ingest: Any, had: int) -> None:
+    wait_for_rows(ingest, 10 + had)
+    second.ask("wait-subscriber")
+    second.ask("send 5")
+    wait_for_rows(ingest, 15 + had)
+    judged = totals(ingest)
+    assert (judged.lost, judged.duplicates, judged.restarts) == (0, 0, 1)
+
+
+def test_a_connection_that_was_cut_in_silence_is_no_restart(tmp_path: Path) -> None:
+    endpoint, replay = free_endpoint(), free_endpoint()
+    with Publisher("vllm", endpoint, replay=replay) as publisher, Middlebox(endpoint) as between:
+        options = {"connect": between.endpoint, "framing": "vllm", "replayEndpoint": replay}
+        with ingesting(tmp_path, zmq_reconnect_ivl=20, **options) as ingest:
+            publisher.ask("wait-subscriber")
+            publisher.ask("send 5")
+            wait_for_rows(ingest, 5)
+            between.reset()
+            publisher.ask("skip 10")
+            wait_for_rows(ingest, 15)
+            publisher.ask("wait-subscriber")
+            publisher.ask("send 5")
+            wait_for_rows(ingest, 20)
+            judged = totals(ingest)
+            assert (judged.lost, judged.duplicates, judged.restarts) == (0, 0, 0)
+    assert sequences(tmp_path) == list(range(20))
+
+
+def test_after_a_restart_a_query_still_catches_up_when_it_comes_back(tmp_path: Path) -> None:
+    endpoint, replay = free_endpoint(), free_endpoint()
+    options = {"connect": endpoint, "framing": "vllm", "replayEndpoint": replay, "zmq_reconnect_ivl": 20}
+    with ingesting(tmp_path, **options) as ingest:
+        with Publisher("vllm", endpoint, replay=replay) as first:
+            first.ask("wait-subscriber")
+            first.ask("send 100")
+            wait_for_rows(ingest, 100)
+        second = Publisher("vllm", endpoint, replay=replay, values_from=100)
+        second.ask("wait-subscriber")
+        second.ask("send 100")
+        wait_for_rows(ingest, 200)
+    with second:
+        wait_for_silence(second)
+        second.ask("send 100")
+        with ingesting(tmp_path, **options) as ingest:
+            wait_for_rows(ingest, 300)
+            judged = totals(ingest)
+            assert (judged.lost, judged.duplicates, judged.restarts) == (0, 0, 1)
+            assert ingest.counters.replayed == 100
+    assert values(tmp_path) == list(range(300))
+
+
+def test_a_subscriber_that_came_late_asks_for_no_history(tmp_path: Path) -> None:
+    with vllm(tmp_path, {}) as (publisher, ingest):
+        publisher.ask("skip 20")  # nothing was heard: nobody knows what would follow
+        assert not asked_while_silent(ingest)
+        publisher.ask("send 1")
+        wait_for_rows(ingest, 1)
+        wait_for(lambda: publisher.ask("requests")["starts"], "a question for what follows")
+        assert publisher.ask("requests")["starts"] == [20]
+    assert sequences(tmp_path / "log") == [20]
+
+
+def asked_while_silent(ingest: Ingest) -> bool:
+    """Whether a silent feed has been asked, once it was time to."""
+    replayer = replayer_of(ingest)
+    wait_for(lambda: replayer._all_asked, "the end of the silence")
+    return replayer._request is not None
+
+
+def replayer_of(ingest: Ingest) -> Replayer:
+    receiver = ingest._receiver
+    assert isinstance(receiver, Receiver)
+    replayer = receiver._channels[0].replayer
+    assert replayer is not None
+    return replayer
+
+
+def test_history_that_was_asked_for_is_fetched_though_the_first_answer_had_none(tmp_path: Path) -> None:
+    with vllm(tmp_path, {"replayFrom": "earliest"}) as (publisher, ingest):
+        wait_for(lambda: publisher.ask("requests")["count"], "the first question")
+        publisher.ask("skip 20")
+        wait_for_rows(ingest, 20)
+        publisher.ask("send 5")
+        wait_for_rows(ingest, 25)
+        assert totals(ingest).duplicates == 0
+    assert sequences(tmp_path / "log") == list(range(25))
+
+
+def test_an_answer_without_an_end_marker_is_asked_for_again(context: Context, tmp_path: Path) -> None:
+    """The ROUTER's queue was full: what comes is taken, and the question repeated."""
+    message = {n: str(n).encode() for n in range(10)}
+    answers: list[list[int | None]] = [[2, 3, 4], [4, 5, 6, 9], [7, 8, None], [9, None]]
+    with (
+        RouterOnItsOwnTerms(context, answers, message.__getitem__) as router,
+        Publisher("vllm") as publisher,
+        ingesting(
+            tmp_path,
+            connect=publisher.endpoint,
+            framing="vllm",
+            replayEndpoint=router.endpoint,
+            replayTimeout="200ms",
+        ) as ingest,
+    ):
+        publisher.ask("wait-subscriber")
+        publisher.ask("send 3")
+        wait_for_rows(ingest, 10)
+        wait_for(lambda: len(router.starts) >= 4, "the last question")
+        assert router.starts[:4] == [2, 4, 7, 9]
+        assert totals(ingest).lost == 0
+    assert sorted(sequences(tmp_path)) == list(range(10))
+
+
+def test_gaps_of_a_publisher_are_not_filled_by_the_next(tmp_path: Path) -> None:
+    """It has messages under those numbers, but they are others."""
+    endpoint, replay = free_endpoint(), free_endpoint()
+    options = {"connect": endpoint, "framing": "vllm", "replayEndpoint": replay, "zmq_reconnect_ivl": 20}
+    with ingesting(tmp_path, replayTimeout="60s", **options) as ingest:
+        with Publisher("vllm", endpoint) as first:  # nobody answers the question for the gap
+            first.ask("wait-subscriber")
+            first.ask("send 2")
+            first.ask("skip 3")
+            first.ask("send 2")
+            wait_for_rows(ingest, 4)
+        with Publisher("vllm", endpoint, replay=replay, values_from=1000) as second:
+            second.ask("skip 10")
+            second.ask("wait-subscriber")
+            wait_for_rows(ingest, 14)
+            judged = totals(ingest)
+            assert (judged.lost, judged.healed, judged.restarts) == (3, 0, 1)
+    assert values(tmp_path) == [0, 1, 5, 6, *range(1000, 1010)]
+
+
+def test_of_several_publishers_each_is_asked_for_its_own_end(tmp_path: Path) -> None:
+    replays = [free_endpoint(), free_endpoint()]
+    with ExitStack() as stack:
+        publishers = [
+            stack.enter_context(Publisher("vllm", replay=replay, values_from=1000 * at))
+            for at, replay in enumerate(replays)
+        ]
+        connect = ",".join(publisher.endpoint for publisher in publishers)
+        options = {"connect": connect, "framing": "vllm", "replayEndpoint": ",".join(replays)}
+        ingest = stack.enter_context(ingesting(tmp_path, **options))
+        for publisher in publishers:
+            publisher.ask("wait-subscriber")
+            publisher.ask("send 3")
+        publishers[0].ask("skip 4")
+        publishers[1].ask("skip 6")
+        wait_for_rows(ingest, 16)
+        assert totals(ingest).lost == 0
+    assert sorted(values(tmp_path)) == [*range(7), *range(1000, 1009)]
+
+
+def test_killed_in_the_middle_of_what_follows_it_has_each_message_once(tmp_path: Path) -> None:
+    endpoint, replay, log = free_endpoint(), free_endpoint(), tmp_path / "log"
+    options = {"connect": endpoint, "framing": "vllm", "replayEndpoint": replay}
+    arguments = [f"{name}={value}" for name, value in options.items()]
+    arguments += [f"walLocation={log}", "walFlushInterval=20ms"]
+    with Publisher("vllm", endpoint, replay=replay, buffer=50_000) as publisher:
+        for _ in range(3):
+            driver = subprocess.Popen([sys.executable, "-m", "tests.support.ingest_driver", *arguments])
+            try:
+                publisher.ask("wait-subscriber")
+                publisher.ask("send 1")
+                publisher.ask("skip 5000")
+                before = publisher.ask("requests")["count"]
+                wait_for(lambda: publisher.ask("requests")["count"] > before, "a question")  # noqa: B023
+            finally:
+                driver.kill()
+                driver.wait(10)
+            wait_for_silence(publisher)
+        sent = publisher.ask("send 0")["next"]
+        with ingesting(log, **options) as ingest:
+            wait_for(lambda: ingest.seal() >= sent - sequences(log)[0], "all of it")
+            assert totals(ingest).lost == 0
+    told = sorted(sequences(log))
+    assert told == list(range(told[0], sent))
+
+
+# Reads that end.
+
+
+def test_a_read_of_a_live_feed_asks_for_what_follows_before_a_silence_ends_it(tmp_path: Path) -> None:
+    endpoint, replay = free_endpoint(), free_endpoint()
+    read = ["connect", endpoint, "framing", "vllm", "replayEndpoint", replay, "socketType", "SUB"]
+    read += ["timeout", "20s", "idleTimeout", "300ms", "replayFrom", "earliest"]
+    with Publisher("vllm", endpoint, replay=replay) as publisher, ThreadPoolExecutor(1) as thread:
+        publisher.ask("send 3")
+        reader = ZmqLiveReader(parse(BatchReadOptions, dict(zip(read[::2], read[1::2], strict=True))))
+        rows = thread.submit(
+            lambda: [n for b in reader.read(InputPartition(0)) for n in b["sequence"].to_pylist()]
+        )
+        publisher.ask("wait-subscriber")
+        publisher.ask("send 2")
+        publisher.ask("skip 100")
+        assert rows.result(30) == list(range(105))
+
+
+def test_available_now_asks_for_what_follows_before_a_silence_ends_it(tmp_path: Path) -> None:
+    with vllm(tmp_path, {}) as (publisher, ingest):
+        publisher.ask("send 5")
+        publisher.ask("skip 100")
+        assert ingest.gather(20, 0.2) == 105
+        publisher.ask("skip 20000")
+        before = time.monotonic()
+        ingest.gather(20, 0.2)
+        assert time.monotonic() - before < 15
+
+
+def test_a_read_does_not_wait_for_a_replay_that_nobody_serves(tmp_path: Path) -> None:
+    with (
+        Publisher("vllm") as publisher,
+        ingesting(
+            tmp_path, connect=publisher.endpoint, framing="vllm", replayEndpoint=free_endpoint()
+        ) as ingest,
+    ):
+        publisher.ask("wait-subscriber")
+        publisher.ask("send 5")
+        wait_for_rows(ingest, 5)
+        before = time.monotonic()
+        assert ingest.gather(20, 0.2) == 5
+        assert time.monotonic() - before < 5
+
+
+# When it asks.
+
+
+class Asking:
+    """A replayer whose time is told by the test, of a publisher that has sent the numbers 0 to 4."""
+
+    def __init__(self, router: RouterOnItsOwnTerms) -> None:
+        self.now = 0.0
+        feed = "tcp://feed:1"
+        options = stream_options(connect=feed, framing="vllm", replayEndpoint=router.endpoint)
+        self.judge = Judge(Numbering(("endpoint",)), 10, 10)
+        self.judge.judge([feed.encode()] * 5, range(5), lambda row: 0)
+        (endpoint,), (replay,) = options.connect, options.replay_endpoint
+        self.replayer = Replayer(options, endpoint, replay, SourceCounters(), lambda: self.now)
+        self.replayer.open()
+        wait_for(lambda: (self.replayer.keep_alive(), self.replayer._reachable)[1], "the connection")
+
+    def times(self, seconds: float) -> list[float]:
+        """When it asks, in this many seconds more; each answer is that there is nothing."""
+        asked, end = [], self.now + seconds
+        while self.now < end:
+            self.now += 0.5
+            if not self.replayer.due:
+                continue
+            self.replayer.step(self.judge, False, 5)
+            asked.append(self.now)
+            assert self.replayer.socket.poll(10_000)
+            self.replayer.receive(10, 1 << 20)
+            assert self.replayer.take(self.judge) == ([], False)
+            self.replayer.step(self.judge, False, 5)
+        return asked
+
+
+def test_a_silent_feed_is_asked_after_a_second_then_ever_more_rarely(context: Context) -> None:
+    with RouterOnItsOwnTerms(context, []) as router:
+        asking = Asking(router)
+        try:
+            assert asking.times(200) == [1, 3, 7, 15, 31, 63, 123, 183]
+            asking.replayer.heard()
+            assert asking.times(5) == [201, 203]
+            asking.replayer.postpone()  # nothing was received in the meantime: that was no silence
+            assert asking.times(5) == [209]
+            assert asking.replayer.still_asking() is False
+            asking.replayer.heard()
+            assert asking.replayer.still_asking() is True
+            assert asking.times(1) == [210.5]
+            assert asking.replayer.still_asking() is False
+        finally:
+            asking.replayer.close()
+
+
+def test_a_full_log_asks_for_nothing(tmp_path: Path) -> None:
+    """Nothing is received while it is full: that is no silence of the publisher."""
+    with vllm(tmp_path, {"walMaxBytes": "64k", "walChunkBytes": "32k"}) as (publisher, ingest):
+        publisher.ask("send 200 1000")
+        wait_for(lambda: ingest.log.full, "the full log")
+        asked = publisher.ask("requests")["count"]
+        silent_at = replayer_of(ingest)._silent_at
+        wait_for(lambda: replayer_of(ingest)._silent_at > silent_at + 1.5, "a pause")
+        assert publisher.ask("requests")["count"] == asked
+        wait_for(lambda: (ingest.log.commit(ingest.seal()), ingest.counters.received >= 200)[1], "the others")
+        assert totals(ingest).lost == 0
+
+
+# The proxy as the publisher.
+
+
+def test_what_a_proxy_published_to_nobody_is_fetched_from_it(context: Context, tmp_path: Path) -> None:
+    sides = endpoints("pull", "publish", "replay")
+    options = {"connect": sides["publish"], "framing": "vllm", "replayEndpoint": sides["replay"]}
+    with ProxyThreads(tmp_path / "proxy", sides), context.socket(zmq.PUSH) as push:
+        push.connect(sides["pull"])
+        with ingesting(tmp_path / "log", **options) as ingest:
+            replayer = replayer_of(ingest)
+            wait_for(lambda: replayer.live is not None or ingest.seal(), "the subscription")
+            wait_for(lambda: (push.send(b"0"), ingest.seal())[1], "the first message")
+            first = sequences(tmp_path / "log")[0]
+            replayer.heard()
+            wait_for(lambda: replayer._all_asked, "an answer without messages")
+            known = ingest.log.durable_end
+        for n in range(50):
+            push.send(b"%d" % n)
+        with ingesting(tmp_path / "log", **options) as ingest:
+            wait_for_rows(ingest, known + 50)
+            judged = totals(ingest)
+            assert (judged.lost, judged.duplicates, judged.restarts) == (0, 0, 0)
+    told = sequences(tmp_path / "log")
+    assert told == list(range(first, first + known + 50))
+
+
+def test_a_replay_that_repeats_other_values_than_were_published_is_not_believed(
+    context: Context, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """On one connection nobody has restarted: this is an endpoint of another publisher, say."""
+    with (
+        RouterOnItsOwnTerms(context, [[2, 3, 4, None]]) as router,
+        Publisher("vllm") as publisher,
+        ingesting(
+            tmp_path, connect=publisher.endpoint, framing="vllm", replayEndpoint=router.endpoint
+        ) as ingest,
+    ):
+        publisher.ask("wait-subscriber")
+        publisher.ask("send 3")
+        wait_for(lambda: ingest.seal() and "another value" in caplog.text, "the warning")
+        publisher.ask("send 2")
+        wait_for_rows(ingest, 5)
+        judged = totals(ingest)
+        assert (judged.lost, judged.duplicates, judged.restarts) == (0, 0, 0)
+    assert values(tmp_path) == list(range(5))

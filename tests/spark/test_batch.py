@@ -1,0 +1,122 @@
+"""``spark.read.format("zmq")``: bounded reads of a live socket, parallel reads of a log."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+import zmq
+from chispa import assert_df_equality
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, SparkSession
+
+from tests.support import Socket, batch_of, bound
+from zmq_datasource.log.storage import LogStorage
+from zmq_datasource.log.writer import LogWriter
+
+pytestmark = pytest.mark.spark
+Context = zmq.Context[Socket]
+
+
+def read(spark: SparkSession, **options: Any) -> DataFrame:
+    reader = spark.read.format("zmq")
+    for name, value in options.items():
+        reader = reader.option(name, str(value).lower() if isinstance(value, bool) else str(value))
+    return reader.load()
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Path:
+    """A log of 100 messages in 10 chunks, the first two of which are gone."""
+    writer = LogWriter(LogStorage(str(tmp_path / "log")), 0, chunk_bytes=1 << 20, max_bytes=1 << 30)
+    writer.open()
+    for first in range(0, 100, 10):
+        writer.append(batch_of([b"%d" % i for i in range(first, first + 10)]))
+        writer.cut()
+    writer.cut().result(10)
+    writer.commit(20)
+    writer.close()
+    return tmp_path / "log"
+
+
+def test_a_live_read_ends_at_max_messages(spark: SparkSession, context: Context) -> None:
+    push, endpoint = bound(context, zmq.PUSH)
+    sending = threading.Thread(target=lambda: [push.send(b"%d" % i) for i in range(50)])
+    sending.start()
+    rows = read(spark, connect=endpoint, socketType="PULL", maxMessages=30, timeout="60s").collect()
+    sending.join(30)
+    assert [(r["partition"], r["id"], r["value"]) for r in rows] == [(0, i, b"%d" % i) for i in range(30)]
+
+
+def test_a_live_read_ends_when_nothing_comes(spark: SparkSession, context: Context) -> None:
+    push, endpoint = bound(context, zmq.PUSH)
+    sending = threading.Thread(target=lambda: [push.send(b"%d" % i) for i in range(50)])
+    sending.start()
+    df = read(spark, connect=endpoint, socketType="PULL", timeout="120s", idleTimeout="1s")
+    assert df.count() == 50
+    sending.join(30)
+
+
+def test_a_live_read_of_silence_ends_at_its_timeout(spark: SparkSession, context: Context) -> None:
+    _, endpoint = bound(context, zmq.PUB)
+    assert read(spark, connect=endpoint, timeout="300ms").count() == 0
+
+
+def test_a_log_is_read_without_a_socket(spark: SparkSession, log: Path) -> None:
+    got = (
+        read(spark, walLocation=log)
+        .selectExpr("id", "cast(cast(value as string) as bigint) as n")
+        .orderBy("id")
+    )
+    expected = spark.range(20, 100).selectExpr("id", "id as n")
+    assert_df_equality(got, expected, ignore_nullable=True)
+
+
+@pytest.mark.parametrize(
+    ("start", "end", "ids"),
+    [
+        ("earliest", "latest", range(20, 100)),
+        ('{"next": {"0": 25}}', '{"next": {"0": 31}}', range(25, 31)),
+        ("latest", "latest", range(0)),
+        ('{"next": {"0": 99}}', "latest", range(99, 100)),
+    ],
+)
+def test_a_log_is_read_in_any_range(spark: SparkSession, log: Path, start: str, end: str, ids: range) -> None:
+    df = read(spark, walLocation=log, startingOffsets=start, endingOffsets=end)
+    assert [r["id"] for r in df.orderBy("id").collect()] == list(ids)
+
+
+def test_a_log_is_read_in_parallel(spark: SparkSession, log: Path) -> None:
+    df = read(spark, walLocation=log, minPartitions=4)
+    assert df.rdd.getNumPartitions() == 4
+    assert df.count() == 80
+
+
+def test_a_range_that_is_gone_is_data_loss(spark: SparkSession, log: Path) -> None:
+    gone = '{"next": {"0": 5}}'
+    with pytest.raises(PySparkException, match="holds the ids 20 to 99, the offset says 5"):
+        read(spark, walLocation=log, startingOffsets=gone).count()
+    assert read(spark, walLocation=log, startingOffsets=gone, failOnDataLoss=False).count() == 80
+
+
+def test_an_offset_of_another_log_is_data_loss(spark: SparkSession, log: Path) -> None:
+    other = '{"log": "another", "next": {"0": 30}}'
+    with pytest.raises(PySparkException, match="the offset is of log another"):
+        read(spark, walLocation=log, startingOffsets=other).count()
+
+
+def test_a_directory_without_a_log_is_named(spark: SparkSession, tmp_path: Path) -> None:
+    with pytest.raises(PySparkException, match="there is no log in this directory"):
+        read(spark, walLocation=tmp_path).count()
+
+
+def test_a_damaged_chunk_fails_the_read_and_is_named(spark: SparkSession, log: Path) -> None:
+    chunk = sorted((log / "0").glob("*.arrow"))[3]
+    content = bytearray(chunk.read_bytes())
+    position = content.index(b"5051525354")  # values of this chunk, side by side
+    content[position] ^= 1
+    chunk.write_bytes(content)
+    with pytest.raises(PySparkException, match=f"{chunk.name} .ids 50 to 59.: its checksum differs"):
+        read(spark, walLocation=log).count()

@@ -1,0 +1,148 @@
+"""Kills. Whatever dies, and whenever: the rows of the output are the messages of the log, each once."""
+
+from __future__ import annotations
+
+import random
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+import psutil
+import pytest
+import zmq
+from pyspark.sql import SparkSession
+
+from tests.support import Socket, bound, log_rows, offer, wait_for
+from tests.support.streams import ids_and_numbers, wait_until_released
+from zmq_datasource.log.storage import LogStorage
+
+pytestmark = pytest.mark.spark
+Context = zmq.Context[Socket]
+SEED = 20_261_120
+
+
+class Driver:
+    """A Spark driver in its own process group of three: Python, JVM and source runner."""
+
+    def __init__(
+        self,
+        endpoint: str,
+        log: Path | str,
+        out: Path,
+        mode: str = "forever",
+        module: str = "tests.support.crash_driver",
+    ) -> None:
+        command = [sys.executable, "-m", module, endpoint, str(log), str(out), mode]
+        self.process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        self._all = psutil.Process(self.process.pid)
+        self._runners: list[psutil.Process] = []
+
+    def processes(self, word: str = "") -> list[psutil.Process]:
+        """The driver's living processes with ``word`` in their command line."""
+        found = []
+        with suppress(psutil.NoSuchProcess):
+            for process in (self._all, *self._all.children(recursive=True)):
+                with suppress(psutil.NoSuchProcess):  # includes zombies
+                    if word in " ".join(process.cmdline()):
+                        found.append(process)
+        return found
+
+    def find(self, word: str) -> psutil.Process:
+        def found() -> list[psutil.Process]:
+            assert self.process.poll() is None, "the driver ended by itself"
+            return self.processes(word)
+
+        return wait_for(found, f"a process of the driver with {word!r}", 90)[0]
+
+    def end(self) -> None:
+        """Kill what is left, and wait until the source runner has drained and gone."""
+        for process in self.processes():
+            if process not in self._runners:
+                with suppress(psutil.NoSuchProcess):
+                    process.kill()
+        self.process.wait(30)
+        psutil.wait_procs(self._runners, 60)
+
+    def wait_until_receiving(self) -> None:
+        self._runners.append(self.find("source_runner"))
+
+
+@pytest.mark.parametrize(
+    "victims",
+    [
+        ["source_runner", "java"],
+        pytest.param(
+            ["java", "source_runner", "java"] * 4, marks=[pytest.mark.long, pytest.mark.timeout(900)]
+        ),
+    ],
+    ids=len,
+)
+def test_kills_cost_no_message_of_the_log_and_double_none(
+    spark: SparkSession, context: Context, tmp_path: Path, victims: list[str]
+) -> None:
+    log, out = tmp_path / "wal", tmp_path / "out"
+    push, endpoint = bound(context, zmq.PUSH, sndhwm=100)
+    end = threading.Event()
+
+    def send() -> None:
+        number = 0
+        while not end.wait(0.0005):
+            number += offer(push, b"%d" % number)
+
+    sending = threading.Thread(target=send)
+    sending.start()
+    choice = random.Random(SEED)
+    try:
+        for victim in victims:
+            driver = Driver(endpoint, log, out)
+            try:
+                before = durable(log)
+                driver.wait_until_receiving()
+                process = driver.find(victim)
+                goal = before + choice.randint(200, 3000)
+                wait_for(lambda goal=goal: durable(log) >= goal, f"{goal} durable messages", 90)
+                process.kill()
+                process.wait(30)
+            finally:
+                driver.end()
+    finally:
+        end.set()
+        sending.join(30)
+    last = Driver(endpoint, log, out, "once")
+    try:
+        assert last.process.wait(120) == 0
+    finally:
+        last.end()
+    wait_until_released(log)
+    kept = log_rows(log)
+    in_log = list(zip(kept["id"].to_pylist(), (int(v) for v in kept["value"].to_pylist()), strict=True))
+    assert [i for i, _ in in_log] == list(range(len(in_log)))
+    assert ids_and_numbers(spark, out) == in_log
+    sent = [n for _, n in in_log]
+    assert sent == sorted(set(sent)), "a message was taken twice"
+
+
+def durable(log: Path) -> int:
+    return max((chunk.end for chunk in LogStorage(str(log)).chunks(0)), default=0)
+
+
+@pytest.mark.parametrize("end", [psutil.Process.terminate, psutil.Process.kill], ids=["SIGTERM", "SIGKILL"])
+def test_a_jvm_that_ends_leaves_nothing_of_a_stopped_feed_behind(
+    context: Context, tmp_path: Path, end: Callable[[psutil.Process], None]
+) -> None:
+    """The sender stops first; then whatever it sent is in the log, though nobody called stop()."""
+    log = tmp_path / "wal"
+    push, endpoint = bound(context, zmq.PUSH)
+    driver = Driver(endpoint, log, tmp_path / "out")
+    try:
+        driver.wait_until_receiving()
+        for number in range(20_000):
+            push.send(b"%d" % number)
+        wait_for(lambda: durable(log) > 0, "a first chunk", 90)
+        end(driver.find("java"))
+    finally:
+        driver.end()
+    assert [int(v) for v in log_rows(log)["value"].to_pylist()] == list(range(20_000))

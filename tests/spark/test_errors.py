@@ -1,0 +1,191 @@
+"""What is wrong is said when the DataFrame is made or the query starts, with the way out."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import zmq
+from pyspark.errors import PySparkException
+from pyspark.sql import SparkSession
+from pyspark.sql.datasource import DataSourceStreamReader
+from pyspark.sql.types import StructType
+
+from tests.support import Socket, batch_of, bound
+from tests.support.streams import feed, running, start, wait_for_rows, wait_until_released
+from zmq_datasource import ZmqDataSource, register
+from zmq_datasource.log.storage import LogStorage
+from zmq_datasource.log.writer import LogWriter
+from zmq_datasource.source import ingest
+from zmq_datasource.spark import registration
+
+pytestmark = pytest.mark.spark
+Context = zmq.Context[Socket]
+FEED = "tcp://127.0.0.1:5556"
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"conect": FEED}, "did you mean 'connect'"),
+        ({"connect": "tcp://feed:80000"}, "from 1 to 65535"),
+        ({"connect": FEED, "rcvhwm": "lots"}, "rcvhwm='lots'"),
+        ({"connect": FEED, "socketType": "PUB"}, "SUB, PULL or ROUTER"),
+        ({"connect": FEED, "zmq_conflate": "1"}, "zmq.conflate"),
+        ({"connect": FEED, "zmq_heartbeat_ivl": "-1"}, "libzmq refuses it"),
+        ({}, "as a streaming read: neither connect nor bind is set; name the feed"),
+        ({"walLocation": "/x", "rcvhwm": "5"}, "only reads its log"),
+        ({"connect": FEED, "walLocation": "dbfs:/mnt/x"}, "/dbfs/mnt/x"),
+        ({"connect": FEED, "walLocation": "s3://bucket/log"}, "only local or shared"),
+        ({"connect": FEED, "maxMessages": 5, "walRetention": "1h"}, "as a batch read: option walRetention"),
+    ],
+)
+def test_wrong_options_are_refused_when_the_dataframe_is_made(
+    spark: SparkSession, options: dict[str, Any], says: str
+) -> None:
+    with pytest.raises(PySparkException) as refused:
+        feed(spark, **options)
+    assert says in str(refused.value)
+
+
+def failure_of(spark: SparkSession, out: Path, **options: Any) -> str:
+    with pytest.raises(PySparkException) as failed:
+        query = start(feed(spark, **options), out)
+        try:
+            query.awaitTermination(60)
+        finally:
+            query.stop()
+    return str(failed.value)
+
+
+def test_what_only_a_batch_read_takes_is_refused_in_our_words(spark: SparkSession, tmp_path: Path) -> None:
+    said = failure_of(spark, tmp_path / "out", connect=FEED, maxMessages=5)
+    assert "option maxMessages belongs to a batch read" in said
+    assert "UnboundLocalError" not in said
+
+
+def test_a_table_is_refused_with_what_to_use_instead(spark: SparkSession) -> None:
+    for columns in ("", "(value BINARY)"):
+        with pytest.raises(PySparkException, match="CREATE TEMPORARY VIEW"):
+            spark.sql(f"CREATE TABLE zmq_feed {columns} USING zmq OPTIONS (connect '{FEED}')")
+            try:
+                spark.table("zmq_feed").collect()
+            finally:
+                spark.sql("DROP TABLE zmq_feed")
+    spark.sql(f"CREATE TEMPORARY VIEW zmq_view USING zmq OPTIONS (connect '{FEED}')")
+    assert spark.table("zmq_view").columns[0] == "partition"
+    spark.catalog.dropTempView("zmq_view")
+
+
+def test_overwriting_is_refused(spark: SparkSession) -> None:
+    rows = spark.sql("SELECT 'x' AS value")
+    with pytest.raises(PySparkException, match="use mode\\('append'\\)"):
+        rows.write.format("zmq").mode("overwrite").option("connect", FEED).save()
+
+
+def test_workers_without_the_package_are_told_at_registration(
+    spark: SparkSession, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(registration, "why_workers_lack_package", lambda python: f"{python} lacks it")
+    register(spark)
+    assert f"{spark.sparkContext.pythonExec} lacks it" in caplog.text
+
+
+def test_a_port_in_use(spark: SparkSession, context: Context, tmp_path: Path) -> None:
+    _, endpoint = bound(context, zmq.PULL)
+    said = failure_of(spark, tmp_path / "out", bind=endpoint, walLocation=tmp_path / "wal")
+    assert f"binding {endpoint}" in said
+
+
+def test_an_unknown_host(spark: SparkSession, tmp_path: Path) -> None:
+    said = failure_of(
+        spark, tmp_path / "out", connect="tcp://no-such-host.invalid:1", walLocation=tmp_path / "wal"
+    )
+    assert "does not resolve" in said
+
+
+def test_a_schema_of_the_users(spark: SparkSession, tmp_path: Path) -> None:
+    df = spark.readStream.format("zmq").option("connect", FEED).schema("price DOUBLE").load()
+    with pytest.raises(PySparkException, match=r"remove \.schema\(\.\.\.\).*from_json") as refused:
+        start(df, tmp_path / "out").awaitTermination(60)
+    assert "UnboundLocalError" not in str(refused.value)
+
+
+class _Impatient(ZmqDataSource):
+    """Waits a second for a log that is held, and not as long as it takes to drain a socket."""
+
+    @classmethod
+    def name(cls) -> str:
+        return "zmq_impatient"
+
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:
+        ingest._LOCK_WAIT = 1.0  # in the process of Spark that reads this source alone
+        return super().streamReader(schema)
+
+
+def test_two_queries_on_one_log(spark: SparkSession, context: Context, tmp_path: Path) -> None:
+    push, endpoint = bound(context, zmq.PUSH)
+    options = {"connect": endpoint, "walLocation": tmp_path / "wal"}
+    spark.dataSource.register(_Impatient)
+    with running(feed(spark, **options), tmp_path / "one") as query:
+        push.send(b"1")
+        wait_for_rows(query, 1)
+        said = failure_of(spark, tmp_path / "two", format=_Impatient.name(), **options)
+        assert "held by process" in said
+        assert "walLocation of its own" in said
+        push.send(b"2")
+        wait_for_rows(query, 2)
+
+
+def stopped_query(spark: SparkSession, context: Context, tmp_path: Path) -> dict[str, Any]:
+    """The options of a query that has read one message and was stopped."""
+    push, endpoint = bound(context, zmq.PUSH)
+    options = {"connect": endpoint, "walLocation": tmp_path / "wal"}
+    with running(feed(spark, **options), tmp_path / "out") as query:
+        push.send(b"1")
+        wait_for_rows(query, 1)
+    return options
+
+
+def test_a_log_of_another_query(spark: SparkSession, context: Context, tmp_path: Path) -> None:
+    options = stopped_query(spark, context, tmp_path)
+    said = failure_of(spark, tmp_path / "out", **{**options, "walLocation": tmp_path / "other"})
+    assert "the offset is of log" in said
+    assert "failOnDataLoss=false" in said
+
+
+def test_going_on_after_data_loss_when_told_so(spark: SparkSession, context: Context, tmp_path: Path) -> None:
+    push, endpoint = bound(context, zmq.PUSH)
+    options = {"connect": endpoint, "walLocation": tmp_path / "wal"}
+    with running(feed(spark, **options), tmp_path / "out") as query:
+        push.send(b"1")
+        wait_for_rows(query, 1)
+    wait_until_released(tmp_path / "wal")
+    other = {**options, "walLocation": tmp_path / "other", "failOnDataLoss": False}
+    with running(feed(spark, **other), tmp_path / "out") as query:
+        push.send(b"2")
+        push.send(b"3")
+        wait_for_rows(query, 2)
+    got = spark.read.parquet(str(tmp_path / "out")).selectExpr("cast(value as string) as v").collect()
+    assert sorted(r["v"] for r in got) == ["1", "2", "3"]
+
+
+def test_a_checkpoint_that_is_ahead_of_its_log(spark: SparkSession, context: Context, tmp_path: Path) -> None:
+    options = stopped_query(spark, context, tmp_path)
+    for chunk in (tmp_path / "wal" / "0").glob("*.arrow"):
+        chunk.unlink()
+    said = failure_of(spark, tmp_path / "out", **options)
+    assert "its newest chunks are gone" in said
+
+
+def test_a_missing_chunk_in_the_middle(spark: SparkSession, context: Context, tmp_path: Path) -> None:
+    writer = LogWriter(LogStorage(str(tmp_path / "wal")), 0, chunk_bytes=1, max_bytes=1 << 30)
+    writer.open()
+    for _ in range(3):
+        writer.append(batch_of([b"x"] * 10))
+    writer.close()
+    next((tmp_path / "wal" / "0").glob("*10-*.arrow")).unlink()
+    _, endpoint = bound(context, zmq.PUSH)
+    said = failure_of(spark, tmp_path / "out", connect=endpoint, walLocation=tmp_path / "wal")
+    assert "ids 10 to 19 are missing" in said

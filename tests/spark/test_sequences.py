@@ -1,0 +1,233 @@
+"""Sequences in Spark: our sink numbers, our source judges; gaps and dead letters as DataFrames."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import zmq
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.streaming import StreamingQuery
+
+from tests.source.test_losses import wait_for_silence
+from tests.spark.test_sink import write
+from tests.support import Socket, bound, free_endpoint, take, wait_for
+from tests.support.publishers import Publisher
+from tests.support.streams import (
+    feed,
+    idle_events,
+    rows_read,
+    running,
+    start,
+    table,
+    wait_for_rows,
+    wait_until_released,
+)
+from zmq_datasource import MessageLossError
+
+pytestmark = pytest.mark.spark
+Context = zmq.Context[Socket]
+
+
+def metrics(query: StreamingQuery) -> dict[str, Any]:
+    progress = query.lastProgress
+    assert progress is not None
+    latest = progress["sources"][0]["latestOffset"]
+    return dict(json.loads(latest)) if isinstance(latest, str) else dict(latest)
+
+
+def gaps(spark: SparkSession, log: Path) -> DataFrame:
+    return spark.read.format("zmq").option("walLocation", str(log)).option("view", "gaps").load()
+
+
+def test_gaps_and_dead_letters_of_a_query_are_dataframes(spark: SparkSession, tmp_path: Path) -> None:
+    log, out, letters = tmp_path / "log", tmp_path / "out", tmp_path / "letters"
+    with Publisher("vllm", topic="kv@pod") as publisher:
+        df = feed(
+            spark,
+            socketType="SUB",
+            connect=publisher.endpoint,
+            walLocation=log,
+            framing="vllm",
+            deadLetterLocation=letters,
+            includeFrames=True,
+        )
+        with running(df, out) as query:
+            publisher.ask("wait-subscriber")
+            for command in ("send 5", "skip 3", "raw 00", "repeat 1", "send 5"):
+                publisher.ask(command)
+            wait_for_rows(query, 11)
+            wait_for(lambda: metrics(query)["messagesReceived"] == 11, "the metrics")
+            told = metrics(query)
+    assert {name: told[name] for name in ("messagesLost", "messagesDuplicate", "messagesMalformed")} == {
+        "messagesLost": 3,
+        "messagesDuplicate": 1,
+        "messagesMalformed": 1,
+    }
+    wait_until_released(log)
+    (gap,) = gaps(spark, log).collect()
+    assert (gap["endpoint"], gap["topic"], gap["publisher"]) == (publisher.endpoint, "kv@pod", None)
+    assert (gap["first"], gap["last"], gap["messages"], gap["healed"]) == (5, 7, 3, None)
+    assert gap["noticed"] is not None
+    (letter,) = spark.read.parquet(str(letters)).collect()
+    assert (letter["reason"], [bytes(f) for f in letter["frames"]]) == ("it has 1 frame, 3 expected", [b"\0"])
+    rows = table(spark, out).orderBy("id").collect()
+    assert [row["sequence"] for row in rows] == [0, 1, 2, 3, 4, 4, 8, 9, 10, 11, 12]
+    assert [bytes(f) for f in rows[0]["frames"]] == [b"kv@pod", bytes(8), rows[0]["value"]]
+
+
+def test_a_query_that_loses_ends_if_so_wished_and_goes_on_behind(spark: SparkSession, tmp_path: Path) -> None:
+    log, out = tmp_path / "log", tmp_path / "out"
+    with Publisher("vllm") as publisher:
+        options = {
+            "socketType": "SUB",
+            "connect": publisher.endpoint,
+            "walLocation": log,
+            "framing": "vllm",
+            "onLoss": "fail",
+        }
+        query = start(feed(spark, **options), out)
+        publisher.ask("wait-subscriber")
+        publisher.ask("send 3")
+        wait_for_rows(query, 3)
+        publisher.ask("skip 2")
+        publisher.ask("send 1")
+        error = wait_for(query.exception, "the end of the query", 60)
+        assert MessageLossError.__name__ in str(error)
+        assert "sequences 3 to 4" in str(error)
+        wait_until_released(log)
+        wait_for_silence(publisher)
+        with running(feed(spark, **options), out) as query:
+            publisher.ask("wait-subscriber")
+            publisher.ask("send 2")
+            wait_for(lambda: rows_read(query) >= 6, "rows behind the gap", 60)
+    assert sorted(row["sequence"] for row in table(spark, out).collect()) == [0, 1, 2, 5, 6, 7]
+
+
+def test_with_replay_a_query_heals_what_it_missed(spark: SparkSession, tmp_path: Path) -> None:
+    log, out, replay = tmp_path / "log", tmp_path / "out", free_endpoint()
+    with Publisher("vllm", replay=replay) as publisher:
+        df = feed(
+            spark,
+            socketType="SUB",
+            connect=publisher.endpoint,
+            walLocation=log,
+            framing="vllm",
+            replayEndpoint=replay,
+            replayFrom="earliest",
+        )
+        publisher.ask("send 100")
+        with running(df, out) as query:
+            wait_for_rows(query, 100)
+            publisher.ask("wait-subscriber")
+        wait_until_released(log)
+        wait_for_silence(publisher)
+        publisher.ask("send 100")
+        with running(df, out) as query:
+            wait_for_rows(query, 200)
+            publisher.ask("wait-subscriber")
+            publisher.ask("skip 50")
+            publisher.ask("send 1")
+            wait_for_rows(query, 251)
+            wait_for(lambda: metrics(query)["messagesReceived"] == 251, "the metrics")
+            told = metrics(query)
+    assert (told["messagesLost"], told["messagesHealed"], told["messagesDuplicate"]) == (0, 50, 0)
+    rows = table(spark, out)
+    assert sorted(row["sequence"] for row in rows.collect()) == list(range(251))
+    wait_until_released(log)
+    (gap,) = gaps(spark, log).collect()
+    assert (gap["first"], gap["last"]) == (200, 249)
+    assert gap["healed"] >= gap["noticed"]
+
+
+# Our sink numbers.
+
+
+def split(messages: list[list[bytes]]) -> Iterator[tuple[bytes, int, bytes | None]]:
+    for frames in messages:
+        yield frames[1], int.from_bytes(frames[2], "big"), frames[3] if len(frames) == 4 else None
+
+
+def test_the_sink_numbers_the_rows_of_each_task_and_says_how_many_there_were(
+    spark: SparkSession, context: Context
+) -> None:
+    pull, endpoint = bound(context, zmq.PULL)
+    df = spark.range(0, 200, 1, 2).selectExpr("concat('t', id % 3) as topic", "cast(id as string) as value")
+    write(df, connect=endpoint, framing="sequenced")
+    got = take(pull, 202)
+    by_publisher: dict[bytes, list[int]] = {}
+    ends = {}
+    for publisher, number, value in split(got):
+        if value is None:
+            ends[publisher] = number
+        else:
+            by_publisher.setdefault(publisher, []).append(number)
+    assert len(by_publisher) == 2
+    assert all(numbers == list(range(100)) for numbers in by_publisher.values())
+    assert ends == dict.fromkeys(by_publisher, 100)
+    assert {frames[0] for frames in got if len(frames) == 4} == {b"t0", b"t1", b"t2"}
+
+
+def test_what_the_sink_drops_the_source_sees_missing(spark: SparkSession, tmp_path: Path) -> None:
+    """A source that is held back, a sink that drops: as many are lost as were dropped."""
+    log, endpoint = tmp_path / "log", free_endpoint()
+    options = {
+        "bind": endpoint,
+        "walLocation": log,
+        "framing": "sequenced",
+        "rcvhwm": 10,
+        "zmq_rcvbuf": 4096,
+        "walMaxBytes": "64k",
+    }
+    rows = 5000
+    df = spark.range(0, rows, 1, 1).selectExpr("concat(cast(id as string), repeat('x', 1000)) as value")
+    with running(feed(spark, **options), tmp_path / "out") as query:
+        wait_for((log / "0" / "writer.lock").exists, "the source")
+        write(df, connect=endpoint, framing="sequenced", noblock=True, sndhwm=10, zmq_sndbuf=4096)
+        wait_for(
+            lambda: (
+                query.lastProgress
+                and metrics(query).get("messagesReceived", 0) + metrics(query).get("messagesLost", 0) == rows
+            ),
+            "every row received or lost",
+            60,
+        )
+        told = metrics(query)
+    assert told["messagesLost"] > 0
+    assert told["messagesDuplicate"] == 0
+
+
+def test_a_task_that_is_repeated_is_recognised(spark: SparkSession, tmp_path: Path) -> None:
+    """A batch that is written again under the same name comes twice, and is read once."""
+    log, endpoint, source = tmp_path / "log", free_endpoint(), tmp_path / "source"
+    spark.range(0, 500, 1, 2).selectExpr("cast(id as string) as value").write.parquet(str(source))
+    options = {"bind": endpoint, "walLocation": log, "framing": "sequenced", "deduplicate": True}
+
+    def send(checkpoint: Path) -> None:
+        sink = (
+            spark.readStream.schema("value STRING")
+            .parquet(str(source))
+            .writeStream.format("zmq")
+            .option("connect", endpoint)
+            .option("framing", "sequenced")
+            .option("checkpointLocation", str(checkpoint))
+            .trigger(availableNow=True)
+            .start()
+        )
+        assert sink.awaitTermination(60)
+
+    with idle_events(spark), running(feed(spark, **options), tmp_path / "out") as query:
+        wait_for((log / "0" / "writer.lock").exists, "the source")
+        send(tmp_path / "checkpoint")
+        wait_for_rows(query, 500)
+        # As after a crash before the batch was committed: the same batch, once more.
+        for name in (tmp_path / "checkpoint" / "commits").glob("*0*"):
+            name.unlink()
+        send(tmp_path / "checkpoint")
+        wait_for(
+            lambda: query.lastProgress and metrics(query)["messagesDuplicate"] == 500, "the duplicates", 60
+        )
+        assert metrics(query)["messagesReceived"] == 500

@@ -1,0 +1,297 @@
+"""``spark.readStream.format("zmq")`` in a real session over real sockets."""
+
+from __future__ import annotations
+
+import json
+import threading
+from pathlib import Path
+
+import pytest
+import zmq
+from chispa import assert_df_equality
+from pyspark.sql import SparkSession
+
+from tests.support import Socket, bound, wait_for
+from tests.support.streams import (
+    feed,
+    ids_and_numbers,
+    rows_read,
+    running,
+    start,
+    table,
+    wait_for_rows,
+    wait_until_released,
+)
+from zmq_datasource.log.storage import LogStorage
+
+pytestmark = pytest.mark.spark
+Context = zmq.Context[Socket]
+
+
+def send_numbers(sock: Socket, start: int, end: int) -> None:
+    for i in range(start, end):
+        sock.send(b"%d" % i)
+
+
+def test_a_live_feed_arrives_whole_and_numbered(
+    spark: SparkSession, context: Context, tmp_path: Path
+) -> None:
+    push, endpoint = bound(context, zmq.PUSH)
+    with running(feed(spark, connect=endpoint, walLocation=tmp_path / "wal"), tmp_path / "out") as query:
+        send_numbers(push, 0, 20_000)
+        wait_for_rows(query, 20_000)
+        source = query.lastProgress["sources"][0]
+        assert json.loads(source["latestOffset"])["messagesReceived"] == 20_000
+    assert ids_and_numbers(spark, tmp_path / "out") == [(i, i) for i in range(20_000)]
+
+
+def test_rows_are_what_was_sent(spark: SparkSession, context: Context, tmp_path: Path) -> None:
+    push, endpoint = bound(context, zmq.PUSH)
+    df = feed(spark, connect=endpoint, walLocation=tmp_path / "wal", includeFrames=True)
+    with running(df, tmp_path / "out") as query:
+        for message in ([b"v"], [b"t", b"v"], [b"\xff", b"\x00"], [b"a", b"", b"c"], [b""]):
+            push.send_multipart(message)
+        wait_for_rows(query, 5)
+    expected = spark.createDataFrame(
+        [
+            (0, 0, None, b"v", [b"v"]),
+            (0, 1, "t", b"v", [b"t", b"v"]),
+            (0, 2, "\ufffd", b"\x00", [b"\xff", b"\x00"]),
+            (0, 3, "a", b"c", [b"a", b"", b"c"]),
+            (0, 4, None, b"", [b""]),
+        ],
+        "partition INT, id BIGINT, topic STRING, value BINARY, frames ARRAY<BINARY>",
+    )
+    got = table(spark, tmp_path / "out").select("partition", "id", "topic", "value", "frames").orderBy("id")
+    assert_df_equality(got, expected, ignore_nullable=True)
+    received = table(spark, tmp_path / "out").selectExpr("max(now() - timestamp < interval 5 minutes)")
+    assert received.first()[0]
+
+
+def test_a_sub_takes_the_topics_it_asked_for(spark: SparkSession, context: Context, tmp_path: Path) -> None:
+    publisher, endpoint = bound(context, zmq.XPUB)
+    df = feed(spark, connect=endpoint, socketType="SUB", topics="weather,sport", walLocation=tmp_path / "wal")
+    with running(df, tmp_path / "out") as query:
+        assert {publisher.recv(), publisher.recv()} == {b"\x01weather", b"\x01sport"}
+        for topic in ("weather.paris", "politics", "sport"):
+            publisher.send_multipart([topic.encode(), b"v"])
+        wait_for_rows(query, 2)
+    assert [r.topic for r in table(spark, tmp_path / "out").orderBy("id").collect()] == [
+        "weather.paris",
+        "sport",
+    ]
+
+
+def test_a_restarted_query_goes_on_where_it_was(
+    spark: SparkSession, context: Context, tmp_path: Path
+) -> None:
+    push, endpoint = bound(context, zmq.PUSH, sndhwm=100_000)
+    df = feed(spark, connect=endpoint, walLocation=tmp_path / "wal")
+    for run in range(3):
+        with running(df, tmp_path / "out") as query:
+            send_numbers(push, run * 1000, (run + 1) * 1000)
+            wait_for_rows(query, (run + 1) * 1000)
+    assert ids_and_numbers(spark, tmp_path / "out") == [(i, i) for i in range(3000)]
+
+
+def test_stopping_under_load_loses_nothing_that_was_sent(
+    spark: SparkSession, context: Context, tmp_path: Path
+) -> None:
+    push, endpoint = bound(context, zmq.PUSH)
+    df = feed(spark, connect=endpoint, walLocation=tmp_path / "wal")
+    sent = 100_000
+    with running(df, tmp_path / "out") as query:
+        send_numbers(push, 0, 1000)
+        wait_for_rows(query, 1000)
+        send_numbers(push, 1000, sent)  # as fast as they are taken: when it stops, the queues are full
+    rest = feed(spark, connect=endpoint, walLocation=tmp_path / "wal", idleTimeout="1s")
+    with running(rest, tmp_path / "out", availableNow=True) as query:
+        assert query.awaitTermination(90)
+    numbers = table(spark, tmp_path / "out").selectExpr("id", "cast(cast(value as string) as bigint) as n")
+    told = numbers.selectExpr(
+        "count(*)", "count(distinct id)", "min(id)", "max(id)", "count_if(id is distinct from n)"
+    )
+    assert tuple(told.first()) == (sent, sent, 0, sent - 1, 0)
+
+
+def test_limits_cut_a_backlog_into_batches(spark: SparkSession, context: Context, tmp_path: Path) -> None:
+    push, endpoint = bound(context, zmq.PUSH)
+    df = feed(
+        spark, connect=endpoint, walLocation=tmp_path / "wal", maxMessagesPerTrigger=400, startingOffsets="earliest",
+        timeout="30s", idleTimeout="1s",
+    )  # fmt: skip
+    query = start(df, tmp_path / "out", availableNow=True)
+    send_numbers(push, 0, 1000)
+    assert query.awaitTermination(90)
+    assert [p["numInputRows"] for p in query.recentProgress if p["numInputRows"]] == [400, 400, 200]
+    assert ids_and_numbers(spark, tmp_path / "out") == [(i, i) for i in range(1000)]
+
+
+def test_bytes_limit_a_batch_and_one_message_is_always_let_in(
+    spark: SparkSession, context: Context, tmp_path: Path
+) -> None:
+    push, endpoint = bound(context, zmq.PUSH)
+    df = feed(
+        spark, connect=endpoint, walLocation=tmp_path / "wal", maxBytesPerTrigger=2500, timeout="30s",
+        idleTimeout="1s",
+    )  # fmt: skip
+    query = start(df, tmp_path / "out", availableNow=True)
+    for size in (1000, 1000, 1000, 10_000, 1000):
+        push.send(b"x" * size)
+    assert query.awaitTermination(90)
+    assert [p["numInputRows"] for p in query.recentProgress if p["numInputRows"]] == [2, 1, 1, 1]
+
+
+def test_once_takes_everything_in_one_batch(spark: SparkSession, context: Context, tmp_path: Path) -> None:
+    push, endpoint = bound(context, zmq.PUSH)
+    df = feed(
+        spark, connect=endpoint, walLocation=tmp_path / "wal", maxMessagesPerTrigger=10, timeout="30s",
+        idleTimeout="1s",
+    )  # fmt: skip
+    query = start(df, tmp_path / "out", once=True)
+    send_numbers(push, 0, 100)
+    assert query.awaitTermination(90)
+    assert [p["numInputRows"] for p in query.recentProgress if p["numInputRows"]] == [100]
+
+
+def test_a_batch_waits_for_enough_messages_but_not_for_ever(
+    spark: SparkSession, context: Context, tmp_path: Path
+) -> None:
+    push, endpoint = bound(context, zmq.PUSH)
+    df = feed(
+        spark, connect=endpoint, walLocation=tmp_path / "wal", minMessagesPerTrigger=1000, maxTriggerDelay="3s",
+    )  # fmt: skip
+    with running(df, tmp_path / "out") as query:
+        send_numbers(push, 0, 10)
+        wait_for_rows(query, 10)
+        send_numbers(push, 10, 1010)
+        wait_for_rows(query, 1010)
+        sizes = [p["numInputRows"] for p in query.recentProgress if p["numInputRows"]]
+    assert sizes == [10, 1000]
+
+
+def test_one_large_batch_is_read_in_parallel(spark: SparkSession, context: Context, tmp_path: Path) -> None:
+    push, endpoint = bound(context, zmq.PUSH)
+    df = feed(
+        spark,
+        connect=endpoint,
+        walLocation=tmp_path / "wal",
+        minPartitions=4,
+        timeout="30s",
+        idleTimeout="1s",
+    )
+    query = start(
+        df.selectExpr("id", "value", "spark_partition_id() as p"), tmp_path / "out", availableNow=True
+    )
+    send_numbers(push, 0, 1000)
+    assert query.awaitTermination(90)
+    parts = table(spark, tmp_path / "out").groupBy("p").agg({"id": "count"}).collect()
+    assert sorted(r["count(id)"] for r in parts) == [250, 250, 250, 250]
+
+
+@pytest.mark.parametrize(("position", "first"), [("earliest", 0), ("latest", 10), ('{"next": {"0": 4}}', 4)])
+def test_a_new_query_starts_where_it_is_told(
+    spark: SparkSession, context: Context, tmp_path: Path, position: str, first: int
+) -> None:
+    push, endpoint = bound(context, zmq.PUSH)
+    options = {
+        "connect": endpoint,
+        "walLocation": tmp_path / "wal",
+        "walRetention": "1h",
+        "idleTimeout": "1s",
+    }
+    query = start(feed(spark, **options), tmp_path / "before", availableNow=True)
+    send_numbers(push, 0, 10)
+    assert query.awaitTermination(90)
+    wait_until_released(tmp_path / "wal")
+    query = start(feed(spark, startingOffsets=position, **options), tmp_path / "out", availableNow=True)
+    send_numbers(push, 10, 15)
+    assert query.awaitTermination(90)
+    assert ids_and_numbers(spark, tmp_path / "out") == [(i, i) for i in range(first, 15)]
+
+
+def test_committed_messages_are_deleted_and_the_log_stays_small(
+    spark: SparkSession, context: Context, tmp_path: Path
+) -> None:
+    push, endpoint = bound(context, zmq.PUSH)
+    with running(feed(spark, connect=endpoint, walLocation=tmp_path / "wal"), tmp_path / "out") as query:
+        for batch in range(1, 4):
+            send_numbers(push, (batch - 1) * 100, batch * 100)
+            wait_for_rows(query, batch * 100)
+        # A commit comes with the next batch, so the newest two may still be there.
+        assert min(chunk.first for chunk in LogStorage(str(tmp_path / "wal")).chunks(0)) >= 100
+
+
+def test_a_log_smaller_than_the_feed_never_stands_still(
+    spark: SparkSession, context: Context, tmp_path: Path
+) -> None:
+    """The log fills again and again; Spark commits a batch only once there is data for the next."""
+    push, endpoint = bound(context, zmq.PUSH)
+    count, value = 3000, b" " * 2000
+    df = feed(spark, connect=endpoint, walLocation=tmp_path / "wal", walMaxBytes="1m", rcvhwm=10)
+    with running(df, tmp_path / "out") as query:
+        sending = threading.Thread(
+            target=lambda: [push.send(b"%d" % i + value) for i in range(count)], daemon=True
+        )
+        sending.start()
+        wait_for_rows(query, count, 120)
+        latest = json.loads(query.lastProgress["sources"][0]["latestOffset"])
+        assert latest["receivePauses"] > 0
+        assert latest["receivePausedMs"] > 0
+    assert table(spark, tmp_path / "out").selectExpr("count(distinct id)").first()[0] == count
+
+
+def test_no_data_means_no_batch(spark: SparkSession, context: Context, tmp_path: Path) -> None:
+    push, endpoint = bound(context, zmq.PUSH)
+    with running(feed(spark, connect=endpoint, walLocation=tmp_path / "wal"), tmp_path / "out") as query:
+        send_numbers(push, 0, 1)
+        wait_for_rows(query, 1)
+        wait_for(lambda: not query.status["isDataAvailable"], "an idle query")
+        batch = query.lastProgress["batchId"]
+        for _ in range(3):
+            send_numbers(push, 1, 2)
+            reached = rows_read(query)
+            wait_for_rows(query, reached + 1)
+        assert query.lastProgress["batchId"] <= batch + 4
+
+
+def test_hundred_megabytes_in_one_message(spark: SparkSession, context: Context, tmp_path: Path) -> None:
+    push, endpoint = bound(context, zmq.PUSH)
+    df = feed(spark, connect=endpoint, walLocation=tmp_path / "wal").selectExpr("id", "length(value) as size")
+    with running(df, tmp_path / "out") as query:
+        push.send(b"")
+        push.send(bytes(100 << 20))
+        push.send(b"z")
+        wait_for_rows(query, 3, 120)
+    assert [r["size"] for r in table(spark, tmp_path / "out").orderBy("id").collect()] == [0, 100 << 20, 1]
+
+
+def test_spark_finds_the_format_without_register(spark: SparkSession, tmp_path: Path) -> None:
+    """Through ``pyspark_zmq``; in a session that never called ``register``."""
+    from pyspark.sql.datasource import DataSource  # noqa: PLC0415
+
+    from pyspark_zmq import DefaultSource  # noqa: PLC0415
+
+    assert issubclass(DefaultSource, DataSource)
+    assert (
+        spark.newSession().readStream.format("zmq").option("connect", "tcp://127.0.0.1:1").load().isStreaming
+    )
+
+
+def test_a_secret_shows_in_no_plan_and_no_progress(
+    spark: SparkSession, context: Context, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    _, endpoint = bound(context, zmq.PUSH)
+    secret = "S3cretS3cretS3cret"
+    df = feed(
+        spark,
+        connect=endpoint,
+        walLocation=tmp_path / "wal",
+        zmq_plain_username="me",
+        zmq_plain_password=secret,
+    )
+    df.explain(True)
+    with running(df, tmp_path / "out") as query:
+        wait_for(lambda: query.lastProgress or query.exception(), "a first progress")
+        assert secret not in str(query.lastProgress)
+    assert secret not in capsys.readouterr().out

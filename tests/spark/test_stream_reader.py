@@ -1,0 +1,258 @@
+"""The calls that Spark makes on a stream reader, made here one by one; no JVM."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+import zmq
+from pyspark.sql.datasource import InputPartition
+from pyspark.sql.streaming.datasource import ReadMaxRows
+
+from tests.support import Socket, bound, free_endpoint, offer, stream_options, wait_for
+from zmq_datasource.errors import DataLossError
+from zmq_datasource.options import BatchReadOptions
+from zmq_datasource.options.parser import parse
+from zmq_datasource.source.receiver import Receiver
+from zmq_datasource.spark.batch_reader import ZmqLiveReader
+from zmq_datasource.spark.stream_reader import ZmqStreamReader
+
+Context = zmq.Context[Socket]
+ALL = ReadMaxRows(1)  # any limit: ours are options
+
+
+@contextmanager
+def reader(endpoint: str, location: Path, **options: Any) -> Iterator[ZmqStreamReader]:
+    made = ZmqStreamReader(
+        stream_options(connect=endpoint, socketType="PULL", walLocation=location, **options)
+    )
+    try:
+        yield made
+    finally:
+        made.stop()
+
+
+@pytest.fixture(autouse=True)
+def _keep_signals(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("signal.signal", lambda *_: None)  # pytest's own process keeps its handlers
+    monkeypatch.setattr("zmq_datasource.source.ingest._QUIET_SECONDS", 0.02)  # nobody sends when these stop
+
+
+def advance(it: ZmqStreamReader, push: Socket, start: dict[str, Any], count: int) -> dict[str, Any]:
+    """Send ``count`` messages and wait until ``latestOffset`` covers them."""
+    for _ in range(count):
+        push.send(b"v")
+    goal = start["next"]["0"] + count
+
+    def reached() -> dict[str, Any] | None:
+        end = it.latestOffset(start, ALL)
+        return end if end["next"]["0"] >= goal else None
+
+    return wait_for(reached, f"offset {goal}") or {}
+
+
+def ids(it: ZmqStreamReader, start: dict[str, Any], end: dict[str, Any]) -> list[int]:
+    shares = pickle.loads(pickle.dumps(it.partitions(start, end)))
+    return [i for share in shares for batch in it.read(share) for i in batch.column("id").to_pylist()]
+
+
+def test_a_constructor_opens_nothing(tmp_path: Path) -> None:
+    made = ZmqStreamReader(stream_options(connect="tcp://127.0.0.1:1", walLocation=tmp_path / "wal"))
+    pickle.loads(pickle.dumps(made))
+    assert not (tmp_path / "wal").exists()
+
+
+def test_an_offset_without_news_is_the_same_text(context: Context, tmp_path: Path) -> None:
+    _, endpoint = bound(context, zmq.PUSH)
+    with reader(endpoint, tmp_path) as it:
+        start = it.initialOffset()
+        texts = {json.dumps(it.latestOffset(start, ALL)) for _ in range(5)}
+        assert texts == {json.dumps(start)}
+
+
+def test_a_range_gives_the_same_rows_again_in_another_process(context: Context, tmp_path: Path) -> None:
+    push, endpoint = bound(context, zmq.PUSH)
+    with reader(endpoint, tmp_path) as it:
+        start = it.initialOffset()
+        end = advance(it, push, start, 10)
+        assert ids(it, start, end) == list(range(10))
+    with reader(endpoint, tmp_path) as it:
+        assert ids(it, start, end) == list(range(10))
+        assert it.partitions(end, end) == []
+
+
+def test_the_first_batch_is_repeated_from_where_it_began(context: Context, tmp_path: Path) -> None:
+    """Spark asks for the initial offset again if it crashes in its first batch: ``latest`` must not move."""
+    push, endpoint = bound(context, zmq.PUSH)
+    with reader(endpoint, tmp_path) as it:
+        start = it.initialOffset()
+        end = advance(it, push, start, 10)
+    with reader(endpoint, tmp_path) as it:  # the batch was planned, not committed
+        assert it.initialOffset() == start
+        assert ids(it, it.initialOffset(), end) == list(range(10))
+        later = advance(it, push, end, 5)  # it is done now, Spark asks for the next
+        it.commit(end)
+    with reader(endpoint, tmp_path) as it:  # a new query, with a new checkpoint
+        assert it.initialOffset() == later
+    with reader(endpoint, tmp_path, startingOffsets="earliest", failOnDataLoss=False) as it:
+        assert it.initialOffset()["next"] == {"0": 10}  # an option that differs is no repetition
+
+
+def test_a_commit_deletes_and_reading_below_it_is_data_loss(context: Context, tmp_path: Path) -> None:
+    push, endpoint = bound(context, zmq.PUSH)
+    with reader(endpoint, tmp_path) as it:
+        start = it.initialOffset()
+        middle = advance(it, push, start, 5)
+        end = advance(it, push, middle, 5)
+        it.commit(middle)
+        assert ids(it, middle, end) == [5, 6, 7, 8, 9]
+        with pytest.raises(DataLossError, match="ids 0 to 4 are no longer"):
+            it.partitions(start, end)
+        with pytest.raises(DataLossError, match="failOnDataLoss=false"):
+            it.latestOffset(start, ALL)
+    with reader(endpoint, tmp_path, failOnDataLoss=False) as it:
+        assert ids(it, start, end) == [5, 6, 7, 8, 9]
+        assert it.latestOffset(start, ALL) == end
+
+
+def test_an_offset_beyond_the_end_is_refused_even_if_loss_is_accepted(
+    context: Context, tmp_path: Path
+) -> None:
+    _, endpoint = bound(context, zmq.PUSH)
+    with reader(endpoint, tmp_path, failOnDataLoss=False) as it:
+        beyond = it.initialOffset()
+        beyond["next"] = {"0": 99}
+        with pytest.raises(DataLossError, match="the offset says 99, the log ends at 0"):
+            it.latestOffset(beyond, ALL)
+
+
+def test_another_log_is_data_loss(context: Context, tmp_path: Path) -> None:
+    push, endpoint = bound(context, zmq.PUSH)
+    other = {"log": "another", "next": {"0": 7}}
+    with reader(endpoint, tmp_path) as it:
+        end = advance(it, push, it.initialOffset(), 3)
+        with pytest.raises(DataLossError, match="of log another"):
+            it.latestOffset(other, ALL)
+        with pytest.raises(DataLossError, match="ends in log another"):
+            it.partitions(end, other)
+    with reader(endpoint, tmp_path, failOnDataLoss=False) as it:
+        assert ids(it, other, end) == [0, 1, 2]
+        assert it.partitions(end, other) == []
+
+
+def test_what_is_lost_is_counted_once(context: Context, tmp_path: Path) -> None:
+    """Spark asks for the same range several times: for the end, for the plan, and when there is nothing new."""
+    push, endpoint = bound(context, zmq.PUSH)
+    other = {"log": "another", "next": {"0": 7}}
+    with reader(endpoint, tmp_path, failOnDataLoss=False) as it:
+        start = it.initialOffset()
+        middle = advance(it, push, start, 5)
+        end = advance(it, push, middle, 5)
+        it.commit(middle)
+        for _ in range(3):
+            it.latestOffset(start, ALL)
+        assert ids(it, start, end) == [5, 6, 7, 8, 9]
+        shown = it.reportLatestOffset() or {}
+        assert (shown["dataLosses"], shown["messagesExpired"]) == (1, 5)
+        last = advance(it, push, end, 5)
+        it.commit(end)
+        it.partitions(start, last)  # more has gone since: only that is new
+        shown = it.reportLatestOffset() or {}
+        assert (shown["dataLosses"], shown["messagesExpired"]) == (2, 10)
+        for _ in range(2):
+            it.latestOffset(other, ALL)
+            it.partitions(other, other)
+        shown = it.reportLatestOffset() or {}
+        assert (shown["dataLosses"], shown["messagesExpired"]) == (3, 10)
+
+
+def test_a_feed_that_was_changed_is_told_apart_from_downtime(
+    context: Context, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without walLocation the log is named from the feed, so with other topics it is another one."""
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    _, endpoint = bound(context, zmq.PUB)
+    offset: dict[str, Any] = {}
+    for topics in ("a", "b"):
+        it = ZmqStreamReader(stream_options(connect=endpoint, topics=topics))
+        try:
+            if not offset:
+                offset = it.initialOffset()
+                continue
+            with pytest.raises(DataLossError) as lost:
+                it.latestOffset(offset, ALL)
+        finally:
+            it.stop()
+    assert "connect, bind and topics say where the log is" in str(lost.value)
+    assert "set walLocation" in str(lost.value)
+    assert "stopped for longer" not in str(lost.value)
+
+
+def test_a_batch_read_says_that_nobody_has_answered(caplog: pytest.LogCaptureFixture) -> None:
+    endpoint = free_endpoint()
+    options = parse(BatchReadOptions, {"connect": endpoint, "timeout": "100ms"})
+    assert list(ZmqLiveReader(options).read(InputPartition(0))) == []
+    assert f"nobody has answered at {endpoint} for 0." in caplog.text
+
+
+def test_progress_shows_the_logs_end_and_counters(context: Context, tmp_path: Path) -> None:
+    push, endpoint = bound(context, zmq.PUSH)
+    with reader(endpoint, tmp_path) as it:
+        advance(it, push, it.initialOffset(), 3)
+        shown = it.reportLatestOffset() or {}
+        assert shown["next"] == {"0": 3}
+        assert (shown["messagesReceived"], shown["bytesReceived"]) == (3, 3)
+
+
+def test_stop_may_be_called_twice(context: Context, tmp_path: Path) -> None:
+    _, endpoint = bound(context, zmq.PUSH)
+    with reader(endpoint, tmp_path) as it:
+        it.initialOffset()
+        it.stop()
+
+
+def test_a_live_batch_read_takes_no_more_from_the_socket_than_it_gives(
+    context: Context, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    push, endpoint = bound(context, zmq.PUSH, sndhwm=10_000)
+    ended = threading.Event()
+    taken = []
+    take = Receiver.take
+
+    def counted(receiver: Receiver) -> pa.RecordBatch:
+        batch = take(receiver)
+        taken.append(batch.num_rows)
+        return batch
+
+    monkeypatch.setattr(Receiver, "take", counted)
+    options = parse(
+        BatchReadOptions, {"connect": endpoint, "socketType": "PULL", "maxMessages": "1500", "timeout": "20s"}
+    )
+
+    def send() -> None:
+        left = 5000
+        while left and not ended.is_set():  # then nobody is there any more
+            left -= offer(push, b"v")
+
+    sending = threading.Thread(target=send)
+    sending.start()
+    rows = sum(batch.num_rows for batch in ZmqLiveReader(options).read(InputPartition(0)))
+    ended.set()
+    sending.join(30)
+    assert rows == sum(taken) == 1500
+
+
+def test_a_live_batch_read_without_a_limit_gives_what_there_is(context: Context) -> None:
+    push, endpoint = bound(context, zmq.PUSH, sndtimeo=20_000)
+    options = parse(BatchReadOptions, {"connect": endpoint, "socketType": "PULL", "idleTimeout": "500ms"})
+    sending = threading.Thread(target=lambda: [push.send(b"v") for _ in range(50)])
+    sending.start()
+    assert sum(batch.num_rows for batch in ZmqLiveReader(options).read(InputPartition(0))) == 50
+    sending.join(30)

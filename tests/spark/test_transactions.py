@@ -1,0 +1,319 @@
+"""Each batch a transaction: Spark to DEALER to ROUTER to Spark, repeated, retried, and killed."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pyarrow.dataset
+import pytest
+from pyspark.errors import PySparkException
+from pyspark.sql import SparkSession
+
+from tests.acknowledged.test_acknowledged import receiving
+from tests.acknowledged.test_producer import program
+from tests.spark.test_sink import write
+from tests.support import free_endpoint, log_rows, wait_for
+from tests.support.streams import feed, ids_and_numbers, running, start, table, wait_for_rows
+from zmq_datasource import Producer
+
+pytestmark = pytest.mark.spark
+
+
+def send_files(spark: SparkSession, source: Path, checkpoint: Path, endpoint: str, **options: Any) -> None:
+    """Every file in ``source`` a batch, each a transaction."""
+    writer = (
+        spark.readStream.option("maxFilesPerTrigger", 1)
+        .text(str(source))
+        .writeStream.format("zmq")
+        .option("socketType", "DEALER")
+        .option("connect", endpoint)
+        .option("checkpointLocation", str(checkpoint))
+        .trigger(availableNow=True)
+    )
+    for name, value in options.items():
+        writer = writer.option(name, value)
+    query = writer.start()
+    assert query.awaitTermination(120)
+
+
+def files(directory: Path, count: int, lines: int) -> list[str]:
+    directory.mkdir()
+    written = []
+    for number in range(count):
+        text = [f"{number} {line}" for line in range(lines)]
+        (directory / f"{number:04}.txt").write_text("\n".join(text) + "\n")
+        written += text
+    return written
+
+
+def test_batches_arrive_whole_and_once_also_when_they_are_repeated(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    endpoint, source, checkpoint = free_endpoint(), tmp_path / "source", tmp_path / "sent"
+    written = files(source, 3, 100)
+    df = feed(spark, socketType="ROUTER", bind=endpoint, walLocation=tmp_path / "wal")
+    with running(df, tmp_path / "out") as query:
+        send_files(spark, source, checkpoint, endpoint)
+        wait_for_rows(query, 300)
+        # As after a crash before the last batch was committed: Spark executes it again.
+        for name in (checkpoint / "commits").glob("*2*"):
+            name.unlink()
+        (source / "0003.txt").write_text("3 0\n")
+        send_files(spark, source, checkpoint, endpoint)
+        wait_for_rows(query, 301)
+    rows = table(spark, tmp_path / "out").selectExpr("*", "cast(value as string) as text").collect()
+    assert sorted(row["text"] for row in rows) == sorted([*written, "3 0"])
+    assert Counter(row["sequence"] for row in rows) == {0: 100, 1: 100, 2: 100, 3: 1}
+    assert len({row["publisher"] for row in rows}) == 1
+
+
+def test_a_restored_checkpoint_is_refused_and_loses_no_rows_in_silence(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    endpoint, source, checkpoint = free_endpoint(), tmp_path / "source", tmp_path / "sent"
+    written = files(source, 2, 10)
+    with receiving(tmp_path / "log", endpoint):
+        send_files(spark, source, checkpoint, endpoint)
+        shutil.copytree(checkpoint, tmp_path / "copy")
+        (source / "0002.txt").write_text("2 0\n")
+        send_files(spark, source, checkpoint, endpoint)
+        # The copy goes on from before that, with other rows under the same number, and then under an older one.
+        (source / "0002.txt").rename(source / "_hidden.txt")
+        (source / "0003.txt").write_text("3 0\n")
+        with pytest.raises(
+            PySparkException, match=r"transaction 2 of \S+ it is in the log already with 1 rows"
+        ):
+            send_files(spark, source, tmp_path / "copy", endpoint)
+        send_files(spark, source, checkpoint, endpoint)
+        with pytest.raises(PySparkException, match=r"has its transaction 3 already.*a restored checkpoint"):
+            send_files(spark, source, tmp_path / "copy", endpoint)
+    got = [value.decode() for value in log_rows(tmp_path / "log").column("value").to_pylist()]
+    assert sorted(got) == sorted([*written, "2 0", "3 0"])
+
+
+def test_a_named_batch_write_is_done_only_with_the_same_rows(spark: SparkSession, tmp_path: Path) -> None:
+    endpoint = free_endpoint()
+    options = {"socketType": "DEALER", "connect": endpoint, "transactionId": "orders"}
+    df = spark.range(0, 100, 1, 2).selectExpr("concat('t', id % 2) as topic", "cast(id as string) as value")
+    with receiving(tmp_path, endpoint):
+        write(df, **options)
+        write(df.repartition(3), **options)  # in another order, over other tasks
+        with pytest.raises(PySparkException, match="it is in the log already with 100 rows"):
+            write(df.selectExpr("topic", "concat(value, '0') as value"), **options)
+        with pytest.raises(PySparkException, match="not with these 99 rows"):
+            write(df.where("value <> '7'"), **options)
+    assert log_rows(tmp_path).num_rows == 100
+
+
+def test_a_batch_write_is_a_transaction_that_may_be_named(spark: SparkSession, tmp_path: Path) -> None:
+    endpoint = free_endpoint()
+    df = spark.range(0, 100, 1, 2).selectExpr("concat('t', id % 2) as topic", "cast(id as string) as value")
+    with receiving(tmp_path, endpoint):
+        write(df, socketType="DEALER", connect=endpoint, transactionId="orders-2026-11-20")
+        write(df, socketType="DEALER", connect=endpoint, transactionId="orders-2026-11-20")
+        write(df, socketType="DEALER", connect=endpoint)
+        frames = spark.createDataFrame([([b"a", b"", b"c"],)], "frames ARRAY<BINARY>")
+        write(frames, socketType="DEALER", connect=endpoint)
+        write(spark.range(0).selectExpr("'x' as value"), socketType="DEALER", connect=endpoint)
+        with pytest.raises(PySparkException, match="'value' is null"):
+            write(
+                df.selectExpr("if(value = '7', null, value) as value"), socketType="DEALER", connect=endpoint
+            )
+    rows = log_rows(tmp_path)
+    assert Counter(rows.column("publisher").to_pylist())["write-orders-2026-11-20"] == 100
+    assert rows.num_rows == 201
+    assert rows.column("frames").to_pylist()[-1] == [b"a", b"", b"c"]
+    assert set(rows.column("topic").to_pylist()[:100]) == {"t0", "t1"}
+
+
+def test_a_stream_takes_no_transaction_id(spark: SparkSession, tmp_path: Path) -> None:
+    files(tmp_path / "source", 1, 1)
+    with pytest.raises(PySparkException, match="each batch of a stream is a transaction"):
+        send_files(spark, tmp_path / "source", tmp_path / "sent", "tcp://127.0.0.1:1", transactionId="x")
+
+
+RETRIED = """
+import sys
+from pyspark import TaskContext
+from pyspark.sql import SparkSession
+from zmq_datasource import register
+
+spark = SparkSession.builder.master("local[2,3]").config("spark.ui.enabled", "false").getOrCreate()
+register(spark)
+
+def failing(batches):
+    for batch in batches:
+        yield batch
+    if TaskContext.get().attemptNumber() == 0:
+        raise RuntimeError("the first attempt fails at its end")
+
+df = spark.range(0, 100, 1, 2).selectExpr("cast(id as string) as value").mapInArrow(failing, "value string")
+df.write.format("zmq").mode("append").option("socketType", "DEALER").option("connect", sys.argv[1]).save()
+writer = df.write.format("zmq").mode("append").option("connect", sys.argv[2])
+writer.option("connectTimeout", "200ms").option("deadLetterLocation", sys.argv[3]).save()
+letters = spark.read.parquet(sys.argv[3])
+print(letters.count(), letters.select("value").distinct().count())
+spark.stop()
+"""
+
+
+def test_a_task_that_fails_at_first_leaves_no_trace(tmp_path: Path) -> None:
+    """Neither staged rows nor dead letters. In a session that tries tasks again."""
+    endpoint, script = free_endpoint(), tmp_path / "retried.py"
+    script.write_text(RETRIED)
+    with receiving(tmp_path / "log", endpoint):
+        done = subprocess.run(
+            [sys.executable, str(script), endpoint, free_endpoint(), str(tmp_path / "letters")],
+            capture_output=True,
+            text=True,
+            timeout=150,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr[-2000:]
+    assert done.stdout.split() == ["100", "100"]
+    assert sorted(int(v) for v in log_rows(tmp_path / "log").column("value").to_pylist()) == list(range(100))
+
+
+# Chaos.
+
+
+class Driver:
+    """A Spark driver in a process group of its own."""
+
+    def __init__(self, role: str, directory: Path, endpoint: str) -> None:
+        self._command = [
+            sys.executable,
+            "-m",
+            "tests.support.transaction_driver",
+            role,
+            str(directory),
+            endpoint,
+        ]
+        self._log = directory / f"{role}.log"
+        self.start()
+
+    def start(self) -> None:
+        with open(self._log, "ab") as log:
+            self.process = subprocess.Popen(self._command, stdout=log, stderr=log, start_new_session=True)
+
+    def kill(self) -> None:
+        """All of it at once: JVM, source runner, workers."""
+        with suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait(30)
+
+    def kill_a_worker(self, chance: random.Random) -> bool:
+        """One of the Python workers of its executor."""
+        workers = []
+        for child in psutil.Process(self.process.pid).children(recursive=True):
+            try:
+                if any("pyspark" in word and "daemon" in word for word in child.cmdline()):
+                    workers += child.children()
+            except psutil.NoSuchProcess:
+                continue
+        if not workers:
+            return False
+        chance.choice(workers).kill()
+        return True
+
+    def said(self) -> str:
+        return self._log.read_text(errors="replace")[-3000:]
+
+
+def output(directory: Path) -> list[dict[str, Any]]:
+    """What the file sink has committed: only the files that its own log names count."""
+    named: set[str] = set()
+    log = directory / "output" / "_spark_metadata"
+    for entry in sorted(log.glob("[0-9]*")):
+        for line in entry.read_text().splitlines()[1:]:
+            named.add(json.loads(line)["path"].removeprefix("file://"))
+    if not named:
+        return []
+    rows: list[dict[str, Any]] = (
+        pyarrow.dataset.dataset(sorted(named), format="parquet").to_table().to_pylist()
+    )
+    return rows
+
+
+def chaos(directory: Path, seed: int, rounds: int, count: int, lines: int) -> None:
+    chance = random.Random(seed)
+    written = files(directory / "input", count, lines)
+    endpoint = free_endpoint()
+    receiver, sender = Driver("receiver", directory, endpoint), Driver("sender", directory, endpoint)
+    killed: Counter[str] = Counter()
+    try:
+        # Spark refuses a checkpoint that it had only begun to make.
+        first = directory / "receiver-checkpoint" / "commits" / "0"
+        wait_for(first.exists, "the first batch to arrive", 120)
+        for _ in range(rounds):
+            time.sleep(chance.uniform(4, 9))  # any moment is right
+            what = chance.choice(["sender", "receiver", "worker"])
+            if what == "worker" and sender.process.poll() is None:
+                killed[what] += sender.kill_a_worker(chance)
+            elif what == "receiver":
+                receiver.kill()
+                receiver.start()
+                killed[what] += 1
+            elif sender.process.poll() is None:
+                sender.kill()
+                sender.start()
+                killed["sender"] += 1
+        deadline = time.monotonic() + 240
+        while True:
+            code = sender.process.poll()
+            if code == 0:
+                break
+            if code is not None:  # a batch that failed too often; the next run repeats it
+                sender.start()
+            assert time.monotonic() < deadline, sender.said()
+            time.sleep(0.2)
+        assert receiver.process.poll() is None, receiver.said()
+        wait_for(lambda: len(output(directory)) >= len(written), "all rows in the output", 120)
+    finally:
+        sender.kill()
+        receiver.kill()
+    rows = output(directory)
+    assert Counter(row["value"] for row in rows) == Counter(written), killed
+    assert sorted(row["id"] for row in rows) == list(range(len(written)))
+    by_batch = Counter(row["sequence"] for row in rows)
+    assert set(by_batch.values()) == {lines}
+    assert len(by_batch) == count
+
+
+def test_a_query_reads_what_a_receiver_has_acknowledged_before_it_began(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    """As the README says: a Producer, a receiver without Spark, and a query with walLocation alone."""
+    endpoint, out = free_endpoint(), tmp_path / "out"
+    with program(tmp_path / "wal", endpoint):
+        with Producer(endpoint) as producer:
+            for number in range(10):
+                producer.send(str(number))
+                producer.flush()  # a chunk each
+        orders = spark.readStream.format("zmq").option("walLocation", str(tmp_path / "wal")).load()
+        query = start(orders, out, availableNow=True)
+        assert query.awaitTermination(120)
+        assert ids_and_numbers(spark, out) == [(number, number) for number in range(10)]
+
+
+def test_whoever_is_killed_the_output_is_the_input(tmp_path: Path) -> None:
+    chaos(tmp_path, seed=3, rounds=4, count=12, lines=200)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("seed", range(3))
+def test_whoever_is_killed_dozens_of_times_the_output_is_the_input(seed: int, tmp_path: Path) -> None:
+    chaos(tmp_path, seed=seed, rounds=36, count=150, lines=200)

@@ -1,0 +1,255 @@
+"""Small helpers: waiting with a deadline, free ports, sending, and a log to read."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import subprocess
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, TypeVar
+
+import pyarrow as pa
+import pytest
+import zmq
+
+from tests.support.ports import free_port
+from zmq_datasource.log.reader import read_index, read_slices, slices
+from zmq_datasource.log.storage import LogStorage
+from zmq_datasource.messages.framing import decode_plain
+from zmq_datasource.options import StreamReadOptions, WriteOptions
+from zmq_datasource.options.parser import parse
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+DATA = REPOSITORY / "tests" / "data"
+
+T = TypeVar("T")
+Socket = zmq.Socket[bytes]
+
+
+def wait_for(condition: Callable[[], T], what: str, seconds: float = 30.0) -> T:
+    """Return the first true value of ``condition``; fail with ``what`` after the deadline."""
+    deadline = time.monotonic() + seconds
+    while not (value := condition()):
+        if time.monotonic() > deadline:
+            raise AssertionError(f"not within {seconds:.0f} s: {what}")
+        time.sleep(0.005)
+    return value
+
+
+def bound(context: zmq.Context[Socket], kind: int, **options: int) -> tuple[Socket, str]:
+    """A socket bound to a free port, its options set before, and its endpoint."""
+    sock = context.socket(kind)
+    for name, value in options.items():
+        sock.setsockopt(getattr(zmq, name.upper()), value)
+    endpoint = free_endpoint()
+    sock.bind(endpoint)
+    return sock, endpoint
+
+
+def free_endpoint() -> str:
+    """An endpoint that nobody is bound to."""
+    return f"tcp://127.0.0.1:{free_port()}"
+
+
+def bind_when_free(sock: Socket, endpoint: str) -> None:
+    """Bind where a listener was just closed, which libzmq does in the background."""
+
+    def bound() -> bool:
+        try:
+            sock.bind(endpoint)
+        except zmq.ZMQError:
+            return False
+        return True
+
+    wait_for(bound, f"{endpoint} free")
+
+
+def offer(sock: Socket, message: bytes) -> bool:
+    """Send if there is room, else wait a moment for some.
+
+    What polls first and then sends may wait for ever: the peer can leave between the two.
+    """
+    try:
+        sock.send(message, zmq.NOBLOCK)
+    except zmq.Again:
+        sock.poll(20, zmq.POLLOUT)
+        return False
+    return True
+
+
+def take(sock: Socket, count: int, seconds: float = 30.0) -> list[list[bytes]]:
+    """``count`` messages, however late they come, and those that are there already behind them."""
+    got: list[list[bytes]] = []
+    deadline = time.monotonic() + seconds
+    while len(got) < count:
+        if sock.poll(20):
+            got.append(sock.recv_multipart())
+        elif time.monotonic() > deadline:
+            raise AssertionError(f"not within {seconds:.0f} s: {count} messages; {len(got)} have come")
+    while sock.poll(20):
+        got.append(sock.recv_multipart())
+    return got
+
+
+class Consuming:
+    """A consumer thread that receives until told to end; a bound SUB must keep receiving to subscribe.
+
+    It ends when nothing is there. Who wants to have all of it waits for that: ``wait_for``.
+    """
+
+    def __init__(self, sock: Socket) -> None:
+        self.got: list[list[bytes]] = []
+        self._sock = sock
+        self._end = threading.Event()
+        self._thread = threading.Thread(target=self._run)
+
+    def _run(self) -> None:
+        while self._sock.poll(20) or not self._end.is_set():
+            if self._sock.poll(0):
+                self.got.append(self._sock.recv_multipart())
+
+    def wait_for(self, count: int) -> None:
+        """Until ``count`` messages have come."""
+        wait_for(lambda: len(self.got) >= count, f"{count} messages received")
+
+    def __enter__(self) -> Consuming:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._end.set()
+        self._thread.join(30)
+
+
+@contextmanager
+def tiny_disk(mount: Path, size: str) -> Iterator[Path]:
+    """A file system of this size; skips where nobody may mount one."""
+    mount.mkdir()
+    if subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", mount], check=False, capture_output=True
+    ).returncode:
+        pytest.skip("this machine does not allow mounting a tmpfs")
+    try:
+        yield mount
+    finally:
+        subprocess.run(["umount", "--lazy", mount], check=True)  # memory maps may live on
+
+
+def fill_disk(disk: Path) -> Path:
+    """A file that takes all the room there is."""
+    blocker = disk / "blocker"
+    with blocker.open("wb", buffering=0) as file, suppress(OSError):
+        for size in (1 << 16, 1 << 12, 1):
+            with suppress(OSError):
+                while file.write(b"." * size) == size:
+                    pass
+    return blocker
+
+
+def stream_options(**options: Any) -> StreamReadOptions:
+    return parse(StreamReadOptions, _text(options))
+
+
+def write_options(**options: Any) -> WriteOptions:
+    return parse(WriteOptions, _text(options))
+
+
+def _text(options: dict[str, Any]) -> dict[str, str]:
+    # zmq_sndbuf=1 stands for the option zmq.sndbuf.
+    return {
+        name.replace("zmq_", "zmq.", 1): str(value).lower() if isinstance(value, bool) else str(value)
+        for name, value in options.items()
+    }
+
+
+def batch_of(values: Iterable[bytes], timestamp: int = 0) -> pa.RecordBatch:
+    """Messages of one frame each, as a receiver hands them over."""
+    listed = list(values)
+    return decode_plain(listed, [(timestamp, len(listed))])
+
+
+def flips(path: Path, positions: Iterable[int], bit: int) -> Iterator[int]:
+    """Each position in turn, its ``bit`` flipped in the file meanwhile. In place: a new file takes its time."""
+    with path.open("r+b", buffering=0) as file:
+        for position in positions:
+            right = os.pread(file.fileno(), 1, position)
+            os.pwrite(file.fileno(), bytes([right[0] ^ bit]), position)
+            yield position
+            os.pwrite(file.fileno(), right, position)
+
+
+def log_rows(location: Path | str, partition: int = 0) -> pa.Table:
+    """All rows of a log, as its readers see them."""
+    storage = LogStorage(str(location))
+    index = read_index(storage, partition)
+    pieces = slices(index.covering(index.earliest, index.end), index.earliest, index.end)
+    return pa.Table.from_batches(list(read_slices(storage, partition, pieces)))
+
+
+class RawSender:
+    """A DEALER that speaks the acknowledged transport byte by byte, as docs/protocol.md has it."""
+
+    def __init__(self, context: zmq.Context[Socket], endpoint: str) -> None:
+        self._sock = context.socket(zmq.DEALER)
+        self._sock.setsockopt(zmq.LINGER, 0)
+        self._sock.connect(endpoint)
+        self.answers: list[tuple[str, dict[str, Any]]] = []
+
+    def say(self, kind: str, *buffers: bytes, **header: Any) -> None:
+        self._sock.send_multipart([b"ZDS\x01" + kind.encode(), json.dumps(header).encode(), *buffers])
+
+    def ask(self, kind: str, expected: str, *buffers: bytes, **header: Any) -> dict[str, Any]:
+        """Say something, and wait for an answer of a kind (``X`` is one too); all answers are kept."""
+        self.say(kind, *buffers, **header)
+        return self.hear(expected)
+
+    def hear(self, expected: str) -> dict[str, Any]:
+        while self._sock.poll(10_000):
+            head, answer, *_ = self._sock.recv_multipart()
+            self.answers.append((chr(head[4]), json.loads(answer)))
+            if self.answers[-1][0] in (expected, "X"):
+                return {"kind": self.answers[-1][0], **self.answers[-1][1]}
+        raise AssertionError(f"no {expected} within 10 s, but {self.answers}")
+
+    def data(
+        self, producer: str, number: int, *values: bytes, attempt: str, index: int = 0
+    ) -> dict[str, Any]:
+        """Send one data message; its credit, or the refusal."""
+        ends = itertools.accumulate(map(len, values), initial=0)
+        offsets = b"".join(end.to_bytes(4, "little") for end in ends)
+        part = {"attempt": attempt, "producer": producer, "number": number, "partition": 0}
+        return self.ask(
+            *("D", "C", offsets, b"".join(values)), **part, index=index, rows=len(values), columns=["value"]
+        )
+
+    def stage(self, producer: str, number: int, *values: bytes) -> str:
+        """Send an attempt of one data message and its end; the attempt."""
+        attempt = uuid.uuid4().hex
+        self.ask("H", "W", attempt=attempt, producer=producer)
+        assert self.data(producer, number, *values, attempt=attempt)["kind"] == "C"
+        part = {"attempt": attempt, "producer": producer, "number": number, "partition": 0}
+        assert self.ask("E", "S", **part, messages=1, rows=len(values))["kind"] == "S"
+        return attempt
+
+    def stage_if_possible(self, producer: str, number: int, *values: bytes) -> str:
+        """The same where the data may be refused."""
+        attempt = uuid.uuid4().hex
+        self.ask("H", "W", attempt=attempt, producer=producer)
+        if self.data(producer, number, *values, attempt=attempt)["kind"] == "C":
+            part = {"attempt": attempt, "producer": producer, "number": number, "partition": 0}
+            self.ask("E", "S", **part, messages=1, rows=len(values))
+        return attempt
+
+    def commit(
+        self, producer: str, number: int, attempts: list[str], rows: int, **more: Any
+    ) -> dict[str, Any]:
+        return self.ask("M", "K", producer=producer, number=number, attempts=attempts, rows=rows, **more)
+
+    def close(self) -> None:
+        self._sock.close(0)

@@ -1,0 +1,152 @@
+"""A proxy in threads of the test's own process: real sockets and files, and quick to start."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import threading
+from contextlib import ExitStack
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import zmq
+
+from tests.support import Socket, free_endpoint, wait_for
+from zmq_datasource.options import ProxyOptions
+from zmq_datasource.options.parser import parse
+from zmq_datasource.proxy.flow import Flow
+from zmq_datasource.proxy.pipes import Lines, Newest
+from zmq_datasource.proxy.server import Server, serve
+
+
+def endpoints(*sides: str) -> dict[str, str]:
+    """A free endpoint for each side."""
+    return {side: free_endpoint() for side in sides}
+
+
+_MARKERS = itertools.count()
+
+
+class ProxyThreads:
+    """What the two processes of a proxy do, in two threads."""
+
+    def __init__(self, location: Path, sides: dict[str, str], **options: Any) -> None:
+        self.sides = sides
+        text = {
+            name: str(value).lower() if isinstance(value, bool) else str(value)
+            for name, value in options.items()
+        }
+        self.options = parse(
+            ProxyOptions, {"walLocation": str(location), "walSync": "false", "linger": "0", **sides, **text}
+        )
+        self.status: dict[str, Any] = {}
+        self.failure: Exception | None = None
+        self._stop = threading.Event()
+        self._ready = threading.Event()
+        self._threads: list[threading.Thread] = []
+
+    def __enter__(self) -> Self:
+        self._start(self._flow)
+        if self.options.durable or self.options.replay:
+            self._start(self._serve)
+        return self
+
+    def _start(self, target: Any) -> None:
+        self._ready.clear()
+        thread = threading.Thread(target=self._guard, args=(target,))
+        self._threads.append(thread)
+        thread.start()
+        assert self._ready.wait(30)
+        if self.failure is not None:
+            thread.join()
+            raise self.failure
+
+    def _guard(self, target: Any) -> None:
+        try:
+            target()
+        except Exception as e:
+            self.failure = e
+            self._ready.set()
+
+    def _flow(self) -> None:
+        reads, writes = os.pipe()
+        try:
+            with Flow(self.options) as self.flow:
+                self._lines, newest = Lines(reads), Newest(writes)
+                self.flow.on_written = lambda: newest.tell(self.flow.journal.progress)
+                self._ready.set()
+                while not self._stop.is_set():
+                    self.flow.step()
+                    newest.tell(self.flow.journal.progress)
+                self.flow.drain()
+        finally:
+            os.close(writes)  # which ends the server
+            for thread in self._threads[1:]:
+                thread.join()
+            os.close(reads)
+
+    def _serve(self) -> None:
+        def report(status: dict[str, Any]) -> None:
+            self.status = status
+            self.flow.hold = status["hold"]
+
+        with ExitStack() as stack:
+            self.server = stack.enter_context(Server(self.options, self.flow.journal.progress))
+            self._ready.set()
+            serve(self.server, self._lines, report)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stop.set()
+        for thread in self._threads:
+            thread.join(60)
+            assert not thread.is_alive()
+        if kind is None and self.failure is not None:
+            raise self.failure
+
+
+def publisher(context: zmq.Context[Socket], endpoint: str, topics: tuple[bytes, ...] = (b"",)) -> Socket:
+    """A PUB at the proxy that hears its subscriptions; it has heard these."""
+    sock = context.socket(zmq.XPUB)
+    sock.setsockopt(zmq.XPUB_NODROP, 1)
+    sock.setsockopt(zmq.SNDHWM, 100_000)
+    sock.connect(endpoint)
+    heard = set()
+    while heard != {b"\x01" + topic for topic in topics}:
+        assert sock.poll(30_000), heard
+        heard.add(sock.recv())
+    return sock
+
+
+def subscriber(
+    context: zmq.Context[Socket], proxy: ProxyThreads, *topics: bytes, kind: int = zmq.SUB, **options: int
+) -> Socket:
+    """A plain subscriber that the proxy knows of."""
+    marker = b"marker %d" % next(_MARKERS)
+    sock = context.socket(kind)
+    for name, value in options.items():
+        sock.setsockopt(getattr(zmq, name.upper()), value)
+    sock.connect(proxy.sides["publish"])
+    for topic in (*topics, marker):  # they arrive in this order
+        sock.setsockopt(zmq.SUBSCRIBE, topic)
+    wait_for(lambda: marker.decode() in proxy.flow.status()["subscriptions"], f"subscription to {topics}")
+    return sock
+
+
+def receive(sock: Socket, count: int, milliseconds: int = 30_000) -> list[list[bytes]]:
+    """So many messages, or fail."""
+    got: list[list[bytes]] = []
+    while len(got) < count:
+        assert sock.poll(milliseconds), f"{len(got)} of {count} messages came"
+        got.append(sock.recv_multipart())
+    return got
+
+
+def drain(sock: Socket, quiet_ms: int) -> list[list[bytes]]:
+    """What comes until nothing has come for so long: for what must not come, or not all of it."""
+    got = []
+    while sock.poll(quiet_ms):
+        got.append(sock.recv_multipart())
+    return got

@@ -1,0 +1,87 @@
+"""Helpers for tests that run streaming queries."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.streaming import StreamingQuery
+
+from tests.support import wait_for
+from zmq_datasource.log.storage import LogStorage
+
+
+def feed(spark: SparkSession, format: str = "zmq", **options: Any) -> DataFrame:  # noqa: A002 - Spark's word
+    """A streaming DataFrame over a PULL socket unless told otherwise."""
+    reader = spark.readStream.format(format)
+    for name, value in {"socketType": "PULL", **options}.items():
+        text = str(value).lower() if isinstance(value, bool) else str(value)
+        reader = reader.option(name.replace("zmq_", "zmq.", 1), text)
+    return reader.load()
+
+
+@contextmanager
+def running(df: DataFrame, out: Path, **trigger: Any) -> Iterator[StreamingQuery]:
+    """A query from ``df`` into a Parquet directory ``out``, its checkpoint beside it."""
+    query = start(df, out, **trigger)
+    try:
+        yield query
+    finally:
+        query.stop()
+
+
+def start(df: DataFrame, out: Path, **trigger: Any) -> StreamingQuery:
+    writer = df.writeStream.format("parquet").option("path", str(out))
+    writer = writer.option("checkpointLocation", str(out) + ".checkpoint")
+    if trigger:
+        writer = writer.trigger(**trigger)
+    return writer.start()
+
+
+def wait_until_released(log: Path) -> None:
+    """Wait until a stopped query has drained its socket: what is sent before is still its own."""
+    LogStorage(str(log)).lock(0, 30).release()
+
+
+def rows_read(query: StreamingQuery, raise_errors: bool = True) -> int:
+    """How far the query has come: the next id of its last finished batch."""
+    if raise_errors and (error := query.exception()) is not None:
+        raise error
+    progress = query.lastProgress
+    if progress is None or progress["sources"][0]["endOffset"] is None:
+        return 0
+    offset = json.loads(progress["sources"][0]["endOffset"])
+    return int(offset["next"]["0"])
+
+
+def wait_for_rows(query: StreamingQuery, count: int, seconds: float = 90) -> None:
+    wait_for(lambda: rows_read(query) >= count, f"{count} rows read", seconds)
+
+
+@contextmanager
+def idle_events(spark: SparkSession) -> Iterator[None]:
+    """Queries that start meanwhile tell of themselves often when they are idle; Spark's way is every ten seconds."""
+    spark.conf.set("spark.sql.streaming.noDataProgressEventInterval", "300")
+    try:
+        yield
+    finally:
+        spark.conf.unset("spark.sql.streaming.noDataProgressEventInterval")
+
+
+def table(spark: SparkSession, out: Path) -> DataFrame:
+    return spark.read.parquet(str(out))
+
+
+def ids_and_numbers(spark: SparkSession, out: Path) -> list[tuple[int, int]]:
+    """All rows of ``out``: ids, and values as numbers, in the order of ids."""
+    rows = (
+        table(spark, out)
+        .selectExpr("id", "cast(cast(value as string) as bigint) as n")
+        .orderBy("id")
+        .collect()
+    )
+    return [(row["id"], row["n"]) for row in rows]

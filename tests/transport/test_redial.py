@@ -1,0 +1,192 @@
+"""Connections that end: nothing that has reached the socket is thrown away by dialling again."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager, suppress
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+import zmq
+
+from tests.support import Socket, bound, stream_options, wait_for
+from zmq_datasource.counters import SourceCounters
+from zmq_datasource.options import ProxySocketOptions
+from zmq_datasource.options.types import Endpoints
+from zmq_datasource.proxy.fronts import Front
+from zmq_datasource.source.ingest import Ingest
+from zmq_datasource.source.receiver import Receiver
+
+Context = zmq.Context[Socket]
+REDIAL_SECONDS = 0.1
+
+
+@pytest.fixture(autouse=True)
+def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("zmq_datasource.transport.peers.PeerWatch._LOST_REDIAL", REDIAL_SECONDS)
+
+
+class Reading(NamedTuple):
+    """A receiver or a front, driven alike."""
+
+    hold: Callable[[], object]
+    read: Callable[[], int]
+    counts: Callable[[], tuple[int, int, int]]
+    """Connections made, lost, and ended by libzmq."""
+
+    def lost(self) -> bool:
+        self.hold()
+        return bool(self.counts()[1])
+
+    def hold_for(self, seconds: float) -> None:
+        until = time.monotonic() + seconds
+        wait_for(lambda: self.hold() or time.monotonic() > until, "the end of a pause")
+
+    def read_all(self, count: int) -> int:
+        """Until as many have come as there are, and then no more."""
+        total = 0
+
+        def enough() -> bool:
+            nonlocal total
+            total += self.read()
+            return total >= count
+
+        wait_for(enough, f"{count} messages", 5)
+        return total + self.read()
+
+
+@contextmanager
+def reading(kind: str, endpoints: str, maxmsgsize: int = 1000) -> Iterator[Reading]:
+    if kind.startswith("front"):
+        options = ProxySocketOptions(
+            socket_type=kind.split()[1],
+            connect=Endpoints.read(endpoints),
+            rcvhwm=1000,
+            sndhwm=1000,
+            linger=0,
+            round_bytes=1,
+            zmq=stream_options(connect=endpoints, zmq_maxmsgsize=maxmsgsize).zmq,
+        )
+        with closing(Front(options, SourceCounters())) as front:
+            if kind == "front XSUB":
+                front.subscribe([b"\x01"])
+            watch = front.opened.watch
+            yield Reading(
+                front.keep_alive,
+                lambda: sum(map(len, front.receive())),
+                lambda: (watch.connections, watch.lost, watch.protocol_errors),
+            )
+        return
+    counters = SourceCounters()
+    options = stream_options(connect=endpoints, socketType=kind, zmq_maxmsgsize=maxmsgsize)
+    with Receiver(options, counters) as receiver:
+        yield Reading(
+            receiver.hold_still,
+            lambda: receiver.receive(10),
+            lambda: (counters.connections_made, counters.connections_lost, counters.protocol_errors),
+        )
+
+
+KINDS = pytest.mark.parametrize("kind", ["SUB", "PULL", "front XSUB", "front PULL"])
+
+
+def sender(context: Context, kind: str) -> tuple[Socket, str]:
+    return bound(context, zmq.PUSH if "PULL" in kind else zmq.XPUB, linger=5000)
+
+
+def wait_until_heard(sock: Socket) -> None:
+    if int(sock.type) == zmq.XPUB:
+        assert sock.poll(5000)
+        assert sock.recv() == b"\x01"
+
+
+@KINDS
+def test_a_publisher_that_ends_while_receiving_is_paused_costs_no_message(
+    context: Context, kind: str
+) -> None:
+    source, endpoint = sender(context, kind)
+    with reading(kind, endpoint) as receiving:
+        wait_until_heard(source)
+        for _ in range(500):
+            source.send(b"x")
+        source.close()
+        wait_for(receiving.lost, "the end of the connection")
+        receiving.hold_for(3 * REDIAL_SECONDS)  # the log is full, or its disk is slow
+        assert receiving.read_all(500) == 500
+        assert receiving.counts()[2] == 0
+
+
+@KINDS
+def test_what_came_before_a_frame_over_the_limit_is_read_before_dialling_again(
+    context: Context, kind: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    source, endpoint = sender(context, kind)
+    with reading(kind, endpoint, maxmsgsize=100) as receiving:
+        wait_until_heard(source)
+        for _ in range(500):
+            source.send(b"x")
+        source.send(b"." * 101)
+        with caplog.at_level(logging.WARNING):
+            wait_for(receiving.lost, "the end of the connection")
+            receiving.hold_for(3 * REDIAL_SECONDS)
+            assert receiving.read_all(500) == 500
+
+            def connected_again() -> bool:
+                receiving.read()
+                receiving.hold()
+                return receiving.counts()[0] == 2
+
+            wait_for(connected_again, "a new connection")
+        assert receiving.counts() == (2, 1, 1)
+        assert [r.message for r in caplog.records if "zmq.maxmsgsize (100 bytes)" in r.message]
+        wait_for(lambda: (source.send(b"after"), receiving.read())[1], "messages of the new connection")
+
+
+@KINDS
+def test_a_connection_that_was_cut_is_dialled_again_though_others_never_pause(
+    context: Context, kind: str
+) -> None:
+    cut, cut_endpoint = sender(context, kind)
+    busy, busy_endpoint = sender(context, kind)
+    with reading(kind, f"{cut_endpoint},{busy_endpoint}", maxmsgsize=100) as receiving:
+        wait_until_heard(cut)
+        wait_until_heard(busy)
+        cut.send(b"." * 101)
+
+        def dialled_again() -> bool:
+            with suppress(zmq.Again):  # a PUSH whose peer is full
+                for _ in range(100):
+                    busy.send(b"x", zmq.NOBLOCK)
+            receiving.read()  # less than that
+            receiving.hold()
+            return receiving.counts()[0] == 3
+
+        wait_for(dialled_again, "a new connection")
+
+
+@pytest.mark.parametrize("kind", ["SUB", "PULL"])
+def test_a_full_log_takes_what_came_from_a_publisher_that_has_ended(
+    context: Context, tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("zmq_datasource.source.ingest._QUIET_SECONDS", 0.02)
+    source, endpoint = sender(context, kind)
+    options = {"connect": endpoint, "socketType": kind, "walLocation": tmp_path, "walMaxBytes": 100_000}
+    ingest = Ingest(stream_options(**options))
+    ingest.start()
+    try:
+        wait_until_heard(source)
+        source.send(b"." * 100_000)
+        wait_for(lambda: ingest.counters.paused_by == "logFull", "a full log")
+        for _ in range(500):
+            source.send(b"x")
+        source.close()
+        wait_for(lambda: ingest.counters.connections_lost, "the end of the connection")
+        time.sleep(3 * REDIAL_SECONDS)  # the pause goes on
+        ingest.log.commit(1)
+        wait_for(lambda: ingest.counters.received == 501, "all that had reached the socket", 5)
+        assert ingest.seal() == 501
+    finally:
+        ingest.stop()

@@ -1,0 +1,326 @@
+"""Sockets: what libzmq takes in silence is refused or reported."""
+
+from __future__ import annotations
+
+import logging
+import socket as stdlib_socket
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+import zmq
+
+from tests.support import (
+    Socket,
+    bind_when_free,
+    bound,
+    free_endpoint,
+    stream_options,
+    wait_for,
+    write_options,
+)
+from zmq_datasource.errors import EndpointError, OptionError
+from zmq_datasource.options import SocketOptions
+from zmq_datasource.options.types import Endpoint
+from zmq_datasource.transport import peers
+from zmq_datasource.transport.peers import PeerWatch
+from zmq_datasource.transport.sockets import attach, check_socket_options, more_frames, new_socket
+
+FEED = "tcp://127.0.0.1:5556"
+Context = zmq.Context[Socket]
+
+
+def open_socket(context: Context, options: SocketOptions) -> tuple[Socket, PeerWatch]:
+    sock = new_socket(context, options)
+    watch = PeerWatch(context, sock, options)
+    attach(sock, options.bind, options.connect)
+    return sock, watch
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "says"),
+    [
+        ("zmq_foo", "1", "no socket option of that name"),
+        ("zmq_rcvbuf", "big", "a whole number"),
+        ("zmq_heartbeat_ivl", "-5", "libzmq refuses it for a SUB socket"),
+        ("zmq_router_mandatory", "1", "belongs to a ROUTER"),
+        ("zmq_rcvhwm", "1", "use the option rcvhwm"),
+        ("zmq_hwm", "1", "no single high-water mark"),
+        ("zmq_subscribe", "a", "use the option topics"),
+        ("zmq_conflate", "1", "tears messages of several frames"),
+        ("zmq_reconnect_ivl", "-1", "throws away what it has received"),
+        ("zmq_reconnect_ivl", "0", "throws away what it has received"),
+        ("zmq_reconnect_stop", "1", "takes along what was received"),
+        ("zmq_xpub_manual", "1", "nobody would ever be subscribed"),
+    ],
+)
+def test_an_option_that_cannot_be_set_is_refused(name: str, value: str, says: str) -> None:
+    with pytest.raises(OptionError, match=says):
+        check_socket_options(stream_options(connect=FEED, **{name: value}))
+
+
+def test_a_refused_secret_is_not_shown() -> None:
+    with pytest.raises(OptionError) as refused:
+        check_socket_options(stream_options(connect=FEED, zmq_curve_secretkey="S3cret"))
+    assert "S3cret" not in str(refused.value)
+
+
+def test_options_are_set_before_the_socket_is_attached(context: Context) -> None:
+    sock = new_socket(context, stream_options(connect=FEED, rcvhwm=7, linger=5, zmq_rcvbuf=4096))
+    assert sock.getsockopt(zmq.RCVHWM) == 7
+    assert sock.getsockopt(zmq.LINGER) == 5
+    assert sock.getsockopt(zmq.RCVBUF) == 4096
+    sink = new_socket(context, write_options(connect=FEED, socketType="PUB", sndhwm=9))
+    assert sink.getsockopt(zmq.SNDHWM) == 9
+
+
+def test_a_port_in_use_is_named(context: Context) -> None:
+    _, endpoint = bound(context, zmq.PULL)
+    with pytest.raises(EndpointError, match=rf"binding {endpoint}.*use another port"):
+        open_socket(context, stream_options(bind=endpoint))
+
+
+def test_an_ipc_path_in_use_is_not_taken_over(context: Context, ipc_path: Path) -> None:
+    endpoint = f"ipc://{ipc_path}"
+    context.socket(zmq.PULL).bind(endpoint)
+    with pytest.raises(EndpointError, match="another process listens there"):
+        open_socket(context, stream_options(bind=endpoint))
+
+
+def test_an_ipc_path_left_by_a_dead_process_is_used_again(context: Context, ipc_path: Path) -> None:
+    import socket  # noqa: PLC0415
+
+    left = socket.socket(socket.AF_UNIX)
+    left.bind(str(ipc_path))
+    left.close()
+    open_socket(context, stream_options(bind=f"ipc://{ipc_path}"))
+
+
+def test_an_unknown_host_is_named(context: Context) -> None:
+    with pytest.raises(EndpointError, match=r"'no-such-host\.invalid' does not resolve"):
+        open_socket(context, stream_options(connect="tcp://no-such-host.invalid:5556"))
+
+
+@pytest.mark.parametrize("endpoint", ["tcp://203.0.113.7:5556", "tcp://no-such-interface0:5556"])
+def test_an_address_of_another_machine_cannot_be_bound(context: Context, endpoint: str) -> None:
+    with pytest.raises(EndpointError, match=f"binding {endpoint}"):
+        open_socket(context, stream_options(bind=endpoint))
+
+
+def test_a_directory_that_does_not_exist_is_named(context: Context) -> None:
+    with pytest.raises(EndpointError, match="binding ipc:///no/such/directory/s"):
+        open_socket(context, stream_options(bind="ipc:///no/such/directory/s"))
+
+
+def test_a_peer_is_counted_from_its_handshake_to_its_end(context: Context) -> None:
+    sock, watch = open_socket(context, stream_options(bind=free_endpoint()))
+    publisher = context.socket(zmq.PUB)
+    publisher.connect(sock.getsockopt(zmq.LAST_ENDPOINT))
+
+    def peers() -> int:
+        watch.update()
+        return watch.peers
+
+    wait_for(lambda: peers() == 1, "one peer")
+    publisher.close()
+    wait_for(lambda: peers() == 0, "no peer")
+    assert watch.lost == 1
+
+
+def test_a_peer_that_comes_back_has_the_name_the_user_gave(context: Context) -> None:
+    """After a reconnect libzmq tells the address where the user wrote a host."""
+    publisher, endpoint = bound(context, zmq.PUB)
+    named = endpoint.replace("127.0.0.1", "localhost")
+    _, watch = open_socket(context, stream_options(connect=named))
+
+    def up() -> int:
+        watch.update()
+        return watch.up.get(named, 0)
+
+    wait_for(up, "the publisher")
+    publisher.close()
+    wait_for(lambda: not up(), "its end")
+    bind_when_free(context.socket(zmq.PUB), endpoint)
+    wait_for(up, "its return")
+    assert set(watch.up) == {named}
+
+
+def test_an_endpoint_where_nobody_answers_is_reported_once(
+    context: Context, caplog: pytest.LogCaptureFixture
+) -> None:
+    options = stream_options(connect=free_endpoint())
+    sock, watch = open_socket(context, options)
+    watch._ABSENT_SECONDS = 0.05  # type: ignore[misc]
+
+    def said() -> int:
+        watch.update()
+        watch.report_absent()
+        return sum("nobody has answered" in r.message for r in caplog.records)
+
+    with caplog.at_level(logging.WARNING):
+        wait_for(said, "the report")
+        for _ in range(20):
+            assert said() == 1
+    publisher = context.socket(zmq.PUB)
+    bind_when_free(publisher, str(options.connect[0]))
+    wait_for(lambda: (watch.update(), watch.peers)[1], "the publisher")
+    assert sock.getsockopt(zmq.TYPE) == zmq.SUB
+
+
+def test_nobody_at_an_endpoint_is_said_after_five_seconds(
+    context: Context, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, watch = open_socket(context, stream_options(connect=free_endpoint()))
+    clock = iter((100.0, 104.9, 105.0))
+    monkeypatch.setattr(peers.time, "monotonic", lambda: next(clock))
+    with caplog.at_level(logging.WARNING):
+        watch.report_absent()
+        watch.report_absent()
+        assert "nobody has answered" not in caplog.text
+        watch.report_absent()
+    assert "for 5.0 s; is the endpoint right" in caplog.text
+
+
+def test_silent_connections_that_leave_take_nobody_with_them(context: Context) -> None:
+    """libzmq tells neither which connection has shaken hands nor which has failed to."""
+    sock, watch = open_socket(context, stream_options(bind=free_endpoint(), socketType="PULL"))
+    host, port = Endpoint.read(sock.getsockopt(zmq.LAST_ENDPOINT).decode().strip("\0")).host_port
+
+    def shaking(count: int) -> Callable[[], bool]:
+        return lambda: (watch.update(), len(watch._shaking))[1] == count
+
+    def up(count: int) -> Callable[[], bool]:
+        return lambda: (watch.update(), watch.peers)[1] == count
+
+    with ExitStack() as stack:
+        silent = [stack.enter_context(stdlib_socket.create_connection((host, port))) for _ in range(3)]
+        wait_for(shaking(3), "three connections")
+        push = context.socket(zmq.PUSH)
+        push.connect(f"tcp://{host}:{port}")
+        wait_for(up(1), "the PUSH")
+        silent += [stack.enter_context(stdlib_socket.create_connection((host, port))) for _ in range(2)]
+        wait_for(shaking(5), "two more")
+    wait_for(shaking(0), "all of the silent ones gone")
+    assert (watch.peers, watch.lost, watch.failures) == (1, 0, 5)
+    push.close()
+    wait_for(up(0), "the PUSH gone")
+    assert watch.lost == 1
+
+
+PUBLIC, SECRET = zmq.curve_keypair()
+KEYS = {
+    "zmq_curve_publickey": PUBLIC.decode(),
+    "zmq_curve_secretkey": SECRET.decode(),
+    "zmq_curve_serverkey": PUBLIC.decode(),
+}
+PASSWORD = {"zmq_plain_username": "me", "zmq_plain_password": "pw"}
+
+
+@pytest.mark.parametrize(
+    ("options", "peer", "says"),
+    [
+        ({}, {"curve_server": 1, "curve_secretkey": SECRET}, "none is set here"),
+        (PASSWORD, {}, "PLAIN"),
+        (KEYS, {}, "CURVE"),
+    ],
+)
+def test_a_refused_handshake_speaks_of_the_security_that_is_set(
+    context: Context, options: dict[str, str], peer: dict[str, Any], says: str
+) -> None:
+    publisher = context.socket(zmq.PUB)
+    for name, value in peer.items():
+        publisher.setsockopt(getattr(zmq, name.upper()), value)
+    port = publisher.bind_to_random_port("tcp://127.0.0.1")
+    _, watch = open_socket(context, stream_options(connect=f"tcp://127.0.0.1:{port}", **options))
+    reason = wait_for(lambda: (watch.update(), list(watch.refused.values()))[1], "a refusal")[0]
+    assert says in reason
+    assert {word for word in ("CURVE", "PLAIN") if word in reason} <= {says}
+
+
+def test_a_socket_type_that_does_not_match_is_reported_once(
+    context: Context, caplog: pytest.LogCaptureFixture
+) -> None:
+    _, endpoint = bound(context, zmq.PULL)
+    options = stream_options(connect=endpoint)  # a SUB
+    sock, watch = open_socket(context, options)
+    watch._FIRST_REDIAL = 0.01  # type: ignore[misc]
+
+    def refused() -> int:
+        watch.update()
+        watch.redial()
+        return len(watch.refused)
+
+    with caplog.at_level(logging.WARNING):
+        wait_for(refused, "refusal")
+        assert "socket type does not match" in watch.refused[endpoint]
+        # Dialled and refused again, which doubles the delay, and is not said again.
+        wait_for(lambda: refused() and watch._redial[endpoint][1] >= 0.04, "further refusals")
+    assert len([r for r in caplog.records if "no handshake" in r.message]) == 1
+    assert sock.getsockopt(zmq.TYPE) == zmq.SUB
+
+
+@pytest.mark.parametrize("curve", [False, True])
+def test_a_peer_that_leaves_during_the_handshake_has_a_wrong_key_only_where_there_are_keys(
+    context: Context, curve: bool
+) -> None:
+    """libzmq has one event for both; only we know whether there are keys."""
+    keys = {"zmq_curve_server": 1, "zmq_curve_secretkey": zmq.curve_keypair()[1].decode()} if curve else {}
+    endpoint = free_endpoint()
+    sock, watch = open_socket(context, stream_options(socketType="PULL", bind=endpoint, **keys))
+    host, port = endpoint.removeprefix("tcp://").split(":")
+    stdlib_socket.create_connection((host, int(port))).close()
+    wait_for(lambda: watch.update() or watch.refused, "the refusal")
+    (reason,) = watch.refused.values()
+    assert "has gone" in reason
+    assert ("CURVE" in reason) == curve
+    assert sock.getsockopt(zmq.TYPE) == zmq.PULL
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])
+def test_a_mismatch_that_is_mended_is_dialled_again(context: Context, host: str) -> None:
+    """libzmq never dials again by itself after such a refusal."""
+    wrong, endpoint = bound(context, zmq.PULL)
+    endpoint = endpoint.replace("127.0.0.1", host)
+    options = stream_options(connect=endpoint)
+    sock, watch = open_socket(context, options)
+    watch._FIRST_REDIAL = 0.05  # type: ignore[misc]
+    watch._LAST_REDIAL = 0.2  # type: ignore[misc]
+
+    def step() -> None:
+        watch.update()
+        watch.redial()
+
+    wait_for(lambda: step() or watch.refused, "refusal")
+    wrong.close()
+    publisher = context.socket(zmq.PUB)
+    bind_when_free(publisher, endpoint.replace(host, "127.0.0.1"))
+    wait_for(lambda: step() or watch.peers, "handshake with the right peer")
+    assert not watch.refused
+    assert sock.getsockopt(zmq.TYPE) == zmq.SUB
+
+
+@pytest.mark.parametrize("fall_back", [False, True])
+def test_more_frames_tells_the_frames_of_a_message_apart(
+    context: Context, monkeypatch: pytest.MonkeyPatch, fall_back: bool
+) -> None:
+    if fall_back:
+
+        def refuse(_: str) -> None:
+            raise OSError("no such library")
+
+        monkeypatch.setattr("ctypes.PyDLL", refuse)
+    pull, endpoint = bound(context, zmq.PULL)
+    push = context.socket(zmq.PUSH)
+    push.connect(endpoint)
+    push.send_multipart([b"a", b"b", b"c"])
+    push.send(b"d")
+    more = more_frames(pull)
+    seen = [(pull.recv(), more.ask(), bool(more.flag.value))[::2] for _ in range(4)]
+    assert seen == [(b"a", True), (b"b", True), (b"c", False), (b"d", False)]
+
+
+def test_an_ipv6_endpoint_needs_no_further_option(context: Context) -> None:
+    sock = new_socket(context, stream_options(bind="tcp://[::1]:5556"))
+    assert sock.getsockopt(zmq.IPV6) == 1

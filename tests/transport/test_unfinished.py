@@ -1,0 +1,182 @@
+"""Messages that never end: their sender is hung up, and nobody else is."""
+
+from __future__ import annotations
+
+import logging
+import socket as stdlib_socket
+import struct
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager, suppress
+from pathlib import Path
+
+import psutil
+import pytest
+import zmq
+
+from tests.support import Socket, free_endpoint, stream_options, wait_for
+from zmq_datasource.counters import SourceCounters
+from zmq_datasource.options import ProxyOptions, ProxySocketOptions
+from zmq_datasource.options.types import Endpoint, Endpoints, ZmqOptions
+from zmq_datasource.proxy.fronts import Front
+from zmq_datasource.proxy.router import Router
+from zmq_datasource.source.ingest import Ingest
+from zmq_datasource.source.receiver import Receiver
+from zmq_datasource.transport import unfinished
+
+Context = zmq.Context[Socket]
+LIMIT = 4 << 20
+_GREETING = b"\xff" + bytes(8) + b"\x7f\x03\x00" + b"NULL".ljust(20, b"\0") + bytes(32)
+_FRAME = b"x" * (64 << 10)
+
+
+@pytest.fixture(autouse=True)
+def _small_and_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(unfinished, "LIMIT", LIMIT)
+    monkeypatch.setattr(unfinished, "_LOOK_SECONDS", 0.02)
+
+
+class Endless:
+    """A peer that sends frames, each of which says that another follows, and does not stop."""
+
+    def __init__(self, endpoint: str, socket_type: bytes) -> None:
+        self.sent = 0
+        self._socket = stdlib_socket.create_connection(Endpoint.read(endpoint).host_port)
+        ready = b"\x05READY\x0bSocket-Type" + struct.pack(">I", len(socket_type)) + socket_type
+        self._socket.sendall(_GREETING + struct.pack(">BB", 4, len(ready)) + ready)
+        answer = b""
+        while b"READY" not in answer:
+            self._socket.settimeout(10)
+            answer += self._socket.recv(4096)
+        self._thread = threading.Thread(target=self._send, daemon=True)
+        self._thread.start()
+
+    def _send(self) -> None:
+        with suppress(OSError):
+            while self.sent < 100 * LIMIT:
+                self._socket.sendall(struct.pack(">BQ", 3, len(_FRAME)) + _FRAME)
+                self.sent += len(_FRAME)
+
+    def close(self) -> None:
+        with suppress(OSError):
+            self._socket.shutdown(stdlib_socket.SHUT_RDWR)
+        self._socket.close()
+        self._thread.join(10)
+
+
+@contextmanager
+def receiving(kind: str, endpoint: str, tmp_path: Path) -> Iterator[Callable[[], int]]:
+    """Gives a step: what is there is taken, and housekeeping done; it returns how many messages came."""
+    match kind.split():
+        case ["front", socket_type]:
+            options = ProxySocketOptions(
+                socket_type=socket_type,
+                bind=Endpoints.read(endpoint),
+                rcvhwm=1000,
+                sndhwm=1000,
+                linger=0,
+                round_bytes=1 << 20,
+                zmq=ZmqOptions(),
+            )
+            with closing(Front(options, SourceCounters())) as front:
+                if socket_type == "XSUB":
+                    front.subscribe([b"\x01"])
+                yield lambda: (front.keep_alive(), sum(map(len, front.receive())))[1]
+        case ["proxy", "ROUTER"]:
+            proxy = ProxyOptions(durable=Endpoints.read(endpoint), wal_location=str(tmp_path))
+            with closing(Router(proxy, proxy.durable, 10, 1 << 20)) as router:
+                yield lambda: (router.receive(), len(router.inbox()))[1]
+        case ["ROUTER"]:
+            ingest = Ingest(stream_options(bind=endpoint, socketType=kind, walLocation=tmp_path))
+            ingest.start()
+            try:
+                yield lambda: 0
+            finally:
+                ingest.stop()
+        case _:
+            with Receiver(stream_options(bind=endpoint, socketType=kind), SourceCounters()) as receiver:
+
+                def step() -> int:
+                    receiver.keep_alive()
+                    taken = receiver.receive()
+                    receiver.take()
+                    return taken
+
+                yield step
+
+
+PEERS = {"PULL": zmq.PUSH, "SUB": zmq.XPUB, "XSUB": zmq.XPUB, "ROUTER": zmq.DEALER}
+
+
+def peer_of(kind: str) -> int:
+    return PEERS[kind.rpartition(" ")[2]]
+
+
+def endless(endpoint: str, kind: str) -> closing[Endless]:
+    return closing(Endless(endpoint, zmq.SocketType(peer_of(kind)).name.encode()))
+
+
+@pytest.fixture(name="disconnected")
+def _disconnected(caplog: pytest.LogCaptureFixture) -> Callable[[], bool]:
+    caplog.set_level(logging.WARNING)
+    return lambda: any("does not end" in record.message for record in caplog.records)
+
+
+@pytest.mark.parametrize("kind", ["PULL", "SUB", "front PULL", "front XSUB", "proxy ROUTER", "ROUTER"])
+def test_a_peer_whose_message_never_ends_is_hung_up(
+    kind: str, tmp_path: Path, disconnected: Callable[[], bool]
+) -> None:
+    endpoint = free_endpoint()
+    with receiving(kind, endpoint, tmp_path) as step, endless(endpoint, kind) as peer:
+        wait_for(lambda: (step(), disconnected())[1], "the end of the connection", 10)
+        assert peer.sent < 100 * LIMIT
+
+
+@pytest.mark.parametrize("kind", ["PULL", "SUB", "front PULL", "front XSUB", "proxy ROUTER"])
+def test_beside_it_nothing_is_lost_and_nobody_else_is_hung_up(
+    context: Context,
+    kind: str,
+    tmp_path: Path,
+    disconnected: Callable[[], bool],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    endpoint = free_endpoint()
+    with receiving(kind, endpoint, tmp_path) as step:
+        honest = context.socket(peer_of(kind))
+        honest.setsockopt(zmq.SNDHWM, 0)
+        honest.connect(endpoint)
+        if peer_of(kind) == zmq.XPUB:
+            wait_for(lambda: (step(), honest.poll(0))[1], "the subscription")
+        sent = got = 0
+        with endless(endpoint, kind):
+            while not disconnected() or sent * len(_FRAME) < 5 * LIMIT:
+                honest.send_multipart([_FRAME, b"v"])
+                sent += 1
+                got += step()
+                assert sent < 100_000
+
+        def all_came() -> bool:
+            nonlocal got
+            got += step()
+            return got >= sent
+
+        wait_for(all_came, "all of the honest peer's messages")
+        assert got == sent
+    assert len([record for record in caplog.records if "disconnected" in record.message]) == 1
+
+
+def test_what_a_message_that_never_ended_held_is_free_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(unfinished, "LIMIT", 30 << 20)
+    endpoint = free_endpoint()
+    memory = psutil.Process()
+    sent, times = 0, 5
+    with receiving("PULL", endpoint, tmp_path) as step, caplog.at_level(logging.WARNING):
+        before = memory.memory_info().rss
+        for time in range(times):
+            with endless(endpoint, "PULL") as peer:
+                wait_for(lambda: (step(), len(caplog.records) > time)[1], "the end of the connection", 10)  # noqa: B023
+            sent += peer.sent
+        assert sent > times * (60 << 20)
+        assert memory.memory_info().rss - before < sent / 2

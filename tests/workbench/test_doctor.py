@@ -1,0 +1,411 @@
+"""The doctor's reasoning: greetings, framings, marks, stalls and findings from figures. No sockets but one."""
+
+from __future__ import annotations
+
+import io
+import json
+import random
+import re
+import struct
+from typing import Any
+
+import msgspec
+import pytest
+from click.testing import CliRunner
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from rich.console import Console
+
+from tests.support import REPOSITORY, stream_options
+from zmq_datasource.cli import main
+from zmq_datasource.workbench.doctor import zmtp
+from zmq_datasource.workbench.doctor.examine import Examination
+from zmq_datasource.workbench.doctor.facts import (
+    Consumed,
+    Durable,
+    Examined,
+    Expected,
+    Glance,
+    Handshake,
+    Numbers,
+    Stalled,
+    Traffic,
+)
+from zmq_datasource.workbench.doctor.findings import diagnose, exit_code
+from zmq_datasource.workbench.doctor.guess import guess
+from zmq_datasource.workbench.doctor.marks import explain, fits
+from zmq_datasource.workbench.doctor.report import document, show
+from zmq_datasource.workbench.doctor.stall import judge_stall
+from zmq_datasource.workbench.doctor.watching import Follower
+
+TRAFFIC = Traffic(
+    messages=5000,
+    bytes=500_000,
+    seconds=5.0,
+    rate=1000.0,
+    peak=1200.0,
+    frames={3: 5000},
+    size_min=100,
+    size_median=100,
+    size_p99=100,
+    size_max=100,
+    largest_frame=90,
+    topics=[("weather", 5000)],
+    topics_more=0,
+    saturated=False,
+)
+NUMBERS = Numbers(framing="sequenced", judged=True, counters=1)
+STALLED = Stalled(
+    outcome="dropped",
+    seconds=2.0,
+    rcvhwm=10,
+    rate=1000.0,
+    expected=2300,
+    received=1300,
+    lost=1000,
+    held=1000,
+    kernel_bytes=50_000,
+    measured=True,
+    beyond=500,
+)
+
+
+def examined(**facts: Any) -> Examined:
+    """A healthy endpoint but for ``facts``."""
+    usual: dict[str, Any] = {
+        "endpoint": "tcp://feed:5556",
+        "role": "feed",
+        "socket_type": "SUB",
+        "glance": Glance(state="greeted", version="3.1", mechanism="NULL", socket_type="PUB"),
+        "handshake": Handshake(state="succeeded", connections=1),
+        "traffic": TRAFFIC,
+        "numbers": NUMBERS,
+    }
+    return Examined(**{**usual, **facts})
+
+
+def ids(*endpoints: Examined, log: Durable | None = None, **expected: Any) -> list[str]:
+    return [finding.id for finding in diagnose(endpoints, log, Expected(**expected))]
+
+
+# Greetings.
+
+
+def greeting(mechanism: bytes, command: bytes = b"") -> bytes:
+    return zmtp.OPENING + b"\x01" + mechanism.ljust(20, b"\0") + bytes(32) + command
+
+
+READY = b"\x04\x26\x05READY\x08Identity\x00\x00\x00\x00\x0bSocket-Type\x00\x00\x00\x03PUB"
+
+
+def test_a_greeting_tells_the_security_and_the_socket_type() -> None:
+    found = zmtp.read_greeting(greeting(b"NULL", READY))
+    assert (found.version, found.mechanism) == ("3.1", "NULL")
+    assert zmtp.read_socket_type(greeting(b"NULL", READY)) == "PUB"
+    assert zmtp.is_complete(greeting(b"NULL", READY))
+    assert not zmtp.is_complete(greeting(b"NULL", READY[:-1]))
+    assert zmtp.read_greeting(greeting(b"CURVE")).mechanism == "CURVE"
+
+
+def test_our_own_greeting_is_one() -> None:
+    whole = zmtp.OPENING + zmtp.REST
+    assert len(whole) == zmtp.GREETING_BYTES
+    assert zmtp.read_greeting(whole).mechanism == "NULL"
+
+
+@pytest.mark.parametrize(
+    ("received", "state"),
+    [
+        (b"", "silent"),
+        (b"HTTP/1.1 400 Bad Request\r\n", "not_zeromq"),
+        (b"\xff" + bytes(9), "not_zeromq"),
+        (zmtp.OPENING, "silent"),
+    ],
+)
+def test_what_is_no_greeting_is_told_apart(received: bytes, state: str) -> None:
+    assert zmtp.read_greeting(received).state == state
+
+
+@settings(max_examples=50)
+@given(st.binary(max_size=100))
+def test_no_bytes_behind_a_greeting_stop_the_doctor(rest: bytes) -> None:
+    zmtp.is_complete(greeting(b"NULL", rest))
+    zmtp.read_socket_type(greeting(b"NULL", rest))
+    zmtp.read_socket_type(greeting(b"NULL", b"\x04\x50\x05READY" + rest))
+
+
+# Framings.
+
+
+def u64(number: int) -> bytes:
+    return struct.pack(">Q", number)
+
+
+FEEDS: dict[str, list[Any]] = {
+    "sequenced": [[b"t", b"station", u64(n), b"x"] for n in range(50)],
+    "vllm": [[b"kv", u64(7 + 2 * (n // 3) + n), b"payload"] for n in range(50)],  # with gaps
+    "bitcoin": [[b"hashtx", b"h" * 32, struct.pack("<I", 900 + n)] for n in range(50)],
+    "clone": [[b"key", u64(n + 1), b"u" * 16, b"", b"body"] for n in range(50)],
+    "jupyter": [[b"k", b"<IDS|MSG>", b"", b'{"session": "s"}', b"{}", b"{}", b"{}"]] * 20,
+}
+
+
+@pytest.mark.parametrize("framing", FEEDS)
+def test_a_framing_is_recognised_by_its_numbers(framing: str) -> None:
+    assert guess(FEEDS[framing]) == (framing, {})
+
+
+@pytest.mark.parametrize(
+    "messages",
+    [
+        [b"one frame"] * 20,
+        [[b"weather", b'{"t": 21}']] * 20,
+        [[b"kv", random.Random(n).randbytes(8), b"payload"] for n in range(50)],  # looks like vllm
+        [[b"kv", u64(5), b"payload"]] * 50,  # never counts
+        [[b"kv", u64(n), b"payload"] for n in range(3)],  # too few to say
+    ],
+)
+def test_what_does_not_count_is_plain(messages: list[Any]) -> None:
+    assert guess(messages) == ("plain", {})
+
+
+def test_a_number_at_a_place_of_its_own_is_found_and_can_be_read_with_what_is_said() -> None:
+    messages = [[b"t", struct.pack("<I", n) + b"data"] for n in range(100)]
+    framing, options = guess(messages)
+    assert framing == "custom"
+    follower = Follower(stream_options(connect="tcp://feed:1", framing=framing, **options))
+    assert [number for _, number in follower.follow(messages)] == list(range(100))
+    assert follower.lost_and_gaps == (0, 0)
+
+
+def test_five_frames_with_a_number_are_not_yet_a_clone() -> None:
+    messages = [[b"weather", u64(n), b"station", u64(n), b"value"] for n in range(50)]
+    framing, options = guess(messages)
+    assert (framing, options["sequenceFrame"], options["sequenceWidth"]) == ("custom", "1", "8")
+
+
+def test_history_before_the_first_message_is_not_lost() -> None:
+    follower = Follower(stream_options(connect="tcp://feed:1", framing="sequenced"))
+    follower.follow([[b"t", b"p", u64(n), b""] for n in (500, 501, 505)])
+    assert follower.missed_first == 500
+    assert follower.lost_and_gaps == (3, 1)
+
+
+def test_what_a_proxy_lost_is_what_its_publisher_had() -> None:
+    above, below = (Follower(stream_options(connect="tcp://feed:1", framing="vllm")) for _ in range(2))
+    above.follow([[b"t", u64(n), b""] for n in [*range(10, 20), *range(25, 40)]])
+    below.follow([[b"t", u64(n), b""] for n in [5, *range(12, 15), *range(30, 45)]])
+    assert above.has_of(below) == 2 + 5 + 5  # 10 and 11, 15 to 19, 25 to 29: not 6 to 9, nor 20 to 24
+
+
+# Marks.
+
+
+def held_by(mark: int, before: int, beyond: int) -> int:
+    """A sender's pipe as libzmq's: told of what has left it in steps of half the mark."""
+    lwm = (mark + 1) // 2
+    written = before
+    while written - (min(written, before + beyond) // lwm) * lwm < mark:
+        written += 1
+    return written - before
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(1, 400), st.integers(0, 2000), st.integers(20, 300))
+def test_the_mark_that_a_sender_has_is_among_those_that_explain_it(
+    mark: int, before: int, beyond: int
+) -> None:
+    found = explain(held_by(mark, before, beyond), before, 10, 100.0, (beyond - 10) * 100, 0, mark)
+    assert found is not None
+    assert found.expected_fits
+    assert found.low <= mark <= found.high
+
+
+def test_a_mark_of_1000_is_told_from_one_of_10_and_only_with_the_kernel_in_view() -> None:
+    held = held_by(1000, 300, 700)
+    seen = explain(held, 300, 10, 1000.0, 100_000, 590_000, 10)
+    assert seen is not None
+    assert (seen.measured, seen.expected_fits, seen.default_fits) == (True, False, True)
+    assert 500 <= seen.low <= 1000 <= seen.high <= 2100
+    unseen = explain(held, 300, 10, 1000.0, 100_000, None, 10)
+    assert unseen is not None
+    assert (unseen.measured, unseen.expected_fits) == (False, True)
+    assert not fits(5000, held, 300, 690, 720)
+
+
+# Stalls.
+
+KEY = (b"p",)
+
+
+def stalled(numbers: list[int], rate: float = 100.0) -> tuple[Any, ...]:
+    return judge_stall([(KEY, n) for n in numbers], {KEY: 99}, len(numbers), rate, 2.0, 50.0)
+
+
+def test_a_stall_with_missing_numbers_was_dropped_and_the_rest_was_held() -> None:
+    assert stalled([*range(100, 150), *range(300, 350)]) == ("dropped", 250, 150, 50)
+
+
+def test_of_many_counters_the_first_long_gap_ends_what_was_held() -> None:
+    keys = [(b"a",), (b"b",)]
+    numbered = [(key, n) for n in [*range(50), *range(200, 250)] for key in keys]
+    last = dict.fromkeys(keys, -1)
+    assert judge_stall(numbered, last, 200, 200.0, 2.0, 100.0) == ("dropped", 500, 300, 100)
+
+
+def test_a_stall_without_missing_numbers_tells_waiting_from_holding() -> None:
+    assert stalled(list(range(100, 200)))[0] == "fewer"
+    assert stalled(list(range(100, 340)))[0] == "all"
+    assert stalled(list(range(100, 110)))[0] == "idle"
+    assert judge_stall(None, {}, 100, 100.0, 2.0, 50.0) == ("fewer", 250, None, None)
+
+
+# Findings that a test cannot provoke, or not cheaply.
+
+
+def test_a_healthy_endpoint_has_no_findings() -> None:
+    assert ids(examined()) == []
+    assert exit_code(diagnose([examined()], None, Expected())) == 0
+
+
+@pytest.mark.parametrize(
+    ("facts", "expected", "found"),
+    [
+        ({"traffic": msgspec.structs.replace(TRAFFIC, size_max=2 << 30)}, {}, "message_too_large"),
+        ({"traffic": msgspec.structs.replace(TRAFFIC, size_p99=5 << 20)}, {}, "queue_needs_much_memory"),
+        ({}, {"max_message_size": 100}, "near_the_limit"),
+        ({"numbers": msgspec.structs.replace(NUMBERS, duplicates=3)}, {}, "duplicates"),
+        ({"numbers": msgspec.structs.replace(NUMBERS, malformed=3, guessed=False)}, {}, "malformed"),
+        ({"numbers": Numbers(framing="plain")}, {}, "unnumbered"),
+        ({"handshake": Handshake(state="succeeded", connections=3, disconnects=2)}, {}, "connection_breaks"),
+        ({"stalled": msgspec.structs.replace(STALLED, outcome="idle")}, {}, "stall_says_nothing"),
+        ({"stalled": STALLED}, {}, "drops_counted"),
+        ({"stalled": msgspec.structs.replace(STALLED, outcome="all")}, {"full": "drop"}, "no_drops_seen"),
+        (
+            {"stalled": msgspec.structs.replace(STALLED, outcome="idle", rate=1.0)},
+            {"hwm": 5000},
+            "mark_cannot_be_told",
+        ),
+    ],
+)
+def test_figures_lead_to_a_finding(facts: dict[str, Any], expected: dict[str, Any], found: str) -> None:
+    assert found in ids(examined(**facts), **expected)
+
+
+def test_a_doctor_that_is_behind_does_not_blame_the_publisher() -> None:
+    lost = msgspec.structs.replace(NUMBERS, lost=10, gaps=2)
+    behind = msgspec.structs.replace(TRAFFIC, saturated=True)
+    assert ids(examined(numbers=lost)) == ["messages_lost"]
+    assert ids(examined(numbers=lost, traffic=behind)) == ["doctor_too_slow"]
+
+
+def test_a_slow_receiver_is_found_by_being_behind_and_a_fast_one_is_not() -> None:
+    slow = Consumed(each=0.002, seconds=5.0, messages=2500, lost=0, behind=True, queued=1000)
+    assert ids(examined(consumed=slow)) == ["receiver_too_slow"]
+    assert ids(examined(consumed=msgspec.structs.replace(slow, behind=False))) == []
+
+
+@pytest.mark.parametrize(
+    ("glance", "found"),
+    [
+        (Glance(state="no_answer", reason="nothing answered within 2 s"), "no_answer"),
+        (Glance(state="not_zeromq"), "not_zeromq"),
+        (Glance(state="greeted", mechanism="NULL", socket_type="PUB"), "hung_up"),
+    ],
+)
+def test_an_endpoint_that_cannot_be_examined_is_worth_its_own_exit_code(glance: Glance, found: str) -> None:
+    findings = diagnose(
+        [examined(glance=glance, handshake=Handshake(state="hung_up"), traffic=None, numbers=None)],
+        None,
+        Expected(),
+    )
+    assert [finding.id for finding in findings] == [found]
+    assert exit_code(findings) == 3
+
+
+@pytest.mark.parametrize(
+    ("state", "found"),
+    [
+        ("covered", []),
+        ("behind", ["log_behind"]),
+        ("foreign", ["log_of_another_feed"]),
+        ("unnumbered", ["log_not_comparable"]),
+    ],
+)
+def test_a_log_is_judged_by_what_it_has_of_the_wire(state: Any, found: list[str]) -> None:
+    assert ids(examined(), log=Durable(location="/log", state=state, missing=5000, seconds=5.0)) == found
+
+
+# The command.
+
+
+@pytest.mark.parametrize(
+    ("arguments", "word"),
+    [
+        ([], "either --connect or --bind"),
+        (["--connect", "feed:5556"], "tcp://feed:5556"),
+        (["--connect", "tcp://feed:5556", "--socket-type", "PULL"], "add --take-messages"),
+        (["--connect", "tcp://feed:5556", "--expect-hwm", "10"], "add --stall"),
+        (["--connect", "tcp://feed:5556", "--duration", "5"], "a number and a unit"),
+        (["--connect", "tcp://feed:5556", "-o", "frming=vllm"], "did you mean 'framing'"),
+        (["--connect", "tcp://feed:5556", "-o", "rcvhwm=5"], "has an option of its own"),
+        (["--connect", "tcp://feed:5556", "-o", "zmq.nonsense=5"], "zmq.nonsense"),
+        (
+            ["--bind", "tcp://*:5556", "--socket-type", "PULL", "--take-messages", "--upstream", "tcp://a:1"],
+            "SUB",
+        ),
+    ],
+)
+def test_wrong_arguments_are_named(arguments: list[str], word: str) -> None:
+    result = CliRunner().invoke(main, ["doctor", *arguments])
+    assert result.exit_code == 2, result.output
+    assert word in " ".join(result.stderr.split())
+
+
+def test_a_secret_that_is_refused_is_not_shown() -> None:
+    for given_as in ("zmq.curve_secretkey=hunter2", "hunter2"):
+        result = CliRunner().invoke(main, ["doctor", "--connect", "tcp://feed:5556", "-o", given_as])
+        assert result.exit_code == 2
+        assert "hunter2" not in result.output
+
+
+def test_the_document_has_a_format_and_what_was_not_measured_is_null() -> None:
+    found = Examination([examined(stalled=STALLED)], Durable(location="/log", state="covered"))
+    told = json.loads(json.dumps(document(found, diagnose(found.endpoints, found.log, Expected()))))
+    assert list(told) == ["format", "healthy", "exitCode", "endpoints", "log", "findings"]
+    assert (told["format"], told["healthy"], told["exitCode"]) == (1, True, 0)
+    (one,) = told["endpoints"]
+    assert list(one) == [
+        *("endpoint", "role", "socketType", "glance", "handshake", "mechanism", "filtered", "traffic"),
+        *("numbers", "buffers", "consumed", "stalled", "elsewhere", "limitHit", "lostBehind"),
+    ]
+    assert one["buffers"] is None
+    assert one["traffic"]["frames"] == {"3": 5000}
+    assert one["traffic"]["sizeP99"] == 100
+    assert one["stalled"]["kernelBytes"] == 50_000
+    assert list(told["findings"][0]) == ["id", "severity", "endpoint", "what", "evidence", "cause", "fix"]
+
+
+def test_every_finding_is_in_the_documentation() -> None:
+    root = REPOSITORY
+    written = (root / "docs" / "workbench.md").read_text()
+    sources = (root / "zmq_datasource" / "workbench" / "doctor" / "findings").glob("*.py")
+    named = {
+        name
+        for source in sources
+        for name in re.findall(r'(?:id=|make\(\s*|found\(\s*)"([a-z_]+)"', source.read_text())
+    } | {"drops_counted", "drops_where_waiting_was_expected"}
+    assert len(named) > 30
+    assert [name for name in sorted(named) if f"`{name}`" not in written] == []
+
+
+def test_the_report_shows_facts_and_findings_in_a_hundred_columns() -> None:
+    lost = msgspec.structs.replace(NUMBERS, lost=10, gaps=2)
+    found = Examination([examined(numbers=lost, stalled=STALLED)], Durable(location="/log", state="covered"))
+    console = Console(width=100, record=True, file=io.StringIO())
+    show(console, found, diagnose(found.endpoints, found.log, Expected()))
+    text = console.export_text()
+    for word in ("PUB, ZMTP 3.1", "1,000/s", "'weather'", "10 lost in 2 gaps", "WARNING", "messages_lost"):
+        assert word in text
+    assert max(map(len, text.splitlines())) <= 100
+    assert "1 finding to act on." in text

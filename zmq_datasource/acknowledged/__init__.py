@@ -1,0 +1,6 @@
+"""Transactions over DEALER and ROUTER: every batch whole and once, whoever dies.
+
+``protocol`` is the bytes, ``uplink`` the sending end and ``acceptor`` the receiving one; ``committer`` writes a
+transaction into the log, ``transactions`` knows which are there, ``digests`` whether one is the same. ``producer`` is
+the client for programs without Spark.
+"""

@@ -1,0 +1,257 @@
+"""A small client of the acknowledged transport, for programs outside Spark."""
+
+from __future__ import annotations
+
+import threading
+import time
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Self
+
+import pyarrow as pa
+
+from zmq_datasource.acknowledged.protocol import MOST_FRAME_BYTES
+from zmq_datasource.acknowledged.uplink import AttemptLostError, Uplink
+from zmq_datasource.errors import OptionError, RowError, SocketError, TransactionError
+from zmq_datasource.options import WriteOptions
+from zmq_datasource.options.parser import parse
+
+__all__ = ["Producer"]
+
+
+# What a message costs beside its bytes.
+_MESSAGE_OVERHEAD = 64
+_MOST_BYTES = 1 << 30
+
+
+@dataclass
+class _Transaction:
+    """Messages that are to be committed together, and every attempt whose commit was asked for."""
+
+    number: int | None
+    values: list[bytes]
+    topics: list[bytes | None]
+    asked: set[str] = field(default_factory=set)
+
+
+class Producer:
+    """Sends messages to a ROUTER source (``zmq-datasource receive``, or a query), acknowledged.
+
+    >>> with Producer("tcp://receiver:5558", name="billing-7") as producer:  # doctest: +SKIP
+    ...     producer.send(b"one", topic="invoices")
+    ...     producer.flush()  # returns when all that was sent is in the log, on disk
+    ...     with producer.transaction():
+    ...         producer.send(b"both")
+    ...         producer.send(b"or none")
+
+    What was sent and not flushed is kept in memory, at most ``max_bytes``; then ``send`` flushes by
+    itself (in a transaction it is an error). A ``flush`` that fails has lost nothing and doubled nothing:
+    call it again, it finds out whether the commit took place. A program that dies before its flush was
+    answered cannot know; ``last_committed`` tells its successor of the same name what there is. All
+    methods may be called from any thread; one at a time is at work.
+
+    Args:
+        endpoint: Where the receiver is bound, as in ``tcp://host:port``.
+        name: Names this producer for the receiver, as ``publisher`` of its rows; its transactions are
+            numbered on from the last one of that name (``sequence``). Only one at a time may use a name.
+            Unset, a new one.
+        max_bytes: Bytes that are kept.
+        options: Those of the sink: ``connectTimeout``, ``sendTimeout``, ``zmq.*``.
+
+    Raises:
+        OptionError: An option that does not exist or cannot be honoured.
+    """
+
+    def __init__(
+        self, endpoint: str, name: str | None = None, max_bytes: int = 32 << 20, **options: object
+    ) -> None:
+        given = {option: str(value) for option, value in options.items()}
+        self._options = parse(WriteOptions, {"socketType": "DEALER", "connect": endpoint, **given})
+        if self._options.transaction_id is not None:
+            raise OptionError(
+                "transactionId is for df.write; a producer has a name, and numbers its transactions"
+            )
+        if not 0 < max_bytes <= _MOST_BYTES:
+            raise OptionError(f"max_bytes={max_bytes} must be from 1 to {_MOST_BYTES}")
+        self._name = f"producer-{uuid.uuid4().hex}" if name is None else name
+        if not 0 < len(_bytes(self._name, "name")) <= 256:
+            raise OptionError(f"name={self._name!r} must have 1 to 256 bytes")
+        self._max_bytes = max_bytes
+        self._lock = threading.RLock()
+        self._values: list[bytes] = []
+        self._topics: list[bytes | None] = []
+        self._kept_bytes = 0
+        self._pending: _Transaction | None = None
+        self._uplink: Uplink | None = None
+        self._next: int | None = None
+        self._in_block = False
+        self._closed = False
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Flush, unless the block has failed; close."""
+        try:
+            if kind is None:
+                self.flush()
+        finally:
+            self.close()
+
+    @property
+    def last_committed(self) -> int | None:
+        """The number of this name's last transaction that is in the log; None if there is none.
+
+        Raises:
+            SocketError: The receiver does not answer.
+        """
+        with self._lock:
+            uplink = self._connected()
+            uplink.ask()
+            return uplink.committed
+
+    def send(self, value: bytes | str, topic: bytes | str | None = None) -> None:
+        """Keep a message for the next ``flush``; flush first if there is no room.
+
+        Raises:
+            SocketError: It could not be flushed; the message was not taken.
+            TransactionError: The open transaction is larger than ``max_bytes``.
+            RowError: The message is larger than a receiver takes, or no text that UTF-8 can write.
+        """
+        data = _bytes(value, "value")
+        name = None if topic is None else _bytes(topic, "topic")
+        size = len(data) + len(name or b"") + _MESSAGE_OVERHEAD
+        if max(len(data), len(name or b"")) > MOST_FRAME_BYTES:
+            raise RowError(
+                f"sending a message of {len(data)} bytes: {MOST_FRAME_BYTES} at most; send it in parts"
+            )
+        with self._lock:
+            if self._closed:
+                raise OptionError("this producer is closed")
+            if self._kept_bytes and self._kept_bytes + size > self._max_bytes:
+                if self._in_block:
+                    raise TransactionError(
+                        f"sending in a transaction: it has more than max_bytes={self._max_bytes}; commit in smaller "
+                        "transactions, or raise it"
+                    )
+                self.flush()
+            self._values.append(data)
+            self._topics.append(name)
+            self._kept_bytes += size
+
+    def flush(self) -> None:
+        """Wait until all that was sent is in the receiver's log, on disk.
+
+        Raises:
+            SocketError: It is not (known to be). What was sent is kept: call it again.
+            TransactionError: The receiver refused, or another producer uses this name.
+        """
+        with self._lock:
+            if self._in_block:
+                raise TransactionError("flushing within a transaction: leave its block to commit it")
+            while self._pending is not None or self._values:
+                if self._pending is None:
+                    self._pending = _Transaction(None, self._values, self._topics)
+                    self._values, self._topics = [], []
+                self._settle(self._pending)
+                self._pending = None
+            self._kept_bytes = 0
+
+    @contextmanager
+    def transaction(self) -> Iterator[Self]:
+        """All that is sent in the block appears together at its end, or, if the block fails, not at all.
+
+        What was sent before is flushed first. If the commit at the end is not answered, it is not known
+        whether it took place; what was sent is kept as this transaction, and ``flush`` settles it.
+        """
+        with self._lock:
+            self.flush()
+            self._in_block = True
+            try:
+                yield self
+            except BaseException:
+                self._values, self._topics, self._kept_bytes = [], [], 0
+                raise
+            finally:
+                self._in_block = False
+            self.flush()
+
+    def close(self) -> None:
+        """Give up what was not flushed, and disconnect."""
+        with self._lock:
+            self._closed = True
+            self._values, self._topics, self._kept_bytes, self._pending = [], [], 0, None
+            self._disconnect()
+
+    def _connected(self) -> Uplink:
+        if self._uplink is None:
+            uplink = Uplink(self._options, self._name, 0)
+            self._uplink = uplink.__enter__()
+        self._uplink.renew()
+        return self._uplink
+
+    def _disconnect(self) -> None:
+        if self._uplink is not None:
+            self._uplink.__exit__(None, None, None)
+            self._uplink = None
+
+    def _settle(self, transaction: _Transaction) -> None:
+        """Commit a transaction, or find out that it is committed."""
+        deadline = time.monotonic() + self._options.send_timeout
+        while True:
+            try:
+                self._stage_and_commit(transaction)
+                return
+            except AttemptLostError:  # the receiver has restarted: all of it once more
+                self._disconnect()
+                if time.monotonic() >= deadline:
+                    raise
+            except SocketError:
+                self._disconnect()
+                raise
+
+    def _stage_and_commit(self, transaction: _Transaction) -> None:
+        uplink = self._connected()
+        uplink.ask()
+        if transaction.number is None:
+            if self._next is None:
+                self._next = 0 if uplink.committed is None else uplink.committed + 1
+            transaction.number = self._next
+        if uplink.committed is not None and uplink.committed >= transaction.number:
+            self._check_ours(transaction, uplink)
+            return
+        uplink.number(transaction.number)
+        columns: dict[str, pa.Array] = {"value": pa.array(transaction.values, pa.binary())}
+        if any(topic is not None for topic in transaction.topics):
+            columns["topic"] = pa.array(transaction.topics, pa.binary())
+        uplink.send(pa.record_batch(columns))
+        uplink.finish()
+        transaction.asked.add(uplink.attempt)
+        uplink.commit([uplink.attempt], uplink.rows, uplink.digest)
+        self._check_ours(transaction, uplink)
+
+    def _check_ours(self, transaction: _Transaction, uplink: Uplink) -> None:
+        if uplink.by not in transaction.asked:
+            raise TransactionError(
+                f"committing transaction {transaction.number} of {self._name}: it is in the log already, from another "
+                "producer of this name; give each a name of its own. What was sent is kept"
+            )
+        assert transaction.number is not None
+        self._next = transaction.number + 1
+
+
+def _bytes(text: bytes | str, what: str) -> bytes:
+    if isinstance(text, bytes):
+        return text
+    try:
+        return text.encode()
+    except UnicodeEncodeError as e:
+        raise RowError(f"sending a {what} that is no text: {e}") from e

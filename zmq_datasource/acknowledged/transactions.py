@@ -1,0 +1,190 @@
+"""Which transactions are in the log: for each producer, its last one. Pure.
+
+A producer's transactions are numbered and committed in that order, so one number says of all below
+that they are done. It is kept with the rows (``log.state.Carried``): a chunk that holds a
+transaction's rows says that it does.
+
+Only the last one may be asked for again, and only with the same rows: whoever comes with an older number,
+or with other rows under the last one, is not who has committed it.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import msgspec
+
+from zmq_datasource.counters import SourceCounters
+from zmq_datasource.errors import TransactionError
+
+__all__ = ["ConflictError", "Ledger", "Transaction", "conflict_with_later"]
+
+_LARGE_DELTA = 4096
+_WAY_OUT = (
+    "A sender that goes on from an older or a copied state does that: a restored checkpoint, a copy of a query "
+    "beside the query, a driver that was taken for dead. End the one that is not meant to be, or begin anew under "
+    "another name: a new checkpoint, transactionId or name of the Producer"
+)
+
+
+class ConflictError(TransactionError):
+    """A number under which something else is committed."""
+
+
+class Transaction(NamedTuple):
+    """A committed one.
+
+    Attributes:
+        attempt: One of its attempts.
+        rows, digest: Its content (see ``digests``); None where an earlier release, or a sender of one, did not say.
+    """
+
+    number: int
+    attempt: str
+    rows: int | None = None
+    digest: str | None = None
+
+    def check_is(self, producer: str, number: int, rows: int, digest: str | None) -> None:
+        """Whether something that is asked for under this number, or an older one, is this.
+
+        Raises:
+            ConflictError: It is something else. Says what happened, and the way out.
+        """
+        if number < self.number:
+            raise conflict_with_later(producer, number, self.number)
+        same_rows = self.rows is None or rows == self.rows
+        if same_rows and (self.digest is None or digest is None or digest == self.digest):
+            return
+        theirs = f"{self.rows} rows (digest {self.digest})"
+        raise ConflictError(
+            f"transaction {number} of {producer}: it is in the log already with {theirs}, not with these {rows} rows "
+            f"(digest {digest}). {_WAY_OUT}. A batch that is not the same when it is computed again does that too: "
+            "random numbers, the time of day, a source that cannot be read again"
+        )
+
+
+def conflict_with_later(producer: str, number: int, last: int) -> ConflictError:
+    """About a number below the last one."""
+    return ConflictError(
+        f"transaction {number} of {producer}: the log has its transaction {last} already, and only the last one can be "
+        f"repeated; nothing of this one was taken. {_WAY_OUT}"
+    )
+
+
+class Ledger:
+    """Remembers committed transactions; the producer not heard for longest is forgotten first.
+
+    What goes into the log (``commit``) counts as committed only once it is there (``confirm``): nothing is
+    answered from what a crash could still undo.
+
+    Args:
+        counters: Kept beside.
+        limit: Most producers.
+    """
+
+    def __init__(self, counters: SourceCounters, limit: int) -> None:
+        self._counters = counters
+        self._limit = limit
+        self._last: dict[str, Transaction] = {}
+        self._durable: dict[str, Transaction] = {}
+        self._touched: dict[str, None] = {}
+        self._foreign = False
+        self._changed = False
+
+    def last(self, producer: str) -> Transaction | None:
+        """The producer's last committed transaction."""
+        return self._durable.get(producer)
+
+    def newest(self, producer: str) -> Transaction | None:
+        """Its last one that was given to the log, on disk or not yet."""
+        return self._last.get(producer)
+
+    def is_committed(self, producer: str, number: int) -> bool:
+        """Whether the transaction, or a later one, is in the log, on disk."""
+        last = self.last(producer)
+        return last is not None and number <= last.number
+
+    def commit(self, producer: str, transaction: Transaction) -> None:
+        """The transaction's rows go into the log now, and this with them."""
+        self._last.pop(producer, None)
+        self._last[producer] = transaction
+        self._touched.pop(producer, None)
+        self._touched[producer] = None
+        self._changed = True
+        while len(self._last) > self._limit:
+            oldest = next(iter(self._last))
+            del self._last[oldest]
+            self._durable.pop(oldest, None)
+            self._touched[oldest] = None
+
+    def confirm(self, producer: str, transaction: Transaction) -> None:
+        """They are there."""
+        if producer in self._last:
+            self._durable[producer] = transaction
+
+    # log.state.Carried
+
+    @property
+    def changed(self) -> bool:
+        return self._changed
+
+    @property
+    def large(self) -> bool:
+        return self._foreign or len(self._touched) > max(_LARGE_DELTA, len(self._last) // 4)
+
+    def full(self) -> bytes:
+        self._touched.clear()
+        self._foreign = False
+        return self._saved(self._last)
+
+    def delta(self) -> bytes:
+        return self._saved({producer: self._last.get(producer) for producer in self._touched})
+
+    def _saved(self, transactions: dict[str, Any]) -> bytes:
+        self._changed = False
+        # What a transaction contains has a place of its own: earlier releases read the other one.
+        state: dict[str, Any] = {
+            "counters": self._counters.to_json(),
+            "sequences": None,
+            "transactions": {name: None if it is None else it[:2] for name, it in transactions.items()},
+            "contents": {
+                name: (it.number, it.rows, it.digest) for name, it in transactions.items() if it is not None
+            },
+        }
+        return msgspec.json.encode(state)
+
+    def restore(self, full: bytes | None, delta: bytes | None) -> bool:
+        """Go on from what was kept; False if it is about something else."""
+        base, changes = (None if text is None else msgspec.json.decode(text) for text in (full, delta))
+        latest = changes or base
+        if latest is None:
+            return True
+        self._counters.restore(latest["counters"])
+        if "transactions" not in latest:
+            self._foreign = True
+            return False
+        self._foreign = base is not None and "transactions" not in base
+        for producer, transaction in _kept(base):
+            if transaction is not None:
+                self._last[producer] = transaction
+        for producer, transaction in _kept(changes):
+            self._last.pop(producer, None)
+            self._touched[producer] = None
+            if transaction is not None:
+                self._last[producer] = transaction
+        self._durable = dict(self._last)
+        return True
+
+
+def _kept(state: dict[str, Any] | None) -> list[tuple[str, Transaction | None]]:
+    """The transactions in a state, and what they contain if it says so about the same numbers."""
+    found: list[tuple[str, Transaction | None]] = []
+    contents = (state or {}).get("contents", {})
+    for producer, last in (state or {}).get("transactions", {}).items():
+        if last is None:
+            found.append((producer, None))
+            continue
+        number, attempt = last
+        told, rows, digest = contents.get(producer, (None, None, None))
+        found.append((producer, Transaction(number, attempt, *((rows, digest) if told == number else ()))))
+    return found

@@ -1,0 +1,166 @@
+"""One chunk: record batches to file content and back, each with its checksum."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from types import MappingProxyType
+
+import pyarrow as pa
+import pyarrow.ipc
+import xxhash
+
+from zmq_datasource.errors import DamagedChunkError, DataLossError, DiskFaultError
+from zmq_datasource.log.files import is_transient
+from zmq_datasource.log.layout import parse_chunk_name
+from zmq_datasource.log.storage import LogStorage
+from zmq_datasource.messages.schemas import FRAMING, LOG_SCHEMA
+
+__all__ = ["CHECKSUM", "fingerprint", "read_chunk", "read_metadata", "write_batches"]
+
+CHECKSUM = b"xxh3"
+
+
+def write_batches(
+    file: pa.NativeFile,
+    batches: Sequence[pa.RecordBatch],
+    metadata: Mapping[bytes, bytes] = MappingProxyType({}),
+) -> None:
+    """Write numbered batches as one Arrow IPC file.
+
+    Args:
+        metadata: Put into the file's schema, beside what the batches' own schema has.
+    """
+    schema = LOG_SCHEMA.with_metadata({**(batches[0].schema.metadata or {}), **metadata})
+    with pa.ipc.new_file(file, schema) as writer:
+        for batch in batches:
+            writer.write_batch(batch, custom_metadata={CHECKSUM: fingerprint(batch)})
+
+
+def read_metadata(storage: LogStorage, partition: int, name: str) -> Mapping[bytes, bytes]:
+    """What a chunk carries beside its rows: in its schema, or where it grew group by group, in its last batch.
+
+    Raises:
+        DamagedChunkError: The file is no Arrow file.
+        FileNotFoundError: It is gone.
+    """
+    try:
+        with storage.open_chunk(partition, name) as file:
+            reader = pa.ipc.open_file(file)
+            metadata = reader.schema.metadata
+            if metadata or not reader.num_record_batches:
+                return metadata or {}
+            _, custom = reader.get_batch_with_custom_metadata(reader.num_record_batches - 1)
+            return dict(custom or {})
+    except FileNotFoundError:
+        raise
+    except (OSError, pa.ArrowException) as e:
+        raise DamagedChunkError.of(f"opening chunk {storage.chunk_path(partition, name)}: {e}") from e
+
+
+def read_chunk(
+    storage: LogStorage, partition: int, name: str, start: int, end: int
+) -> Iterator[pa.RecordBatch]:
+    """Yield the messages of a chunk with ids in ``[start, end)``, as mapped from the file.
+
+    Raises:
+        DamagedChunkError: The content is not what was written; names the file and the ids.
+        DataLossError: The file is gone.
+    """
+    path = storage.chunk_path(partition, name)
+    ids = parse_chunk_name(name)
+    assert ids is not None, name
+    next_id, chunk_end = ids
+    try:
+        file = storage.open_chunk(partition, name)
+    except FileNotFoundError as e:
+        raise DataLossError(
+            f"opening chunk {path}: it does not exist (ids {start} to {end - 1}). It was removed, as what all queries "
+            "have committed is (for a batch read keep it with walRetention, where the log is written), or walLocation "
+            "is not a directory that this executor shares with the driver"
+        ) from e
+    except (OSError, pa.ArrowException) as e:
+        # That no file can be opened now is no fault of this one.
+        what = f"opening chunk {path} (ids {start} to {end - 1}): {e}"
+        raise DiskFaultError(what) if is_transient(e) else DamagedChunkError.of(what) from e
+    with file:
+        try:
+            reader = pa.ipc.open_file(file)
+            count = reader.num_record_batches
+        except (OSError, pa.ArrowException) as e:
+            raise DamagedChunkError.of(f"opening chunk {path} (ids {start} to {end - 1}): {e}") from e
+        if not reader.schema.equals(LOG_SCHEMA):
+            raise DamagedChunkError.of(
+                f"opening chunk {path}: its schema is not that of a log: {reader.schema}"
+            )
+        for position in range(count):
+            if next_id >= end:
+                return
+            try:
+                batch, metadata = reader.get_batch_with_custom_metadata(position)
+                first, next_id = next_id, next_id + batch.num_rows
+                if next_id <= start:
+                    continue
+                intact = metadata is not None and metadata.get(CHECKSUM) == fingerprint(batch)
+            except (OSError, pa.ArrowException, ValueError) as e:
+                raise DamagedChunkError.of(
+                    f"reading batch {position} of chunk {path} (from id {next_id}): {e}"
+                ) from e
+            if not intact:
+                raise DamagedChunkError.of(
+                    f"reading batch {position} of chunk {path} (ids {first} to {next_id - 1}): its checksum differs; "
+                    "the file was changed after it was written"
+                )
+            low, high = max(start - first, 0), min(end - first, batch.num_rows)
+            yield batch.slice(low, high - low)
+        if next_id != min(end, chunk_end) and next_id < end:
+            raise DamagedChunkError.of(
+                f"reading chunk {path}: it ends at id {next_id}, its name says {chunk_end}"
+            )
+
+
+def fingerprint(batch: pa.RecordBatch) -> bytes:
+    """The checksum of a batch's contents: XXH3 (64 bits, hex) over its columns' buffers.
+
+    Each buffer counts as far as the rows reach, because how much padding follows is up to
+    the Arrow version that wrote or read it. A column without nulls counts without its
+    validity bitmap, which the file format may leave out. Last comes the name of the framing by
+    which frames come back, if the batch has one.
+
+    Raises:
+        ValueError: A buffer is shorter than the rows say, or the batch is a slice.
+    """
+    digest = xxhash.xxh3_64()
+    digest.update(batch.num_rows.to_bytes(8, "little"))
+    for column in batch.columns:
+        _feed(digest, column)
+    digest.update((batch.schema.metadata or {}).get(FRAMING, b""))
+    return digest.hexdigest().encode()
+
+
+def _feed(digest: xxhash.xxh3_64, array: pa.Array) -> None:
+    if array.offset:
+        raise ValueError("a slice of an array has no fingerprint")
+    rows = len(array)
+    digest.update(array.null_count.to_bytes(8, "little"))
+    buffers = array.buffers()
+    if array.null_count:
+        digest.update(_first(buffers[0], (rows + 7) // 8))
+    if rows == 0:
+        return
+    kind = array.type
+    if pa.types.is_list(kind):
+        digest.update(_first(buffers[1], 4 * (rows + 1)))
+        _feed(digest, array.values)
+    elif pa.types.is_binary(kind) or pa.types.is_string(kind):
+        offsets = _first(buffers[1], 4 * (rows + 1))
+        digest.update(offsets)
+        digest.update(_first(buffers[2], int.from_bytes(offsets[-4:], "little", signed=True)))
+    else:
+        digest.update(_first(buffers[1], rows * kind.bit_width // 8))
+
+
+def _first(buffer: pa.Buffer | None, size: int) -> memoryview:
+    held = memoryview(b"" if buffer is None else buffer)
+    if not 0 <= size <= len(held):
+        raise ValueError(f"a buffer has {len(held)} bytes where its rows need {size}")
+    return held[:size]

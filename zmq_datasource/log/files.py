@@ -1,0 +1,228 @@
+"""What the parts of the log's storage stand on: paths, locks, whole writes, errors of the system as ours."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import json
+import logging
+import os
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import IO
+
+from zmq_datasource.errors import (
+    RESTORE,
+    DiskFaultError,
+    LogFormatError,
+    LogLockedError,
+    LogWriteError,
+    OptionError,
+)
+from zmq_datasource.log.layout import TEMPORARY_PREFIX
+from zmq_datasource.options.types import LogLocation
+
+__all__ = [
+    "PartitionFiles",
+    "WriterLock",
+    "is_transient",
+    "make_directory",
+    "sync_directory",
+    "sync_file",
+    "write_synced",
+    "writing",
+]
+
+
+_log = logging.getLogger(__name__)
+
+# What a disk writes at once, or not at all.
+_SECTOR_BYTES = 512
+# What may pass: somebody makes room, closes files, mounts or connects again.
+_TRANSIENT = frozenset(
+    {
+        *(errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EIO, errno.EROFS),
+        *(errno.EAGAIN, errno.EINTR, errno.EBUSY, errno.ENOLCK, errno.ENODEV, errno.ENXIO),
+        *(
+            errno.ESTALE,
+            errno.ETIMEDOUT,
+            errno.EHOSTDOWN,
+            errno.EHOSTUNREACH,
+            errno.ENETDOWN,
+            errno.ENETUNREACH,
+        ),
+        *(errno.ECONNREFUSED, errno.ECONNRESET, errno.ECONNABORTED, errno.ENOTCONN, errno.EREMOTEIO),
+    }
+)
+
+
+class WriterLock:
+    """Held by the one writer of a log partition; released by the kernel if the process dies."""
+
+    def __init__(self, file: IO[str]) -> None:
+        self._file = file
+
+    def release(self) -> None:
+        self._file.close()
+
+
+class PartitionFiles:
+    """The directories of a log's partitions on a POSIX file system.
+
+    Args:
+        location: An absolute path or ``file:`` URI.
+
+    Raises:
+        OptionError: The location is something else.
+    """
+
+    def __init__(self, location: str) -> None:
+        try:
+            self.root = Path(LogLocation.read(location))
+        except ValueError as e:
+            raise OptionError(f"option walLocation={location!r}: {e}") from e
+
+    def __repr__(self) -> str:
+        return f"LogStorage({str(self.root)!r})"
+
+    def _directory(self, partition: int) -> Path:
+        return self.root / str(partition)
+
+    def _replace(self, path: Path, content: object) -> None:
+        self._replace_bytes(path, json.dumps(content).encode())
+
+    def _replace_bytes(self, path: Path, content: bytes) -> None:
+        temporary = path.with_name(f"{TEMPORARY_PREFIX}{path.name}")
+        with writing(f"writing {path}"):
+            make_directory(path.parent)
+            try:
+                write_synced(temporary, content)
+                os.rename(temporary, path)
+            except OSError as e:
+                with suppress(OSError):
+                    temporary.unlink()
+                if e.errno not in (errno.ENOSPC, errno.EDQUOT) or not _overwritten(path, content):
+                    raise
+            sync_directory(path.parent)
+
+    def _lock(self, path: Path, wait: float, act: str, way_out: str, sign: bool = True) -> WriterLock:
+        with writing(f"creating {path.parent}"):
+            make_directory(path.parent)
+            file = open(path, "a+")  # noqa: SIM115 - it is held open
+        deadline = time.monotonic() + wait
+        told = False
+        while True:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError as e:
+                if time.monotonic() >= deadline:
+                    file.seek(0)
+                    holder = file.read().strip() or "a writer that did not say who it is"
+                    file.close()
+                    raise LogLockedError(f"{act}: it is held by {holder}; {way_out}") from e
+                if not told:
+                    told = True
+                    _log.info("%s: another process holds it; waiting for up to %.0f s", act, wait)
+                time.sleep(0.05)  # flock has no wait with a deadline
+            except OSError as e:
+                file.close()
+                raise LogWriteError(f"locking {path}: {e}") from e
+        if not sign:
+            return WriterLock(file)
+        holder = f"process {os.getpid()} on {socket.gethostname()}, since {time.strftime('%F %T %z')}\n"
+        try:
+            os.ftruncate(file.fileno(), 0)
+            os.write(file.fileno(), holder.encode())
+        except OSError as e:
+            # The lock holds without it, and a log that has filled its disk must be opened to be emptied.
+            _log.warning("writing %s, which says who holds the lock: %s", path, e.strerror)
+        return WriterLock(file)
+
+
+@contextmanager
+def writing(act: str) -> Iterator[None]:
+    hints = {
+        errno.ENOSPC: "; free space there, or set a smaller walMaxBytes",
+        errno.EDQUOT: "; raise the quota, or set a smaller walMaxBytes",
+        errno.EMFILE: "; raise the limit of open files (ulimit -n)",
+        errno.EROFS: "; set walLocation to a directory that can be written",
+        errno.EACCES: "; set walLocation to a directory that this user can write",
+        errno.EPERM: "; set walLocation to a directory that this user can write",
+    }
+    try:
+        yield
+    except OSError as e:
+        hint = hints.get(e.errno or 0, "")
+        kind = DiskFaultError if is_transient(e) else LogWriteError
+        raise kind(f"{act}: {e.strerror or e}{hint}") from e
+
+
+def _overwritten(path: Path, content: bytes) -> bool:
+    """Replace a file where it is, which takes no room; only one so small that a disk writes it as a whole.
+
+    A full disk may wait for just this: what a reader needs no more can be deleted once it has said so.
+    """
+    try:
+        descriptor = os.open(path, os.O_WRONLY)
+    except FileNotFoundError:
+        return False
+    try:
+        size = max(os.fstat(descriptor).st_size, len(content))
+        if size > _SECTOR_BYTES:
+            return False
+        os.pwrite(descriptor, content.ljust(size), 0)
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+    return True
+
+
+@contextmanager
+def reading(path: Path) -> Iterator[None]:
+    """For what is read: what is no file of a log's, and a fault of the system that may pass, as errors of ours."""
+    try:
+        yield
+    except FileNotFoundError:
+        raise
+    except OSError as e:
+        kind = DiskFaultError if is_transient(e) else LogFormatError
+        raise kind(f"reading {path}: {e.strerror or e}") from e
+    except ValueError as e:
+        raise LogFormatError(f"reading {path}: {e}. {RESTORE}") from e
+
+
+def is_transient(e: Exception) -> bool:
+    """Whether this is a fault of the system that may pass."""
+    return isinstance(e, OSError) and e.errno in _TRANSIENT
+
+
+def make_directory(path: Path) -> None:
+    """Make a directory and those above it, as far as they are missing, so that a crash of the machine keeps them."""
+    if path.is_dir():
+        return
+    make_directory(path.parent)
+    path.mkdir(mode=0o700, exist_ok=True)
+    with suppress(PermissionError):  # one may be allowed to write there, and not to read
+        sync_directory(path.parent)
+
+
+def write_synced(path: Path, content: bytes) -> None:
+    with open(path, "wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def sync_file(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+sync_directory = sync_file

@@ -1,0 +1,114 @@
+"""A log that another process writes, as a reader sees it: listed now and then, never locked."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Sequence
+
+from zmq_datasource.errors import DataLossError
+from zmq_datasource.log.index import ChunkIndex
+from zmq_datasource.log.layout import Chunk
+from zmq_datasource.log.reader import read_index
+from zmq_datasource.log.reader_files import Mark
+from zmq_datasource.log.storage import LogStorage
+
+__all__ = ["FollowedLog"]
+
+_LISTING_SECONDS = 0.05
+# A writer that deletes, or another reader that marks its place, is done with that soon.
+_PLACING_SECONDS = 30.0
+
+
+class FollowedLog:
+    """What ``LogWriter`` offers to a query, of a log that somebody else writes.
+
+    Args:
+        reader: Names who reads, for the writer to know what may be deleted.
+    """
+
+    full, fault = False, None  # the writer's affair
+    unsealed = unsealed_bytes = 0  # and so is what is not there yet
+
+    def __init__(self, storage: LogStorage, partition: int, reader: str) -> None:
+        self._storage = storage
+        self._partition = partition
+        self._reader = reader
+        self._index = ChunkIndex()
+        self._listing = threading.Lock()  # Spark's calls and the metrics' thread meet here
+        self._next_listing = 0.0
+        self._mark: Mark | None = None
+        self.log_id = storage.log_id()
+
+    def open(self) -> None:
+        """Mark what there is, so that none of it is deleted until a position is known; then list it.
+
+        Raises:
+            LogError: There is no log, or its files are not what was written.
+        """
+        with self._storage.placing(self._partition, _PLACING_SECONDS):
+            self._mark = self._storage.mark(self._partition, self._reader)
+            self._list()
+            self._write_mark(self._index.earliest, self.given)
+
+    @property
+    def given(self) -> int | None:
+        """The id after the last one that was ever given to a query of this name; None if that is not known."""
+        return None if self._mark is None else self._mark.given
+
+    def refresh(self) -> None:
+        """List what there is, if the last listing is not quite new.
+
+        One thread at a time: of two listings at once, the one that began first could be the last to be kept.
+        """
+        with self._listing:
+            if time.monotonic() >= self._next_listing:
+                self._list()
+
+    def _list(self) -> None:
+        began = time.monotonic()
+        found = self._storage.log_id()
+        if found != self.log_id:
+            raise DataLossError(
+                f"reading along log {self._storage.root}: it was made anew ({found}, not {self.log_id}); give the "
+                "query a new checkpoint"
+            )
+        self._index = read_index(self._storage, self._partition)
+        self._next_listing = began + _LISTING_SECONDS
+
+    @property
+    def earliest(self) -> int:
+        return self._index.earliest
+
+    @property
+    def durable_end(self) -> int:
+        """The id after the last one."""
+        return self._index.end
+
+    @property
+    def size(self) -> int:
+        """Bytes of the chunks there are."""
+        return self._index.size
+
+    @property
+    def chunks(self) -> int:
+        """How many chunks there are."""
+        return len(self._index)
+
+    def covering(self, start: int, end: int) -> Sequence[Chunk]:
+        """The chunks that hold any id of ``[start, end)``."""
+        return self._index.covering(start, end)
+
+    def commit(self, end: int) -> None:
+        """This reader will never again ask for an id below ``end``."""
+        self._write_mark(end, self.given)
+
+    def give(self, begin: int, end: int) -> None:
+        """This reader is about to be given the ids from ``begin`` to ``end``, and needs nothing below."""
+        self._write_mark(begin, max(end, self.given or 0))
+
+    def _write_mark(self, needed: int, given: int | None) -> None:
+        mark = Mark(needed, given)
+        if mark != self._mark:
+            self._storage.write_reader(self._partition, self._reader, *mark)
+            self._mark = mark

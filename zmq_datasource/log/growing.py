@@ -1,0 +1,328 @@
+"""A chunk that is durable before it is whole: written group by group, then closed and renamed.
+
+An Arrow IPC file is a stream of record batches with a footer behind it. So a chunk can be written as
+its messages come, under the hidden name ``.open-<first id>.arrow``: what it lacks until it is sealed
+is the footer and its name. The rules:
+
+* A *group* is what was appended at once. Its last batch is marked with the group's first id, and carries
+  the writer's state (``log.state``) that is about the rows up to there.
+* After a crash whole groups count, and what is behind the last one does not: nobody was told of it. But a
+  whole group behind one that is not shows that the file was damaged: of those ids somebody was told.
+* What the disk refuses is written again from memory, at the same place: after a failed fsync nobody knows what
+  the system still holds of it.
+* The writer's next run makes an ordinary chunk of them. Only another process on the same machine
+  (``GrowingTail``) reads the file before.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from typing import NamedTuple
+
+import pyarrow as pa
+import pyarrow.ipc
+
+from zmq_datasource.errors import DiskFaultError, LogFormatError
+from zmq_datasource.log.chunk import CHECKSUM, fingerprint, write_batches
+from zmq_datasource.log.layout import Chunk, chunk_name
+from zmq_datasource.log.storage import LogStorage
+from zmq_datasource.messages.schemas import LOG_SCHEMA
+
+__all__ = ["Groups", "GrowingChunk", "GrowingTail", "Grown", "read_groups", "seal_groups", "write_compact"]
+
+_GROUP_END, _GROUP_FIRST = b"group.end", b"first="
+# A batch of its own costs a message about a kilobyte. A chunk of so many, all so small, is written again when it is
+# sealed, in one piece.
+_MANY_BATCHES, _SMALL_BATCH_BYTES = 8, 64 << 10
+_MOST_COMPACT_BYTES = 256 << 20
+# What an Arrow file begins with, before the stream.
+_MAGIC_BYTES = 8
+# What each message of the stream begins with, and at a multiple of what.
+_CONTINUATION, _ALIGNMENT = b"\xff\xff\xff\xff", 8
+
+
+class Grown(NamedTuple):
+    """How far an open chunk has come: its first id, its bytes, and the id after its last message."""
+
+    first: int
+    bytes: int
+    end: int
+
+
+class _Memory:
+    """What Arrow writes to: kept until the disk has it."""
+
+    closed = False
+
+    def __init__(self) -> None:
+        self._parts: list[bytes] = []
+        self._end = 0
+
+    def write(self, part: bytes) -> int:
+        self._parts.append(part)
+        self._end += len(part)
+        return len(part)
+
+    def tell(self) -> int:
+        return self._end
+
+    def flush(self) -> None:
+        """Nothing: ``take`` gives it on."""
+
+    def take(self) -> bytes:
+        """What was written since the last call."""
+        parts, self._parts = self._parts, []
+        return b"".join(parts)
+
+
+class GrowingChunk:
+    """The open chunk of a log partition. Belongs to the sealing thread.
+
+    What writes to the disk may be called again if the disk has refused it.
+
+    Args:
+        first: Its first id.
+    """
+
+    def __init__(self, storage: LogStorage, partition: int, first: int) -> None:
+        self._storage = storage
+        self._partition = partition
+        self._first = first
+        self._end = self._written_end = first
+        self._size = 0
+        self._unwritten = b""
+        # While they are small: what a compact chunk is made of.
+        self._small: list[pa.RecordBatch] | None = []
+        self._metadata: Mapping[bytes, bytes] = {}
+        self._memory = _Memory()
+        self._writer = pa.ipc.new_file(self._memory, LOG_SCHEMA)
+        self._closed = False
+
+    @property
+    def grown(self) -> Grown:
+        """How far it has come on the disk."""
+        return Grown(self._first, self._size, self._written_end)
+
+    def append(self, batches: Sequence[pa.RecordBatch], metadata: Mapping[bytes, bytes]) -> None:
+        """Add a group; ``write`` makes it durable."""
+        for batch in batches:
+            custom = {CHECKSUM: fingerprint(batch)}
+            if batch is batches[-1]:
+                custom |= {**metadata, _GROUP_END: _GROUP_FIRST + b"%d" % self._end}
+            self._writer.write_batch(batch.replace_schema_metadata(None), custom_metadata=custom)
+        self._end += sum(batch.num_rows for batch in batches)
+        self._metadata = metadata
+        if self._small is not None:
+            self._small += batches
+            if sum(batch.nbytes for batch in batches) >= len(batches) * _SMALL_BATCH_BYTES:
+                self._small = None
+
+    def write(self, sync: bool) -> None:
+        """Write what was appended; it is durable when this returns.
+
+        Raises:
+            LogWriteError: The file system refused.
+        """
+        self._unwritten += self._memory.take()
+        if self._unwritten:
+            self._storage.write_growing(self._partition, self._first, self._size, self._unwritten, sync)
+        self._size += len(self._unwritten)
+        self._unwritten, self._written_end = b"", self._end
+
+    def finish(self, sync: bool) -> Chunk:
+        """Make it an ordinary chunk; of one with many small groups, as from a slow feed, a compact one.
+
+        Raises:
+            LogWriteError: The file system refused.
+        """
+        if not self._closed:
+            self._writer.close()
+            self._closed = True
+        if self._small is None or len(self._small) < _MANY_BATCHES:
+            self.write(sync)
+            name = chunk_name(self._first, self._end)
+            return self._storage.finish_growing(self._partition, self._first, name, sync)
+        chunk = write_compact(self._storage, self._partition, self._small, self._metadata, sync)
+        self._storage.remove_growing(self._partition, self._first)
+        return chunk
+
+
+def write_compact(
+    storage: LogStorage,
+    partition: int,
+    batches: Sequence[pa.RecordBatch],
+    metadata: Mapping[bytes, bytes],
+    sync: bool,
+) -> Chunk:
+    """Write the batches of a chunk, which are a chunk's size in all, as one.
+
+    Raises:
+        LogWriteError: The file system refused; nothing appeared.
+    """
+    if sum(batch.nbytes for batch in batches) < _MOST_COMPACT_BYTES:
+        batches = [pa.concat_batches(batches)]
+    first, end = batches[0].column("id")[0].as_py(), batches[-1].column("id")[-1].as_py() + 1
+    return storage.write_chunk(
+        partition,
+        chunk_name(first, end),
+        functools.partial(write_batches, batches=batches, metadata=metadata),
+        sync,
+    )
+
+
+class Groups(NamedTuple):
+    """What an unfinished chunk holds.
+
+    Attributes:
+        batches: Of its whole groups.
+        written: What was written with each of them.
+        metadata: Of the last group.
+        damaged: The ids from the first group that is not whole to the last one behind it that is; empty if
+            nothing is behind it, as after a crash.
+    """
+
+    batches: list[pa.RecordBatch]
+    written: list[Mapping[bytes, bytes]]
+    metadata: Mapping[bytes, bytes]
+    damaged: range
+
+
+def read_groups(content: pa.Buffer, first: int) -> Groups:
+    """The groups of an unfinished chunk whose first id this is."""
+    whole: list[pa.RecordBatch] = []
+    pending: list[pa.RecordBatch] = []
+    written: list[Mapping[bytes, bytes]] = []
+    metadata: Mapping[bytes, bytes] = {}
+    end, read_to = first, _MAGIC_BYTES
+    try:
+        source = pa.BufferReader(content)
+        source.seek(_MAGIC_BYTES)
+        reader = pa.ipc.open_stream(source)
+        while reader.schema.equals(LOG_SCHEMA):
+            batch, custom = reader.read_next_batch_with_custom_metadata()
+            if custom is None or custom.get(CHECKSUM) != fingerprint(batch):
+                break
+            pending.append(batch)
+            written.append(custom)
+            if _GROUP_END in custom:
+                whole += pending
+                pending = []
+                metadata = {k: v for k, v in custom.items() if k not in (CHECKSUM, _GROUP_END)}
+                end, read_to = batch.column("id")[-1].as_py() + 1, source.tell()
+    except Exception:
+        # Torn, or damaged, which Arrow's reader of streams answers with errors of many kinds.
+        pass
+    behind = max(_ends_of_later_groups(content, read_to, end), default=end)
+    return Groups(whole, written[: len(whole)], metadata, range(end, behind))
+
+
+def seal_groups(
+    storage: LogStorage, partition: int, first: int, content: pa.Buffer, groups: Groups, sync: bool
+) -> Chunk:
+    """Make an ordinary chunk of the open one of a crashed writer.
+
+    In its own file, which takes no more room than the footer: it may be a full disk that the writer ended on. Of many
+    small groups a compact one, if there is room for it.
+
+    Raises:
+        LogWriteError: The file system refused.
+    """
+    small = sum(batch.nbytes for batch in groups.batches) < len(groups.batches) * _SMALL_BATCH_BYTES
+    if small and len(groups.batches) >= _MANY_BATCHES:
+        with suppress(DiskFaultError):
+            return write_compact(storage, partition, groups.batches, groups.metadata, sync)
+    # What it holds is written once more into memory, for Arrow to know where everything is.
+    memory = _Memory()
+    with pa.ipc.new_file(memory, LOG_SCHEMA) as writer:
+        for batch, written in zip(groups.batches, groups.written, strict=True):
+            writer.write_batch(batch, custom_metadata=written)
+        held = memory.take()
+    if content.slice(0, len(held)).to_pybytes() != held:  # another release of Arrow has written it
+        return write_compact(storage, partition, groups.batches, groups.metadata, sync)
+    end = groups.batches[-1].column("id")[-1].as_py() + 1
+    storage.end_growing_at(partition, first, len(held))
+    storage.write_growing(partition, first, len(held), memory.take(), sync)
+    return storage.finish_growing(partition, first, chunk_name(first, end), sync)
+
+
+def _ends_of_later_groups(content: pa.Buffer, read_to: int, end: int) -> Iterator[int]:
+    """The ends of whole groups that begin behind the id ``end``, wherever in the rest of the file they are."""
+    held = content.to_pybytes() if read_to < content.size else b""
+    at = held.find(_CONTINUATION, read_to)
+    while at >= 0:
+        size = int.from_bytes(held[at + 4 : at + 8], "little", signed=True)
+        if at % _ALIGNMENT == 0 and 0 < size < len(held) - at:
+            found = _group_at(content, at)
+            if found is not None and found[0] > end:
+                yield found[1]
+        at = held.find(_CONTINUATION, at - at % _ALIGNMENT + _ALIGNMENT)
+
+
+def _group_at(content: pa.Buffer, at: int) -> tuple[int, int] | None:
+    """First id and end of the group whose last batch is at this place, if one is."""
+    try:
+        source = pa.BufferReader(content)
+        source.seek(at)
+        message = pa.ipc.read_message(source)
+        reader = pa.ipc.open_stream(
+            pa.py_buffer(LOG_SCHEMA.serialize().to_pybytes() + message.serialize().to_pybytes())
+        )
+        batch, custom = reader.read_next_batch_with_custom_metadata()
+        if custom is None or _GROUP_END not in custom or custom.get(CHECKSUM) != fingerprint(batch):
+            return None
+        ids = batch.column("id")
+        mark, begin, end = custom[_GROUP_END], ids[0].as_py(), ids[-1].as_py() + 1
+        if mark.startswith(_GROUP_FIRST):  # earlier releases marked without the id
+            begin = int(mark.removeprefix(_GROUP_FIRST))
+    except Exception:  # no message begins here, or it is damaged too
+        return None
+    return begin, end
+
+
+class GrowingTail:
+    """Reads an open chunk while another process writes it.
+
+    Holds what it has read; what the chunk had before is in memory too, up to its size.
+
+    Args:
+        first: Its first id.
+
+    Raises:
+        FileNotFoundError: It is sealed already, and has its name.
+    """
+
+    def __init__(self, storage: LogStorage, partition: int, first: int) -> None:
+        self._descriptor = os.open(storage.growing_path(partition, first), os.O_RDONLY)
+        self._read = _MAGIC_BYTES
+        self.first = self.end = first
+        self.batches: list[pa.RecordBatch] = []
+
+    def read_to(self, size: int) -> None:
+        """Take in what was written up to this size of the file, which a group ends.
+
+        Raises:
+            LogFormatError: It is not what a writer writes.
+        """
+        if size <= self._read:
+            return
+        content = bytearray()
+        while len(content) < size - self._read:
+            part = os.pread(self._descriptor, size - self._read - len(content), self._read + len(content))
+            if not part:
+                raise LogFormatError(
+                    f"reading the open chunk from id {self.first}: it is shorter than it was said to be"
+                )
+            content += part
+        self._read = size
+        messages = pa.ipc.MessageReader.open_stream(pa.py_buffer(content))
+        for message in messages:
+            if message.type == "record batch":
+                batch = pa.ipc.read_record_batch(message, LOG_SCHEMA)
+                self.batches.append(batch)
+                self.end += batch.num_rows
+
+    def close(self) -> None:
+        os.close(self._descriptor)

@@ -1,0 +1,100 @@
+"""The chunks of one log partition, in order. Pure: it is told what is on disk."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterable, Sequence
+
+from zmq_datasource.errors import LogFormatError
+from zmq_datasource.log.layout import Chunk
+
+__all__ = ["ChunkIndex"]
+
+
+class ChunkIndex:
+    """Chunks with contiguous ids, growing at the back and shrinking at the front.
+
+    Finding a range costs the same however many chunks there are, plus one step for each
+    chunk in the range.
+
+    Args:
+        start: Where the ids begin while there are no chunks.
+    """
+
+    def __init__(self, chunks: Iterable[Chunk] = (), start: int = 0) -> None:
+        self._start = start
+        self._chunks: list[Chunk] = []
+        self._firsts: list[int] = []
+        self.size = 0
+        for chunk in sorted(chunks):
+            self.append(chunk)
+
+    def __len__(self) -> int:
+        return len(self._chunks)
+
+    @property
+    def earliest(self) -> int:
+        """The first id there is; equal to ``end`` in an empty index."""
+        return self._firsts[0] if self._firsts else self._start
+
+    @property
+    def end(self) -> int:
+        """The id after the last one."""
+        return self._chunks[-1].end if self._chunks else self._start
+
+    def append(self, chunk: Chunk) -> None:
+        """Add the next chunk.
+
+        Raises:
+            LogFormatError: Its ids do not follow those of the chunk before.
+        """
+        if self._chunks and chunk.first != self.end:
+            what = "are missing" if chunk.first > self.end else "are there twice"
+            low, high = sorted((chunk.first, self.end))
+            raise LogFormatError(
+                f"listing chunks: ids {low} to {high - 1} {what}, before chunk {chunk.name}; restore the "
+                "missing file, or give the query a new walLocation and a new checkpoint"
+            )
+        self._chunks.append(chunk)
+        self._firsts.append(chunk.first)
+        self.size += chunk.size
+
+    def covering(self, start: int, end: int) -> Sequence[Chunk]:
+        """The chunks that hold any id of ``[start, end)``, in order."""
+        if start >= end or not self._chunks:
+            return ()
+        low = max(bisect_right(self._firsts, start) - 1, 0)
+        high = bisect_right(self._firsts, end - 1)
+        return [chunk for chunk in self._chunks[low:high] if chunk.end > start]
+
+    def sealed_by(self, now: float) -> None:
+        """No chunk was sealed later than now, whatever the clock said then."""
+        self._chunks = [c if c.sealed_at <= now else c._replace(sealed_at=now) for c in self._chunks]
+
+    def removable(self, below: int, sealed_before: float) -> Sequence[Chunk]:
+        """The front chunks wholly below id ``below`` and sealed before then; never the newest."""
+        count = 0
+        while (
+            count < len(self._chunks) - 1
+            and self._chunks[count].end <= below
+            and self._chunks[count].sealed_at <= sealed_before
+        ):
+            count += 1
+        return self._chunks[:count]
+
+    def oldest(self, size: int, below: int) -> Sequence[Chunk]:
+        """The fewest front chunks with so many bytes, as far as they end by id ``below``; never the newest."""
+        count = 0
+        while count < len(self._chunks) - 1 and size > 0 and self._chunks[count].end <= below:
+            size -= self._chunks[count].size
+            count += 1
+        return self._chunks[:count]
+
+    def remove_front(self, count: int) -> None:
+        """Forget the first ``count`` chunks."""
+        self.size -= sum(chunk.size for chunk in self._chunks[:count])
+        del self._chunks[:count], self._firsts[:count]
+
+    def remove_below(self, earliest: int) -> None:
+        """Forget what lies wholly below an id; never the newest."""
+        self.remove_front(len(self.oldest(self.size + 1, earliest)))

@@ -1,0 +1,98 @@
+"""The names in a log directory."""
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple
+
+__all__ = [
+    "FORMAT_VERSION",
+    "GIVEN_NAME",
+    "LOCK_NAME",
+    "LOG_NAME",
+    "MARKS_LOCK_NAME",
+    "READERS_NAME",
+    "STAGING_NAME",
+    "START_NAME",
+    "SUBSCRIPTIONS_NAME",
+    "TEMPORARY_PREFIX",
+    "Chunk",
+    "StateFile",
+    "chunk_name",
+    "growing_name",
+    "parse_chunk_name",
+    "parse_growing_name",
+    "parse_state_name",
+]
+
+FORMAT_VERSION = 1
+LOG_NAME = "log.json"
+LOCK_NAME = "writer.lock"
+START_NAME = "start.json"
+GIVEN_NAME = "given.json"
+MARKS_LOCK_NAME = "marks.lock"
+STAGING_NAME = "staging"
+READERS_NAME = "readers"
+SUBSCRIPTIONS_NAME = "subscriptions.json"
+TEMPORARY_PREFIX = "."
+
+# A chunk that is being written group by group; see log.growing.
+_GROWING_NAME = re.compile(r"\.open-(\d{20})\.arrow")
+_CHUNK_NAME = re.compile(r"(\d{20})-(\d{20})\.arrow")
+_STATE_NAME = re.compile(r"state-(\d{20})-(\d{20})\.json")
+
+
+class Chunk(NamedTuple):
+    """One file of the log: the ids ``first`` to ``end - 1`` in ``size`` bytes on disk.
+
+    ``sealed_at`` is the file's modification time in seconds since the epoch.
+    """
+
+    first: int
+    end: int
+    size: int
+    sealed_at: float
+
+    @property
+    def name(self) -> str:
+        return chunk_name(self.first, self.end)
+
+
+def chunk_name(first: int, end: int) -> str:
+    return f"{first:020d}-{end:020d}.arrow"
+
+
+def growing_name(first: int) -> str:
+    return f"{TEMPORARY_PREFIX}open-{first:020d}.arrow"
+
+
+def parse_growing_name(name: str) -> int | None:
+    """The first id that the name of an open chunk declares, or None for another file."""
+    match = _GROWING_NAME.fullmatch(name)
+    return None if match is None else int(match[1])
+
+
+def parse_chunk_name(name: str) -> tuple[int, int] | None:
+    """The ids that a chunk's name declares, or None for a file that is no chunk."""
+    match = _CHUNK_NAME.fullmatch(name)
+    if match is None:
+        return None
+    first, end = int(match[1]), int(match[2])
+    return (first, end) if first < end else None
+
+
+class StateFile(NamedTuple):
+    """A state file: how new it is, and the end of the messages that it is about."""
+
+    version: int
+    end: int
+
+    @property
+    def name(self) -> str:
+        return f"state-{self.version:020d}-{self.end:020d}.json"
+
+
+def parse_state_name(name: str) -> StateFile | None:
+    """What a state file's name declares, or None for another file."""
+    match = _STATE_NAME.fullmatch(name)
+    return None if match is None else StateFile(int(match[1]), int(match[2]))

@@ -1,0 +1,112 @@
+"""Reading a log: which files hold a range, how to share it out, and the rows themselves.
+
+None of this needs the log's writer: a range depends on the files alone and gives the same
+rows for ever.
+"""
+
+from __future__ import annotations
+
+import itertools
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from typing import NamedTuple
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from zmq_datasource.errors import LogFormatError
+from zmq_datasource.log.chunk import read_chunk
+from zmq_datasource.log.index import ChunkIndex
+from zmq_datasource.log.layout import Chunk
+from zmq_datasource.log.storage import LogStorage
+
+__all__ = ["Slice", "end_within_bytes", "read_index", "read_slices", "slices", "split_range"]
+
+
+_LISTINGS = 10
+
+
+class Slice(NamedTuple):
+    """The ids ``[start, end)`` of one chunk."""
+
+    name: str
+    start: int
+    end: int
+
+
+def read_index(storage: LogStorage, partition: int) -> ChunkIndex:
+    """List a log partition that may be written meanwhile.
+
+    A directory is not listed in one moment: chunks that come and go meanwhile can look like a
+    hole, so a hole counts only if it is seen each time.
+
+    Raises:
+        LogFormatError: A chunk in the middle is missing.
+    """
+    for _ in range(_LISTINGS - 1):
+        with suppress(LogFormatError):
+            return ChunkIndex(storage.chunks(partition))
+    return ChunkIndex(storage.chunks(partition))
+
+
+def slices(chunks: Sequence[Chunk], start: int, end: int) -> list[Slice]:
+    """Cut ``[start, end)`` at the borders of the chunks that cover it."""
+    return [Slice(chunk.name, max(start, chunk.first), min(end, chunk.end)) for chunk in chunks]
+
+
+def split_range(
+    chunks: Sequence[Chunk], start: int, end: int, least: int, max_bytes: int
+) -> list[list[Slice]]:
+    """Share ``[start, end)`` out into parts of about the same size.
+
+    Sizes are those on disk; within a chunk, messages count as equally long.
+
+    Args:
+        chunks: The chunks that cover the range.
+        least: Least number of parts, if there are as many messages.
+        max_bytes: Size at which there are more.
+    """
+    if start >= end:
+        return []
+    pieces = slices(chunks, start, end)
+    sizes = [
+        chunk.size * (piece.end - piece.start) / (chunk.end - chunk.first)
+        for chunk, piece in zip(chunks, pieces, strict=True)
+    ]
+    totals = list(itertools.accumulate(sizes))
+    parts = max(1, min(max(least, -int(-totals[-1] // max_bytes)), end - start))
+    borders = [start]
+    for part in range(1, parts):
+        wanted = totals[-1] * part / parts
+        at = min(bisect_right(totals, wanted), len(pieces) - 1)
+        piece, before = pieces[at], totals[at] - sizes[at]
+        into = int((wanted - before) / sizes[at] * (piece.end - piece.start))
+        # Every part has a message, however uneven the sizes.
+        borders.append(min(max(piece.start + into, borders[-1] + 1), end - parts + part))
+    borders.append(end)
+    return [
+        [Slice(p.name, max(p.start, low), min(p.end, high)) for p in pieces if p.start < high and p.end > low]
+        for low, high in itertools.pairwise(borders)
+    ]
+
+
+def end_within_bytes(
+    storage: LogStorage, partition: int, chunks: Sequence[Chunk], start: int, end: int, max_bytes: int
+) -> int:
+    """The largest end with at most ``max_bytes`` of values in ``[start, end)``; one message at least."""
+    left = max_bytes
+    for piece in slices(chunks, start, end):
+        for batch in read_chunk(storage, partition, *piece):
+            running = pc.cumulative_sum(pc.cast(pc.binary_length(batch.column("value")), "int64"))
+            if running[-1].as_py() > left:
+                fitting = pc.sum(pc.less_equal(running, left)).as_py()
+                return int(max(batch.column("id")[0].as_py() + fitting, start + 1))
+            left -= running[-1].as_py()
+    return end
+
+
+def read_slices(storage: LogStorage, partition: int, pieces: Sequence[Slice]) -> Iterator[pa.RecordBatch]:
+    """Yield the rows of the pieces, in order."""
+    for piece in pieces:
+        yield from read_chunk(storage, partition, *piece)

@@ -1,0 +1,197 @@
+"""What was received and not committed: one file an attempt, beside the log's chunks.
+
+``0/staging/<attempt>.arrow`` holds the rows (``messages.MESSAGE_SCHEMA``) of one attempt at one part
+of a transaction, whole and on disk; its schema's metadata says of which. A file that is being
+written is hidden, and is the trace of a crash if the next writer finds it.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Collection
+from contextlib import suppress
+from typing import NamedTuple
+
+import pyarrow as pa
+import pyarrow.ipc
+
+from zmq_datasource.errors import DamagedChunkError, DiskFaultError, LogWriteError
+from zmq_datasource.log.chunk import fingerprint
+from zmq_datasource.log.files import is_transient
+from zmq_datasource.log.storage import LogStorage
+from zmq_datasource.messages.schemas import MESSAGE_SCHEMA
+
+__all__ = ["Part", "StagedFile", "Staging"]
+
+
+_log = logging.getLogger(__name__)
+
+_CHECKSUM = b"xxh3"
+
+
+class Part(NamedTuple):
+    """What an attempt is an attempt at, and how many rows it has."""
+
+    producer: str
+    number: int
+    partition: int
+    rows: int = 0
+
+
+class StagedFile:
+    """An attempt that is being written."""
+
+    def __init__(self, storage: LogStorage, log_partition: int, attempt: str, part: Part) -> None:
+        self._storage = storage
+        self._log_partition = log_partition
+        self.attempt = attempt
+        self.part = part
+        self.rows = 0
+        self.bytes = 0
+        schema = MESSAGE_SCHEMA.with_metadata(
+            {
+                "producer": part.producer,
+                "number": str(part.number),
+                "partition": str(part.partition),
+            }
+        )
+        self._file = storage.create_staged(log_partition, attempt)
+        self._writer = pa.ipc.new_file(self._file, schema)
+
+    def append(self, batch: pa.RecordBatch) -> None:
+        with self._storage.writing_staged(self._log_partition, self.attempt):
+            self._writer.write_batch(batch, custom_metadata={_CHECKSUM: fingerprint(batch)})
+        self.rows += batch.num_rows
+        self.bytes += batch.nbytes
+
+    def finish(self, sync: bool) -> None:
+        """Whole, on disk, and to be found by the next writer.
+
+        Raises:
+            LogWriteError: The file system refused.
+        """
+        with self._storage.writing_staged(self._log_partition, self.attempt):
+            self._writer.close()
+            self._file.close()
+        self._storage.finish_staged(self._log_partition, self.attempt, sync)
+
+    def discard(self) -> None:
+        """Forget it; what cannot be removed now the next writer removes."""
+        with suppress(OSError):  # what could not be written is not wanted
+            self._file.close()
+        try:
+            self._storage.remove_staged(self._log_partition, self.attempt)
+        except LogWriteError as e:
+            _log.warning("%s", e)
+
+
+class Staging:
+    """The finished attempts of a log partition. Only for its writer.
+
+    Args:
+        clock: Seconds, monotonic.
+    """
+
+    def __init__(
+        self, storage: LogStorage, partition: int, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._storage = storage
+        self._partition = partition
+        self._clock = clock
+        self._parts: dict[str, Part] = {}
+        self._sizes: dict[str, int] = {}
+        self._since: dict[str, float] = {}
+
+    @property
+    def bytes(self) -> int:
+        """Of all finished attempts, on disk."""
+        return sum(self._sizes.values())
+
+    def recover(self) -> None:
+        """Find what is there, and remove what was not finished or cannot be read."""
+        self._storage.remove_unfinished_staged(self._partition)
+        for attempt in self._storage.staged(self._partition):
+            try:
+                with self._storage.open_staged(self._partition, attempt) as file:
+                    reader = pa.ipc.open_file(file)
+                    metadata = reader.schema.metadata
+                    rows = sum(reader.get_batch(n).num_rows for n in range(reader.num_record_batches))
+                names = metadata[b"producer"].decode(), int(metadata[b"number"]), int(metadata[b"partition"])
+            except (OSError, pa.ArrowException, KeyError, TypeError, ValueError) as e:
+                if is_transient(e):  # that no file can be opened now is no fault of this one
+                    raise DiskFaultError(f"opening staged attempt {attempt}: {e}") from e
+                # Its sender was never told that it is committed, and will send it again.
+                _log.warning("removing staged attempt %s, which cannot be read: %r", attempt, e)
+                self._storage.remove_staged(self._partition, attempt)
+                continue
+            self.add(attempt, Part(*names, rows))
+
+    def add(self, attempt: str, part: Part) -> None:
+        self._parts[attempt] = part
+        self._sizes[attempt] = self._storage.staged_size(self._partition, attempt)
+        self._since[attempt] = self._clock()
+
+    def touch(self) -> None:
+        """Nobody could add to it meanwhile."""
+        self._since = dict.fromkeys(self._since, self._clock())
+
+    def get(self, attempt: str) -> Part | None:
+        return self._parts.get(attempt)
+
+    def of(self, producer: str, up_to: int) -> list[str]:
+        """The attempts at this producer's transactions up to a number."""
+        return [a for a, part in self._parts.items() if part.producer == producer and part.number <= up_to]
+
+    def abandoned(self, seconds: float, active: Collection[str]) -> list[str]:
+        """Attempts at transactions to which nothing has been added, and that nobody has committed, for so long.
+
+        Args:
+            active: Producers that are at work.
+        """
+        newest: dict[str, float] = {}
+        for attempt, part in self._parts.items():
+            newest[part.producer] = max(newest.get(part.producer, 0.0), self._since[attempt])
+        before = self._clock() - seconds
+        return [
+            attempt
+            for attempt, part in self._parts.items()
+            if part.producer not in active and newest[part.producer] < before
+        ]
+
+    def read(self, attempt: str) -> list[pa.RecordBatch]:
+        """The rows of an attempt, mapped from its file and checked.
+
+        Raises:
+            DamagedChunkError: The file is not what was written.
+        """
+        batches = []
+        try:
+            reader = pa.ipc.open_file(self._storage.open_staged(self._partition, attempt))
+            for position in range(reader.num_record_batches):
+                batch, metadata = reader.get_batch_with_custom_metadata(position)
+                if metadata is None or metadata.get(_CHECKSUM) != fingerprint(batch):
+                    raise ValueError(f"the checksum of batch {position} differs")
+                batches.append(batch.replace_schema_metadata(None))
+        except (OSError, pa.ArrowException, ValueError) as e:
+            if is_transient(e):
+                raise DiskFaultError(f"opening staged attempt {attempt}: {e}") from e
+            raise DamagedChunkError(f"reading staged attempt {attempt} in {self._storage.root}: {e}") from e
+        return batches
+
+    def remove(self, attempts: list[str]) -> None:
+        """Forget attempts: they are committed, aborted, or abandoned."""
+        for attempt in attempts:
+            if self._parts.pop(attempt, None) is not None:
+                del self._sizes[attempt], self._since[attempt]
+            try:
+                self._storage.remove_staged(self._partition, attempt)
+            except LogWriteError as e:  # the next writer finds it, and what it is
+                _log.warning("%s", e)
+
+    def superseded(self) -> list[str]:
+        """Attempts at a part of which there is a newer one: of use only if that one fails."""
+        newest: dict[tuple[str, int, int], str] = {}
+        for attempt, part in self._parts.items():
+            newest[part[:3]] = attempt  # in the order in which they came
+        return [attempt for attempt, part in self._parts.items() if newest[part[:3]] != attempt]

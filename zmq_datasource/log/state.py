@@ -1,0 +1,142 @@
+"""What the log keeps for its writer beside the rows: opaque text, versioned, checked.
+
+Each chunk carries what has changed (a *delta*) since a *base*, a state file, if there is one. A
+state file whose version is above that of the newest chunk stands alone: it was written when
+something had changed though no row had come. But one that is about messages which are not in
+the log was to be the base of a chunk that a crash prevented, and does not count.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple, Protocol
+
+import xxhash
+
+from zmq_datasource.errors import DamagedChunkError, LogFormatError
+from zmq_datasource.log.chunk import read_metadata
+from zmq_datasource.log.layout import Chunk, StateFile
+from zmq_datasource.log.storage import LogStorage
+
+__all__ = ["Carried", "SavedState", "chunk_metadata", "no_saved_state", "read_saved_state", "state_content"]
+
+_STATE, _VERSION, _BASE, _CHECKSUM = b"state", b"state.version", b"state.base", b"state.xxh3"
+_LISTINGS = 10
+
+
+class Carried(Protocol):
+    """Whose state the log keeps. Called by the receiving thread, when a chunk is cut."""
+
+    @property
+    def changed(self) -> bool:
+        """Whether there is anything that was not handed over yet."""
+
+    @property
+    def large(self) -> bool:
+        """Whether the next hand-over should be ``full``."""
+
+    def full(self) -> bytes:
+        """All that must be remembered, as UTF-8 text."""
+
+    def delta(self) -> bytes:
+        """What has changed since the last ``full``, as UTF-8 text."""
+
+
+class SavedState(NamedTuple):
+    """What was kept last. Both are None in a log without any."""
+
+    version: int = 0
+    base: int | None = None
+    full: bytes | None = None
+    delta: bytes | None = None
+
+
+def chunk_metadata(version: int, base: int | None, delta: bytes) -> dict[bytes, bytes]:
+    """What a chunk's schema carries as metadata."""
+    metadata = {
+        _VERSION: str(version).encode(),
+        _BASE: b"" if base is None else str(base).encode(),
+        _STATE: delta,
+    }
+    return {**metadata, _CHECKSUM: _checksum(metadata)}
+
+
+def state_content(version: int, full: bytes) -> bytes:
+    """What a state file holds: a line with its checksum, then the state."""
+    return _checksum({_VERSION: str(version).encode(), _BASE: b"", _STATE: full}) + b"\n" + full
+
+
+def read_saved_state(storage: LogStorage, partition: int) -> SavedState:
+    """What was kept last; the log may be written at the same time.
+
+    Raises:
+        DamagedChunkError: It is not what was written.
+        LogFormatError: A state file that it needs is missing.
+    """
+    for _ in range(_LISTINGS - 1):
+        try:
+            return _read(storage, partition)
+        except FileNotFoundError:
+            continue  # replaced by a newer one meanwhile
+    try:
+        return _read(storage, partition)
+    except FileNotFoundError as e:
+        raise LogFormatError(
+            f"reading {e.filename}: the newest chunk needs it, and it is missing; restore it, or give the query a new "
+            "walLocation and a new checkpoint"
+        ) from e
+
+
+def no_saved_state(storage: LogStorage, partition: int) -> SavedState:
+    """Nothing, but newer than whatever there is that cannot be used."""
+    newest = max(storage.chunks(partition), default=None)
+    carried = SavedState() if newest is None else _read_chunk(storage, partition, newest)
+    return SavedState(max([carried.version, *(file.version for file in storage.states(partition))]))
+
+
+def _read(storage: LogStorage, partition: int) -> SavedState:
+    files = storage.states(partition)
+    newest = max(storage.chunks(partition), default=None)
+    carried = SavedState() if newest is None else _read_chunk(storage, partition, newest)
+    end = 0 if newest is None else newest.end
+    alone = [file for file in files if file.version > carried.version and file.end <= end]
+    if alone:
+        return SavedState(alone[-1].version, alone[-1].version, _read_file(storage, partition, alone[-1]))
+    if carried.base is None:
+        return carried
+    base = next((file for file in files if file.version == carried.base), None)
+    if base is None:
+        raise FileNotFoundError(2, "no such state", f"state file {carried.base} of {storage.root}")
+    return carried._replace(full=_read_file(storage, partition, base))
+
+
+def _read_chunk(storage: LogStorage, partition: int, chunk: Chunk) -> SavedState:
+    metadata = read_metadata(storage, partition, chunk.name)
+    if not metadata.keys() & {_STATE, _VERSION, _BASE, _CHECKSUM}:
+        return SavedState()
+    if metadata.get(_CHECKSUM) != _checksum(metadata):
+        raise DamagedChunkError.of(
+            f"reading the state in chunk {storage.chunk_path(partition, chunk.name)}: its checksum differs; the file "
+            "was changed after it was written"
+        )
+    base = int(metadata[_BASE]) if metadata.get(_BASE) else None
+    return SavedState(int(metadata[_VERSION]), base, None, metadata[_STATE])
+
+
+def _read_file(storage: LogStorage, partition: int, file: StateFile) -> bytes:
+    checksum, _, full = storage.read_state(partition, file).partition(b"\n")
+    if state_content(file.version, full) != checksum + b"\n" + full:
+        raise DamagedChunkError.of(
+            f"reading {storage.state_path(partition, file)}: its checksum differs; the file was changed after it "
+            "was written"
+        )
+    return full
+
+
+def _checksum(metadata: Mapping[bytes, bytes]) -> bytes:
+    digest = xxhash.xxh3_64()
+    for name in (_VERSION, _BASE, _STATE):
+        value = metadata.get(name, b"")
+        digest.update(len(value).to_bytes(8, "little"))
+        digest.update(value)
+    return digest.hexdigest().encode()

@@ -1,0 +1,360 @@
+"""The one place that touches the file system on behalf of the log.
+
+Local and shared POSIX file systems. Another one (S3, HDFS) becomes a second class with the
+same methods; nothing above this module knows what a path is.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import socket
+import stat
+import tempfile
+import uuid
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from zmq_datasource.errors import LogError, LogFormatError
+from zmq_datasource.log.files import (
+    WriterLock,
+    make_directory,
+    reading,
+    sync_directory,
+    sync_file,
+    write_synced,
+    writing,
+)
+from zmq_datasource.log.layout import (
+    FORMAT_VERSION,
+    LOCK_NAME,
+    LOG_NAME,
+    TEMPORARY_PREFIX,
+    Chunk,
+    StateFile,
+    chunk_name,
+    growing_name,
+    parse_chunk_name,
+    parse_growing_name,
+    parse_state_name,
+)
+from zmq_datasource.log.reader_files import ReaderFiles
+from zmq_datasource.log.staged_files import StagedFiles
+
+__all__ = ["LogStorage", "default_location"]
+
+
+def default_location(identity: Mapping[str, Any]) -> str:
+    """The directory of a feed's log on this machine when the user names none.
+
+    Args:
+        identity: What tells feeds apart (socket type, endpoints, topics), as plain data.
+
+    Raises:
+        LogError: The parent directory in the temporary directory is not ours alone.
+    """
+    parent = Path(tempfile.gettempdir(), f"zmq_datasource-{os.getuid()}")
+    with suppress(FileExistsError):
+        parent.mkdir(mode=0o700)
+    found = parent.lstat()
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
+        raise LogError(
+            f"using {parent} for message logs: it must be a directory that only you can enter; "
+            "correct or remove it, or set walLocation"
+        )
+    text = json.dumps(identity, sort_keys=True, separators=(",", ":"))
+    return str(parent / hashlib.sha256(text.encode()).hexdigest()[:16])
+
+
+class LogStorage(StagedFiles, ReaderFiles):
+    """A log directory on a POSIX file system.
+
+    Args:
+        location: An absolute path or ``file:`` URI.
+
+    Raises:
+        OptionError: The location is something else.
+    """
+
+    def open_log(self) -> str:
+        """Create the log if there is none; return its id.
+
+        Raises:
+            LogFormatError: ``log.json`` is damaged or of another format version.
+            LogWriteError: The directory cannot be created or written.
+        """
+        with writing(f"creating the log in {self.root}"):
+            make_directory(self.root)
+            if not (self.root / LOG_NAME).exists():
+                temporary = self.root / f"{TEMPORARY_PREFIX}{uuid.uuid4().hex}"
+                log = {"format": FORMAT_VERSION, "log": uuid.uuid4().hex}
+                write_synced(temporary, json.dumps(log).encode())
+                try:
+                    # A link never replaces: of two that create the log at once, one wins.
+                    with suppress(FileExistsError):
+                        os.link(temporary, self.root / LOG_NAME)
+                finally:
+                    temporary.unlink()
+                sync_directory(self.root)
+        return self.log_id()
+
+    def log_id(self) -> str:
+        """The id in ``log.json``.
+
+        Raises:
+            LogFormatError: There is no log here, or not one this version reads.
+        """
+        path = self.root / LOG_NAME
+        try:
+            with reading(path):
+                data = json.loads(path.read_bytes())
+        except FileNotFoundError as e:
+            raise LogFormatError(
+                f"reading {path}: there is no log in this directory, or it is not reachable from this machine "
+                f"({socket.gethostname()}); walLocation must be a directory that the driver and every executor share"
+            ) from e
+        match data:
+            case {"format": int(version), "log": str(log)} if version == FORMAT_VERSION:
+                return log
+            case {"format": int(version)}:
+                raise LogFormatError(
+                    f"reading {path}: format version {version}, this release reads {FORMAT_VERSION}"
+                )
+        raise LogFormatError(f"reading {path}: it is not the description of a log")
+
+    def partitions(self) -> list[int]:
+        """The log partitions that exist, in order."""
+        with os.scandir(self.root) as entries:
+            return sorted(int(e.name) for e in entries if e.name.isdecimal() and e.is_dir())
+
+    def chunks(self, partition: int) -> Iterator[Chunk]:
+        """The sealed chunks of a partition, in no order."""
+        try:
+            with os.scandir(self._directory(partition)) as entries:
+                for entry in entries:
+                    ids = parse_chunk_name(entry.name)
+                    if ids is None:
+                        continue
+                    try:
+                        found = entry.stat()
+                    except FileNotFoundError:
+                        continue  # removed by its writer since the directory was read
+                    yield Chunk(*ids, found.st_size, found.st_mtime)
+        except FileNotFoundError:
+            return
+
+    def find_chunk(self, partition: int, first: int, end: int) -> Chunk | None:
+        """The chunk with exactly these ids, if there is one."""
+        try:
+            return self._describe(self.chunk_path(partition, chunk_name(first, end)))
+        except FileNotFoundError:
+            return None
+
+    def open_chunk(self, partition: int, name: str) -> pa.NativeFile:
+        """Memory-map a chunk for reading; FileNotFoundError if it is gone."""
+        return pa.memory_map(str(self.chunk_path(partition, name)))
+
+    def chunk_path(self, partition: int, name: str) -> Path:
+        """Where a chunk is, for messages."""
+        return self._directory(partition) / name
+
+    def write_chunk(
+        self, partition: int, name: str, write: Callable[[pa.NativeFile], None], sync: bool
+    ) -> Chunk:
+        """Make a chunk appear, whole, under its name.
+
+        Args:
+            write: Writes the content to the file it is given.
+            sync: Whether to force content and name to the disk before returning.
+
+        Raises:
+            LogWriteError: The file system refused; nothing appeared.
+        """
+        directory = self._directory(partition)
+        temporary = directory / f"{TEMPORARY_PREFIX}{name}"
+        final = directory / name
+        with writing(f"writing chunk {final}"):
+            try:
+                with pa.OSFile(str(temporary), "wb") as file:
+                    write(file)
+                if sync:
+                    sync_file(temporary)
+                os.rename(temporary, final)
+            except BaseException:
+                with suppress(OSError):
+                    temporary.unlink()
+                raise
+            if sync:
+                sync_directory(directory)
+            return self._describe(final)
+
+    def _describe(self, path: Path) -> Chunk:
+        ids, found = parse_chunk_name(path.name), path.stat()
+        assert ids is not None, path
+        return Chunk(*ids, found.st_size, found.st_mtime)
+
+    # A chunk that grows: see log.growing.
+
+    def growing_path(self, partition: int, first: int) -> Path:
+        """Where an open chunk is."""
+        return self._directory(partition) / growing_name(first)
+
+    def write_growing(self, partition: int, first: int, offset: int, content: bytes, sync: bool) -> None:
+        """Make an open chunk go on with this from ``offset`` on, where it ends.
+
+        May be repeated: what was not forced to the disk is written again, because the system may have forgotten it.
+
+        Raises:
+            LogWriteError: The file system refused; the chunk ends at ``offset`` still, as far as can be.
+        """
+        path = self.growing_path(partition, first)
+        with writing(f"writing {path}"):
+            descriptor = os.open(path, os.O_RDWR | (0 if offset else os.O_CREAT | os.O_TRUNC), 0o666)
+            try:
+                _write_whole(descriptor, content, offset)
+                if sync:
+                    sync_file(path)
+            except BaseException:
+                with suppress(OSError):
+                    os.ftruncate(descriptor, offset)
+                raise
+            finally:
+                os.close(descriptor)
+            if sync and not offset:
+                sync_directory(path.parent)
+
+    def end_growing_at(self, partition: int, first: int, size: int) -> None:
+        """Remove what is behind this place of an open chunk."""
+        path = self.growing_path(partition, first)
+        with writing(f"writing {path}"):
+            os.truncate(path, size)
+
+    def finish_growing(self, partition: int, first: int, name: str, sync: bool) -> Chunk:
+        """Give a chunk that is whole its name; may be repeated.
+
+        Raises:
+            LogWriteError: The file system refused.
+        """
+        path, final = self.growing_path(partition, first), self.chunk_path(partition, name)
+        with writing(f"writing chunk {final}"):
+            if path.exists() or not final.exists():
+                os.rename(path, final)
+            if sync:
+                sync_directory(final.parent)
+            return self._describe(final)
+
+    def set_aside(self, partition: int, name: str) -> Path:
+        """Give a file that cannot be used a name that nobody reads; where it is now."""
+        path = self._directory(partition) / name
+        with writing(f"setting {path} aside"):
+            aside = path.with_name(f"{name.removeprefix(TEMPORARY_PREFIX)}.{uuid.uuid4().hex[:8]}.damaged")
+            os.rename(path, aside)
+            sync_directory(path.parent)
+        return aside
+
+    def growing(self, partition: int) -> list[int]:
+        """The first ids of the open chunks there are: one at most, unless something went wrong."""
+        try:
+            with os.scandir(self._directory(partition)) as entries:
+                found = [parse_growing_name(entry.name) for entry in entries]
+        except FileNotFoundError:
+            return []
+        return sorted(first for first in found if first is not None)
+
+    def read_growing(self, partition: int, first: int) -> pa.Buffer:
+        """The content of an open chunk whose writer is gone."""
+        with pa.memory_map(str(self.growing_path(partition, first))) as file:
+            return file.read_buffer()
+
+    def remove_growing(self, partition: int, first: int) -> None:
+        """Delete an open chunk: what it held has its name by now."""
+        with writing(f"removing {self.growing_path(partition, first)}"):
+            self.growing_path(partition, first).unlink(missing_ok=True)
+
+    def remove_chunk(self, partition: int, name: str) -> None:
+        """Delete a chunk; one that is gone already is fine."""
+        with writing(f"removing chunk {self.chunk_path(partition, name)}"):
+            self.chunk_path(partition, name).unlink(missing_ok=True)
+
+    def remove_temporaries(self, partition: int) -> None:
+        """Delete what a crashed writer left unfinished. Only for the holder of the lock."""
+        with writing(f"cleaning {self._directory(partition)}"):
+            for kind in ("arrow", "json"):
+                for path in self._directory(partition).glob(f"{TEMPORARY_PREFIX}*.{kind}"):
+                    path.unlink(missing_ok=True)
+
+    def states(self, partition: int) -> list[StateFile]:
+        """The state files of a partition, oldest first."""
+        try:
+            with os.scandir(self._directory(partition)) as entries:
+                found = [parse_state_name(entry.name) for entry in entries]
+        except FileNotFoundError:
+            return []
+        return sorted(file for file in found if file is not None)
+
+    def state_path(self, partition: int, file: StateFile) -> Path:
+        """Where a state file is, for messages."""
+        return self._directory(partition) / file.name
+
+    def read_state(self, partition: int, file: StateFile) -> bytes:
+        """The content of a state file; FileNotFoundError if it is gone."""
+        path = self.state_path(partition, file)
+        with reading(path):
+            return path.read_bytes()
+
+    def write_state(self, partition: int, file: StateFile, content: bytes, sync: bool) -> None:
+        """Make a state file appear, whole.
+
+        Raises:
+            LogWriteError: The file system refused; nothing appeared.
+        """
+        final = self.state_path(partition, file)
+        temporary = final.with_name(f"{TEMPORARY_PREFIX}{final.name}")
+        with writing(f"writing {final}"):
+            try:
+                temporary.write_bytes(content)
+                if sync:
+                    sync_file(temporary)
+                os.rename(temporary, final)
+            except BaseException:
+                with suppress(OSError):
+                    temporary.unlink()
+                raise
+            if sync:
+                sync_directory(final.parent)
+
+    def remove_states(self, partition: int, but: int | None) -> None:
+        """Delete all state files but that of one version."""
+        for file in self.states(partition):
+            if file.version != but:
+                with writing(f"removing {self.state_path(partition, file)}"):
+                    self.state_path(partition, file).unlink(missing_ok=True)
+
+    def lock(self, partition: int, wait: float) -> WriterLock:
+        """Become the writer of a partition.
+
+        Args:
+            wait: Seconds to wait for a writer that is just stopping.
+
+        Raises:
+            LogLockedError: Another writer holds it still; says who.
+        """
+        directory = self._directory(partition)
+        return self._lock(
+            directory / LOCK_NAME,
+            wait,
+            f"opening log {self.root}",
+            "stop that query or proxy, or give this one a walLocation of its own",
+        )
+
+
+def _write_whole(descriptor: int, content: bytes, offset: int) -> None:
+    rest = memoryview(content)
+    while rest:
+        written = os.pwrite(descriptor, rest, offset)
+        rest, offset = rest[written:], offset + written

@@ -1,0 +1,86 @@
+"""What a Dafka producer publishes.
+
+The first frame: the message's id (one letter), the topic, a zero byte, the version (1), and
+its fields: strings with a length byte in front, numbers big-endian. A record (``M``) has the
+producer's address, the subject, the sequence (8 bytes), and its content in a second frame. A
+head (``H``) has the same but no content: how far the producer has counted. The other
+letters belong to consumers and stores.
+
+Source: dafka_proto.xml and the generated dafka_proto.c of zeromq/dafka.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from zmq_datasource.messages.framing.fields import Announced, Fields, Malformed, RawMessage, UnfitError
+
+__all__ = ["DafkaFraming"]
+
+_RECORD, _HEAD = b"M", b"H"
+_OF_OTHERS = (b"D", b"E", b"F", b"G", b"K", b"L", b"W")
+_VERSION = 1
+
+
+class DafkaFraming:
+    """``topic`` is the subject, ``publisher`` the producer's address."""
+
+    def decode(self, messages: Sequence[RawMessage]) -> Fields:
+        """Read the fields; never raises for what the bytes are."""
+        values: list[bytes] = []
+        topics: list[bytes | None] = []
+        publishers: list[bytes] = []
+        sequences: list[int] = []
+        rows: list[int] = []
+        malformed: list[Malformed] = []
+        announced: list[Announced] = []
+        skipped = 0
+        for row, message in enumerate(messages):
+            frames = message if isinstance(message, list) else [message]
+            kind = frames[0][:1]
+            if kind in _OF_OTHERS:
+                skipped += 1
+                continue
+            try:
+                if kind not in (_RECORD, _HEAD):
+                    raise UnfitError(f"{kind!r} is no letter of a Dafka message")
+                expected = 2 if kind == _RECORD else 1
+                if len(frames) != expected:
+                    raise UnfitError(f"it has {len(frames)} frames, {expected} expected")
+                publisher, subject, sequence = _read(frames[0])
+            except UnfitError as e:
+                malformed.append(Malformed(row, str(e)))
+                continue
+            if kind == _HEAD:
+                announced.append(Announced(row, subject, publisher, sequence))
+                continue
+            rows.append(row)
+            topics.append(subject)
+            publishers.append(publisher)
+            sequences.append(sequence)
+            values.append(frames[1])
+        return Fields(values, topics, publishers, sequences, rows, malformed, announced, skipped)
+
+
+def _read(frame: bytes) -> tuple[bytes, bytes, int]:
+    zero = frame.find(0, 1)
+    if zero < 0:
+        raise UnfitError("its topic does not end")
+    if frame[zero + 1 : zero + 2] != bytes([_VERSION]):
+        raise UnfitError(f"its version is not {_VERSION}")
+    publisher, at = _string(frame, zero + 2)
+    subject, at = _string(frame, at)
+    number = frame[at:]
+    if len(number) != 8:
+        raise UnfitError(f"the sequence has {len(number)} bytes, 8 expected")
+    sequence = int.from_bytes(number, "big")
+    if sequence >= 2**63:
+        raise UnfitError(f"the sequence {sequence} is outside 0 to {2**63 - 1}")
+    return publisher, subject, sequence
+
+
+def _string(frame: bytes, at: int) -> tuple[bytes, int]:
+    if at >= len(frame) or at + 1 + frame[at] > len(frame):
+        raise UnfitError("a string in it is cut off")
+    end = at + 1 + frame[at]
+    return frame[at + 1 : end], end

@@ -1,0 +1,64 @@
+"""What a Jupyter kernel publishes on its iopub channel.
+
+Frames: topic, the delimiter ``<IDS|MSG>``, signature, header, parent header, metadata,
+content, and any number of buffers. ``msg_id`` in the header is opaque: nothing can be judged
+by it. The signature is not checked, which would take the kernel's key.
+
+Source: jupyter-client's documentation, "Messaging in Jupyter", wire protocol 5.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from zmq_datasource.messages.framing.fields import Fields, Malformed, RawMessage, UnfitError
+
+__all__ = ["JupyterFraming"]
+
+_DELIMITER = b"<IDS|MSG>"
+
+
+class _Header(msgspec.Struct):
+    session: str
+
+
+class JupyterFraming:
+    """``value`` is the content, ``publisher`` the kernel's session, ``topic`` what is before the delimiter."""
+
+    def __init__(self) -> None:
+        self._header = msgspec.json.Decoder(_Header)
+
+    def decode(self, messages: Sequence[RawMessage]) -> Fields:
+        """Read the fields; never raises for what the bytes are."""
+        values: list[bytes] = []
+        topics: list[bytes | None] = []
+        publishers: list[bytes] = []
+        rows: list[int] = []
+        malformed: list[Malformed] = []
+        for row, message in enumerate(messages):
+            try:
+                topic, session, content = self._read(message if isinstance(message, list) else [message])
+            except UnfitError as e:
+                malformed.append(Malformed(row, str(e)))
+                continue
+            rows.append(row)
+            topics.append(topic)
+            publishers.append(session)
+            values.append(content)
+        return Fields(values, topics, publishers, rows=rows, malformed=malformed)
+
+    def _read(self, frames: list[bytes]) -> tuple[bytes | None, bytes, bytes]:
+        if _DELIMITER not in frames:
+            raise UnfitError("it has no frame <IDS|MSG>")
+        at = frames.index(_DELIMITER)
+        rest = frames[at + 1 :]
+        if len(rest) < 5:
+            raise UnfitError(f"it has {len(rest)} frames after <IDS|MSG>, 5 or more expected")
+        try:
+            session = self._header.decode(rest[1]).session
+        except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as e:
+            raise UnfitError(f"the header is no JSON object with a session: {e}") from e
+        # A surrogate may be written in JSON, but is no text.
+        return frames[0] if at else None, session.encode("utf-8", "replace"), rest[4]

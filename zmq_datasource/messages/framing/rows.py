@@ -1,0 +1,167 @@
+"""Fields to Arrow, and frames back from what the log keeps.
+
+``frames`` of a row is null where the other columns give the frames back exactly, so that an
+ordinary message is stored once. How they do is said by the batch itself, in its schema's
+metadata (``framing``), and so by each chunk of the log: a reader needs no options for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from zmq_datasource.messages.framing.fields import Fields, RawMessage
+from zmq_datasource.messages.framing.plain import text_of, times_of
+from zmq_datasource.messages.schemas import FRAMING, LOG_SCHEMA, MESSAGE_SCHEMA, row_schema
+
+__all__ = ["make_batch", "name_of", "to_rows"]
+
+_MOST_SHOWN_BYTES = 1 << 10
+_FRAMES = MESSAGE_SCHEMA.field("frames").type
+
+
+def make_batch(
+    framing: str,
+    fields: Fields,
+    messages: Sequence[RawMessage],
+    timestamps: Sequence[tuple[int, int]],
+    endpoints: Sequence[tuple[str, int]] | None = None,
+) -> pa.RecordBatch:
+    """A batch with ``MESSAGE_SCHEMA``, a row for each message in ``fields``.
+
+    Args:
+        messages: All messages that were decoded.
+        timestamps: When those were received; see ``decode_plain``.
+        endpoints: In the same way, where they came from: their publisher, if they name none.
+    """
+    rows = len(fields)
+    topic, bad = pa.nulls(rows, pa.string()), set[int]()
+    if fields.topics is not None:
+        topic, bad = text_of(fields.topics)
+    publisher = pa.nulls(rows, pa.string())
+    if fields.publishers is not None:
+        publisher, unreadable = _names(fields.publishers)
+        bad |= unreadable
+    elif endpoints is not None:
+        publisher = _origins(fields, endpoints)
+    columns = [
+        topic,
+        pa.array(fields.values, pa.binary()),
+        publisher,
+        pa.nulls(rows, pa.int64()) if fields.sequences is None else pa.array(fields.sequences, pa.int64()),
+        _times(fields, timestamps),
+        _kept_frames(framing, fields, messages, bad),
+    ]
+    schema = MESSAGE_SCHEMA
+    if framing in _REBUILD:
+        schema = schema.with_metadata({FRAMING: framing.encode()})
+    return pa.RecordBatch.from_arrays(columns, schema=schema)
+
+
+def _names(publishers: Sequence[bytes]) -> tuple[pa.Array, set[int]]:
+    """Publishers as strings, and the rows whose bytes were not UTF-8: those show in hex, to stay distinct."""
+    raw = pa.array(publishers, pa.binary())
+    try:
+        return raw.cast(pa.string()), set()
+    except pa.ArrowInvalid:
+        texts = [name_of(name) for name in publishers]
+        bad = {
+            row
+            for row, (name, text) in enumerate(zip(publishers, texts, strict=True))
+            if text.encode() != name
+        }
+        return pa.array(texts, pa.string()), bad
+
+
+def _origins(fields: Fields, endpoints: Sequence[tuple[str, int]]) -> pa.Array:
+    """The endpoint of each message."""
+    if len({endpoint for endpoint, _ in endpoints}) == 1:
+        return pa.repeat(pa.scalar(endpoints[0][0], pa.string()), len(fields))
+    everyone = pa.concat_arrays([pa.repeat(pa.scalar(name, pa.string()), count) for name, count in endpoints])
+    return everyone if fields.rows is None else everyone.take(pa.array(fields.rows, pa.int64()))
+
+
+def name_of(name: bytes) -> str:
+    """A publisher's name as text; in hex, cut where it is long, if it is no UTF-8."""
+    try:
+        return name.decode()
+    except UnicodeDecodeError:
+        return f"0x{name[:_MOST_SHOWN_BYTES].hex()}"
+
+
+def _times(fields: Fields, timestamps: Sequence[tuple[int, int]]) -> pa.Array:
+    times = times_of(timestamps)
+    return times if fields.rows is None else times.take(pa.array(fields.rows, pa.int64()))
+
+
+def _kept_frames(framing: str, fields: Fields, messages: Sequence[RawMessage], bad: set[int]) -> pa.Array:
+    """The frames of the rows whose other columns do not give them back."""
+    if framing in _REBUILD:
+        if not bad:
+            return pa.nulls(len(fields), _FRAMES)
+        return pa.array(
+            [_frames_of(messages[fields.row(at)]) if at in bad else None for at in range(len(fields))],
+            _FRAMES,
+        )
+    if fields.values is messages and fields.topics is None:  # each of one frame
+        return pa.nulls(len(fields), _FRAMES)
+    kept: list[list[bytes] | None] = []
+    for at in range(len(fields)):
+        message = _frames_of(messages[fields.row(at)])
+        topic = None if fields.topics is None else fields.topics[at]
+        plain = [fields.values[at]] if topic is None else [topic, fields.values[at]]
+        kept.append(None if message == plain and at not in bad else message)
+    return pa.array(kept, _FRAMES)
+
+
+def _frames_of(message: RawMessage) -> list[bytes]:
+    return message if isinstance(message, list) else [message]
+
+
+def to_rows(batch: pa.RecordBatch, include_frames: bool) -> pa.RecordBatch:
+    """A batch of the log as Spark wants it: without ``frames``, or with all of them filled in."""
+    if not include_frames:
+        return batch.select(row_schema(False).names).replace_schema_metadata(None)
+    return batch.set_column(
+        batch.schema.get_field_index("frames"), LOG_SCHEMA.field("frames"), _all_frames(batch)
+    ).replace_schema_metadata(None)
+
+
+def _all_frames(batch: pa.RecordBatch) -> pa.Array:
+    stored = batch.column("frames")
+    if stored.null_count == 0:
+        return stored
+    framing = (batch.schema.metadata or {}).get(FRAMING, b"").decode()
+    rebuild = _REBUILD.get(framing, _plain)
+    columns = (
+        pc.cast(batch.column("topic"), pa.binary()).to_pylist(),
+        pc.cast(batch.column("publisher"), pa.binary()).to_pylist(),
+        batch.column("sequence").to_pylist(),
+        batch.column("value").to_pylist(),
+    )
+    return pa.array(
+        [
+            frames if frames is not None else rebuild(*fields)
+            for frames, fields in zip(stored.to_pylist(), zip(*columns, strict=True), strict=True)
+        ],
+        _FRAMES,
+    )
+
+
+def _plain(topic: bytes | None, publisher: bytes | None, sequence: int, value: bytes) -> list[bytes]:
+    return [value] if topic is None else [topic, value]
+
+
+_Rebuild = Callable[[bytes, bytes, int, bytes], list[bytes]]
+_REBUILD: dict[str, _Rebuild] = {
+    "sequenced": lambda topic, publisher, n, value: [topic, publisher, n.to_bytes(8, "big"), value],
+    # A replay need not say the topic.
+    "vllm": lambda topic, publisher, n, value: [
+        *([] if topic is None else [topic]),
+        n.to_bytes(8, "big"),
+        value,
+    ],
+    "bitcoin": lambda topic, publisher, n, value: [topic, value, n.to_bytes(4, "little")],
+}

@@ -1,0 +1,184 @@
+"""From declared options and Spark's text to checked values. Knows no option by name.
+
+An ``OptionSet`` declares its options as annotated fields (``doc``); ``parse`` reads Spark's
+text into one, and ``describe`` tells what was declared, for the reference and for messages.
+"""
+
+from __future__ import annotations
+
+import difflib
+import functools
+from collections.abc import Collection, Iterator, Mapping
+from typing import Annotated, Any, ClassVar, NamedTuple, TypeVar, get_args, get_type_hints
+
+import msgspec
+from msgspec import Meta
+
+from zmq_datasource.errors import OptionError
+from zmq_datasource.options.types import (
+    ByteSize,
+    Choice,
+    CountedBy,
+    Duration,
+    Endpoints,
+    JsonPath,
+    Linger,
+    Location,
+    LogLocation,
+    Position,
+    ReplayFrom,
+    Topics,
+    ZmqOptions,
+)
+
+__all__ = ["OptionDoc", "OptionSet", "describe", "doc", "parse"]
+
+
+def doc(text: str, scope: str | None = None, **constraints: Any) -> Meta:
+    """Describe an option: its meaning, and ``stream`` or ``batch`` if it belongs to one kind of read.
+
+    Args:
+        constraints: msgspec's, such as ``ge`` and ``le``.
+    """
+    return Meta(description=text, extra={"scope": scope}, **constraints)
+
+
+class OptionSet(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+    """Base of all sets of options."""
+
+    # Not an option of its own name: parse() collects every "zmq.<name>" here.
+    zmq: ZmqOptions = msgspec.field(default_factory=ZmqOptions)
+
+    title: ClassVar[str] = "option"
+    ignored: ClassVar[frozenset[str]] = frozenset()
+    # What users of other sources and sinks call some of these, in lower case.
+    elsewhere: ClassVar[Mapping[str, str]] = {}
+
+    def check(self) -> None:
+        """Raise OptionError for values that are each right but do not go together."""
+
+    def refuse(self, fields: Collection[str], reason: str) -> None:
+        """Raise OptionError if one of these fields was set."""
+        for option in describe(type(self)):
+            if option.field in fields and getattr(self, option.field) != option.default_value:
+                raise OptionError(f"option {option.name} {reason}; remove it")
+
+    def of_scope(self, scope: str) -> list[str]:
+        """The fields that belong to one kind of read."""
+        return [option.field for option in describe(type(self)) if option.scope == scope]
+
+
+class OptionDoc(NamedTuple):
+    """One declared option, for the reference and for messages."""
+
+    name: str
+    field: str
+    words: str
+    default: str
+    default_value: Any
+    scope: str | None
+    doc: str
+    kind: type
+    hint: Any
+
+
+_O = TypeVar("_O", bound=OptionSet)
+
+
+@functools.cache
+def describe(cls: type[OptionSet]) -> tuple[OptionDoc, ...]:
+    """The options of ``cls`` in the order of declaration, without ``zmq.*``."""
+    return tuple(_describe(cls))
+
+
+def _describe(cls: type[OptionSet]) -> Iterator[OptionDoc]:
+    hints = get_type_hints(cls, include_extras=True)
+    for field in msgspec.structs.fields(cls):
+        if field.name == "zmq":
+            continue
+        hint = hints[field.name]
+        meta = next(a for a in hint.__metadata__ if isinstance(a, Meta))
+        default = field.default
+        kinds = [t for t in (get_args(hint.__origin__) or (hint.__origin__,)) if t is not type(None)]
+        shown = "" if default in (None, ()) else str(default)
+        yield OptionDoc(
+            name=field.encode_name,
+            field=field.name,
+            words=_words(kinds[0]),
+            default=shown.lower() if isinstance(default, bool) else shown,
+            default_value=default,
+            scope=(meta.extra or {}).get("scope"),
+            doc=meta.description or "",
+            kind=kinds[0],
+            hint=Annotated[kinds[0], meta],
+        )
+
+
+_TYPE_WORDS = {
+    str: "text",
+    int: "a whole number",
+    bool: "true or false",
+    CountedBy: "names",
+    Duration: "a duration",
+    JsonPath: "a path",
+    Linger: "milliseconds",
+    Location: "a path or URI",
+    LogLocation: "an absolute path",
+    ByteSize: "a size",
+    Endpoints: "endpoints",
+    Topics: "topics",
+    Position: "an offset",
+    ReplayFrom: "a sequence",
+}
+
+
+def _words(kind: type) -> str:
+    return kind.words() if issubclass(kind, Choice) else _TYPE_WORDS[kind]
+
+
+def parse(cls: type[_O], options: Mapping[str, str]) -> _O:
+    """Read Spark's text options (names in any case) into ``cls``.
+
+    Raises:
+        OptionError: An unknown name, a value outside its range, or values that do not go
+            together. Names the option, the value and what is allowed.
+    """
+    known = {option.name.lower(): option for option in describe(cls)}
+    values: dict[str, Any] = {}
+    zmq = ZmqOptions()
+    for raw_name, text in options.items():
+        name = raw_name.lower()
+        if name in cls.ignored:
+            continue
+        if name.startswith("zmq."):
+            zmq[name.removeprefix("zmq.")] = text
+        elif name in known:
+            values[known[name].field] = _read(known[name], text)
+        else:
+            raise OptionError(_unknown(cls, raw_name, known))
+    parsed = cls(**values, zmq=zmq)
+    parsed.check()
+    return parsed
+
+
+def _read(option: OptionDoc, text: str) -> Any:
+    try:
+        if hasattr(option.kind, "read"):
+            return option.kind.read(text.strip())
+        return msgspec.convert(text.strip(), option.hint, strict=False)
+    except ValueError as e:
+        # msgspec knows our type's name in Python, the user knows it in words.
+        reason = f"it must be {option.words}" if "got `str`" in str(e) else str(e)
+        if isinstance(e, msgspec.ValidationError):
+            reason += f" ({option.doc})"
+        raise OptionError(f"option {option.name}={text!r}: {reason}") from e
+
+
+def _unknown(cls: type[OptionSet], name: str, known: Mapping[str, OptionDoc]) -> str:
+    if name.lower() in cls.elsewhere:
+        return f"unknown {cls.title} {name!r}; did you mean {cls.elsewhere[name.lower()]!r}?"
+    near = difflib.get_close_matches(name.lower(), known, n=1, cutoff=0.5)
+    if near:
+        return f"unknown {cls.title} {name!r}; did you mean {known[near[0]].name!r}?"
+    names = ", ".join(sorted(option.name for option in known.values()))
+    return f"unknown {cls.title} {name!r}; there are {names}, and libzmq's own behind 'zmq.'"

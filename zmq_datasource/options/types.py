@@ -1,0 +1,375 @@
+"""What an option's text can mean: durations, sizes, endpoints, topics, positions.
+
+Each type has ``read(text)``, which raises ValueError with the reason and the way out, and
+``str()``, which shows a value as the reference does.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import ClassVar, NamedTuple, Self
+from urllib.parse import unquote, urlsplit
+
+import humanfriendly
+
+from zmq_datasource.options.offsets import Offset
+
+__all__ = [
+    "ByteSize",
+    "Choice",
+    "CountedBy",
+    "Duration",
+    "Endian",
+    "Endpoint",
+    "Endpoints",
+    "Framing",
+    "JsonPath",
+    "Linger",
+    "Location",
+    "LogLocation",
+    "OnLoss",
+    "OnMalformed",
+    "Position",
+    "ReplayFrom",
+    "Restart",
+    "SinkFraming",
+    "SinkSocket",
+    "SlowSubscriber",
+    "SourceSocket",
+    "Topics",
+    "View",
+    "WhenFull",
+    "ZmqOptions",
+]
+
+
+class Choice(str):
+    """One of a few words, read in any case."""
+
+    allowed: ClassVar[tuple[str, ...]]
+
+    @classmethod
+    def words(cls) -> str:
+        *others, last = cls.allowed
+        return f"{', '.join(others)} or {last}"
+
+    @classmethod
+    def read(cls, text: str) -> Self:
+        for word in cls.allowed:
+            if word.lower() == text.lower():
+                return cls(word)
+        raise ValueError(f"it must be {cls.words()}")
+
+
+class SourceSocket(Choice):
+    """The type of a source's socket."""
+
+    allowed = ("SUB", "PULL", "ROUTER")
+
+
+class SinkSocket(Choice):
+    """The type of a sink's socket."""
+
+    allowed = ("PUSH", "PUB", "DEALER")
+
+
+class Framing(Choice):
+    """How a message's frames carry its fields, at the source."""
+
+    allowed = ("plain", "sequenced", "vllm", "bitcoin", "clone", "dafka", "jupyter", "custom")
+
+
+class SinkFraming(Choice):
+    """The same at the sink."""
+
+    allowed = ("plain", "sequenced")
+
+
+class Endian(Choice):
+    """A byte order."""
+
+    allowed = ("big", "little")
+
+
+class Restart(Choice):
+    """What a lower number can mean."""
+
+    allowed = ("start", "never")
+
+
+class OnLoss(Choice):
+    """What missing sequences do."""
+
+    allowed = ("count", "warn", "fail")
+
+
+class OnMalformed(Choice):
+    """What a message does that does not fit its framing."""
+
+    allowed = ("skip", "fail")
+
+
+class View(Choice):
+    """What a batch read of a log shows."""
+
+    allowed = ("messages", "gaps")
+
+
+class SlowSubscriber(Choice):
+    """What a full queue of a plain subscriber means to a proxy."""
+
+    allowed = ("drop", "wait", "disconnect")
+
+
+class WhenFull(Choice):
+    """What a full log means to a proxy."""
+
+    allowed = ("discard", "wait")
+
+
+class CountedBy(tuple[str, ...]):
+    """What has a counter of its own; empty: nothing is judged."""
+
+    allowed = ("publisher", "topic", "endpoint")
+
+    def __str__(self) -> str:
+        return ",".join(self) or "none"
+
+    @classmethod
+    def read(cls, text: str) -> CountedBy:
+        parts = [part.strip().lower() for part in text.split(",")]
+        if parts == ["none"]:
+            return cls()
+        if not set(parts) <= set(cls.allowed):
+            raise ValueError("it must be none, or a list of publisher, topic, endpoint")
+        return cls(name for name in cls.allowed if name in parts)
+
+
+class JsonPath(tuple[str, ...]):
+    """Names from the top of a JSON text to one of its values."""
+
+    def __str__(self) -> str:
+        return ".".join(self)
+
+    @classmethod
+    def read(cls, text: str) -> JsonPath:
+        names = text.removeprefix("$").removeprefix(".").split(".")
+        if not all(names):
+            raise ValueError("a path is names with dots between, as in frameNumber or header.frame")
+        return cls(names)
+
+
+class Location(str):
+    """A path or URI. Shows no credentials that are in it; ``plain`` has them."""
+
+    @property
+    def plain(self) -> str:
+        return str.__str__(self)
+
+    def __str__(self) -> str:
+        return re.sub(r"://.*@", "://***@", str.__str__(self))
+
+    def __repr__(self) -> str:
+        return repr(str(self))
+
+    def __format__(self, spec: str) -> str:
+        return format(str(self), spec)
+
+    @classmethod
+    def read(cls, text: str) -> Location:
+        return cls(text)
+
+
+class LogLocation(str):
+    """An absolute path on a file system that is mounted: what several processes, on several machines, mean by it."""
+
+    @classmethod
+    def read(cls, text: str) -> LogLocation:
+        scheme, colon, _ = text.partition(":")
+        if colon and re.fullmatch("[A-Za-z][A-Za-z0-9+.-]*", scheme):
+            if scheme.lower() == "dbfs":
+                raise ValueError(
+                    f"on Databricks write the path /dbfs{urlsplit(text).path}, or that of a volume (/Volumes/...)"
+                )
+            if scheme.lower() != "file":
+                raise ValueError(
+                    "only local or shared (NFS) directories are supported, as an absolute path or a file: URI; not "
+                    f"{scheme}:"
+                )
+            parts = urlsplit(text)
+            if parts.netloc not in ("", "localhost"):
+                raise ValueError(f"a file: URI has three slashes, as in file:///{parts.netloc}{parts.path}")
+            text = unquote(parts.path)
+        if not text.startswith("/"):
+            raise ValueError(
+                "it must be an absolute path, as in /data/wal, or a file: URI: each process of Spark has a working "
+                "directory of its own"
+            )
+        return cls(text)
+
+
+class ReplayFrom(NamedTuple):
+    """``earliest``, or a sequence."""
+
+    sequence: int | None
+
+    def __str__(self) -> str:
+        return "earliest" if self.sequence is None else str(self.sequence)
+
+    @classmethod
+    def read(cls, text: str) -> ReplayFrom:
+        if text.lower() == "earliest":
+            return cls(None)
+        if not (text.isascii() and text.isdecimal() and int(text) < 2**63):
+            raise ValueError("it must be earliest or a sequence from 0")
+        return cls(int(text))
+
+
+class Duration(float):
+    """Seconds, read from text with a unit: ``500ms``, ``10s``, ``15 minutes``."""
+
+    def __str__(self) -> str:
+        return humanfriendly.format_timespan(float(self)) if self else "0s"
+
+    @classmethod
+    def read(cls, text: str) -> Duration:
+        try:
+            if not re.search("[a-zA-Z]", text):
+                raise humanfriendly.InvalidTimespan("no unit")
+            return cls(humanfriendly.parse_timespan(text))
+        except humanfriendly.InvalidTimespan as e:
+            raise ValueError("a duration is a number and a unit: 500ms, 10s, 5 minutes") from e
+
+
+class Linger(int):
+    """libzmq's linger in milliseconds: a plain number as there (-1: for ever), or with a unit."""
+
+    def __str__(self) -> str:
+        return f"{int(self)} ms"
+
+    @classmethod
+    def read(cls, text: str) -> Linger:
+        millis = int(text) if re.fullmatch(r"-?\d+", text) else round(Duration.read(text) * 1000)
+        if millis < -1:
+            raise ValueError("linger is -1 (for ever), 0 or more milliseconds")
+        return cls(millis)
+
+
+class ByteSize(int):
+    """Bytes, read from ``1048576``, ``64m`` or ``4 GiB``; units are powers of 1024 as in Spark."""
+
+    def __str__(self) -> str:
+        return str(humanfriendly.format_size(int(self), binary=True))
+
+    @classmethod
+    def read(cls, text: str) -> ByteSize:
+        try:
+            size = cls(humanfriendly.parse_size(text, binary=True))
+        except humanfriendly.InvalidSize as e:
+            raise ValueError("a size is a number of bytes, or has a unit: 64m, 4 GiB") from e
+        if size < 1:
+            raise ValueError("a size is at least 1 byte")
+        return size
+
+
+class Endpoint(NamedTuple):
+    """One address: ``tcp://host:port`` or ``ipc://path``."""
+
+    transport: str
+    address: str
+
+    def __str__(self) -> str:
+        return f"{self.transport}://{self.address}"
+
+    @property
+    def host_port(self) -> tuple[str, int]:
+        """Host (without IPv6 brackets) and port of a tcp endpoint."""
+        # libzmq allows "source:port;host:port"; the peer is behind the semicolon.
+        host, _, port = self.address.rpartition(";")[2].rpartition(":")
+        return host.strip("[]"), int(port)
+
+    @classmethod
+    def read(cls, text: str) -> Endpoint:
+        transport, separator, address = text.partition("://")
+        if not separator:
+            raise ValueError(f"{text!r} has no transport; write tcp://{text} or ipc://{text}")
+        if transport not in ("tcp", "ipc"):
+            raise ValueError(f"transport {transport!r} of {text!r} is not supported; use tcp:// or ipc://")
+        if transport == "ipc":
+            # sockaddr_un holds 108 bytes with the closing zero; libzmq would refuse it later.
+            if not 0 < len(address.encode()) < 108:
+                raise ValueError(f"the path of {text!r} must have 1 to 107 bytes")
+            return cls(transport, address)
+        host, separator, port = address.rpartition(":")
+        if not separator or not host:
+            raise ValueError(f"{text!r} must be tcp://host:port")
+        if not (port.isascii() and port.isdecimal() and 1 <= int(port) <= 65535):
+            # libzmq takes port modulo 65536 and dials port 0 without a word.
+            raise ValueError(f"port {port!r} of {text!r} must be a number from 1 to 65535")
+        return cls(transport, address)
+
+
+class Endpoints(tuple[Endpoint, ...]):
+    """Comma-separated endpoints."""
+
+    def __str__(self) -> str:
+        return ",".join(map(str, self))
+
+    @classmethod
+    def read(cls, text: str) -> Endpoints:
+        parts = [part.strip() for part in text.split(",") if part.strip()]
+        if not parts:
+            raise ValueError("it names no endpoint; write tcp://host:port or ipc://path")
+        endpoints = cls(Endpoint.read(part) for part in parts)
+        doubles = {str(e) for e in endpoints if endpoints.count(e) > 1}
+        if doubles:
+            raise ValueError(f"{', '.join(sorted(doubles))} is named more than once")
+        return endpoints
+
+
+class Topics(tuple[str, ...]):
+    """Topic prefixes: comma-separated, or a JSON list where a prefix holds a comma."""
+
+    def __str__(self) -> str:
+        return ",".join(self)
+
+    @classmethod
+    def read(cls, text: str) -> Topics:
+        if not text.lstrip().startswith("["):
+            return cls(dict.fromkeys(part.strip() for part in text.split(",")))
+        try:
+            listed = json.loads(text)
+        except json.JSONDecodeError as e:
+            raise ValueError(f'it is no JSON list of texts: {e}; as in ["a", "b,c"]') from e
+        if not listed or not all(isinstance(topic, str) for topic in listed):
+            raise ValueError('a JSON list of topics holds texts only, as in ["a", "b,c"]')
+        return cls(dict.fromkeys(listed))
+
+
+class Position(NamedTuple):
+    """``earliest``, ``latest``, or an offset in JSON."""
+
+    word: str | None
+    offset: Offset | None
+
+    def __str__(self) -> str:
+        return self.word or json.dumps(self.offset.to_json() if self.offset else None)
+
+    @classmethod
+    def read(cls, text: str) -> Position:
+        if text.lower() in ("earliest", "latest"):
+            return cls(text.lower(), None)
+        if not text.lstrip().startswith("{"):
+            raise ValueError("it must be earliest, latest, or an offset in JSON")
+        return cls(None, Offset.from_json(text))
+
+
+_SECRET = re.compile("secret|password", re.IGNORECASE)
+
+
+class ZmqOptions(dict[str, str]):
+    """The ``zmq.*`` options by lower-case libzmq name. Never shows a secret's value."""
+
+    def __repr__(self) -> str:
+        return repr({k: "***" if _SECRET.search(k) else v for k, v in self.items()})

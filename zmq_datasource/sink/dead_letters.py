@@ -1,0 +1,162 @@
+"""What a sink sets aside: rows of a batch with their reason, as Parquet files on any file system that pyarrow knows.
+
+``spark.read.parquet(location)`` reads them. A task stages its own (``StagedLetters``) under ``_staging``, where Spark
+does not look; when the batch is committed (``commit_letters``) those of the tasks that won replace
+whatever an earlier run of the same batch had left, in ``query=<id>/batch=<n>``; so they are there
+once, however often tasks and batches are repeated.
+"""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from types import TracebackType
+from typing import Any, NamedTuple, Self
+
+import pyarrow as pa
+
+from zmq_datasource.errors import DeadLetterError
+from zmq_datasource.host.locations import directory_of, without_secrets
+from zmq_datasource.options.types import Location
+
+__all__ = ["Row", "StagedLetters", "abort_letters", "commit_letters"]
+
+
+class Row(NamedTuple):
+    """A row that could not be sent: topic and value, or frames."""
+
+    topic: bytes | None
+    value: bytes | None
+    frames: list[bytes] | None
+
+
+_ROW_SCHEMA = pa.schema(
+    [
+        ("timestamp", pa.timestamp("us", tz="UTC")),
+        ("reason", pa.string()),
+        ("topic", pa.binary()),
+        ("value", pa.binary()),
+        ("frames", pa.list_(pa.field("element", pa.binary()))),
+        ("partition", pa.int32()),
+    ]
+)
+_STAGED_BYTES = 8 << 20
+
+
+class StagedLetters:
+    """The dead letters of one task; use it in a ``with`` block. Nothing is written without any.
+
+    Args:
+        location: As in ``deadLetterLocation``.
+        query, batch, partition: Whose they are.
+
+    Attributes:
+        name: The staged file; None while there is none.
+    """
+
+    def __init__(self, location: Location, query: str, batch: int, partition: int) -> None:
+        self._location = location
+        self._query, self._batch, self._partition = query, batch, partition
+        self._rows: list[dict[str, object]] = []
+        self._bytes = 0
+        self._writer: Any = None
+        self.name: str | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def add(self, row: Row, reason: str) -> None:
+        """Set a row aside.
+
+        Raises:
+            DeadLetterError: The file system refused.
+        """
+        self._rows.append(
+            {
+                "timestamp": time.time_ns() // 1000,
+                "reason": reason,
+                **row._asdict(),
+                "partition": self._partition,
+            }
+        )
+        self._bytes += len(row.value or b"") + sum(map(len, row.frames or ())) + 200
+        if self._bytes >= _STAGED_BYTES:
+            self._write()
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._rows and kind is None:
+            self._write()
+        if self._writer is not None:
+            with _storing(self._location, "finishing dead letters"):
+                self._writer.close()
+
+    def _write(self) -> None:
+        from pyarrow import parquet  # noqa: PLC0415 - a tenth of a second, only where a row is set aside
+
+        with _storing(self._location, "staging dead letters"):
+            if self._writer is None:
+                system, directory = directory_of(self._location)
+                staging = f"{directory}/{_staging(self._query, self._batch)}"
+                system.create_dir(staging, recursive=True)
+                self.name = f"{uuid.uuid4().hex}.parquet"
+                self._writer = parquet.ParquetWriter(f"{staging}/{self.name}", _ROW_SCHEMA, filesystem=system)
+            self._writer.write_table(pa.Table.from_pylist(self._rows, _ROW_SCHEMA))
+        self._rows, self._bytes = [], 0
+
+
+def commit_letters(location: Location, query: str, batch: int, names: Sequence[str]) -> None:
+    """The batch is done: show the letters of its tasks, and nothing that an earlier run of it had left.
+
+    Args:
+        names: The staged files of the tasks that won.
+
+    Raises:
+        DeadLetterError: The file system refused.
+    """
+    from pyarrow import fs  # noqa: PLC0415 - a tenth of a second, only where a row is set aside
+
+    with _storing(location, f"committing the dead letters of batch {batch}"):
+        system, directory = directory_of(location)
+        final, staging = f"{directory}/query={query}/batch={batch}", f"{directory}/{_staging(query, batch)}"
+        if system.get_file_info(final).type != fs.FileType.NotFound:
+            system.delete_dir(final)
+        if names:
+            system.create_dir(final, recursive=True)
+        for name in names:
+            system.move(f"{staging}/{name}", f"{final}/{name}")
+    abort_letters(location, query, batch)
+
+
+def abort_letters(location: Location, query: str, batch: int) -> None:
+    """Delete what the batch's tasks have staged.
+
+    Raises:
+        DeadLetterError: The file system refused.
+    """
+    from pyarrow import fs  # noqa: PLC0415 - a tenth of a second, only where a row is set aside
+
+    with _storing(location, f"removing the staged dead letters of batch {batch}"):
+        system, directory = directory_of(location)
+        staging = f"{directory}/{_staging(query, batch)}"
+        if system.get_file_info(staging).type != fs.FileType.NotFound:
+            system.delete_dir(staging)
+
+
+def _staging(query: str, batch: int) -> str:
+    return f"_staging/{query}-{batch}"
+
+
+@contextmanager
+def _storing(location: Location, act: str) -> Iterator[None]:
+    try:
+        yield
+    # Each file system raises what it likes, and its own words may hold a secret.
+    except Exception as e:
+        raise DeadLetterError(f"{act} in {location}: {without_secrets(e, location)}") from None

@@ -1,0 +1,182 @@
+"""What a source sets aside: messages with their reason, as Parquet files on any file system that pyarrow knows.
+
+``spark.read.parquet(location)`` reads them. They never hold anybody up: a thread of its own writes what was added, in
+files of some thousands, and what it cannot write is counted and said.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import math
+import queue
+import threading
+import time
+import uuid
+from collections.abc import Callable, Sequence
+from types import TracebackType
+from typing import Self
+
+import pyarrow as pa
+
+from zmq_datasource.host.limited_logging import LimitedLog
+from zmq_datasource.host.locations import directory_of, without_secrets
+from zmq_datasource.options.types import Location
+from zmq_datasource.source.intake import MalformedMessage
+
+__all__ = ["DEAD_LETTER_SCHEMA", "DeadLetters"]
+
+_log = logging.getLogger(__name__)
+
+DEAD_LETTER_SCHEMA = pa.schema(
+    [
+        ("timestamp", pa.timestamp("us", tz="UTC")),
+        ("reason", pa.string()),
+        ("framing", pa.string()),
+        ("endpoint", pa.string()),
+        ("frames", pa.list_(pa.field("element", pa.binary()))),
+    ]
+)
+
+# Once so much waits for the file system, further letters are lost, and counted. One of any size is let in before.
+_MAX_WAITING_BYTES = 64 << 20
+_FILE_MESSAGES = 10_000
+_FILE_SECONDS = 1.0
+_CLOSE_SECONDS = 10.0
+# What may pass by itself is tried again for so long; what comes meanwhile waits, within its bound.
+_RETRY_SECONDS, _RETRY_PAUSE = 60.0, 0.5
+_TRANSIENT = (errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE, errno.EIO, errno.ESTALE)
+
+
+class DeadLetters:
+    """Writes dead letters; use it in a ``with`` block.
+
+    Args:
+        location: A directory, as a path or URI.
+        framing: The framing that the messages do not fit.
+        lost: Called with a number of letters that could not be written.
+    """
+
+    def __init__(self, location: Location, framing: str, lost: Callable[[int], None]) -> None:
+        self._location = location
+        self._framing = framing
+        self._lost = lost
+        self._waiting: queue.SimpleQueue[Sequence[MalformedMessage] | None] = queue.SimpleQueue()
+        self._waiting_bytes = 0
+        self._waiting_letters = 0
+        self._losses = LimitedLog(__name__, "times that dead letters could not be kept")
+        self._lock = threading.Lock()
+        self._closing = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="zmq-dead-letters", daemon=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Write what waits; a file system that does not answer is not waited for long."""
+        self._waiting.put(None)
+        self._closing.set()
+        self._thread.join(_CLOSE_SECONDS)
+        self._losses.flush()
+        if self._thread.is_alive():
+            with self._lock:
+                left = self._waiting_letters
+            self._lost(left)
+            _log.error(
+                "%s has not answered for %.0f s: %d dead letters are lost",
+                self._location,
+                _CLOSE_SECONDS,
+                left,
+            )
+
+    def add(self, letters: Sequence[MalformedMessage]) -> None:
+        """Keep messages. Never waits."""
+        size = _size(letters)
+        with self._lock:
+            full = self._waiting_bytes >= _MAX_WAITING_BYTES
+            if not full:
+                self._waiting_bytes += size
+                self._waiting_letters += len(letters)
+        if full:
+            self._lose(letters, f"{_MAX_WAITING_BYTES >> 20} MiB wait for it")
+        else:
+            self._waiting.put(letters)
+
+    def _lose(self, letters: Sequence[MalformedMessage], why: str) -> None:
+        self._lost(len(letters))
+        self._losses.warn("%d dead letters could not be kept in %s: %s", len(letters), self._location, why)
+
+    # The thread.
+
+    def _run(self) -> None:
+        ended = False
+        while not ended:
+            letters: list[MalformedMessage] = []
+            deadline = math.inf
+            while len(letters) < _FILE_MESSAGES:
+                left = deadline - time.monotonic()
+                try:
+                    more = self._waiting.get(timeout=None if left == math.inf else max(left, 0))
+                except queue.Empty:
+                    break
+                if more is None:
+                    ended = True
+                    break
+                letters += more
+                deadline = min(deadline, time.monotonic() + _FILE_SECONDS)
+            if letters:
+                self._keep(letters)
+                with self._lock:
+                    self._waiting_bytes -= _size(letters)
+                    self._waiting_letters -= len(letters)
+
+    def _keep(self, letters: Sequence[MalformedMessage]) -> None:
+        deadline = time.monotonic() + _RETRY_SECONDS
+        name = f"{time.strftime('%Y%m%dT%H%M%S', time.gmtime())}-{uuid.uuid4().hex}.parquet"
+        while True:
+            last = self._closing.is_set() or time.monotonic() >= deadline
+            try:
+                self._write(letters, name)
+                return
+            # Whatever a file system of somebody else's raises: the feed goes on.
+            except Exception as e:
+                why = without_secrets(e, self._location)
+                if last or not (isinstance(e, OSError) and e.errno in _TRANSIENT):
+                    self._lose(letters, why)
+                    return
+                self._losses.warn("trying again to keep dead letters in %s: %s", self._location, why)
+            self._closing.wait(_RETRY_PAUSE)
+
+    def _write(self, letters: Sequence[MalformedMessage], name: str) -> None:
+        # Imported here because they cost a tenth of a second, which only the first letter should.
+        from pyarrow import parquet  # noqa: PLC0415
+
+        table = pa.Table.from_pylist(
+            [
+                {
+                    "timestamp": letter.timestamp,
+                    "reason": letter.reason,
+                    "framing": self._framing,
+                    "endpoint": letter.endpoint,
+                    "frames": letter.frames,
+                }
+                for letter in letters
+            ],
+            DEAD_LETTER_SCHEMA,
+        )
+        system, directory = directory_of(self._location)
+        system.create_dir(directory, recursive=True)
+        # Spark leaves out what begins with a dot, so nobody reads half a file.
+        parquet.write_table(table, f"{directory}/.{name}", filesystem=system)
+        system.move(f"{directory}/.{name}", f"{directory}/{name}")
+
+
+def _size(letters: Sequence[MalformedMessage]) -> int:
+    # A frame costs Python some bytes more than it has.
+    return sum(sum(map(len, letter.frames)) + 64 * len(letter.frames) + 200 for letter in letters)

@@ -1,0 +1,86 @@
+"""What is done about messages that do not fit or never came: kept, logged at a bounded rate, or fatal."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from zmq_datasource.counters import SourceCounters
+from zmq_datasource.errors import MalformedMessageError, MessageLossError, SocketError
+from zmq_datasource.host.limited_logging import LimitedLog
+from zmq_datasource.options import FramingOptions
+from zmq_datasource.sequences import Gap, Judge, Key
+from zmq_datasource.source.dead_letters import DeadLetters
+from zmq_datasource.source.intake import Findings, MalformedMessage, describe_key
+
+__all__ = ["Incidents"]
+
+
+class Incidents:
+    """Acts on findings, as ``onMalformed``, ``deadLetterLocation`` and ``onLoss`` say.
+
+    Attributes:
+        failure: Why receiving must end, once what came before is in the log.
+    """
+
+    def __init__(
+        self,
+        options: FramingOptions,
+        judge: Judge | None,
+        counters: SourceCounters,
+        letters: DeadLetters | None,
+    ) -> None:
+        self._options = options
+        self._judge = judge
+        self._counters = counters
+        self._letters = letters
+        self._malformed = LimitedLog(__name__, "malformed messages")
+        self._losses = LimitedLog(__name__, "losses")
+        self._restarts = LimitedLog(__name__, "restarts of publishers")
+        self.failure: SocketError | None = None
+
+    def take(self, findings: Findings) -> None:
+        """Act on what was found in some messages."""
+        if findings.malformed:
+            self._take_malformed(findings.malformed)
+        for key in findings.restarts:
+            self._restarts.warn("a publisher started anew: %s", self._name(key))
+        if not self._options.replay_endpoint:
+            self.lose(findings.gaps)
+
+    def _take_malformed(self, letters: Sequence[MalformedMessage]) -> None:
+        if self._letters is not None:
+            self._letters.add(letters)
+        framing = self._options.framing
+        for letter in letters:
+            self._malformed.warn(
+                "a message from %s does not fit framing=%s: %s", letter.endpoint, framing, letter.reason
+            )
+        if self._options.on_malformed == "fail":
+            first = letters[0]
+            self.failure = self.failure or MalformedMessageError(
+                f"reading a message from {first.endpoint}: it does not fit framing={framing}: {first.reason}. Correct "
+                "the framing, or set onMalformed=skip (and deadLetterLocation to keep such messages)"
+            )
+
+    def lose(self, gaps: Sequence[Gap]) -> None:
+        """These are missing, and nobody will be asked for them (any more)."""
+        if self._judge is None or self._options.on_loss == "count":
+            return
+        for gap in gaps:
+            first, last = self._judge.number(gap.first), self._judge.number(gap.last)
+            text = f"{gap.size} messages of {self._name(gap.key)} never came: sequences {first} to {last}"
+            if self._options.on_loss == "fail":
+                self.failure = self.failure or MessageLossError(
+                    f"{text}. They are in the gap table; the query can be started again and goes on behind them. To go "
+                    "on by itself, set onLoss=warn; to fetch them, set replayEndpoint if the publisher has one"
+                )
+            self._losses.warn("%s", text)
+
+    def flush(self) -> None:
+        """To be called now and then: tells what the logs have left out."""
+        for log in (self._malformed, self._losses, self._restarts):
+            log.flush()
+
+    def _name(self, key: Key) -> str:
+        assert self._judge is not None
+        return describe_key(self._judge.numbering.by, key)

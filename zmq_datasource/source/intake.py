@@ -1,0 +1,393 @@
+"""From what a socket gave to rows: framing, judgement, deduplication, and what is to be said of it.
+
+Pure: it is given messages and times, and gives a batch and findings. What it must not forget, it
+hands over as bytes (``full``, ``delta``) that the log keeps beside the rows.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, fields
+from itertools import accumulate, repeat
+from typing import Any, NamedTuple
+
+import msgspec
+import pyarrow as pa
+import pyarrow.compute as pc
+import xxhash
+
+from zmq_datasource.counters import SourceCounters
+from zmq_datasource.messages.framing import (
+    Fields,
+    RawMessage,
+    decode_plain,
+    make_batch,
+    make_framing,
+    name_of,
+)
+from zmq_datasource.messages.framing.replay import Reply
+from zmq_datasource.options import FramingOptions, Numbering
+from zmq_datasource.sequences import Gap, Judge, Key, Sample, Totals, Verdict, state
+
+__all__ = ["Findings", "Intake", "MalformedMessage", "Run", "describe_key", "read_counters", "read_gaps"]
+
+
+class Run(NamedTuple):
+    """Messages received together: when (microseconds since the epoch), how many, from where.
+
+    ``connection`` is how many connections the endpoint has had by then.
+    """
+
+    timestamp: int
+    messages: int
+    endpoint: str
+    connection: int = 0
+
+
+class MalformedMessage(NamedTuple):
+    """A message that does not fit its framing, whole."""
+
+    reason: str
+    frames: list[bytes]
+    timestamp: int
+    endpoint: str
+
+
+@dataclass
+class Findings:
+    """What the rows do not show."""
+
+    malformed: list[MalformedMessage] = field(default_factory=list)
+    gaps: list[Gap] = field(default_factory=list)
+    restarts: list[Key] = field(default_factory=list)
+    abandoned: list[Gap] = field(default_factory=list)
+
+    def add(self, verdict: Verdict) -> None:
+        self.gaps += verdict.gaps
+        self.restarts += verdict.restarts
+        self.abandoned += verdict.abandoned
+
+
+def describe_key(by: Sequence[str], key: Key) -> str:
+    """A counter, in words."""
+    return " ".join(f"{name} {text!r}" for name, text in _names(by, key).items())
+
+
+class Intake:
+    """Reads and judges one feed.
+
+    Args:
+        options: The framing and how its messages are numbered.
+        counters: Where to count.
+    """
+
+    def __init__(self, options: FramingOptions, counters: SourceCounters) -> None:
+        self._options = options
+        self._counters = counters
+        self._framing = make_framing(options)
+        numbering = options.numbering
+        self.judge = None if numbering is None else Judge(numbering, options.max_publishers, options.max_gaps)
+        self._changed = False
+        self._base_is_foreign = False
+
+    def read(self, messages: Sequence[RawMessage], runs: Sequence[Run]) -> tuple[pa.RecordBatch, Findings]:
+        """Messages of the live flow to rows.
+
+        Args:
+            runs: Where and when they came from, in their order.
+
+        Returns:
+            A batch with ``messages.MESSAGE_SCHEMA``, and what is to be said of it.
+        """
+        findings = Findings()
+        timestamps = [(run.timestamp, run.messages) for run in runs]
+        if self._framing is None:
+            batch = decode_plain(messages, timestamps)
+        else:
+            fields = self._framing.decode(messages)
+            origin = _origins(runs)
+            self._set_aside(fields, messages, origin, findings)
+            if self.judge is not None:
+                fields = self._judge(self.judge, fields, runs, origin, findings)
+            batch = make_batch(self._options.framing, fields, messages, timestamps, self._endpoints(runs))
+        self._count(batch)
+        return batch, findings
+
+    def _set_aside(
+        self, fields: Fields, messages: Sequence[RawMessage], origin: Callable[[int], Run], findings: Findings
+    ) -> None:
+        self._counters.control += fields.skipped + len(fields.announced)
+        self._counters.malformed += len(fields.malformed)
+        for row, reason in fields.malformed:
+            message, run = messages[row], origin(row)
+            frames = message if isinstance(message, list) else [message]
+            findings.malformed.append(MalformedMessage(reason, frames, run.timestamp, run.endpoint))
+        self._changed = self._changed or bool(fields.skipped or fields.announced or fields.malformed)
+
+    def _judge(
+        self,
+        judge: Judge,
+        fields: Fields,
+        runs: Sequence[Run],
+        origin: Callable[[int], Run],
+        findings: Findings,
+    ) -> Fields:
+        for run in runs:
+            judge.connections[run.endpoint.encode()] = run.connection
+        if fields.sequences:
+            keys = _keys(judge.numbering.by, fields, runs)
+            verdict = judge.judge(keys, fields.sequences, lambda at: origin(fields.row(at)).timestamp)
+            findings.add(verdict)
+            if self._options.replay_endpoint and fields.topics:
+                self._note_latest(judge, keys, fields.topics, fields.sequences, fields.values)
+            left_out = verdict.overlapping + (verdict.duplicates if self._options.deduplicate else [])
+            if left_out:
+                self._changed = True
+                fields = fields.without(left_out)
+        for row, topic, publisher, last, end in fields.announced:
+            run = origin(row)
+            parts = {"topic": topic or b"", "publisher": publisher or b"", "endpoint": run.endpoint.encode()}
+            key = tuple(_bounded(parts[name]) for name in judge.numbering.by)
+            findings.add(judge.announce(key if len(key) > 1 else key[0], last, run.timestamp, end=end))
+        return fields
+
+    def _note_latest(
+        self,
+        judge: Judge,
+        keys: Sequence[Key],
+        topics: Sequence[bytes | None],
+        sequences: Sequence[int],
+        values: Sequence[bytes],
+    ) -> None:
+        """Remember of each endpoint what a replay is compared with: the topic, and the latest message."""
+        for key, last in dict(zip(keys, range(len(keys)), strict=True)).items():
+            counter = judge.counters.get(key)
+            if counter is not None:  # it may be forgotten already
+                counter.topic = topics[last]
+                if sequences[last] + 1 == judge.next_number(key):
+                    counter.sample = Sample.of(sequences[last], values[last])
+
+    def read_replies(
+        self, replies: Sequence[Reply], run: Run, onwards: bool, anew: bool
+    ) -> tuple[pa.RecordBatch, Findings]:
+        """Replayed messages to rows: those that were missing.
+
+        Args:
+            run: When they came, and where the publisher's live messages come from.
+            onwards: Whether they may go ahead of the live flow.
+            anew: Whether they show that the publisher has restarted.
+        """
+        assert self.judge is not None, "a replay needs numbered messages"
+        verdict = Verdict()
+        key = run.endpoint.encode()
+        timestamp = run.timestamp
+        self.judge.connections[key] = run.connection
+        if anew:
+            self.judge.begin_anew(key, timestamp, verdict)
+            self._changed = True
+        kept = [
+            reply
+            for reply in replies
+            if reply.sequence is not None
+            and self.judge.judge_replayed(key, reply.sequence, timestamp, onwards, verdict)
+        ]
+        counter = self.judge.counters.get(key)
+        topic = None if counter is None else counter.topic
+        topics = [topic if reply.topic is None else reply.topic for reply in kept]
+        sequences = [reply.sequence for reply in kept if reply.sequence is not None]
+        fields = Fields([reply.value for reply in kept], topics, None, sequences)
+        if sequences and counter is not None and sequences[-1] + 1 == self.judge.next_number(key):
+            counter.sample = Sample.of(sequences[-1], kept[-1].value)
+        messages: list[RawMessage] = [
+            [*([] if reply.topic is None else [reply.topic]), sequence.to_bytes(8, "big"), reply.value]
+            for reply, sequence in zip(kept, sequences, strict=True)
+        ]
+        origins = self._endpoints([run._replace(messages=len(kept))])
+        batch = make_batch(self._options.framing, fields, messages, [(timestamp, len(kept))], origins)
+        self._counters.replayed += len(kept)
+        self._count(batch)
+        findings = Findings()
+        findings.add(verdict)
+        return batch, findings
+
+    def _endpoints(self, runs: Sequence[Run]) -> list[tuple[str, int]] | None:
+        """Where messages came from that are counted by endpoint, and how many each: their publishers."""
+        if self.judge is None or "endpoint" not in self.judge.numbering.by:
+            return None
+        return [(run.endpoint, run.messages) for run in runs]
+
+    def _count(self, batch: pa.RecordBatch) -> None:
+        if batch.num_rows:
+            self._changed = True
+            self._counters.received += batch.num_rows
+            self._counters.bytes += pc.sum(pc.binary_length(batch.column("value"))).as_py()
+
+    # What the log keeps: see log.writer.Carried.
+
+    def settle(self, gaps: Sequence[Gap]) -> None:
+        """Nobody will ask for these any more."""
+        assert self.judge is not None, "a replay needs numbered messages"
+        if gaps:
+            self.judge.gaps.settle(gaps)
+            self._changed = True
+
+    def first_sequence(self, endpoint: str) -> int | None:
+        """Where a replay begins that comes before the live flow; None if there is nothing to ask for.
+
+        That is what follows the last message seen, or in a new log ``replayFrom``.
+        """
+        assert self.judge is not None, "a replay needs numbered messages"
+        key = endpoint.encode()
+        known = self.judge.next_number(key)
+        if known is not None:
+            return known
+        wanted = self._options.replay_from
+        if wanted is None:
+            return None
+        if wanted.sequence is None:
+            return self.judge.numbering.start
+        self.judge.begin(key, wanted.sequence)
+        return wanted.sequence
+
+    @property
+    def changed(self) -> bool:
+        """Whether there is anything that was not handed over yet."""
+        return self._changed
+
+    @property
+    def large(self) -> bool:
+        """Whether the next hand-over should be ``full``."""
+        return self._base_is_foreign or (self.judge is not None and state.is_large(self.judge))
+
+    def full(self) -> bytes:
+        """All that must be remembered."""
+        self._base_is_foreign = False
+        return self._saved(state.full)
+
+    def delta(self) -> bytes:
+        """What has changed since the last ``full``."""
+        return self._saved(state.delta)
+
+    def _saved(self, of: Callable[[Judge], dict[str, Any]]) -> bytes:
+        self._changed = False
+        judged = None if self.judge is None else of(self.judge)
+        return msgspec.json.encode({"counters": self._counters.to_json(), "sequences": judged})
+
+    def restore(self, full: bytes | None, delta: bytes | None) -> bool:
+        """Go on from what was kept.
+
+        Returns:
+            Whether that was possible: if the messages are numbered in another way now, nothing
+            is known of their counters.
+        """
+        base, changes = _decode(full), _decode(delta)
+        latest = changes or base
+        if latest is None:
+            return True
+        self._counters.restore(latest["counters"])
+        kept = latest["sequences"]
+        if self.judge is None and kept is None:
+            return True
+        if self.judge is None or kept is None or not _alike(state.numbering_of(kept), self.judge.numbering):
+            # What changes from now on does not add to what was kept.
+            self._base_is_foreign = True
+            return kept is None
+        state.restore(self.judge, base and base["sequences"], changes and changes["sequences"])
+        return True
+
+
+def read_gaps(full: bytes | None, delta: bytes | None) -> list[dict[str, Any]]:
+    """The gap table that a log keeps: a dictionary a gap, oldest first.
+
+    ``first``, ``last`` and ``messages`` are sequences and their number, ``noticed`` and ``healed``
+    microseconds since the epoch; ``publisher``, ``topic`` and ``endpoint`` are None where the
+    messages are not counted by them.
+    """
+    base, changes = _decode(full), _decode(delta)
+    kept = (changes or base or {}).get("sequences")
+    if kept is None:
+        return []
+    judge = Judge(state.numbering_of(kept), max_counters=2**62, max_gaps=2**62)
+    state.restore(judge, base and base["sequences"], changes and changes["sequences"])
+    rows = []
+    for gap in judge.gaps:
+        rows.append(
+            {
+                **_names(judge.numbering.by, gap.key),
+                "epoch": gap.epoch,
+                "first": judge.number(gap.first),
+                "last": judge.number(gap.last),
+                "messages": min(gap.size, 2**63 - 1),
+                "noticed": gap.noticed,
+                "healed": gap.healed,
+            }
+        )
+    return rows
+
+
+def read_counters(full: bytes | None, delta: bytes | None) -> tuple[SourceCounters, Totals | None]:
+    """What a log's writer had counted; and judged, if its messages have numbers."""
+    latest = _decode(delta) or _decode(full) or {}
+    counters = SourceCounters()
+    counters.restore(latest.get("counters", {}))
+    kept = latest.get("sequences")
+    if kept is None:
+        return counters, None
+    known = {field.name for field in fields(Totals)}  # another release may count more
+    return counters, Totals(**{name: value for name, value in kept["totals"].items() if name in known})
+
+
+def _names(by: Sequence[str], key: Key) -> dict[str, str]:
+    parts = (key,) if isinstance(key, bytes) else key
+    return {name: name_of(part) for name, part in zip(by, parts, strict=True)}
+
+
+def _decode(text: bytes | None) -> dict[str, Any] | None:
+    return None if text is None else msgspec.json.decode(text)
+
+
+def _alike(kept: Numbering, ours: Numbering) -> bool:
+    """Whether counters mean the same; what a restart is may be judged differently from now on."""
+    return (kept.by, kept.start, kept.end) == (ours.by, ours.start, ours.end)
+
+
+def _origins(runs: Sequence[Run]) -> Callable[[int], Run]:
+    """From a message's place to the run that it came in."""
+    ends = list(accumulate(run.messages for run in runs))
+    return lambda row: runs[bisect_right(ends, row)]
+
+
+# Longer names are told apart by a digest: what is remembered of a counter is bounded in bytes too.
+_MOST_NAME_BYTES = 256
+
+
+def _bounded(name: bytes) -> bytes:
+    if len(name) <= _MOST_NAME_BYTES:
+        return name
+    return name[: _MOST_NAME_BYTES - 32] + xxhash.xxh3_128_hexdigest(name).encode()
+
+
+def _bounded_names(names: Sequence[bytes]) -> Sequence[bytes]:
+    return names if max(map(len, names)) <= _MOST_NAME_BYTES else [_bounded(name) for name in names]
+
+
+def _keys(by: Sequence[str], fields: Fields, runs: Sequence[Run]) -> Sequence[Key]:
+    columns: list[Sequence[bytes]] = []
+    for name in by:
+        if name == "publisher":
+            assert fields.publishers is not None
+            columns.append(_bounded_names(fields.publishers))
+        elif name == "topic":
+            assert fields.topics is not None
+            columns.append(_bounded_names([topic or b"" for topic in fields.topics]))
+        else:
+            columns.append(_endpoints(fields, runs))
+    return columns[0] if len(columns) == 1 else list(zip(*columns, strict=True))
+
+
+def _endpoints(fields: Fields, runs: Sequence[Run]) -> list[bytes]:
+    if len({run.endpoint for run in runs}) == 1:
+        return [runs[0].endpoint.encode()] * len(fields)
+    everyone = [name for run in runs for name in repeat(run.endpoint.encode(), run.messages)]
+    return everyone if fields.rows is None else [everyone[row] for row in fields.rows]

@@ -1,0 +1,130 @@
+"""A message that never ends: told by what its connection receives, and ended by hanging up.
+
+libzmq counts a message against RCVHWM once its last frame has come, and MAXMSGSIZE bounds one frame. So a peer that
+sends frame after frame, each announcing another, fills the memory of its receiver. The rules:
+
+* The operating system counts what a connection receives (Linux, tcp). A connection that has received more than one
+  message may hold since it last gave one is *suspected*.
+* As long as there is a suspect, messages are read with their origin, which costs more. A connection that gives a
+  message is suspected no longer: frames come in order, so no earlier message of it is unfinished.
+* A suspect that has received as much again and given nothing, though all was read that there was, is hung up;
+  libzmq then frees what it held.
+
+So an unfinished message takes about twice ``LIMIT`` at most, for each connection. Over ipc, and on other systems,
+nobody counts, and peers are trusted with this.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from dataclasses import dataclass
+
+import zmq
+
+from zmq_datasource.messages.schemas import MAX_MESSAGE_BYTES
+from zmq_datasource.transport.peers import PeerWatch
+from zmq_datasource.transport.sockets import Connection, OpenSocket, connections, hang_up
+
+__all__ = ["Unfinished"]
+
+_log = logging.getLogger(__name__)
+
+# The largest message, and what the kernel may have received that libzmq has not read.
+LIMIT = MAX_MESSAGE_BYTES + (64 << 20)
+_LOOK_SECONDS = 1.0
+
+
+@dataclass
+class _Account:
+    """What a connection has received.
+
+    Attributes:
+        received: In all, as of the last look.
+        finished: By when it had given a message, as far as was looked at.
+        suspected: By when it was suspected; None if it is not.
+        due: The number of messages read by which one of it must have been among them; None before the limit.
+    """
+
+    received: int = 0
+    finished: int = 0
+    suspected: int | None = None
+    due: int | None = None
+
+
+class Unfinished:
+    """Watches one receiving socket; belongs to the thread that uses it.
+
+    Attributes:
+        careful: Whether messages are to be read with ``receive``.
+    """
+
+    def __init__(self, opened: OpenSocket) -> None:
+        self._socket = opened.socket
+        self._watch: PeerWatch = opened.watch
+        self._accounts: dict[int, _Account] = {}
+        self._read = 0  # messages read carefully
+        self._next_look = 0.0
+        self.careful = False
+
+    def receive(self, flags: int) -> list[bytes]:
+        """``recv_multipart``, and while there is a suspect see where the message comes from."""
+        if not self.careful:
+            return self._socket.recv_multipart(flags)
+        frames = self._socket.recv_multipart(flags, copy=False)
+        self.saw(int(frames[-1].get(zmq.MessageOption.SRCFD)))
+        return [frame.bytes for frame in frames]
+
+    def saw(self, descriptor: int) -> None:
+        """A message was read that came by this connection; for who reads with the origin anyway."""
+        if not self.careful:
+            return
+        self._read += 1
+        inode = self._watch.inode(descriptor)
+        account = None if inode is None else self._accounts.get(inode)
+        if account is not None and account.suspected is not None:
+            account.finished, account.suspected, account.due = account.received, None, None
+            self.careful = self._has_suspects
+
+    @property
+    def _has_suspects(self) -> bool:
+        return any(account.suspected is not None for account in self._accounts.values())
+
+    def look(self) -> None:
+        """Look, now and then, at what the connections have received."""
+        now = time.monotonic()
+        if now < self._next_look:
+            return
+        self._next_look = now + _LOOK_SECONDS
+        current = connections(self._watch)
+        self._accounts = {c.inode: self._accounts.get(c.inode) or _Account() for c in current}
+        for connection in current:
+            account = self._accounts[connection.inode]
+            account.received = connection.received
+            if self._never_ends(account):
+                self._end(connection, account)
+        self.careful = self._has_suspects
+
+    def _never_ends(self, account: _Account) -> bool:
+        if account.received - account.finished <= LIMIT:
+            return False
+        if account.suspected is None:
+            account.suspected = account.received
+        elif account.due is not None:
+            # libzmq reads from its connections in turn: after one turn it has read from each that had a message.
+            empty = not int(self._socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN
+            return empty or self._read >= account.due
+        elif account.received - account.suspected > LIMIT:
+            account.due = self._read + 2 * self._watch.queues
+        return False
+
+    def _end(self, connection: Connection, account: _Account) -> None:
+        _log.warning(
+            "%s has sent %d bytes of a message that does not end (a message may hold %d); it is disconnected",
+            connection.peer,
+            account.received - account.finished,
+            MAX_MESSAGE_BYTES,
+        )
+        self._watch.protocol_errors += 1
+        hang_up(self._watch, connection)
+        account.finished, account.suspected, account.due = account.received, None, None
