@@ -10,9 +10,9 @@ from benchmarks.measure import MEGA, Measurement, temporary_directory, wait_for
 from benchmarks.peers import sender
 from benchmarks.queries import noop_query, source_runners
 from benchmarks.source import size_name
+from zmq_datasource.log.layout import PARTITION
 from zmq_datasource.log.reader import read_index
 from zmq_datasource.log.storage import LogStorage
-from zmq_datasource.source.ingest import PARTITION
 
 __all__ = ["measure_memory"]
 

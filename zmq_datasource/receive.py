@@ -11,10 +11,11 @@ from collections.abc import Mapping
 from zmq_datasource.errors import LogError
 from zmq_datasource.host.limited_logging import LimitedLog
 from zmq_datasource.host.locations import check_location
+from zmq_datasource.log.layout import PARTITION
 from zmq_datasource.monitoring.source import SourceMonitor
 from zmq_datasource.options import StreamReadOptions
 from zmq_datasource.options.parser import parse
-from zmq_datasource.source.ingest import PARTITION, Ingest
+from zmq_datasource.source.ingest import Ingest
 
 __all__ = ["receive_until_stopped"]
 

@@ -23,11 +23,10 @@ from zmq_datasource.demo.peers import TOPIC_PREFIX, Peer, consume, publish
 from zmq_datasource.demo.session import spark_session
 from zmq_datasource.demo.verdict import findings
 from zmq_datasource.errors import LogError
-from zmq_datasource.log.layout import LOCK_NAME
+from zmq_datasource.log.layout import LOCK_NAME, PARTITION
 from zmq_datasource.log.storage import LogStorage
 from zmq_datasource.options import StreamReadOptions
 from zmq_datasource.options.parser import parse
-from zmq_datasource.source.ingest import PARTITION
 from zmq_datasource.transport.sockets import check_socket_options
 
 __all__ = ["feed_options", "run_demo"]

@@ -11,6 +11,7 @@ __all__ = [
     "LOCK_NAME",
     "LOG_NAME",
     "MARKS_LOCK_NAME",
+    "PARTITION",
     "READERS_NAME",
     "STAGING_NAME",
     "START_NAME",
@@ -26,6 +27,8 @@ __all__ = [
 ]
 
 FORMAT_VERSION = 1
+# The one log partition that a log has so far.
+PARTITION = 0
 LOG_NAME = "log.json"
 LOCK_NAME = "writer.lock"
 START_NAME = "start.json"

@@ -11,13 +11,14 @@ from typing import Any
 
 from zmq_datasource.errors import DataLossError, LogError, MetricsError
 from zmq_datasource.host.limited_logging import LimitedLog
+from zmq_datasource.log.layout import PARTITION
 from zmq_datasource.log.reader import read_slices, slices
 from zmq_datasource.log.state import read_saved_state
 from zmq_datasource.monitoring.figures import kept_metrics, receiver_metrics, sequence_metrics
 from zmq_datasource.monitoring.store import MetricsStore, iso
 from zmq_datasource.options import StreamReadOptions
 from zmq_datasource.source.follow import Follow
-from zmq_datasource.source.ingest import PARTITION, Ingest
+from zmq_datasource.source.ingest import Ingest
 from zmq_datasource.source.intake import read_counters
 
 __all__ = ["SourceMonitor"]
@@ -99,7 +100,7 @@ class SourceMonitor:
 
     def _facts(self) -> dict[str, Any]:
         source = self._source
-        if isinstance(source, Follow):
+        if source.follows:
             return self._kept_facts(source)
         counters, judge = source.counters, source.judge
         received = counters.received

@@ -25,13 +25,14 @@ from zmq_datasource.acknowledged.acceptor import Acceptor
 from zmq_datasource.acknowledged.transactions import Ledger
 from zmq_datasource.counters import SourceCounters
 from zmq_datasource.errors import LogFormatError
+from zmq_datasource.log.layout import PARTITION
 from zmq_datasource.log.storage import LogStorage
 from zmq_datasource.messages.schemas import warm_up_arrow
 from zmq_datasource.options import ProxyOptions, StreamReadOptions
 from zmq_datasource.options.types import ByteSize, SourceSocket
 from zmq_datasource.proxy.backend import Backend
 from zmq_datasource.proxy.fronts import Front, now_us
-from zmq_datasource.proxy.journal import PARTITION, Journal
+from zmq_datasource.proxy.journal import Journal
 from zmq_datasource.proxy.subscriptions import Subscriptions
 
 __all__ = ["Flow"]

@@ -20,11 +20,11 @@ from zmq_datasource.errors import EndpointError, LogError, ZmqDataSourceError
 from zmq_datasource.host.limited_logging import LimitedLog
 from zmq_datasource.host.open_files import allow_many_files
 from zmq_datasource.log.files import is_transient
+from zmq_datasource.log.layout import PARTITION
 from zmq_datasource.log.storage import LogStorage
 from zmq_datasource.options import ProxyOptions
 from zmq_datasource.options.parser import parse
 from zmq_datasource.proxy.durable import DurableServer
-from zmq_datasource.proxy.journal import PARTITION
 from zmq_datasource.proxy.pipes import Lines, Newest, read_start, say
 from zmq_datasource.proxy.replays import ReplayServer
 from zmq_datasource.proxy.subscriptions import MARK, Subscriptions

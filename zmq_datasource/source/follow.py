@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from typing import ClassVar, Literal
+
 from zmq_datasource.counters import SourceCounters
 from zmq_datasource.errors import LogError
 from zmq_datasource.log.follower import FollowedLog
+from zmq_datasource.log.layout import PARTITION
 from zmq_datasource.log.storage import LogStorage
 from zmq_datasource.options import StreamReadOptions
-from zmq_datasource.source.ingest import PARTITION
 
 __all__ = ["Follow"]
 
@@ -19,6 +21,7 @@ class Follow:
         options: ``walLocation`` and ``reader``.
     """
 
+    follows: ClassVar[Literal[True]] = True
     judge = None
 
     def __init__(self, options: StreamReadOptions) -> None:
@@ -67,6 +70,9 @@ class Follow:
         """The durable end of the log."""
         self.log.refresh()
         return self.log.durable_end
+
+    def wait_for_more(self, _end: int, _seconds: float) -> None:
+        """Nobody here is told when there is more: whoever asks has the directory listed."""
 
     def gather(self, _timeout: float, _idle_timeout: float | None) -> int:
         """What is there is there: it is received whether a query runs or not."""

@@ -15,12 +15,14 @@ import logging
 import threading
 import time
 from concurrent.futures import Future
+from typing import ClassVar, Literal
 
 from zmq_datasource.acknowledged.acceptor import Acceptor
 from zmq_datasource.counters import SourceCounters
 from zmq_datasource.errors import LogError, LogFormatError
 from zmq_datasource.host.limited_logging import LimitedLog
 from zmq_datasource.host.open_files import allow_many_files
+from zmq_datasource.log.layout import PARTITION
 from zmq_datasource.log.storage import LogStorage, default_location
 from zmq_datasource.log.writer import LogWriter
 from zmq_datasource.options import StreamReadOptions
@@ -31,8 +33,6 @@ __all__ = ["Ingest", "log_location"]
 
 _log = logging.getLogger(__name__)
 
-# The one log partition that a query has so far.
-PARTITION = 0
 # A previous run of the query may still be draining its socket.
 _LOCK_WAIT = 15.0
 _PAUSES = {
@@ -73,6 +73,8 @@ class Ingest:
 
     All methods but those of the thread are for one calling thread.
     """
+
+    follows: ClassVar[Literal[False]] = False  # the log is filled here, and not by another process
 
     def __init__(self, options: StreamReadOptions) -> None:
         self._options = options

@@ -1,13 +1,14 @@
 """``format("zmq")``: options in, the right reader or writer out.
 
 Spark makes this object in short-lived processes and pickles it, so it holds text only; what
-is wrong with the options is said here, when the DataFrame is made or the query starts.
+is wrong with the options is said here, when the DataFrame is made or the query starts. A query has half a
+dozen such processes, and each waits for what it imports: so a reader or writer is imported where it is made.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from pyspark.sql.datasource import (
     DataSource,
@@ -23,16 +24,13 @@ from zmq_datasource.host.locations import check_location
 from zmq_datasource.messages.schemas import row_schema, spark_ddl
 from zmq_datasource.options import BatchReadOptions, ReadOptions, StreamReadOptions, WriteOptions
 from zmq_datasource.options.parser import parse
-from zmq_datasource.spark.accounting import SinkAccumulator
-from zmq_datasource.spark.batch_reader import ZmqLiveReader, ZmqLogReader
-from zmq_datasource.spark.batch_writer import ZmqBatchWriter
-from zmq_datasource.spark.gaps import GAPS_DDL, ZmqGapReader
-from zmq_datasource.spark.stream_reader import RefusedStreamReader, ZmqStreamReader
-from zmq_datasource.spark.stream_writer import ZmqStreamWriter
-from zmq_datasource.spark.write_task import SinkColumns
-from zmq_datasource.transport.sockets import check_socket_options
+
+if TYPE_CHECKING:
+    from zmq_datasource.spark.accounting import SinkAccumulator
 
 __all__ = ["ZmqDataSource"]
+
+# ruff: noqa: PLC0415
 
 
 class ZmqDataSource(DataSource):
@@ -54,9 +52,15 @@ class ZmqDataSource(DataSource):
         options = parse(ReadOptions, self.options)
         _refuse_what_no_read_takes(self.options)
         _check(options)
-        return GAPS_DDL if options.view == "gaps" else spark_ddl(options.include_frames)
+        if options.view == "gaps":
+            from zmq_datasource.spark.gaps import GAPS_DDL
+
+            return GAPS_DDL
+        return spark_ddl(options.include_frames)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
+        from zmq_datasource.spark.stream_reader import RefusedStreamReader, ZmqStreamReader
+
         try:
             options = parse(StreamReadOptions, self.options)
             _check(options)
@@ -70,11 +74,18 @@ class ZmqDataSource(DataSource):
         options = parse(BatchReadOptions, self.options)
         _check(options)
         if options.view == "gaps":
+            from zmq_datasource.spark.gaps import ZmqGapReader
+
             return ZmqGapReader(options)
         _check_schema(schema, options)
+        from zmq_datasource.spark.batch_reader import ZmqLiveReader, ZmqLogReader
+
         return ZmqLogReader(options) if options.wal_location is not None else ZmqLiveReader(options)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamArrowWriter:
+        from zmq_datasource.spark.stream_writer import ZmqStreamWriter
+        from zmq_datasource.spark.write_task import SinkColumns
+
         options = parse(WriteOptions, self.options)
         _check(options)
         if options.transaction_id is not None:
@@ -84,6 +95,9 @@ class ZmqDataSource(DataSource):
         return ZmqStreamWriter(options, SinkColumns.of(schema, options), self.accumulator)
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceArrowWriter:
+        from zmq_datasource.spark.batch_writer import ZmqBatchWriter
+        from zmq_datasource.spark.write_task import SinkColumns
+
         _refuse_nothing(self.options)
         if overwrite:
             raise OptionError(
@@ -132,6 +146,8 @@ def _refuse_what_no_read_takes(options: Mapping[str, str]) -> None:
 
 
 def _check(options: ReadOptions | WriteOptions) -> None:
+    from zmq_datasource.transport.sockets import check_socket_options
+
     check_socket_options(options)
     check_location("deadLetterLocation", options.dead_letter_location)
     # That a file system is away for a while must not stop the data.

@@ -15,7 +15,7 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
@@ -27,17 +27,20 @@ from pyspark.sql.streaming.datasource import (
 )
 
 from zmq_datasource.errors import DataLossError, OptionError
+from zmq_datasource.log.layout import PARTITION
 from zmq_datasource.log.persistence import Persistence
 from zmq_datasource.log.reader import end_within_bytes, split_range
-from zmq_datasource.monitoring.source import SourceMonitor
 from zmq_datasource.options import StreamReadOptions
 from zmq_datasource.options.offsets import Offset
 from zmq_datasource.options.types import Position
-from zmq_datasource.source.follow import Follow
-from zmq_datasource.source.ingest import PARTITION, Ingest
 from zmq_datasource.spark.admission import Admission
 from zmq_datasource.spark.partition_reader import LogInputPartition, read_log_partition
 from zmq_datasource.spark.worker import set_up_worker
+
+if TYPE_CHECKING:
+    from zmq_datasource.monitoring.source import SourceMonitor
+    from zmq_datasource.source.follow import Follow
+    from zmq_datasource.source.ingest import Ingest
 
 __all__ = ["RefusedStreamReader", "ZmqStreamReader"]
 
@@ -75,6 +78,10 @@ class ZmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         those that an older position is about.
         """
         if self._ingest is None:
+            # The source runner alone receives; the processes that plan and read do without all of this.
+            from zmq_datasource.source.follow import Follow  # noqa: PLC0415
+            from zmq_datasource.source.ingest import Ingest  # noqa: PLC0415
+
             set_up_worker()
             live = self._options.connect or self._options.bind
             self._ingest = Ingest(self._options) if live else Follow(self._options)
@@ -82,7 +89,7 @@ class ZmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             # Covers a SIGTERM that arrives between the end of a call and Spark's stop().
             atexit.register(self.stop)
             try:
-                if isinstance(self._ingest, Follow):
+                if self._ingest.follows:
                     self._persistence.insist(self._ingest.open)
                 else:  # it waits by itself
                     self._ingest.open()
@@ -100,6 +107,8 @@ class ZmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         except Exception:
             self._ingest = None
             raise
+        from zmq_datasource.monitoring.source import SourceMonitor  # noqa: PLC0415 - see _opened
+
         self._monitor = SourceMonitor(ingest, self._options)
         self._monitor.start()
 
@@ -113,7 +122,7 @@ class ZmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         ingest = self._opened()
         if self._initial is None:
             # What a log holds that somebody else fills was received for whoever reads it.
-            default = "latest" if isinstance(ingest, Ingest) else "earliest"
+            default = "earliest" if ingest.follows else "latest"
             position = self._options.starting_offsets or Position(default, None)
             first = self._kept_start(ingest, str(position))
             if first is None:
@@ -166,7 +175,7 @@ class ZmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             # full log, or a full disk, keeps out. But it asks for the next only after the last is in its own
             # commit log, so nothing below `begin` will be asked for again.
             self._persistence.insist(partial(ingest.commit, begin))
-        if isinstance(ingest, Ingest) and time.monotonic() - self._idle_at < _ASKED_AGAIN_SECONDS:
+        if time.monotonic() - self._idle_at < _ASKED_AGAIN_SECONDS:
             ingest.wait_for_more(begin, _IDLE_SECONDS)
         end = self._end(ingest, begin, limit)
         if end == begin:
