@@ -134,7 +134,7 @@ def test_other_rows_under_a_number_that_is_being_committed_are_refused(
         with pytest.raises(TransactionError, match="conflict"):
             commit_with_digest(endpoint, older, "c", 2)
         same = pool.submit(lambda: commit_with_digest(endpoint, one, "a", 3))
-        running = acceptor_of(ingest).committer._running
+        running = acceptor_of(ingest)._committer._running
         wait_for(lambda: len(running) == 1 and len(running[0].peers) == 2, "the same to be asked twice")
         go_on.set()
         assert (first.result(20), same.result(20)) == (False, False)

@@ -10,27 +10,25 @@ import zmq
 
 from tests.support import Socket, bound, wait_for
 from zmq_datasource.counters import SourceCounters
-from zmq_datasource.options import ProxySocketOptions
-from zmq_datasource.options.types import Endpoints, ZmqOptions
+from zmq_datasource.options.types import Endpoints
 from zmq_datasource.proxy import fronts
 from zmq_datasource.proxy.fronts import Front
 from zmq_datasource.proxy.rows import Messages
+from zmq_datasource.transport.spec import SocketSpec
 
 Context = zmq.Context[Socket]
 
 
 @contextmanager
 def pulling(endpoint: str, counters: SourceCounters) -> Iterator[Front]:
-    options = ProxySocketOptions(
-        socket_type="PULL",
+    spec = SocketSpec(
+        kind="PULL",
         connect=Endpoints.read(endpoint),
         rcvhwm=1000,
         sndhwm=1000,
         linger=0,
-        round_bytes=1 << 20,
-        zmq=ZmqOptions(),
     )
-    with closing(Front(options, counters)) as front:
+    with closing(Front(spec, 1 << 20, counters)) as front:
         yield front
 
 

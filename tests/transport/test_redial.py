@@ -14,11 +14,11 @@ import zmq
 
 from tests.support import Socket, bound, stream_options, wait_for
 from zmq_datasource.counters import SourceCounters
-from zmq_datasource.options import ProxySocketOptions
 from zmq_datasource.options.types import Endpoints
 from zmq_datasource.proxy.fronts import Front
 from zmq_datasource.source.ingest import Ingest
 from zmq_datasource.source.receiver import Receiver
+from zmq_datasource.transport.spec import SocketSpec
 
 Context = zmq.Context[Socket]
 REDIAL_SECONDS = 0.1
@@ -61,16 +61,15 @@ class Reading(NamedTuple):
 @contextmanager
 def reading(kind: str, endpoints: str, maxmsgsize: int = 1000) -> Iterator[Reading]:
     if kind.startswith("front"):
-        options = ProxySocketOptions(
-            socket_type=kind.split()[1],
+        spec = SocketSpec(
+            kind=kind.split()[1],
             connect=Endpoints.read(endpoints),
             rcvhwm=1000,
             sndhwm=1000,
             linger=0,
-            round_bytes=1,
             zmq=stream_options(connect=endpoints, zmq_maxmsgsize=maxmsgsize).zmq,
         )
-        with closing(Front(options, SourceCounters())) as front:
+        with closing(Front(spec, 1, SourceCounters())) as front:
             if kind == "front XSUB":
                 front.subscribe([b"\x01"])
             watch = front.opened.watch

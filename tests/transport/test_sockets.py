@@ -22,20 +22,23 @@ from tests.support import (
     write_options,
 )
 from zmq_datasource.errors import EndpointError, OptionError
-from zmq_datasource.options import SocketOptions
+from zmq_datasource.options import ReadOptions, WriteOptions
 from zmq_datasource.options.types import Endpoint
 from zmq_datasource.transport import peers
-from zmq_datasource.transport.peers import PeerWatch
-from zmq_datasource.transport.sockets import attach, check_socket_options, more_frames, new_socket
+from zmq_datasource.transport.attach import attach
+from zmq_datasource.transport.peers import PeerWatch, security_of
+from zmq_datasource.transport.pyzmq_internals import more_frames
+from zmq_datasource.transport.spec import SocketSpec, check_socket_options, new_socket
 
 FEED = "tcp://127.0.0.1:5556"
 Context = zmq.Context[Socket]
 
 
-def open_socket(context: Context, options: SocketOptions) -> tuple[Socket, PeerWatch]:
-    sock = new_socket(context, options)
-    watch = PeerWatch(context, sock, options)
-    attach(sock, options.bind, options.connect)
+def open_socket(context: Context, options: ReadOptions | WriteOptions) -> tuple[Socket, PeerWatch]:
+    spec = SocketSpec.of_source(options) if isinstance(options, ReadOptions) else SocketSpec.of_sink(options)
+    sock = new_socket(context, spec)
+    watch = PeerWatch(context, sock, spec.connect, bool(spec.bind), security_of(spec.zmq))
+    attach(sock, spec.bind, spec.connect)
     return sock, watch
 
 
@@ -58,21 +61,23 @@ def open_socket(context: Context, options: SocketOptions) -> tuple[Socket, PeerW
 )
 def test_an_option_that_cannot_be_set_is_refused(name: str, value: str, says: str) -> None:
     with pytest.raises(OptionError, match=says):
-        check_socket_options(stream_options(connect=FEED, **{name: value}))
+        check_socket_options(SocketSpec.of_source(stream_options(connect=FEED, **{name: value})))
 
 
 def test_a_refused_secret_is_not_shown() -> None:
     with pytest.raises(OptionError) as refused:
-        check_socket_options(stream_options(connect=FEED, zmq_curve_secretkey="S3cret"))
+        check_socket_options(SocketSpec.of_source(stream_options(connect=FEED, zmq_curve_secretkey="S3cret")))
     assert "S3cret" not in str(refused.value)
 
 
 def test_options_are_set_before_the_socket_is_attached(context: Context) -> None:
-    sock = new_socket(context, stream_options(connect=FEED, rcvhwm=7, linger=5, zmq_rcvbuf=4096))
+    sock = new_socket(
+        context, SocketSpec.of_source(stream_options(connect=FEED, rcvhwm=7, linger=5, zmq_rcvbuf=4096))
+    )
     assert sock.getsockopt(zmq.RCVHWM) == 7
     assert sock.getsockopt(zmq.LINGER) == 5
     assert sock.getsockopt(zmq.RCVBUF) == 4096
-    sink = new_socket(context, write_options(connect=FEED, socketType="PUB", sndhwm=9))
+    sink = new_socket(context, SocketSpec.of_sink(write_options(connect=FEED, socketType="PUB", sndhwm=9)))
     assert sink.getsockopt(zmq.SNDHWM) == 9
 
 
@@ -322,5 +327,5 @@ def test_more_frames_tells_the_frames_of_a_message_apart(
 
 
 def test_an_ipv6_endpoint_needs_no_further_option(context: Context) -> None:
-    sock = new_socket(context, stream_options(bind="tcp://[::1]:5556"))
+    sock = new_socket(context, SocketSpec.of_source(stream_options(bind="tcp://[::1]:5556")))
     assert sock.getsockopt(zmq.IPV6) == 1

@@ -16,13 +16,14 @@ import zmq
 
 from tests.support import Socket, free_endpoint, stream_options, wait_for
 from zmq_datasource.counters import SourceCounters
-from zmq_datasource.options import ProxyOptions, ProxySocketOptions
-from zmq_datasource.options.types import Endpoint, Endpoints, ZmqOptions
+from zmq_datasource.options import ProxyOptions
+from zmq_datasource.options.types import Endpoint, Endpoints
 from zmq_datasource.proxy.fronts import Front
 from zmq_datasource.proxy.router import Router
 from zmq_datasource.source.ingest import Ingest
 from zmq_datasource.source.receiver import Receiver
 from zmq_datasource.transport import unfinished
+from zmq_datasource.transport.spec import SocketSpec
 
 Context = zmq.Context[Socket]
 LIMIT = 4 << 20
@@ -69,16 +70,14 @@ def receiving(kind: str, endpoint: str, tmp_path: Path) -> Iterator[Callable[[],
     """Gives a step: what is there is taken, and housekeeping done; it returns how many messages came."""
     match kind.split():
         case ["front", socket_type]:
-            options = ProxySocketOptions(
-                socket_type=socket_type,
+            spec = SocketSpec(
+                kind=socket_type,
                 bind=Endpoints.read(endpoint),
                 rcvhwm=1000,
                 sndhwm=1000,
                 linger=0,
-                round_bytes=1 << 20,
-                zmq=ZmqOptions(),
             )
-            with closing(Front(options, SourceCounters())) as front:
+            with closing(Front(spec, 1 << 20, SourceCounters())) as front:
                 if socket_type == "XSUB":
                     front.subscribe([b"\x01"])
                 yield lambda: (front.keep_alive(), sum(map(len, front.receive())))[1]

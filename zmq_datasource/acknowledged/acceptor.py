@@ -23,12 +23,12 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Self
+from typing import NamedTuple, Self
 
 import pyarrow as pa
 import zmq
 
-from zmq_datasource.acknowledged.committer import Committer, Done, UnknownAttemptError
+from zmq_datasource.acknowledged.committer import Committer, Done, TransactionLog, UnknownAttemptError
 from zmq_datasource.acknowledged.protocol import (
     CONFLICT,
     MOST_FRAME_BYTES,
@@ -56,8 +56,9 @@ from zmq_datasource.host.limited_logging import LimitedLog
 from zmq_datasource.log.staging import Part, StagedFile, Staging
 from zmq_datasource.log.storage import LogStorage
 from zmq_datasource.messages.schemas import MESSAGE_SCHEMA, warm_up_arrow
-from zmq_datasource.options import StreamReadOptions
-from zmq_datasource.transport.sockets import OpenSocket, count_connections
+from zmq_datasource.transport.opened import OpenSocket
+from zmq_datasource.transport.peers import count_connections
+from zmq_datasource.transport.spec import SocketSpec
 from zmq_datasource.transport.unfinished import Unfinished
 
 __all__ = ["Acceptor"]
@@ -108,42 +109,59 @@ class _BusyError(SocketError):
     """There is no place for another session."""
 
 
+class AcceptorTerms(NamedTuple):
+    """What an acceptor grants its senders.
+
+    Attributes:
+        socket: A ROUTER.
+        transaction_timeout: Seconds for which a silent sender's transaction is kept.
+        most_staged_bytes: Of all transactions that are not committed.
+        sync: Whether what is staged is forced to the disk.
+    """
+
+    socket: SocketSpec
+    transaction_timeout: float
+    most_staged_bytes: int
+    sync: bool
+
+
 class Acceptor:
     """A ROUTER socket; use it in a ``with`` block, in one thread.
 
     Args:
-        options: Endpoints and socket options.
+        terms: See there.
         counters: Where to count.
-        storage, partition: The log.
+        storage, partition: Where attempts are staged.
+        ledger: Which transactions are committed; restored before the block.
+        log: Where they go; open before the block.
         clock: Seconds since the epoch, for ``timestamp``.
         monotonic: Seconds, for how long a sender is silent.
-
-    Attributes:
-        committer: Puts transactions into the log, which is to be set before the block.
-        carried: What is to be kept with the rows: which transactions are committed.
     """
 
     pending = 0  # what is received is staged at once
     batch_ready = False
+    judge = None
 
     def __init__(
         self,
-        options: StreamReadOptions,
+        terms: AcceptorTerms,
         counters: SourceCounters,
         storage: LogStorage,
         partition: int,
+        ledger: Ledger,
+        log: TransactionLog,
         clock: Callable[[], float] = time.time,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._options = options
+        self._terms = terms
         self._counters = counters
         self._storage = storage
         self._partition = partition
         self._clock = clock
         self._monotonic = monotonic
-        self.carried = Ledger(counters, options.max_publishers)
+        self.carried = ledger
         self._staging = Staging(storage, partition)
-        self.committer = Committer(counters, self._staging, self.carried)
+        self._committer = Committer(counters, self._staging, ledger, log)
         self._sessions: dict[str, _Session] = {}
         self._finishing: list[_Session] = []
         self._forcing = ThreadPoolExecutor(2, thread_name_prefix="zmq-staging")
@@ -164,7 +182,7 @@ class Acceptor:
         self._staging.recover()
         done = [a for a in self._storage.staged(self._partition) if self._is_done(a)]
         self._staging.remove(done)
-        self._open = OpenSocket(self._options, self._prepare)
+        self._open = OpenSocket(self._terms.socket, self._prepare)
         self._socket = self._open.socket
         self._unfinished = Unfinished(self._open)
         self._counters.rcvhwm = int(self._socket.getsockopt(zmq.RCVHWM))
@@ -177,7 +195,7 @@ class Acceptor:
     def _prepare(self, sock: zmq.Socket[bytes]) -> None:
         sock.setsockopt(zmq.ROUTER_MANDATORY, 1)
         sock.setsockopt(zmq.MAXMSGSIZE, MOST_FRAME_BYTES)
-        sock.setsockopt(zmq.RCVHWM, min(self._options.rcvhwm, _RCVHWM))
+        sock.setsockopt(zmq.RCVHWM, min(self._terms.socket.rcvhwm or _RCVHWM, _RCVHWM))
 
     def __exit__(
         self,
@@ -188,12 +206,16 @@ class Acceptor:
         for session in list(self._sessions.values()):
             self._end(session)
         self._forcing.shutdown()
-        self._open.close(self._options.linger)
+        self._open.close(self._terms.socket.linger)
 
     @property
     def waiting(self) -> bool:
         """Whether libzmq holds messages that were not received."""
         return bool(int(self._socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN)
+
+    def still_asking(self) -> bool:
+        """Nothing is asked for here: senders repeat what they are not told of."""
+        return False
 
     def take(self) -> pa.RecordBatch:
         """Nothing: transactions go into the log as a whole."""
@@ -212,7 +234,7 @@ class Acceptor:
     @property
     def busy(self) -> bool:
         """Whether something is under way that ends without a message."""
-        return bool(self.committer.busy or self._finishing)
+        return bool(self._committer.busy or self._finishing)
 
     def receive(self, most: int = ROUND_MESSAGES, wait: bool = True) -> int:
         """One round: wait up to ``WAIT_MS`` for a message, then take what is there, and answer.
@@ -236,7 +258,7 @@ class Acceptor:
             peer, *frames = self._unfinished.receive(int(zmq.NOBLOCK))
             self._take(peer, frames)
             taken += 1
-        self.committer.cut()
+        self._committer.cut()
         return taken
 
     def keep_alive(self) -> None:
@@ -252,10 +274,10 @@ class Acceptor:
     def _let_go(self) -> None:
         now = self._monotonic()
         for session in list(self._sessions.values()):
-            if now - session.heard > self._options.transaction_timeout:
+            if now - session.heard > self._terms.transaction_timeout:
                 self._end(session)
         active = {session.part.producer for session in self._sessions.values()}
-        abandoned = self._staging.abandoned(self._options.transaction_timeout, active)
+        abandoned = self._staging.abandoned(self._terms.transaction_timeout, active)
         if abandoned:
             _log.warning("%d attempts were never committed; they are discarded", len(abandoned))
             self._staging.remove(abandoned)
@@ -400,7 +422,7 @@ class Acceptor:
             self._refuse(
                 peer,
                 "no_room",
-                f"what is staged has reached walMaxBytes={self._options.wal_max_bytes}; commit, or raise it",
+                f"what is staged has reached walMaxBytes={self._terms.most_staged_bytes}; commit, or raise it",
                 message.attempt,
             )
             return
@@ -457,7 +479,7 @@ class Acceptor:
 
     @property
     def _room(self) -> int:
-        return int(self._options.wal_max_bytes)
+        return int(self._terms.most_staged_bytes)
 
     def _finish(self, peer: bytes, message: End) -> None:
         staged = self._staging.get(message.attempt)
@@ -474,7 +496,7 @@ class Acceptor:
         if session.file.rows != message.rows:
             raise ProtocolError(f"an end after {message.rows} rows, of which {session.file.rows} came")
         # The disk takes its time with it, and others go on sending.
-        session.finishing = self._forcing.submit(session.file.finish, self._options.wal_sync)
+        session.finishing = self._forcing.submit(session.file.finish, self._terms.sync)
         self._finishing.append(session)
 
     def _answer_staged(self) -> None:
@@ -499,16 +521,16 @@ class Acceptor:
         self._answer(session.peer, Staged(attempt=session.attempt, rows=rows))
 
     def _commit(self, peer: bytes, message: Commit) -> None:
-        if self.committer.commit(peer, message):
+        if self._committer.commit(peer, message):
             self._committed(Done(message, [peer], again=True))
 
     def _answer_commits(self) -> None:
-        for done in self.committer.done():
+        for done in self._committer.done():
             with self._refusing(done.peers[0]):
                 self._committed(done)
-        for peer, message in self.committer.take_deferred():
+        for peer, message in self._committer.take_deferred():
             self._obey(peer, message)
-        self.committer.cut()
+        self._committer.cut()
 
     def _committed(self, done: Done) -> None:
         """Answer, and let go of what other attempts have left at this transaction, and at those before it."""
@@ -529,7 +551,7 @@ class Acceptor:
             self._answer(peer, answer)
 
     def _abort(self, peer: bytes, message: Abort) -> None:
-        committing = self.committer.is_at(message.producer, message.number)
+        committing = self._committer.is_at(message.producer, message.number)
         if not committing:
             for attempt in message.attempts:
                 session = self._sessions.get(attempt)

@@ -75,16 +75,16 @@ class Committer:
         counters: Where to count.
         staging: Where the attempts are.
         ledger: What is committed.
-
-    Attributes:
-        log: Where transactions go; to be set before the first.
+        log: Where transactions go.
     """
 
-    def __init__(self, counters: SourceCounters, staging: Staging, ledger: Ledger) -> None:
+    def __init__(
+        self, counters: SourceCounters, staging: Staging, ledger: Ledger, log: TransactionLog
+    ) -> None:
         self._counters = counters
         self._staging = staging
         self._ledger = ledger
-        self.log: TransactionLog
+        self._log = log
         self._running: list[_Running] = []
         self._uncut: list[_Running] = []  # those of this moment
         self._deferred: list[tuple[bytes, Commit]] = []
@@ -118,7 +118,7 @@ class Committer:
                 return False
         if self._ledger.is_committed(message.producer, message.number):
             return True
-        if self.log.full:
+        if self._log.full:
             return self._defer(peer, message)
         try:
             batches, attempt = self._read(message)
@@ -126,7 +126,7 @@ class Committer:
             return self._defer(peer, message)
         size = sum(pc.sum(pc.binary_length(b.column("value"))).as_py() or 0 for b in batches)
         transaction = Transaction(message.number, attempt, message.rows, message.digest)
-        self.log.append_whole(batches)
+        self._log.append_whole(batches)
         # Nothing from here on can fail: rows and note are one.
         self._ledger.commit(message.producer, transaction)
         self._counters.received += message.rows
@@ -143,7 +143,7 @@ class Committer:
     def cut(self) -> None:
         """Have what was committed in this moment written, as one chunk."""
         if self._uncut:
-            done = self.log.cut(keep=True)
+            done = self._log.cut(keep=True)
             for running in self._uncut:
                 running.done = done
             self._running += self._uncut
@@ -163,7 +163,7 @@ class Committer:
 
     def take_deferred(self) -> list[tuple[bytes, Commit]]:
         """What had to wait for room in the log, once there is some; it is to be asked for again."""
-        if not self._deferred or self.log.full:
+        if not self._deferred or self._log.full:
             return []
         deferred, self._deferred = self._deferred, []
         return deferred

@@ -45,7 +45,8 @@ from zmq_datasource.acknowledged.protocol import (
 from zmq_datasource.acknowledged.transactions import conflict_with_later
 from zmq_datasource.errors import NoPeerError, RowError, SendTimeoutError, TransactionError
 from zmq_datasource.options import WriteOptions
-from zmq_datasource.transport.sockets import OpenSocket
+from zmq_datasource.transport.opened import OpenSocket
+from zmq_datasource.transport.spec import SocketSpec
 
 __all__ = ["AttemptLostError", "Uplink"]
 
@@ -103,7 +104,8 @@ class Uplink:
             NoPeerError: Nobody answered within ``connectTimeout``.
         """
         self._open = OpenSocket(
-            self._options, lambda sock: sock.setsockopt(zmq.MAXMSGSIZE, _MOST_ANSWER_BYTES)
+            SocketSpec.of_sink(self._options),
+            lambda sock: sock.setsockopt(zmq.MAXMSGSIZE, _MOST_ANSWER_BYTES),
         )
         self._socket, self._watch = self._open.socket, self._open.watch
         try:

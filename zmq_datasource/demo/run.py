@@ -27,7 +27,7 @@ from zmq_datasource.log.layout import LOCK_NAME, PARTITION
 from zmq_datasource.log.storage import LogStorage
 from zmq_datasource.options import StreamReadOptions
 from zmq_datasource.options.parser import parse
-from zmq_datasource.transport.sockets import check_socket_options
+from zmq_datasource.transport.spec import SocketSpec, check_socket_options
 
 __all__ = ["feed_options", "run_demo"]
 
@@ -51,7 +51,7 @@ def feed_options(endpoint: str, socket_type: str, topics: str | None) -> dict[st
     options = {"connect": endpoint, "socketType": socket_type}
     if topics is not None:
         options["topics"] = topics
-    check_socket_options(parse(StreamReadOptions, options))
+    check_socket_options(SocketSpec.of_source(parse(StreamReadOptions, options)))
     return options
 
 

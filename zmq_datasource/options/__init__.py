@@ -1,12 +1,12 @@
 """Every option of the data source, declared once: name, type, default, range and doc.
 
-How a declaration becomes a parsed, checked value is in ``option_parser``; the reference in
+How a declaration becomes a parsed, checked value is in ``parser``; the reference in
 ``docs/options.md`` is generated from these classes. What only libzmq can judge is checked in
-``sockets``.
+``transport.spec``.
 """
 
 from zmq_datasource.options.framing import FramingOptions, Numbering
-from zmq_datasource.options.proxy import ProxyOptions, ProxySocketOptions
+from zmq_datasource.options.proxy import ProxyOptions
 from zmq_datasource.options.read import BatchReadOptions, ReadOptions, StreamReadOptions
 from zmq_datasource.options.socket import SocketOptions
 from zmq_datasource.options.write import WriteOptions
@@ -16,7 +16,6 @@ __all__ = [
     "FramingOptions",
     "Numbering",
     "ProxyOptions",
-    "ProxySocketOptions",
     "ReadOptions",
     "SocketOptions",
     "StreamReadOptions",

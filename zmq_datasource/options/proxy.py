@@ -18,21 +18,10 @@ from zmq_datasource.options.types import (
     WhenFull,
 )
 
-__all__ = ["ProxyOptions", "ProxySocketOptions"]
+__all__ = ["ProxyOptions"]
 
 
-_NONE = Endpoints()
 _LEAST_LOG = 1 << 20
-
-
-class ProxySocketOptions(SocketOptions, frozen=True, kw_only=True, rename="camel"):
-    """One plain socket of a proxy. Made from ``ProxyOptions``, not from a user's text."""
-
-    socket_type: str
-    rcvhwm: int
-    sndhwm: int
-    linger: int
-    round_bytes: int
 
 
 class ProxyOptions(SocketOptions, frozen=True, kw_only=True, rename="camel"):
@@ -196,16 +185,3 @@ class ProxyOptions(SocketOptions, frozen=True, kw_only=True, rename="camel"):
     def send_mark(self) -> int:
         """The mark of the subscribers' side."""
         return self.rcvhwm if self.sndhwm is None else self.sndhwm
-
-    def socket(self, socket_type: str, bind: Endpoints, connect: Endpoints = _NONE) -> ProxySocketOptions:
-        """What one of the plain sockets is opened with."""
-        return ProxySocketOptions(
-            socket_type=socket_type,
-            bind=bind,
-            connect=connect,
-            rcvhwm=self.rcvhwm,
-            sndhwm=self.send_mark,
-            linger=self.linger,
-            round_bytes=min(self.chunk_bytes, 4 << 20),
-            zmq=self.zmq,
-        )

@@ -7,9 +7,9 @@ from typing import Annotated, ClassVar
 
 from zmq_datasource.errors import OptionError
 from zmq_datasource.options.parser import OptionSet, doc
-from zmq_datasource.options.types import Endpoints
+from zmq_datasource.options.types import Endpoints, ZmqOptions
 
-__all__ = ["SocketOptions"]
+__all__ = ["SocketOptions", "check_security"]
 
 
 class SocketOptions(OptionSet, frozen=True, kw_only=True, rename="camel"):
@@ -32,24 +32,29 @@ class SocketOptions(OptionSet, frozen=True, kw_only=True, rename="camel"):
         both = set(self.connect) & set(self.bind)
         if both:
             raise OptionError(f"{', '.join(map(str, both))} is in both connect and bind; keep one")
-        self._check_curve()
-        if self.zmq.get("plain_server") not in (None, "0"):
-            raise OptionError(
-                "zmq.plain_server needs a ZAP handler that checks passwords, which this package does not run, so every "
-                "handshake would fail; use CURVE (zmq.curve_server), or connect as a PLAIN client"
-            )
+        check_security(self.zmq)
 
-    def _check_curve(self) -> None:
-        """Half a key ring is no error to libzmq, and then nobody ever gets through."""
-        given = {name for name in self.zmq if name.startswith("curve_")}
-        if self.zmq.get("curve_server") not in (None, "0") and "curve_secretkey" not in given:
-            raise OptionError(
-                "zmq.curve_server needs zmq.curve_secretkey, the server's own; nobody could connect"
-            )
-        missing = {"curve_publickey", "curve_secretkey"} - given
-        if "curve_serverkey" in given and missing:
-            names = " and ".join(f"zmq.{name}" for name in sorted(missing))
-            raise OptionError(
-                f"zmq.curve_serverkey needs {names}, the client's own (zmq.curve_keypair() makes a pair); nobody would "
-                "answer"
-            )
+
+def check_security(options: ZmqOptions) -> None:
+    """Refuse what libzmq takes, and what then lets nobody through.
+
+    Raises:
+        OptionError: Half a key ring, or a PLAIN server.
+    """
+    given = {name for name in options if name.startswith("curve_")}
+    if options.get("curve_server") not in (None, "0") and "curve_secretkey" not in given:
+        raise OptionError(
+            "zmq.curve_server needs zmq.curve_secretkey, the server's own; nobody could connect"
+        )
+    missing = {"curve_publickey", "curve_secretkey"} - given
+    if "curve_serverkey" in given and missing:
+        names = " and ".join(f"zmq.{name}" for name in sorted(missing))
+        raise OptionError(
+            f"zmq.curve_serverkey needs {names}, the client's own (zmq.curve_keypair() makes a pair); nobody would "
+            "answer"
+        )
+    if options.get("plain_server") not in (None, "0"):
+        raise OptionError(
+            "zmq.plain_server needs a ZAP handler that checks passwords, which this package does not run, so every "
+            "handshake would fail; use CURVE (zmq.curve_server), or connect as a PLAIN client"
+        )

@@ -12,14 +12,17 @@ import logging
 import struct
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 
 import zmq
 
 from zmq_datasource.options import ProxyOptions
 from zmq_datasource.proxy.journal import Numbered
-from zmq_datasource.transport.sockets import Connection, OpenSocket, connections, hang_up
+from zmq_datasource.proxy.specs import proxy_socket
+from zmq_datasource.transport.kernel import Connection, connections, hang_up
+from zmq_datasource.transport.opened import OpenSocket
+from zmq_datasource.transport.pyzmq_internals import send_of
 
 __all__ = ["Backend", "Stalled"]
 
@@ -70,9 +73,9 @@ class Backend:
         self._options = options
         self._waits = options.slow_subscriber == "wait"
         self._hangs_up = options.slow_subscriber == "disconnect"
-        self._opened = OpenSocket(options.socket("XPUB", bind=options.publish), self._prepare)
+        self._opened = OpenSocket(proxy_socket(options, "XPUB", options.publish), self._prepare)
         self.socket = self._opened.socket
-        self._send: Callable[..., object] = super(zmq.Socket, self.socket).send
+        self._send = send_of(self.socket)
         self._pending: deque[Numbered] = deque()
         self._at = 0  # how far the first of those has come
         self._blocked_since: float | None = None

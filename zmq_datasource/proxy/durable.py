@@ -53,7 +53,7 @@ from zmq_datasource.proxy.router import Router
 from zmq_datasource.proxy.rows import messages_of
 from zmq_datasource.proxy.subscriptions import Subscription, Subscriptions
 from zmq_datasource.proxy.view import Cursor, LogView
-from zmq_datasource.transport.sockets import Taken, find_dead_peers
+from zmq_datasource.transport.kernel import Taken, find_dead_peers
 
 __all__ = ["DurableServer"]
 

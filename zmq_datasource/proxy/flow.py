@@ -21,23 +21,25 @@ from typing import Any, Self
 
 import zmq
 
-from zmq_datasource.acknowledged.acceptor import Acceptor
+from zmq_datasource.acknowledged.acceptor import Acceptor, AcceptorTerms
 from zmq_datasource.acknowledged.transactions import Ledger
 from zmq_datasource.counters import SourceCounters
 from zmq_datasource.errors import LogFormatError
 from zmq_datasource.log.layout import PARTITION
-from zmq_datasource.log.storage import LogStorage
 from zmq_datasource.messages.schemas import warm_up_arrow
-from zmq_datasource.options import ProxyOptions, StreamReadOptions
-from zmq_datasource.options.types import ByteSize, SourceSocket
+from zmq_datasource.options import ProxyOptions
 from zmq_datasource.proxy.backend import Backend
 from zmq_datasource.proxy.fronts import Front, now_us
 from zmq_datasource.proxy.journal import Journal
+from zmq_datasource.proxy.specs import proxy_socket, round_bytes
 from zmq_datasource.proxy.subscriptions import Subscriptions
 
 __all__ = ["Flow"]
 
 _log = logging.getLogger(__name__)
+
+# Whose transactions are remembered; then the one not heard for longest is forgotten.
+_MOST_PRODUCERS = 100_000
 
 _WAIT_MS = 100
 # While something waits for room at a subscriber, of which no event tells.
@@ -89,13 +91,7 @@ class Flow:
             self._written, self._notifies = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
             stack.callback(os.close, self._written)
             stack.callback(os.close, self._notifies)
-            if options.router:
-                self._acceptor = Acceptor(
-                    _router_options(options), self.counters, LogStorage(options.wal_location), PARTITION
-                )
-                ledger = self._acceptor.carried
-            else:
-                ledger = Ledger(self.counters, limit=10_000)
+            ledger = Ledger(self.counters, limit=_MOST_PRODUCERS)
             self.journal = Journal(options, self.counters, ledger, self._notify)
             self.journal.open()
             stack.callback(self.journal.close)
@@ -116,9 +112,16 @@ class Flow:
                 self._xsub.subscribe([b"\x01" + topic.encode() for topic in options.topics])
             if options.pull:
                 self._open_front("PULL", stack)
-            if self._acceptor is not None:
-                self._acceptor.committer.log = self.journal
-                stack.enter_context(self._acceptor)
+            if options.router:
+                terms = AcceptorTerms(
+                    proxy_socket(options, "ROUTER", options.router),
+                    options.transaction_timeout,
+                    options.wal_max_bytes,
+                    options.wal_sync,
+                )
+                self._acceptor = stack.enter_context(
+                    Acceptor(terms, self.counters, self.journal.storage, PARTITION, ledger, self.journal)
+                )
             self._poller = zmq.Poller()
             self._poller.register(self._written, zmq.POLLIN)
             if self._backend is not None:
@@ -131,9 +134,10 @@ class Flow:
     def _open_front(self, socket_type: str, stack: ExitStack) -> Front:
         options = self._options
         if socket_type == "XSUB":
-            front = Front(options.socket("XSUB", options.bind, options.connect), self.counters)
+            spec = proxy_socket(options, "XSUB", options.bind, options.connect)
         else:
-            front = Front(options.socket("PULL", options.pull), self.counters)
+            spec = proxy_socket(options, "PULL", options.pull)
+        front = Front(spec, round_bytes(options), self.counters)
         stack.callback(front.close)
         self._fronts.append(front)
         return front
@@ -338,16 +342,3 @@ class Flow:
 def _shown(topics: set[bytes]) -> list[str]:
     some = heapq.nsmallest(_MOST_TOPICS_TOLD, topics)
     return [topic[:_MOST_SHOWN_BYTES].decode("utf-8", "backslashreplace") for topic in some]
-
-
-def _router_options(options: ProxyOptions) -> StreamReadOptions:
-    return StreamReadOptions(
-        socket_type=SourceSocket("ROUTER"),
-        bind=options.router,
-        rcvhwm=options.rcvhwm,
-        wal_location=options.wal_location,
-        wal_max_bytes=ByteSize(options.wal_max_bytes),
-        wal_sync=options.wal_sync,
-        transaction_timeout=options.transaction_timeout,
-        zmq=options.zmq,
-    )

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import zmq
 
 from zmq_datasource.counters import SourceCounters
 from zmq_datasource.messages.schemas import MAX_MESSAGE_BYTES
-from zmq_datasource.options import ProxySocketOptions
 from zmq_datasource.proxy.rows import Frame, Messages
-from zmq_datasource.transport.sockets import OpenSocket, more_frames
+from zmq_datasource.transport.opened import OpenSocket
+from zmq_datasource.transport.pyzmq_internals import more_frames, recv_of
+from zmq_datasource.transport.spec import SocketSpec
 from zmq_datasource.transport.unfinished import Unfinished
 
 __all__ = ["Front", "now_us"]
@@ -42,24 +42,24 @@ class Front:
     """One receiving socket; in one thread.
 
     Args:
-        options: Its type, endpoints and marks.
+        spec: Its type, endpoints and marks.
+        round_bytes: Most bytes of a round.
         counters: Where to count what is discarded.
 
     Raises:
         OptionError, EndpointError: It cannot be opened as asked.
     """
 
-    def __init__(self, options: ProxySocketOptions, counters: SourceCounters) -> None:
-        self.name = f"{options.socket_type} {options.endpoints}"
-        self._options = options
+    def __init__(self, spec: SocketSpec, round_bytes: int, counters: SourceCounters) -> None:
+        self.name = f"{spec.kind} {spec.endpoints}"
+        self._round_bytes = round_bytes
         self._counters = counters
-        self.opened = OpenSocket(options, lambda sock: None)
+        self.opened = OpenSocket(spec)
         self.socket = self.opened.socket
         self._more = more_frames(self.socket)
         self._unfinished = Unfinished(self.opened)
         self._first, self._rest = _Copying(), _Copying()
-        # The C function below zmq.Socket's Python wrapper.
-        self._recv: Callable[..., Any] = super(zmq.Socket, self.socket).recv
+        self._recv = recv_of(self.socket)
 
     def subscribe(self, requests: Sequence[bytes]) -> None:
         """Pass on what subscribers ask for: a byte 1 or 0, then the topic."""
@@ -71,7 +71,7 @@ class Front:
         topics: list[bytes | None] = []
         values: list[Frame] = []
         others: dict[int, list[Frame]] = {}
-        size, limit = 0, self._options.round_bytes
+        size, limit = 0, self._round_bytes
         receive = self._receive_carefully if self._unfinished.careful else self._receive_some
         try:
             while len(values) < ROUND_MESSAGES and size < limit:

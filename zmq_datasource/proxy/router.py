@@ -11,7 +11,8 @@ import zmq
 
 from zmq_datasource.options import ProxyOptions
 from zmq_datasource.options.types import Endpoints
-from zmq_datasource.transport.sockets import OpenSocket
+from zmq_datasource.proxy.specs import proxy_socket
+from zmq_datasource.transport.opened import OpenSocket
 from zmq_datasource.transport.unfinished import Unfinished
 
 __all__ = ["Request", "Router"]
@@ -63,7 +64,7 @@ class Router:
             sock.setsockopt(zmq.SNDHWM, sndhwm)
             prepare(sock)
 
-        self._opened = OpenSocket(options.socket("ROUTER", bind=bind), set_options)
+        self._opened = OpenSocket(proxy_socket(options, "ROUTER", bind), set_options)
         self.socket = self._opened.socket
         self._unfinished = Unfinished(self._opened)
         self._next_housekeeping = 0.0

@@ -15,7 +15,7 @@ from typing import NamedTuple, Self
 import zmq
 
 from zmq_datasource.errors import NoPeerError, OptionError, SubscriptionError
-from zmq_datasource.options import ProxySocketOptions
+from zmq_datasource.options.socket import check_security
 from zmq_datasource.options.types import Endpoints, ZmqOptions
 from zmq_datasource.proxy.durable_protocol import (
     Ack,
@@ -33,7 +33,9 @@ from zmq_datasource.proxy.durable_protocol import (
     read_from_proxy,
     write,
 )
-from zmq_datasource.transport.sockets import OpenSocket, bytes_received, find_dead_peers
+from zmq_datasource.transport.kernel import bytes_received, find_dead_peers
+from zmq_datasource.transport.opened import OpenSocket
+from zmq_datasource.transport.spec import SocketSpec
 
 __all__ = ["DurableMessage", "DurableSubscriber"]
 
@@ -123,7 +125,7 @@ class DurableSubscriber:
         self._auto = auto_ack
         self._credit = credit
         self._timeout = timeout
-        self._options = _socket_options(endpoint, options or {})
+        self._spec = _spec(endpoint, options or {})
         self._open: OpenSocket | None = None
         self._held: deque[Message] = deque()  # came while an acknowledgement was waited for
         self._refusal: SubscriptionError | None = None
@@ -145,7 +147,7 @@ class DurableSubscriber:
         self.new = False
 
     def __repr__(self) -> str:
-        return f"DurableSubscriber({self._options.connect}, {self._name!r})"
+        return f"DurableSubscriber({self._spec.connect}, {self._name!r})"
 
     def __enter__(self) -> Self:
         """Connect, and wait for the proxy.
@@ -261,7 +263,7 @@ class DurableSubscriber:
             now = time.monotonic()
             if seconds is not None and now - began >= seconds:
                 raise NoPeerError(
-                    f"acknowledging id {done} at {self._options.connect}: no answer within {seconds:g} s; the message "
+                    f"acknowledging id {done} at {self._spec.connect}: no answer within {seconds:g} s; the message "
                     "may come again"
                 )
             if now - asked >= _AGAIN_SECONDS and self._ready:  # the answer may have been lost
@@ -289,7 +291,7 @@ class DurableSubscriber:
             if isinstance(self._hear(_TICK_SECONDS), Forgotten):
                 break
             if deadline is not None and now >= deadline:
-                raise NoPeerError(f"forgetting {self._name!r} at {self._options.connect}: no answer")
+                raise NoPeerError(f"forgetting {self._name!r} at {self._spec.connect}: no answer")
         self._close_socket(0)
 
     def _acknowledge_given(self) -> None:
@@ -321,7 +323,7 @@ class DurableSubscriber:
     def _connect(self, check_hosts: bool = True) -> None:
         # Without a routing id of its own: a connection that libzmq makes anew is a new one to the proxy too, which
         # sends nothing on it before it has heard SUBSCRIBE. What was lost with the old one is not missed.
-        self._open = OpenSocket(self._options, find_dead_peers, check_hosts=check_hosts)
+        self._open = OpenSocket(self._spec, find_dead_peers, check_hosts=check_hosts)
         self._connections = 0
         self._begin_session()
 
@@ -384,7 +386,7 @@ class DurableSubscriber:
             case Ready(session, first, _, new):
                 if session != self._session:
                     return None  # it has been asked again since
-                _log.info("subscribed as %r at %s, from id %d on", self._name, self._options.connect, first)
+                _log.info("subscribed as %r at %s, from id %d on", self._name, self._spec.connect, first)
                 self._ready = self._ready_once = True
                 self.new = self.new or new
                 if self._received is None:
@@ -403,7 +405,7 @@ class DurableSubscriber:
                         self._begin_session()
                     return None
                 self._refusal = SubscriptionError(
-                    f"subscribing as {self._name!r} at {self._options.connect}: {reason}"
+                    f"subscribing as {self._name!r} at {self._spec.connect}: {reason}"
                 )
                 raise self._refusal
             case Message(position, _):
@@ -430,7 +432,7 @@ class DurableSubscriber:
         silent = now - max(self._last_word, self._listening)
         if self._ready_once and self._timeout is not None and silent > self._timeout:
             raise NoPeerError(
-                f"receiving as {self._name!r} from {self._options.connect}: the proxy has been silent for "
+                f"receiving as {self._name!r} from {self._spec.connect}: the proxy has been silent for "
                 f"{silent:.0f} s; come again, and it goes on after the last acknowledged message"
             )
         if now - self._heard > 2 * _SILENCE_SECONDS:
@@ -448,7 +450,7 @@ class DurableSubscriber:
             if deadline is not None and time.monotonic() >= deadline:
                 why = next(iter(self._open.watch.refused.values()), "") if self._open is not None else ""
                 raise NoPeerError(
-                    f"subscribing as {self._name!r} at {self._options.connect}: no proxy has answered within "
+                    f"subscribing as {self._name!r} at {self._spec.connect}: no proxy has answered within "
                     f"{self._timeout} s; "
                     + (why or "check that the proxy runs, and that this is its durable endpoint")
                 )
@@ -467,7 +469,7 @@ def _start(start: str | int) -> bytes:
     raise OptionError(f"start={start!r}: it is earliest, latest, or an id")
 
 
-def _socket_options(endpoint: str, given: Mapping[str, str]) -> ProxySocketOptions:
+def _spec(endpoint: str, given: Mapping[str, str]) -> SocketSpec:
     try:
         connect = Endpoints.read(endpoint)
     except ValueError as e:
@@ -477,14 +479,6 @@ def _socket_options(endpoint: str, given: Mapping[str, str]) -> ProxySocketOptio
     wrong = [name for name in given if not name.startswith("zmq.")]
     if wrong:
         raise OptionError(f"options {wrong}: only libzmq's own, as in 'zmq.curve_serverkey'")
-    made = ProxySocketOptions(
-        socket_type="DEALER",
-        connect=connect,
-        rcvhwm=100_000,
-        sndhwm=1000,
-        linger=0,
-        round_bytes=0,
-        zmq=ZmqOptions({name.removeprefix("zmq."): value for name, value in given.items()}),
-    )
-    made.check()
-    return made
+    security = ZmqOptions({name.removeprefix("zmq."): value for name, value in given.items()})
+    check_security(security)
+    return SocketSpec(kind="DEALER", connect=connect, rcvhwm=100_000, sndhwm=1000, zmq=security)

@@ -32,7 +32,10 @@ from zmq_datasource.errors import ConnectionLostError, FlushTimeoutError, NoPeer
 from zmq_datasource.options import WriteOptions
 from zmq_datasource.sink.dead_letters import Row, StagedLetters
 from zmq_datasource.sink.in_flight import Column, InFlight, Part
-from zmq_datasource.transport.sockets import OpenSocket, ended_in_order
+from zmq_datasource.transport.kernel import ended_in_order
+from zmq_datasource.transport.opened import OpenSocket
+from zmq_datasource.transport.pyzmq_internals import send_of
+from zmq_datasource.transport.spec import SocketSpec
 
 __all__ = ["Sender"]
 
@@ -99,15 +102,14 @@ class Sender:
         self._subscriptions, self._cut = 0, 0
         self._has_peer = True
         self._absent: set[str] = set()
-        self._open = OpenSocket(self._options, self._prepare)
+        self._open = OpenSocket(SocketSpec.of_sink(self._options), self._prepare)
         self._socket, self._watch = self._open.socket, self._open.watch
         try:
             self._wait_for_peers()
         except BaseException:
             self._open.close(linger=0)
             raise
-        # zmq.Socket.send is a Python wrapper for drafts' arguments; its base is the C function.
-        self._send: Callable[..., object] = super(zmq.Socket, self._socket).send
+        self._send = send_of(self._socket)
 
     def _prepare(self, sock: zmq.Socket[bytes]) -> None:
         sock.setsockopt(zmq.SNDTIMEO, round(self._options.send_timeout * 1000))

@@ -17,7 +17,8 @@ import time
 from concurrent.futures import Future
 from typing import ClassVar, Literal
 
-from zmq_datasource.acknowledged.acceptor import Acceptor
+from zmq_datasource.acknowledged.acceptor import Acceptor, AcceptorTerms
+from zmq_datasource.acknowledged.transactions import Ledger
 from zmq_datasource.counters import SourceCounters
 from zmq_datasource.errors import LogError, LogFormatError
 from zmq_datasource.host.limited_logging import LimitedLog
@@ -27,7 +28,9 @@ from zmq_datasource.log.storage import LogStorage, default_location
 from zmq_datasource.log.writer import LogWriter
 from zmq_datasource.options import StreamReadOptions
 from zmq_datasource.sequences import Judge
+from zmq_datasource.source.intake import Intake
 from zmq_datasource.source.receiver import WAIT_MS, Receiver
+from zmq_datasource.transport.spec import SocketSpec
 
 __all__ = ["Ingest", "log_location"]
 
@@ -83,9 +86,11 @@ class Ingest:
         chunk_bytes = min(options.wal_chunk_bytes, options.wal_max_bytes)
         self._receiver: Receiver | Acceptor
         if options.socket_type == "ROUTER":
-            self._receiver = Acceptor(options, self.counters, self.storage, PARTITION)
+            ledger = Ledger(self.counters, options.max_publishers)
+            self._carried: Intake | Ledger = ledger
         else:
             self._receiver = Receiver(options, self.counters, chunk_bytes)
+            self._carried = self._receiver.carried
         self.log = LogWriter(
             self.storage,
             PARTITION,
@@ -94,10 +99,16 @@ class Ingest:
             retention=options.wal_retention,
             sync=options.wal_sync,
             retry_timeout=options.wal_retry_timeout,
-            carried=self._receiver.carried,
+            carried=self._carried,
         )
-        if isinstance(self._receiver, Acceptor):
-            self._receiver.committer.log = self.log
+        if options.socket_type == "ROUTER":
+            terms = AcceptorTerms(
+                SocketSpec.of_source(options),
+                options.transaction_timeout,
+                options.wal_max_bytes,
+                options.wal_sync,
+            )
+            self._receiver = Acceptor(terms, self.counters, self.storage, PARTITION, ledger, self.log)
         self._thread = threading.Thread(target=self._run, name="zmq-receiver", daemon=True)
         self._stopping = threading.Event()
         self._opened: Future[None] = Future()
@@ -161,7 +172,7 @@ class Ingest:
         """Go on counting and judging where the log's last writer stopped."""
         saved = self.log.saved
         try:
-            known = self._receiver.carried.restore(saved.full, saved.delta)
+            known = self._carried.restore(saved.full, saved.delta)
         except Exception as e:
             self.log.close()
             raise LogFormatError(
@@ -207,7 +218,7 @@ class Ingest:
     @property
     def judge(self) -> Judge | None:
         """What the publishers' numbers tell; for reading its totals only."""
-        return None if isinstance(self._receiver, Acceptor) else self._receiver.intake.judge
+        return self._receiver.judge
 
     @property
     def received_end(self) -> int:
@@ -293,7 +304,7 @@ class Ingest:
         return self.seal(patient=self.log.durable_end == begin)
 
     def _still_asking(self) -> bool:
-        return isinstance(self._receiver, Receiver) and self._receiver.still_asking()
+        return self._receiver.still_asking()
 
     def stop(self) -> None:
         """Drain the socket, seal, release the log; also if ``start`` was cut short.
@@ -354,7 +365,7 @@ class Ingest:
                 self._answer_seal()
                 held_since = now
             elif now - held_since >= hold:
-                if receiver.pending or log.unsealed or receiver.carried.changed:
+                if receiver.pending or log.unsealed or self._carried.changed:
                     self._cut()
                 held_since = now
 

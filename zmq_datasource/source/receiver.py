@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from types import TracebackType
 from typing import Self
@@ -32,7 +32,10 @@ from zmq_datasource.source.dead_letters import DeadLetters
 from zmq_datasource.source.incidents import Incidents
 from zmq_datasource.source.intake import Findings, Intake, Run
 from zmq_datasource.source.replayer import Replayer
-from zmq_datasource.transport.sockets import OpenSocket, count_connections, more_frames
+from zmq_datasource.transport.opened import OpenSocket
+from zmq_datasource.transport.peers import count_connections
+from zmq_datasource.transport.pyzmq_internals import more_frames
+from zmq_datasource.transport.spec import SocketSpec
 from zmq_datasource.transport.unfinished import Unfinished
 
 __all__ = ["Receiver"]
@@ -54,15 +57,22 @@ _HOUSEKEEPING_SECONDS = 0.1
 class _Channel:
     """One socket of the feed, and who heals what is missing from it."""
 
-    def __init__(self, options: ReadOptions, replayer: Replayer | None = None, counts: bool = True) -> None:
-        self.name = options.endpoints
-        self.options = options
+    def __init__(
+        self,
+        spec: SocketSpec,
+        prefixes: Sequence[bytes],
+        replayer: Replayer | None = None,
+        counts: bool = True,
+    ) -> None:
+        self.name = spec.endpoints
+        self._spec = spec
+        self._prefixes = prefixes
         self.replayer = replayer
         self.counts = counts
         self.known_connections = 0
 
     def open(self) -> None:
-        self.opened = OpenSocket(self.options, self._prepare)
+        self.opened = OpenSocket(self._spec, self._prepare)
         self.socket = self.opened.socket
         self.more = more_frames(self.socket)
         self.unfinished = Unfinished(self.opened)
@@ -71,14 +81,13 @@ class _Channel:
 
     def _prepare(self, sock: zmq.Socket[bytes]) -> None:
         sock.setsockopt(zmq.RCVTIMEO, WAIT_MS)
-        if self.options.socket_type == "SUB":
-            for prefix in subscriptions(self.options.framing, self.options.topics):
-                sock.setsockopt(zmq.SUBSCRIBE, prefix)
+        for prefix in self._prefixes:
+            sock.setsockopt(zmq.SUBSCRIBE, prefix)
 
     def close(self) -> None:
         if self.replayer is not None:
             self.replayer.close()
-        self.opened.close(self.options.linger)
+        self.opened.close(self._spec.linger)
 
     def connection(self) -> int:
         """How many connections there have been, where that tells something; as of now."""
@@ -348,6 +357,11 @@ class Receiver:
         if self._options.replay_endpoint:
             self._incidents.lose([gap for gap in findings.abandoned if not gap.settled])
 
+    @property
+    def judge(self) -> Judge | None:
+        """What the publishers' numbers tell; for reading its totals only."""
+        return self.intake.judge
+
     def still_asking(self) -> bool:
         """Whether more may come by a replay; what follows the last messages is then asked for at once.
 
@@ -418,19 +432,23 @@ _NOTHING = pa.record_batch([pa.nulls(0, field.type) for field in MESSAGE_SCHEMA]
 
 def _channels(options: ReadOptions, counters: SourceCounters) -> list[_Channel]:
     numbering = options.numbering
+    spec, prefixes = SocketSpec.of_source(options), []
+    if options.socket_type == "SUB":
+        prefixes = list(subscriptions(options.framing, options.topics))
     if numbering is None or "endpoint" not in numbering.by:
-        return [_Channel(options, counts=False)]
+        return [_Channel(spec, prefixes, counts=False)]
     none = Endpoints()
     replays = options.replay_endpoint or [None] * len(options.connect)
     connecting = [
         _Channel(
-            msgspec.structs.replace(options, connect=Endpoints((endpoint,)), bind=none),
+            msgspec.structs.replace(spec, connect=Endpoints((endpoint,)), bind=none),
+            prefixes,
             None if replay is None else Replayer(options, endpoint, replay, counters),
         )
         for endpoint, replay in zip(options.connect, replays, strict=True)
     ]
     binding = [
-        _Channel(msgspec.structs.replace(options, connect=none, bind=Endpoints((endpoint,))))
+        _Channel(msgspec.structs.replace(spec, connect=none, bind=Endpoints((endpoint,))), prefixes)
         for endpoint in options.bind
     ]
     return connecting + binding

@@ -30,7 +30,6 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
-import msgspec
 import zmq
 
 from zmq_datasource.counters import SourceCounters
@@ -40,9 +39,10 @@ from zmq_datasource.messages.framing.replay import TOPIC_WANTED, Reply, read_rep
 from zmq_datasource.messages.framing.replay import request as encode
 from zmq_datasource.messages.schemas import MAX_MESSAGE_BYTES
 from zmq_datasource.options import ReadOptions
-from zmq_datasource.options.types import Endpoint, Endpoints, SourceSocket
+from zmq_datasource.options.types import Endpoint, Endpoints
 from zmq_datasource.sequences import Gap, Judge, Key, Sample
-from zmq_datasource.transport.sockets import OpenSocket
+from zmq_datasource.transport.opened import OpenSocket
+from zmq_datasource.transport.spec import SocketSpec
 
 __all__ = ["Replayer"]
 
@@ -106,11 +106,11 @@ class Replayer:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._timeout = float(options.replay_timeout)
-        self._options = msgspec.structs.replace(
-            options,
-            socket_type=SourceSocket("DEALER"),
+        self._spec = SocketSpec(
+            kind="DEALER",
             connect=Endpoints((replay_endpoint,)),
             rcvhwm=max(options.rcvhwm, _RCVHWM),
+            zmq=options.zmq,
         )
         self._endpoint = endpoint
         self._key = str(endpoint).encode()
@@ -139,7 +139,7 @@ class Replayer:
         Raises:
             EndpointError: The endpoint cannot be connected.
         """
-        self._open = OpenSocket(self._options, _name)
+        self._open = OpenSocket(self._spec, _name)
         self.heard()
 
     def close(self) -> None:
@@ -224,7 +224,7 @@ class Replayer:
                 reply = read_reply(frames)
             except UnfitError as e:
                 self._counters.malformed_replies += 1
-                self._lines.warn("a replay from %s makes no sense: %s", self._options.connect, e)
+                self._lines.warn("a replay from %s makes no sense: %s", self._spec.connect, e)
                 continue
             if self._request is None:
                 continue  # nobody has asked for it (any more)
@@ -278,7 +278,7 @@ class Replayer:
                 self._wait_longer()
                 self._lines.warn(
                     "%s repeats sequence %d with another value than %s has published: nothing of that is taken",
-                    self._options.connect,
+                    self._spec.connect,
                     sample.number,
                     self._endpoint,
                 )
@@ -371,7 +371,7 @@ class Replayer:
                 expected = judge.next_number(self._key)
                 self._ask_onwards(judge, request.start if expected is None else expected, first=True)
             elif silent:
-                self._lines.warn("no replay from %s within %s s", self._options.connect, self._timeout)
+                self._lines.warn("no replay from %s within %s s", self._spec.connect, self._timeout)
             return []
         self._attempts = self._attempts + 1 if silent else 0
         has_nothing = request.doubted and request.sample is not None
@@ -393,7 +393,7 @@ class Replayer:
         if gaps:
             lost = sum(gap.size for gap in gaps)
             self._lines.warn(
-                "%d messages from %s are not to be had from %s", lost, self._endpoint, self._options.connect
+                "%d messages from %s are not to be had from %s", lost, self._endpoint, self._spec.connect
             )
         self._next_request = self._clock() + _PAUSE
         return gaps
@@ -412,7 +412,7 @@ class Replayer:
         """A new connection, to which nothing that was asked for before is sent."""
         self.close()
         # A name that does not resolve (any more) is libzmq's to try again: nobody waits for it here.
-        self._open = OpenSocket(self._options, _name, check_hosts=False)
+        self._open = OpenSocket(self._spec, _name, check_hosts=False)
 
     def _ask_onwards(self, judge: Judge, start: int, first: bool = False) -> None:
         sample, before = _sample(judge, self._key), judge.next_number(self._key)
@@ -434,9 +434,7 @@ class Replayer:
         with suppress(zmq.Again):
             self.socket.send_multipart(encode(request.start), zmq.NOBLOCK)
         if request.first or not request.onwards:
-            self._lines.info(
-                "asking %s for messages from sequence %d on", self._options.connect, request.start
-            )
+            self._lines.info("asking %s for messages from sequence %d on", self._spec.connect, request.start)
 
 
 def _name(sock: zmq.Socket[bytes]) -> None:

@@ -146,9 +146,12 @@ def _refuse_what_no_read_takes(options: Mapping[str, str]) -> None:
 
 
 def _check(options: ReadOptions | WriteOptions) -> None:
-    from zmq_datasource.transport.sockets import check_socket_options
+    from zmq_datasource.transport.spec import SocketSpec, check_socket_options
 
-    check_socket_options(options)
+    if isinstance(options, ReadOptions):
+        check_socket_options(SocketSpec.of_source(options))
+    else:
+        check_socket_options(SocketSpec.of_sink(options))
     check_location("deadLetterLocation", options.dead_letter_location)
     # That a file system is away for a while must not stop the data.
     check_location("metricsLocation", options.metrics_location, reach=False)

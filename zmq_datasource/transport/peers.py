@@ -16,15 +16,16 @@ import os
 import socket as stdlib_socket
 import time
 import uuid
+from collections.abc import Sequence
 from contextlib import suppress
 
 import zmq
 from zmq.utils.monitor import parse_monitor_message
 
-from zmq_datasource.options import SocketOptions
-from zmq_datasource.options.types import Endpoint
+from zmq_datasource.counters import SourceCounters
+from zmq_datasource.options.types import Endpoint, ZmqOptions
 
-__all__ = ["PeerWatch", "socket_type"]
+__all__ = ["PeerWatch", "count_connections", "security_of", "socket_type"]
 
 _log = logging.getLogger(__name__)
 
@@ -51,10 +52,10 @@ _OTHER_SECURITY = {
 }
 
 
-def _security(options: SocketOptions) -> str:
+def security_of(options: ZmqOptions) -> str:
     """The mechanism that the options ask for, in a word; empty if none."""
     for word in ("CURVE", "PLAIN"):
-        if any(name.startswith(f"{word.lower()}_") for name in options.zmq):
+        if any(name.startswith(f"{word.lower()}_") for name in options):
             return word
     return ""
 
@@ -115,15 +116,20 @@ class PeerWatch:
     _LOST_REDIAL = 1.0
 
     def __init__(
-        self, context: zmq.Context[zmq.Socket[bytes]], sock: zmq.Socket[bytes], options: SocketOptions
+        self,
+        context: zmq.Context[zmq.Socket[bytes]],
+        sock: zmq.Socket[bytes],
+        connect: Sequence[Endpoint],
+        bound: bool,
+        security: str,
     ) -> None:
         self._sock = sock
         # A task of a sink is a connection or two: that they come and go tells nothing.
         self._level = logging.INFO if int(sock.type) in (zmq.SUB, zmq.PULL) else logging.DEBUG
         self._only_receives = int(sock.type) in (zmq.SUB, zmq.XSUB, zmq.PULL)
-        self._connect = options.connect
-        self._security = _security(options)
-        self._bound = bool(options.bind)
+        self._connect = connect
+        self._security = security
+        self._bound = bound
         address = f"inproc://monitor-{uuid.uuid4().hex}"
         # Unbounded, because a full queue would stop libzmq's own thread.
         sock.monitor(address, _EVENTS)
@@ -348,3 +354,12 @@ class PeerWatch:
         if not self._sock.closed:
             self._sock.monitor(None, 0)
         self._monitor.close(linger=0)
+
+
+def count_connections(counters: SourceCounters, watches: Sequence[PeerWatch]) -> None:
+    """Tell who is there, to whoever reads the counters in another thread."""
+    counters.connections = sum(watch.peers for watch in watches)
+    counters.connections_made = sum(watch.connections for watch in watches)
+    counters.connections_lost = sum(watch.lost for watch in watches)
+    counters.handshake_failures = sum(watch.failures for watch in watches)
+    counters.protocol_errors = sum(watch.protocol_errors for watch in watches)

@@ -23,8 +23,9 @@ from dataclasses import dataclass
 import zmq
 
 from zmq_datasource.messages.schemas import MAX_MESSAGE_BYTES
+from zmq_datasource.transport.kernel import Connection, connections, hang_up
+from zmq_datasource.transport.opened import OpenSocket
 from zmq_datasource.transport.peers import PeerWatch
-from zmq_datasource.transport.sockets import Connection, OpenSocket, connections, hang_up
 
 __all__ = ["Unfinished"]
 

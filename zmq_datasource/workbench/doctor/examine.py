@@ -14,7 +14,7 @@ from zmq_datasource.errors import EndpointError, OptionError
 from zmq_datasource.options import ReadOptions
 from zmq_datasource.options.parser import parse
 from zmq_datasource.options.types import Endpoint, Endpoints, Topics, ZmqOptions
-from zmq_datasource.transport.sockets import check_socket_options
+from zmq_datasource.transport.spec import SocketSpec, check_socket_options
 from zmq_datasource.workbench.doctor.durable import compare
 from zmq_datasource.workbench.doctor.facts import Durable, Examined, Expected, Glance
 from zmq_datasource.workbench.doctor.link import Link
@@ -120,7 +120,7 @@ def _patients(request: Request) -> Iterator[_Patient]:
     options = parse(ReadOptions, request.given)
     if not (options.connect or options.bind):
         raise OptionError("neither connect nor bind is set; name the feed, as in --connect tcp://feed:5556")
-    check_socket_options(options)
+    check_socket_options(SocketSpec.of_source(options))
     for endpoint in options.connect:
         yield _Patient(_only(options, connect=(endpoint,)), "feed")
     for endpoint in options.bind:

@@ -14,7 +14,8 @@ from zmq.utils.monitor import parse_monitor_message
 
 from zmq_datasource.messages.framing import subscriptions
 from zmq_datasource.options import ReadOptions
-from zmq_datasource.transport.sockets import attach, new_socket
+from zmq_datasource.transport.attach import attach
+from zmq_datasource.transport.spec import SocketSpec, new_socket
 from zmq_datasource.workbench.doctor import kernel
 from zmq_datasource.workbench.doctor.facts import Buffers, Handshake
 
@@ -65,7 +66,7 @@ class Link:
         self.disconnects = 0
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         try:
-            self.socket = new_socket(self._context, options)
+            self.socket = new_socket(self._context, SocketSpec.of_source(options))
         except BaseException:
             self._context.term()
             raise

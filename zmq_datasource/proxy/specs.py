@@ -1,0 +1,30 @@
+"""What the plain sockets of a proxy are to be."""
+
+from __future__ import annotations
+
+from zmq_datasource.options import ProxyOptions
+from zmq_datasource.options.types import Endpoints
+from zmq_datasource.transport.spec import SocketSpec
+
+__all__ = ["proxy_socket", "round_bytes"]
+
+_MOST_ROUND_BYTES = 4 << 20
+_NONE = Endpoints()
+
+
+def proxy_socket(options: ProxyOptions, kind: str, bind: Endpoints, connect: Endpoints = _NONE) -> SocketSpec:
+    """One of them, with the marks of the proxy."""
+    return SocketSpec(
+        kind=kind,
+        bind=bind,
+        connect=connect,
+        rcvhwm=options.rcvhwm,
+        sndhwm=options.send_mark,
+        linger=options.linger,
+        zmq=options.zmq,
+    )
+
+
+def round_bytes(options: ProxyOptions) -> int:
+    """Most bytes that a side takes in one round."""
+    return min(options.chunk_bytes, _MOST_ROUND_BYTES)

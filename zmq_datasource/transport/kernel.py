@@ -1,0 +1,205 @@
+"""What the operating system knows of a socket's connections, and libzmq does not tell."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import select
+import socket as stdlib_socket
+import struct
+import sys
+import termios
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import NamedTuple
+
+import zmq
+
+from zmq_datasource.transport.peers import PeerWatch
+
+__all__ = [
+    "Connection",
+    "Taken",
+    "bytes_received",
+    "connections",
+    "ended",
+    "ended_in_order",
+    "find_dead_peers",
+    "hang_up",
+    "passed",
+    "unwritten",
+    "wait_until_written",
+]
+
+
+class Connection(NamedTuple):
+    """A connection that is up, as the operating system sees it.
+
+    Attributes:
+        inode: Its name.
+        unsent: Bytes that wait for the peer.
+        taken: Grows with what the peer has taken, or changes at least.
+        received: Bytes that have come from it; 0 where the system does not tell (ipc).
+    """
+
+    inode: int
+    peer: str
+    unsent: int
+    taken: int
+    received: int
+
+
+def connections(watch: PeerWatch) -> list[Connection]:
+    """The connections of a socket, as the operating system sees them."""
+    found = []
+    for handle, ipc in watch.hold():
+        with handle:
+            inode = os.fstat(handle.fileno()).st_ino
+            unsent = unwritten(handle)
+            taken, received = passed(handle, ipc, unsent)
+            found.append(Connection(inode, _peer_name(handle, ipc), unsent, taken, received))
+    return found
+
+
+def hang_up(watch: PeerWatch, connection: Connection) -> None:
+    """End one connection of a socket, which libzmq has no call for. The peer may come again."""
+    for handle, _ in watch.hold():
+        with handle:
+            if os.fstat(handle.fileno()).st_ino == connection.inode:
+                with suppress(OSError):  # gone already
+                    handle.shutdown(stdlib_socket.SHUT_RDWR)
+
+
+def passed(handle: stdlib_socket.socket, ipc: bool, unsent: int) -> tuple[int, int]:
+    """Bytes that the peer's system has acknowledged, and that have come.
+
+    Where that is not told: what is left, which changes with it, and 0.
+    """
+    return (unsent, 0) if ipc else _tcp_bytes(handle) or (unsent, 0)
+
+
+def _tcp_bytes(handle: stdlib_socket.socket) -> tuple[int, int] | None:
+    """What the peer's system has acknowledged, and what was received; None where that is not told."""
+    if sys.platform == "linux":
+        with suppress(OSError):
+            info = handle.getsockopt(stdlib_socket.IPPROTO_TCP, stdlib_socket.TCP_INFO, 192)
+            if len(info) >= _BYTES_ACKED + 16:
+                acked, received = struct.unpack_from("=QQ", info, _BYTES_ACKED)
+                return int(acked), int(received)
+    return None
+
+
+# Where tcpi_bytes_acked is in Linux' struct tcp_info; tcpi_bytes_received follows it.
+_BYTES_ACKED = 120
+
+
+def bytes_received(watch: PeerWatch) -> int:
+    """How many bytes have come by the tcp connections that are up; it grows while a large message is on its way."""
+    total = 0
+    for handle, ipc in watch.hold():
+        with handle:
+            total += passed(handle, ipc, 0)[1]
+    return total
+
+
+# A peer whose machine is gone is noticed by tcp itself. libzmq's own heartbeats take a peer for dead that is
+# taking one large message: a PING waits in its queue behind that.
+_KEEPALIVE = {
+    zmq.TCP_KEEPALIVE: 1,
+    zmq.TCP_KEEPALIVE_IDLE: 5,
+    zmq.TCP_KEEPALIVE_INTVL: 2,
+    zmq.TCP_KEEPALIVE_CNT: 4,
+}
+_UNACKNOWLEDGED_MS = 30_000
+
+
+def find_dead_peers(sock: zmq.Socket[bytes]) -> None:
+    """Have the system notice connections whose other end is gone without a word."""
+    for option, value in _KEEPALIVE.items():
+        sock.setsockopt(option, value)
+    sock.setsockopt(zmq.TCP_MAXRT, _UNACKNOWLEDGED_MS)
+
+
+class Taken:
+    """How many bytes the other end of one connection has taken, as the operating system sees it.
+
+    libzmq's descriptor is looked at, never held: a copy of it would keep a connection alive that libzmq has closed.
+
+    Args:
+        descriptor: The connection's, as ``ZMQ_SRCFD`` of a message tells it.
+    """
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+        self._inode = 0
+        with suppress(OSError):  # closed meanwhile
+            self._inode = os.fstat(descriptor).st_ino
+
+    def bytes(self) -> int | None:
+        """None where the system does not tell: not over ipc, and not of a connection that is gone."""
+        with suppress(OSError):
+            copy = os.dup(self._descriptor)
+            with stdlib_socket.socket(fileno=copy) as handle:
+                if os.fstat(copy).st_ino == self._inode:
+                    told = _tcp_bytes(handle)
+                    return None if told is None else told[0]
+        return None
+
+
+def _peer_name(handle: stdlib_socket.socket, ipc: bool) -> str:
+    try:
+        if ipc:
+            credentials = handle.getsockopt(stdlib_socket.SOL_SOCKET, stdlib_socket.SO_PEERCRED, 12)
+            return f"process {int.from_bytes(credentials[:4], sys.byteorder)}"
+        host, port, *_ = handle.getpeername()
+        return f"{host}:{port}"
+    except (OSError, AttributeError):  # hung up meanwhile, or a system that cannot tell
+        return "unknown"
+
+
+# Between looks at the kernel's queue, so that libzmq's own thread gets its turn to fill it again.
+_LOOKS, _LOOK_SECONDS = 3, 0.005
+
+
+def wait_until_written(socks: Sequence[stdlib_socket.socket], deadline: float) -> bool:
+    """Wait until the kernel has nothing of these connections left to send."""
+    empty = 0 if socks else _LOOKS
+    while empty < _LOOKS:
+        empty = 0 if any(map(unwritten, socks)) else empty + 1
+        if time.monotonic() >= deadline:
+            return False
+        time.sleep(_LOOK_SECONDS)
+    return True
+
+
+def unwritten(sock: stdlib_socket.socket) -> int:
+    if ended(sock, by_reset=True):  # Linux goes on counting what the reset has discarded
+        return 0
+    try:
+        (queued,) = struct.unpack("i", fcntl.ioctl(sock, termios.TIOCOUTQ, bytes(4)))
+    except OSError:  # the peer is gone, or this system cannot tell
+        return 0
+    return int(queued)
+
+
+def ended_in_order(held: Sequence[tuple[stdlib_socket.socket, bool]], ends: int) -> bool:
+    """Whether so many connections that have ended took nothing along, seen from the handles on them.
+
+    Over tcp a peer that hangs up after it has read everything ends the stream, and one that leaves something
+    unread, or is sent something afterwards, resets it. A unix socket tells the two apart only to the first
+    who asks, and that is libzmq.
+    """
+    over = [sock for sock, ipc in held if not ipc and ended(sock)]
+    wait_until_written(over, time.monotonic() + _ANSWER_SECONDS)
+    return ends <= len(over) and not any(ended(sock, by_reset=True) for sock in over)
+
+
+# How long an answer to what was sent into a connection that the peer has ended may take.
+_ANSWER_SECONDS = 1.0
+
+
+def ended(sock: stdlib_socket.socket, by_reset: bool = False) -> bool:
+    poller = select.poll()
+    poller.register(sock, 0 if by_reset else getattr(select, "POLLRDHUP", 0))
+    return bool(poller.poll(0))

@@ -1,0 +1,166 @@
+"""What a socket is to be, as a value; and the socket, with every option set and nothing bound or connected.
+
+libzmq ignores most options once a socket is bound or connected, so all of them are set here.
+"""
+
+from __future__ import annotations
+
+import msgspec
+import zmq
+
+from zmq_datasource.errors import OptionError
+from zmq_datasource.messages.schemas import MAX_MESSAGE_BYTES
+from zmq_datasource.options import ReadOptions, WriteOptions
+from zmq_datasource.options.socket import check_security
+from zmq_datasource.options.types import Endpoints, Linger, ZmqOptions
+from zmq_datasource.transport.peers import socket_type
+
+__all__ = ["SocketSpec", "check_socket_options", "new_socket"]
+
+# Options that this package sets itself, with what to use instead.
+_RESERVED = {
+    "rcvhwm": "use the option rcvhwm",
+    "sndhwm": "use the option sndhwm of a sink; what a source sends is not limited",
+    "hwm": "libzmq has no single high-water mark; use rcvhwm or sndhwm",
+    "linger": "use the option linger",
+    "subscribe": "use the option topics",
+    "unsubscribe": "use the option topics",
+    "rcvtimeo": "receiving is driven by Spark's triggers",
+    "sndtimeo": "use the option sendTimeout",
+    "xpub_nodrop": "it is always on, so that drops are counted",
+    "xpub_verbose": "it is always on, to count subscribers",
+    "xpub_verboser": "subscribers are counted with xpub_verbose",
+    "xpub_manual": "with it nobody would ever be subscribed",
+    "probe_router": "the acknowledged transport says hello itself, and plain sockets have no use for it",
+    "routing_id": "each connection has one of its own; name a Producer with name",
+    "identity": "each connection has one of its own; name a Producer with name",
+    "router_raw": "ROUTER speaks the acknowledged transport only",
+    "router_handover": "each connection has a routing id of its own",
+    "router_mandatory": "it belongs to a ROUTER, where it is always on",
+    "xpub_manual_last_value": "with it nobody would ever be subscribed",
+    "only_first_subscribe": "it would hide subscribers from the count",
+    "immediate": "it is off: a task waits for its peers first, and queued messages survive a reconnect",
+    "reconnect_stop": "a connection that ends for good takes along what was received and not read",
+    "conflate": "it tears messages of several frames; use rcvhwm=1 or sndhwm=1 for a short queue",
+}
+
+
+class SocketSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """What a socket is to be.
+
+    Attributes:
+        kind: Its type in ZeroMQ's words. A ``PUB`` is made of an XPUB, which hears its subscribers come.
+        bind, connect: Its endpoints.
+        rcvhwm, sndhwm: Its high-water marks, in messages a connection; None for libzmq's own.
+        max_message_bytes: Size from which on a frame disconnects its sender; -1 for none.
+        linger: Milliseconds; -1 for ever.
+        zmq: The user's options of libzmq; they come last, and so are stronger than what is above.
+    """
+
+    kind: str
+    bind: Endpoints = Endpoints()
+    connect: Endpoints = Endpoints()
+    rcvhwm: int | None = None
+    sndhwm: int | None = None
+    max_message_bytes: int = MAX_MESSAGE_BYTES
+    linger: int = Linger(0)
+    zmq: ZmqOptions = ZmqOptions()
+
+    @classmethod
+    def of_source(cls, options: ReadOptions) -> SocketSpec:
+        return cls(
+            kind=options.socket_type,
+            bind=options.bind,
+            connect=options.connect,
+            rcvhwm=options.rcvhwm,
+            linger=options.linger,
+            zmq=options.zmq,
+        )
+
+    @classmethod
+    def of_sink(cls, options: WriteOptions) -> SocketSpec:
+        return cls(
+            kind=options.socket_type,
+            bind=options.bind,
+            connect=options.connect,
+            sndhwm=options.sndhwm,
+            max_message_bytes=-1,
+            linger=options.linger,
+            zmq=options.zmq,
+        )
+
+    @property
+    def endpoints(self) -> str:
+        """All of them, for names and messages."""
+        return ",".join(map(str, (*self.connect, *self.bind)))
+
+
+def new_socket(context: zmq.Context[zmq.Socket[bytes]], spec: SocketSpec) -> zmq.Socket[bytes]:
+    """A socket with every option set and nothing bound or connected.
+
+    Raises:
+        OptionError: An option cannot be; names it.
+    """
+    check_security(spec.zmq)
+    sock = context.socket(zmq.XPUB if spec.kind == "PUB" else zmq.SocketType[spec.kind])
+    try:
+        for option, value in _ours(spec).items():
+            sock.setsockopt(option, value)
+        if any("[" in endpoint.address for endpoint in (*spec.connect, *spec.bind)):
+            sock.setsockopt(zmq.IPV6, 1)
+        for name, text in spec.zmq.items():
+            _set(sock, name, text, spec.zmq)
+    except BaseException:
+        sock.close(linger=0)
+        raise
+    return sock
+
+
+def _ours(spec: SocketSpec) -> dict[int, int]:
+    ours: dict[int, int] = {zmq.LINGER: spec.linger, zmq.MAXMSGSIZE: spec.max_message_bytes}
+    if spec.rcvhwm is not None:
+        ours[zmq.RCVHWM] = spec.rcvhwm
+    if spec.sndhwm is not None:
+        ours[zmq.SNDHWM] = spec.sndhwm
+    if spec.kind in ("SUB", "XSUB"):
+        # What these send is subscriptions, and libzmq drops those too beyond the mark.
+        ours[zmq.SNDHWM] = 0
+    if spec.kind == "PUB":
+        ours |= {zmq.XPUB_NODROP: 1, zmq.XPUB_VERBOSE: 1}
+    return ours
+
+
+def check_socket_options(spec: SocketSpec) -> None:
+    """Let libzmq judge the options on a socket that is thrown away.
+
+    Raises:
+        OptionError: libzmq refuses one; names it.
+    """
+    with zmq.Context() as context, new_socket(context, spec):
+        pass
+
+
+def _set(sock: zmq.Socket[bytes], name: str, value: str, all_options: ZmqOptions) -> None:
+    if name in _RESERVED:
+        raise OptionError(f"option zmq.{name}: {_RESERVED[name]}")
+    option = getattr(zmq.SocketOption, name.upper(), None)
+    if option is None:
+        raise OptionError(f"option zmq.{name}: libzmq has no socket option of that name; see zmq_setsockopt")
+    # repr() of the options hides the value of a secret.
+    shown = repr(ZmqOptions({name: all_options[name]}))
+    try:
+        if option._opt_type.name == "bytes":
+            sock.setsockopt(option, value.encode())
+        else:
+            sock.setsockopt(option, int(value))
+    except ValueError as e:
+        raise OptionError(f"option zmq.{name}: {shown}: it takes a whole number") from e
+    except zmq.ZMQError as e:
+        raise OptionError(
+            f"option zmq.{name}: {shown}: libzmq refuses it for a {socket_type(sock)} socket: {e.strerror}"
+        ) from e
+    if name == "reconnect_ivl" and int(value) < 1:
+        raise OptionError(
+            f"option zmq.{name}: {shown}: without reconnecting, libzmq throws away what it has received from a "
+            "connection that ends; use a number of milliseconds"
+        )
