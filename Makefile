@@ -60,7 +60,7 @@ $(VENV)/.made: scripts/python.sh
 	touch $@
 
 $(VENV)/.package: $(VENV)/.made pyproject.toml
-	$(INSTALL) .
+	$(INSTALL) ".[spark]"
 	touch $@
 
 $(VENV)/.dev: $(VENV)/.made pyproject.toml

@@ -87,6 +87,12 @@ def test_what_needs_no_spark_does_not_import_it(module: str) -> None:
     assert done.stdout == "[]\n"
 
 
+def test_without_pyspark_it_is_said_what_to_install() -> None:
+    code = "import importlib.util; importlib.util.find_spec = lambda name: None; from zmq_datasource import register"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert "pip install 'zmq_datasource[spark]'" in done.stderr
+
+
 def test_what_is_public_is_there_when_it_is_asked_for() -> None:
     for name in zmq_datasource.__all__:
         assert getattr(zmq_datasource, name) is not None

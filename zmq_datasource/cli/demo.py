@@ -49,7 +49,12 @@ def demo(endpoint: str | None, socket_type: str, topics: str | None, seconds: fl
 
     from rich.console import Console  # noqa: PLC0415 - only this command pays for it
 
-    from zmq_datasource.demo.run import feed_options, run_demo  # noqa: PLC0415 - imports Spark
+    try:
+        from zmq_datasource.demo.run import feed_options, run_demo  # noqa: PLC0415 - imports Spark
+    except ImportError as e:
+        if e.name != "pyspark":
+            raise
+        raise click.ClickException(str(e)) from None
     from zmq_datasource.errors import ZmqDataSourceError  # noqa: PLC0415
 
     # Spark warns of the pandas that is installed, which the demo does not use.

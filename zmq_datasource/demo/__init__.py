@@ -4,3 +4,5 @@
 the programs at both ends of the sockets, ``account`` adds up what they all say, and
 ``display`` shows it.
 """
+
+import zmq_datasource.spark  # noqa: F401 - which says what to install where there is no Spark

@@ -6,14 +6,13 @@ import logging
 from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
-from pyspark import SparkContext
-
 from zmq_datasource.monitoring.ledger import Ledger
 from zmq_datasource.spark.accounting import SinkAccumulator, new_accumulator
 from zmq_datasource.spark.datasource import ZmqDataSource
 from zmq_datasource.spark.interpreter import why_workers_lack_package
 
 if TYPE_CHECKING:
+    from pyspark import SparkContext
     from pyspark.sql import SparkSession
 
 __all__ = ["active_ledger", "register"]
@@ -32,7 +31,7 @@ def register(spark: SparkSession) -> None:
 
     Logs a warning if the Python that Spark starts its workers with does not have this package.
     """
-    context = SparkContext._active_spark_context
+    context = _active_context()
     if context is None or type(spark).__module__.startswith("pyspark.sql.connect"):
         spark.dataSource.register(ZmqDataSource)
         return
@@ -53,6 +52,14 @@ def register(spark: SparkSession) -> None:
 
 def active_ledger() -> Ledger | None:
     """What the sinks of the running Spark have told; None without a Spark context, or if nothing is registered."""
-    context = SparkContext._active_spark_context
+    context = _active_context()
     accumulator = None if context is None else _accumulators.get(context)
     return None if accumulator is None else accumulator.value
+
+
+def _active_context() -> SparkContext | None:
+    try:
+        from pyspark import SparkContext  # noqa: PLC0415
+    except ImportError:  # Spark Connect's thin client, pyspark-client, has none
+        return None
+    return SparkContext._active_spark_context
