@@ -6,10 +6,12 @@ publishers count (``Numbering``); ``custom`` takes both from options.
 
 from __future__ import annotations
 
-from typing import Annotated, NamedTuple
+from typing import Annotated, Any, NamedTuple
+
+from msgspec import Meta
 
 from zmq_datasource.errors import OptionError
-from zmq_datasource.options.parser import describe, doc
+from zmq_datasource.options.parser import Role, describe, doc
 from zmq_datasource.options.socket import SocketOptions
 from zmq_datasource.options.types import (
     CountedBy,
@@ -62,70 +64,76 @@ _NAMELESS = ("vllm", "bitcoin", "clone")
 _MADE_FOR = {"plain": "plain framing has no sequences", "jupyter": "Jupyter's msg_id is no number"}
 
 
+def _plain(text: str, **constraints: Any) -> Meta:
+    return doc(text, Role.SOCKET, Role.UNACKNOWLEDGED, **constraints)
+
+
 class FramingOptions(SocketOptions, frozen=True, kw_only=True, rename="camel"):
     """Framing, judgement and healing of what a source receives."""
 
     framing: Annotated[
         Framing,
-        doc(
+        _plain(
             "Where topic, publisher, sequence and value are: `plain`, `sequenced` (this package's sink), `vllm`, "
             "`bitcoin`, `clone`, `dafka`, `jupyter`, or `custom` with the options below. See docs/sequences.md."
         ),
     ] = Framing("plain")
     on_malformed: Annotated[
         OnMalformed,
-        doc(
+        _plain(
             "What a message does that does not fit its framing: `skip` sets it aside (to `deadLetterLocation`, or only "
             "counted and logged), `fail` stops the query."
         ),
     ] = OnMalformed("skip")
     dead_letter_location: Annotated[
         Location | None,
-        doc(
+        _plain(
             "Where messages that do not fit are kept, with their reason and all frames, as Parquet: a path or URI of a "
             "file system that pyarrow knows (`file`, `s3`, `gs`, `hdfs`)."
         ),
     ] = None
     topic_frame: Annotated[
-        int | None, doc("`custom`: which frame is the topic, from 0; negative from the end.")
+        int | None, _plain("`custom`: which frame is the topic, from 0; negative from the end.")
     ] = None
-    publisher_frame: Annotated[int | None, doc("`custom`: which frame names the publisher.")] = None
-    value_frame: Annotated[int | None, doc("`custom`: which frame is the value; unset, the last.")] = None
-    value_offset: Annotated[int, doc("`custom`: bytes in front of the value in its frame.", ge=0)] = 0
-    sequence_frame: Annotated[int | None, doc("`custom`: which frame holds the sequence.")] = None
-    sequence_offset: Annotated[int, doc("`custom`: bytes in front of the sequence in its frame.", ge=0)] = 0
-    sequence_width: Annotated[int, doc("`custom`: bytes of the sequence, 4 or 8.", ge=4, le=8)] = 8
-    sequence_endian: Annotated[Endian, doc("`custom`: byte order of the sequence, `big` or `little`.")] = (
+    publisher_frame: Annotated[int | None, _plain("`custom`: which frame names the publisher.")] = None
+    value_frame: Annotated[int | None, _plain("`custom`: which frame is the value; unset, the last.")] = None
+    value_offset: Annotated[int, _plain("`custom`: bytes in front of the value in its frame.", ge=0)] = 0
+    sequence_frame: Annotated[int | None, _plain("`custom`: which frame holds the sequence.")] = None
+    sequence_offset: Annotated[
+        int, _plain("`custom`: bytes in front of the sequence in its frame.", ge=0)
+    ] = 0
+    sequence_width: Annotated[int, _plain("`custom`: bytes of the sequence, 4 or 8.", ge=4, le=8)] = 8
+    sequence_endian: Annotated[Endian, _plain("`custom`: byte order of the sequence, `big` or `little`.")] = (
         Endian("big")
     )
-    sequence_signed: Annotated[bool, doc("`custom`: whether the sequence has a sign.")] = False
+    sequence_signed: Annotated[bool, _plain("`custom`: whether the sequence has a sign.")] = False
     sequence_path: Annotated[
         JsonPath | None,
-        doc(
+        _plain(
             "`custom`: the sequence is at this path of a JSON text in `sequenceFrame`, as `frameNumber` or "
             "`header.frame`, instead of in bytes."
         ),
     ] = None
     sequence_by: Annotated[
         CountedBy | None,
-        doc(
+        _plain(
             "What has a counter of its own: `publisher`, `topic`, `endpoint`, or several with commas; `none` judges "
             "nothing. Unset, as the framing says; `custom` by `publisher` if it has one, else by `endpoint`."
         ),
     ] = None
     sequence_start: Annotated[
-        int | None, doc("First number of a counter. Unset, as the framing says; `custom` 0.")
+        int | None, _plain("First number of a counter. Unset, as the framing says; `custom` 0.")
     ] = None
     sequence_end: Annotated[
         int | None,
-        doc(
+        _plain(
             "Last number of a counter, after which it goes on with `sequenceStart`. Unset, as the framing says; "
             "`custom` never."
         ),
     ] = None
     sequence_restart: Annotated[
         Restart | None,
-        doc(
+        _plain(
             "What a lower number can mean: `start`, that the publisher began anew, if it is `sequenceStart` or more "
             "than `sequenceWindow` behind; `never` if such a publisher has a new name. Unset, as the framing "
             "says; `custom` `start`."
@@ -133,18 +141,18 @@ class FramingOptions(SocketOptions, frozen=True, kw_only=True, rename="camel"):
     ] = None
     sequence_window: Annotated[
         int | None,
-        doc("How far behind a number is late or a duplicate. 1000 if unset.", ge=1, le=2**31 - 1),
+        _plain("How far behind a number is late or a duplicate. 1000 if unset.", ge=1, le=2**31 - 1),
     ] = None
     deduplicate: Annotated[
         bool,
-        doc(
+        _plain(
             "Whether a message whose publisher and sequence were seen is left out. It trusts the publisher that equal "
             "numbers are equal messages."
         ),
     ] = False
     on_loss: Annotated[
         OnLoss,
-        doc(
+        _plain(
             "What missing sequences do: `count`, `warn` (and log), or `fail` (stop the query, once for each loss). "
             "With `replayEndpoint`, only those that could not be fetched."
         ),
@@ -152,25 +160,28 @@ class FramingOptions(SocketOptions, frozen=True, kw_only=True, rename="camel"):
     max_publishers: Annotated[
         int,
         doc(
-            "Most counters to remember; then the one not heard for longest is forgotten.", ge=1, le=10_000_000
+            "Most counters to remember; then the one not heard for longest is forgotten.",
+            Role.SOCKET,
+            ge=1,
+            le=10_000_000,
         ),
     ] = 100_000
     max_gaps: Annotated[
-        int, doc("Most rows of the gap table; then the oldest is forgotten.", ge=1, le=10_000_000)
+        int, _plain("Most rows of the gap table; then the oldest is forgotten.", ge=1, le=10_000_000)
     ] = 10_000
     replay_endpoint: Annotated[
         Endpoints,
-        doc(
+        _plain(
             "For each endpoint in `connect`, in that order, the publisher's replay socket (ROUTER, vLLM's protocol), "
             "asked for missing messages, and for what follows when the feed falls silent."
         ),
     ] = Endpoints()
     replay_from: Annotated[
         ReplayFrom | None,
-        doc("Where a query without a history begins: `earliest` that the publisher has, or a sequence."),
+        _plain("Where a query without a history begins: `earliest` that the publisher has, or a sequence."),
     ] = None
     replay_timeout: Annotated[
-        Duration, doc("How long a replay may be silent before it is asked again; three times.")
+        Duration, _plain("How long a replay may be silent before it is asked again; three times.")
     ] = Duration(5)
 
     @property

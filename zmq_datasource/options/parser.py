@@ -7,6 +7,7 @@ text into one, and ``describe`` tells what was declared, for the reference and f
 from __future__ import annotations
 
 import difflib
+import enum
 import functools
 from collections.abc import Collection, Iterator, Mapping
 from typing import Annotated, Any, ClassVar, NamedTuple, TypeVar, get_args, get_type_hints
@@ -31,16 +32,29 @@ from zmq_datasource.options.types import (
     ZmqOptions,
 )
 
-__all__ = ["OptionDoc", "OptionSet", "describe", "doc", "parse"]
+__all__ = ["OptionDoc", "OptionSet", "Role", "describe", "doc", "parse"]
 
 
-def doc(text: str, scope: str | None = None, **constraints: Any) -> Meta:
-    """Describe an option: its meaning, and ``stream`` or ``batch`` if it belongs to one kind of read.
+def doc(text: str, *roles: Role, **constraints: Any) -> Meta:
+    """Describe an option: its meaning, and where it applies if that is not everywhere.
 
     Args:
         constraints: msgspec's, such as ``ge`` and ``le``.
     """
-    return Meta(description=text, extra={"scope": scope}, **constraints)
+    return Meta(description=text, extra={"roles": frozenset(roles)}, **constraints)
+
+
+class Role(enum.Enum):
+    """Where an option applies. One without any applies wherever it is accepted."""
+
+    STREAM = "a streaming read"
+    BATCH = "a batch read"
+    SOCKET = "whoever opens a socket"
+    UNACKNOWLEDGED = "sockets whose messages nobody acknowledges"
+    LIVE = "a batch read of a socket, or a streaming one"
+    LOG = "a log, or a streaming read"
+    WRITER = "whoever writes a log"
+    ROWS = "rows of messages, not the gap table"
 
 
 class OptionSet(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
@@ -63,9 +77,9 @@ class OptionSet(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
             if option.field in fields and getattr(self, option.field) != option.default_value:
                 raise OptionError(f"option {option.name} {reason}; remove it")
 
-    def of_scope(self, scope: str) -> list[str]:
-        """The fields that belong to one kind of read."""
-        return [option.field for option in describe(type(self)) if option.scope == scope]
+    def of_role(self, *roles: Role) -> list[str]:
+        """The fields that apply to one of these."""
+        return [option.field for option in describe(type(self)) if not option.roles.isdisjoint(roles)]
 
 
 class OptionDoc(NamedTuple):
@@ -76,7 +90,7 @@ class OptionDoc(NamedTuple):
     words: str
     default: str
     default_value: Any
-    scope: str | None
+    roles: frozenset[Role]
     doc: str
     kind: type
     hint: Any
@@ -107,7 +121,7 @@ def _describe(cls: type[OptionSet]) -> Iterator[OptionDoc]:
             words=_words(kinds[0]),
             default=shown.lower() if isinstance(default, bool) else shown,
             default_value=default,
-            scope=(meta.extra or {}).get("scope"),
+            roles=(meta.extra or {}).get("roles", frozenset()),
             doc=meta.description or "",
             kind=kinds[0],
             hint=Annotated[kinds[0], meta],

@@ -7,7 +7,7 @@ from typing import Annotated, ClassVar
 
 from zmq_datasource.errors import OptionError
 from zmq_datasource.options.framing import FramingOptions
-from zmq_datasource.options.parser import describe, doc
+from zmq_datasource.options.parser import Role, doc
 from zmq_datasource.options.socket import SocketOptions
 from zmq_datasource.options.types import (
     ByteSize,
@@ -36,28 +36,37 @@ class ReadOptions(FramingOptions, frozen=True, kw_only=True, rename="camel"):
         SourceSocket,
         doc(
             "`SUB` subscribes to a PUB or XPUB; `PULL` shares a PUSH's messages; `ROUTER` takes the transactions of "
-            "`DEALER` sinks and Producers (docs/protocol.md)."
+            "`DEALER` sinks and Producers (docs/protocol.md).",
+            Role.SOCKET,
         ),
     ] = SourceSocket("SUB")
     topics: Annotated[
         Topics,
-        doc("Topic prefixes to subscribe to (SUB), comma-separated, or a JSON list where one holds a comma."),
+        doc(
+            "Topic prefixes to subscribe to (SUB), comma-separated, or a JSON list where one holds a comma.",
+            Role.SOCKET,
+            Role.UNACKNOWLEDGED,
+        ),
     ] = Topics(("",))
     rcvhwm: Annotated[
         int,
         doc(
             "Receive high-water mark: messages that libzmq queues per connection. When the queue is full it stops "
             "reading and the peer's own high-water mark decides. libzmq's 0 (no limit) is refused.",
+            Role.SOCKET,
             ge=1,
             le=2**31 - 1,
         ),
     ] = 1000
     linger: Annotated[
         Linger,
-        doc("libzmq's linger at close, in milliseconds or with a unit. A receiver has nothing to send."),
+        doc(
+            "libzmq's linger at close, in milliseconds or with a unit. A receiver has nothing to send.",
+            Role.SOCKET,
+        ),
     ] = Linger(0)
     include_frames: Annotated[
-        bool, doc("Adds the column `frames`: every frame of the message as it came.")
+        bool, doc("Adds the column `frames`: every frame of the message as it came.", Role.ROWS)
     ] = False
     wal_location: Annotated[
         LogLocation | None,
@@ -69,69 +78,90 @@ class ReadOptions(FramingOptions, frozen=True, kw_only=True, rename="camel"):
     ] = None
     min_partitions: Annotated[
         int | None,
-        doc("Least number of Spark partitions that a batch is split into, if it has as many messages.", ge=1),
+        doc(
+            "Least number of Spark partitions that a batch is split into, if it has as many messages.",
+            Role.LOG,
+            Role.ROWS,
+            ge=1,
+        ),
     ] = None
     max_bytes_per_partition: Annotated[
-        ByteSize, doc("Size at which a batch is split into further Spark partitions.")
+        ByteSize, doc("Size at which a batch is split into further Spark partitions.", Role.LOG, Role.ROWS)
     ] = ByteSize(64 << 20)
     starting_offsets: Annotated[
         Position | None,
         doc(
             "Where to start: `earliest`, `latest` or an offset in JSON. A streaming read uses it only without a "
             "checkpoint, and defaults to `latest` (what arrives from now on) at a socket, and to `earliest` at a log "
-            "that another process fills (`walLocation` without an endpoint), as a batch read of a log does."
+            "that another process fills (`walLocation` without an endpoint), as a batch read of a log does.",
+            Role.LOG,
+            Role.ROWS,
         ),
     ] = None
     fail_on_data_loss: Annotated[
         bool,
         doc(
             "Whether an offset that the log no longer has stops the query; if false, it is a warning and reading goes "
-            "on with the oldest message there is."
+            "on with the oldest message there is.",
+            Role.LOG,
+            Role.ROWS,
         ),
     ] = True
     timeout: Annotated[
         Duration,
         doc(
             "How long a batch read of a live socket receives; also `Trigger.AvailableNow` and `Trigger.Once`, which "
-            "first receive for this long. Of a log that another process fills, they take what is there at once."
+            "first receive for this long. Of a log that another process fills, they take what is there at once.",
+            Role.LIVE,
         ),
     ] = Duration(10)
     idle_timeout: Annotated[
         Duration | None,
-        doc("Ends that receiving early once no message came for this long."),
+        doc("Ends that receiving early once no message came for this long.", Role.LIVE),
     ] = None
     max_messages: Annotated[
-        int | None, doc("Most messages that a batch read of a live socket returns.", "batch", ge=1)
+        int | None,
+        doc("Most messages that a batch read of a live socket returns.", Role.BATCH, Role.LIVE, ge=1),
     ] = None
     ending_offsets: Annotated[
         Position | None,
-        doc("Where a batch read of a log ends: `latest` (default) or an offset in JSON.", "batch"),
+        doc(
+            "Where a batch read of a log ends: `latest` (default) or an offset in JSON.",
+            Role.BATCH,
+            Role.LOG,
+            Role.ROWS,
+        ),
     ] = None
     view: Annotated[
         View,
-        doc("What a batch read of a log shows: its `messages`, or the `gaps` in their sequences.", "batch"),
+        doc(
+            "What a batch read of a log shows: its `messages`, or the `gaps` in their sequences.",
+            Role.BATCH,
+            Role.LOG,
+        ),
     ] = View("messages")
     max_messages_per_trigger: Annotated[
-        int | None, doc("Most messages in one micro-batch.", "stream", ge=1)
+        int | None, doc("Most messages in one micro-batch.", Role.STREAM, ge=1)
     ] = None
     max_bytes_per_trigger: Annotated[
         ByteSize | None,
-        doc("Most bytes of `value` in one micro-batch; one message is always let in.", "stream"),
+        doc("Most bytes of `value` in one micro-batch; one message is always let in.", Role.STREAM),
     ] = None
     min_messages_per_trigger: Annotated[
         int | None,
-        doc("Waits for this many messages before it starts a micro-batch ...", "stream", ge=1),
+        doc("Waits for this many messages before it starts a micro-batch ...", Role.STREAM, ge=1),
     ] = None
     max_trigger_delay: Annotated[
         Duration,
-        doc("... but no longer than this after the previous one.", "stream"),
+        doc("... but no longer than this after the previous one.", Role.STREAM),
     ] = Duration(900)
     wal_max_bytes: Annotated[
         ByteSize,
         doc(
             "Size of the log at which receiving stops, so that the high-water marks hold the publisher back, until "
             "Spark has committed enough.",
-            "stream",
+            Role.STREAM,
+            Role.WRITER,
         ),
     ] = ByteSize(4 << 30)
     wal_retention: Annotated[
@@ -139,18 +169,25 @@ class ReadOptions(FramingOptions, frozen=True, kw_only=True, rename="camel"):
         doc(
             "How long messages stay in the log after they were received and committed. What `zmq-datasource receive` "
             "writes stays until every query that reads the log has committed it, and until there is such a query.",
-            "stream",
+            Role.STREAM,
+            Role.WRITER,
         ),
     ] = Duration(0)
     wal_chunk_bytes: Annotated[
-        ByteSize, doc("Size at which a chunk of the log is sealed; never more than `walMaxBytes`.", "stream")
+        ByteSize,
+        doc(
+            "Size at which a chunk of the log is sealed; never more than `walMaxBytes`.",
+            Role.STREAM,
+            Role.WRITER,
+        ),
     ] = ByteSize(32 << 20)
     wal_flush_interval: Annotated[
         Duration,
         doc(
             "Age at which received messages are sealed though Spark has not asked: the most that a crash of the "
             "machine or the driver can cost.",
-            "stream",
+            Role.STREAM,
+            Role.WRITER,
         ),
     ] = Duration(1)
     wal_sync: Annotated[
@@ -159,7 +196,8 @@ class ReadOptions(FramingOptions, frozen=True, kw_only=True, rename="camel"):
             "Whether each chunk is forced to the disk (fsync). If false, a crash of the operating system may lose "
             "messages that Spark was already given; the log is then not written any more, so that their ids are not "
             "given to other messages.",
-            "stream",
+            Role.STREAM,
+            Role.WRITER,
         ),
     ] = True
 
@@ -169,7 +207,7 @@ class ReadOptions(FramingOptions, frozen=True, kw_only=True, rename="camel"):
             "How long writing the log is tried again while its disk is full, has an I/O error, or the process has too "
             "many open files. Receiving pauses meanwhile; after that it ends, and what was received and not "
             "sealed is lost.",
-            "stream",
+            Role.STREAM,
         ),
     ] = Duration(300)
 
@@ -177,7 +215,8 @@ class ReadOptions(FramingOptions, frozen=True, kw_only=True, rename="camel"):
         Duration,
         doc(
             "How long a transaction may stay staged without a commit before it is discarded (`ROUTER`).",
-            "stream",
+            Role.STREAM,
+            Role.WRITER,
         ),
     ] = Duration(3600)
 
@@ -186,13 +225,13 @@ class ReadOptions(FramingOptions, frozen=True, kw_only=True, rename="camel"):
         doc(
             "Where metrics are kept, as one small JSON file every `metricsInterval`: a path or URI of a file system "
             "that pyarrow knows. See docs/metrics.md.",
-            "stream",
+            Role.STREAM,
         ),
     ] = None
     metrics_interval: Annotated[
-        Duration, doc("How often metrics are written to `metricsLocation`.", "stream")
+        Duration, doc("How often metrics are written to `metricsLocation`.", Role.STREAM)
     ] = Duration(2)
-    metrics_retention: Annotated[Duration, doc("How long files stay at `metricsLocation`.", "stream")] = (
+    metrics_retention: Annotated[Duration, doc("How long files stay at `metricsLocation`.", Role.STREAM)] = (
         Duration(86_400)
     )
 
@@ -201,7 +240,7 @@ class ReadOptions(FramingOptions, frozen=True, kw_only=True, rename="camel"):
         doc(
             "Names a query that reads a log which another process fills (`walLocation` without an endpoint). What all "
             "such queries have committed may be deleted there; each needs a name of its own.",
-            "stream",
+            Role.STREAM,
             pattern="^[A-Za-z0-9_-]{1,64}$",
         ),
     ] = "query"
@@ -247,7 +286,10 @@ class ReadOptions(FramingOptions, frozen=True, kw_only=True, rename="camel"):
                 "transactionTimeout=0s discards every transaction before its commit; set 1s or more"
             )
         if self.socket_type == "ROUTER":
-            self.refuse(_UNACKNOWLEDGED, "is not for socketType=ROUTER, whose messages are acknowledged rows")
+            self.refuse(
+                self.of_role(Role.UNACKNOWLEDGED),
+                "is not for socketType=ROUTER, whose messages are acknowledged rows",
+            )
         if self.metrics_interval < _LEAST_METRICS_INTERVAL:
             raise OptionError(
                 f"metricsInterval={self.metrics_interval} would be busier with metrics than with messages; set "
@@ -277,43 +319,13 @@ class ReadOptions(FramingOptions, frozen=True, kw_only=True, rename="camel"):
 
 _LEAST_METRICS_INTERVAL = 0.1  # seconds
 
-# What only sockets without acknowledgement need.
-_UNACKNOWLEDGED = (
-    *(
-        option.field
-        for option in describe(FramingOptions)
-        if option.name not in ("connect", "bind", "maxPublishers")
-    ),
-    "topics",
-)
-_OF_A_SOCKET = (
-    *(option.field for option in describe(FramingOptions) if option.name not in ("connect", "bind")),
-    *("socket_type", "topics", "rcvhwm", "linger"),
-)
-_OF_A_WRITER = (
-    *("wal_max_bytes", "wal_retention", "wal_chunk_bytes", "wal_flush_interval", "wal_sync"),
-    "transaction_timeout",
-)
-# Of a batch read: what only a live socket has, and what only a log has.
-_LIVE_ONLY = (*_OF_A_SOCKET, "timeout", "idle_timeout", "max_messages")
-_LOG_ONLY = (
-    "starting_offsets",
-    "ending_offsets",
-    "min_partitions",
-    "max_bytes_per_partition",
-    "fail_on_data_loss",
-    "view",
-)
-# What the gap table has nothing to do with.
-_MESSAGES_ONLY = tuple(name for name in (*_LOG_ONLY, "include_frames") if name != "view")
-
 
 class StreamReadOptions(ReadOptions, frozen=True, kw_only=True, rename="camel"):
     """``spark.readStream.format("zmq")``."""
 
     def check(self) -> None:
         super().check()
-        self.refuse(self.of_scope("batch"), "belongs to a batch read, not to spark.readStream")
+        self.refuse(self.of_role(Role.BATCH), "belongs to a batch read, not to spark.readStream")
         live = bool(self.connect or self.bind)
         if not live and self.wal_location is None:
             raise OptionError(
@@ -326,7 +338,7 @@ class StreamReadOptions(ReadOptions, frozen=True, kw_only=True, rename="camel"):
             )
         else:
             self.refuse(
-                (*_OF_A_SOCKET, *_OF_A_WRITER),
+                self.of_role(Role.SOCKET, Role.WRITER),
                 "is for the process that receives; this query only reads its log",
             )
             if self.zmq:
@@ -340,7 +352,7 @@ class BatchReadOptions(ReadOptions, frozen=True, kw_only=True, rename="camel"):
 
     def check(self) -> None:
         super().check()
-        self.refuse(self.of_scope("stream"), "belongs to a streaming read, not to spark.read")
+        self.refuse(self.of_role(Role.STREAM), "belongs to a streaming read, not to spark.read")
         live = bool(self.connect or self.bind)
         if live and self.wal_location is not None:
             raise OptionError(
@@ -356,16 +368,20 @@ class BatchReadOptions(ReadOptions, frozen=True, kw_only=True, rename="camel"):
                 "receive, and read that log with walLocation"
             )
         if live:
-            self.refuse(_LOG_ONLY, "needs walLocation: it is about a log, and a live socket has no history")
+            self.refuse(
+                self.of_role(Role.LOG),
+                "needs walLocation: it is about a log, and a live socket has no history",
+            )
         else:
             self.refuse(
-                _LIVE_ONLY, "is for a live socket; a log is cut with endingOffsets, .where() or .limit()"
+                self.of_role(Role.SOCKET, Role.LIVE),
+                "is for a live socket; a log is cut with endingOffsets, .where() or .limit()",
             )
             if self.zmq:
                 raise OptionError(
                     f"reading a log opens no socket; remove the options zmq.* {sorted(self.zmq)}"
                 )
         if self.view == "gaps":
-            self.refuse(_MESSAGES_ONLY, "is about messages; view=gaps shows the whole gap table")
+            self.refuse(self.of_role(Role.ROWS), "is about messages; view=gaps shows the whole gap table")
         if self.ending_offsets and self.ending_offsets.word == "earliest":
             raise OptionError("endingOffsets=earliest reads nothing; use latest or an offset in JSON")

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Annotated, ClassVar
 
 from zmq_datasource.errors import OptionError
-from zmq_datasource.options.parser import doc
+from zmq_datasource.options.parser import Role, doc
 from zmq_datasource.options.socket import SocketOptions
 from zmq_datasource.options.types import Duration, Linger, Location, SinkFraming, SinkSocket
 
@@ -96,7 +96,7 @@ class WriteOptions(SocketOptions, frozen=True, kw_only=True, rename="camel"):
         doc(
             "Names the transaction of a batch write (`DEALER`): the same rows written again under the same name have "
             "no effect, other rows are refused.",
-            "batch",
+            Role.BATCH,
         ),
     ] = None
 
