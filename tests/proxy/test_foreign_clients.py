@@ -74,7 +74,7 @@ def java() -> list[str]:
 
 
 def java_program(java: list[str], name: str) -> list[str]:
-    return [*java, str(REPOSITORY / "tests/jeromq" / f"{name}.java"), name]
+    return [*java, str(REPOSITORY / "tests/support/jeromq" / f"{name}.java"), name]
 
 
 class Notes:
