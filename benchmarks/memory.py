@@ -10,7 +10,6 @@ from benchmarks.measure import MEGA, Measurement, temporary_directory, wait_for
 from benchmarks.peers import sender
 from benchmarks.queries import noop_query, source_runners
 from benchmarks.source import size_name
-from zmq_datasource.log.layout import PARTITION
 from zmq_datasource.log.reader import read_index
 from zmq_datasource.log.storage import LogStorage
 
@@ -38,7 +37,7 @@ def _backlog(spark: SparkSession, size: int, count: int) -> tuple[int, int]:
         def logged(messages: int) -> bool:
             nonlocal peak
             peak = max(peak, runner.memory_info().rss)
-            return read_index(storage, PARTITION).end >= messages
+            return read_index(storage).end >= messages
 
         # The first trigger starts the receiver; the next comes when all this is over.
         with noop_query(spark, "zmq", options, scratch / "checkpoint", every="1 hour"):

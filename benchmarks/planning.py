@@ -63,7 +63,7 @@ def _time_calls(chunks: int, rounds: int) -> dict[str, list[float]]:
 
 def _make_log(location: str, chunks: int) -> None:
     """A log of ``chunks`` chunks with one message each."""
-    log = LogWriter(LogStorage(location), PARTITION, chunk_bytes=1, max_bytes=1 << 40, sync=False)
+    log = LogWriter(LogStorage(location), chunk_bytes=1, max_bytes=1 << 40, sync=False)
     log.open()
     try:
         message = decode_plain([b"x"], [(0, 1)])

@@ -58,7 +58,7 @@ def _seconds_to_receiver(df: DataFrame, rows: int, sink: str, source: str) -> fl
 
 
 def _durable(location: Path) -> int:
-    return read_index(LogStorage(str(location)), 0).end
+    return read_index(LogStorage(str(location))).end
 
 
 @contextmanager

@@ -11,7 +11,6 @@ from collections.abc import Mapping
 from zmq_datasource.errors import LogError
 from zmq_datasource.host.limited_logging import LimitedLog
 from zmq_datasource.host.locations import check_location
-from zmq_datasource.log.layout import PARTITION
 from zmq_datasource.monitoring.source import SourceMonitor
 from zmq_datasource.options import StreamReadOptions
 from zmq_datasource.options.parser import parse
@@ -78,7 +77,7 @@ def _report_until(stop: threading.Event, ingest: Ingest, monitor: SourceMonitor)
 def _why_full(ingest: Ingest) -> str:
     """Who keeps a full log from going on, and what to do."""
     full = f"log {ingest.storage.root} has reached walMaxBytes, and receiving waits"
-    readers = ingest.storage.readers(PARTITION)
+    readers = ingest.storage.readers()
     if not readers:
         return (
             f"{full}: no query has read it yet, and nothing is deleted before. Start one "
@@ -87,5 +86,5 @@ def _why_full(ingest: Ingest) -> str:
     slowest = min(readers, key=lambda name: readers[name])
     return (
         f"{full}: the query with reader={slowest} still needs the messages from id {readers[slowest]} on. If it is "
-        f"gone for ever, remove {ingest.storage.reader_path(PARTITION, slowest)}"
+        f"gone for ever, remove {ingest.storage.reader_path(slowest)}"
     )

@@ -188,7 +188,7 @@ def test_transactions_committed_in_one_moment_share_a_chunk(tmp_path: Path) -> N
             thread.join(20)
         for link in links:
             link.__exit__(None, None, None)
-        assert len(list(ingest.storage.chunks(0))) <= 20
+        assert len(list(ingest.storage.chunks())) <= 20
         for n in range(20):
             assert commit(endpoint, [attempts[n]], 1, producer=f"p{n}")
     assert sorted(values(tmp_path), key=int) == [str(n) for n in range(20)]
@@ -200,11 +200,11 @@ def test_a_slow_disk_at_the_end_of_one_attempt_holds_nobody_else_up(
     endpoint = free_endpoint()
     finish, go_on, forcing = LogStorage.finish_staged, threading.Event(), threading.Event()
 
-    def slowly(self: LogStorage, partition: int, attempt: str, sync: bool) -> None:
+    def slowly(self: LogStorage, attempt: str, sync: bool) -> None:
         if not forcing.is_set():
             forcing.set()
             go_on.wait(20)
-        finish(self, partition, attempt, sync)
+        finish(self, attempt, sync)
 
     monkeypatch.setattr(LogStorage, "finish_staged", slowly)
     with receiving(tmp_path, endpoint):
@@ -478,8 +478,8 @@ class Photographed(LogStorage):
         self._photograph()
         return chunk
 
-    def write_state(self, partition: int, file: StateFile, content: bytes, sync: bool) -> None:
-        super().write_state(partition, file, content, sync)
+    def write_state(self, file: StateFile, content: bytes, sync: bool) -> None:
+        super().write_state(file, content, sync)
         self._photograph()
 
 

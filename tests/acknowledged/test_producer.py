@@ -350,7 +350,7 @@ def test_a_query_reads_a_log_that_another_process_fills(
         producer.flush()
         storage = LogStorage(str(tmp_path))
         wait_for(
-            lambda: [chunk.first for chunk in storage.chunks(0)] == [2],
+            lambda: [chunk.first for chunk in storage.chunks()] == [2],
             "what both have committed to be deleted",
         )
         assert values(tmp_path) == ["c"]
@@ -367,11 +367,11 @@ def test_a_reader_that_has_not_committed_keeps_what_it_needs(tmp_path: Path) -> 
             producer.flush()
         ingest.commit_readers()
         assert ingest.log.earliest == 0
-        storage.write_reader(0, "fast", 3)
-        storage.write_reader(0, "slow", 1)
+        storage.write_reader("fast", 3)
+        storage.write_reader("slow", 1)
         ingest.commit_readers()
         assert ingest.log.earliest == 1
-        assert storage.readers(0) == {"fast": 3, "slow": 1}
+        assert storage.readers() == {"fast": 3, "slow": 1}
 
 
 def test_a_reader_that_has_read_everything_lets_a_full_log_go_on(tmp_path: Path) -> None:

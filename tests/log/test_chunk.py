@@ -26,7 +26,7 @@ GOLDEN = DATA / "log-format-1"
 def storage(tmp_path: Path) -> LogStorage:
     made = LogStorage(str(tmp_path / "log"))
     made.open_log()
-    made.lock(0, 0).release()
+    made.lock(0).release()
     return made
 
 
@@ -37,12 +37,12 @@ def write(storage: LogStorage, *sizes: int) -> str:
         batches.append(number_rows(decode_plain(messages, [(0, size)]), 0, first))
         first += size
     name = chunk_name(0, first)
-    storage.write_chunk(0, name, lambda file: write_batches(file, batches), sync=True)
+    storage.write_chunk(name, lambda file: write_batches(file, batches), sync=True)
     return name
 
 
 def values(storage: LogStorage, name: str, start: int, end: int) -> list[bytes]:
-    return [v for b in read_chunk(storage, 0, name, start, end) for v in b.column("value").to_pylist()]
+    return [v for b in read_chunk(storage, name, start, end) for v in b.column("value").to_pylist()]
 
 
 @pytest.mark.parametrize(("start", "end"), [(0, 30), (0, 1), (29, 30), (9, 11), (10, 20), (12, 12)])
@@ -53,14 +53,14 @@ def test_any_range_of_a_chunk_can_be_read(storage: LogStorage, start: int, end: 
 
 def test_a_chunk_is_an_arrow_file_that_others_can_read(storage: LogStorage) -> None:
     name = write(storage, 3, 4)
-    table = pa.ipc.open_file(storage.chunk_path(0, name)).read_all()
+    table = pa.ipc.open_file(storage.chunk_path(name)).read_all()
     assert table.schema.equals(LOG_SCHEMA)
     assert table.column("id").to_pylist() == list(range(7))
 
 
 def test_no_flipped_bit_gives_a_wrong_row(storage: LogStorage) -> None:
     name = write(storage, 5, 5)
-    path = storage.chunk_path(0, name)
+    path = storage.chunk_path(name)
     whole = path.read_bytes()
     right = [b"value %d" % i for i in range(10)]
     noticed = 0
@@ -78,7 +78,7 @@ def test_no_flipped_bit_gives_a_wrong_row(storage: LogStorage) -> None:
 @pytest.mark.parametrize("length", [0, 1, 8, 100, -1, -8, -100])
 def test_a_truncated_chunk_is_named(storage: LogStorage, length: int) -> None:
     name = write(storage, 5)
-    path = storage.chunk_path(0, name)
+    path = storage.chunk_path(name)
     path.write_bytes(path.read_bytes()[:length])
     with pytest.raises(DamagedChunkError, match=name):
         values(storage, name, 0, 5)
@@ -87,7 +87,7 @@ def test_a_truncated_chunk_is_named(storage: LogStorage, length: int) -> None:
 def test_a_chunk_with_fewer_rows_than_its_name_says_is_damaged(storage: LogStorage) -> None:
     name = write(storage, 5)
     longer = chunk_name(0, 9)
-    shutil.move(storage.chunk_path(0, name), storage.chunk_path(0, longer))
+    shutil.move(storage.chunk_path(name), storage.chunk_path(longer))
     with pytest.raises(DamagedChunkError, match="ends at id 5, its name says 9"):
         values(storage, longer, 0, 9)
 
@@ -95,7 +95,7 @@ def test_a_chunk_with_fewer_rows_than_its_name_says_is_damaged(storage: LogStora
 def test_a_file_of_another_schema_is_damaged(storage: LogStorage) -> None:
     name = chunk_name(0, 1)
     other = pa.record_batch({"x": [1]})
-    with pa.ipc.new_file(storage.chunk_path(0, name), other.schema) as writer:
+    with pa.ipc.new_file(storage.chunk_path(name), other.schema) as writer:
         writer.write_batch(other)
     with pytest.raises(DamagedChunkError, match="schema"):
         values(storage, name, 0, 1)

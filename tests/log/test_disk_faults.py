@@ -184,7 +184,7 @@ def test_what_is_committed_is_deleted_while_the_disk_refuses(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     refusing = Refusing(monkeypatch)
-    log = LogWriter(LogStorage(str(tmp_path)), 0, chunk_bytes=1 << 20, max_bytes=1 << 30, retry_timeout=30)
+    log = LogWriter(LogStorage(str(tmp_path)), chunk_bytes=1 << 20, max_bytes=1 << 30, retry_timeout=30)
     log.open()
     for _ in range(3):
         log.append(batch_of([b"x"] * 10))
@@ -261,7 +261,7 @@ def test_a_query_begins_on_a_full_disk_once_there_is_room(
     monkeypatch.setattr(LogStorage, "write_start", remember)
     try:
         assert reader.initialOffset()["next"] == {"0": 0}
-        assert LogStorage(str(disk / "log")).read_start(0) == (0, "latest")
+        assert LogStorage(str(disk / "log")).read_start() == (0, "latest")
     finally:
         reader.stop()
 
@@ -269,7 +269,7 @@ def test_a_query_begins_on_a_full_disk_once_there_is_room(
 @needs_root
 def test_a_log_is_opened_and_emptied_on_a_full_disk(disk: Path) -> None:
     def writer() -> LogWriter:
-        log = LogWriter(LogStorage(str(disk / "log")), 0, chunk_bytes=1 << 20, max_bytes=1 << 30)
+        log = LogWriter(LogStorage(str(disk / "log")), chunk_bytes=1 << 20, max_bytes=1 << 30)
         log.open()
         return log
 
@@ -291,11 +291,11 @@ def test_a_reader_says_on_a_full_disk_what_it_needs_no_more(disk: Path) -> None:
     """Or its log could not be emptied, and the disk would stay full."""
     storage = LogStorage(str(disk / "log"))
     storage.open_log()
-    storage.write_reader(0, "desk", 1)
+    storage.write_reader("desk", 1)
     fill_disk(disk)
     for position in (10, 9_999_999, 10_000_000):
-        storage.write_reader(0, "desk", position)
-        assert storage.readers(0) == {"desk": position}
+        storage.write_reader("desk", position)
+        assert storage.readers() == {"desk": position}
     assert len(list((disk / "log" / "0" / "readers").iterdir())) == 1
 
 
@@ -386,10 +386,10 @@ def test_durable_subscribers_wait_for_a_disk_that_refuses(
             DurableSubscriber(sides["durable"], "new", timeout=60).__enter__()
         assert acknowledging.is_alive()
         storage = LogStorage(str(tmp_path))
-        assert b'"next":0' in (storage.read_subscriptions(0) or b"")
+        assert b'"next":0' in (storage.read_subscriptions() or b"")
         monkeypatch.setattr(LogStorage, "write_subscriptions", write)
         acknowledging.join(60)
-        assert b'"next":1' in (storage.read_subscriptions(0) or b"")
+        assert b'"next":1' in (storage.read_subscriptions() or b"")
 
 
 @needs_root

@@ -35,7 +35,7 @@ class Carried:
 
 def writer(path: Path, carried: Carried | None = None, **options: Any) -> LogWriter:
     given: dict[str, Any] = {"chunk_bytes": 1 << 20, "max_bytes": 1 << 30, **options}
-    log = LogWriter(LogStorage(str(path)), 0, carried=carried, **given)
+    log = LogWriter(LogStorage(str(path)), carried=carried, **given)
     log.open()
     return log
 
@@ -87,7 +87,7 @@ def test_of_a_torn_file_the_whole_groups_count(tmp_path: Path) -> None:
         append(log, value)
         assert log.grown is not None
         sizes.append(log.grown.bytes)
-    content = LogStorage(str(tmp_path / "log")).read_growing(0, 0).to_pybytes()
+    content = LogStorage(str(tmp_path / "log")).read_growing(0).to_pybytes()
     log.close()
     for size in range(len(content)):
         batches, *_, changed = read_groups(pa.py_buffer(content[:size]), 0)
@@ -100,7 +100,7 @@ def test_a_changed_byte_ends_what_counts(tmp_path: Path) -> None:
     log = writer(tmp_path / "log")
     for value in (b"first-value", b"second-value", b"third-value"):
         append(log, value)
-    content = bytearray(LogStorage(str(tmp_path / "log")).read_growing(0, 0).to_pybytes())
+    content = bytearray(LogStorage(str(tmp_path / "log")).read_growing(0).to_pybytes())
     log.close()
     content[content.index(b"second-value")] ^= 1
     batches, *_, changed = read_groups(pa.py_buffer(bytes(content)), 0)
@@ -219,7 +219,7 @@ def test_the_writers_state_is_that_of_the_last_whole_group(tmp_path: Path) -> No
     append(log, b"c", carried=carried)
     left = crash(tmp_path / "log", tmp_path / "left")
     log.cut().result()
-    assert read_saved_state(LogStorage(str(tmp_path / "log")), 0).delta == b'{"messages": 3}'
+    assert read_saved_state(LogStorage(str(tmp_path / "log"))).delta == b'{"messages": 3}'
     log.close()
     again = writer(left, Carried())
     assert again.saved.delta == b'{"messages": 3}'
@@ -229,7 +229,7 @@ def test_the_writers_state_is_that_of_the_last_whole_group(tmp_path: Path) -> No
 def test_another_process_reads_along(tmp_path: Path) -> None:
     log = writer(tmp_path)
     append(log, b"a")
-    tail = GrowingTail(LogStorage(str(tmp_path)), 0, 0)
+    tail = GrowingTail(LogStorage(str(tmp_path)), 0)
     try:
         for value in (b"b", b"c"):
             append(log, value)
@@ -240,7 +240,7 @@ def test_another_process_reads_along(tmp_path: Path) -> None:
         log.cut().result()  # it is renamed; the tail goes on with what it has
         assert [i for b in tail.batches for i in b.column("id").to_pylist()] == [0, 1, 2]
         with pytest.raises(FileNotFoundError):
-            GrowingTail(LogStorage(str(tmp_path)), 0, 0)
+            GrowingTail(LogStorage(str(tmp_path)), 0)
     finally:
         tail.close()
         log.close()
@@ -267,7 +267,7 @@ def test_a_slow_feed_leaves_a_compact_log(tmp_path: Path) -> None:
     grown = log.grown.bytes
     log.cut().result()
     assert log.size < grown / 5
-    assert read_saved_state(LogStorage(str(tmp_path)), 0).delta == b'{"messages": 50}'
+    assert read_saved_state(LogStorage(str(tmp_path))).delta == b'{"messages": 50}'
     log.close()
     assert log_rows(tmp_path).column("value").to_pylist() == [b"%d" % i for i in range(50)]
     assert not list(tmp_path.glob("0/.open*"))

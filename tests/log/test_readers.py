@@ -60,9 +60,7 @@ def receiving(location: Path, endpoint: str, **options: Any) -> Iterator[Ingest]
 
 def written(location: Path, chunks: int, **settings: Any) -> LogWriter:
     """A log with chunks of a message each: 0, 1, ..."""
-    log = LogWriter(
-        LogStorage(str(location)), 0, **{"chunk_bytes": 1 << 20, "max_bytes": 1 << 30, **settings}
-    )
+    log = LogWriter(LogStorage(str(location)), **{"chunk_bytes": 1 << 20, "max_bytes": 1 << 30, **settings})
     log.open()
     write(log, chunks)
     return log
@@ -96,7 +94,7 @@ def values(it: ZmqStreamReader, start: dict[str, Any], end: dict[str, Any]) -> l
 
 
 def chunks(location: Path) -> list[Chunk]:
-    return sorted(LogStorage(str(location)).chunks(0))
+    return sorted(LogStorage(str(location)).chunks())
 
 
 # Where a query begins.
@@ -146,7 +144,7 @@ def test_a_full_log_that_nobody_has_read_says_so(
     try:
         push.send(b"x" * 60_000)
         wait_for(lambda: "no query has read it yet" in caplog.text, "the warning")
-        LogStorage(str(tmp_path)).write_reader(0, "slow", 0)
+        LogStorage(str(tmp_path)).write_reader("slow", 0)
         wait_for(lambda: "the query with reader=slow still needs" in caplog.text, "who is slow")
         assert str(tmp_path / "0" / "readers" / "slow.json") in caplog.text
     finally:
@@ -215,7 +213,7 @@ def test_a_query_that_comes_again_under_another_name_keeps_what_it_goes_on_with(
         end = it.latestOffset(begin, ALL)
     with reader(tmp_path, reader="renamed") as it:  # the batch was planned, not committed
         shares = it.partitions(begin, end)
-        LogStorage(str(tmp_path)).write_reader(0, "query", 5)
+        LogStorage(str(tmp_path)).write_reader("query", 5)
         log.commit(5)
         assert [batch.num_rows for share in shares for batch in it.read(share)] == [1] * 5
     log.close()
@@ -223,7 +221,7 @@ def test_a_query_that_comes_again_under_another_name_keeps_what_it_goes_on_with(
 
 def test_a_writer_deletes_nothing_while_a_reader_marks_its_place(tmp_path: Path) -> None:
     log, storage = written(tmp_path, 5), LogStorage(str(tmp_path))
-    with storage.placing(0, 0.0):
+    with storage.placing(0.0):
         log.commit(5)
         assert len(chunks(tmp_path)) == 5
     log.remove_expired()
@@ -251,13 +249,13 @@ def test_an_older_listing_does_not_replace_a_newer_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     log = written(tmp_path, 2)
-    followed = FollowedLog(LogStorage(str(tmp_path)), 0, "query")
+    followed = FollowedLog(LogStorage(str(tmp_path)), "query")
     followed.refresh()
     listed, go_on = threading.Event(), threading.Event()
     list_chunks = LogStorage.chunks
 
-    def slow(storage: LogStorage, partition: int) -> list[Chunk]:
-        found = list(list_chunks(storage, partition))
+    def slow(storage: LogStorage) -> list[Chunk]:
+        found = list(list_chunks(storage))
         if threading.current_thread() is metrics:
             listed.set()
             assert go_on.wait(30)
@@ -385,11 +383,11 @@ def test_a_query_on_an_older_copy_is_refused_though_its_ids_were_given_again(
 def test_a_mark_of_an_earlier_release_is_read(tmp_path: Path) -> None:
     written(tmp_path, 5).close()
     storage = LogStorage(str(tmp_path))
-    storage.write_reader(0, "query", 2)
+    storage.write_reader("query", 2)
     with reader(tmp_path) as it:
         start = {"log": storage.log_id(), "next": {"0": 4}}
         assert it.latestOffset(start, ALL)["next"] == {"0": 5}
-    assert storage.marks(0)["query"] == (4, 5)
+    assert storage.marks()["query"] == (4, 5)
 
 
 # Batches.

@@ -46,14 +46,14 @@ class Carrying:
 
 def writer(location: Path, carried: Any, **options: Any) -> LogWriter:
     made = LogWriter(
-        LogStorage(str(location)), 0, chunk_bytes=1 << 20, max_bytes=1 << 30, carried=carried, **options
+        LogStorage(str(location)), chunk_bytes=1 << 20, max_bytes=1 << 30, carried=carried, **options
     )
     made.open()
     return made
 
 
 def saved(location: Path) -> SavedState:
-    return read_saved_state(LogStorage(str(location)), 0)
+    return read_saved_state(LogStorage(str(location)))
 
 
 def files(location: Path) -> list[str]:
@@ -137,7 +137,7 @@ def test_the_base_of_a_chunk_that_a_crash_prevented_does_not_count(tmp_path: Pat
     carried.text, carried.large = "two", True
     log.append(batch_of([b"v"]))
     log.cut().result()
-    newest = max(LogStorage(str(tmp_path)).chunks(0))
+    newest = max(LogStorage(str(tmp_path)).chunks())
     assert isinstance(newest, Chunk)
     (tmp_path / "0" / newest.name).unlink()  # as if the writer had died before it
     assert saved(tmp_path).delta == b"delta one"
@@ -221,10 +221,10 @@ class Photographed(LogStorage):
         super().write_state(*args)
         self._photograph()
 
-    def remove_states(self, partition: int, but: int | None) -> None:
-        for file in self.states(partition):
+    def remove_states(self, but: int | None) -> None:
+        for file in self.states():
             if file.version != but:
-                self.state_path(partition, file).unlink()
+                self.state_path(file).unlink()
                 self._photograph()
 
 
@@ -273,7 +273,7 @@ def test_whenever_it_dies_state_and_rows_belong_together(
     options = {"framing": "sequenced", "deduplicate": "true", "maxGaps": 4}
     feed = Recording(**options)
     storage = Photographed(str(tmp_path / "log"), tmp_path / "album")
-    log = LogWriter(storage, 0, chunk_bytes=1 << 20, max_bytes=1 << 30, sync=False, carried=feed)
+    log = LogWriter(storage, chunk_bytes=1 << 20, max_bytes=1 << 30, sync=False, carried=feed)
     log.open()
     for numbers, then in taken:
         messages: list[RawMessage] = [
@@ -291,7 +291,7 @@ def test_whenever_it_dies_state_and_rows_belong_together(
     log.close()
     for photo in [*storage.photos, tmp_path / "log"]:
         again = Recording(**options)
-        log = LogWriter(LogStorage(str(photo)), 0, chunk_bytes=1 << 20, max_bytes=1 << 30, carried=again)
+        log = LogWriter(LogStorage(str(photo)), chunk_bytes=1 << 20, max_bytes=1 << 30, carried=again)
         log.open()
         assert again.restore(log.saved.full, log.saved.delta)
         possible = [remembered for end, remembered in feed.handed_over if end == log.durable_end]
@@ -352,7 +352,7 @@ def test_no_flipped_bit_gives_wrong_frames_or_a_wrong_state(framing: str, tmp_pa
     sent: list[RawMessage] = [[b"t", n, b"v"] if framing == "vllm" else [b"t", b"v", n] for n in sequence]
     log.append(feed.read(sent, [Run(0, 2, "tcp://feed:1")])[0])
     log.close()
-    (chunk,) = LogStorage(str(tmp_path)).chunks(0)
+    (chunk,) = LogStorage(str(tmp_path)).chunks()
     path = tmp_path / "0" / chunk.name
     whole, right = path.read_bytes(), saved(tmp_path)
     at_metadata = [at for name in (b"framing", b"state") for at in _places(whole, name)]

@@ -42,7 +42,7 @@ class Clock:
 
 def writer(location: Path, **changes: object) -> LogWriter:
     settings: dict[str, object] = {"chunk_bytes": 1 << 20, "max_bytes": 1 << 30}
-    made = LogWriter(LogStorage(str(location)), 0, **{**settings, **changes})  # type: ignore[arg-type]
+    made = LogWriter(LogStorage(str(location)), **{**settings, **changes})  # type: ignore[arg-type]
     made.open()
     return made
 
@@ -75,7 +75,7 @@ def test_a_chunk_is_cut_at_its_size(tmp_path: Path) -> None:
     for _ in range(10):
         log.append(batch_of([b"x" * 1000] * 5))
     log.close()
-    assert 4 <= len(read_index(LogStorage(str(tmp_path)), 0)) <= 6
+    assert 4 <= len(read_index(LogStorage(str(tmp_path)))) <= 6
 
 
 def test_an_empty_cut_writes_no_file(tmp_path: Path) -> None:
@@ -266,7 +266,7 @@ def test_a_second_writer_is_told_who_the_first_is(tmp_path: Path) -> None:
 
 def test_a_writer_that_is_just_stopping_is_waited_for(tmp_path: Path) -> None:
     first = writer(tmp_path)
-    second = LogWriter(LogStorage(str(tmp_path)), 0, chunk_bytes=1, max_bytes=1)
+    second = LogWriter(LogStorage(str(tmp_path)), chunk_bytes=1, max_bytes=1)
     opening = threading.Thread(target=second.open, args=(30.0,))
     opening.start()
     first.close()
@@ -280,7 +280,7 @@ CRASHING_WRITER = """
     from tests.support import batch_of
     from zmq_datasource.log.storage import LogStorage
     from zmq_datasource.log.writer import LogWriter
-    log = LogWriter(LogStorage(sys.argv[1]), 0, chunk_bytes=20_000, max_bytes=1 << 30)
+    log = LogWriter(LogStorage(sys.argv[1]), chunk_bytes=20_000, max_bytes=1 << 30)
     log.open()
     while True:
         log.append(batch_of([b"x" * 100] * 50))
@@ -414,11 +414,11 @@ def test_the_default_location_is_private_and_the_same_for_the_same_feed(
 def test_a_first_offset_is_kept_until_it_is_forgotten(tmp_path: Path) -> None:
     log = writer(tmp_path)
     storage = LogStorage(str(tmp_path))
-    assert storage.read_start(0) is None
-    storage.write_start(0, 7, "latest")
-    assert storage.read_start(0) == (7, "latest")
-    storage.remove_start(0)
-    assert storage.read_start(0) is None
+    assert storage.read_start() is None
+    storage.write_start(7, "latest")
+    assert storage.read_start() == (7, "latest")
+    storage.remove_start()
+    assert storage.read_start() is None
     log.close()
 
 
@@ -429,7 +429,7 @@ def test_a_byte_limit_is_exact_and_lets_one_message_in(tmp_path: Path, budget: i
     log = writer(tmp_path)
     for _ in range(4):
         fill(log, 10, 10)
-    found = end_within_bytes(LogStorage(str(tmp_path)), 0, log.covering(0, 40), 0, 40, budget)
+    found = end_within_bytes(LogStorage(str(tmp_path)), log.covering(0, 40), 0, 40, budget)
     log.close()
     assert found == end
 

@@ -274,7 +274,7 @@ def test_who_is_away_too_long_is_forgotten_after_a_warning(
     storage.open_log()
     (tmp_path / "0").mkdir()
     clock = Clock()
-    known = Subscriptions(storage, 0, 100, 1000.0, clock)
+    known = Subscriptions(storage, 100, 1000.0, clock)
     for name in ("here", "away"):
         known.add(Subscription(name, (), 7, 0.0))
     known.come("here")
@@ -289,7 +289,7 @@ def test_who_is_away_too_long_is_forgotten_after_a_warning(
     known.save()
     # The time while no proxy runs does not count.
     clock.now = 5000.0
-    again = Subscriptions(storage, 0, 100, 1000.0, clock)
+    again = Subscriptions(storage, 100, 1000.0, clock)
     assert {s.name for s in again} == {"here", "away"}
     assert again.expire() == []
     clock.now += 200.0
@@ -308,7 +308,7 @@ def test_ids_that_a_subscriber_has_acknowledged_are_not_given_again(
         with DurableSubscriber(proxy.sides["durable"], "me") as me:
             assert take(me, 3) == [b"0", b"1", b"2"]
     storage = LogStorage(str(tmp_path))
-    storage.remove_chunk(0, max(storage.chunks(0)).name)
+    storage.remove_chunk(max(storage.chunks()).name)
     sides = endpoints(*SIDES)
     push = context.socket(zmq.PUSH)
     push.setsockopt(zmq.IMMEDIATE, 1)
@@ -349,16 +349,16 @@ def test_a_file_of_subscriptions_that_makes_no_sense_is_an_error(tmp_path: Path)
     storage = LogStorage(str(tmp_path))
     storage.open_log()
     (tmp_path / "0").mkdir()
-    known = Subscriptions(storage, 0, 100, 1000.0)
+    known = Subscriptions(storage, 100, 1000.0)
     known.add(Subscription("me", (b"\xff",), 50, 0.0))
     known.save()
-    assert [s.topics for s in Subscriptions(storage, 0, 100, 1000.0)] == [(b"\xff",)]
-    path = storage.subscriptions_path(0)
+    assert [s.topics for s in Subscriptions(storage, 100, 1000.0)] == [(b"\xff",)]
+    path = storage.subscriptions_path()
     kept = json.loads(path.read_bytes())
     for change in ({"format": 2}, {"log": "another"}, {"subscriptions": 7}):
         path.write_text(json.dumps({**kept, **change}))
         with pytest.raises(LogFormatError, match=r"subscriptions\.json"):
-            Subscriptions(storage, 0, 100, 1000.0)
+            Subscriptions(storage, 100, 1000.0)
 
 
 # Replay.
@@ -813,7 +813,7 @@ def test_a_live_process_that_does_not_listen_stops_no_subscriber(
     context: zmq.Context[Socket], tmp_path: Path
 ) -> None:
     """What the server process tells of its subscribers would fill the pipe in a second."""
-    log = LogWriter(LogStorage(str(tmp_path)), 0, chunk_bytes=1 << 20, max_bytes=1 << 30)
+    log = LogWriter(LogStorage(str(tmp_path)), chunk_bytes=1 << 20, max_bytes=1 << 30)
     log.open()
     sides = endpoints("durable")
     given = {"walLocation": str(tmp_path), "pull": endpoints("pull")["pull"], **sides}

@@ -109,7 +109,7 @@ def test_a_full_log_holds_the_sender_back_and_nothing_is_lost(context: Context, 
 
 def on_disk(location: Path) -> int:
     # Not by glob, which also lists a chunk that is just being written and has another name soon.
-    return sum(chunk.size for chunk in storage_module.LogStorage(str(location)).chunks(0))
+    return sum(chunk.size for chunk in storage_module.LogStorage(str(location)).chunks())
 
 
 @pytest.mark.spark  # takes its time

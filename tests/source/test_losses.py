@@ -68,7 +68,7 @@ def sequences(location: Path) -> list[int]:
 
 
 def gaps(location: Path) -> list[tuple[int, int, bool]]:
-    saved = read_saved_state(LogStorage(str(location)), 0)
+    saved = read_saved_state(LogStorage(str(location)))
     return [
         (row["first"], row["last"], row["healed"] is not None) for row in read_gaps(saved.full, saved.delta)
     ]
@@ -645,7 +645,7 @@ def test_what_is_no_row_is_remembered_in_time_too(tmp_path: Path) -> None:
         def remembered() -> bool:
             publisher.ask("raw 00")
             ingest.seal()
-            saved = read_saved_state(LogStorage(str(tmp_path)), 0)
+            saved = read_saved_state(LogStorage(str(tmp_path)))
             return saved.full is not None and b'"malformed":0' not in saved.full
 
         wait_for(remembered, "what was learned, on disk")

@@ -126,7 +126,7 @@ def test_kills_cost_no_message_of_the_log_and_double_none(
 
 
 def durable(log: Path) -> int:
-    return max((chunk.end for chunk in LogStorage(str(log)).chunks(0)), default=0)
+    return max((chunk.end for chunk in LogStorage(str(log)).chunks()), default=0)
 
 
 @pytest.mark.parametrize("end", [psutil.Process.terminate, psutil.Process.kill], ids=["SIGTERM", "SIGKILL"])

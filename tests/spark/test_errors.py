@@ -180,7 +180,7 @@ def test_a_checkpoint_that_is_ahead_of_its_log(spark: SparkSession, context: Con
 
 
 def test_a_missing_chunk_in_the_middle(spark: SparkSession, context: Context, tmp_path: Path) -> None:
-    writer = LogWriter(LogStorage(str(tmp_path / "wal")), 0, chunk_bytes=1, max_bytes=1 << 30)
+    writer = LogWriter(LogStorage(str(tmp_path / "wal")), chunk_bytes=1, max_bytes=1 << 30)
     writer.open()
     for _ in range(3):
         writer.append(batch_of([b"x"] * 10))

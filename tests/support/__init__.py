@@ -186,10 +186,10 @@ def flips(path: Path, positions: Iterable[int], bit: int) -> Iterator[int]:
 
 def log_rows(location: Path | str, partition: int = 0) -> pa.Table:
     """All rows of a log, as its readers see them."""
-    storage = LogStorage(str(location))
-    index = read_index(storage, partition)
+    storage = LogStorage(str(location), partition)
+    index = read_index(storage)
     pieces = slices(index.covering(index.earliest, index.end), index.earliest, index.end)
-    return pa.Table.from_batches(list(read_slices(storage, partition, pieces)))
+    return pa.Table.from_batches(list(read_slices(storage, pieces)))
 
 
 class RawSender:

@@ -44,7 +44,7 @@ def start(df: DataFrame, out: Path, **trigger: Any) -> StreamingQuery:
 
 def wait_until_released(log: Path) -> None:
     """Wait until a stopped query has drained its socket: what is sent before is still its own."""
-    LogStorage(str(log)).lock(0, 30).release()
+    LogStorage(str(log)).lock(30).release()
 
 
 def rows_read(query: StreamingQuery, raise_errors: bool = True) -> int:

@@ -88,7 +88,7 @@ class Topology:
 
     def read_through(self) -> bool:
         """Whether the query has committed all that the log has, and there is something."""
-        end = max((chunk.end for chunk in LogStorage(str(self.wal)).chunks(0)), default=0)
+        end = max((chunk.end for chunk in LogStorage(str(self.wal)).chunks()), default=0)
         commits = [
             json.loads(p.read_text())["end"]["next"]["0"] for p in (self.query / "commits").glob("[0-9]*")
         ]
@@ -203,7 +203,7 @@ class PubSub(_Plain):
         doubled = [key for key, count in seen.items() if count > 1]
         if doubled:
             raise BrokenPromiseError(f"{doubled[:3]} came twice though deduplicate is on")
-        saved = read_saved_state(LogStorage(str(self.wal)), 0)
+        saved = read_saved_state(LogStorage(str(self.wal)))
         missing = {
             (gap["publisher"], number)
             for gap in read_gaps(saved.full, saved.delta)
@@ -275,7 +275,7 @@ class VllmReplay(Topology):
         """What is counted as lost. Only a replay endpoint that is away for long, or a source that is, explains it."""
         if not any(event.seconds > 10 for event in self.world.events):
             return set()
-        saved = read_saved_state(LogStorage(str(self.wal)), 0)
+        saved = read_saved_state(LogStorage(str(self.wal)))
         gaps = [gap for gap in read_gaps(saved.full, saved.delta) if gap["healed"] is None]
         return {number for gap in gaps for number in range(gap["first"], gap["last"] + 1)}
 
@@ -355,7 +355,7 @@ class ProducerReceive(Topology):
             rows=self.rows,
             pause=seconds / self.transactions,
         )
-        world.wait_for(lambda: any(LogStorage(str(self.wal)).chunks(0)), "there is a log", 30)
+        world.wait_for(lambda: any(LogStorage(str(self.wal)).chunks()), "there is a log", 30)
         self.source()
         self.may("wire", *_NETWORK)
         self.may("receive", *_DISK, *_PROCESS, *_POWER, *_CLOCK)

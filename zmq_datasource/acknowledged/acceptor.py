@@ -131,7 +131,7 @@ class Acceptor:
     Args:
         terms: See there.
         counters: Where to count.
-        storage, partition: Where attempts are staged.
+        storage: Where attempts are staged.
         ledger: Which transactions are committed; restored before the block.
         log: Where they go; open before the block.
         clock: Seconds since the epoch, for ``timestamp``.
@@ -147,7 +147,6 @@ class Acceptor:
         terms: AcceptorTerms,
         counters: SourceCounters,
         storage: LogStorage,
-        partition: int,
         ledger: Ledger,
         log: TransactionLog,
         clock: Callable[[], float] = time.time,
@@ -156,11 +155,10 @@ class Acceptor:
         self._terms = terms
         self._counters = counters
         self._storage = storage
-        self._partition = partition
         self._clock = clock
         self._monotonic = monotonic
         self.carried = ledger
-        self._staging = Staging(storage, partition)
+        self._staging = Staging(storage)
         self._committer = Committer(counters, self._staging, ledger, log)
         self._sessions: dict[str, _Session] = {}
         self._finishing: list[_Session] = []
@@ -180,7 +178,7 @@ class Acceptor:
         """
         warm_up_arrow()
         self._staging.recover()
-        done = [a for a in self._storage.staged(self._partition) if self._is_done(a)]
+        done = [a for a in self._storage.staged() if self._is_done(a)]
         self._staging.remove(done)
         self._open = OpenSocket(self._terms.socket, self._prepare)
         self._socket = self._open.socket
@@ -428,7 +426,7 @@ class Acceptor:
             return
         try:
             if session.file is None:
-                session.file = StagedFile(self._storage, self._partition, message.attempt, session.part)
+                session.file = StagedFile(self._storage, message.attempt, session.part)
             session.file.append(rows)
         except LogWriteError as e:
             self._end(session)

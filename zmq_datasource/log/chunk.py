@@ -36,7 +36,7 @@ def write_batches(
             writer.write_batch(batch, custom_metadata={CHECKSUM: fingerprint(batch)})
 
 
-def read_metadata(storage: LogStorage, partition: int, name: str) -> Mapping[bytes, bytes]:
+def read_metadata(storage: LogStorage, name: str) -> Mapping[bytes, bytes]:
     """What a chunk carries beside its rows: in its schema, or where it grew group by group, in its last batch.
 
     Raises:
@@ -44,7 +44,7 @@ def read_metadata(storage: LogStorage, partition: int, name: str) -> Mapping[byt
         FileNotFoundError: It is gone.
     """
     try:
-        with storage.open_chunk(partition, name) as file:
+        with storage.open_chunk(name) as file:
             reader = pa.ipc.open_file(file)
             metadata = reader.schema.metadata
             if metadata or not reader.num_record_batches:
@@ -54,24 +54,22 @@ def read_metadata(storage: LogStorage, partition: int, name: str) -> Mapping[byt
     except FileNotFoundError:
         raise
     except (OSError, pa.ArrowException) as e:
-        raise DamagedChunkError.of(f"opening chunk {storage.chunk_path(partition, name)}: {e}") from e
+        raise DamagedChunkError.of(f"opening chunk {storage.chunk_path(name)}: {e}") from e
 
 
-def read_chunk(
-    storage: LogStorage, partition: int, name: str, start: int, end: int
-) -> Iterator[pa.RecordBatch]:
+def read_chunk(storage: LogStorage, name: str, start: int, end: int) -> Iterator[pa.RecordBatch]:
     """Yield the messages of a chunk with ids in ``[start, end)``, as mapped from the file.
 
     Raises:
         DamagedChunkError: The content is not what was written; names the file and the ids.
         DataLossError: The file is gone.
     """
-    path = storage.chunk_path(partition, name)
+    path = storage.chunk_path(name)
     ids = parse_chunk_name(name)
     assert ids is not None, name
     next_id, chunk_end = ids
     try:
-        file = storage.open_chunk(partition, name)
+        file = storage.open_chunk(name)
     except FileNotFoundError as e:
         raise DataLossError(
             f"opening chunk {path}: it does not exist (ids {start} to {end - 1}). It was removed, as what all queries "

@@ -22,7 +22,7 @@ from zmq_datasource.errors import (
     LogWriteError,
     OptionError,
 )
-from zmq_datasource.log.layout import TEMPORARY_PREFIX
+from zmq_datasource.log.layout import PARTITION, TEMPORARY_PREFIX
 from zmq_datasource.options.types import LogLocation
 
 __all__ = [
@@ -70,26 +70,29 @@ class WriterLock:
 
 
 class PartitionFiles:
-    """The directories of a log's partitions on a POSIX file system.
+    """The directory of one log partition on a POSIX file system.
 
     Args:
-        location: An absolute path or ``file:`` URI.
+        location: Of the log: an absolute path or ``file:`` URI.
+        partition: Which of its partitions.
 
     Raises:
         OptionError: The location is something else.
     """
 
-    def __init__(self, location: str) -> None:
+    def __init__(self, location: str, partition: int = PARTITION) -> None:
+        self.partition = partition
         try:
             self.root = Path(LogLocation.read(location))
         except ValueError as e:
             raise OptionError(f"option walLocation={location!r}: {e}") from e
 
     def __repr__(self) -> str:
-        return f"LogStorage({str(self.root)!r})"
+        return f"LogStorage({str(self.root)!r}, {self.partition})"
 
-    def _directory(self, partition: int) -> Path:
-        return self.root / str(partition)
+    @property
+    def _directory(self) -> Path:
+        return self.root / str(self.partition)
 
     def _replace(self, path: Path, content: object) -> None:
         self._replace_bytes(path, json.dumps(content).encode())

@@ -30,9 +30,8 @@ class FollowedLog:
     full, fault = False, None  # the writer's affair
     unsealed = unsealed_bytes = 0  # and so is what is not there yet
 
-    def __init__(self, storage: LogStorage, partition: int, reader: str) -> None:
+    def __init__(self, storage: LogStorage, reader: str) -> None:
         self._storage = storage
-        self._partition = partition
         self._reader = reader
         self._index = ChunkIndex()
         self._listing = threading.Lock()  # Spark's calls and the metrics' thread meet here
@@ -46,8 +45,8 @@ class FollowedLog:
         Raises:
             LogError: There is no log, or its files are not what was written.
         """
-        with self._storage.placing(self._partition, _PLACING_SECONDS):
-            self._mark = self._storage.mark(self._partition, self._reader)
+        with self._storage.placing(_PLACING_SECONDS):
+            self._mark = self._storage.mark(self._reader)
             self._list()
             self._write_mark(self._index.earliest, self.given)
 
@@ -73,7 +72,7 @@ class FollowedLog:
                 f"reading along log {self._storage.root}: it was made anew ({found}, not {self.log_id}); give the "
                 "query a new checkpoint"
             )
-        self._index = read_index(self._storage, self._partition)
+        self._index = read_index(self._storage)
         self._next_listing = began + _LISTING_SECONDS
 
     @property
@@ -110,5 +109,5 @@ class FollowedLog:
     def _write_mark(self, needed: int, given: int | None) -> None:
         mark = Mark(needed, given)
         if mark != self._mark:
-            self._storage.write_reader(self._partition, self._reader, *mark)
+            self._storage.write_reader(self._reader, *mark)
             self._mark = mark

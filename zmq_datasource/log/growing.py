@@ -87,9 +87,8 @@ class GrowingChunk:
         first: Its first id.
     """
 
-    def __init__(self, storage: LogStorage, partition: int, first: int) -> None:
+    def __init__(self, storage: LogStorage, first: int) -> None:
         self._storage = storage
-        self._partition = partition
         self._first = first
         self._end = self._written_end = first
         self._size = 0
@@ -128,7 +127,7 @@ class GrowingChunk:
         """
         self._unwritten += self._memory.take()
         if self._unwritten:
-            self._storage.write_growing(self._partition, self._first, self._size, self._unwritten, sync)
+            self._storage.write_growing(self._first, self._size, self._unwritten, sync)
         self._size += len(self._unwritten)
         self._unwritten, self._written_end = b"", self._end
 
@@ -144,15 +143,14 @@ class GrowingChunk:
         if self._small is None or len(self._small) < _MANY_BATCHES:
             self.write(sync)
             name = chunk_name(self._first, self._end)
-            return self._storage.finish_growing(self._partition, self._first, name, sync)
-        chunk = write_compact(self._storage, self._partition, self._small, self._metadata, sync)
-        self._storage.remove_growing(self._partition, self._first)
+            return self._storage.finish_growing(self._first, name, sync)
+        chunk = write_compact(self._storage, self._small, self._metadata, sync)
+        self._storage.remove_growing(self._first)
         return chunk
 
 
 def write_compact(
     storage: LogStorage,
-    partition: int,
     batches: Sequence[pa.RecordBatch],
     metadata: Mapping[bytes, bytes],
     sync: bool,
@@ -166,7 +164,6 @@ def write_compact(
         batches = [pa.concat_batches(batches)]
     first, end = batches[0].column("id")[0].as_py(), batches[-1].column("id")[-1].as_py() + 1
     return storage.write_chunk(
-        partition,
         chunk_name(first, end),
         functools.partial(write_batches, batches=batches, metadata=metadata),
         sync,
@@ -219,9 +216,7 @@ def read_groups(content: pa.Buffer, first: int) -> Groups:
     return Groups(whole, written[: len(whole)], metadata, range(end, behind))
 
 
-def seal_groups(
-    storage: LogStorage, partition: int, first: int, content: pa.Buffer, groups: Groups, sync: bool
-) -> Chunk:
+def seal_groups(storage: LogStorage, first: int, content: pa.Buffer, groups: Groups, sync: bool) -> Chunk:
     """Make an ordinary chunk of the open one of a crashed writer.
 
     In its own file, which takes no more room than the footer: it may be a full disk that the writer ended on. Of many
@@ -233,7 +228,7 @@ def seal_groups(
     small = sum(batch.nbytes for batch in groups.batches) < len(groups.batches) * _SMALL_BATCH_BYTES
     if small and len(groups.batches) >= _MANY_BATCHES:
         with suppress(DiskFaultError):
-            return write_compact(storage, partition, groups.batches, groups.metadata, sync)
+            return write_compact(storage, groups.batches, groups.metadata, sync)
     # What it holds is written once more into memory, for Arrow to know where everything is.
     memory = _Memory()
     with pa.ipc.new_file(memory, LOG_SCHEMA) as writer:
@@ -241,11 +236,11 @@ def seal_groups(
             writer.write_batch(batch, custom_metadata=written)
         held = memory.take()
     if content.slice(0, len(held)).to_pybytes() != held:  # another release of Arrow has written it
-        return write_compact(storage, partition, groups.batches, groups.metadata, sync)
+        return write_compact(storage, groups.batches, groups.metadata, sync)
     end = groups.batches[-1].column("id")[-1].as_py() + 1
-    storage.end_growing_at(partition, first, len(held))
-    storage.write_growing(partition, first, len(held), memory.take(), sync)
-    return storage.finish_growing(partition, first, chunk_name(first, end), sync)
+    storage.end_growing_at(first, len(held))
+    storage.write_growing(first, len(held), memory.take(), sync)
+    return storage.finish_growing(first, chunk_name(first, end), sync)
 
 
 def _ends_of_later_groups(content: pa.Buffer, read_to: int, end: int) -> Iterator[int]:
@@ -294,8 +289,8 @@ class GrowingTail:
         FileNotFoundError: It is sealed already, and has its name.
     """
 
-    def __init__(self, storage: LogStorage, partition: int, first: int) -> None:
-        self._descriptor = os.open(storage.growing_path(partition, first), os.O_RDONLY)
+    def __init__(self, storage: LogStorage, first: int) -> None:
+        self._descriptor = os.open(storage.growing_path(first), os.O_RDONLY)
         self._read = _MAGIC_BYTES
         self.first = self.end = first
         self.batches: list[pa.RecordBatch] = []

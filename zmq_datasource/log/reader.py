@@ -35,7 +35,7 @@ class Slice(NamedTuple):
     end: int
 
 
-def read_index(storage: LogStorage, partition: int) -> ChunkIndex:
+def read_index(storage: LogStorage) -> ChunkIndex:
     """List a log partition that may be written meanwhile.
 
     A directory is not listed in one moment: chunks that come and go meanwhile can look like a
@@ -46,8 +46,8 @@ def read_index(storage: LogStorage, partition: int) -> ChunkIndex:
     """
     for _ in range(_LISTINGS - 1):
         with suppress(LogFormatError):
-            return ChunkIndex(storage.chunks(partition))
-    return ChunkIndex(storage.chunks(partition))
+            return ChunkIndex(storage.chunks())
+    return ChunkIndex(storage.chunks())
 
 
 def slices(chunks: Sequence[Chunk], start: int, end: int) -> list[Slice]:
@@ -92,12 +92,12 @@ def split_range(
 
 
 def end_within_bytes(
-    storage: LogStorage, partition: int, chunks: Sequence[Chunk], start: int, end: int, max_bytes: int
+    storage: LogStorage, chunks: Sequence[Chunk], start: int, end: int, max_bytes: int
 ) -> int:
     """The largest end with at most ``max_bytes`` of values in ``[start, end)``; one message at least."""
     left = max_bytes
     for piece in slices(chunks, start, end):
-        for batch in read_chunk(storage, partition, *piece):
+        for batch in read_chunk(storage, *piece):
             running = pc.cumulative_sum(pc.cast(pc.binary_length(batch.column("value")), "int64"))
             if running[-1].as_py() > left:
                 fitting = pc.sum(pc.less_equal(running, left)).as_py()
@@ -106,7 +106,7 @@ def end_within_bytes(
     return end
 
 
-def read_slices(storage: LogStorage, partition: int, pieces: Sequence[Slice]) -> Iterator[pa.RecordBatch]:
+def read_slices(storage: LogStorage, pieces: Sequence[Slice]) -> Iterator[pa.RecordBatch]:
     """Yield the rows of the pieces, in order."""
     for piece in pieces:
-        yield from read_chunk(storage, partition, *piece)
+        yield from read_chunk(storage, *piece)

@@ -43,18 +43,18 @@ class Mark(NamedTuple):
 class ReaderFiles(PartitionFiles):
     """Small JSON files, each replaced as a whole."""
 
-    def start_path(self, partition: int, reader: str | None) -> Path:
+    def start_path(self, reader: str | None) -> Path:
         """Where ``write_start`` writes."""
         name = START_NAME if reader is None else f"{READERS_NAME}/{reader}.{START_NAME}"
-        return self._directory(partition) / name
+        return self._directory / name
 
-    def read_start(self, partition: int, reader: str | None = None) -> tuple[int, str] | None:
+    def read_start(self, reader: str | None = None) -> tuple[int, str] | None:
         """What ``write_start`` wrote: first id and reason, while the query's first batch is not done.
 
         Args:
             reader: Which query, of those that read a log that somebody else writes.
         """
-        path = self.start_path(partition, reader)
+        path = self.start_path(reader)
         match self._read_json(path):
             case None:
                 return None
@@ -62,35 +62,35 @@ class ReaderFiles(PartitionFiles):
                 return next_id, position
         raise LogFormatError(f"reading {path}: it holds no message id")
 
-    def write_start(self, partition: int, next_id: int, position: str, reader: str | None = None) -> None:
+    def write_start(self, next_id: int, position: str, reader: str | None = None) -> None:
         """Remember, durably, the first id that a query is told, and by which ``startingOffsets``."""
-        path = self.start_path(partition, reader)
+        path = self.start_path(reader)
         self._replace(path, {"next": next_id, "startingOffsets": position})
 
-    def remove_start(self, partition: int, reader: str | None = None) -> None:
+    def remove_start(self, reader: str | None = None) -> None:
         """Forget it: the query's first batch is done."""
-        path = self.start_path(partition, reader)
+        path = self.start_path(reader)
         with writing(f"removing {path}"):
             path.unlink(missing_ok=True)
 
-    def reader_path(self, partition: int, reader: str) -> Path:
+    def reader_path(self, reader: str) -> Path:
         """Where a reader's mark is, for messages."""
-        return self._directory(partition) / READERS_NAME / f"{reader}.json"
+        return self._directory / READERS_NAME / f"{reader}.json"
 
-    def write_reader(self, partition: int, reader: str, next_id: int, given: int | None = None) -> None:
+    def write_reader(self, reader: str, next_id: int, given: int | None = None) -> None:
         """A query that does not write the log is done with everything below ``next_id``."""
         content = {"next": next_id} if given is None else {"next": next_id, "given": given}
-        self._replace(self.reader_path(partition, reader), content)
+        self._replace(self.reader_path(reader), content)
 
-    def remove_reader(self, partition: int, reader: str) -> None:
+    def remove_reader(self, reader: str) -> None:
         """This reader needs nothing any more."""
-        path = self.reader_path(partition, reader)
+        path = self.reader_path(reader)
         with writing(f"removing {path}"):
             path.unlink(missing_ok=True)
 
-    def mark(self, partition: int, reader: str) -> Mark | None:
+    def mark(self, reader: str) -> Mark | None:
         """What ``write_reader`` wrote; None if there is no such reader, or it is gone for ever."""
-        path = self.reader_path(partition, reader)
+        path = self.reader_path(reader)
         match self._read_json(path):
             case None:
                 return None
@@ -100,33 +100,33 @@ class ReaderFiles(PartitionFiles):
                 return Mark(next_id, None)
         raise LogFormatError(f"reading {path}: it holds no position of a reader")
 
-    def marks(self, partition: int) -> dict[str, Mark]:
+    def marks(self) -> dict[str, Mark]:
         """The marks of all readers, by name."""
         found = {}
-        directory = self._directory(partition) / READERS_NAME
+        directory = self._directory / READERS_NAME
         with reading(directory):
             paths = list(directory.glob("*.json"))
         for path in paths:
             name = path.name.removesuffix(".json")
             if name.startswith(TEMPORARY_PREFIX) or name.endswith(".start"):
                 continue
-            mark = self.mark(partition, name)
+            mark = self.mark(name)
             if mark is not None:
                 found[name] = mark
         return found
 
-    def readers(self, partition: int) -> dict[str, int]:
+    def readers(self) -> dict[str, int]:
         """The first id that each reader still needs."""
-        return {name: mark.next for name, mark in self.marks(partition).items()}
+        return {name: mark.next for name, mark in self.marks().items()}
 
     @contextmanager
-    def placing(self, partition: int, wait: float) -> Iterator[None]:
+    def placing(self, wait: float) -> Iterator[None]:
         """Keep others from setting marks, and the writer from deleting, for a moment.
 
         Raises:
             LogLockedError: Somebody else does, for longer than ``wait`` seconds.
         """
-        path = self._directory(partition) / MARKS_LOCK_NAME
+        path = self._directory / MARKS_LOCK_NAME
         # Without a word in it, which a full disk would refuse.
         lock = self._lock(path, wait, f"marking a place in log {self.root}", "try again", False)
         try:
@@ -134,13 +134,13 @@ class ReaderFiles(PartitionFiles):
         finally:
             lock.release()
 
-    def write_given(self, partition: int, next_id: int) -> None:
+    def write_given(self, next_id: int) -> None:
         """The log's own query is about to be given the ids below ``next_id``."""
-        self._replace(self._directory(partition) / GIVEN_NAME, {"next": next_id})
+        self._replace(self._directory / GIVEN_NAME, {"next": next_id})
 
-    def read_given(self, partition: int) -> int:
+    def read_given(self) -> int:
         """What ``write_given`` wrote last; 0 if nothing ever was."""
-        path = self._directory(partition) / GIVEN_NAME
+        path = self._directory / GIVEN_NAME
         match self._read_json(path):
             case None:
                 return 0
@@ -148,11 +148,11 @@ class ReaderFiles(PartitionFiles):
                 return next_id
         raise LogFormatError(f"reading {path}: it holds no message id")
 
-    def given(self, partition: int) -> tuple[int, Path]:
+    def given(self) -> tuple[int, Path]:
         """The id after the last one that any query was given, as far as that was noted, and where it says so."""
-        found = [(self.read_given(partition), self._directory(partition) / GIVEN_NAME)]
-        for name, mark in self.marks(partition).items():
-            found.append((max(mark.next, mark.given or 0), self.reader_path(partition, name)))
+        found = [(self.read_given(), self._directory / GIVEN_NAME)]
+        for name, mark in self.marks().items():
+            found.append((max(mark.next, mark.given or 0), self.reader_path(name)))
         return max(found)
 
     def _read_json(self, path: Path) -> object:
@@ -161,13 +161,13 @@ class ReaderFiles(PartitionFiles):
             return json.loads(path.read_bytes())
         return None
 
-    def lock_reader(self, partition: int, reader: str) -> WriterLock:
+    def lock_reader(self, reader: str) -> WriterLock:
         """Become the one query that reads along under this name.
 
         Raises:
             LogLockedError: Another one does; says who.
         """
-        path = self._directory(partition) / READERS_NAME / f"{reader}.lock"
+        path = self._directory / READERS_NAME / f"{reader}.lock"
         return self._lock(
             path,
             15.0,
@@ -175,17 +175,17 @@ class ReaderFiles(PartitionFiles):
             "give each such query a reader of its own",
         )
 
-    def read_subscriptions(self, partition: int) -> bytes | None:
+    def read_subscriptions(self) -> bytes | None:
         """What ``write_subscriptions`` wrote; None if nothing ever was."""
-        path = self.subscriptions_path(partition)
+        path = self.subscriptions_path()
         with suppress(FileNotFoundError):
             return path.read_bytes()
         return None
 
-    def write_subscriptions(self, partition: int, content: bytes) -> None:
+    def write_subscriptions(self, content: bytes) -> None:
         """Remember, durably, a proxy's durable subscribers and their positions."""
-        self._replace_bytes(self.subscriptions_path(partition), content)
+        self._replace_bytes(self.subscriptions_path(), content)
 
-    def subscriptions_path(self, partition: int) -> Path:
+    def subscriptions_path(self) -> Path:
         """Where they are, for messages."""
-        return self._directory(partition) / SUBSCRIPTIONS_NAME
+        return self._directory / SUBSCRIPTIONS_NAME

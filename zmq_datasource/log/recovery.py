@@ -31,7 +31,7 @@ class Recovered(NamedTuple):
     torn: range
 
 
-def recover(storage: LogStorage, partition: int, sync: bool, persistence: Persistence) -> Recovered:
+def recover(storage: LogStorage, sync: bool, persistence: Persistence) -> Recovered:
     """List the chunks, and make one of what a crashed writer had of one. Only for the holder of the lock.
 
     Args:
@@ -42,9 +42,9 @@ def recover(storage: LogStorage, partition: int, sync: bool, persistence: Persis
         LogFormatError: A chunk in the middle is missing.
         DamagedChunkError: The open chunk was changed after it was written.
     """
-    chunks = sorted(storage.chunks(partition))
+    chunks = sorted(storage.chunks())
     end = ChunkIndex(chunks).end
-    while chunks and not sync and (why := _damage(storage, partition, chunks[-1])):
+    while chunks and not sync and (why := _damage(storage, chunks[-1])):
         chunk = chunks.pop()
         _log.error(
             "%s. With walSync=false a crash of the machine does that: the ids %d to %d are lost; what there is of "
@@ -52,17 +52,17 @@ def recover(storage: LogStorage, partition: int, sync: bool, persistence: Persis
             why,
             chunk.first,
             chunk.end - 1,
-            storage.set_aside(partition, chunk.name),
+            storage.set_aside(chunk.name),
         )
     index = ChunkIndex(chunks, 0 if chunks else end)
-    for first in storage.growing(partition):
-        end = max(end, _recover_growing(storage, partition, first, index, sync, persistence))
+    for first in storage.growing():
+        end = max(end, _recover_growing(storage, first, index, sync, persistence))
     return Recovered(index, range(index.end, max(end, index.end)))
 
 
-def _damage(storage: LogStorage, partition: int, chunk: Chunk) -> str | None:
+def _damage(storage: LogStorage, chunk: Chunk) -> str | None:
     try:
-        for _ in read_chunk(storage, partition, chunk.name, chunk.first, chunk.end):
+        for _ in read_chunk(storage, chunk.name, chunk.first, chunk.end):
             pass
     except DamagedChunkError as e:
         return str(e)
@@ -70,13 +70,13 @@ def _damage(storage: LogStorage, partition: int, chunk: Chunk) -> str | None:
 
 
 def _recover_growing(
-    storage: LogStorage, partition: int, first: int, index: ChunkIndex, sync: bool, persistence: Persistence
+    storage: LogStorage, first: int, index: ChunkIndex, sync: bool, persistence: Persistence
 ) -> int:
     """Make a chunk of an open one; the end of the ids that it had."""
     if first < index.end:  # its chunk is there
         return index.end
-    path = storage.growing_path(partition, first)
-    content = storage.read_growing(partition, first)
+    path = storage.growing_path(first)
+    content = storage.read_growing(first)
     groups = read_groups(content, first)
     damaged = groups.damaged
     rows = sum(batch.num_rows for batch in groups.batches)
@@ -92,9 +92,9 @@ def _recover_growing(
         _log.info("log %s: recovered the ids %d to %d", storage.root, first, first + rows - 1)
         # What was damaged is set aside as it is.
         seal = (
-            partial(write_compact, storage, partition, groups.batches, groups.metadata, sync)
+            partial(write_compact, storage, groups.batches, groups.metadata, sync)
             if damaged
-            else partial(seal_groups, storage, partition, first, content, groups, sync)
+            else partial(seal_groups, storage, first, content, groups, sync)
         )
         index.append(persistence.insist(seal))
     if damaged or not follows:
@@ -105,7 +105,7 @@ def _recover_growing(
             path,
             end - 1,
             index.end,
-            persistence.insist(partial(storage.set_aside, partition, growing_name(first))),
+            persistence.insist(partial(storage.set_aside, growing_name(first))),
         )
         return end
     return index.end

@@ -42,9 +42,8 @@ class Part(NamedTuple):
 class StagedFile:
     """An attempt that is being written."""
 
-    def __init__(self, storage: LogStorage, log_partition: int, attempt: str, part: Part) -> None:
+    def __init__(self, storage: LogStorage, attempt: str, part: Part) -> None:
         self._storage = storage
-        self._log_partition = log_partition
         self.attempt = attempt
         self.part = part
         self.rows = 0
@@ -56,11 +55,11 @@ class StagedFile:
                 "partition": str(part.partition),
             }
         )
-        self._file = storage.create_staged(log_partition, attempt)
+        self._file = storage.create_staged(attempt)
         self._writer = pa.ipc.new_file(self._file, schema)
 
     def append(self, batch: pa.RecordBatch) -> None:
-        with self._storage.writing_staged(self._log_partition, self.attempt):
+        with self._storage.writing_staged(self.attempt):
             self._writer.write_batch(batch, custom_metadata={_CHECKSUM: fingerprint(batch)})
         self.rows += batch.num_rows
         self.bytes += batch.nbytes
@@ -71,17 +70,17 @@ class StagedFile:
         Raises:
             LogWriteError: The file system refused.
         """
-        with self._storage.writing_staged(self._log_partition, self.attempt):
+        with self._storage.writing_staged(self.attempt):
             self._writer.close()
             self._file.close()
-        self._storage.finish_staged(self._log_partition, self.attempt, sync)
+        self._storage.finish_staged(self.attempt, sync)
 
     def discard(self) -> None:
         """Forget it; what cannot be removed now the next writer removes."""
         with suppress(OSError):  # what could not be written is not wanted
             self._file.close()
         try:
-            self._storage.remove_staged(self._log_partition, self.attempt)
+            self._storage.remove_staged(self.attempt)
         except LogWriteError as e:
             _log.warning("%s", e)
 
@@ -93,11 +92,8 @@ class Staging:
         clock: Seconds, monotonic.
     """
 
-    def __init__(
-        self, storage: LogStorage, partition: int, clock: Callable[[], float] = time.monotonic
-    ) -> None:
+    def __init__(self, storage: LogStorage, clock: Callable[[], float] = time.monotonic) -> None:
         self._storage = storage
-        self._partition = partition
         self._clock = clock
         self._parts: dict[str, Part] = {}
         self._sizes: dict[str, int] = {}
@@ -110,10 +106,10 @@ class Staging:
 
     def recover(self) -> None:
         """Find what is there, and remove what was not finished or cannot be read."""
-        self._storage.remove_unfinished_staged(self._partition)
-        for attempt in self._storage.staged(self._partition):
+        self._storage.remove_unfinished_staged()
+        for attempt in self._storage.staged():
             try:
-                with self._storage.open_staged(self._partition, attempt) as file:
+                with self._storage.open_staged(attempt) as file:
                     reader = pa.ipc.open_file(file)
                     metadata = reader.schema.metadata
                     rows = sum(reader.get_batch(n).num_rows for n in range(reader.num_record_batches))
@@ -123,13 +119,13 @@ class Staging:
                     raise DiskFaultError(f"opening staged attempt {attempt}: {e}") from e
                 # Its sender was never told that it is committed, and will send it again.
                 _log.warning("removing staged attempt %s, which cannot be read: %r", attempt, e)
-                self._storage.remove_staged(self._partition, attempt)
+                self._storage.remove_staged(attempt)
                 continue
             self.add(attempt, Part(*names, rows))
 
     def add(self, attempt: str, part: Part) -> None:
         self._parts[attempt] = part
-        self._sizes[attempt] = self._storage.staged_size(self._partition, attempt)
+        self._sizes[attempt] = self._storage.staged_size(attempt)
         self._since[attempt] = self._clock()
 
     def touch(self) -> None:
@@ -167,7 +163,7 @@ class Staging:
         """
         batches = []
         try:
-            reader = pa.ipc.open_file(self._storage.open_staged(self._partition, attempt))
+            reader = pa.ipc.open_file(self._storage.open_staged(attempt))
             for position in range(reader.num_record_batches):
                 batch, metadata = reader.get_batch_with_custom_metadata(position)
                 if metadata is None or metadata.get(_CHECKSUM) != fingerprint(batch):
@@ -185,7 +181,7 @@ class Staging:
             if self._parts.pop(attempt, None) is not None:
                 del self._sizes[attempt], self._since[attempt]
             try:
-                self._storage.remove_staged(self._partition, attempt)
+                self._storage.remove_staged(attempt)
             except LogWriteError as e:  # the next writer finds it, and what it is
                 _log.warning("%s", e)
 

@@ -66,7 +66,7 @@ def state_content(version: int, full: bytes) -> bytes:
     return _checksum({_VERSION: str(version).encode(), _BASE: b"", _STATE: full}) + b"\n" + full
 
 
-def read_saved_state(storage: LogStorage, partition: int) -> SavedState:
+def read_saved_state(storage: LogStorage) -> SavedState:
     """What was kept last; the log may be written at the same time.
 
     Raises:
@@ -75,11 +75,11 @@ def read_saved_state(storage: LogStorage, partition: int) -> SavedState:
     """
     for _ in range(_LISTINGS - 1):
         try:
-            return _read(storage, partition)
+            return _read(storage)
         except FileNotFoundError:
             continue  # replaced by a newer one meanwhile
     try:
-        return _read(storage, partition)
+        return _read(storage)
     except FileNotFoundError as e:
         raise LogFormatError(
             f"reading {e.filename}: the newest chunk needs it, and it is missing; restore it, or give the query a new "
@@ -87,47 +87,47 @@ def read_saved_state(storage: LogStorage, partition: int) -> SavedState:
         ) from e
 
 
-def no_saved_state(storage: LogStorage, partition: int) -> SavedState:
+def no_saved_state(storage: LogStorage) -> SavedState:
     """Nothing, but newer than whatever there is that cannot be used."""
-    newest = max(storage.chunks(partition), default=None)
-    carried = SavedState() if newest is None else _read_chunk(storage, partition, newest)
-    return SavedState(max([carried.version, *(file.version for file in storage.states(partition))]))
+    newest = max(storage.chunks(), default=None)
+    carried = SavedState() if newest is None else _read_chunk(storage, newest)
+    return SavedState(max([carried.version, *(file.version for file in storage.states())]))
 
 
-def _read(storage: LogStorage, partition: int) -> SavedState:
-    files = storage.states(partition)
-    newest = max(storage.chunks(partition), default=None)
-    carried = SavedState() if newest is None else _read_chunk(storage, partition, newest)
+def _read(storage: LogStorage) -> SavedState:
+    files = storage.states()
+    newest = max(storage.chunks(), default=None)
+    carried = SavedState() if newest is None else _read_chunk(storage, newest)
     end = 0 if newest is None else newest.end
     alone = [file for file in files if file.version > carried.version and file.end <= end]
     if alone:
-        return SavedState(alone[-1].version, alone[-1].version, _read_file(storage, partition, alone[-1]))
+        return SavedState(alone[-1].version, alone[-1].version, _read_file(storage, alone[-1]))
     if carried.base is None:
         return carried
     base = next((file for file in files if file.version == carried.base), None)
     if base is None:
         raise FileNotFoundError(2, "no such state", f"state file {carried.base} of {storage.root}")
-    return carried._replace(full=_read_file(storage, partition, base))
+    return carried._replace(full=_read_file(storage, base))
 
 
-def _read_chunk(storage: LogStorage, partition: int, chunk: Chunk) -> SavedState:
-    metadata = read_metadata(storage, partition, chunk.name)
+def _read_chunk(storage: LogStorage, chunk: Chunk) -> SavedState:
+    metadata = read_metadata(storage, chunk.name)
     if not metadata.keys() & {_STATE, _VERSION, _BASE, _CHECKSUM}:
         return SavedState()
     if metadata.get(_CHECKSUM) != _checksum(metadata):
         raise DamagedChunkError.of(
-            f"reading the state in chunk {storage.chunk_path(partition, chunk.name)}: its checksum differs; the file "
+            f"reading the state in chunk {storage.chunk_path(chunk.name)}: its checksum differs; the file "
             "was changed after it was written"
         )
     base = int(metadata[_BASE]) if metadata.get(_BASE) else None
     return SavedState(int(metadata[_VERSION]), base, None, metadata[_STATE])
 
 
-def _read_file(storage: LogStorage, partition: int, file: StateFile) -> bytes:
-    checksum, _, full = storage.read_state(partition, file).partition(b"\n")
+def _read_file(storage: LogStorage, file: StateFile) -> bytes:
+    checksum, _, full = storage.read_state(file).partition(b"\n")
     if state_content(file.version, full) != checksum + b"\n" + full:
         raise DamagedChunkError.of(
-            f"reading {storage.state_path(partition, file)}: its checksum differs; the file was changed after it "
+            f"reading {storage.state_path(file)}: its checksum differs; the file was changed after it "
             "was written"
         )
     return full

@@ -72,10 +72,11 @@ def default_location(identity: Mapping[str, Any]) -> str:
 
 
 class LogStorage(StagedFiles, ReaderFiles):
-    """A log directory on a POSIX file system.
+    """One partition of a log on a POSIX file system.
 
     Args:
-        location: An absolute path or ``file:`` URI.
+        location: Of the log: an absolute path or ``file:`` URI.
+        partition: Which of its partitions.
 
     Raises:
         OptionError: The location is something else.
@@ -132,10 +133,10 @@ class LogStorage(StagedFiles, ReaderFiles):
         with os.scandir(self.root) as entries:
             return sorted(int(e.name) for e in entries if e.name.isdecimal() and e.is_dir())
 
-    def chunks(self, partition: int) -> Iterator[Chunk]:
+    def chunks(self) -> Iterator[Chunk]:
         """The sealed chunks of a partition, in no order."""
         try:
-            with os.scandir(self._directory(partition)) as entries:
+            with os.scandir(self._directory) as entries:
                 for entry in entries:
                     ids = parse_chunk_name(entry.name)
                     if ids is None:
@@ -148,24 +149,22 @@ class LogStorage(StagedFiles, ReaderFiles):
         except FileNotFoundError:
             return
 
-    def find_chunk(self, partition: int, first: int, end: int) -> Chunk | None:
+    def find_chunk(self, first: int, end: int) -> Chunk | None:
         """The chunk with exactly these ids, if there is one."""
         try:
-            return self._describe(self.chunk_path(partition, chunk_name(first, end)))
+            return self._describe(self.chunk_path(chunk_name(first, end)))
         except FileNotFoundError:
             return None
 
-    def open_chunk(self, partition: int, name: str) -> pa.NativeFile:
+    def open_chunk(self, name: str) -> pa.NativeFile:
         """Memory-map a chunk for reading; FileNotFoundError if it is gone."""
-        return pa.memory_map(str(self.chunk_path(partition, name)))
+        return pa.memory_map(str(self.chunk_path(name)))
 
-    def chunk_path(self, partition: int, name: str) -> Path:
+    def chunk_path(self, name: str) -> Path:
         """Where a chunk is, for messages."""
-        return self._directory(partition) / name
+        return self._directory / name
 
-    def write_chunk(
-        self, partition: int, name: str, write: Callable[[pa.NativeFile], None], sync: bool
-    ) -> Chunk:
+    def write_chunk(self, name: str, write: Callable[[pa.NativeFile], None], sync: bool) -> Chunk:
         """Make a chunk appear, whole, under its name.
 
         Args:
@@ -175,7 +174,7 @@ class LogStorage(StagedFiles, ReaderFiles):
         Raises:
             LogWriteError: The file system refused; nothing appeared.
         """
-        directory = self._directory(partition)
+        directory = self._directory
         temporary = directory / f"{TEMPORARY_PREFIX}{name}"
         final = directory / name
         with writing(f"writing chunk {final}"):
@@ -200,11 +199,11 @@ class LogStorage(StagedFiles, ReaderFiles):
 
     # A chunk that grows: see log.growing.
 
-    def growing_path(self, partition: int, first: int) -> Path:
+    def growing_path(self, first: int) -> Path:
         """Where an open chunk is."""
-        return self._directory(partition) / growing_name(first)
+        return self._directory / growing_name(first)
 
-    def write_growing(self, partition: int, first: int, offset: int, content: bytes, sync: bool) -> None:
+    def write_growing(self, first: int, offset: int, content: bytes, sync: bool) -> None:
         """Make an open chunk go on with this from ``offset`` on, where it ends.
 
         May be repeated: what was not forced to the disk is written again, because the system may have forgotten it.
@@ -212,7 +211,7 @@ class LogStorage(StagedFiles, ReaderFiles):
         Raises:
             LogWriteError: The file system refused; the chunk ends at ``offset`` still, as far as can be.
         """
-        path = self.growing_path(partition, first)
+        path = self.growing_path(first)
         with writing(f"writing {path}"):
             descriptor = os.open(path, os.O_RDWR | (0 if offset else os.O_CREAT | os.O_TRUNC), 0o666)
             try:
@@ -228,19 +227,19 @@ class LogStorage(StagedFiles, ReaderFiles):
             if sync and not offset:
                 sync_directory(path.parent)
 
-    def end_growing_at(self, partition: int, first: int, size: int) -> None:
+    def end_growing_at(self, first: int, size: int) -> None:
         """Remove what is behind this place of an open chunk."""
-        path = self.growing_path(partition, first)
+        path = self.growing_path(first)
         with writing(f"writing {path}"):
             os.truncate(path, size)
 
-    def finish_growing(self, partition: int, first: int, name: str, sync: bool) -> Chunk:
+    def finish_growing(self, first: int, name: str, sync: bool) -> Chunk:
         """Give a chunk that is whole its name; may be repeated.
 
         Raises:
             LogWriteError: The file system refused.
         """
-        path, final = self.growing_path(partition, first), self.chunk_path(partition, name)
+        path, final = self.growing_path(first), self.chunk_path(name)
         with writing(f"writing chunk {final}"):
             if path.exists() or not final.exists():
                 os.rename(path, final)
@@ -248,72 +247,72 @@ class LogStorage(StagedFiles, ReaderFiles):
                 sync_directory(final.parent)
             return self._describe(final)
 
-    def set_aside(self, partition: int, name: str) -> Path:
+    def set_aside(self, name: str) -> Path:
         """Give a file that cannot be used a name that nobody reads; where it is now."""
-        path = self._directory(partition) / name
+        path = self._directory / name
         with writing(f"setting {path} aside"):
             aside = path.with_name(f"{name.removeprefix(TEMPORARY_PREFIX)}.{uuid.uuid4().hex[:8]}.damaged")
             os.rename(path, aside)
             sync_directory(path.parent)
         return aside
 
-    def growing(self, partition: int) -> list[int]:
+    def growing(self) -> list[int]:
         """The first ids of the open chunks there are: one at most, unless something went wrong."""
         try:
-            with os.scandir(self._directory(partition)) as entries:
+            with os.scandir(self._directory) as entries:
                 found = [parse_growing_name(entry.name) for entry in entries]
         except FileNotFoundError:
             return []
         return sorted(first for first in found if first is not None)
 
-    def read_growing(self, partition: int, first: int) -> pa.Buffer:
+    def read_growing(self, first: int) -> pa.Buffer:
         """The content of an open chunk whose writer is gone."""
-        with pa.memory_map(str(self.growing_path(partition, first))) as file:
+        with pa.memory_map(str(self.growing_path(first))) as file:
             return file.read_buffer()
 
-    def remove_growing(self, partition: int, first: int) -> None:
+    def remove_growing(self, first: int) -> None:
         """Delete an open chunk: what it held has its name by now."""
-        with writing(f"removing {self.growing_path(partition, first)}"):
-            self.growing_path(partition, first).unlink(missing_ok=True)
+        with writing(f"removing {self.growing_path(first)}"):
+            self.growing_path(first).unlink(missing_ok=True)
 
-    def remove_chunk(self, partition: int, name: str) -> None:
+    def remove_chunk(self, name: str) -> None:
         """Delete a chunk; one that is gone already is fine."""
-        with writing(f"removing chunk {self.chunk_path(partition, name)}"):
-            self.chunk_path(partition, name).unlink(missing_ok=True)
+        with writing(f"removing chunk {self.chunk_path(name)}"):
+            self.chunk_path(name).unlink(missing_ok=True)
 
-    def remove_temporaries(self, partition: int) -> None:
+    def remove_temporaries(self) -> None:
         """Delete what a crashed writer left unfinished. Only for the holder of the lock."""
-        with writing(f"cleaning {self._directory(partition)}"):
+        with writing(f"cleaning {self._directory}"):
             for kind in ("arrow", "json"):
-                for path in self._directory(partition).glob(f"{TEMPORARY_PREFIX}*.{kind}"):
+                for path in self._directory.glob(f"{TEMPORARY_PREFIX}*.{kind}"):
                     path.unlink(missing_ok=True)
 
-    def states(self, partition: int) -> list[StateFile]:
+    def states(self) -> list[StateFile]:
         """The state files of a partition, oldest first."""
         try:
-            with os.scandir(self._directory(partition)) as entries:
+            with os.scandir(self._directory) as entries:
                 found = [parse_state_name(entry.name) for entry in entries]
         except FileNotFoundError:
             return []
         return sorted(file for file in found if file is not None)
 
-    def state_path(self, partition: int, file: StateFile) -> Path:
+    def state_path(self, file: StateFile) -> Path:
         """Where a state file is, for messages."""
-        return self._directory(partition) / file.name
+        return self._directory / file.name
 
-    def read_state(self, partition: int, file: StateFile) -> bytes:
+    def read_state(self, file: StateFile) -> bytes:
         """The content of a state file; FileNotFoundError if it is gone."""
-        path = self.state_path(partition, file)
+        path = self.state_path(file)
         with reading(path):
             return path.read_bytes()
 
-    def write_state(self, partition: int, file: StateFile, content: bytes, sync: bool) -> None:
+    def write_state(self, file: StateFile, content: bytes, sync: bool) -> None:
         """Make a state file appear, whole.
 
         Raises:
             LogWriteError: The file system refused; nothing appeared.
         """
-        final = self.state_path(partition, file)
+        final = self.state_path(file)
         temporary = final.with_name(f"{TEMPORARY_PREFIX}{final.name}")
         with writing(f"writing {final}"):
             try:
@@ -328,14 +327,14 @@ class LogStorage(StagedFiles, ReaderFiles):
             if sync:
                 sync_directory(final.parent)
 
-    def remove_states(self, partition: int, but: int | None) -> None:
+    def remove_states(self, but: int | None) -> None:
         """Delete all state files but that of one version."""
-        for file in self.states(partition):
+        for file in self.states():
             if file.version != but:
-                with writing(f"removing {self.state_path(partition, file)}"):
-                    self.state_path(partition, file).unlink(missing_ok=True)
+                with writing(f"removing {self.state_path(file)}"):
+                    self.state_path(file).unlink(missing_ok=True)
 
-    def lock(self, partition: int, wait: float) -> WriterLock:
+    def lock(self, wait: float) -> WriterLock:
         """Become the writer of a partition.
 
         Args:
@@ -344,7 +343,7 @@ class LogStorage(StagedFiles, ReaderFiles):
         Raises:
             LogLockedError: Another writer holds it still; says who.
         """
-        directory = self._directory(partition)
+        directory = self._directory
         return self._lock(
             directory / LOCK_NAME,
             wait,

@@ -104,7 +104,6 @@ class LogWriter:
     def __init__(
         self,
         storage: LogStorage,
-        partition: int,
         *,
         chunk_bytes: int,
         max_bytes: int,
@@ -116,7 +115,6 @@ class LogWriter:
         clock: Callable[[], float] = time.time,
     ) -> None:
         self._storage = storage
-        self._partition = partition
         self._chunk_bytes = chunk_bytes
         self._max_bytes = max_bytes
         self._retention = retention
@@ -178,16 +176,14 @@ class LogWriter:
     def _open_log(self, lock_wait: float) -> None:
         with writing(f"opening log {self._storage.root}"):  # listing it may meet a fault, too
             self.log_id = self._storage.open_log()
-            lock = self._storage.lock(self._partition, lock_wait)
+            lock = self._storage.lock(lock_wait)
             try:
-                self._index, self.torn = recover(
-                    self._storage, self._partition, self._sync, self._persistence
-                )
-                with self._storage.placing(self._partition, _PLACING_SECONDS):
+                self._index, self.torn = recover(self._storage, self._sync, self._persistence)
+                with self._storage.placing(_PLACING_SECONDS):
                     self._check_given()
-                self._storage.remove_temporaries(self._partition)
+                self._storage.remove_temporaries()
                 self.saved = self._saved_state()
-                self._storage.remove_states(self._partition, but=self.saved.base)
+                self._storage.remove_states(but=self.saved.base)
             except BaseException:
                 lock.release()
                 raise
@@ -198,7 +194,7 @@ class LogWriter:
 
     def _check_given(self) -> None:
         """Refuse to give ids again that a query was given."""
-        given, path = self._storage.given(self._partition)
+        given, path = self._storage.given()
         if given > self._index.end:
             raise DataLossError(
                 f"opening log {self._storage.root}: it ends at id {self._index.end}, and {path} says that queries were "
@@ -209,7 +205,7 @@ class LogWriter:
 
     def _saved_state(self) -> SavedState:
         try:
-            return read_saved_state(self._storage, self._partition)
+            return read_saved_state(self._storage)
         except (DamagedChunkError, LogFormatError) as e:
             if self._sync:
                 raise
@@ -218,7 +214,7 @@ class LogWriter:
                 "and of transactions is lost, and begins anew",
                 e,
             )
-            return no_saved_state(self._storage, self._partition)
+            return no_saved_state(self._storage)
 
     # The receiving thread's side.
 
@@ -233,7 +229,7 @@ class LogWriter:
         numbered, next_id = [], self._next
         for messages in batches:
             if messages.num_rows:
-                numbered.append(number_rows(messages, self._partition, next_id))
+                numbered.append(number_rows(messages, self._storage.partition, next_id))
                 next_id += messages.num_rows
         # Nothing from here on can fail half-way.
         for batch in numbered:
@@ -254,7 +250,7 @@ class LogWriter:
             raise self._failure
         if messages.num_rows == 0:
             return
-        self._hold(number_rows(messages, self._partition, self._next))
+        self._hold(number_rows(messages, self._storage.partition, self._next))
 
     def _hold(self, batch: pa.RecordBatch) -> None:
         self._open.append(batch)
@@ -424,7 +420,7 @@ class LogWriter:
                 return
             try:
                 # A reader that is just coming has either found what there is and said so, or will look after this.
-                with self._storage.placing(self._partition, 0.0):
+                with self._storage.placing(0.0):
                     self._remove(min(self._committed, self._marked()))
             except LogLockedError:
                 return  # it is tried again in a moment
@@ -434,7 +430,7 @@ class LogWriter:
     def _marked(self) -> int:
         """The first id that a reader still needs."""
         try:
-            return min(self._storage.readers(self._partition).values(), default=self._index.end)
+            return min(self._storage.readers().values(), default=self._index.end)
         except LogError as e:  # what it may still need stays
             _log.warning("%s", e)
             return self._index.earliest
@@ -459,7 +455,7 @@ class LogWriter:
         while self._doomed and (self._make_room == "any" or self._doomed[0].end <= done):
             chunk = self._doomed[0]
             try:
-                self._storage.remove_chunk(self._partition, chunk.name)
+                self._storage.remove_chunk(chunk.name)
             except LogWriteError as e:
                 _log.warning("%s", e)
                 return
@@ -526,7 +522,7 @@ class LogWriter:
             raise self._failure
         if job.state is not None:
             write_state = self._storage.write_state
-            self._persistence.insist(partial(write_state, self._partition, *job.state, self._sync))
+            self._persistence.insist(partial(write_state, *job.state, self._sync))
         chunk = self._grow(job) if job.grows else self._write(job)
         with self._lock:
             self._unwritten_bytes -= sum(batch.nbytes for batch in job.batches)
@@ -539,7 +535,7 @@ class LogWriter:
                 self.remove_expired()
         if job.state is not None:  # nothing needs those before it any more
             try:
-                self._storage.remove_states(self._partition, but=job.state[0].version)
+                self._storage.remove_states(but=job.state[0].version)
             except LogWriteError as e:
                 _log.warning("%s", e)
         return job.end
@@ -549,13 +545,11 @@ class LogWriter:
             return None
         write = partial(write_batches, batches=job.batches, metadata=job.metadata)
         name = chunk_name(job.first, job.end)
-        return self._persistence.insist(
-            partial(self._storage.write_chunk, self._partition, name, write, self._sync)
-        )
+        return self._persistence.insist(partial(self._storage.write_chunk, name, write, self._sync))
 
     def _grow(self, job: _Job) -> Chunk | None:
         if self._growing is None:
-            self._growing = GrowingChunk(self._storage, self._partition, job.first)
+            self._growing = GrowingChunk(self._storage, job.first)
         if job.batches:
             self._growing.append(job.batches, job.metadata)
             self._persistence.insist(partial(self._growing.write, self._sync))

@@ -120,7 +120,7 @@ class SourceMonitor:
         end = source.log.durable_end
         if self._kept[0] != end:
             try:
-                saved = read_saved_state(source.storage, PARTITION)
+                saved = read_saved_state(source.storage)
                 counters, totals = read_counters(saved.full, saved.delta)
             except LogError as e:
                 self._faults.warn("%s", e)
@@ -154,7 +154,7 @@ class SourceMonitor:
         if self._oldest[0] != start:
             try:
                 pieces = slices(self._source.log.covering(start, start + 1), start, start + 1)
-                batch = next(iter(read_slices(self._source.storage, PARTITION, pieces)), None)
+                batch = next(iter(read_slices(self._source.storage, pieces)), None)
             except DataLossError:  # committed and removed meanwhile
                 return None
             except LogError as e:  # whoever reads the rows will hear of it

@@ -25,7 +25,6 @@ from zmq_datasource.acknowledged.acceptor import Acceptor, AcceptorTerms
 from zmq_datasource.acknowledged.transactions import Ledger
 from zmq_datasource.counters import SourceCounters
 from zmq_datasource.errors import LogFormatError
-from zmq_datasource.log.layout import PARTITION
 from zmq_datasource.messages.schemas import warm_up_arrow
 from zmq_datasource.options import ProxyOptions
 from zmq_datasource.proxy.backend import Backend
@@ -96,9 +95,7 @@ class Flow:
             self.journal.open()
             stack.callback(self.journal.close)
             # Before anything is received: what was acknowledged is in the log, or its ids would be given again.
-            Subscriptions(
-                self.journal.storage, PARTITION, self.journal.log.durable_end, options.subscriber_expiry
-            )
+            Subscriptions(self.journal.storage, self.journal.log.durable_end, options.subscriber_expiry)
             if not ledger.restore(self.journal.log.saved.full, self.journal.log.saved.delta):
                 raise LogFormatError(
                     f"opening log {self.journal.storage.root}: it was filled by a query or zmq-datasource receive, "
@@ -120,7 +117,7 @@ class Flow:
                     options.wal_sync,
                 )
                 self._acceptor = stack.enter_context(
-                    Acceptor(terms, self.counters, self.journal.storage, PARTITION, ledger, self.journal)
+                    Acceptor(terms, self.counters, self.journal.storage, ledger, self.journal)
                 )
             self._poller = zmq.Poller()
             self._poller.register(self._written, zmq.POLLIN)

@@ -16,7 +16,6 @@ import pyarrow.compute as pc
 
 from zmq_datasource.counters import SourceCounters
 from zmq_datasource.errors import LogWriteError
-from zmq_datasource.log.layout import PARTITION
 from zmq_datasource.log.state import Carried
 from zmq_datasource.log.storage import LogStorage
 from zmq_datasource.log.writer import LogWriter
@@ -64,7 +63,6 @@ class Journal:
         self.storage = LogStorage(options.wal_location)
         self.log = LogWriter(
             self.storage,
-            PARTITION,
             chunk_bytes=options.chunk_bytes,
             max_bytes=options.wal_max_bytes,
             retention=options.wal_retention,

@@ -20,7 +20,6 @@ from zmq_datasource.errors import EndpointError, LogError, ZmqDataSourceError
 from zmq_datasource.host.limited_logging import LimitedLog
 from zmq_datasource.host.open_files import allow_many_files
 from zmq_datasource.log.files import is_transient
-from zmq_datasource.log.layout import PARTITION
 from zmq_datasource.log.storage import LogStorage
 from zmq_datasource.options import ProxyOptions
 from zmq_datasource.options.parser import parse
@@ -67,13 +66,13 @@ class Server:
             LogError, OptionError, EndpointError: What prevents it.
         """
         with ExitStack() as stack:
-            stack.callback(self._storage.lock_reader(PARTITION, MARK).release)
-            self._storage.remove_reader(PARTITION, MARK)  # of a server process that was killed
-            self._view = LogView(self._storage, PARTITION)
+            stack.callback(self._storage.lock_reader(MARK).release)
+            self._storage.remove_reader(MARK)  # of a server process that was killed
+            self._view = LogView(self._storage)
             self._view.follow(self._progress)  # before anybody's position is compared with its end
             # Also of a proxy that serves none of them for now: what they need stays.
             self._subscriptions = Subscriptions(
-                self._storage, PARTITION, self._view.end, self._options.subscriber_expiry
+                self._storage, self._view.end, self._options.subscriber_expiry
             )
             if self._options.durable:
                 self._durable = DurableServer(self._options, self._view, self._subscriptions)
@@ -150,9 +149,7 @@ class Server:
         try:
             if self._subscriptions is not None:
                 self._subscriptions.forget_marks()
-            self._readers = [
-                needed for name, needed in self._storage.readers(PARTITION).items() if name != MARK
-            ]
+            self._readers = [needed for name, needed in self._storage.readers().items() if name != MARK]
         except LogError as e:  # what it may still need stays
             self._readers = None
             self._faults.warn("%s", e)

@@ -70,7 +70,7 @@ class Subscriptions:
     """All of a log.
 
     Args:
-        storage, partition: Where they are kept.
+        storage: Where they are kept.
         end: The id after the log's last one.
         expiry: Seconds after which one that is away is forgotten.
         clock: Seconds, monotonic.
@@ -83,13 +83,11 @@ class Subscriptions:
     def __init__(
         self,
         storage: LogStorage,
-        partition: int,
         end: int,
         expiry: float,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._storage = storage
-        self._partition = partition
         self._expiry = expiry
         self._clock = clock
         self._log_id = storage.log_id()
@@ -114,10 +112,10 @@ class Subscriptions:
             self._all[subscription.name] = subscription
 
     def _read(self) -> list[Subscription]:
-        content = self._storage.read_subscriptions(self._partition)
+        content = self._storage.read_subscriptions()
         if content is None:
             return []
-        path = self._storage.subscriptions_path(self._partition)
+        path = self._storage.subscriptions_path()
         try:
             file = msgspec.json.decode(content, type=_File)
         except msgspec.MsgspecError as e:
@@ -151,19 +149,19 @@ class Subscriptions:
         Raises:
             LogError: The writer deletes for very long, or the disk refuses.
         """
-        with self._storage.placing(self._partition, _PLACING_SECONDS):
+        with self._storage.placing(_PLACING_SECONDS):
             yield
 
     def mark(self, first: int) -> None:
         """Keep what a new one needs until the writer has heard of it; see ``forget_marks``."""
         self._marked = first if self._marked is None else min(first, self._marked)
         self._marked_at = self._clock()
-        self._storage.write_reader(self._partition, MARK, self._marked)
+        self._storage.write_reader(MARK, self._marked)
 
     def forget_marks(self) -> None:
         """The writer has heard by now, many times, which of the subscriptions needs the earliest message."""
         if self._marked is not None and self._clock() - self._marked_at >= _MARK_SECONDS:
-            self._storage.remove_reader(self._partition, MARK)
+            self._storage.remove_reader(MARK)
             self._marked = None
 
     def remove(self, name: str) -> None:
@@ -224,7 +222,7 @@ class Subscriptions:
             return False
         file = _File(_FORMAT, self._log_id, list(self._all.values()))
         try:
-            self._storage.write_subscriptions(self._partition, msgspec.json.encode(file))
+            self._storage.write_subscriptions(msgspec.json.encode(file))
         except DiskFaultError as e:
             self._fault, self._refused_at = str(e), now
             self._faults.warn("%s; positions of durable subscribers are not acknowledged until then", e)

@@ -35,19 +35,18 @@ class LogView:
     """What of a log partition can be read now.
 
     Args:
-        storage, partition: The log; written by another process on this machine.
+        storage: The log; written by another process on this machine.
     """
 
-    def __init__(self, storage: LogStorage, partition: int) -> None:
+    def __init__(self, storage: LogStorage) -> None:
         self._storage = storage
-        self._partition = partition
         self._index = ChunkIndex()
         self._tail: GrowingTail | None = None
         self.refresh()
 
     def refresh(self) -> None:
         """List the chunks."""
-        self._index = read_index(self._storage, self._partition)
+        self._index = read_index(self._storage)
 
     def follow(self, progress: Progress) -> None:
         """The writer says how far it is.
@@ -66,7 +65,7 @@ class LogView:
         if grown is not None:
             if tail is None:
                 try:
-                    tail = GrowingTail(self._storage, self._partition, grown.first)
+                    tail = GrowingTail(self._storage, grown.first)
                 except FileNotFoundError:  # it is sealed meanwhile
                     self.refresh()
                     return
@@ -76,7 +75,7 @@ class LogView:
     def _append_sealed(self, end: int) -> None:
         """One chunk more, most of the time: a directory of many need not be listed for that."""
         if len(self._index):
-            chunk = self._storage.find_chunk(self._partition, self._index.end, end)
+            chunk = self._storage.find_chunk(self._index.end, end)
             if chunk is not None:
                 self._index.append(chunk)
                 return
@@ -108,9 +107,7 @@ class LogView:
                     yield batch.slice(max(start - first, 0))
             return
         end = self._index.end
-        yield from read_slices(
-            self._storage, self._partition, slices(self._index.covering(start, end), start, end)
-        )
+        yield from read_slices(self._storage, slices(self._index.covering(start, end), start, end))
 
 
 class Cursor:

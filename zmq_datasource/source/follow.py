@@ -7,7 +7,6 @@ from typing import ClassVar, Literal
 from zmq_datasource.counters import SourceCounters
 from zmq_datasource.errors import LogError
 from zmq_datasource.log.follower import FollowedLog
-from zmq_datasource.log.layout import PARTITION
 from zmq_datasource.log.storage import LogStorage
 from zmq_datasource.options import StreamReadOptions
 
@@ -41,8 +40,8 @@ class Follow:
             LogFormatError: There is none.
             LogLockedError: Another query reads it under this name.
         """
-        self.log = FollowedLog(self.storage, PARTITION, self.reader)
-        self._lock = self.storage.lock_reader(PARTITION, self.reader)
+        self.log = FollowedLog(self.storage, self.reader)
+        self._lock = self.storage.lock_reader(self.reader)
         try:
             self.log.open()
         except LogError:

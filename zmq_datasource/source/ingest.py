@@ -23,7 +23,6 @@ from zmq_datasource.counters import SourceCounters
 from zmq_datasource.errors import LogError, LogFormatError
 from zmq_datasource.host.limited_logging import LimitedLog
 from zmq_datasource.host.open_files import allow_many_files
-from zmq_datasource.log.layout import PARTITION
 from zmq_datasource.log.storage import LogStorage, default_location
 from zmq_datasource.log.writer import LogWriter
 from zmq_datasource.options import StreamReadOptions
@@ -93,7 +92,6 @@ class Ingest:
             self._carried = self._receiver.carried
         self.log = LogWriter(
             self.storage,
-            PARTITION,
             chunk_bytes=chunk_bytes,
             max_bytes=options.wal_max_bytes,
             retention=options.wal_retention,
@@ -108,7 +106,7 @@ class Ingest:
                 options.wal_max_bytes,
                 options.wal_sync,
             )
-            self._receiver = Acceptor(terms, self.counters, self.storage, PARTITION, ledger, self.log)
+            self._receiver = Acceptor(terms, self.counters, self.storage, ledger, self.log)
         self._thread = threading.Thread(target=self._run, name="zmq-receiver", daemon=True)
         self._stopping = threading.Event()
         self._opened: Future[None] = Future()
@@ -139,7 +137,7 @@ class Ingest:
         self.log.open(_LOCK_WAIT)
         self.resumed_at = self.log.durable_end
         self._remember()
-        self._given = self.storage.read_given(PARTITION)
+        self._given = self.storage.read_given()
         self._is_open = True
 
     def start(self) -> None:
@@ -199,7 +197,7 @@ class Ingest:
         Returns:
             How far all of them have come; None if there are none.
         """
-        readers = self.storage.readers(PARTITION)
+        readers = self.storage.readers()
         if not readers:
             return None
         end = min(*readers.values(), self.log.durable_end)
@@ -209,7 +207,7 @@ class Ingest:
     def commit(self, end: int) -> None:
         """The query that writes the log is done with what is below ``end``; what others read stays."""
         try:
-            readers = self.storage.readers(PARTITION)
+            readers = self.storage.readers()
         except LogFormatError as e:  # what a reader may still need stays
             self._reader_faults.warn("%s", e)
             return
@@ -240,7 +238,7 @@ class Ingest:
         A chunk that was forced to the disk says so itself.
         """
         if end > self._given and not self._options.wal_sync:
-            self.storage.write_given(PARTITION, end)
+            self.storage.write_given(end)
             self._given = end
 
     def seal(self, patient: bool = False) -> int:

@@ -87,7 +87,7 @@ class ZmqLogReader(DataSourceReader):
         log_id = storage.log_id()
         shares: list[InputPartition] = []
         for partition in storage.partitions():
-            index = read_index(storage, partition)
+            index = read_index(LogStorage(str(storage.root), partition))
             start = self._resolve(
                 options.starting_offsets or Position("earliest", None), log_id, partition, index
             )

@@ -34,6 +34,5 @@ def read_log_partition(share: LogInputPartition) -> Iterator[pa.RecordBatch]:
     Raises:
         DamagedChunkError, DataLossError: The log no longer gives what was promised.
     """
-    storage = LogStorage(share.location)
-    for batch in read_slices(storage, share.partition, share.pieces):
+    for batch in read_slices(LogStorage(share.location, share.partition), share.pieces):
         yield to_rows(batch, share.include_frames)

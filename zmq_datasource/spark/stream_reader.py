@@ -127,7 +127,7 @@ class ZmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             first = self._kept_start(ingest, str(position))
             if first is None:
                 first = self._starting_position(ingest, position)
-                write = partial(ingest.storage.write_start, PARTITION, first, str(position), ingest.reader)
+                write = partial(ingest.storage.write_start, first, str(position), ingest.reader)
                 self._persistence.insist(write)
             self._persistence.insist(partial(ingest.give, first, first))
             self._initial = first
@@ -141,7 +141,7 @@ class ZmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def _kept_start(self, ingest: Ingest | Follow, position: str) -> int | None:
         """What a query was told that has not finished its first batch; None if that is of no use now."""
-        kept = ingest.storage.read_start(PARTITION, ingest.reader)
+        kept = ingest.storage.read_start(ingest.reader)
         # Told by another startingOffsets, it was told to another query.
         if kept is None or kept[1] != position:
             return None
@@ -153,7 +153,7 @@ class ZmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             kept[0],
             ingest.log.earliest,
             "a query was told to begin there and has not finished its first batch (for a query that is to begin anew, "
-            f"remove {ingest.storage.start_path(PARTITION, ingest.reader)})",
+            f"remove {ingest.storage.start_path(ingest.reader)})",
         )
         return None
 
@@ -197,9 +197,7 @@ class ZmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             begin,
             max(begin, available),
             lambda low, high, size: self._persistence.insist(
-                lambda: end_within_bytes(
-                    ingest.storage, PARTITION, ingest.log.covering(low, high), low, high, size
-                )
+                lambda: end_within_bytes(ingest.storage, ingest.log.covering(low, high), low, high, size)
             ),
             wait=wait,
         )
@@ -207,7 +205,7 @@ class ZmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _end_first_batch(self, ingest: Ingest | Follow, begin: int) -> None:
         """Once the engine asks from another place, its first batch is done and never repeated."""
         if not self._first_batch_done and begin != self._initial:
-            self._persistence.insist(partial(ingest.storage.remove_start, PARTITION, ingest.reader))
+            self._persistence.insist(partial(ingest.storage.remove_start, ingest.reader))
             self._first_batch_done = True
 
     def prepareForTriggerAvailableNow(self) -> None:
@@ -296,7 +294,7 @@ class ZmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         next_id, given = self._resolve(ingest, offset), ingest.given
         if offset.log == ingest.log.log_id and given is not None and offset.next[PARTITION] > given:
             assert ingest.reader is not None, "only who reads along knows what it was given"
-            path = ingest.storage.reader_path(PARTITION, ingest.reader)
+            path = ingest.storage.reader_path(ingest.reader)
             raise DataLossError(
                 f"reading from log {ingest.storage.root}: the offset says {offset.next[PARTITION]}, and {path} says "
                 f"that this reader was only ever given the ids below {given}: the log is an older copy, and other "

@@ -43,7 +43,7 @@ def compare(location: str, follower: Follower | None, received: int, seconds: fl
     seen = 0
     newest: dict[tuple[str, ...], int] = {}
     while True:
-        index = read_index(storage, 0)
+        index = read_index(storage)
         first_end = index.end if first_end is None else first_end
         start = max(seen, index.earliest, index.end - _TAIL_ROWS)
         with suppress(LogError, FileNotFoundError):  # a chunk that was just deleted: look again
@@ -71,8 +71,8 @@ def _read_newest(
     storage: LogStorage, start: int, by: tuple[str, ...], newest: dict[tuple[str, ...], int]
 ) -> None:
     """Add the last number of each counter in the rows from id ``start`` on."""
-    index = read_index(storage, 0)
-    for batch in read_slices(storage, 0, slices(index.covering(start, index.end), start, index.end)):
+    index = read_index(storage)
+    for batch in read_slices(storage, slices(index.covering(start, index.end), start, index.end)):
         columns: Mapping[str, list[str | None]] = {
             "publisher": batch.column("publisher").to_pylist(),
             "topic": batch.column("topic").to_pylist(),
