@@ -160,6 +160,7 @@ def _consume(pipe: Connection, count: int) -> None:
         for _ in range(count - 1):
             recv()
         pipe.send(time.time())
+        pipe.poll(None)  # it stays until it is ended: a task waits for a consumer that leaves to come back
 
 
 def _bind(socket: zmq.Socket[bytes]) -> str:
