@@ -361,3 +361,23 @@ def test_what_is_in_flight_is_never_less_than_it_keeps() -> None:
         assert min(kept, first * 26) >= min(1000, first * 26)
         assert kept < 4000
     assert in_flight.parts[-1].first == 4990
+
+
+def test_a_consumer_that_leaves_with_the_last_row_has_all_of_them() -> None:
+    """Also if the queues are being looked at meanwhile, which is when it leaves."""
+    endpoint, values = free_endpoint(), rows(3000)
+
+    def consume() -> None:
+        with zmq.Context() as own, own.socket(zmq.PULL) as pull:
+            pull.bind(endpoint)
+            for _ in values:
+                pull.recv()
+
+    consuming = threading.Thread(target=consume)
+    consuming.start()
+    with Sender(write_options(connect=endpoint, sendTimeout="5s")) as sender:
+        sender._in_flight = InFlight(50_000)  # after every thousand rows it is time to look
+        send(sender, values)
+        counters = sender.finish()
+    consuming.join(30)
+    assert (counters.sent, counters.resent) == (3000, 0)

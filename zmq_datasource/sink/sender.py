@@ -222,10 +222,10 @@ class Sender:
         if not self._keeps:
             part.forget()
         self._in_flight.add(part)
+        if not self._options.noblock:
+            self._hold()  # at once: a consumer that has the last row may leave
         if self._in_flight.due:
             self._look_whether_all_has_left()
-        if not self._options.noblock:
-            self._hold()
 
     def _send_part(self, part: Part, again: bool = False) -> None:
         listed = part.listed()
