@@ -29,7 +29,7 @@ from zmq_datasource.errors import LogWriteError, ZmqDataSourceError
 from zmq_datasource.log.layout import Chunk
 from zmq_datasource.log.storage import LogStorage
 from zmq_datasource.source.ingest import Ingest
-from zmq_datasource.spark.write_task import Job
+from zmq_datasource.spark.job import Job
 
 Context = zmq.Context[Socket]
 

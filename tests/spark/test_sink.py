@@ -43,7 +43,7 @@ class Log:
 
         def added() -> Counter[str]:
             total: Counter[str] = Counter()
-            for line in re.findall(r"write_task: sink (.*)", self._text()):
+            for line in re.findall(r"write_commit: sink (.*)", self._text()):
                 total.update({k: int(v) for k, v in re.findall(r"(\S+)=(\d+)(?= |$)", line)})
             return total if total["rows"] >= rows else Counter()
 

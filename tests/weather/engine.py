@@ -22,8 +22,10 @@ from pyspark.sql.types import BinaryType, StructField, StructType
 
 from zmq_datasource.options import StreamReadOptions, WriteOptions
 from zmq_datasource.options.parser import parse
+from zmq_datasource.spark.columns import SinkColumns
 from zmq_datasource.spark.stream_reader import ZmqStreamReader
-from zmq_datasource.spark.write_task import SinkColumns, commit_batch, run_task
+from zmq_datasource.spark.write_commit import commit_batch
+from zmq_datasource.spark.write_task import run_task
 
 __all__ = ["Source", "read_output", "sink_batch"]
 

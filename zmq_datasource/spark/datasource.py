@@ -83,8 +83,8 @@ class ZmqDataSource(DataSource):
         return ZmqLogReader(options) if options.wal_location is not None else ZmqLiveReader(options)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamArrowWriter:
+        from zmq_datasource.spark.columns import SinkColumns
         from zmq_datasource.spark.stream_writer import ZmqStreamWriter
-        from zmq_datasource.spark.write_task import SinkColumns
 
         options = parse(WriteOptions, self.options)
         _check(options)
@@ -96,7 +96,7 @@ class ZmqDataSource(DataSource):
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceArrowWriter:
         from zmq_datasource.spark.batch_writer import ZmqBatchWriter
-        from zmq_datasource.spark.write_task import SinkColumns
+        from zmq_datasource.spark.columns import SinkColumns
 
         _refuse_nothing(self.options)
         if overwrite:

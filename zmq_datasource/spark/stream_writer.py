@@ -9,7 +9,7 @@ from pyspark.sql.datasource import DataSourceStreamArrowWriter, WriterCommitMess
 
 from zmq_datasource.options import WriteOptions
 from zmq_datasource.spark.accounting import SinkAccumulator
-from zmq_datasource.spark.write_task import SinkColumns, abort_batch, commit_batch, run_task
+from zmq_datasource.spark.columns import SinkColumns
 
 __all__ = ["ZmqStreamWriter"]
 
@@ -25,10 +25,16 @@ class ZmqStreamWriter(DataSourceStreamArrowWriter):
         self._accumulator = accumulator
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
+        from zmq_datasource.spark.write_task import run_task  # noqa: PLC0415 - executors alone send
+
         return run_task(self._options, self._columns, None, iterator)
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
+        from zmq_datasource.spark.write_commit import commit_batch  # noqa: PLC0415
+
         commit_batch(self._options, messages, self._accumulator)
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
+        from zmq_datasource.spark.write_commit import abort_batch  # noqa: PLC0415
+
         abort_batch(self._options, messages)

@@ -1,0 +1,83 @@
+"""Which columns of a DataFrame make a message, and whether its rows are messages."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark.sql.types import ArrayType, BinaryType, StringType, StructType
+
+from zmq_datasource.errors import OptionError, RowError
+from zmq_datasource.messages.schemas import LOG_SCHEMA
+from zmq_datasource.options import WriteOptions
+
+__all__ = ["SinkColumns"]
+
+_FRAMES_TYPES = (ArrayType(BinaryType()), ArrayType(BinaryType(), containsNull=False))
+
+
+@dataclass(frozen=True)
+class SinkColumns:
+    """Which columns make the message: ``frames``, or ``value`` with or without ``topic``."""
+
+    frames: bool
+    topic: bool
+
+    @classmethod
+    def of(cls, schema: StructType, options: WriteOptions) -> SinkColumns:
+        """Judge the schema of what is written.
+
+        Raises:
+            OptionError: A column that is no part of a message, a wrong type, or none at all.
+        """
+        names = set(schema.names)
+        unknown = sorted(names - set(LOG_SCHEMA.names))
+        if unknown:
+            raise OptionError(
+                f"writing columns {unknown}: a message has 'value' and optionally 'topic', or 'frames'; put the others "
+                "into value, as in select(to_json(struct('*')).alias('value'))"
+            )
+        if "frames" in names and "value" in names:
+            raise OptionError("writing both 'value' and 'frames': drop the one that is not meant")
+        if "frames" not in names and "value" not in names:
+            raise OptionError(f"writing columns {sorted(names)}: there is neither 'value' nor 'frames'")
+        if "frames" in names and options.framing != "plain":
+            raise OptionError(
+                f"writing 'frames' with framing={options.framing}: it makes the frames itself; write 'value' and "
+                "'topic'"
+            )
+        allowed = {"value": (StringType(), BinaryType()), "topic": (StringType(), BinaryType())}
+        for name, types in {**allowed, "frames": _FRAMES_TYPES}.items():
+            if name in names and schema[name].dataType not in types:
+                raise OptionError(
+                    f"writing column {name!r}: its type is {schema[name].dataType.simpleString()}, it must be "
+                    f"{' or '.join(dict.fromkeys(t.simpleString() for t in types))}"
+                )
+        return cls(frames="frames" in names, topic="topic" in names and "frames" not in names)
+
+    @property
+    def names(self) -> list[str]:
+        """Of the columns."""
+        if self.frames:
+            return ["frames"]
+        return ["topic", "value"] if self.topic else ["value"]
+
+    def check(self, batch: pa.RecordBatch) -> None:
+        """Refuse rows that are no messages.
+
+        Raises:
+            RowError: Says which and what to do.
+        """
+        if self.frames:
+            lists = batch.column("frames")
+            lengths = pc.list_value_length(lists)
+            if lists.null_count or pc.any(pc.equal(lengths, 0)).as_py() or lists.flatten().null_count:
+                raise RowError(
+                    "sending rows whose 'frames' is null, empty or has a null frame; filter them out"
+                )
+        elif batch.column("value").null_count:
+            raise RowError(
+                f"sending {batch.column('value').null_count} rows whose 'value' is null: ZeroMQ has no null; filter "
+                "them out, or coalesce them to an empty value"
+            )

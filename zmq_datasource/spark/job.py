@@ -1,0 +1,96 @@
+"""Which write a task belongs to, and what it reports to the driver."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from pyspark import TaskContext
+from pyspark.sql.datasource import WriterCommitMessage
+
+from zmq_datasource.counters import SinkCounters
+from zmq_datasource.errors import ZmqDataSourceError
+
+__all__ = ["Job", "TaskReport"]
+
+
+@dataclass(frozen=True)
+class Job:
+    """One write: a batch of a streaming query, or a batch write with a name of its own.
+
+    Attributes:
+        counted: The query and batch that the account belongs to: those of ``foreachBatch`` for a batch
+            write in it.
+        execution: Spark's name for what the batch runs in: the same for all writes of a batch, another one
+            when it is repeated.
+        query_name: What the user calls the query.
+    """
+
+    query: str
+    batch: int
+    streaming: bool
+    counted: tuple[str, int]
+    execution: str = ""
+    query_name: str | None = None
+
+    @classmethod
+    def of(cls, name: str | None, context: TaskContext | None) -> Job:
+        """The job of a task. A batch write has its own name, also in foreachBatch, where there may be two.
+
+        Raises:
+            ZmqDataSourceError: Spark does not say which batch of which query this is. A batch under another name
+                or number would be taken for one that is done.
+        """
+        if context is None:
+            return cls._named(name, None, None)
+        execution = "/".join(
+            context.getLocalProperty(key) or "" for key in ("spark.app.id", "spark.sql.execution.root.id")
+        )
+        query = context.getLocalProperty("sql.streaming.queryId")
+        batch = context.getLocalProperty("streaming.sql.batchId")
+        if query is None or batch is None:
+            return cls._named(name, query, batch, execution)
+        # Spark's description of a batch begins with the query's name, if it has one.
+        called = (context.getLocalProperty("spark.job.description") or "").partition("\nid = ")
+        query_name = called[0] if called[1] and called[0] else None
+        streaming = name is None
+        counted = query, int(batch)
+        own, number = counted if name is None else (name, 0)
+        return cls(own, number, streaming, counted, execution, query_name)
+
+    @classmethod
+    def _named(cls, name: str | None, query: str | None, batch: str | None, execution: str = "") -> Job:
+        """A batch write of its own: it has a name, which no batch of a query has."""
+        if name is None:
+            raise ZmqDataSourceError(
+                f"writing a batch of a query: Spark's task has sql.streaming.queryId={query} and "
+                f"streaming.sql.batchId={batch}, and both are needed to know the batch when it is repeated; write it "
+                "with writeStream on classic Spark, or with df.write in foreachBatch"
+            )
+        return cls(name, 0, streaming=False, counted=(name, 0), execution=execution)
+
+    @property
+    def of_query(self) -> bool:
+        """Whether it is a batch of a streaming query, or a write in its ``foreachBatch``."""
+        return self.streaming or self.counted[0] != self.query
+
+    def publisher(self, partition: int) -> str:
+        """Who numbers the rows of a task: the same for each attempt at it, and for a batch that is repeated."""
+        return f"{self.query}/{self.batch}/{partition}" if self.streaming else f"{self.query}/{partition}"
+
+
+@dataclass
+class TaskReport(WriterCommitMessage):
+    """A task's account on its way to the driver.
+
+    Attributes:
+        job: The write that the task belongs to: a query and batch.
+        letters: The task's staged dead letters, if it has any.
+        attempt: Its staged rows at the receiver of a transaction, if it has any.
+        digest: Of its rows, if they are part of a transaction.
+    """
+
+    job: Job
+    counters: SinkCounters = field(default_factory=SinkCounters)
+    letters: str | None = None
+    attempt: str | None = None
+    digest: int = 0

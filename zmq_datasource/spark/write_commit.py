@@ -1,0 +1,81 @@
+"""What is done on the driver once all tasks of a sink's batch are: commit, or abort."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from contextlib import suppress
+
+from pyspark.sql.datasource import WriterCommitMessage
+
+from zmq_datasource.acknowledged.uplink import Uplink
+from zmq_datasource.counters import SinkCounters
+from zmq_datasource.errors import SocketError
+from zmq_datasource.monitoring.ledger import Entry
+from zmq_datasource.options import WriteOptions
+from zmq_datasource.sink.dead_letters import abort_letters, commit_letters
+from zmq_datasource.spark.accounting import SinkAccumulator, record
+from zmq_datasource.spark.job import TaskReport
+from zmq_datasource.spark.worker import set_up_worker
+
+__all__ = ["abort_batch", "commit_batch"]
+
+_log = logging.getLogger(__name__)
+
+
+def commit_batch(
+    options: WriteOptions,
+    messages: Sequence[WriterCommitMessage | None],
+    accumulator: SinkAccumulator | None = None,
+) -> SinkCounters:
+    """The tasks are done: publish what they have staged, add their accounts up, let out what it came to.
+
+    Raises:
+        DeadLetterError: The dead letters could not be published.
+        SocketError: The transaction could not be committed; the batch is to be repeated.
+    """
+    set_up_worker()
+    reports = [m for m in messages if isinstance(m, TaskReport)]
+    total = sum((r.counters for r in reports), SinkCounters.none())
+    job = reports[0].job if reports else None
+    if options.dead_letter_location is not None and job is not None:
+        names = [r.letters for r in reports if r.letters is not None]
+        commit_letters(options.dead_letter_location, job.query, job.batch, names)
+    attempts = [r.attempt for r in reports if r.attempt is not None]
+    again = ""
+    if options.socket_type == "DEALER" and job is not None and total.rows:
+        # All rows, also of tasks that were told that the transaction is committed: if it is not, or is
+        # another one, the receiver refuses, and the batch is repeated.
+        digest = sum(r.digest for r in reports)
+        with Uplink(options, job.query, job.batch) as uplink:
+            again = " again=true" if uplink.commit(attempts, total.rows, digest) else ""
+    if job is not None:
+        query, batch = job.counted
+        entry = Entry(
+            query, job.execution, batch, _describe(options), total, job.query_name, in_query=job.of_query
+        )
+        total = record(options, entry, accumulator)
+    if job is not None and job.streaming:
+        _log.info("sink query=%s batch=%d %s%s", job.query, job.batch, total, again)
+    else:
+        _log.info("sink write %s%s", total, again)
+    return total
+
+
+def _describe(options: WriteOptions) -> str:
+    """A sink's name among a query's sinks: socket type and endpoints."""
+    return f"{options.socket_type} {options.endpoints}"
+
+
+def abort_batch(options: WriteOptions, messages: Sequence[WriterCommitMessage | None]) -> None:
+    """A task has failed for good: its batch may be repeated. Remove the dead letters of the others."""
+    set_up_worker()
+    reports = [m for m in messages if isinstance(m, TaskReport)]
+    _log.warning("sink aborted: %d of %d tasks had sent their rows", len(reports), len(messages))
+    if options.dead_letter_location is not None and reports:
+        abort_letters(options.dead_letter_location, reports[0].job.query, reports[0].job.batch)
+    attempts = [r.attempt for r in reports if r.attempt is not None]
+    if attempts:
+        # What is not aborted now, the receiver discards after its transactionTimeout.
+        with suppress(SocketError), Uplink(options, reports[0].job.query, reports[0].job.batch) as uplink:
+            uplink.abort(attempts)
