@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 JAVA := eval "$$(scripts/java.sh)" &&
 # Spark's workers use the interpreter that started them.
 export PYSPARK_PYTHON := $(abspath $(BIN)/python)
-# Tests wait as much as they compute, so a few more workers than cores; each may hold a Spark session of 1 GB. With too many
+# Tests also wait, so one more worker than cores; each may hold a Spark session of 1 GB. With too many
 # the tests fail: Spark gives up a Python process that has not connected back within 10 s.
 WORKERS ?= 3
 PARALLEL := --numprocesses $(WORKERS) --dist load --maxschedchunk 1

@@ -20,6 +20,7 @@ from tests.support import Socket, bound, free_endpoint, offer, stream_options, w
 from zmq_datasource.errors import DataLossError
 from zmq_datasource.options import BatchReadOptions
 from zmq_datasource.options.parser import parse
+from zmq_datasource.source.ingest import Ingest
 from zmq_datasource.source.receiver import Receiver
 from zmq_datasource.spark.batch_reader import ZmqLiveReader
 from zmq_datasource.spark.stream_reader import ZmqStreamReader
@@ -75,6 +76,35 @@ def test_an_offset_without_news_is_the_same_text(context: Context, tmp_path: Pat
         start = it.initialOffset()
         texts = {json.dumps(it.latestOffset(start, ALL)) for _ in range(5)}
         assert texts == {json.dumps(start)}
+
+
+def test_only_who_asks_again_at_once_waits_for_news(
+    context: Context, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A batch for another source of the query, which commits to this one too, is not held up."""
+    asked: list[int] = []
+    wait = Ingest.wait_for_more
+
+    def waiting(it: Ingest, end: int, seconds: float) -> None:
+        asked.append(end)
+        wait(it, end, seconds)
+
+    monkeypatch.setattr(Ingest, "wait_for_more", waiting)
+    monkeypatch.setattr("zmq_datasource.spark.stream_reader._ASKED_AGAIN_SECONDS", 60)
+    push, endpoint = bound(context, zmq.PUSH)
+    with reader(endpoint, tmp_path) as it:
+        start = it.initialOffset()
+        assert it.latestOffset(start, ALL) == start
+        assert asked == []
+        assert it.latestOffset(start, ALL) == start
+        assert asked == [0]
+        it.commit(start)
+        it.latestOffset(start, ALL)
+        assert asked == [0]
+        # What comes meanwhile ends the wait, which would be longer than this test may take.
+        monkeypatch.setattr("zmq_datasource.spark.stream_reader._IDLE_SECONDS", 3600)
+        push.send(b"v")
+        assert it.latestOffset(start, ALL)["next"]["0"] == 1
 
 
 def test_a_range_gives_the_same_rows_again_in_another_process(context: Context, tmp_path: Path) -> None:

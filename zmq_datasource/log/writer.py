@@ -85,7 +85,6 @@ class LogWriter:
 
     Args:
         storage: Where the log is.
-        partition: Which of its partitions.
         chunk_bytes: Size in memory at which a chunk is cut.
         max_bytes: Size of the log at which ``full`` becomes true.
         retention: Seconds that a committed chunk stays.

@@ -32,6 +32,7 @@ from zmq_datasource.proxy.fronts import Front, now_us
 from zmq_datasource.proxy.journal import Journal
 from zmq_datasource.proxy.specs import proxy_socket, round_bytes
 from zmq_datasource.proxy.subscriptions import Subscriptions
+from zmq_datasource.transport.spec import SocketSpec
 
 __all__ = ["Flow"]
 
@@ -111,7 +112,8 @@ class Flow:
                 self._open_front("PULL", stack)
             if options.router:
                 terms = AcceptorTerms(
-                    proxy_socket(options, "ROUTER", options.router),
+                    # Its answers have a queue of libzmq's own size, whatever subscribers have.
+                    SocketSpec(kind="ROUTER", bind=options.router, rcvhwm=options.rcvhwm, zmq=options.zmq),
                     options.transaction_timeout,
                     options.wal_max_bytes,
                     options.wal_sync,
