@@ -36,17 +36,24 @@ hypothesis.settings.load_profile("ours")
 
 # Half a minute and more a test: notebooks, demos, and kills of whole drivers.
 _LONGEST = {
-    "test_notebooks",
-    "test_demo",
-    "test_spark_crash",
-    "test_spark_transactions",
-    "test_spark_metrics",
+    "test_notebooks.py",
+    "demo/test_demo.py",
+    "spark/test_crash.py",
+    "spark/test_transactions.py",
+    "spark/test_metrics.py",
 }
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """What takes longest comes first, so that of several workers none is waited for at the end."""
-    items.sort(key=lambda item: (item.path.stem not in _LONGEST, item.get_closest_marker("spark") is None))
+    tests = Path(__file__).parent
+    assert all((tests / name).exists() for name in _LONGEST)
+
+    def order(item: pytest.Item) -> tuple[bool, bool]:
+        name = item.path.relative_to(tests).as_posix()
+        return name not in _LONGEST, item.get_closest_marker("spark") is None
+
+    items.sort(key=order)
 
 
 def _log_to_file(path: Path) -> None:

@@ -33,12 +33,12 @@ class Sender:
     Attributes:
         kind: ``PUB``, ``PUSH``; ``proxy`` and ``store`` pass on what comes from ``upstream``.
         framing: ``sequenced``, ``vllm`` or ``plain``.
-        rate: Messages a second; 0 sends ``at_once`` and nothing more.
+        rate: Messages a second.
         burst: Sends so many in a row, at that rate on average.
         sndhwm: And when it is set: ``before`` bind, ``after`` it, or as RCVHWM (``wrong``).
         nodrop: XPUB_NODROP, and a send that blocks.
         catch_up: Whether it makes up for the time in which it was blocked.
-        at_once: Sends so many as soon as it is bound or connected.
+        first: The number of its first message: who sees that one first has joined late.
         curve: Public and secret key of a CURVE server.
         sndbuf: Bytes; 0 leaves it to the system.
     """
@@ -53,7 +53,7 @@ class Sender:
     when: str = "before"
     nodrop: bool = False
     catch_up: bool = False
-    at_once: int = 0
+    first: int = 0
     bind: str = "tcp://127.0.0.1:*"
     connect: str = ""
     upstream: str = ""
@@ -100,12 +100,7 @@ def _say(sock: zmq.Socket[bytes], sender: Sender) -> None:
 
 
 def _send(sock: zmq.Socket[bytes], sender: Sender) -> None:
-    number = 0
-    for _ in range(sender.at_once):
-        sock.send_multipart(_frames(sender, number))
-        number += 1
-    if not sender.rate:
-        threading.Event().wait()
+    number = sender.first
     began = time.monotonic() - number / sender.rate
     while True:
         due = int((time.monotonic() - began) * sender.rate)

@@ -118,11 +118,11 @@ def curve(server: str) -> dict[str, str]:
 
 
 def joining_late() -> Result:
-    """The doctor listens; then a publisher connects and sends at once."""
+    """The doctor listens; then a publisher connects that has sent to nobody before."""
     endpoint = free_endpoint()
     with ThreadPoolExecutor(1) as pool:
         looking = pool.submit(look, {"bind": endpoint}, wait=30.0)
-        with Running(connect=endpoint, at_once=500, rate=500):
+        with Running(connect=endpoint, first=500, rate=500):
             return looking.result(60)
 
 

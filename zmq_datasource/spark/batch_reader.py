@@ -43,9 +43,9 @@ class ZmqLiveReader(DataSourceReader):
         most = options.max_messages if options.max_messages is not None else 2**63
         counters = SourceCounters()
         next_id = 0
-        now = time.monotonic()
-        deadline, idle_from = now + options.timeout, now
         with Receiver(options, counters) as receiver:
+            now = time.monotonic()  # opening it takes time in which nothing can come
+            deadline, idle_from = now + options.timeout, now
             while next_id < most and now < deadline:
                 taken = receiver.receive(min(most - next_id - receiver.pending, ROUND_MESSAGES))
                 now = time.monotonic()
