@@ -1,7 +1,7 @@
 """Every option of the data source, declared once: name, type, default, range and doc.
 
 How a declaration becomes a parsed, checked value is in ``parser``; the reference in
-``docs/options.md`` is generated from these classes. What only libzmq can judge is checked in
+``docs/options.md`` is generated from these classes. What only libzmq can decide is checked in
 ``transport.spec``.
 """
 

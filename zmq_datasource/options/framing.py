@@ -31,7 +31,7 @@ __all__ = ["FramingOptions", "Numbering"]
 
 
 class Numbering(NamedTuple):
-    """How publishers number their messages: what ``sequences`` judges by.
+    """How publishers number their messages: what ``sequences`` tracks.
 
     Attributes:
         by: What has a counter of its own: a choice of ``publisher``, ``topic``, ``endpoint``.
@@ -117,7 +117,7 @@ class FramingOptions(SocketOptions, frozen=True, kw_only=True, rename="camel"):
     sequence_by: Annotated[
         CountedBy | None,
         _plain(
-            "What has a counter of its own: `publisher`, `topic`, `endpoint`, or several with commas; `none` judges "
+            "What has a counter of its own: `publisher`, `topic`, `endpoint`, or several with commas; `none` tracks "
             "nothing. Unset, as the framing says; `custom` by `publisher` if it has one, else by `endpoint`."
         ),
     ] = None
@@ -186,7 +186,7 @@ class FramingOptions(SocketOptions, frozen=True, kw_only=True, rename="camel"):
 
     @property
     def numbering(self) -> Numbering | None:
-        """How messages are counted; None where nothing is judged."""
+        """How messages are counted; None where nothing is tracked."""
         preset = self._preset
         if preset is None or self.sequence_by == ():
             return None
@@ -235,7 +235,7 @@ class FramingOptions(SocketOptions, frozen=True, kw_only=True, rename="camel"):
 
     def _why_unnumbered(self) -> str:
         if self.sequence_by == () and self._preset is not None:
-            return "sequenceBy=none judges nothing"
+            return "sequenceBy=none tracks nothing"
         why = _MADE_FOR.get(self.framing, "sequenceFrame is not set")
         return f"{why}; name the framing that your publisher uses"
 

@@ -105,7 +105,7 @@ class ProxyOptions(SocketOptions, frozen=True, kw_only=True, rename="camel"):
         WhenFull,
         doc(
             "What a full log means: `discard` the oldest messages, even if a durable subscriber or a Spark query still "
-            "needs them (it is told what it lost), or `wait` until those have read on."
+            "needs them (it learns what it lost), or `wait` until those have read on."
         ),
     ] = WhenFull("discard")
     wal_chunk_bytes: Annotated[

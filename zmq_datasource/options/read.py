@@ -27,7 +27,7 @@ __all__ = ["BatchReadOptions", "ReadOptions", "StreamReadOptions"]
 class ReadOptions(FramingOptions, frozen=True, kw_only=True, rename="camel"):
     """What ``spark.readStream`` and ``spark.read`` accept together.
 
-    ``DataSource.schema`` is not told which of the two it serves, so the DataFrame is checked
+    ``DataSource.schema`` does not learn which of the two it serves, so the DataFrame is checked
     against this union; ``StreamReadOptions`` and ``BatchReadOptions`` then refuse what belongs
     to the other.
     """
@@ -313,7 +313,7 @@ class ReadOptions(FramingOptions, frozen=True, kw_only=True, rename="camel"):
         raise OptionError(
             f"topics={self.topics} with framing={self.framing}: the publisher counts by {' and '.join(numbering.by)} "
             "over all its topics, so every message of another topic would look lost. Read all topics and filter in "
-            "Spark, or set sequenceBy=none to judge nothing"
+            "Spark, or set sequenceBy=none to track nothing"
         )
 
 

@@ -129,7 +129,7 @@ class WhenFull(Choice):
 
 
 class CountedBy(tuple[str, ...]):
-    """What has a counter of its own; empty: nothing is judged."""
+    """What has a counter of its own; empty: nothing is tracked."""
 
     allowed = ("publisher", "topic", "endpoint")
 

@@ -42,7 +42,7 @@ class WriteOptions(SocketOptions, frozen=True, kw_only=True, rename="camel"):
         bool,
         doc(
             "If true, a message that finds the queue full is dropped and counted (`hwm`); if false, the task waits up "
-            "to `sendTimeout` and then fails. With `deadLetterLocation` it is set aside instead."
+            "to `sendTimeout` and then fails. With `deadLetterLocation` it becomes a dead letter instead."
         ),
     ] = False
     send_timeout: Annotated[
