@@ -15,7 +15,7 @@ import zmq
 
 from tests.support import Socket, stream_options, wait_for
 from tests.support.middlebox import Middlebox
-from tests.support.proxies import ProxyThreads, drain, endpoints, receive, subscriber
+from tests.support.proxies import ProxyThreads, drain, endpoints, receive, receive_until, subscriber
 from zmq_datasource import (
     DataLossError,
     DurableSubscriber,
@@ -155,16 +155,18 @@ def test_credit_bounds_what_is_on_the_way(context: zmq.Context[Socket], tmp_path
         dealer.send_multipart([b"SUBSCRIBE", b"1", b"raw", number(0), b"earliest", b"", number(3)])
         assert receive(dealer, 1)[0][0] == b"READY"
 
-        def messages() -> list[bytes]:
-            return [m[3] for m in drain(dealer, 100) if m[0] == b"MESSAGE"]
+        def messages(count: int) -> list[bytes]:
+            """So many, and those that come within a moment more."""
+            got = receive_until(dealer, lambda m: m[0] == b"MESSAGE", count)
+            return [m[3] for m in [*got, *drain(dealer, 100)] if m[0] == b"MESSAGE"]
 
-        assert messages() == [b"0", b"1", b"2"]
+        assert messages(3) == [b"0", b"1", b"2"]
         dealer.send_multipart([b"CREDIT", number(2)])
-        assert messages() == [b"3", b"4"]
+        assert messages(2) == [b"3", b"4"]
         dealer.send_multipart([b"ACK", number(49)])
-        assert receive(dealer, 1)[0][:2] == [b"REFUSED", b"protocol"]
+        receive_until(dealer, lambda m: m[:2] == [b"REFUSED", b"protocol"])
         dealer.send_multipart([b"ACK", number(4)])
-        assert [b"ACKED", number(5)] in drain(dealer, 100)
+        assert receive_until(dealer, lambda m: m[0] == b"ACKED") == [[b"ACKED", number(5)]]
 
 
 def test_what_was_deleted_is_told_not_skipped(
@@ -602,6 +604,7 @@ def test_with_wait_who_comes_late_still_holds_what_it_needs(
             push = context.socket(zmq.PUSH)
             push.setsockopt(zmq.SNDHWM, 10)
             push.connect(proxy.sides["pull"])
+            assert push.poll(30_000, zmq.POLLOUT)  # connected
             while push.poll(500, zmq.POLLOUT):
                 push.send(b"." * 10_000)
             assert proxy.flow.journal.log.earliest == 0
@@ -748,9 +751,9 @@ def test_who_was_displaced_and_says_the_same_again_is_told_so(
             dealer.connect(proxy.sides["durable"])
             dealer.send_multipart([b"SUBSCRIBE", b"1", b"raw", number(session), b"earliest", b"", number(3)])
             assert receive(dealer, 1)[0][0] == b"READY"
-        assert [b"REFUSED", b"taken"] in [frames[:2] for frames in drain(first, 50)]
+        receive_until(first, lambda frames: frames[:2] == [b"REFUSED", b"taken"])
         first.send_multipart([b"SUBSCRIBE", b"1", b"raw", number(1), b"earliest", b"", number(3)])
-        wait_for(lambda: [b"REFUSED", b"taken"] in [f[:2] for f in drain(first, 20)], "it is told again")
+        receive_until(first, lambda frames: frames[:2] == [b"REFUSED", b"taken"])
         assert b"REFUSED" not in [frames[0] for frames in drain(second, 50)]
 
 

@@ -241,6 +241,7 @@ def test_with_wait_a_full_subscriber_holds_the_publisher_back_and_nothing_is_los
         push.setsockopt(zmq.SNDBUF, 4096)
         push.connect(sides["pull"])
         sent = 0
+        assert push.poll(30_000, zmq.POLLOUT)  # connected
         while push.poll(500, zmq.POLLOUT):
             push.send(b"%d" % sent + b"." * 1000)
             sent += 1
@@ -286,6 +287,7 @@ def test_a_full_log_that_is_needed_holds_publishers_back(
         push.setsockopt(zmq.SNDBUF, 4096)
         push.connect(sides["pull"])
         sent = 0
+        assert push.poll(30_000, zmq.POLLOUT)  # connected
         while push.poll(500, zmq.POLLOUT):
             push.send(b"." * 10_000)
             sent += 1

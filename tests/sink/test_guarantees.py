@@ -114,7 +114,7 @@ def _bind(sock: Socket, endpoint: str) -> bool:
 def test_a_sink_whose_consumer_is_gone_at_the_end_fails_its_task() -> None:
     """It waits for one that it can send the rows again to; then Spark repeats the task."""
     endpoint = free_endpoint()
-    options = write_options(connect=endpoint, sndhwm=1000, linger="300ms", connectTimeout="300ms")
+    options = write_options(connect=endpoint, sndhwm=1000, linger="300ms", connectTimeout="2s")
     with Consumer("PULL", endpoint, 10) as consumer, Sender(options) as sender:
         sender.send_values([b"x"] * 10)
         consumer.wait_for(10)

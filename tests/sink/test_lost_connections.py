@@ -199,7 +199,7 @@ def test_a_consumer_may_leave_when_it_has_the_last_row(context: Context, side: s
 
 def test_a_connection_is_lost_and_nobody_comes_back(context: Context) -> None:
     pull, endpoint = bound(context, zmq.PULL, rcvhwm=1, rcvbuf=4096)
-    options = write_options(connect=endpoint, connectTimeout="300ms", zmq_sndbuf=4096, sendTimeout="300ms")
+    options = write_options(connect=endpoint, connectTimeout="2s", zmq_sndbuf=4096, sendTimeout="300ms")
     with Sender(options) as sender:
         sender.send_values(rows(900))
         pull.recv()
@@ -262,7 +262,7 @@ def test_with_dead_letters_what_may_be_lost_is_kept(context: Context, tmp_path: 
         noblock=noblock,
         deadLetterLocation=tmp_path,
         zmq_sndbuf=4096,
-        connectTimeout="300ms",
+        connectTimeout="2s",
         sendTimeout="300ms",
     )
     values = rows(900)

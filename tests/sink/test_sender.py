@@ -144,7 +144,7 @@ def test_one_dead_endpoint_of_two_is_an_error_or_left_out(context: Context) -> N
     both = f"{dead},{alive}"
     with pytest.raises(NoPeerError, match=f"no answer from {dead}"):
         Sender(write_options(connect=both, connectTimeout="50ms")).__enter__()
-    with Sender(write_options(connect=both, connectTimeout="200ms", noblock=True)) as sender:
+    with Sender(write_options(connect=both, connectTimeout="1s", noblock=True)) as sender:
         sender.send_values([VALUE] * 100)
         counters = sender.finish()
     assert counters.sent == 100 == len(take(pull, 100))

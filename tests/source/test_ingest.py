@@ -79,6 +79,7 @@ def test_a_full_log_holds_the_sender_back_and_nothing_is_lost(context: Context, 
 
     def send() -> None:
         nonlocal sent
+        assert push.poll(30_000, zmq.POLLOUT)  # connected
         for i in range(count):
             if not push.poll(1000, zmq.POLLOUT):
                 blocked.set()
@@ -118,6 +119,7 @@ def test_a_paused_receiver_still_answers(context: Context, tmp_path: Path) -> No
     options = {"walMaxBytes": 100_000, "rcvhwm": 10, "zmq_rcvbuf": 4096}
     sent = 0
     with ingesting(tmp_path, endpoint, **options) as ingest:
+        assert push.poll(30_000, zmq.POLLOUT)  # connected
         while push.poll(1000, zmq.POLLOUT):
             push.send(b"x" * 10_000)
             sent += 1

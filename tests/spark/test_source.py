@@ -104,7 +104,7 @@ def test_stopping_under_load_loses_nothing_that_was_sent(
         send_numbers(push, 0, 1000)
         wait_for_rows(query, 1000)
         send_numbers(push, 1000, sent)  # as fast as they are taken: when it stops, the queues are full
-    rest = feed(spark, connect=endpoint, walLocation=tmp_path / "wal", idleTimeout="1s")
+    rest = feed(spark, connect=endpoint, walLocation=tmp_path / "wal", idleTimeout="2s")
     with running(rest, tmp_path / "out", availableNow=True) as query:
         assert query.awaitTermination(90)
     numbers = table(spark, tmp_path / "out").selectExpr("id", "cast(cast(value as string) as bigint) as n")
@@ -118,7 +118,7 @@ def test_limits_cut_a_backlog_into_batches(spark: SparkSession, context: Context
     push, endpoint = bound(context, zmq.PUSH)
     df = feed(
         spark, connect=endpoint, walLocation=tmp_path / "wal", maxMessagesPerTrigger=400, startingOffsets="earliest",
-        timeout="30s", idleTimeout="1s",
+        timeout="30s", idleTimeout="2s",
     )  # fmt: skip
     query = start(df, tmp_path / "out", availableNow=True)
     send_numbers(push, 0, 1000)
@@ -133,7 +133,7 @@ def test_bytes_limit_a_batch_and_one_message_is_always_let_in(
     push, endpoint = bound(context, zmq.PUSH)
     df = feed(
         spark, connect=endpoint, walLocation=tmp_path / "wal", maxBytesPerTrigger=2500, timeout="30s",
-        idleTimeout="1s",
+        idleTimeout="2s",
     )  # fmt: skip
     query = start(df, tmp_path / "out", availableNow=True)
     for size in (1000, 1000, 1000, 10_000, 1000):
@@ -146,7 +146,7 @@ def test_once_takes_everything_in_one_batch(spark: SparkSession, context: Contex
     push, endpoint = bound(context, zmq.PUSH)
     df = feed(
         spark, connect=endpoint, walLocation=tmp_path / "wal", maxMessagesPerTrigger=10, timeout="30s",
-        idleTimeout="1s",
+        idleTimeout="2s",
     )  # fmt: skip
     query = start(df, tmp_path / "out", once=True)
     send_numbers(push, 0, 100)
@@ -178,7 +178,7 @@ def test_one_large_batch_is_read_in_parallel(spark: SparkSession, context: Conte
         walLocation=tmp_path / "wal",
         minPartitions=4,
         timeout="30s",
-        idleTimeout="1s",
+        idleTimeout="2s",
     )
     query = start(
         df.selectExpr("id", "value", "spark_partition_id() as p"), tmp_path / "out", availableNow=True
@@ -198,7 +198,7 @@ def test_a_new_query_starts_where_it_is_told(
         "connect": endpoint,
         "walLocation": tmp_path / "wal",
         "walRetention": "1h",
-        "idleTimeout": "1s",
+        "idleTimeout": "2s",
     }
     query = start(feed(spark, **options), tmp_path / "before", availableNow=True)
     send_numbers(push, 0, 10)

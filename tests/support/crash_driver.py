@@ -23,7 +23,7 @@ def main(endpoint: str, log: str, out: str, mode: str = "forever") -> None:
     )
     spark.sparkContext.setLogLevel("OFF")
     register(spark)
-    df = feed(spark, connect=endpoint, walLocation=log, walRetention="1h", idleTimeout="1s", timeout="30s")
+    df = feed(spark, connect=endpoint, walLocation=log, walRetention="1h", idleTimeout="2s", timeout="30s")
     query = start(df, Path(out), **({"availableNow": True} if mode == "once" else {}))
     print("started", flush=True)
     query.awaitTermination()

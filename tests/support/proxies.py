@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 import threading
+from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
@@ -141,6 +142,16 @@ def receive(sock: Socket, count: int, milliseconds: int = 30_000) -> list[list[b
     while len(got) < count:
         assert sock.poll(milliseconds), f"{len(got)} of {count} messages came"
         got.append(sock.recv_multipart())
+    return got
+
+
+def receive_until(sock: Socket, wanted: Callable[[list[bytes]], bool], count: int = 1) -> list[list[bytes]]:
+    """The first ``count`` messages that are wanted; others between them (heartbeats) are left out."""
+    got: list[list[bytes]] = []
+    while len(got) < count:
+        (message,) = receive(sock, 1)
+        if wanted(message):
+            got.append(message)
     return got
 
 
