@@ -107,7 +107,7 @@ def test_retention_keeps_committed_chunks(tmp_path: Path) -> None:
     log.commit(20)
     assert log.earliest == 0
     clock.now += 61
-    log.remove_expired()
+    log.retention.remove_expired()
     assert log.earliest == 10
     log.close()
 
@@ -138,10 +138,10 @@ def test_a_clock_that_is_set_back_keeps_chunks_no_longer_than_the_retention(tmp_
     log = writer(tmp_path, retention=60.0, clock=clock)
     log.commit(20)
     clock.now -= 3600
-    log.remove_expired()
+    log.retention.remove_expired()
     assert log.earliest == 0
     clock.now += 61
-    log.remove_expired()
+    log.retention.remove_expired()
     assert log.earliest == 10
     log.close()
 
@@ -232,7 +232,7 @@ def test_what_was_written_is_no_longer_counted_as_unwritten(tmp_path: Path) -> N
     log = writer(tmp_path)
     for _ in range(3):
         fill(log, 1000)
-    assert log._unwritten_bytes == 0
+    assert log.unsealed_bytes == 0
     log.close()
 
 
@@ -251,7 +251,7 @@ def test_a_chunk_that_cannot_be_deleted_is_reported_and_tried_again(
         log.commit(20)
     assert "Permission denied" in caplog.text
     assert len(list((tmp_path / "0").glob("*.arrow"))) == 2
-    log.remove_expired()
+    log.retention.remove_expired()
     assert len(list((tmp_path / "0").glob("*.arrow"))) == 1
     log.close()
 
