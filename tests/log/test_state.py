@@ -224,7 +224,7 @@ class Photographed(LogStorage):
     def remove_states(self, but: int | None) -> None:
         for file in self.states():
             if file.version != but:
-                self.state_path(file).unlink()
+                (self._directory / file.name).unlink()
                 self._photograph()
 
 

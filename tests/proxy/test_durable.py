@@ -353,7 +353,7 @@ def test_a_file_of_subscriptions_that_makes_no_sense_is_an_error(tmp_path: Path)
     known.add(Subscription("me", (b"\xff",), 50, 0.0))
     known.save()
     assert [s.topics for s in Subscriptions(storage, 100, 1000.0)] == [(b"\xff",)]
-    path = storage.subscriptions_path()
+    path = Path(storage.subscriptions_path())
     kept = json.loads(path.read_bytes())
     for change in ({"format": 2}, {"log": "another"}, {"subscriptions": 7}):
         path.write_text(json.dumps({**kept, **change}))

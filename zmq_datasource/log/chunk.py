@@ -54,7 +54,7 @@ def read_metadata(storage: LogStorage, name: str) -> Mapping[bytes, bytes]:
     except FileNotFoundError:
         raise
     except (OSError, pa.ArrowException) as e:
-        raise DamagedChunkError.of(f"opening chunk {storage.chunk_path(name)}: {e}") from e
+        raise DamagedChunkError.of(f"opening chunk {storage.path_of(name)}: {e}") from e
 
 
 def read_chunk(storage: LogStorage, name: str, start: int, end: int) -> Iterator[pa.RecordBatch]:
@@ -64,7 +64,7 @@ def read_chunk(storage: LogStorage, name: str, start: int, end: int) -> Iterator
         DamagedChunkError: The content is not what was written; names the file and the ids.
         DataLossError: The file is gone.
     """
-    path = storage.chunk_path(name)
+    path = storage.path_of(name)
     ids = parse_chunk_name(name)
     assert ids is not None, name
     next_id, chunk_end = ids

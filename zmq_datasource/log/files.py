@@ -12,7 +12,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import IO
+from typing import IO, Self
 
 from zmq_datasource.errors import (
     RESTORE,
@@ -76,6 +76,10 @@ class PartitionFiles:
         location: Of the log: an absolute path or ``file:`` URI.
         partition: Which of its partitions.
 
+    Attributes:
+        root: Where the log is, as text: for messages, and to find it again in another process.
+        partition: Which of its partitions this is.
+
     Raises:
         OptionError: The location is something else.
     """
@@ -83,16 +87,18 @@ class PartitionFiles:
     def __init__(self, location: str, partition: int = PARTITION) -> None:
         self.partition = partition
         try:
-            self.root = Path(LogLocation.read(location))
+            self._root = Path(LogLocation.read(location))
         except ValueError as e:
             raise OptionError(f"option walLocation={location!r}: {e}") from e
+        self.root = str(self._root)
+        self._directory = self._root / str(partition)
 
     def __repr__(self) -> str:
-        return f"LogStorage({str(self.root)!r}, {self.partition})"
+        return f"LogStorage({self.root!r}, {self.partition})"
 
-    @property
-    def _directory(self) -> Path:
-        return self.root / str(self.partition)
+    def of(self, partition: int) -> Self:
+        """Another partition of the same log."""
+        return type(self)(self.root, partition)
 
     def _replace(self, path: Path, content: object) -> None:
         self._replace_bytes(path, json.dumps(content).encode())

@@ -290,7 +290,7 @@ class GrowingTail:
     """
 
     def __init__(self, storage: LogStorage, first: int) -> None:
-        self._descriptor = os.open(storage.growing_path(first), os.O_RDONLY)
+        self._descriptor = storage.open_growing(first)
         self._read = _MAGIC_BYTES
         self.first = self.end = first
         self.batches: list[pa.RecordBatch] = []

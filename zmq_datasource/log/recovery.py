@@ -138,7 +138,7 @@ def _recover_growing(
     """Make a chunk of an open one; the end of the ids that it had."""
     if first < index.end:  # its chunk is there
         return index.end
-    path = storage.growing_path(first)
+    path = storage.path_of(growing_name(first))
     content = storage.read_growing(first)
     groups = read_groups(content, first)
     damaged = groups.damaged

@@ -162,7 +162,7 @@ def _read_chunk(storage: LogStorage, chunk: Chunk) -> SavedState:
         return SavedState()
     if metadata.get(_CHECKSUM) != _checksum(metadata):
         raise DamagedChunkError.of(
-            f"reading the state in chunk {storage.chunk_path(chunk.name)}: its checksum differs; the file "
+            f"reading the state in chunk {storage.path_of(chunk.name)}: its checksum differs; the file "
             "was changed after it was written"
         )
     base = int(metadata[_BASE]) if metadata.get(_BASE) else None
@@ -173,7 +173,7 @@ def _read_file(storage: LogStorage, file: StateFile) -> bytes:
     checksum, _, full = storage.read_state(file).partition(b"\n")
     if _state_content(file.version, full) != checksum + b"\n" + full:
         raise DamagedChunkError.of(
-            f"reading {storage.state_path(file)}: its checksum differs; the file was changed after it "
+            f"reading {storage.path_of(file.name)}: its checksum differs; the file was changed after it "
             "was written"
         )
     return full
