@@ -26,6 +26,7 @@ from zmq_datasource.log.layout import PARTITION, TEMPORARY_PREFIX
 from zmq_datasource.options.types import LogLocation
 
 __all__ = [
+    "LOCK_SECONDS",
     "PartitionFiles",
     "WriterLock",
     "is_transient",
@@ -39,6 +40,8 @@ __all__ = [
 
 _log = logging.getLogger(__name__)
 
+# How long a lock's previous holder, which is just stopping, may need for what it still drains or writes.
+LOCK_SECONDS = 15.0
 # What a disk writes at once, or not at all.
 _SECTOR_BYTES = 512
 # What may pass: somebody makes room, closes files, mounts or connects again.
@@ -99,6 +102,16 @@ class PartitionFiles:
     def of(self, partition: int) -> Self:
         """Another partition of the same log."""
         return type(self)(self.root, partition)
+
+    def _entries(self) -> Iterator[os.DirEntry[str]]:
+        """What is in the directory; nothing if there is none yet."""
+        with suppress(FileNotFoundError), os.scandir(self._directory) as entries:
+            yield from entries
+
+    def _remove(self, path: Path, what: str = "") -> None:
+        """Delete a file; one that is gone already is fine."""
+        with writing(f"removing {what}{path}"):
+            path.unlink(missing_ok=True)
 
     def _replace(self, path: Path, content: object) -> None:
         self._replace_bytes(path, json.dumps(content).encode())

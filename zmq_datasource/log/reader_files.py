@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from zmq_datasource.errors import LogFormatError
-from zmq_datasource.log.files import PartitionFiles, WriterLock, reading, writing
+from zmq_datasource.log.files import LOCK_SECONDS, PartitionFiles, WriterLock, reading
 from zmq_datasource.log.layout import (
     GIVEN_NAME,
     MARKS_LOCK_NAME,
@@ -72,9 +72,7 @@ class ReaderFiles(PartitionFiles):
 
     def remove_start(self, reader: str | None = None) -> None:
         """Forget it: the query's first batch is done."""
-        path = self._start_path(reader)
-        with writing(f"removing {path}"):
-            path.unlink(missing_ok=True)
+        self._remove(self._start_path(reader))
 
     def _reader_path(self, reader: str) -> Path:
         return self._directory / READERS_NAME / f"{reader}.json"
@@ -90,9 +88,7 @@ class ReaderFiles(PartitionFiles):
 
     def remove_reader(self, reader: str) -> None:
         """This reader needs nothing any more."""
-        path = self._reader_path(reader)
-        with writing(f"removing {path}"):
-            path.unlink(missing_ok=True)
+        self._remove(self._reader_path(reader))
 
     def mark(self, reader: str) -> Mark | None:
         """What ``write_reader`` wrote; None if there is no such reader, or it is gone for ever."""
@@ -176,7 +172,7 @@ class ReaderFiles(PartitionFiles):
         path = self._directory / READERS_NAME / f"{reader}.lock"
         return self._lock(
             path,
-            15.0,
+            LOCK_SECONDS,
             f"reading along log {self.root} as {reader!r}",
             "give each such query a reader of its own",
         )

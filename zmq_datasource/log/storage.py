@@ -135,19 +135,15 @@ class LogStorage(StagedFiles, ReaderFiles):
 
     def chunks(self) -> Iterator[Chunk]:
         """The sealed chunks of a partition, in no order."""
-        try:
-            with os.scandir(self._directory) as entries:
-                for entry in entries:
-                    ids = parse_chunk_name(entry.name)
-                    if ids is None:
-                        continue
-                    try:
-                        found = entry.stat()
-                    except FileNotFoundError:
-                        continue  # removed by its writer since the directory was read
-                    yield Chunk(*ids, found.st_size, found.st_mtime)
-        except FileNotFoundError:
-            return
+        for entry in self._entries():
+            ids = parse_chunk_name(entry.name)
+            if ids is None:
+                continue
+            try:
+                found = entry.stat()
+            except FileNotFoundError:
+                continue  # removed by its writer since the directory was read
+            yield Chunk(*ids, found.st_size, found.st_mtime)
 
     def find_chunk(self, first: int, end: int) -> Chunk | None:
         """The chunk with exactly these ids, if there is one."""
@@ -269,11 +265,7 @@ class LogStorage(StagedFiles, ReaderFiles):
 
     def growing(self) -> list[int]:
         """The first ids of the open chunks there are: one at most, unless something went wrong."""
-        try:
-            with os.scandir(self._directory) as entries:
-                found = [parse_growing_name(entry.name) for entry in entries]
-        except FileNotFoundError:
-            return []
+        found = (parse_growing_name(entry.name) for entry in self._entries())
         return sorted(first for first in found if first is not None)
 
     def read_growing(self, first: int) -> pa.Buffer:
@@ -283,15 +275,11 @@ class LogStorage(StagedFiles, ReaderFiles):
 
     def remove_growing(self, first: int) -> None:
         """Delete an open chunk: what it held has its name by now."""
-        path = self._growing_path(first)
-        with writing(f"removing {path}"):
-            path.unlink(missing_ok=True)
+        self._remove(self._growing_path(first))
 
     def remove_chunk(self, name: str) -> None:
         """Delete a chunk; one that is gone already is fine."""
-        path = self._directory / name
-        with writing(f"removing chunk {path}"):
-            path.unlink(missing_ok=True)
+        self._remove(self._directory / name, "chunk ")
 
     def remove_temporaries(self) -> None:
         """Delete what a crashed writer left unfinished. Only for the holder of the lock."""
@@ -302,11 +290,7 @@ class LogStorage(StagedFiles, ReaderFiles):
 
     def states(self) -> list[StateFile]:
         """The state files of a partition, oldest first."""
-        try:
-            with os.scandir(self._directory) as entries:
-                found = [parse_state_name(entry.name) for entry in entries]
-        except FileNotFoundError:
-            return []
+        found = (parse_state_name(entry.name) for entry in self._entries())
         return sorted(file for file in found if file is not None)
 
     def read_state(self, file: StateFile) -> bytes:
@@ -329,9 +313,7 @@ class LogStorage(StagedFiles, ReaderFiles):
         """Delete all state files but that of one version."""
         for file in self.states():
             if file.version != but:
-                path = self._directory / file.name
-                with writing(f"removing {path}"):
-                    path.unlink(missing_ok=True)
+                self._remove(self._directory / file.name)
 
     def lock(self, wait: float) -> WriterLock:
         """Become the writer of a partition.
