@@ -30,7 +30,7 @@ class Log:
         self.clock = Clock()
         self.files = FilesInMemory()
         self.contents = Contents()
-        self.contents.begin(
+        self.contents.replace(
             ChunkIndex(Chunk(10 * n, 10 * n + 10, 100, 1000.0 - 10 * (chunks - 1 - n)) for n in range(chunks))
         )
         given = {"seconds": 0.0, "max_bytes": 1 << 20, "chunk_bytes": 100, "clock": self.clock}

@@ -1,7 +1,7 @@
-"""What a log partition holds while it is written, as its threads see it.
+"""What a log partition holds, as all threads of a process see it.
 
-The receiving thread adds what it appends, the sealing thread makes chunks of it, retention takes chunks away, and
-anybody may look. Every method holds the one lock for a moment and touches no file.
+In the process that writes it, the receiving thread adds what it appends, the sealing thread makes chunks of that,
+retention takes chunks away, and anybody may look. In one that reads along, a new listing replaces the last.
 """
 
 from __future__ import annotations
@@ -14,11 +14,13 @@ from zmq_datasource.log.growing import Grown
 from zmq_datasource.log.index import ChunkIndex
 from zmq_datasource.log.layout import Chunk
 
-__all__ = ["Contents"]
+__all__ = ["Contents", "ReadableLog"]
 
 
 class Contents:
     """The chunks of a partition, and the bytes of what is no chunk yet or no longer one.
+
+    Every method holds the one lock for a moment, and touches no file.
 
     Attributes:
         grown: How far the open chunk has come on the disk; None if nothing of it was written.
@@ -32,8 +34,8 @@ class Contents:
         self._deleting_bytes = 0
         self.grown: Grown | None = None
 
-    def begin(self, index: ChunkIndex) -> None:
-        """Hold what was found on the disk."""
+    def replace(self, index: ChunkIndex) -> None:
+        """Hold the chunks that were found on the disk."""
         with self._lock:
             self._index = index
 
@@ -134,3 +136,34 @@ class Contents:
     @property
     def _growing_bytes(self) -> int:
         return 0 if self.grown is None else self.grown.bytes
+
+
+class ReadableLog:
+    """What a query may ask of a log partition, whether this process writes it or another does."""
+
+    def __init__(self) -> None:
+        self._contents = Contents()
+
+    @property
+    def earliest(self) -> int:
+        """The first id there is."""
+        return self._contents.earliest
+
+    @property
+    def durable_end(self) -> int:
+        """The id after the last durable one."""
+        return self._contents.end
+
+    @property
+    def size(self) -> int:
+        """Bytes of the chunks there are."""
+        return self._contents.size
+
+    @property
+    def chunks(self) -> int:
+        """How many chunks there are."""
+        return self._contents.count
+
+    def covering(self, start: int, end: int) -> Sequence[Chunk]:
+        """The chunks that hold any id of ``[start, end)``."""
+        return self._contents.covering(start, end)

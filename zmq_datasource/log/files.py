@@ -73,19 +73,7 @@ class WriterLock:
 
 
 class PartitionFiles:
-    """The directory of one log partition on a POSIX file system.
-
-    Args:
-        location: Of the log: an absolute path or ``file:`` URI.
-        partition: Which of its partitions.
-
-    Attributes:
-        root: Where the log is, as text: for messages, and to find it again in another process.
-        partition: Which of its partitions this is.
-
-    Raises:
-        OptionError: The location is something else.
-    """
+    """The directory of one log partition; for its arguments see ``LogStorage``."""
 
     def __init__(self, location: str, partition: int = PARTITION) -> None:
         self.partition = partition

@@ -18,11 +18,11 @@ from typing import NamedTuple
 import pyarrow as pa
 
 from zmq_datasource.errors import LogError, LogWriteError
-from zmq_datasource.log.chunk import write_batches
+from zmq_datasource.log.chunk import write_chunk
 from zmq_datasource.log.contents import Contents
 from zmq_datasource.log.files import WriterLock
 from zmq_datasource.log.growing import GrowingChunk
-from zmq_datasource.log.layout import Chunk, chunk_name
+from zmq_datasource.log.layout import Chunk
 from zmq_datasource.log.persistence import Persistence
 from zmq_datasource.log.retention import Retention
 from zmq_datasource.log.state import StateRecord
@@ -169,10 +169,8 @@ class Sealer:
         return job.end
 
     def _write(self, job: Job) -> None:
-        write = partial(write_batches, batches=job.batches, metadata=job.state.metadata)
-        name = chunk_name(job.first, job.end)
-        chunk = self._persistence.insist(partial(self._storage.write_chunk, name, write, self._sync))
-        self._sealed(job.size, chunk)
+        write = partial(write_chunk, self._storage, job.batches, job.state.metadata, self._sync)
+        self._sealed(job.size, self._persistence.insist(write))
 
     def _grow(self, job: Job) -> None:
         growing = self._growing = self._growing or GrowingChunk(self._storage, job.first)

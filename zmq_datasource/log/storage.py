@@ -78,6 +78,9 @@ class LogStorage(StagedFiles, ReaderFiles):
         location: Of the log: an absolute path or ``file:`` URI.
         partition: Which of its partitions.
 
+    Attributes:
+        root: Where the log is, as text: for messages, and to find it from another process.
+
     Raises:
         OptionError: The location is something else.
     """

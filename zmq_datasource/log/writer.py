@@ -8,16 +8,15 @@ what is done (``retention``). What both know of the log, and what anybody may as
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from functools import partial
 
 import pyarrow as pa
 
 from zmq_datasource.errors import LogError
-from zmq_datasource.log.contents import Contents
+from zmq_datasource.log.contents import ReadableLog
 from zmq_datasource.log.growing import Grown
-from zmq_datasource.log.layout import Chunk
 from zmq_datasource.log.persistence import Persistence
 from zmq_datasource.log.recovery import open_partition
 from zmq_datasource.log.retention import MakeRoom, Retention
@@ -32,7 +31,7 @@ __all__ = ["LogWriter"]
 _CLOSE_SECONDS = 5.0
 
 
-class LogWriter:
+class LogWriter(ReadableLog):
     """Appends to one log partition. A log with several partitions has a writer for each.
 
     Args:
@@ -52,6 +51,7 @@ class LogWriter:
         log_id: From ``open`` on, the id of the log.
         saved: From ``open`` on, the state that the log kept last.
         torn: From ``open`` on, the ids that were sealed and that a crash of the machine has taken, if any.
+        open_bytes: The size in memory of the open chunk, as far as it has come.
     """
 
     def __init__(
@@ -67,10 +67,10 @@ class LogWriter:
         carried: Carried | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
+        super().__init__()
         self._storage = storage
         self._chunk_bytes = chunk_bytes
         self._sync = sync
-        self._contents = Contents()
         self.retention = Retention(
             storage,
             self._contents,
@@ -87,11 +87,10 @@ class LogWriter:
         self.saved = SavedState()
         self.torn = range(0)
 
-        # The open chunk: its first id, its end, its bytes; and its batches that were not handed over.
+        # The open chunk; its batches are those that were not handed over.
         self._first = self._next = 0
-        self._open_bytes = 0
+        self.open_bytes = self._batches_bytes = 0
         self._batches: list[pa.RecordBatch] = []
-        self._batches_bytes = 0
         self._grows = False  # whether some of it was handed over already
 
     def open(self, lock_wait: float = 0.0) -> None:
@@ -107,7 +106,7 @@ class LogWriter:
             partial(open_partition, self._storage, lock_wait, self._sync, self._persistence)
         )
         self.log_id, self.torn, self.saved = opened.log_id, opened.torn, opened.saved
-        self._contents.begin(opened.chunks)
+        self._contents.replace(opened.chunks)
         self.retention.hold_from(opened.chunks.earliest)
         self._states.go_on_from(opened.saved)
         self._first = self._next = opened.chunks.end
@@ -137,7 +136,7 @@ class LogWriter:
             LogWriteError: An earlier chunk could not be sealed, so nothing after it can be.
         """
         self.append_whole((messages,))
-        if self._open_bytes >= self._chunk_bytes:
+        if self.open_bytes >= self._chunk_bytes:
             self.cut()
 
     def append_whole(self, batches: Iterable[pa.RecordBatch]) -> None:
@@ -159,7 +158,7 @@ class LogWriter:
         self._batches += numbered
         self._next = next_id
         self._batches_bytes += size
-        self._open_bytes += size
+        self.open_bytes += size
         self._contents.append(size)
 
     def cut(self, keep: bool = False) -> Future[int]:
@@ -173,7 +172,7 @@ class LogWriter:
             sealed; fails with LogWriteError.
         """
         done = self._hand_over(last=True, keep=keep)
-        self._first, self._open_bytes, self._grows = self._next, 0, False
+        self._first, self.open_bytes, self._grows = self._next, 0, False
         return done
 
     def flush(self, keep: bool = False) -> Future[int]:
@@ -195,11 +194,6 @@ class LogWriter:
         self._grows = self._grows or (bool(batches) and not last)
         self._sealer.hand_over(Job(batches, size, self._first, self._next, done, state, self._grows, last))
         return done
-
-    @property
-    def open_bytes(self) -> int:
-        """The size in memory of what is in the open chunk so far."""
-        return self._open_bytes
 
     @property
     def full(self) -> bool:
@@ -232,16 +226,6 @@ class LogWriter:
         self.retention.commit(end)
 
     @property
-    def earliest(self) -> int:
-        """The first id there is."""
-        return self._contents.earliest
-
-    @property
-    def durable_end(self) -> int:
-        """The id after the last durable one."""
-        return self._contents.end
-
-    @property
     def unsealed(self) -> int:
         """How many messages have an id but are not durable yet."""
         return self._next - self.durable_end
@@ -255,17 +239,3 @@ class LogWriter:
     def grown(self) -> Grown | None:
         """How far the open chunk has come on the disk, if it is written group by group."""
         return self._contents.grown
-
-    @property
-    def size(self) -> int:
-        """Bytes of the chunks there are."""
-        return self._contents.size
-
-    @property
-    def chunks(self) -> int:
-        """How many chunks there are."""
-        return self._contents.count
-
-    def covering(self, start: int, end: int) -> Sequence[Chunk]:
-        """The chunks that hold any id of ``[start, end)``."""
-        return self._contents.covering(start, end)
