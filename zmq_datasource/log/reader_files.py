@@ -122,7 +122,7 @@ class ReaderFiles(PartitionFiles):
         return {name: mark.next for name, mark in self.marks().items()}
 
     @contextmanager
-    def placing(self, wait: float) -> Iterator[None]:
+    def placing(self, wait: float = LOCK_SECONDS) -> Iterator[None]:
         """Keep others from setting marks, and the writer from deleting, for a moment.
 
         Raises:

@@ -20,9 +20,6 @@ __all__ = ["Opened", "open_partition"]
 
 _log = logging.getLogger(__name__)
 
-# Readers that mark their places are done with that at once.
-_PLACING_SECONDS = 15.0
-
 
 class Opened(NamedTuple):
     """A log partition that this process may write now.
@@ -58,7 +55,7 @@ def open_partition(storage: LogStorage, lock_wait: float, sync: bool, persistenc
         lock = storage.lock(lock_wait)
         try:
             chunks, torn = _recover(storage, sync, persistence)
-            with storage.placing(_PLACING_SECONDS):
+            with storage.placing():
                 _check_given(storage, chunks.end)
             storage.remove_temporaries()
             saved = _saved_state(storage, sync)

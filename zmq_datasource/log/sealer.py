@@ -100,8 +100,8 @@ class Sealer:
 
     def start(self, lock: WriterLock) -> None:
         """Begin to write, and hold the partition's lock for as long as the thread lives."""
-        self._lock = lock
         self._thread.start()
+        self._lock = lock
 
     @property
     def running(self) -> bool:
