@@ -164,9 +164,9 @@ def test_chunks_that_a_crash_of_the_machine_has_torn_are_set_aside(
         list(log_rows(tmp_path))
     log = writer(tmp_path, sync=False)
     whole = (3 - torn) * 10
-    assert log.torn == range(whole, 30) if whole else log.torn.stop <= 30
     assert "walSync=false" in caplog.text
-    assert f"the ids {whole} to {whole + 9} are lost" in caplog.text
+    for first in range(whole, 30, 10):
+        assert f"the ids {first} to {first + 9} are lost" in caplog.text
     begin = log.durable_end
     assert begin == (whole or 30)  # where nothing is left, at least no id is given twice
     assert fill(log, 5) == begin + 5

@@ -28,14 +28,12 @@ class Opened(NamedTuple):
         log_id: Of the log.
         lock: Keeps other writers away until it is released.
         chunks: What there is.
-        torn: The ids that had been given out and that a crash of the machine has taken; mostly empty.
         saved: The state that the log kept last.
     """
 
     log_id: str
     lock: WriterLock
     chunks: ChunkIndex
-    torn: range
     saved: SavedState
 
 
@@ -54,7 +52,7 @@ def open_partition(storage: LogStorage, lock_wait: float, sync: bool, persistenc
         log_id = storage.open_log()
         lock = storage.lock(lock_wait)
         try:
-            chunks, torn = _recover(storage, sync, persistence)
+            chunks = _recover(storage, sync, persistence)
             with storage.placing():
                 _check_given(storage, chunks.end)
             storage.remove_temporaries()
@@ -63,7 +61,7 @@ def open_partition(storage: LogStorage, lock_wait: float, sync: bool, persistenc
         except BaseException:
             lock.release()
             raise
-    return Opened(log_id, lock, chunks, torn, saved)
+    return Opened(log_id, lock, chunks, saved)
 
 
 def _check_given(storage: LogStorage, end: int) -> None:
@@ -92,11 +90,8 @@ def _saved_state(storage: LogStorage, sync: bool) -> SavedState:
         return no_saved_state(storage)
 
 
-def _recover(storage: LogStorage, sync: bool, persistence: Persistence) -> tuple[ChunkIndex, range]:
+def _recover(storage: LogStorage, sync: bool, persistence: Persistence) -> ChunkIndex:
     """List the chunks, and make one of what a crashed writer had of one. Only for the holder of the lock.
-
-    Returns:
-        The chunks, and the ids that are lost: as many as are known, because a name that is gone tells nothing.
 
     Raises:
         LogFormatError: A chunk in the middle is missing.
@@ -114,10 +109,10 @@ def _recover(storage: LogStorage, sync: bool, persistence: Persistence) -> tuple
             chunk.end - 1,
             storage.set_aside(chunk.name),
         )
-    index = ChunkIndex(chunks, 0 if chunks else end)
+    index = ChunkIndex(chunks, start=end)  # where nothing is left, at least no id is given twice
     for first in storage.growing():
-        end = max(end, _recover_growing(storage, first, index, sync, persistence))
-    return index, range(index.end, max(end, index.end))
+        _recover_growing(storage, first, index, sync, persistence)
+    return index
 
 
 def _damage(storage: LogStorage, chunk: Chunk) -> str | None:
@@ -131,10 +126,10 @@ def _damage(storage: LogStorage, chunk: Chunk) -> str | None:
 
 def _recover_growing(
     storage: LogStorage, first: int, index: ChunkIndex, sync: bool, persistence: Persistence
-) -> int:
-    """Make a chunk of an open one; the end of the ids that it had."""
+) -> None:
+    """Make a chunk of an open one."""
     if first < index.end:  # its chunk is there
-        return index.end
+        return
     path = storage.path_of(growing_name(first))
     content = storage.read_growing(first)
     groups = read_groups(content, first)
@@ -158,14 +153,11 @@ def _recover_growing(
         )
         index.append(persistence.insist(seal))
     if damaged or not follows:
-        end: int = max(damaged.stop, first + rows)
         _log.error(
             "opening %s: of the ids up to %d some from %d on are missing. With walSync=false a crash of the machine "
             "does that: they are lost; what there is of them is in %s",
             path,
-            end - 1,
+            max(damaged.stop, first + rows) - 1,
             index.end,
             persistence.insist(partial(storage.set_aside, growing_name(first))),
         )
-        return end
-    return index.end

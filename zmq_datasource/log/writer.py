@@ -50,7 +50,6 @@ class LogWriter(ReadableLog):
         retention: Deletes what nobody needs any more.
         log_id: From ``open`` on, the id of the log.
         saved: From ``open`` on, the state that the log kept last.
-        torn: From ``open`` on, the ids that were sealed and that a crash of the machine has taken, if any.
         open_bytes: The size in memory of the open chunk, as far as it has come.
     """
 
@@ -85,7 +84,6 @@ class LogWriter(ReadableLog):
         self._states = StateRecorder(carried)
         self.log_id = ""
         self.saved = SavedState()
-        self.torn = range(0)
 
         # The open chunk; its batches are those that were not handed over.
         self._first = self._next = 0
@@ -105,7 +103,7 @@ class LogWriter(ReadableLog):
         opened = self._persistence.insist(
             partial(open_partition, self._storage, lock_wait, self._sync, self._persistence)
         )
-        self.log_id, self.torn, self.saved = opened.log_id, opened.torn, opened.saved
+        self.log_id, self.saved = opened.log_id, opened.saved
         self._contents.replace(opened.chunks)
         self.retention.hold_from(opened.chunks.earliest)
         self._states.go_on_from(opened.saved)
