@@ -26,7 +26,6 @@ from zmq_datasource.log.layout import PARTITION, TEMPORARY_PREFIX
 from zmq_datasource.options.types import LogLocation
 
 __all__ = [
-    "LOCK_SECONDS",
     "PartitionFiles",
     "WriterLock",
     "is_transient",
@@ -40,8 +39,6 @@ __all__ = [
 
 _log = logging.getLogger(__name__)
 
-# How long a lock's previous holder, which is just stopping, may need for what it still drains or writes.
-LOCK_SECONDS = 15.0
 # What a disk writes at once, or not at all.
 _SECTOR_BYTES = 512
 # What may pass: somebody makes room, closes files, mounts or connects again.

@@ -17,9 +17,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 from zmq_datasource.errors import LogFormatError
-from zmq_datasource.log.files import LOCK_SECONDS, PartitionFiles, WriterLock, reading
+from zmq_datasource.log.files import PartitionFiles, WriterLock, reading
 from zmq_datasource.log.layout import (
     GIVEN_NAME,
+    LOCK_WAIT_SECONDS,
     MARKS_LOCK_NAME,
     READERS_NAME,
     START_NAME,
@@ -122,7 +123,7 @@ class ReaderFiles(PartitionFiles):
         return {name: mark.next for name, mark in self.marks().items()}
 
     @contextmanager
-    def placing(self, wait: float = LOCK_SECONDS) -> Iterator[None]:
+    def placing(self, wait: float = LOCK_WAIT_SECONDS) -> Iterator[None]:
         """Keep others from setting marks, and the writer from deleting, for a moment.
 
         Raises:
@@ -172,7 +173,7 @@ class ReaderFiles(PartitionFiles):
         path = self._directory / READERS_NAME / f"{reader}.lock"
         return self._lock(
             path,
-            LOCK_SECONDS,
+            LOCK_WAIT_SECONDS,
             f"reading along log {self.root} as {reader!r}",
             "give each such query a reader of its own",
         )

@@ -223,6 +223,10 @@ class LogWriter(ReadableLog):
         """Spark will never again ask for an id below ``end``: delete what is past its retention too."""
         self.retention.commit(end)
 
+    def hold_from(self, needed: int) -> None:
+        """From this id on somebody needs the messages, for now: see ``Retention``."""
+        self.retention.hold_from(needed)
+
     @property
     def unsealed(self) -> int:
         """How many messages have an id but are not durable yet."""

@@ -268,7 +268,7 @@ class Flow:
             self._sealed_at = now
             self.journal.seal()
         if self.hold is not None:
-            self.journal.log.retention.hold_from(min(self.hold, self.journal.log.durable_end))
+            self.journal.log.hold_from(min(self.hold, self.journal.log.durable_end))
 
     # The end.
 

@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 
 from zmq_datasource.counters import SourceCounters
 from zmq_datasource.errors import LogWriteError
-from zmq_datasource.log.files import LOCK_SECONDS
+from zmq_datasource.log.layout import LOCK_WAIT_SECONDS
 from zmq_datasource.log.state import Carried
 from zmq_datasource.log.storage import LogStorage
 from zmq_datasource.log.writer import LogWriter
@@ -81,7 +81,7 @@ class Journal:
         Raises:
             LogError: Held by another, damaged, or not writable.
         """
-        self.log.open(LOCK_SECONDS)
+        self.log.open(LOCK_WAIT_SECONDS)
         self._next = self.log.durable_end
 
     @property

@@ -23,7 +23,7 @@ from zmq_datasource.counters import SourceCounters
 from zmq_datasource.errors import LogError, LogFormatError
 from zmq_datasource.host.limited_logging import LimitedLog
 from zmq_datasource.host.open_files import allow_many_files
-from zmq_datasource.log.files import LOCK_SECONDS
+from zmq_datasource.log.layout import LOCK_WAIT_SECONDS
 from zmq_datasource.log.storage import LogStorage, default_location
 from zmq_datasource.log.writer import LogWriter
 from zmq_datasource.options import StreamReadOptions
@@ -133,7 +133,7 @@ class Ingest:
             LogError: See the message.
         """
         allow_many_files()
-        self.log.open(LOCK_SECONDS)
+        self.log.open(LOCK_WAIT_SECONDS)
         self.resumed_at = self.log.durable_end
         self._remember()
         self._given = self.storage.read_given()

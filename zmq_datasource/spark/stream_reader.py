@@ -248,7 +248,7 @@ class ZmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._options.max_bytes_per_partition,
         )
         return [
-            LogInputPartition(ingest.storage.root, PARTITION, pieces, self._options.include_frames)
+            LogInputPartition(str(ingest.storage.root), PARTITION, pieces, self._options.include_frames)
             for pieces in shares
         ]
 
