@@ -32,7 +32,7 @@ def _backlog(spark: SparkSession, size: int, count: int) -> tuple[int, int]:
     peak = 0
     with temporary_directory() as scratch, sender(size, count) as push:
         storage = LogStorage(str(scratch / "log"))
-        options = {"socketType": "PULL", "connect": push.endpoint, "walLocation": str(storage.root)}
+        options = {"socketType": "PULL", "connect": push.endpoint, "walLocation": storage.root}
 
         def logged(messages: int) -> bool:
             nonlocal peak

@@ -53,14 +53,14 @@ def test_any_range_of_a_chunk_can_be_read(storage: LogStorage, start: int, end: 
 
 def test_a_chunk_is_an_arrow_file_that_others_can_read(storage: LogStorage) -> None:
     name = write(storage, 3, 4)
-    table = pa.ipc.open_file(storage.chunk_path(name)).read_all()
+    table = pa.ipc.open_file(storage.path_of(name)).read_all()
     assert table.schema.equals(LOG_SCHEMA)
     assert table.column("id").to_pylist() == list(range(7))
 
 
 def test_no_flipped_bit_gives_a_wrong_row(storage: LogStorage) -> None:
     name = write(storage, 5, 5)
-    path = storage.chunk_path(name)
+    path = Path(storage.path_of(name))
     whole = path.read_bytes()
     right = [b"value %d" % i for i in range(10)]
     noticed = 0
@@ -78,7 +78,7 @@ def test_no_flipped_bit_gives_a_wrong_row(storage: LogStorage) -> None:
 @pytest.mark.parametrize("length", [0, 1, 8, 100, -1, -8, -100])
 def test_a_truncated_chunk_is_named(storage: LogStorage, length: int) -> None:
     name = write(storage, 5)
-    path = storage.chunk_path(name)
+    path = Path(storage.path_of(name))
     path.write_bytes(path.read_bytes()[:length])
     with pytest.raises(DamagedChunkError, match=name):
         values(storage, name, 0, 5)
@@ -87,7 +87,7 @@ def test_a_truncated_chunk_is_named(storage: LogStorage, length: int) -> None:
 def test_a_chunk_with_fewer_rows_than_its_name_says_is_damaged(storage: LogStorage) -> None:
     name = write(storage, 5)
     longer = chunk_name(0, 9)
-    shutil.move(storage.chunk_path(name), storage.chunk_path(longer))
+    shutil.move(storage.path_of(name), storage.path_of(longer))
     with pytest.raises(DamagedChunkError, match="ends at id 5, its name says 9"):
         values(storage, longer, 0, 9)
 
@@ -95,7 +95,7 @@ def test_a_chunk_with_fewer_rows_than_its_name_says_is_damaged(storage: LogStora
 def test_a_file_of_another_schema_is_damaged(storage: LogStorage) -> None:
     name = chunk_name(0, 1)
     other = pa.record_batch({"x": [1]})
-    with pa.ipc.new_file(storage.chunk_path(name), other.schema) as writer:
+    with pa.ipc.new_file(storage.path_of(name), other.schema) as writer:
         writer.write_batch(other)
     with pytest.raises(DamagedChunkError, match="schema"):
         values(storage, name, 0, 1)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -135,8 +136,10 @@ def test_without_fsync_groups_that_a_crash_has_lost_are_set_aside(
 ) -> None:
     left = damaged(tmp_path)
     log = writer(left, sync=False)
-    assert (log.durable_end, log.torn) == (1, range(1, 3))
-    assert "walSync=false" in caplog.text
+    assert log.durable_end == 1
+    assert re.search(
+        r"of the ids up to 2 some from 1 on are missing\. With walSync=false .* they are lost", caplog.text
+    )
     log.close()
     assert len(list(left.glob("0/*.damaged"))) == 1
     assert log_rows(left).column("value").to_pylist() == [b"first-value"]

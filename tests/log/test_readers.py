@@ -122,11 +122,11 @@ def test_what_nobody_has_read_is_kept(context: Context, tmp_path: Path) -> None:
     with receiving(tmp_path, endpoint) as ingest:
         sealed(ingest, push, 3)
         assert ingest.commit_readers() is None
-        ingest.log.remove_expired()
+        ingest.log.retention.remove_expired()
         with reader(tmp_path) as it:
             begin = it.initialOffset()
             ingest.commit_readers()
-            ingest.log.remove_expired()
+            ingest.log.retention.remove_expired()
             assert values(it, begin, it.latestOffset(begin, ALL)) == [b"0", b"1", b"2"]
 
 
@@ -179,12 +179,12 @@ def test_what_a_new_reader_needs_outlives_its_retention(tmp_path: Path) -> None:
     with reader(tmp_path) as it:
         begin = it.initialOffset()
         clock.now += 200
-        log.remove_expired()
+        log.retention.remove_expired()
         assert log.earliest == 0
         end = it.latestOffset(begin, ALL)
         assert values(it, begin, end) == [b"0", b"1", b"2", b"3", b"4"]
         it.latestOffset(end, ALL)
-        log.remove_expired()
+        log.retention.remove_expired()
         assert log.earliest == 4
     log.close()
 
@@ -224,7 +224,7 @@ def test_a_writer_deletes_nothing_while_a_reader_marks_its_place(tmp_path: Path)
     with storage.placing(0.0):
         log.commit(5)
         assert len(chunks(tmp_path)) == 5
-    log.remove_expired()
+    log.retention.remove_expired()
     assert len(chunks(tmp_path)) == 1
     log.close()
 

@@ -18,8 +18,8 @@ from tests.sequences.test_sequences import memory
 from tests.support import DATA, batch_of, flips, log_rows, stream_options
 from zmq_datasource.counters import SourceCounters
 from zmq_datasource.errors import DamagedChunkError, LogFormatError
-from zmq_datasource.log.layout import Chunk
-from zmq_datasource.log.state import SavedState, read_saved_state
+from zmq_datasource.log.layout import Chunk, StateFile
+from zmq_datasource.log.state import SavedState, StateRecord, StateRecorder, read_saved_state
 from zmq_datasource.log.storage import LogStorage
 from zmq_datasource.log.writer import LogWriter
 from zmq_datasource.messages.framing import RawMessage, to_rows
@@ -98,6 +98,36 @@ def test_a_change_without_rows_is_kept_when_asked_for(tmp_path: Path) -> None:
     log.close()
     assert (saved(tmp_path).full, saved(tmp_path).delta) == (b"full two", b"delta three")
     assert len(files(tmp_path)) == 1
+
+
+def test_records_are_numbered_one_after_another_and_a_chunks_names_its_base() -> None:
+    carried = Carrying("one")
+    recorder = StateRecorder(carried)
+    recorder.go_on_from(SavedState(version=7, base=4))
+    _, _, metadata = recorder.record(end=10, rows=True, keep=False)
+    assert (metadata[b"state.version"], metadata[b"state.base"]) == (b"8", b"4")
+    carried.large = True
+    file, content, metadata = recorder.record(end=20, rows=True, keep=False)
+    assert file == StateFile(9, 20)
+    assert content.endswith(b"\nfull one")
+    assert (metadata[b"state.version"], metadata[b"state.base"]) == (b"10", b"9")
+
+
+@pytest.mark.parametrize(
+    ("changed", "keep", "kept"), [(False, True, False), (True, False, False), (True, True, True)]
+)
+def test_without_rows_a_record_is_made_of_what_has_changed_and_is_to_be_kept(
+    changed: bool, keep: bool, kept: bool
+) -> None:
+    carried = Carrying("one")
+    carried.changed = changed
+    record = StateRecorder(carried).record(end=10, rows=False, keep=keep)
+    assert record.file == (StateFile(1, 10) if kept else None)
+    assert record.metadata == {}
+
+
+def test_a_log_that_carries_nothing_records_nothing() -> None:
+    assert StateRecorder(None).record(end=10, rows=True, keep=True) == StateRecord()
 
 
 def test_a_large_state_is_written_once_and_chunks_carry_what_changes(tmp_path: Path) -> None:
@@ -224,7 +254,7 @@ class Photographed(LogStorage):
     def remove_states(self, but: int | None) -> None:
         for file in self.states():
             if file.version != but:
-                self.state_path(file).unlink()
+                (self._directory / file.name).unlink()
                 self._photograph()
 
 

@@ -331,12 +331,12 @@ def test_nothing_is_deleted_between_a_subscribers_beginning_and_its_first_messag
         for i in range(3):
             feed(context, proxy, [b"t", b"%d" % i])
             wait_for(lambda i=i: log.durable_end == i + 1, "a chunk of its own")  # type: ignore[misc]
-        wait_for(lambda: log._committed == 3, "nobody needs them")
+        wait_for(lambda: log.retention.committed == 3, "nobody needs them")
         add = Subscriptions.add
 
         def expiring(known: Subscriptions, new: Subscription) -> None:
-            log._clock = lambda: time.time() + 7 * 86_400
-            log.remove_expired()
+            log.retention._clock = lambda: time.time() + 7 * 86_400
+            log.retention.remove_expired()
             add(known, new)
 
         monkeypatch.setattr(Subscriptions, "add", expiring)
@@ -355,7 +355,7 @@ def test_a_file_of_subscriptions_that_makes_no_sense_is_an_error(tmp_path: Path)
     known.add(Subscription("me", (b"\xff",), 50, 0.0))
     known.save()
     assert [s.topics for s in Subscriptions(storage, 100, 1000.0)] == [(b"\xff",)]
-    path = storage.subscriptions_path()
+    path = Path(storage.subscriptions_path())
     kept = json.loads(path.read_bytes())
     for change in ({"format": 2}, {"log": "another"}, {"subscriptions": 7}):
         path.write_text(json.dumps({**kept, **change}))
@@ -600,7 +600,7 @@ def test_with_wait_who_comes_late_still_holds_what_it_needs(
         feed(context, proxy, *([b"t", b"%d" % i] for i in range(50)))
         wait_for(lambda: proxy.status.get("hold") == 50, "nobody needs them")
         with DurableSubscriber(proxy.sides["durable"], "me", auto_ack=False) as me:
-            wait_for(lambda: proxy.flow.journal.log._committed == 0, "somebody does")
+            wait_for(lambda: proxy.flow.journal.log.retention.committed == 0, "somebody does")
             push = context.socket(zmq.PUSH)
             push.setsockopt(zmq.SNDHWM, 10)
             push.connect(proxy.sides["pull"])
@@ -802,7 +802,7 @@ def test_a_proxy_without_durable_subscribers_keeps_what_they_need(
             feed(context, proxy, [b"t", b"%d" % i])
         wait_for(lambda: proxy.status.get("hold") == 4, "what it needs is held")
         chunks = proxy.flow.journal.log.chunks
-        proxy.flow.journal.log.remove_expired()
+        proxy.flow.journal.log.retention.remove_expired()
         assert proxy.flow.journal.log.earliest <= 4, chunks
     with (
         ProxyThreads(tmp_path, endpoints(*SIDES), **options) as proxy,

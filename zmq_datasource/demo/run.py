@@ -23,7 +23,6 @@ from zmq_datasource.demo.peers import TOPIC_PREFIX, Peer, consume, publish
 from zmq_datasource.demo.session import spark_session
 from zmq_datasource.demo.verdict import findings
 from zmq_datasource.errors import LogError
-from zmq_datasource.log.layout import LOCK_NAME
 from zmq_datasource.log.storage import LogStorage
 from zmq_datasource.options import StreamReadOptions
 from zmq_datasource.options.parser import parse
@@ -220,9 +219,11 @@ class _Demo:
 
 def _wait_for_receivers(work: Path) -> None:
     """Spark does not wait for its receivers, which drain and seal at the end; their locks tell."""
-    for lock in work.glob("*/log/*/" + LOCK_NAME):
-        with suppress(LogError):
-            LogStorage(str(lock.parents[1])).lock(_DRAIN_SECONDS).release()
+    for location in work.glob("*/log"):
+        log = LogStorage(str(location))
+        for partition in log.partitions():
+            with suppress(LogError):
+                log.of(partition).lock(_DRAIN_SECONDS).release()
 
 
 def _keep_log(work: Path) -> str:

@@ -32,7 +32,10 @@ The rules:
   more, and must hear the same one.
 
 Layers: ``layout`` names things, ``storage`` touches the file system (``files``,
-``staged_files`` and ``reader_files`` are its parts), ``chunk`` is one file,
-``index`` the list of them; ``recovery`` is what a writer does first, ``persistence`` how it insists;
-``writer`` and ``reader`` are what the rest of the package uses.
+``staged_files`` and ``reader_files`` are its parts) for one partition, ``chunk`` is one file,
+``index`` the list of them, ``contents`` what a process knows of a partition while that changes. Who writes a
+partition takes it over by ``recovery``; its ``writer`` numbers and cuts, its ``sealer`` writes in a thread of its own,
+for as long as ``persistence`` says, and ``retention`` deletes. Who reads a log uses ``reader``, or reads along with
+``follower``. Several partitions of a log have a storage (``LogStorage.of``) and a writer each, and share ``log.json``
+only.
 """

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from types import MappingProxyType
 
 import pyarrow as pa
@@ -11,13 +12,34 @@ import xxhash
 
 from zmq_datasource.errors import DamagedChunkError, DataLossError, DiskFaultError
 from zmq_datasource.log.files import is_transient
-from zmq_datasource.log.layout import parse_chunk_name
+from zmq_datasource.log.layout import Chunk, chunk_name, parse_chunk_name
 from zmq_datasource.log.storage import LogStorage
 from zmq_datasource.messages.schemas import FRAMING, LOG_SCHEMA
 
-__all__ = ["CHECKSUM", "fingerprint", "read_chunk", "read_metadata", "write_batches"]
+__all__ = [
+    "CHECKSUM",
+    "fingerprint",
+    "ids_of",
+    "is_intact",
+    "read_chunk",
+    "read_metadata",
+    "write_batches",
+    "write_chunk",
+]
 
 CHECKSUM = b"xxh3"
+
+
+def write_chunk(
+    storage: LogStorage, batches: Sequence[pa.RecordBatch], metadata: Mapping[bytes, bytes], sync: bool
+) -> Chunk:
+    """Make a chunk of numbered batches.
+
+    Raises:
+        LogWriteError: The file system refused; nothing appeared.
+    """
+    write = partial(write_batches, batches=batches, metadata=metadata)
+    return storage.write_chunk(chunk_name(*ids_of(batches)), write, sync)
 
 
 def write_batches(
@@ -54,7 +76,7 @@ def read_metadata(storage: LogStorage, name: str) -> Mapping[bytes, bytes]:
     except FileNotFoundError:
         raise
     except (OSError, pa.ArrowException) as e:
-        raise DamagedChunkError.of(f"opening chunk {storage.chunk_path(name)}: {e}") from e
+        raise DamagedChunkError.of(f"opening chunk {storage.path_of(name)}: {e}") from e
 
 
 def read_chunk(storage: LogStorage, name: str, start: int, end: int) -> Iterator[pa.RecordBatch]:
@@ -64,7 +86,7 @@ def read_chunk(storage: LogStorage, name: str, start: int, end: int) -> Iterator
         DamagedChunkError: The content is not what was written; names the file and the ids.
         DataLossError: The file is gone.
     """
-    path = storage.chunk_path(name)
+    path = storage.path_of(name)
     ids = parse_chunk_name(name)
     assert ids is not None, name
     next_id, chunk_end = ids
@@ -98,7 +120,7 @@ def read_chunk(storage: LogStorage, name: str, start: int, end: int) -> Iterator
                 first, next_id = next_id, next_id + batch.num_rows
                 if next_id <= start:
                     continue
-                intact = metadata is not None and metadata.get(CHECKSUM) == fingerprint(batch)
+                intact = is_intact(batch, metadata)
             except (OSError, pa.ArrowException, ValueError) as e:
                 raise DamagedChunkError.of(
                     f"reading batch {position} of chunk {path} (from id {next_id}): {e}"
@@ -114,6 +136,20 @@ def read_chunk(storage: LogStorage, name: str, start: int, end: int) -> Iterator
             raise DamagedChunkError.of(
                 f"reading chunk {path}: it ends at id {next_id}, its name says {chunk_end}"
             )
+
+
+def ids_of(batches: Sequence[pa.RecordBatch]) -> tuple[int, int]:
+    """The first id of successive batches, and the id after the last one."""
+    return batches[0].column("id")[0].as_py(), batches[-1].column("id")[-1].as_py() + 1
+
+
+def is_intact(batch: pa.RecordBatch, metadata: Mapping[bytes, bytes] | None) -> bool:
+    """Whether a batch is what was written with this metadata.
+
+    Raises:
+        ValueError: As ``fingerprint``.
+    """
+    return metadata is not None and metadata.get(CHECKSUM) == fingerprint(batch)
 
 
 def fingerprint(batch: pa.RecordBatch) -> bytes:

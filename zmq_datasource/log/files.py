@@ -12,7 +12,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import IO
+from typing import IO, Self
 
 from zmq_datasource.errors import (
     RESTORE,
@@ -70,29 +70,33 @@ class WriterLock:
 
 
 class PartitionFiles:
-    """The directory of one log partition on a POSIX file system.
-
-    Args:
-        location: Of the log: an absolute path or ``file:`` URI.
-        partition: Which of its partitions.
-
-    Raises:
-        OptionError: The location is something else.
-    """
+    """The directory of one log partition; for its arguments see ``LogStorage``."""
 
     def __init__(self, location: str, partition: int = PARTITION) -> None:
         self.partition = partition
         try:
-            self.root = Path(LogLocation.read(location))
+            self._root = Path(LogLocation.read(location))
         except ValueError as e:
             raise OptionError(f"option walLocation={location!r}: {e}") from e
+        self.root = str(self._root)
+        self._directory = self._root / str(partition)
 
     def __repr__(self) -> str:
-        return f"LogStorage({str(self.root)!r}, {self.partition})"
+        return f"LogStorage({self.root!r}, {self.partition})"
 
-    @property
-    def _directory(self) -> Path:
-        return self.root / str(self.partition)
+    def of(self, partition: int) -> Self:
+        """Another partition of the same log."""
+        return type(self)(self.root, partition)
+
+    def _entries(self) -> Iterator[os.DirEntry[str]]:
+        """What is in the directory; nothing if there is none yet."""
+        with suppress(FileNotFoundError), os.scandir(self._directory) as entries:
+            yield from entries
+
+    def _remove(self, path: Path, what: str = "") -> None:
+        """Delete a file; one that is gone already is fine."""
+        with writing(f"removing {what}{path}"):
+            path.unlink(missing_ok=True)
 
     def _replace(self, path: Path, content: object) -> None:
         self._replace_bytes(path, json.dumps(content).encode())

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Sequence
 
 from zmq_datasource.errors import DataLossError
-from zmq_datasource.log.index import ChunkIndex
-from zmq_datasource.log.layout import Chunk
+from zmq_datasource.log.contents import ReadableLog
 from zmq_datasource.log.reader import read_index
 from zmq_datasource.log.reader_files import Mark
 from zmq_datasource.log.storage import LogStorage
@@ -20,8 +18,8 @@ _LISTING_SECONDS = 0.05
 _PLACING_SECONDS = 30.0
 
 
-class FollowedLog:
-    """What ``LogWriter`` offers to a query, of a log that somebody else writes.
+class FollowedLog(ReadableLog):
+    """A log partition that another process writes.
 
     Args:
         reader: Names who reads, for the writer to know what may be deleted.
@@ -31,9 +29,9 @@ class FollowedLog:
     unsealed = unsealed_bytes = 0  # and so is what is not there yet
 
     def __init__(self, storage: LogStorage, reader: str) -> None:
+        super().__init__()
         self._storage = storage
         self._reader = reader
-        self._index = ChunkIndex()
         self._listing = threading.Lock()  # Spark's calls and the metrics' thread meet here
         self._next_listing = 0.0
         self._mark: Mark | None = None
@@ -48,7 +46,7 @@ class FollowedLog:
         with self._storage.placing(_PLACING_SECONDS):
             self._mark = self._storage.mark(self._reader)
             self._list()
-            self._write_mark(self._index.earliest, self.given)
+            self._write_mark(self.earliest, self.given)
 
     @property
     def given(self) -> int | None:
@@ -72,31 +70,8 @@ class FollowedLog:
                 f"reading along log {self._storage.root}: it was made anew ({found}, not {self.log_id}); give the "
                 "query a new checkpoint"
             )
-        self._index = read_index(self._storage)
+        self._contents.replace(read_index(self._storage))
         self._next_listing = began + _LISTING_SECONDS
-
-    @property
-    def earliest(self) -> int:
-        return self._index.earliest
-
-    @property
-    def durable_end(self) -> int:
-        """The id after the last one."""
-        return self._index.end
-
-    @property
-    def size(self) -> int:
-        """Bytes of the chunks there are."""
-        return self._index.size
-
-    @property
-    def chunks(self) -> int:
-        """How many chunks there are."""
-        return len(self._index)
-
-    def covering(self, start: int, end: int) -> Sequence[Chunk]:
-        """The chunks that hold any id of ``[start, end)``."""
-        return self._index.covering(start, end)
 
     def commit(self, end: int) -> None:
         """This reader will never again ask for an id below ``end``."""

@@ -16,7 +16,6 @@ is the footer and its name. The rules:
 
 from __future__ import annotations
 
-import functools
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -26,7 +25,7 @@ import pyarrow as pa
 import pyarrow.ipc
 
 from zmq_datasource.errors import DiskFaultError, LogFormatError
-from zmq_datasource.log.chunk import CHECKSUM, fingerprint, write_batches
+from zmq_datasource.log.chunk import CHECKSUM, fingerprint, ids_of, is_intact, write_chunk
 from zmq_datasource.log.layout import Chunk, chunk_name
 from zmq_datasource.log.storage import LogStorage
 from zmq_datasource.messages.schemas import LOG_SCHEMA
@@ -162,12 +161,7 @@ def write_compact(
     """
     if sum(batch.nbytes for batch in batches) < _MOST_COMPACT_BYTES:
         batches = [pa.concat_batches(batches)]
-    first, end = batches[0].column("id")[0].as_py(), batches[-1].column("id")[-1].as_py() + 1
-    return storage.write_chunk(
-        chunk_name(first, end),
-        functools.partial(write_batches, batches=batches, metadata=metadata),
-        sync,
-    )
+    return write_chunk(storage, batches, metadata, sync)
 
 
 class Groups(NamedTuple):
@@ -200,7 +194,7 @@ def read_groups(content: pa.Buffer, first: int) -> Groups:
         reader = pa.ipc.open_stream(source)
         while reader.schema.equals(LOG_SCHEMA):
             batch, custom = reader.read_next_batch_with_custom_metadata()
-            if custom is None or custom.get(CHECKSUM) != fingerprint(batch):
+            if not is_intact(batch, custom):
                 break
             pending.append(batch)
             written.append(custom)
@@ -208,7 +202,7 @@ def read_groups(content: pa.Buffer, first: int) -> Groups:
                 whole += pending
                 pending = []
                 metadata = {k: v for k, v in custom.items() if k not in (CHECKSUM, _GROUP_END)}
-                end, read_to = batch.column("id")[-1].as_py() + 1, source.tell()
+                end, read_to = ids_of([batch])[1], source.tell()
     except Exception:
         # Torn, or damaged, which Arrow's reader of streams answers with errors of many kinds.
         pass
@@ -237,10 +231,9 @@ def seal_groups(storage: LogStorage, first: int, content: pa.Buffer, groups: Gro
         held = memory.take()
     if content.slice(0, len(held)).to_pybytes() != held:  # another release of Arrow has written it
         return write_compact(storage, groups.batches, groups.metadata, sync)
-    end = groups.batches[-1].column("id")[-1].as_py() + 1
     storage.end_growing_at(first, len(held))
     storage.write_growing(first, len(held), memory.take(), sync)
-    return storage.finish_growing(first, chunk_name(first, end), sync)
+    return storage.finish_growing(first, chunk_name(*ids_of(groups.batches)), sync)
 
 
 def _ends_of_later_groups(content: pa.Buffer, read_to: int, end: int) -> Iterator[int]:
@@ -266,10 +259,9 @@ def _group_at(content: pa.Buffer, at: int) -> tuple[int, int] | None:
             pa.py_buffer(LOG_SCHEMA.serialize().to_pybytes() + message.serialize().to_pybytes())
         )
         batch, custom = reader.read_next_batch_with_custom_metadata()
-        if custom is None or _GROUP_END not in custom or custom.get(CHECKSUM) != fingerprint(batch):
+        if custom is None or _GROUP_END not in custom or not is_intact(batch, custom):
             return None
-        ids = batch.column("id")
-        mark, begin, end = custom[_GROUP_END], ids[0].as_py(), ids[-1].as_py() + 1
+        mark, (begin, end) = custom[_GROUP_END], ids_of([batch])
         if mark.startswith(_GROUP_FIRST):  # earlier releases marked without the id
             begin = int(mark.removeprefix(_GROUP_FIRST))
     except Exception:  # no message begins here, or it is damaged too
@@ -290,7 +282,7 @@ class GrowingTail:
     """
 
     def __init__(self, storage: LogStorage, first: int) -> None:
-        self._descriptor = os.open(storage.growing_path(first), os.O_RDONLY)
+        self._descriptor = storage.open_growing(first)
         self._read = _MAGIC_BYTES
         self.first = self.end = first
         self.batches: list[pa.RecordBatch] = []

@@ -17,9 +17,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 from zmq_datasource.errors import LogFormatError
-from zmq_datasource.log.files import PartitionFiles, WriterLock, reading, writing
+from zmq_datasource.log.files import PartitionFiles, WriterLock, reading
 from zmq_datasource.log.layout import (
     GIVEN_NAME,
+    LOCK_WAIT_SECONDS,
     MARKS_LOCK_NAME,
     READERS_NAME,
     START_NAME,
@@ -43,10 +44,13 @@ class Mark(NamedTuple):
 class ReaderFiles(PartitionFiles):
     """Small JSON files, each replaced as a whole."""
 
-    def start_path(self, reader: str | None) -> Path:
-        """Where ``write_start`` writes."""
+    def _start_path(self, reader: str | None) -> Path:
         name = START_NAME if reader is None else f"{READERS_NAME}/{reader}.{START_NAME}"
         return self._directory / name
+
+    def start_path(self, reader: str | None) -> str:
+        """Where ``write_start`` writes, for messages."""
+        return str(self._start_path(reader))
 
     def read_start(self, reader: str | None = None) -> tuple[int, str] | None:
         """What ``write_start`` wrote: first id and reason, while the query's first batch is not done.
@@ -54,7 +58,7 @@ class ReaderFiles(PartitionFiles):
         Args:
             reader: Which query, of those that read a log that somebody else writes.
         """
-        path = self.start_path(reader)
+        path = self._start_path(reader)
         match self._read_json(path):
             case None:
                 return None
@@ -64,33 +68,32 @@ class ReaderFiles(PartitionFiles):
 
     def write_start(self, next_id: int, position: str, reader: str | None = None) -> None:
         """Remember, durably, the first id that a query is told, and by which ``startingOffsets``."""
-        path = self.start_path(reader)
+        path = self._start_path(reader)
         self._replace(path, {"next": next_id, "startingOffsets": position})
 
     def remove_start(self, reader: str | None = None) -> None:
         """Forget it: the query's first batch is done."""
-        path = self.start_path(reader)
-        with writing(f"removing {path}"):
-            path.unlink(missing_ok=True)
+        self._remove(self._start_path(reader))
 
-    def reader_path(self, reader: str) -> Path:
-        """Where a reader's mark is, for messages."""
+    def _reader_path(self, reader: str) -> Path:
         return self._directory / READERS_NAME / f"{reader}.json"
+
+    def reader_path(self, reader: str) -> str:
+        """Where a reader's mark is, for messages."""
+        return str(self._reader_path(reader))
 
     def write_reader(self, reader: str, next_id: int, given: int | None = None) -> None:
         """A query that does not write the log is done with everything below ``next_id``."""
         content = {"next": next_id} if given is None else {"next": next_id, "given": given}
-        self._replace(self.reader_path(reader), content)
+        self._replace(self._reader_path(reader), content)
 
     def remove_reader(self, reader: str) -> None:
         """This reader needs nothing any more."""
-        path = self.reader_path(reader)
-        with writing(f"removing {path}"):
-            path.unlink(missing_ok=True)
+        self._remove(self._reader_path(reader))
 
     def mark(self, reader: str) -> Mark | None:
         """What ``write_reader`` wrote; None if there is no such reader, or it is gone for ever."""
-        path = self.reader_path(reader)
+        path = self._reader_path(reader)
         match self._read_json(path):
             case None:
                 return None
@@ -120,7 +123,7 @@ class ReaderFiles(PartitionFiles):
         return {name: mark.next for name, mark in self.marks().items()}
 
     @contextmanager
-    def placing(self, wait: float) -> Iterator[None]:
+    def placing(self, wait: float = LOCK_WAIT_SECONDS) -> Iterator[None]:
         """Keep others from setting marks, and the writer from deleting, for a moment.
 
         Raises:
@@ -148,9 +151,9 @@ class ReaderFiles(PartitionFiles):
                 return next_id
         raise LogFormatError(f"reading {path}: it holds no message id")
 
-    def given(self) -> tuple[int, Path]:
+    def given(self) -> tuple[int, str]:
         """The id after the last one that any query was given, as far as that was noted, and where it says so."""
-        found = [(self.read_given(), self._directory / GIVEN_NAME)]
+        found = [(self.read_given(), str(self._directory / GIVEN_NAME))]
         for name, mark in self.marks().items():
             found.append((max(mark.next, mark.given or 0), self.reader_path(name)))
         return max(found)
@@ -170,22 +173,21 @@ class ReaderFiles(PartitionFiles):
         path = self._directory / READERS_NAME / f"{reader}.lock"
         return self._lock(
             path,
-            15.0,
+            LOCK_WAIT_SECONDS,
             f"reading along log {self.root} as {reader!r}",
             "give each such query a reader of its own",
         )
 
     def read_subscriptions(self) -> bytes | None:
         """What ``write_subscriptions`` wrote; None if nothing ever was."""
-        path = self.subscriptions_path()
         with suppress(FileNotFoundError):
-            return path.read_bytes()
+            return (self._directory / SUBSCRIPTIONS_NAME).read_bytes()
         return None
 
     def write_subscriptions(self, content: bytes) -> None:
         """Remember, durably, a proxy's durable subscribers and their positions."""
-        self._replace_bytes(self.subscriptions_path(), content)
+        self._replace_bytes(self._directory / SUBSCRIPTIONS_NAME, content)
 
-    def subscriptions_path(self) -> Path:
+    def subscriptions_path(self) -> str:
         """Where they are, for messages."""
-        return self._directory / SUBSCRIPTIONS_NAME
+        return str(self._directory / SUBSCRIPTIONS_NAME)

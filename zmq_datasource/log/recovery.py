@@ -1,4 +1,4 @@
-"""What a writer does with the files that it finds, before it writes."""
+"""What a writer does before it writes: takes the lock, and makes the files that it finds a log again."""
 
 from __future__ import annotations
 
@@ -6,37 +6,92 @@ import logging
 from functools import partial
 from typing import NamedTuple
 
-from zmq_datasource.errors import DamagedChunkError
+from zmq_datasource.errors import DamagedChunkError, DataLossError, LogFormatError
 from zmq_datasource.log.chunk import read_chunk
+from zmq_datasource.log.files import WriterLock, writing
 from zmq_datasource.log.growing import read_groups, seal_groups, write_compact
 from zmq_datasource.log.index import ChunkIndex
 from zmq_datasource.log.layout import Chunk, growing_name
 from zmq_datasource.log.persistence import Persistence
+from zmq_datasource.log.state import SavedState, no_saved_state, read_saved_state
 from zmq_datasource.log.storage import LogStorage
 
-__all__ = ["Recovered", "recover"]
+__all__ = ["Opened", "open_partition"]
 
 _log = logging.getLogger(__name__)
 
 
-class Recovered(NamedTuple):
-    """What there is.
+class Opened(NamedTuple):
+    """A log partition that this process may write now.
 
     Attributes:
-        torn: The ids that had been given out and are not there any more; empty unless the machine crashed. As many
-            as are known: a name that is gone tells nothing.
+        log_id: Of the log.
+        lock: Keeps other writers away until it is released.
+        chunks: What there is.
+        saved: The state that the log kept last.
     """
 
+    log_id: str
+    lock: WriterLock
     chunks: ChunkIndex
-    torn: range
+    saved: SavedState
 
 
-def recover(storage: LogStorage, sync: bool, persistence: Persistence) -> Recovered:
-    """List the chunks, and make one of what a crashed writer had of one. Only for the holder of the lock.
+def open_partition(storage: LogStorage, lock_wait: float, sync: bool, persistence: Persistence) -> Opened:
+    """Create or recover a log partition, and become its writer. May be repeated.
 
     Args:
+        lock_wait: Seconds to wait for a previous writer that is just stopping.
         sync: Whether chunks are forced to the disk. If not, those that a crash of the machine has torn are set aside.
         persistence: For what is written.
+
+    Raises:
+        LogError: Held by another, damaged, or not writable.
+    """
+    with writing(f"opening log {storage.root}"):  # listing it may meet a fault, too
+        log_id = storage.open_log()
+        lock = storage.lock(lock_wait)
+        try:
+            chunks = _recover(storage, sync, persistence)
+            with storage.placing():
+                _check_given(storage, chunks.end)
+            storage.remove_temporaries()
+            saved = _saved_state(storage, sync)
+            storage.remove_states(but=saved.base)
+        except BaseException:
+            lock.release()
+            raise
+    return Opened(log_id, lock, chunks, saved)
+
+
+def _check_given(storage: LogStorage, end: int) -> None:
+    """Refuse to give ids again that a query was given."""
+    given, path = storage.given()
+    if given > end:
+        raise DataLossError(
+            f"opening log {storage.root}: it ends at id {end}, and {path} says that queries were "
+            f"given the ids below {given}: its newest chunks are gone (after a crash of the machine with "
+            "walSync=false, or from a copy). Their ids are not given to other messages. Restore the chunks, or use "
+            "a new walLocation, and for each query of this log a new checkpoint"
+        )
+
+
+def _saved_state(storage: LogStorage, sync: bool) -> SavedState:
+    try:
+        return read_saved_state(storage)
+    except (DamagedChunkError, LogFormatError) as e:
+        if sync:
+            raise
+        _log.error(
+            "%s. With walSync=false a crash of the machine does that: what the log has kept of publishers' numbers "
+            "and of transactions is lost, and begins anew",
+            e,
+        )
+        return no_saved_state(storage)
+
+
+def _recover(storage: LogStorage, sync: bool, persistence: Persistence) -> ChunkIndex:
+    """List the chunks, and make one of what a crashed writer had of one. Only for the holder of the lock.
 
     Raises:
         LogFormatError: A chunk in the middle is missing.
@@ -54,10 +109,10 @@ def recover(storage: LogStorage, sync: bool, persistence: Persistence) -> Recove
             chunk.end - 1,
             storage.set_aside(chunk.name),
         )
-    index = ChunkIndex(chunks, 0 if chunks else end)
+    index = ChunkIndex(chunks, start=end)  # where nothing is left, at least no id is given twice
     for first in storage.growing():
-        end = max(end, _recover_growing(storage, first, index, sync, persistence))
-    return Recovered(index, range(index.end, max(end, index.end)))
+        _recover_growing(storage, first, index, sync, persistence)
+    return index
 
 
 def _damage(storage: LogStorage, chunk: Chunk) -> str | None:
@@ -71,11 +126,11 @@ def _damage(storage: LogStorage, chunk: Chunk) -> str | None:
 
 def _recover_growing(
     storage: LogStorage, first: int, index: ChunkIndex, sync: bool, persistence: Persistence
-) -> int:
-    """Make a chunk of an open one; the end of the ids that it had."""
+) -> None:
+    """Make a chunk of an open one."""
     if first < index.end:  # its chunk is there
-        return index.end
-    path = storage.growing_path(first)
+        return
+    path = storage.path_of(growing_name(first))
     content = storage.read_growing(first)
     groups = read_groups(content, first)
     damaged = groups.damaged
@@ -98,14 +153,11 @@ def _recover_growing(
         )
         index.append(persistence.insist(seal))
     if damaged or not follows:
-        end: int = max(damaged.stop, first + rows)
         _log.error(
             "opening %s: of the ids up to %d some from %d on are missing. With walSync=false a crash of the machine "
             "does that: they are lost; what there is of them is in %s",
             path,
-            end - 1,
+            max(damaged.stop, first + rows) - 1,
             index.end,
             persistence.insist(partial(storage.set_aside, growing_name(first))),
         )
-        return end
-    return index.end

@@ -62,12 +62,10 @@ class StagedFiles(PartitionFiles):
 
     def remove_staged(self, attempt: str) -> None:
         """Delete an attempt, finished or not."""
-        for path in (self._staged_path(attempt), self._unfinished_path(attempt)):
-            with writing(f"removing {path}"):
-                path.unlink(missing_ok=True)
+        self._remove(self._staged_path(attempt))
+        self._remove(self._unfinished_path(attempt))
 
     def remove_unfinished_staged(self) -> None:
         """Delete what a crashed writer left. Only for the holder of the lock."""
         for path in (self._directory / STAGING_NAME).glob(f"{TEMPORARY_PREFIX}*.arrow"):
-            with writing(f"removing {path}"):
-                path.unlink(missing_ok=True)
+            self._remove(path)

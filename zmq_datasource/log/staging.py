@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.ipc
 
 from zmq_datasource.errors import DamagedChunkError, DiskFaultError, LogWriteError
-from zmq_datasource.log.chunk import fingerprint
+from zmq_datasource.log.chunk import CHECKSUM, fingerprint, is_intact
 from zmq_datasource.log.files import is_transient
 from zmq_datasource.log.storage import LogStorage
 from zmq_datasource.messages.schemas import MESSAGE_SCHEMA
@@ -26,8 +26,6 @@ __all__ = ["Part", "StagedFile", "Staging"]
 
 
 _log = logging.getLogger(__name__)
-
-_CHECKSUM = b"xxh3"
 
 
 class Part(NamedTuple):
@@ -60,7 +58,7 @@ class StagedFile:
 
     def append(self, batch: pa.RecordBatch) -> None:
         with self._storage.writing_staged(self.attempt):
-            self._writer.write_batch(batch, custom_metadata={_CHECKSUM: fingerprint(batch)})
+            self._writer.write_batch(batch, custom_metadata={CHECKSUM: fingerprint(batch)})
         self.rows += batch.num_rows
         self.bytes += batch.nbytes
 
@@ -166,7 +164,7 @@ class Staging:
             reader = pa.ipc.open_file(self._storage.open_staged(attempt))
             for position in range(reader.num_record_batches):
                 batch, metadata = reader.get_batch_with_custom_metadata(position)
-                if metadata is None or metadata.get(_CHECKSUM) != fingerprint(batch):
+                if not is_intact(batch, metadata):
                     raise ValueError(f"the checksum of batch {position} differs")
                 batches.append(batch.replace_schema_metadata(None))
         except (OSError, pa.ArrowException, ValueError) as e:

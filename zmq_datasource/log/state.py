@@ -9,6 +9,7 @@ the log was to be the base of a chunk that a crash prevented, and does not count
 from __future__ import annotations
 
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import NamedTuple, Protocol
 
 import xxhash
@@ -18,7 +19,7 @@ from zmq_datasource.log.chunk import read_metadata
 from zmq_datasource.log.layout import Chunk, StateFile
 from zmq_datasource.log.storage import LogStorage
 
-__all__ = ["Carried", "SavedState", "chunk_metadata", "no_saved_state", "read_saved_state", "state_content"]
+__all__ = ["Carried", "SavedState", "StateRecord", "StateRecorder", "no_saved_state", "read_saved_state"]
 
 _STATE, _VERSION, _BASE, _CHECKSUM = b"state", b"state.version", b"state.base", b"state.xxh3"
 _LISTINGS = 10
@@ -51,7 +52,52 @@ class SavedState(NamedTuple):
     delta: bytes | None = None
 
 
-def chunk_metadata(version: int, base: int | None, delta: bytes) -> dict[bytes, bytes]:
+class StateRecord(NamedTuple):
+    """What is to be kept at one moment: in a state file, in the chunk's metadata, both, or nothing."""
+
+    file: StateFile | None = None
+    content: bytes = b""
+    metadata: Mapping[bytes, bytes] = MappingProxyType({})
+
+
+class StateRecorder:
+    """Makes records of a changing state, each with a version of its own. Belongs to the receiving thread.
+
+    Args:
+        carried: Whose state; without one there is nothing to keep.
+    """
+
+    def __init__(self, carried: Carried | None) -> None:
+        self._carried = carried
+        self._version = 0
+        self._base: int | None = None
+
+    def go_on_from(self, saved: SavedState) -> None:
+        """Number versions after those that there are."""
+        self._version, self._base = saved.version, saved.base
+
+    def record(self, end: int, rows: bool, keep: bool) -> StateRecord:
+        """What to keep now. It is about the messages below ``end``, exactly.
+
+        Args:
+            rows: Whether a chunk is to carry it.
+            keep: Whether to keep a changed state also without one.
+        """
+        carried = self._carried
+        if carried is None or not (rows or (keep and carried.changed)):
+            return StateRecord()
+        record = StateRecord()
+        if not rows or carried.large:
+            self._version += 1
+            self._base = self._version
+            record = StateRecord(StateFile(self._version, end), _state_content(self._version, carried.full()))
+        if rows:
+            self._version += 1
+            record = record._replace(metadata=_chunk_metadata(self._version, self._base, carried.delta()))
+        return record
+
+
+def _chunk_metadata(version: int, base: int | None, delta: bytes) -> dict[bytes, bytes]:
     """What a chunk's schema carries as metadata."""
     metadata = {
         _VERSION: str(version).encode(),
@@ -61,7 +107,7 @@ def chunk_metadata(version: int, base: int | None, delta: bytes) -> dict[bytes, 
     return {**metadata, _CHECKSUM: _checksum(metadata)}
 
 
-def state_content(version: int, full: bytes) -> bytes:
+def _state_content(version: int, full: bytes) -> bytes:
     """What a state file holds: a line with its checksum, then the state."""
     return _checksum({_VERSION: str(version).encode(), _BASE: b"", _STATE: full}) + b"\n" + full
 
@@ -116,7 +162,7 @@ def _read_chunk(storage: LogStorage, chunk: Chunk) -> SavedState:
         return SavedState()
     if metadata.get(_CHECKSUM) != _checksum(metadata):
         raise DamagedChunkError.of(
-            f"reading the state in chunk {storage.chunk_path(chunk.name)}: its checksum differs; the file "
+            f"reading the state in chunk {storage.path_of(chunk.name)}: its checksum differs; the file "
             "was changed after it was written"
         )
     base = int(metadata[_BASE]) if metadata.get(_BASE) else None
@@ -125,9 +171,9 @@ def _read_chunk(storage: LogStorage, chunk: Chunk) -> SavedState:
 
 def _read_file(storage: LogStorage, file: StateFile) -> bytes:
     checksum, _, full = storage.read_state(file).partition(b"\n")
-    if state_content(file.version, full) != checksum + b"\n" + full:
+    if _state_content(file.version, full) != checksum + b"\n" + full:
         raise DamagedChunkError.of(
-            f"reading {storage.state_path(file)}: its checksum differs; the file was changed after it "
+            f"reading {storage.path_of(file.name)}: its checksum differs; the file was changed after it "
             "was written"
         )
     return full

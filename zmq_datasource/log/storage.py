@@ -14,7 +14,7 @@ import stat
 import tempfile
 import uuid
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -78,6 +78,9 @@ class LogStorage(StagedFiles, ReaderFiles):
         location: Of the log: an absolute path or ``file:`` URI.
         partition: Which of its partitions.
 
+    Attributes:
+        root: Where the log is, as text: for messages, and to find it from another process.
+
     Raises:
         OptionError: The location is something else.
     """
@@ -90,18 +93,18 @@ class LogStorage(StagedFiles, ReaderFiles):
             LogWriteError: The directory cannot be created or written.
         """
         with writing(f"creating the log in {self.root}"):
-            make_directory(self.root)
-            if not (self.root / LOG_NAME).exists():
-                temporary = self.root / f"{TEMPORARY_PREFIX}{uuid.uuid4().hex}"
+            make_directory(self._root)
+            if not (self._root / LOG_NAME).exists():
+                temporary = self._root / f"{TEMPORARY_PREFIX}{uuid.uuid4().hex}"
                 log = {"format": FORMAT_VERSION, "log": uuid.uuid4().hex}
                 write_synced(temporary, json.dumps(log).encode())
                 try:
                     # A link never replaces: of two that create the log at once, one wins.
                     with suppress(FileExistsError):
-                        os.link(temporary, self.root / LOG_NAME)
+                        os.link(temporary, self._root / LOG_NAME)
                 finally:
                     temporary.unlink()
-                sync_directory(self.root)
+                sync_directory(self._root)
         return self.log_id()
 
     def log_id(self) -> str:
@@ -110,7 +113,7 @@ class LogStorage(StagedFiles, ReaderFiles):
         Raises:
             LogFormatError: There is no log here, or not one this version reads.
         """
-        path = self.root / LOG_NAME
+        path = self._root / LOG_NAME
         try:
             with reading(path):
                 data = json.loads(path.read_bytes())
@@ -130,39 +133,35 @@ class LogStorage(StagedFiles, ReaderFiles):
 
     def partitions(self) -> list[int]:
         """The log partitions that exist, in order."""
-        with os.scandir(self.root) as entries:
+        with os.scandir(self._root) as entries:
             return sorted(int(e.name) for e in entries if e.name.isdecimal() and e.is_dir())
 
     def chunks(self) -> Iterator[Chunk]:
         """The sealed chunks of a partition, in no order."""
-        try:
-            with os.scandir(self._directory) as entries:
-                for entry in entries:
-                    ids = parse_chunk_name(entry.name)
-                    if ids is None:
-                        continue
-                    try:
-                        found = entry.stat()
-                    except FileNotFoundError:
-                        continue  # removed by its writer since the directory was read
-                    yield Chunk(*ids, found.st_size, found.st_mtime)
-        except FileNotFoundError:
-            return
+        for entry in self._entries():
+            ids = parse_chunk_name(entry.name)
+            if ids is None:
+                continue
+            try:
+                found = entry.stat()
+            except FileNotFoundError:
+                continue  # removed by its writer since the directory was read
+            yield Chunk(*ids, found.st_size, found.st_mtime)
 
     def find_chunk(self, first: int, end: int) -> Chunk | None:
         """The chunk with exactly these ids, if there is one."""
         try:
-            return self._describe(self.chunk_path(chunk_name(first, end)))
+            return self._describe(self._directory / chunk_name(first, end))
         except FileNotFoundError:
             return None
 
     def open_chunk(self, name: str) -> pa.NativeFile:
         """Memory-map a chunk for reading; FileNotFoundError if it is gone."""
-        return pa.memory_map(str(self.chunk_path(name)))
+        return pa.memory_map(self.path_of(name))
 
-    def chunk_path(self, name: str) -> Path:
-        """Where a chunk is, for messages."""
-        return self._directory / name
+    def path_of(self, name: str) -> str:
+        """Where a file of the partition is, for messages."""
+        return str(self._directory / name)
 
     def write_chunk(self, name: str, write: Callable[[pa.NativeFile], None], sync: bool) -> Chunk:
         """Make a chunk appear, whole, under its name.
@@ -174,13 +173,22 @@ class LogStorage(StagedFiles, ReaderFiles):
         Raises:
             LogWriteError: The file system refused; nothing appeared.
         """
-        directory = self._directory
-        temporary = directory / f"{TEMPORARY_PREFIX}{name}"
-        final = directory / name
+        final = self._directory / name
+        with (
+            self._appearing(final, f"writing chunk {final}", sync) as temporary,
+            pa.OSFile(str(temporary), "wb") as file,
+        ):
+            write(file)
         with writing(f"writing chunk {final}"):
+            return self._describe(final)
+
+    @contextmanager
+    def _appearing(self, final: Path, act: str, sync: bool) -> Iterator[Path]:
+        """A hidden file to write, which gets its name when it is whole; of a failure nothing is left."""
+        temporary = final.with_name(f"{TEMPORARY_PREFIX}{final.name}")
+        with writing(act):
             try:
-                with pa.OSFile(str(temporary), "wb") as file:
-                    write(file)
+                yield temporary
                 if sync:
                     sync_file(temporary)
                 os.rename(temporary, final)
@@ -189,8 +197,7 @@ class LogStorage(StagedFiles, ReaderFiles):
                     temporary.unlink()
                 raise
             if sync:
-                sync_directory(directory)
-            return self._describe(final)
+                sync_directory(final.parent)
 
     def _describe(self, path: Path) -> Chunk:
         ids, found = parse_chunk_name(path.name), path.stat()
@@ -199,9 +206,12 @@ class LogStorage(StagedFiles, ReaderFiles):
 
     # A chunk that grows: see log.growing.
 
-    def growing_path(self, first: int) -> Path:
-        """Where an open chunk is."""
+    def _growing_path(self, first: int) -> Path:
         return self._directory / growing_name(first)
+
+    def open_growing(self, first: int) -> int:
+        """A file descriptor for reading an open chunk while it grows; FileNotFoundError if it is sealed already."""
+        return os.open(self._growing_path(first), os.O_RDONLY)
 
     def write_growing(self, first: int, offset: int, content: bytes, sync: bool) -> None:
         """Make an open chunk go on with this from ``offset`` on, where it ends.
@@ -211,7 +221,7 @@ class LogStorage(StagedFiles, ReaderFiles):
         Raises:
             LogWriteError: The file system refused; the chunk ends at ``offset`` still, as far as can be.
         """
-        path = self.growing_path(first)
+        path = self._growing_path(first)
         with writing(f"writing {path}"):
             descriptor = os.open(path, os.O_RDWR | (0 if offset else os.O_CREAT | os.O_TRUNC), 0o666)
             try:
@@ -229,7 +239,7 @@ class LogStorage(StagedFiles, ReaderFiles):
 
     def end_growing_at(self, first: int, size: int) -> None:
         """Remove what is behind this place of an open chunk."""
-        path = self.growing_path(first)
+        path = self._growing_path(first)
         with writing(f"writing {path}"):
             os.truncate(path, size)
 
@@ -239,7 +249,7 @@ class LogStorage(StagedFiles, ReaderFiles):
         Raises:
             LogWriteError: The file system refused.
         """
-        path, final = self.growing_path(first), self.chunk_path(name)
+        path, final = self._growing_path(first), self._directory / name
         with writing(f"writing chunk {final}"):
             if path.exists() or not final.exists():
                 os.rename(path, final)
@@ -247,38 +257,32 @@ class LogStorage(StagedFiles, ReaderFiles):
                 sync_directory(final.parent)
             return self._describe(final)
 
-    def set_aside(self, name: str) -> Path:
+    def set_aside(self, name: str) -> str:
         """Give a file that cannot be used a name that nobody reads; where it is now."""
         path = self._directory / name
         with writing(f"setting {path} aside"):
             aside = path.with_name(f"{name.removeprefix(TEMPORARY_PREFIX)}.{uuid.uuid4().hex[:8]}.damaged")
             os.rename(path, aside)
             sync_directory(path.parent)
-        return aside
+        return str(aside)
 
     def growing(self) -> list[int]:
         """The first ids of the open chunks there are: one at most, unless something went wrong."""
-        try:
-            with os.scandir(self._directory) as entries:
-                found = [parse_growing_name(entry.name) for entry in entries]
-        except FileNotFoundError:
-            return []
+        found = (parse_growing_name(entry.name) for entry in self._entries())
         return sorted(first for first in found if first is not None)
 
     def read_growing(self, first: int) -> pa.Buffer:
         """The content of an open chunk whose writer is gone."""
-        with pa.memory_map(str(self.growing_path(first))) as file:
+        with pa.memory_map(str(self._growing_path(first))) as file:
             return file.read_buffer()
 
     def remove_growing(self, first: int) -> None:
         """Delete an open chunk: what it held has its name by now."""
-        with writing(f"removing {self.growing_path(first)}"):
-            self.growing_path(first).unlink(missing_ok=True)
+        self._remove(self._growing_path(first))
 
     def remove_chunk(self, name: str) -> None:
         """Delete a chunk; one that is gone already is fine."""
-        with writing(f"removing chunk {self.chunk_path(name)}"):
-            self.chunk_path(name).unlink(missing_ok=True)
+        self._remove(self._directory / name, "chunk ")
 
     def remove_temporaries(self) -> None:
         """Delete what a crashed writer left unfinished. Only for the holder of the lock."""
@@ -289,20 +293,12 @@ class LogStorage(StagedFiles, ReaderFiles):
 
     def states(self) -> list[StateFile]:
         """The state files of a partition, oldest first."""
-        try:
-            with os.scandir(self._directory) as entries:
-                found = [parse_state_name(entry.name) for entry in entries]
-        except FileNotFoundError:
-            return []
+        found = (parse_state_name(entry.name) for entry in self._entries())
         return sorted(file for file in found if file is not None)
-
-    def state_path(self, file: StateFile) -> Path:
-        """Where a state file is, for messages."""
-        return self._directory / file.name
 
     def read_state(self, file: StateFile) -> bytes:
         """The content of a state file; FileNotFoundError if it is gone."""
-        path = self.state_path(file)
+        path = self._directory / file.name
         with reading(path):
             return path.read_bytes()
 
@@ -312,27 +308,15 @@ class LogStorage(StagedFiles, ReaderFiles):
         Raises:
             LogWriteError: The file system refused; nothing appeared.
         """
-        final = self.state_path(file)
-        temporary = final.with_name(f"{TEMPORARY_PREFIX}{final.name}")
-        with writing(f"writing {final}"):
-            try:
-                temporary.write_bytes(content)
-                if sync:
-                    sync_file(temporary)
-                os.rename(temporary, final)
-            except BaseException:
-                with suppress(OSError):
-                    temporary.unlink()
-                raise
-            if sync:
-                sync_directory(final.parent)
+        final = self._directory / file.name
+        with self._appearing(final, f"writing {final}", sync) as temporary:
+            temporary.write_bytes(content)
 
     def remove_states(self, but: int | None) -> None:
         """Delete all state files but that of one version."""
         for file in self.states():
             if file.version != but:
-                with writing(f"removing {self.state_path(file)}"):
-                    self.state_path(file).unlink(missing_ok=True)
+                self._remove(self._directory / file.name)
 
     def lock(self, wait: float) -> WriterLock:
         """Become the writer of a partition.
@@ -343,9 +327,8 @@ class LogStorage(StagedFiles, ReaderFiles):
         Raises:
             LogLockedError: Another writer holds it still; says who.
         """
-        directory = self._directory
         return self._lock(
-            directory / LOCK_NAME,
+            self._directory / LOCK_NAME,
             wait,
             f"opening log {self.root}",
             "stop that query or proxy, or give this one a walLocation of its own",

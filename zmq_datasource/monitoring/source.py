@@ -170,7 +170,7 @@ class SourceMonitor:
         options, log = self._options, self._source.log
         assert options.metrics_location is not None, "without a location there are no reports"
         store = MetricsStore(options.metrics_location, options.metrics_retention)
-        head = {"log": log.log_id, "walLocation": str(self._source.storage.root), "source": self._name}
+        head = {"log": log.log_id, "walLocation": self._source.storage.root, "source": self._name}
         # The process that fills a log, and each query that reads along, report of it.
         reader = self._source.reader
         series = f"{log.log_id}-{PARTITION}" if reader is None else f"{log.log_id}-{PARTITION}-{reader}"

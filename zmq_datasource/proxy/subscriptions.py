@@ -30,7 +30,6 @@ _LAZY_SECONDS = 1.0
 MARK = "durable"
 # The writer is told four times a second what is needed.
 _MARK_SECONDS = 3.0
-_PLACING_SECONDS = 15.0
 # How soon after the disk refused it is asked again.
 _REFUSED_SECONDS = 0.25
 
@@ -149,7 +148,7 @@ class Subscriptions:
         Raises:
             LogError: The writer deletes for very long, or the disk refuses.
         """
-        with self._storage.placing(_PLACING_SECONDS):
+        with self._storage.placing():
             yield
 
     def mark(self, first: int) -> None:

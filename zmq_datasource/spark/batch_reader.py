@@ -87,7 +87,7 @@ class ZmqLogReader(DataSourceReader):
         log_id = storage.log_id()
         shares: list[InputPartition] = []
         for partition in storage.partitions():
-            index = read_index(LogStorage(str(storage.root), partition))
+            index = read_index(storage.of(partition))
             start = self._resolve(
                 options.starting_offsets or Position("earliest", None), log_id, partition, index
             )
@@ -99,8 +99,8 @@ class ZmqLogReader(DataSourceReader):
                 options.min_partitions or 1,
                 options.max_bytes_per_partition,
             ):
-                shares.append(LogInputPartition(str(storage.root), partition, pieces, options.include_frames))
-        return shares or [LogInputPartition(str(storage.root), 0, (), options.include_frames)]
+                shares.append(LogInputPartition(storage.root, partition, pieces, options.include_frames))
+        return shares or [LogInputPartition(storage.root, 0, (), options.include_frames)]
 
     def _resolve(self, position: Position, log_id: str, partition: int, index: ChunkIndex) -> int:
         if position.offset is None:

@@ -53,6 +53,6 @@ class ZmqGapReader(DataSourceReader):
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Yield a row a gap, oldest first; ``healed`` is null while its messages are missing."""
         set_up_worker()
-        saved = read_saved_state(LogStorage(str(self._storage.root), partition.value))
+        saved = read_saved_state(self._storage.of(partition.value))
         rows = [{"partition": partition.value, **gap} for gap in read_gaps(saved.full, saved.delta)]
         yield pa.RecordBatch.from_pylist(rows, _SCHEMA)

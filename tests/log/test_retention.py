@@ -1,0 +1,199 @@
+"""How long chunks stay, by a clock and a storage that the test holds."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+
+from tests.log.files_in_memory import FilesInMemory, removals
+from zmq_datasource.errors import LogFormatError, LogWriteError
+from zmq_datasource.log.contents import Contents
+from zmq_datasource.log.growing import Grown
+from zmq_datasource.log.index import ChunkIndex
+from zmq_datasource.log.layout import Chunk
+from zmq_datasource.log.retention import Retention
+
+
+class Clock:
+    now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class Log:
+    """Chunks of ten ids and 100 bytes, sealed ten seconds apart; the newest now."""
+
+    def __init__(self, chunks: int, **settings: Any) -> None:
+        self.clock = Clock()
+        self.files = FilesInMemory()
+        self.contents = Contents()
+        self.contents.replace(
+            ChunkIndex(Chunk(10 * n, 10 * n + 10, 100, 1000.0 - 10 * (chunks - 1 - n)) for n in range(chunks))
+        )
+        given = {"seconds": 0.0, "max_bytes": 1 << 20, "chunk_bytes": 100, "clock": self.clock}
+        self.retention = Retention(self.files, self.contents, **{**given, **settings})  # type: ignore[arg-type]
+
+
+def test_a_commit_deletes_what_lies_wholly_below_it() -> None:
+    log = Log(4)
+    log.retention.commit(25)
+    assert log.files.did == removals(0, 10)
+    assert (log.contents.earliest, log.contents.end, log.contents.size) == (20, 40, 200)
+
+
+def test_a_commit_never_goes_back_and_the_newest_chunk_stays() -> None:
+    log = Log(3)
+    log.retention.commit(30)
+    log.retention.commit(10)
+    assert log.retention.committed == 30
+    assert log.files.did == removals(0, 10)
+
+
+def test_who_holds_may_go_back_and_deletes_nothing_itself() -> None:
+    log = Log(3)
+    log.retention.hold_from(30)
+    log.retention.hold_from(10)
+    assert log.files.did == []
+    log.retention.remove_expired()
+    assert log.files.did == removals(0)
+
+
+def test_what_is_committed_stays_for_its_retention() -> None:
+    log = Log(4, seconds=60.0)
+    log.retention.commit(40)
+    assert log.files.did == []
+    log.clock.now += 40  # the first is 70 seconds old, the second 60
+    log.retention.remove_expired()
+    assert log.files.did == removals(0, 10)
+
+
+def test_a_clock_that_is_set_back_begins_the_retention_of_what_is_there_again() -> None:
+    log = Log(3, seconds=60.0)
+    log.retention.commit(30)
+    log.clock.now -= 3600
+    log.retention.remove_expired()
+    log.clock.now += 59
+    log.retention.remove_expired()
+    assert log.files.did == []
+    log.clock.now += 1
+    log.retention.remove_expired()
+    assert log.files.did == removals(0, 10)
+
+
+def test_without_a_retention_no_clock_is_asked() -> None:
+    def clock() -> float:
+        raise AssertionError("it was")
+
+    log = Log(2, clock=clock)
+    log.retention.commit(20)
+    assert log.files.did == removals(0)
+
+
+def test_what_a_reader_needs_stays() -> None:
+    log = Log(4)
+    log.files.marks = {"one": 10, "other": 35}
+    log.retention.commit(40)
+    assert log.files.did == removals(0)
+    log.files.marks = {}
+    log.retention.remove_expired()
+    assert log.files.did == removals(0, 10, 20)
+
+
+def test_nothing_goes_while_readers_cannot_be_asked(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    log = Log(3)
+
+    def damaged() -> dict[str, int]:
+        raise LogFormatError("reading one.json: it holds no position of a reader")
+
+    with monkeypatch.context() as fault:
+        fault.setattr(log.files, "readers", damaged)
+        log.retention.commit(30)
+    assert log.files.did == []
+    assert "no position" in caplog.text
+    log.retention.remove_expired()
+    assert log.files.did == removals(0, 10)
+
+
+def test_nothing_goes_while_a_reader_marks_its_place() -> None:
+    log = Log(3)
+    log.files.placed = True
+    log.retention.commit(30)
+    assert (log.files.did, log.contents.earliest) == ([], 0)
+    log.files.placed = False
+    log.retention.remove_expired()
+    assert log.files.did == removals(0, 10)
+
+
+def test_a_file_that_cannot_be_deleted_counts_and_is_tried_again(caplog: pytest.LogCaptureFixture) -> None:
+    log = Log(3)
+    log.files.refuses = [LogWriteError("removing chunk: Permission denied")]
+    log.retention.commit(30)
+    assert "Permission denied" in caplog.text
+    assert (log.contents.earliest, log.contents.size, log.contents.count) == (20, 300, 3)
+    log.retention.remove_expired()
+    assert log.files.did == removals(0, 10)  # the front first, so that a crash in between leaves no hole
+    assert (log.contents.size, log.contents.count) == (100, 1)
+
+
+def test_who_comes_while_a_file_could_not_be_deleted_keeps_it() -> None:
+    log = Log(3)
+    log.files.refuses = [LogWriteError("removing chunk: Permission denied")]
+    log.retention.commit(30)
+    log.files.marks = {"late": 10}
+    log.retention.remove_expired()
+    assert log.files.did == removals(0)
+
+
+@pytest.mark.parametrize(("make_room", "committed", "gone"), [("none", 20, []), ("done", 20, [0, 10])])
+def test_what_is_committed_makes_room_before_its_time(
+    make_room: str, committed: int, gone: list[int]
+) -> None:
+    log = Log(4, seconds=1e9, max_bytes=700, make_room=make_room)  # five chunks more are to fit
+    log.retention.hold_from(committed)
+    log.retention.make_room()
+    assert log.files.did == removals(*gone)
+
+
+def test_only_as_much_makes_room_as_is_needed() -> None:
+    log = Log(4, seconds=1e9, max_bytes=800, make_room="done")
+    log.retention.hold_from(40)
+    log.retention.make_room()
+    assert log.files.did == removals(0)
+
+
+def test_with_any_the_oldest_make_room_though_somebody_needs_them() -> None:
+    log = Log(4, seconds=1e9, max_bytes=700, make_room="any")
+    log.files.marks = {"one": 0}
+    log.retention.make_room()
+    assert log.files.did == removals(0, 10)
+
+
+def test_a_log_is_full_of_all_that_takes_room() -> None:
+    log = Log(3, max_bytes=350)
+    assert not log.retention.full
+    log.contents.append(50)
+    assert log.retention.full
+    log.contents.grow(50, Grown(30, 40, 35))  # on the disk it takes less
+    assert not log.retention.full
+    log.contents.append(10)
+    assert log.retention.full
+    log.contents.seal(10, Chunk(30, 40, 40, 1000.0))
+    assert not log.retention.full
+
+
+def test_the_newest_chunk_alone_fills_nothing_once_it_is_committed() -> None:
+    log = Log(1, max_bytes=100)
+    assert log.retention.full
+    log.retention.commit(10)
+    assert not log.retention.full
+
+
+def test_where_anything_makes_room_the_newest_chunk_alone_fills_nothing() -> None:
+    log = Log(1, max_bytes=100, make_room="any")
+    assert not log.retention.full
+    assert log.contents.occupied(math.inf) == 0

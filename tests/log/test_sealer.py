@@ -1,0 +1,141 @@
+"""The sealing thread: in order, insistent, and with one failure for all that comes after it."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+
+import pyarrow as pa
+import pytest
+
+from tests.log.files_in_memory import FilesInMemory
+from tests.support import batch_of, wait_for
+from zmq_datasource.errors import DiskFaultError, LogWriteError
+from zmq_datasource.log.contents import Contents
+from zmq_datasource.log.files import WriterLock
+from zmq_datasource.log.layout import Chunk, StateFile, chunk_name
+from zmq_datasource.log.persistence import Persistence
+from zmq_datasource.log.retention import Retention
+from zmq_datasource.log.sealer import Job, Sealer
+from zmq_datasource.log.state import StateRecord
+from zmq_datasource.messages.schemas import number_rows
+
+ROWS = batch_of([b"x"] * 10)
+_NO_STATE = StateRecord()
+
+
+class Lock(WriterLock):
+    held = True
+
+    def __init__(self) -> None:
+        """Of no file."""
+
+    def release(self) -> None:
+        self.held = False
+
+
+class Sealing:
+    """A sealer on files in memory, which is handed chunks of ten ids."""
+
+    def __init__(self, seconds: float) -> None:
+        self.files, self.contents, self.lock = FilesInMemory(), Contents(), Lock()
+        retention = Retention(self.files, self.contents, seconds=0.0, max_bytes=1 << 30, chunk_bytes=1 << 20)
+        self.sealer = Sealer(self.files, self.contents, retention, Persistence(seconds), sync=True)
+        self.sealer.start(self.lock)
+        self._next = 0
+
+    def cut(self, state: StateRecord = _NO_STATE, rows: bool = True) -> Future[int]:
+        first, size = self._next, ROWS.nbytes if rows else 0
+        batches = [number_rows(ROWS, 0, first)] if rows else []
+        self._next += 10 * len(batches)
+        self.contents.append(size)
+        done: Future[int] = Future()
+        self.sealer.hand_over(Job(batches, size, first, self._next, done, state, grows=False, last=True))
+        return done
+
+
+@pytest.fixture
+def sealing() -> Iterator[Sealing]:
+    made = Sealing(seconds=30.0)
+    yield made
+    made.sealer.end()
+
+
+def test_chunks_are_written_in_the_order_in_which_they_were_cut(sealing: Sealing) -> None:
+    done = [sealing.cut() for _ in range(5)]
+    assert [each.result(10) for each in done] == [10, 20, 30, 40, 50]
+    assert sealing.files.did == [f"write {chunk_name(n, n + 10)}" for n in range(0, 50, 10)]
+    assert (sealing.contents.end, sealing.contents.unwritten_bytes) == (50, 0)
+
+
+def test_a_cut_without_rows_writes_nothing_and_is_answered_in_its_turn(sealing: Sealing) -> None:
+    sealing.cut()
+    assert sealing.cut(rows=False).result(10) == 10
+    assert len(sealing.files.did) == 1
+
+
+def test_a_state_is_on_the_disk_before_the_chunk_that_needs_it_and_the_one_before_goes_after(
+    sealing: Sealing,
+) -> None:
+    file = StateFile(3, 10)
+    sealing.cut(StateRecord(file, b"state")).result(10)
+    assert sealing.files.did == [f"write {file.name}", f"write {chunk_name(0, 10)}", "keep state 3"]
+
+
+def test_a_disk_that_refuses_for_now_is_asked_again(sealing: Sealing) -> None:
+    sealing.files.refuses = [DiskFaultError("full"), DiskFaultError("full")]
+    assert sealing.cut().result(10) == 10
+    assert sealing.sealer.failure is None
+
+
+@pytest.mark.parametrize("error", [LogWriteError("no such directory"), MemoryError("no more")])
+def test_nothing_is_sealed_behind_what_could_not_be(error: Exception, sealing: Sealing) -> None:
+    sealing.files.refuses = [error]
+    failed, behind = sealing.cut(), sealing.cut()
+    with pytest.raises(LogWriteError, match=r"no such directory|sealing ids 0 to 9: .*no more"):
+        failed.result(10)
+    assert behind.exception(10) is failed.exception(10) is sealing.sealer.failure
+    assert sealing.files.did == []
+    assert sealing.contents.unwritten_bytes == 2 * ROWS.nbytes
+
+
+def test_a_state_that_cannot_be_removed_costs_nothing(
+    sealing: Sealing, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refuse(but: int | None) -> None:
+        raise LogWriteError("removing state: Permission denied")
+
+    monkeypatch.setattr(sealing.files, "remove_states", refuse)
+    assert sealing.cut(StateRecord(StateFile(1, 10), b"state")).result(10) == 10
+    assert "Permission denied" in caplog.text
+
+
+def test_a_disk_with_more_than_two_chunks_to_write_is_slow(
+    sealing: Sealing, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write, go_on = sealing.files.write_chunk, threading.Event()
+
+    def waiting(name: str, rows: Callable[[pa.NativeFile], None], sync: bool) -> Chunk:
+        go_on.wait(30)
+        return write(name, rows, sync)
+
+    monkeypatch.setattr(sealing.files, "write_chunk", waiting)
+    sealing.cut()
+    sealing.cut()
+    assert not sealing.sealer.slow
+    last = sealing.cut()
+    assert sealing.sealer.slow
+    go_on.set()
+    last.result(10)
+    wait_for(lambda: not sealing.sealer.slow, "all is written")
+
+
+def test_the_lock_is_held_until_the_last_chunk_is_written(sealing: Sealing) -> None:
+    last = [sealing.cut() for _ in range(3)][-1]
+    assert sealing.sealer.running
+    assert sealing.lock.held
+    sealing.sealer.end()
+    assert last.done()
+    assert not sealing.sealer.running
+    assert not sealing.lock.held

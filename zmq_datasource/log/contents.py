@@ -1,0 +1,169 @@
+"""What a log partition holds, as all threads of a process see it.
+
+In the process that writes it, the receiving thread adds what it appends, the sealing thread makes chunks of that,
+retention takes chunks away, and anybody may look. In one that reads along, a new listing replaces the last.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+
+from zmq_datasource.log.growing import Grown
+from zmq_datasource.log.index import ChunkIndex
+from zmq_datasource.log.layout import Chunk
+
+__all__ = ["Contents", "ReadableLog"]
+
+
+class Contents:
+    """The chunks of a partition, and the bytes of what is no chunk yet or no longer one.
+
+    Every method holds the one lock for a moment, and touches no file.
+
+    Attributes:
+        grown: How far the open chunk has come on the disk; None if nothing of it was written.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._index = ChunkIndex()
+        self._unwritten_bytes = 0
+        self._deleting: deque[Chunk] = deque()
+        self._deleting_bytes = 0
+        self.grown: Grown | None = None
+
+    def replace(self, index: ChunkIndex) -> None:
+        """Hold the chunks that were found on the disk."""
+        with self._lock:
+            self._index = index
+
+    # The way of messages: appended, written, sealed.
+
+    def append(self, size: int) -> None:
+        """So many bytes more are in memory."""
+        with self._lock:
+            self._unwritten_bytes += size
+
+    def grow(self, size: int, grown: Grown) -> None:
+        """So many bytes of memory are on the disk, in the open chunk."""
+        with self._lock:
+            self._unwritten_bytes -= size
+            self.grown = grown
+
+    def seal(self, size: int, chunk: Chunk) -> None:
+        """The next chunk is durable; so many bytes of memory, and the open chunk if it has grown, are in it."""
+        with self._lock:
+            self._unwritten_bytes -= size
+            self._index.append(chunk)
+            self.grown = None
+
+    # The way of chunks: chosen, and deleted.
+
+    def choose(self, choice: Callable[[ChunkIndex], Sequence[Chunk]]) -> Sequence[Chunk]:
+        """The front chunks that ``choice`` picks."""
+        with self._lock:
+            return choice(self._index)
+
+    def begin_deleting(self, choice: Callable[[ChunkIndex], Sequence[Chunk]]) -> None:
+        """Offer the front chunks that ``choice`` picks to nobody any more."""
+        with self._lock:
+            chunks = choice(self._index)
+            self._index.remove_front(len(chunks))
+            self._deleting.extend(chunks)
+            self._deleting_bytes += sum(chunk.size for chunk in chunks)
+
+    @property
+    def deleting(self) -> Chunk | None:
+        """The first chunk whose file is to be deleted; it counts as part of the log's size until it is."""
+        with self._lock:
+            return self._deleting[0] if self._deleting else None
+
+    def deleted(self) -> None:
+        """That file is gone."""
+        with self._lock:
+            self._deleting_bytes -= self._deleting.popleft().size
+
+    # What there is.
+
+    @property
+    def earliest(self) -> int:
+        """The first id there is; ``end`` if there is none."""
+        with self._lock:
+            return self._index.earliest
+
+    @property
+    def end(self) -> int:
+        """The id after the last one that is sealed."""
+        with self._lock:
+            return self._index.end
+
+    @property
+    def unwritten_bytes(self) -> int:
+        """Bytes in memory that are not on the disk."""
+        with self._lock:
+            return self._unwritten_bytes
+
+    @property
+    def size(self) -> int:
+        """Bytes on the disk."""
+        with self._lock:
+            return self._index.size + self._deleting_bytes + self._growing_bytes
+
+    @property
+    def count(self) -> int:
+        """How many chunks have a file."""
+        with self._lock:
+            return len(self._index) + len(self._deleting)
+
+    def covering(self, start: int, end: int) -> Sequence[Chunk]:
+        """The chunks that hold any id of ``[start, end)``."""
+        with self._lock:
+            return self._index.covering(start, end)
+
+    def occupied(self, done: float) -> int:
+        """Bytes on the disk and in memory.
+
+        The newest chunk stays for ever, because it says which id comes next; alone, and if nobody needs an id below
+        ``done``, it does not count, or a chunk larger than the log's limit would end the feed.
+        """
+        with self._lock:
+            spent = len(self._index) == 1 and self._index.end <= done
+            kept = 0 if spent else self._index.size
+            return kept + self._deleting_bytes + self._growing_bytes + self._unwritten_bytes
+
+    @property
+    def _growing_bytes(self) -> int:
+        return 0 if self.grown is None else self.grown.bytes
+
+
+class ReadableLog:
+    """What a query may ask of a log partition, whether this process writes it or another does."""
+
+    def __init__(self) -> None:
+        self._contents = Contents()
+
+    @property
+    def earliest(self) -> int:
+        """The first id there is."""
+        return self._contents.earliest
+
+    @property
+    def durable_end(self) -> int:
+        """The id after the last durable one."""
+        return self._contents.end
+
+    @property
+    def size(self) -> int:
+        """Bytes of the chunks there are."""
+        return self._contents.size
+
+    @property
+    def chunks(self) -> int:
+        """How many chunks there are."""
+        return self._contents.count
+
+    def covering(self, start: int, end: int) -> Sequence[Chunk]:
+        """The chunks that hold any id of ``[start, end)``."""
+        return self._contents.covering(start, end)

@@ -1,0 +1,148 @@
+"""How long chunks stay: until nobody needs them and their time has passed, or their room is needed more."""
+
+from __future__ import annotations
+
+import logging
+import math
+import threading
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Literal
+
+from zmq_datasource.errors import LogError, LogLockedError, LogWriteError
+from zmq_datasource.log.contents import Contents
+from zmq_datasource.log.index import ChunkIndex
+from zmq_datasource.log.layout import Chunk
+from zmq_datasource.log.storage import LogStorage
+
+__all__ = ["MakeRoom", "Retention"]
+
+_log = logging.getLogger(__name__)
+
+MakeRoom = Literal["none", "done", "any"]
+# Room for the chunk that grows, and for what comes meanwhile.
+_RESERVED_CHUNKS = 5
+
+
+class Retention:
+    """Deletes chunks of a log partition, the oldest first. Any thread may call.
+
+    Args:
+        storage: Where the files are.
+        contents: What the partition holds.
+        seconds: How long a committed chunk stays.
+        max_bytes: Size of the log at which ``full`` becomes true.
+        chunk_bytes: Size of a chunk.
+        make_room: Whether chunks are deleted before their time so that the log never gets full: none, those
+            that are committed (``done``), or the oldest, needed or not (``any``).
+        clock: Seconds since the epoch; compared with the files' modification times.
+
+    Attributes:
+        committed: The first id that somebody still needs.
+    """
+
+    def __init__(
+        self,
+        storage: LogStorage,
+        contents: Contents,
+        *,
+        seconds: float,
+        max_bytes: int,
+        chunk_bytes: int,
+        make_room: MakeRoom = "none",
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._storage = storage
+        self._contents = contents
+        self._seconds = seconds
+        self._max_bytes = max_bytes
+        self._reserved_bytes = _RESERVED_CHUNKS * chunk_bytes
+        self._make_room = make_room
+        self._clock = clock
+        self._looked_at = math.inf
+        self.committed = 0
+        self._committing = threading.Lock()
+        self._removing = threading.Lock()
+
+    @property
+    def full(self) -> bool:
+        """Whether receiving should stop until more is committed."""
+        done = math.inf if self._make_room == "any" else self.committed
+        return self._contents.occupied(done) >= self._max_bytes
+
+    def commit(self, end: int) -> None:
+        """Nobody will ever again ask for an id below ``end``: delete what is past its retention too."""
+        with self._committing:
+            self.committed = max(self.committed, end)
+        self.remove_expired()
+
+    def hold_from(self, needed: int) -> None:
+        """From this id on somebody needs the messages, for now; who comes may need earlier ones than before.
+
+        Leaves the deleting to the sealing thread.
+        """
+        with self._committing:
+            self.committed = needed
+
+    def make_room(self) -> None:
+        """Delete chunks before their time, if that is allowed and the log needs the room."""
+        if self._make_room != "none":
+            self.remove_expired()
+
+    def remove_expired(self) -> None:
+        """Delete committed chunks whose retention has passed.
+
+        A file that cannot be deleted is reported and tried again; it counts as part of the
+        log's size meanwhile. Not for the receiving thread: a directory may answer slowly.
+        """
+        with self._removing:
+            contents = self._contents
+            if contents.deleting is None and not contents.choose(partial(self._removable, self.committed)):
+                return
+            try:
+                # A reader that is just coming has either found what there is and said so, or will look after this.
+                with self._storage.placing(0.0):
+                    self._remove(min(self.committed, self._needed_by_readers()))
+            except LogLockedError:
+                return  # it is tried again in a moment
+            except LogWriteError as e:
+                _log.warning("deleting from log %s: %s", self._storage.root, e)
+
+    def _needed_by_readers(self) -> int:
+        """The first id that a reader still needs."""
+        try:
+            return min(self._storage.readers().values(), default=self._contents.end)
+        except LogError as e:  # what it may still need stays
+            _log.warning("%s", e)
+            return self._contents.earliest
+
+    def _removable(self, done: int, index: ChunkIndex) -> Sequence[Chunk]:
+        """The front chunks that are not needed from id ``done`` on, or whose room is needed more."""
+        chunks = index.removable(done, self._sealed_before(index))
+        if self._make_room != "none":
+            over = index.size + self._reserved_bytes - self._max_bytes
+            below = done if self._make_room == "done" else index.end
+            chunks = max(chunks, index.oldest(over, below), key=len)
+        return chunks
+
+    def _sealed_before(self, index: ChunkIndex) -> float:
+        """When a chunk must have been sealed by for its retention to be over; without one no clock is asked."""
+        if not self._seconds:
+            return math.inf
+        now = self._clock()
+        if now < self._looked_at:  # it was set back, or was ahead when chunks were sealed
+            index.sealed_by(now)
+        self._looked_at = now
+        return now - self._seconds
+
+    def _remove(self, done: int) -> None:
+        self._contents.begin_deleting(partial(self._removable, done))
+        # Front first, so that a crash in between leaves no hole.
+        while (chunk := self._contents.deleting) and (self._make_room == "any" or chunk.end <= done):
+            try:
+                self._storage.remove_chunk(chunk.name)
+            except LogWriteError as e:
+                _log.warning("%s", e)
+                return
+            self._contents.deleted()

@@ -1,0 +1,189 @@
+"""The thread that writes what the receiving thread hands over, in that order: state files, groups, chunks.
+
+What the disk refuses is tried again. What cannot be written ends it: ids after a hole cannot be sealed, so everything
+that is handed over later fails in the same way.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+import time
+from collections.abc import Sequence
+from concurrent.futures import Future
+from functools import partial
+from typing import NamedTuple
+
+import pyarrow as pa
+
+from zmq_datasource.errors import LogError, LogWriteError
+from zmq_datasource.log.chunk import write_chunk
+from zmq_datasource.log.contents import Contents
+from zmq_datasource.log.files import WriterLock
+from zmq_datasource.log.growing import GrowingChunk
+from zmq_datasource.log.layout import Chunk
+from zmq_datasource.log.persistence import Persistence
+from zmq_datasource.log.retention import Retention
+from zmq_datasource.log.state import StateRecord
+from zmq_datasource.log.storage import LogStorage
+
+__all__ = ["Job", "Sealer"]
+
+_log = logging.getLogger(__name__)
+
+# Chunks cut but not yet written. A second one lets receiving go on while the disk is at work.
+_MAX_UNWRITTEN = 2
+# How often chunks are looked for whose retention has passed.
+_EXPIRY_SECONDS = 1.0
+
+
+class Job(NamedTuple):
+    """What is to be written: a state file, rows, both, or nothing.
+
+    Attributes:
+        batches: Rows with their ids.
+        size: Their bytes in memory.
+        first: The chunk's first id.
+        end: The id after the last row.
+        done: Resolves to ``end``.
+        state: What to keep beside the rows.
+        grows: Whether the chunk is written group by group, of which this is one.
+        last: Whether the chunk ends with it.
+    """
+
+    batches: Sequence[pa.RecordBatch]
+    size: int
+    first: int
+    end: int
+    done: Future[int]
+    state: StateRecord
+    grows: bool
+    last: bool
+
+
+class Sealer:
+    """Owns the sealing thread of a log partition; libc and Arrow release the GIL for most of its work.
+
+    Args:
+        storage: Where to write.
+        contents: Where to say what was written.
+        retention: Asked now and then to delete.
+        persistence: How long a disk that refuses is tried.
+        sync: Whether a chunk is forced to the disk before it counts as durable.
+
+    Attributes:
+        failure: Why nothing is sealed any more.
+    """
+
+    def __init__(
+        self,
+        storage: LogStorage,
+        contents: Contents,
+        retention: Retention,
+        persistence: Persistence,
+        sync: bool,
+    ) -> None:
+        self._storage = storage
+        self._contents = contents
+        self._retention = retention
+        self._persistence = persistence
+        self._sync = sync
+        self._jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
+        # Each counted by one thread: so there is no lock.
+        self._handed_over = self._finished = 0
+        self._growing: GrowingChunk | None = None
+        self._next_expiry = 0.0
+        self._lock: WriterLock | None = None
+        self._thread = threading.Thread(target=self._run, name="zmq-log-sealer", daemon=True)
+        self.failure: LogError | None = None
+
+    def start(self, lock: WriterLock) -> None:
+        """Begin to write, and hold the partition's lock for as long as the thread lives."""
+        self._thread.start()
+        self._lock = lock
+
+    @property
+    def running(self) -> bool:
+        """Whether it was started and not ended."""
+        return self._lock is not None
+
+    def hand_over(self, job: Job) -> None:
+        """Have this written after all before it. Only for the receiving thread."""
+        self._handed_over += 1
+        self._jobs.put(job)
+
+    @property
+    def slow(self) -> bool:
+        """Whether the disk is behind: as many chunks wait for it as memory should hold."""
+        return self._handed_over - self._finished > _MAX_UNWRITTEN
+
+    def end(self) -> None:
+        """Write what was handed over, end the thread and release the lock, unless that is done."""
+        if self._lock is not None:
+            self._jobs.put(None)
+            self._thread.join()
+            self._lock.release()
+            self._lock = None
+
+    # The sealing thread.
+
+    def _run(self) -> None:
+        while True:
+            try:
+                job = self._jobs.get(timeout=_EXPIRY_SECONDS)
+            except queue.Empty:
+                self._retention.remove_expired()
+                continue
+            if job is None:
+                return
+            if time.monotonic() >= self._next_expiry:  # a log that is never idle
+                self._next_expiry = time.monotonic() + _EXPIRY_SECONDS
+                self._retention.remove_expired()
+            try:
+                job.done.set_result(self._seal(job))
+            except Exception as e:
+                if not isinstance(e, LogError):
+                    e = LogWriteError(f"sealing ids {job.first} to {job.end - 1}: {e!r}")
+                self.failure = e
+                job.done.set_exception(e)
+            finally:
+                self._finished += 1
+
+    def _seal(self, job: Job) -> int:
+        if self.failure is not None:
+            raise self.failure
+        state = job.state.file
+        if state is not None:
+            write_state = self._storage.write_state
+            self._persistence.insist(partial(write_state, state, job.state.content, self._sync))
+        if job.grows:
+            self._grow(job)
+        elif job.batches:
+            self._write(job)
+        if state is not None:  # nothing needs those before it any more
+            try:
+                self._storage.remove_states(but=state.version)
+            except LogWriteError as e:
+                _log.warning("%s", e)
+        return job.end
+
+    def _write(self, job: Job) -> None:
+        write = partial(write_chunk, self._storage, job.batches, job.state.metadata, self._sync)
+        self._sealed(job.size, self._persistence.insist(write))
+
+    def _grow(self, job: Job) -> None:
+        growing = self._growing = self._growing or GrowingChunk(self._storage, job.first)
+        if job.batches:
+            growing.append(job.batches, job.state.metadata)
+            self._persistence.insist(partial(growing.write, self._sync))
+            self._contents.grow(job.size, growing.grown)
+        if job.last:
+            chunk = self._persistence.insist(partial(growing.finish, self._sync))
+            self._growing = None
+            self._sealed(0, chunk)
+
+    def _sealed(self, size: int, chunk: Chunk) -> None:
+        self._contents.seal(size, chunk)
+        _log.debug("sealed chunk %s, %d bytes", chunk.name, chunk.size)
+        self._retention.make_room()
