@@ -15,7 +15,7 @@ import uuid
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import pyarrow as pa
 
@@ -51,23 +51,26 @@ class AttemptLostError(TransactionError):
     """The receiver does not have the attempt (any more); another one may succeed."""
 
 
+_Answered: TypeAlias = Callable[[Message | None], bool]
+
+
 @dataclass
 class _Question:
     """What is waited for.
 
     Attributes:
         what: For people.
-        ask: Puts the request into the outbox.
+        request: What to say for it.
         answered: Whether this message, or what came before it, is the answer.
         deadline: When it is given up, unless there is progress.
         again: When it is asked once more.
     """
 
     what: str
-    ask: Callable[[], None]
-    answered: Callable[[Message | None], bool]
-    deadline: float = 0.0
-    again: float = 0.0
+    request: Message
+    answered: _Answered
+    deadline: float
+    again: float
 
 
 class SenderSession(Session):
@@ -171,15 +174,15 @@ class SenderSession(Session):
     def ask(self, now: float) -> None:
         """Announce the attempt, and learn what the producer's last transaction is."""
         self._greeted = True
-        self._wait(_Question("a welcome", self._hello, lambda m: isinstance(m, Welcome)), now)
+        self._ask("a welcome", self._hello, lambda m: isinstance(m, Welcome), now)
 
     def wait_for_room(self, size: int, now: float) -> None:
         """For so many bytes."""
-        self._wait(_Question("credit", self._hello, lambda _: self.has_room(size)), now, at_once=False)
+        self._wait("credit", self._hello, lambda _: self.has_room(size), now)
 
     def wait_until_taken(self, now: float) -> None:
         """Until the receiver has taken all that was sent."""
-        self._wait(_Question("the last credit", self._hello, lambda _: not self.kept), now, at_once=False)
+        self._wait("the last credit", self._hello, lambda _: not self.kept, now)
 
     def end(self, now: float) -> None:
         """Have the receiver put the attempt on its disk."""
@@ -191,9 +194,7 @@ class SenderSession(Session):
             messages=self._sent,
             rows=self.rows,
         )
-        self._wait(
-            _Question("the end to be staged", lambda: self._say(end), lambda m: isinstance(m, Staged)), now
-        )
+        self._ask("the end to be staged", end, lambda m: isinstance(m, Staged), now)
 
     def commit(self, attempts: Sequence[str], rows: int, digest: int | None, now: float) -> None:
         """Have the receiver publish these attempts; see ``Uplink.commit``."""
@@ -204,22 +205,21 @@ class SenderSession(Session):
             rows=rows,
             digest=None if digest is None else as_text(digest),
         )
-        self._wait(
-            _Question("the commit", lambda: self._say(request), lambda m: isinstance(m, Committed)), now
-        )
+        self._ask("the commit", request, lambda m: isinstance(m, Committed), now)
 
     def abort(self, attempts: Sequence[str], now: float) -> None:
         """Have the receiver forget these attempts."""
         request = Abort(producer=self._producer, number=self.number, attempts=list(attempts))
-        self._wait(_Question("the abort", lambda: self._say(request), lambda m: isinstance(m, Aborted)), now)
+        self._ask("the abort", request, lambda m: isinstance(m, Aborted), now)
 
-    def _wait(self, question: _Question, now: float, at_once: bool = True) -> None:
-        if question.answered(None):  # what is only waited for may be there
-            return
-        self._question = question
-        self._progress(now)
-        if at_once:
-            question.ask()
+    def _ask(self, what: str, request: Message, answered: _Answered, now: float) -> None:
+        self._wait(what, request, answered, now)
+        self._say(request)
+
+    def _wait(self, what: str, request: Message, answered: _Answered, now: float) -> None:
+        """For what comes unasked; the request is for later, if it does not."""
+        if not answered(None):
+            self._question = _Question(what, request, answered, now + self._timeout, now + ASK_AGAIN_SECONDS)
 
     # What happens.
 
@@ -239,11 +239,11 @@ class SenderSession(Session):
 
     def _ask_again(self, now: float) -> None:
         question = self._question
-        if self._greeted and self.kept and (question is None or question.ask != self._hello):
-            self._hello()
+        if self._greeted and self.kept and (question is None or question.request != self._hello):
+            self._say(self._hello)
         if question is not None:
             question.again = now + ASK_AGAIN_SECONDS
-            question.ask()
+            self._say(question.request)
 
     def _check_deadline(self, now: float) -> None:
         if self._question is not None and now >= self._question.deadline:
@@ -251,10 +251,6 @@ class SenderSession(Session):
                 f"waiting {self._timeout} for {self._question.what} from {self._receiver}: nothing came. The "
                 "receiver is stopped, its log is full, or the network is gone; the transaction can be repeated"
             )
-
-    def _progress(self, now: float) -> None:
-        if self._question is not None:
-            self._question.deadline, self._question.again = now + self._timeout, now + ASK_AGAIN_SECONDS
 
     def receive(self, frames: list[bytes], now: float) -> None:
         """Take in what the receiver has sent.
@@ -286,10 +282,11 @@ class SenderSession(Session):
                 self.by, self.again, answer = message.by, message.again, message
             case Aborted():
                 answer = message
-        if self._question is not None and self._question.answered(answer):
+        question = self._question
+        if question is not None and question.answered(answer):
             self._question = None
-        elif self._received > received:
-            self._progress(now)
+        elif question is not None and self._received > received:  # progress
+            question.deadline, question.again = now + self._timeout, now + ASK_AGAIN_SECONDS
         self._check_deadline(now)
 
     def _take(self, received: int) -> None:
@@ -308,8 +305,9 @@ class SenderSession(Session):
         self._take(received)
         self.outbox.extend(frames for _, frames in self.kept)
 
-    def _hello(self) -> None:
-        self._say(Hello(attempt=self.attempt, producer=self._producer))
+    @property
+    def _hello(self) -> Hello:
+        return Hello(attempt=self.attempt, producer=self._producer)
 
     def _say(self, message: Message) -> None:
         self.outbox.append(encode(message))

@@ -284,9 +284,10 @@ class DurableSubscriber:
             self._session.insist(None)
 
     def _carry(self, wait: float) -> None:
+        if self._session.refusal is None:
+            self._link.carry(wait)
         if self._session.refusal is not None:
             raise self._session.refusal
-        self._link.carry(wait)
 
 
 def _start(start: str | int) -> bytes:
