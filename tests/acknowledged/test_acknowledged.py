@@ -60,7 +60,7 @@ def stage(endpoint: str, *values: str, **which: Any) -> str:
         assert not link.greet()
         link.send(rows(*values))
         link.finish()
-        return link.attempt
+        return link.session.attempt
 
 
 def commit(endpoint: str, attempts: list[str], count: int, **which: Any) -> bool:
@@ -227,9 +227,9 @@ def test_who_finds_the_budget_given_away_sends_one_message_at_a_time(
     with receiving(tmp_path, endpoint), uplink(endpoint) as link:
         link.greet()
         link.send(big)
-        assert len(link._kept) <= 1
+        assert len(link.session.kept) <= 1
         link.finish()
-        link.commit([link.attempt], 50)
+        link.commit([link.session.attempt], 50)
     assert log_rows(tmp_path).num_rows == 50
 
 
@@ -252,14 +252,14 @@ def test_a_sender_has_never_more_on_its_way_than_its_credit(
         link.greet()
         sending = threading.Thread(target=link.send, args=(big,))
         sending.start()
-        wait_for(lambda: link._kept_bytes > 1 << 20, "the credit to be used")
+        wait_for(lambda: link.session.kept_bytes > 1 << 20, "the credit to be used")
         sending.join(0.3)
         assert sending.is_alive()
-        assert link._kept_bytes <= 2 << 20
+        assert link.session.kept_bytes <= 2 << 20
         stalled.set()
         sending.join(20)
         link.finish()
-        link.commit([link.attempt], 100)
+        link.commit([link.session.attempt], 100)
     assert log_rows(tmp_path).num_rows == 100
 
 
@@ -333,7 +333,7 @@ def uplink_after_start(tmp_path: Path, endpoint: str, **options: Any) -> Iterato
         link.__enter__()
         link.greet()
         link.send(rows("a"))
-        wait_for(lambda: (link._read(10), not link._kept)[1], "the credit")
+        wait_for(lambda: (link._link.carry(0.01), not link.session.kept)[1], "the credit")
     try:
         yield link
     finally:
@@ -446,7 +446,7 @@ def test_a_connection_that_breaks_is_taken_up_where_it_was(tmp_path: Path) -> No
                 cable.cut()
         link.finish()
         cable.cut()
-        assert not link.commit([link.attempt], 12_000)
+        assert not link.commit([link.session.attempt], 12_000)
     got = log_rows(tmp_path).column("value").to_pylist()
     assert got == batch.column("value").to_pylist() * 6
 
@@ -606,8 +606,8 @@ def test_a_healthy_receiver_is_sent_everything_once(tmp_path: Path) -> None:
         for _ in range(5):
             link.send(batch)
         link.finish()
-        link.commit([link.attempt], 50_000)
-        assert cable.forwarded < 1.2 * link.bytes
+        link.commit([link.session.attempt], 50_000)
+        assert cable.forwarded < 1.2 * link.session.bytes
 
 
 def test_who_is_refused_for_want_of_room_leaves_it_to_the_others(tmp_path: Path) -> None:
@@ -631,7 +631,7 @@ def test_a_task_that_gives_up_leaves_nothing_behind(tmp_path: Path) -> None:
         with pytest.raises(KeyError), uplink(endpoint) as link:
             link.greet()
             link.send(rows("a"))
-            wait_for(lambda: (link._read(10), not link._kept)[1], "the credit")
+            wait_for(lambda: (link._link.carry(0.01), not link.session.kept)[1], "the credit")
             raise KeyError
         acceptor = ingest._receiver
         assert isinstance(acceptor, Acceptor)
@@ -649,7 +649,7 @@ def test_large_types_of_arrow_are_sent_right(tmp_path: Path) -> None:
         link.send(frames)
         link.send(texts)
         link.finish()
-        link.commit([link.attempt], 3)
+        link.commit([link.session.attempt], 3)
     assert values(tmp_path) == ["abc", "v", "d"]
 
 
@@ -660,7 +660,7 @@ def test_large_rows_among_small_ones_are_sent(tmp_path: Path) -> None:
         link.greet()
         link.send(batch)
         link.finish()
-        link.commit([link.attempt], batch.num_rows)
+        link.commit([link.session.attempt], batch.num_rows)
     assert log_rows(tmp_path).num_rows == batch.num_rows
 
 

@@ -326,16 +326,16 @@ def test_a_silent_sender_that_has_lent_its_window_goes_on_when_it_speaks(
         it._monotonic = lambda: now[0]
         silent.greet()
         silent.send(big)
-        wait_for(lambda: (silent._read(10), not silent._kept)[1], "the credit")
-        assert silent._credit == acceptor._WINDOW
+        wait_for(lambda: (silent._link.carry(0.01), not silent.session.kept)[1], "the credit")
+        assert silent.session.credit == acceptor._WINDOW
         now[0] += acceptor._LENDS_WINDOW_SECONDS + 1
         wait_for(lambda: it._budget == acceptor._WINDOW, "the window to be back")
         with raw(context, endpoint) as other:
             begin(other, f"{1:032x}")  # who has it now
             silent.send(big)
             silent.finish()
-            silent.commit([silent.attempt], 120, silent.digest)
-            assert silent._credit == 0
+            silent.commit([silent.session.attempt], 120, silent.digest)
+            assert silent.session.credit == 0
     assert len(values(tmp_path)) == 120
 
 

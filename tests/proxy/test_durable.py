@@ -26,7 +26,7 @@ from zmq_datasource import (
 )
 from zmq_datasource.log.storage import LogStorage
 from zmq_datasource.log.writer import LogWriter
-from zmq_datasource.proxy import durable, replays
+from zmq_datasource.proxy import durable, durable_session, replays
 from zmq_datasource.proxy.pipes import start_line
 from zmq_datasource.proxy.rows import Messages
 from zmq_datasource.proxy.subscriptions import Subscription, Subscriptions
@@ -643,7 +643,7 @@ def test_an_unexpected_error_at_one_subscriber_leaves_the_others_alone(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    known, read = Subscriptions.get, durable.messages_of
+    known, read = Subscriptions.get, durable_session.messages_of
 
     def get(self: Subscriptions, name: str) -> Subscription | None:
         return known(self, name) if name != "unlucky" else 1 // 0  # type: ignore[return-value]
@@ -662,12 +662,12 @@ def test_an_unexpected_error_at_one_subscriber_leaves_the_others_alone(
             ):
                 pass
             with DurableSubscriber(proxy.sides["durable"], "other", topics=["b"]) as other:
-                monkeypatch.setattr(durable, "messages_of", messages_of)
+                monkeypatch.setattr(durable_session, "messages_of", messages_of)
                 feed(context, proxy, [b"b", b"bad"], [b"a", b"good"])
                 with pytest.raises(SubscriptionError, match="an unexpected error of the proxy"):
                     other.receive(30)
                 assert take(me, 1) == [b"good"]
-                monkeypatch.setattr(durable, "messages_of", read)
+                monkeypatch.setattr(durable_session, "messages_of", read)
             with DurableSubscriber(proxy.sides["durable"], "other", topics=["b"]) as other:
                 assert take(other, 1) == [b"bad"]  # its position has not moved
         assert proxy.failure is None

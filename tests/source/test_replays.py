@@ -23,17 +23,15 @@ from tests.source.test_losses import (
     wait_for_rows,
     wait_for_silence,
 )
-from tests.support import Socket, free_endpoint, log_rows, stream_options, wait_for
+from tests.support import Socket, free_endpoint, log_rows, wait_for
 from tests.support.middlebox import Middlebox
 from tests.support.proxies import ProxyThreads, endpoints
 from tests.support.publishers import Publisher
-from zmq_datasource.counters import SourceCounters
-from zmq_datasource.options import BatchReadOptions, Numbering
+from zmq_datasource.options import BatchReadOptions
 from zmq_datasource.options.parser import parse
-from zmq_datasource.sequences import Judge
 from zmq_datasource.source.ingest import Ingest
 from zmq_datasource.source.receiver import Receiver
-from zmq_datasource.source.replayer import Replayer
+from zmq_datasource.source.replay_session import ReplaySession
 from zmq_datasource.spark.batch_reader import ZmqLiveReader
 
 pytestmark = pytest.mark.spark  # no Spark, but a process or two for each test
@@ -171,17 +169,17 @@ def test_a_subscriber_that_came_late_asks_for_no_history(tmp_path: Path) -> None
 
 def asked_while_silent(ingest: Ingest) -> bool:
     """Whether a silent feed has been asked, once it was time to."""
-    replayer = replayer_of(ingest)
-    wait_for(lambda: replayer._all_asked, "the end of the silence")
-    return replayer._request is not None
+    session = session_of(ingest)
+    wait_for(lambda: session._all_asked, "the end of the silence")
+    return session._request is not None
 
 
-def replayer_of(ingest: Ingest) -> Replayer:
+def session_of(ingest: Ingest) -> ReplaySession:
     receiver = ingest._receiver
     assert isinstance(receiver, Receiver)
     replayer = receiver._channels[0].replayer
     assert replayer is not None
-    return replayer
+    return replayer.session
 
 
 def test_history_that_was_asked_for_is_fetched_though_the_first_answer_had_none(tmp_path: Path) -> None:
@@ -330,55 +328,7 @@ def test_a_read_does_not_wait_for_a_replay_that_nobody_serves(tmp_path: Path) ->
         assert time.monotonic() - before < 5
 
 
-# When it asks.
-
-
-class Asking:
-    """A replayer whose time is told by the test, of a publisher that has sent the numbers 0 to 4."""
-
-    def __init__(self, router: RouterOnItsOwnTerms) -> None:
-        self.now = 0.0
-        feed = "tcp://feed:1"
-        options = stream_options(connect=feed, framing="vllm", replayEndpoint=router.endpoint)
-        self.judge = Judge(Numbering(("endpoint",)), 10, 10)
-        self.judge.judge([feed.encode()] * 5, range(5), lambda row: 0)
-        (endpoint,), (replay,) = options.connect, options.replay_endpoint
-        self.replayer = Replayer(options, endpoint, replay, SourceCounters(), lambda: self.now)
-        self.replayer.open()
-        wait_for(lambda: (self.replayer.keep_alive(), self.replayer._reachable)[1], "the connection")
-
-    def times(self, seconds: float) -> list[float]:
-        """When it asks, in this many seconds more; each answer is that there is nothing."""
-        asked, end = [], self.now + seconds
-        while self.now < end:
-            self.now += 0.5
-            if not self.replayer.due:
-                continue
-            self.replayer.step(self.judge, False, 5)
-            asked.append(self.now)
-            assert self.replayer.socket.poll(10_000)
-            self.replayer.receive(10, 1 << 20)
-            assert self.replayer.take(self.judge) == ([], False)
-            self.replayer.step(self.judge, False, 5)
-        return asked
-
-
-def test_a_silent_feed_is_asked_after_a_second_then_ever_more_rarely(context: Context) -> None:
-    with RouterOnItsOwnTerms(context, []) as router:
-        asking = Asking(router)
-        try:
-            assert asking.times(200) == [1, 3, 7, 15, 31, 63, 123, 183]
-            asking.replayer.heard()
-            assert asking.times(5) == [201, 203]
-            asking.replayer.postpone()  # nothing was received in the meantime: that was no silence
-            assert asking.times(5) == [209]
-            assert asking.replayer.still_asking() is False
-            asking.replayer.heard()
-            assert asking.replayer.still_asking() is True
-            assert asking.times(1) == [210.5]
-            assert asking.replayer.still_asking() is False
-        finally:
-            asking.replayer.close()
+# When it asks (test_replay_session tries it by a clock).
 
 
 def test_a_full_log_asks_for_nothing(tmp_path: Path) -> None:
@@ -387,8 +337,8 @@ def test_a_full_log_asks_for_nothing(tmp_path: Path) -> None:
         publisher.ask("send 200 1000")
         wait_for(lambda: ingest.log.full, "the full log")
         asked = publisher.ask("requests")["count"]
-        silent_at = replayer_of(ingest)._silent_at
-        wait_for(lambda: replayer_of(ingest)._silent_at > silent_at + 1.5, "a pause")
+        silent_at = session_of(ingest)._silent_at
+        wait_for(lambda: session_of(ingest)._silent_at > silent_at + 1.5, "a pause")
         assert publisher.ask("requests")["count"] == asked
         wait_for(lambda: (ingest.log.commit(ingest.seal()), ingest.counters.received >= 200)[1], "the others")
         assert totals(ingest).lost == 0
@@ -403,12 +353,12 @@ def test_what_a_proxy_published_to_nobody_is_fetched_from_it(context: Context, t
     with ProxyThreads(tmp_path / "proxy", sides), context.socket(zmq.PUSH) as push:
         push.connect(sides["pull"])
         with ingesting(tmp_path / "log", **options) as ingest:
-            replayer = replayer_of(ingest)
-            wait_for(lambda: replayer.live is not None or ingest.seal(), "the subscription")
+            session = session_of(ingest)
+            wait_for(lambda: session.live is not None or ingest.seal(), "the subscription")
             wait_for(lambda: (push.send(b"0"), ingest.seal())[1], "the first message")
             first = sequences(tmp_path / "log")[0]
-            replayer.heard()
-            wait_for(lambda: replayer._all_asked, "an answer without messages")
+            session.heard(time.monotonic())
+            wait_for(lambda: session._all_asked, "an answer without messages")
             known = ingest.log.durable_end
         for n in range(50):
             push.send(b"%d" % n)

@@ -1,6 +1,6 @@
 """Transactions over DEALER and ROUTER: every batch whole and once, whoever dies.
 
-``protocol`` is the bytes, ``uplink`` the sending end and ``acceptor`` the receiving one; ``committer`` writes a
-transaction into the log, ``transactions`` knows which are there, ``digests`` whether one is the same. ``producer`` is
-the client for programs without Spark.
+``protocol`` is the bytes; ``sender_session`` and ``uplink``, which carries it, are the sending end, ``acceptor`` is the
+receiving one; ``committer`` writes a transaction into the log, ``transactions`` knows which are there, ``digests``
+whether one is the same. ``producer`` is the client for programs without Spark.
 """

@@ -114,9 +114,7 @@ class Producer:
             SocketError: The receiver does not answer.
         """
         with self._lock:
-            uplink = self._connected()
-            uplink.ask()
-            return uplink.committed
+            return self._connected().ask()
 
     def send(self, value: bytes | str, topic: bytes | str | None = None) -> None:
         """Keep a message for the next ``flush``; flush first if there is no room.
@@ -220,26 +218,26 @@ class Producer:
 
     def _stage_and_commit(self, transaction: _Transaction) -> None:
         uplink = self._connected()
-        uplink.ask()
+        session, committed = uplink.session, uplink.ask()
         if transaction.number is None:
             if self._next is None:
-                self._next = 0 if uplink.committed is None else uplink.committed + 1
+                self._next = 0 if committed is None else committed + 1
             transaction.number = self._next
-        if uplink.committed is not None and uplink.committed >= transaction.number:
+        if committed is not None and committed >= transaction.number:
             self._check_ours(transaction, uplink)
             return
-        uplink.number(transaction.number)
+        session.number = transaction.number
         columns: dict[str, pa.Array] = {"value": pa.array(transaction.values, pa.binary())}
         if any(topic is not None for topic in transaction.topics):
             columns["topic"] = pa.array(transaction.topics, pa.binary())
         uplink.send(pa.record_batch(columns))
         uplink.finish()
-        transaction.asked.add(uplink.attempt)
-        uplink.commit([uplink.attempt], uplink.rows, uplink.digest)
+        transaction.asked.add(session.attempt)
+        uplink.commit([session.attempt], session.rows, uplink.digest)
         self._check_ours(transaction, uplink)
 
     def _check_ours(self, transaction: _Transaction, uplink: Uplink) -> None:
-        if uplink.by not in transaction.asked:
+        if uplink.session.by not in transaction.asked:
             raise TransactionError(
                 f"committing transaction {transaction.number} of {self._name}: it is in the log already, from another "
                 "producer of this name; give each a name of its own. What was sent is kept"

@@ -14,4 +14,5 @@ how far its subscribers have come, and the live process deletes nothing that the
 The server ends with the live process, which starts another one if it is killed.
 
 ``handle`` is the proxy from Python: it starts the live process, which ends with whoever started it.
+``subscriber`` is the client of durable subscribers; ``subscriber_session`` is its side of their conversation.
 """

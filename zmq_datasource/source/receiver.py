@@ -99,7 +99,7 @@ class _Channel:
     @property
     def held(self) -> bool:
         """Whether the live flow waits for history."""
-        return self.replayer is not None and self.replayer.first
+        return self.replayer is not None and self.replayer.session.first
 
 
 class Receiver:
@@ -195,12 +195,12 @@ class Receiver:
     @property
     def pending(self) -> int:
         """Messages received but not handed over yet."""
-        return len(self._messages) + sum(c.replayer.pending for c in self._channels if c.replayer)
+        return len(self._messages) + sum(c.replayer.session.pending for c in self._channels if c.replayer)
 
     @property
     def pending_bytes(self) -> int:
         """Their bytes."""
-        return self._live_bytes + sum(c.replayer.pending_bytes for c in self._channels if c.replayer)
+        return self._live_bytes + sum(c.replayer.session.pending_bytes for c in self._channels if c.replayer)
 
     @property
     def waiting(self) -> bool:
@@ -240,9 +240,9 @@ class Receiver:
         for _ in self._channels:
             channel, replayer = self._channels[self._turn], self._channels[self._turn].replayer
             if replayer is not None and replayer.socket in ready:
-                before = replayer.pending_bytes
+                before = replayer.session.pending_bytes
                 taken += replayer.receive(most, before + room)
-                room -= replayer.pending_bytes - before
+                room -= replayer.session.pending_bytes - before
             if room > 0 and channel.socket in ready and not channel.held:
                 before = self._live_bytes
                 taken += self._receive_from(channel, most, int(zmq.NOBLOCK), room)
@@ -329,9 +329,9 @@ class Receiver:
     def _take_replayed(self, channel: _Channel, replayer: Replayer) -> list[pa.RecordBatch]:
         judge = self._judge
         connection = judge.connections[channel.name.encode()] = channel.connection()
-        replayer.live = connection if channel.opened.watch.peers else None
+        replayer.session.live = connection if channel.opened.watch.peers else None
         batches = []
-        first, onwards, sock = replayer.first, replayer.onwards, replayer.socket
+        first, onwards, sock = replayer.session.first, replayer.session.onwards, replayer.socket
         replies, anew = replayer.take(judge)
         if replies:
             run = Run(int(self._clock() * 1_000_000), len(replies), channel.name, connection)
@@ -342,7 +342,7 @@ class Receiver:
         given_up = replayer.step(judge, live_waits, self.intake.first_sequence(channel.name))
         self.intake.settle(given_up)
         self._incidents.lose(given_up)
-        if (replayer.first, replayer.socket) != (first, sock):
+        if (replayer.session.first, replayer.socket) != (first, sock):
             self._watch_sockets()
         return batches
 
@@ -367,7 +367,7 @@ class Receiver:
 
         May be called by any thread.
         """
-        asking = [c.replayer.still_asking() for c in self._channels if c.replayer]  # each is hurried
+        asking = [c.replayer.session.still_asking() for c in self._channels if c.replayer]  # each is hurried
         return any(asking)
 
     def settle(self, patience: float) -> None:

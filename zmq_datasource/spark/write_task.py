@@ -84,10 +84,10 @@ def _stage(
             counters.rows += batch.num_rows
         if not committed:
             uplink.finish()
-            report.attempt = uplink.attempt
+            report.attempt = uplink.session.attempt
         report.digest = uplink.digest
         counters.peers, counters.sndhwm = uplink.peers, uplink.sndhwm
-    counters.sent, counters.bytes = counters.rows, uplink.bytes
+    counters.sent, counters.bytes = counters.rows, uplink.session.bytes
     counters.blocked_seconds = uplink.blocked_seconds
 
 

@@ -1,0 +1,313 @@
+"""The sender's side of the acknowledged transport, without a socket and by a clock of the test's own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pyarrow as pa
+import pytest
+
+from zmq_datasource.acknowledged.protocol import (
+    Abort,
+    Aborted,
+    Commit,
+    Committed,
+    Credit,
+    Data,
+    End,
+    Hello,
+    Message,
+    Refusal,
+    Staged,
+    Welcome,
+    decode,
+    encode,
+)
+from zmq_datasource.acknowledged.sender_session import (
+    ASK_AGAIN_SECONDS,
+    AttemptLostError,
+    SenderSession,
+)
+from zmq_datasource.errors import RowError, SendTimeoutError, TransactionError
+
+TIMEOUT = 10.0
+ROW = pa.record_batch({"value": [b"x" * 100]})
+
+
+def session() -> SenderSession:
+    return SenderSession("me", 7, 0, TIMEOUT, "tcp://receiver:1")
+
+
+def said(session: SenderSession) -> list[Message]:
+    """What is to be sent, as if it were sent now."""
+    messages = [decode(frames)[0] for frames in session.outbox]
+    session.outbox.clear()
+    return messages
+
+
+def welcome(
+    session: SenderSession, received: int = 0, credit: int = 1000, **fields: int | str
+) -> list[bytes]:
+    told = {"committed": None, "by": None, "limit": 1 << 20, **fields}
+    return encode(Welcome(attempt=session.attempt, credit=credit, received=received, **told))  # type: ignore[arg-type]
+
+
+def greeted(credit: int = 1000) -> SenderSession:
+    """At the time 0."""
+    it = session()
+    it.ask(0)
+    it.receive(welcome(it, credit=credit), 0)
+    said(it)
+    return it
+
+
+def push(it: SenderSession) -> int:
+    """One row; its size."""
+    size, frames = it.pack(ROW)
+    it.push(size, frames, 1)
+    return size
+
+
+def credit(it: SenderSession, received: int) -> list[bytes]:
+    return encode(Credit(attempt=it.attempt, received=received))
+
+
+def indices(messages: list[Message]) -> list[int]:
+    return [message.index for message in messages if isinstance(message, Data)]
+
+
+# Asking.
+
+
+def test_a_greeting_waits_for_its_welcome() -> None:
+    it = session()
+    it.ask(0)
+    assert said(it) == [Hello(attempt=it.attempt, producer="me")]
+    assert it.waiting
+    it.receive(welcome(it, committed=6, by="f" * 32), 1)
+    assert not it.waiting
+    assert (it.committed, it.by, it.credit) == (6, "f" * 32, 1000)
+
+
+def test_an_answer_that_does_not_come_is_asked_for_again_until_the_timeout() -> None:
+    it = session()
+    it.ask(0)
+    said(it)
+    asked = []
+    now = 0.0
+    with pytest.raises(SendTimeoutError, match=r"waiting 10\.0 for a welcome from tcp://receiver:1: nothing"):
+        while now < 2 * TIMEOUT:
+            now += 0.5
+            it.wake(now)
+            asked += [now] * len(said(it))
+    assert asked == [ASK_AGAIN_SECONDS * n for n in range(1, 5)]
+    assert now == TIMEOUT
+
+
+def test_a_new_connection_is_asked_at_once() -> None:
+    it = session()
+    it.ask(0)
+    it.connected(0.5)
+    assert said(it) == [Hello(attempt=it.attempt, producer="me")], "what waited for the old one is void"
+    it.wake(2)
+    assert said(it) == []
+    it.wake(2.5)
+    assert len(said(it)) == 1
+
+
+def test_answers_to_another_attempt_are_none() -> None:
+    it = session()
+    it.ask(0)
+    old = welcome(it)
+    it.renew()
+    it.ask(0)
+    for frames in (
+        old,
+        encode(Credit(attempt="f" * 32, received=3)),
+        encode(Staged(attempt="f" * 32, rows=1)),
+    ):
+        it.receive(frames, 1)
+    it.receive(encode(Refusal(code="no_room", reason="full", attempt="f" * 32)), 1)
+    assert it.waiting
+
+
+@pytest.mark.parametrize("code", ["unknown", "no_room"])
+def test_a_refusal_is_raised(code: str) -> None:
+    it = session()
+    it.ask(0)
+    with pytest.raises(TransactionError, match=rf"refused \({code}\): because") as raised:
+        it.receive(encode(Refusal(code=code, reason="because", attempt=it.attempt)), 1)
+    assert isinstance(raised.value, AttemptLostError) == (code == "unknown")
+
+
+# Credit.
+
+
+def test_there_is_room_for_as_much_as_the_credit_and_for_one_message_always() -> None:
+    it = greeted(credit=0)
+    assert it.has_room(1 << 30)
+    size = push(it)
+    assert not it.has_room(1)
+    it.receive(welcome(it, received=1, credit=2 * size), 0)
+    push(it)
+    assert it.has_room(size)
+    push(it)
+    assert not it.has_room(1)
+
+
+def test_room_comes_with_credit_and_is_not_asked_for_at_once() -> None:
+    it = greeted()
+    sizes = [push(it) for _ in range(9)]
+    said(it)
+    it.wait_for_room(200, 0)
+    assert it.waiting
+    assert said(it) == []
+    it.receive(credit(it, 3), 1)
+    assert not it.waiting
+    assert it.kept_bytes == sum(sizes[3:])
+
+
+def test_waiting_for_room_that_is_there_is_no_waiting() -> None:
+    it = greeted()
+    it.wait_for_room(200, 0)
+    assert not it.waiting
+
+
+def test_progress_puts_off_the_timeout() -> None:
+    it = greeted()
+    for _ in range(9):
+        push(it)
+    it.wait_until_taken(0)
+    for received in range(1, 9):
+        it.receive(credit(it, received), received * (TIMEOUT - 1))
+        it.wake(received * (TIMEOUT - 1))
+    with pytest.raises(SendTimeoutError, match="the last credit"):
+        it.wake(9 * (TIMEOUT - 1) + 1)
+
+
+def test_messages_that_bring_nothing_do_not() -> None:
+    it = greeted()
+    push(it)
+    it.wait_until_taken(0)
+    it.receive(credit(it, 0), TIMEOUT - 1)
+    with pytest.raises(SendTimeoutError):
+        it.receive(credit(it, 0), TIMEOUT)
+
+
+def test_a_row_larger_than_the_receiver_takes_is_an_error() -> None:
+    it = session()
+    it.ask(0)
+    it.receive(welcome(it, limit=50), 0)
+    with pytest.raises(RowError, match="of 100 bytes: the receiver takes 50 at most"):
+        it.pack(ROW)
+
+
+# A connection that is lost.
+
+
+def test_what_the_receiver_has_not_is_sent_again_from_where_it_is() -> None:
+    it = greeted()
+    for _ in range(5):
+        push(it)
+    assert indices(said(it)) == [0, 1, 2, 3, 4]
+    it.receive(credit(it, 1), 1)
+    it.wait_until_taken(1)
+    it.connected(2)
+    assert said(it) == [Hello(attempt=it.attempt, producer="me")]
+    it.receive(welcome(it, received=3), 3)
+    assert indices(said(it)) == [3, 4]
+    it.receive(credit(it, 5), 4)
+    assert not it.waiting
+    assert it.kept_bytes == 0
+
+
+def test_a_connection_that_is_lost_while_nothing_is_waited_for_costs_nothing() -> None:
+    it = greeted()
+    push(it)
+    push(it)
+    it.connected(1)
+    assert said(it) == [Hello(attempt=it.attempt, producer="me")], "data for the old one is not sent as it is"
+    it.receive(welcome(it), 2)
+    assert indices(said(it)) == [0, 1]
+
+
+def test_an_end_is_asked_for_again_behind_what_was_lost() -> None:
+    it = greeted()
+    push(it)
+    it.receive(credit(it, 1), 0)
+    said(it)
+    it.end(0)
+    end = End(attempt=it.attempt, producer="me", number=7, partition=0, messages=1, rows=1)
+    assert said(it) == [end]
+    it.connected(1)
+    assert said(it) == [end], "the receiver has all of it"
+    it.receive(encode(Staged(attempt=it.attempt, rows=1)), 2)
+    assert not it.waiting
+
+
+def test_a_receiver_that_has_forgotten_what_it_took_ends_the_attempt() -> None:
+    it = greeted()
+    push(it)
+    it.receive(credit(it, 1), 0)
+    push(it)
+    it.wait_until_taken(0)
+    it.connected(1)
+    with pytest.raises(AttemptLostError, match="it has restarted"):
+        it.receive(welcome(it, received=0), 2)
+
+
+# Transactions.
+
+
+def commit(it: SenderSession, now: float = 0) -> None:
+    it.commit([it.attempt], 1, 255, now)
+
+
+def test_a_commit_is_repeated_until_it_is_answered() -> None:
+    it = session()
+    commit(it)
+    asked = said(it)
+    assert asked == [
+        Commit(producer="me", number=7, attempts=[it.attempt], rows=1, digest="00000000000000ff")
+    ]
+    it.wake(ASK_AGAIN_SECONDS)
+    assert said(it) == asked
+    for producer, number in (("me", 6), ("you", 7)):
+        it.receive(encode(Committed(producer=producer, number=number, again=False, by=None)), 3)
+        assert it.waiting
+    it.receive(encode(Committed(producer="me", number=7, again=True, by=it.attempt)), 3)
+    assert not it.waiting
+    assert (it.again, it.by) == (True, it.attempt)
+
+
+def test_an_abort_waits_for_its_answer() -> None:
+    it = session()
+    it.abort(["f" * 32], 0)
+    assert said(it) == [Abort(producer="me", number=7, attempts=["f" * 32])]
+    it.receive(encode(Aborted(producer="me", number=7)), 1)
+    assert not it.waiting
+
+
+def stage(it: SenderSession) -> None:
+    it.ask(0)
+    it.receive(welcome(it), 0)
+    it.end(0)
+    it.receive(encode(Staged(attempt=it.attempt, rows=0)), 0)
+    said(it)
+
+
+@pytest.mark.parametrize(
+    ("before", "given_back"),
+    [(lambda it: None, False), (lambda it: (it.ask(0), said(it))[0], True), (stage, False)],
+)
+def test_an_attempt_that_was_announced_and_not_staged_is_given_back(
+    before: Callable[[SenderSession], None], given_back: bool
+) -> None:
+    it = session()
+    before(it)
+    attempt = it.attempt
+    it.renew()
+    assert it.attempt != attempt
+    aborted = [Abort(producer="me", number=7, attempts=[attempt])] if given_back else []
+    assert said(it) == aborted
+    assert not it.waiting

@@ -1,0 +1,361 @@
+"""When a publisher is asked for messages again, and what of its replies is believed: without a socket, by a clock."""
+
+from __future__ import annotations
+
+import pytest
+
+from zmq_datasource.counters import SourceCounters
+from zmq_datasource.messages.framing.replay import END, request
+from zmq_datasource.options import Numbering
+from zmq_datasource.sequences import Gap, Judge, Sample
+from zmq_datasource.sequences.judge import Verdict
+from zmq_datasource.source.replay_session import ReplaySession
+
+FEED = "tcp://feed:1"
+KEY = FEED.encode()
+TIMEOUT = 10.0
+
+
+class Asking:
+    """A session at a publisher that has sent the numbers 0 to 4, and the live flow's judge; at the time 0."""
+
+    def __init__(self, heard: int = 5, sample: bool = False) -> None:
+        self.now = 0.0
+        self.counters = SourceCounters()
+        self.it = ReplaySession(FEED, "tcp://replays:1", TIMEOUT, self.counters)
+        self.it.reachable = True
+        self.judge = Judge(Numbering(("endpoint",)), 10, 10)
+        self.it.heard(self.now)
+        self.live(1)
+        if heard:
+            self.hear(*range(heard))
+        if sample:
+            self.judge.counters[KEY].sample = Sample.of(4, b"4")
+
+    def live(self, connection: int | None) -> None:
+        """Which connection of the live flow is up."""
+        self.it.live = connection
+        self.judge.connections[KEY] = connection or 0
+
+    def hear(self, *numbers: int) -> None:
+        """The live flow brings these."""
+        self.judge.judge([KEY] * len(numbers), numbers, lambda row: 0)
+        self.it.heard(self.now)
+
+    def step(self, live_waits: bool = False) -> list[Gap]:
+        return self.it.step(self.judge, live_waits, self.judge.next_number(KEY) or 0, self.now)
+
+    def asked(self) -> list[int]:
+        """From where on it asks, as if it were sent now."""
+        starts = [int.from_bytes(frames[1], "big") for frames in self.it.outbox]
+        assert list(self.it.outbox) == [request(start) for start in starts]
+        self.it.outbox.clear()
+        return starts
+
+    def reply(self, *numbers: int | None, value: str = "") -> None:
+        """None is the end."""
+        for number in numbers:
+            frames = (
+                [END, b""] if number is None else [number.to_bytes(8, "big"), f"{value}{number}".encode()]
+            )
+            self.it.receive([b"", *frames], self.now)
+
+    def take(self) -> tuple[list[int | None], bool]:
+        """Replies, judged as the intake does; and whether they are of a publisher that has restarted."""
+        onwards = self.it.onwards
+        replies, anew = self.it.take(self.judge, self.now)
+        if anew:
+            self.judge.begin_anew(KEY, 0, Verdict())
+        for reply in replies:
+            assert reply.sequence is not None
+            self.judge.judge_replayed(KEY, reply.sequence, 0, onwards, Verdict())
+        return [reply.sequence for reply in replies], anew
+
+    def redials(self) -> bool:
+        """As the link does."""
+        redial, self.it.redial = self.it.redial, False
+        return redial
+
+    def times(self, seconds: float) -> list[float]:
+        """When it asks, in this many seconds more; each answer is that there is nothing."""
+        asked, end = [], self.now + seconds
+        while self.now < end:
+            self.now += 0.5
+            if not self.it.is_due(self.now):
+                continue
+            self.step()
+            asked += [self.now] * len(self.asked())
+            self.reply(None)
+            assert self.take() == ([], False)
+            self.step()
+        return asked
+
+    def lost(self) -> int:
+        return self.judge.totals.lost
+
+
+# What follows.
+
+
+def test_a_silent_feed_is_asked_after_a_second_then_ever_more_rarely() -> None:
+    asking = Asking()
+    assert asking.times(200) == [1, 3, 7, 15, 31, 63, 123, 183]
+    asking.it.heard(asking.now)
+    assert asking.times(5) == [201, 203]
+    asking.it.postpone(asking.now)  # nothing was received in the meantime: that was no silence
+    assert asking.times(5) == [209]
+    assert asking.it.still_asking() is False
+    asking.it.heard(asking.now)
+    assert asking.it.still_asking() is True
+    assert asking.times(1) == [210.5]
+    assert asking.it.still_asking() is False
+
+
+def test_a_publisher_that_is_not_connected_is_not_asked() -> None:
+    asking = Asking()
+    asking.it.reachable = False
+    assert asking.times(100) == []
+    assert asking.it.still_asking() is False
+
+
+def test_a_feed_whose_messages_wait_is_not_silent() -> None:
+    asking = Asking()
+    asking.now = 1.0
+    asking.step(live_waits=True)
+    assert asking.asked() == []
+    assert not asking.it.is_due(1.5)
+
+
+def test_what_was_lost_at_the_end_of_a_burst_is_asked_for_with_a_message_that_is_known() -> None:
+    asking = Asking(sample=True)
+    asking.now = 1.0
+    asking.step()
+    assert asking.asked() == [4]
+    asking.reply(4, 5, 6, None)
+    assert asking.take() == ([4, 5, 6], False)
+    assert asking.step() == []
+    assert asking.judge.next_number(KEY) == 7
+    assert not asking.it.is_due(1.5)
+    assert asking.it.is_due(2.0), "it has brought something, so there may be more"
+
+
+# Gaps.
+
+
+def with_gaps() -> Asking:
+    """The numbers 5 and 6, and 8, are missing; and asked for."""
+    asking = Asking()
+    asking.hear(7, 9)
+    assert asking.step() == []
+    assert asking.asked() == [5]
+    return asking
+
+
+def test_a_gap_is_filled_by_one_request() -> None:
+    asking = with_gaps()
+    asking.reply(5, 6, 7, 8, 9, None)
+    assert asking.take() == ([5, 6, 7, 8, 9], False)
+    assert asking.step() == []
+    assert (asking.lost(), asking.judge.totals.duplicates) == (0, 0)
+    asking.now = 0.9
+    asking.step()
+    assert asking.asked() == []
+
+
+def test_what_a_replay_did_not_bring_is_asked_for_again_as_long_as_each_brings_something() -> None:
+    asking = with_gaps()
+    for sequence, start in ((6, 5), (5, 8)):
+        asking.reply(sequence, None)
+        asking.take()
+        assert asking.step() == []
+        asking.now += 0.2
+        assert asking.step() == []
+        assert asking.asked() == [start]
+    asking.reply(None)
+    asking.take()
+    assert [(gap.first, gap.last) for gap in asking.step()] == [(8, 8)], "a whole replay had nothing of it"
+    assert not asking.redials()
+
+
+def test_it_is_not_asked_as_fast_as_a_publisher_loses() -> None:
+    asking = with_gaps()
+    asking.reply(5, None)
+    asking.take()
+    asking.step()
+    assert asking.asked() == []
+    asking.now = 0.1
+    asking.step()
+    assert asking.asked() == [6]
+
+
+def test_after_silence_it_is_asked_three_times_each_on_a_new_connection() -> None:
+    asking = with_gaps()
+    given_up: list[Gap] = []
+    asked = []
+    while not given_up and asking.now < 100:
+        asking.now += 0.5
+        given_up = asking.step()
+        asked += [(asking.now, start, asking.redials()) for start in asking.asked()]
+    assert asked == [(10.0, 5, True), (20.0, 5, True)]
+    assert asking.now == 30.0
+    assert [(gap.first, gap.last) for gap in given_up] == [(5, 6), (8, 8)]
+
+
+def test_a_reply_puts_off_the_silence_and_so_does_a_pause_of_ours() -> None:
+    asking = with_gaps()
+    asking.now = 9.0
+    asking.reply(5)
+    asking.now = 18.0
+    assert not asking.it.is_due(asking.now)
+    asking.it.postpone(asking.now)
+    asking.now = 27.0
+    assert not asking.it.is_due(asking.now)
+    asking.now = 28.0
+    assert asking.it.is_due(asking.now)
+
+
+def test_a_request_that_cannot_leave_ends_in_silence() -> None:
+    asking = Asking()
+    asking.hear(7)
+    asking.step()
+    asking.it.blocked()
+    assert not asking.it.outbox
+    asking.now = TIMEOUT
+    asking.step()
+    assert asking.asked() == [5]
+
+
+# Whose replies they are.
+
+
+def test_what_comes_unasked_is_left_alone() -> None:
+    asking = Asking()
+    asking.reply(5, 6, None)
+    assert asking.it.pending == 0
+    assert asking.take() == ([], False)
+
+
+def test_replies_are_counted_until_they_are_taken() -> None:
+    asking = with_gaps()
+    asking.reply(5, 6)
+    assert asking.it.pending == 2
+    assert asking.it.pending_bytes > 2
+    asking.take()
+    assert (asking.it.pending, asking.it.pending_bytes) == (0, 0)
+
+
+@pytest.mark.parametrize("what", ["our connection", "the live connection", "a restart"])
+def test_a_request_is_void_after(what: str) -> None:
+    asking = with_gaps()
+    asking.reply(5, 6)
+    if what == "our connection":
+        asking.it.connected(asking.now)
+    elif what == "the live connection":
+        asking.live(2)
+    else:
+        asking.hear(0)
+    assert asking.take() == ([], False)
+    assert asking.redials(), "late replies are not taken for new ones"
+    assert asking.it.pending == 0
+
+
+def test_a_replay_with_another_message_is_not_believed_where_nobody_can_have_restarted(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    asking = Asking(sample=True)
+    asking.now = 1.0
+    asking.step()
+    asking.asked()
+    asking.reply(4, 5, None, value="another ")
+    assert asking.take() == ([], False)
+    assert asking.redials()
+    assert "repeats sequence 4 with another value" in caplog.text
+    asking.step()
+    assert asking.asked() == []
+
+
+def reconnected() -> Asking:
+    """The live flow is connected anew; what follows is asked for."""
+    asking = Asking(sample=True)
+    asking.live(2)
+    asking.now = 1.0
+    asking.step()
+    assert asking.asked() == [4]
+    return asking
+
+
+def test_the_same_message_on_a_new_connection_is_of_the_same_publisher() -> None:
+    asking = reconnected()
+    asking.reply(4, 5, None)
+    assert asking.take() == ([4, 5], False)
+    assert asking.judge.is_certain(KEY)
+    assert asking.judge.totals.restarts == 0
+
+
+def test_another_message_on_a_new_connection_is_of_a_new_life_and_all_of_it_is_asked_for() -> None:
+    asking = reconnected()
+    asking.reply(4, 5, None, value="another ")
+    assert asking.take() == ([], False)
+    assert asking.redials()
+    assert asking.asked() == [0]
+    asking.reply(0, 1, 2, None)
+    assert asking.take() == ([0, 1, 2], True)
+    assert (asking.judge.totals.restarts, asking.judge.next_number(KEY)) == (1, 3)
+
+
+def test_a_publisher_that_has_nothing_from_there_on_is_asked_for_all_it_has() -> None:
+    asking = reconnected()
+    asking.reply(None)
+    assert asking.take() == ([], False)
+    assert asking.step() == []
+    assert asking.asked() == [0]
+    assert not asking.redials()
+
+
+def test_gaps_of_before_wait_until_it_is_known_who_is_there() -> None:
+    asking = Asking(sample=True)
+    asking.hear(7)
+    asking.live(2)
+    asking.step()
+    assert asking.asked() == [4], "what follows the last known message, not the gap"
+    asking.reply(4, 8, None)
+    asking.take()
+    assert asking.judge.is_certain(KEY)
+    asking.step()
+    asking.now = 0.2
+    asking.step()
+    assert asking.asked() == [5]
+
+
+def test_what_makes_no_sense_is_counted(caplog: pytest.LogCaptureFixture) -> None:
+    asking = with_gaps()
+    asking.it.receive([b"", b"?"], 0)
+    assert asking.counters.malformed_replies == 1
+    assert "makes no sense" in caplog.text
+    assert asking.it.pending == 0
+
+
+# History.
+
+
+def test_the_live_flow_waits_for_history_until_it_has_come() -> None:
+    asking = Asking(heard=0)
+    asking.it.fetch_first(asking.judge, 0, 0)
+    assert asking.asked() == [0]
+    assert asking.it.first
+    asking.reply(0, 1, None)
+    assert asking.take() == ([0, 1], False)
+    assert asking.step() == []
+    assert not asking.it.first
+
+
+def test_history_is_waited_for_while_the_live_flow_is_silent_too() -> None:
+    asking = Asking(heard=0)
+    asking.it.fetch_first(asking.judge, 0, 0)
+    asking.asked()
+    asking.now = TIMEOUT
+    asking.step(live_waits=False)
+    assert (asking.asked(), asking.redials(), asking.it.first) == ([0], True, True)
+    asking.now = 2 * TIMEOUT
+    asking.step(live_waits=True)
+    assert (asking.asked(), asking.it.first) == ([], False)

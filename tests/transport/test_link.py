@@ -1,0 +1,156 @@
+"""What a link does for its session, over real sockets on loopback."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import zmq
+
+from tests.support import Socket, free_endpoint, wait_for
+from tests.support.middlebox import Middlebox
+from zmq_datasource.options.types import Endpoints, ZmqOptions
+from zmq_datasource.transport.link import Link, Session
+from zmq_datasource.transport.spec import SocketSpec
+
+
+class Recorder(Session):
+    """Keeps what it is told."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.received: list[list[bytes]] = []
+        self.connections = self.wakes = self.signs = 0
+        self.is_blocked = False
+
+    def receive(self, frames: list[bytes], now: float) -> None:
+        self.received.append(frames)
+
+    def wake(self, now: float) -> None:
+        self.wakes += 1
+
+    def connected(self, now: float) -> None:
+        self.connections += 1
+
+    def alive(self, now: float) -> None:
+        self.signs += 1
+
+    def blocked(self) -> None:
+        self.is_blocked = True
+
+
+@pytest.fixture
+def router(context: zmq.Context[Socket]) -> Iterator[tuple[Socket, str]]:
+    endpoint = free_endpoint()
+    with context.socket(zmq.ROUTER) as sock:
+        sock.bind(endpoint)
+        yield sock, endpoint
+
+
+def linked(endpoint: str, session: Session, **spec: int) -> Link:
+    quick = ZmqOptions({"reconnect_ivl": "20"})
+    link = Link(SocketSpec(kind="DEALER", connect=Endpoints.read(endpoint), zmq=quick, **spec), session)  # type: ignore[arg-type]
+    link.open()
+    return link
+
+
+def receive(router: Socket) -> list[bytes]:
+    assert router.poll(5000)
+    return router.recv_multipart()
+
+
+def test_messages_go_and_come_in_their_order(router: tuple[Socket, str]) -> None:
+    sock, endpoint = router
+    session = Recorder()
+    link = linked(endpoint, session)
+    try:
+        session.outbox.extend([[b"1"], [b"2", bytes(100_000)]])
+        link.carry()
+        peer, *frames = receive(sock)
+        assert frames == [b"1"]
+        assert receive(sock) == [peer, b"2", bytes(100_000)]
+        assert not session.outbox
+        sock.send_multipart([peer, b"a"])
+        sock.send_multipart([peer, b"b", b""])
+        wait_for(lambda: (link.carry(), len(session.received) == 2)[1], "both answers")
+        assert session.received == [[b"a"], [b"b", b""]]
+        assert session.connections == 0, "the first connection is nothing new"
+    finally:
+        link.close(0)
+
+
+def test_a_session_is_woken_while_nothing_comes(router: tuple[Socket, str]) -> None:
+    session = Recorder()
+    link = linked(router[1], session)
+    try:
+        for _ in range(3):
+            link.carry(0.001)
+        assert session.wakes == 3
+    finally:
+        link.close(0)
+
+
+def test_a_connection_that_was_made_anew_is_told(router: tuple[Socket, str]) -> None:
+    sock, endpoint = router
+    session = Recorder()
+    with Middlebox(endpoint) as between:
+        link = linked(between.endpoint, session)
+        try:
+            session.outbox.append([b"1"])
+            wait_for(lambda: (link.carry(), sock.poll(0))[1], "the first message")
+            between.reset()
+            wait_for(lambda: (link.carry(), session.connections == 1)[1], "the news")
+        finally:
+            link.close(0)
+
+
+def test_bytes_of_a_message_that_is_not_whole_are_a_sign_of_life(router: tuple[Socket, str]) -> None:
+    sock, endpoint = router
+    session = Recorder()
+    with Middlebox(endpoint) as between:
+        between.bytes_per_second = 1_000_000
+        link = linked(between.endpoint, session)
+        try:
+            session.outbox.append([b"1"])
+            link.carry()
+            sock.send_multipart([receive(sock)[0], bytes(4_000_000)])
+            wait_for(lambda: (link.carry(), session.signs >= 3)[1], "signs of life")
+            assert not session.received
+        finally:
+            link.close(0)
+
+
+def test_who_asks_to_redial_speaks_on_a_connection_of_its_own(router: tuple[Socket, str]) -> None:
+    sock, endpoint = router
+    session = Recorder()
+    link = linked(endpoint, session)
+    try:
+        session.outbox.append([b"before"])
+        link.carry()
+        first = receive(sock)
+        sock.send_multipart([first[0], b"late"])
+        session.redial = True
+        session.outbox.append([b"after"])
+        link.send()
+        assert not session.redial
+        second = receive(sock)
+        assert second[1:] == [b"after"]
+        assert second[0] != first[0]
+        sock.send_multipart([second[0], b"answer"])
+        wait_for(lambda: (link.carry(), session.received)[1], "the answer")
+        assert session.received == [[b"answer"]]
+        assert session.connections == 0
+    finally:
+        link.close(0)
+
+
+def test_what_a_full_queue_does_not_take_stays() -> None:
+    session = Recorder()
+    link = linked(free_endpoint(), session, sndhwm=2)
+    try:
+        session.outbox.extend([b"%d" % n] for n in range(5))
+        link.send()
+        assert session.is_blocked
+        assert list(session.outbox) == [[b"%d" % n] for n in range(2, 5)]
+    finally:
+        link.close(0)

@@ -1,0 +1,243 @@
+"""The proxy's side of the conversation with one durable subscriber: what it is owed, and how much it may have.
+
+The rules:
+
+* A subscriber has at most its credit on the way, and its share of our memory (or one message). What its system has
+  not taken counts too, whatever its credit says.
+* A position moves only by what is acknowledged, or past messages of other topics when nothing is on the way.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import deque
+from collections.abc import Sequence
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from zmq_datasource.errors import ProtocolError
+from zmq_datasource.proxy.durable_protocol import Lost, Message, Subscribe
+from zmq_datasource.proxy.rows import messages_of
+from zmq_datasource.proxy.subscriptions import Subscription, Subscriptions
+from zmq_datasource.proxy.view import Cursor
+from zmq_datasource.transport.kernel import Taken
+
+__all__ = ["DurableSession", "Wire"]
+
+_log = logging.getLogger(__name__)
+
+# Bytes that may be read ahead and on the way, however little is left.
+LEAST = 128 << 10
+_TURN_ROWS, _TURN_BYTES = 512, 4 << 20
+# What ZMTP writes in front of a frame.
+_SMALL_FRAME, _SMALL_HEADER, _LARGE_HEADER = 255, 2, 9
+_MOST_CREDIT = 1 << 20
+
+
+class Wire:
+    """What libzmq and the system hold of what was written to one connection, whatever its client says.
+
+    Without a word from the system (ipc) it is nothing, and only credit counts.
+    """
+
+    def __init__(self, taken: Taken) -> None:
+        self._taken = taken
+        self._before = self._left = taken.bytes()
+        self._written = self._looked_at = 0
+
+    def write(self, frames: Sequence[bytes]) -> None:
+        """These were given to libzmq. (What CURVE adds is not counted: then it looks like less.)"""
+        headers = (_SMALL_HEADER if len(frame) <= _SMALL_FRAME else _LARGE_HEADER for frame in frames)
+        self._written += sum(map(len, frames)) + sum(headers)
+        if self._written - self._looked_at >= LEAST:
+            self.look()
+
+    def look(self) -> None:
+        """Ask the system how much of it has left."""
+        self._left = self._taken.bytes()
+        self._looked_at = self._written
+
+    @property
+    def queued(self) -> int:
+        """Bytes that wait, as of the last look."""
+        if self._before is None or self._left is None:
+            return 0
+        return max(0, self._written - (self._left - self._before))
+
+
+class DurableSession:
+    """A subscriber that is there.
+
+    Args:
+        peer: Where to send.
+        wanted: What it has said.
+        subscription: Its own, of these ``subscriptions``.
+        cursor: Where its messages come from; at the id that it is told to come first.
+        wire: What was written to its connection, and what has left.
+
+    Attributes:
+        number: What the client calls the session.
+        begin: The id that it was told to come first.
+        wants_acked: Whether it is to be told when its position holds.
+    """
+
+    def __init__(
+        self,
+        peer: bytes,
+        wanted: Subscribe,
+        subscription: Subscription,
+        subscriptions: Subscriptions,
+        cursor: Cursor,
+        wire: Wire,
+    ) -> None:
+        self.peer, self.number = peer, wanted.session
+        self.subscription, self._subscriptions = subscription, subscriptions
+        self.cursor, self.begin = cursor, cursor.position
+        self.wire = wire
+        self._credit = min(wanted.credit, _MOST_CREDIT)
+        self._pending: deque[Message | Lost] = deque()  # read and to be sent
+        self._pending_bytes = 0
+        self._sent = 0  # messages of this session
+        self._credited = 0  # for how many of them credit has come since
+        # Of what was sent: which message of the session, its id and its size, until it is credited or acknowledged.
+        self._on_way: deque[tuple[int, int, int]] = deque()
+        self._on_way_bytes = 0
+        self._last_sent = self.begin - 1  # the highest id that was sent, or told to be lost
+        self.wants_acked = False
+
+    def is_again(self, wanted: Subscribe) -> bool:
+        """Whether that is what the session began with."""
+        known = self.subscription
+        return (self.number, known.name, known.topics) == (wanted.session, wanted.name, wanted.topics)
+
+    @property
+    def on_way(self) -> int:
+        """Messages that were sent, and neither credited nor acknowledged."""
+        return len(self._on_way)
+
+    @property
+    def held(self) -> int:
+        """Bytes of memory that it costs."""
+        return self._pending_bytes + max(self._on_way_bytes, self.wire.queued)
+
+    # What the subscriber says.
+
+    def give_credit(self, messages: int) -> None:
+        """So many messages more may be sent."""
+        self._credit = min(self._credit + messages, _MOST_CREDIT)
+        self._credited = min(self._credited + messages, self._sent)
+        self._make_room()
+
+    def acknowledge(self, id: int) -> None:  # noqa: A002
+        """Everything up to this id is done with.
+
+        Raises:
+            ProtocolError: It was not sent yet.
+        """
+        if id > self._last_sent:
+            raise ProtocolError(f"ACK of id {id}; {self._last_sent} was the last one sent")
+        subscription = self.subscription
+        subscription.next = max(subscription.next, id + 1)
+        subscription.acknowledged = time.time()
+        self.wants_acked = True
+        self._make_room()
+        self._subscriptions.change(urgent=True)
+        self._step_over()
+
+    def _make_room(self) -> None:
+        """Forget what was credited or acknowledged: it has arrived."""
+        on_way, acknowledged = self._on_way, self.subscription.next
+        while on_way and (on_way[0][0] < self._credited or on_way[0][1] < acknowledged):
+            self._on_way_bytes -= on_way.popleft()[2]
+
+    def _step_over(self) -> None:
+        """Past messages of other topics, if all that was sent is acknowledged."""
+        subscription = self.subscription
+        acknowledged = self._last_sent < subscription.next and not self._pending
+        if acknowledged and self.cursor.position > subscription.next:
+            subscription.next = self.cursor.position
+            self._subscriptions.change(urgent=False)
+
+    # What it gets.
+
+    def may_have(self, share: int) -> bool:
+        """Whether it has credit, and what is on the way is less than its share of the memory."""
+        if self._credit <= 0:
+            return False
+        queued = self.wire.queued
+        if (not self._on_way and not queued) or max(self._on_way_bytes, queued) < share:
+            return True
+        if queued < share:
+            return False
+        self.wire.look()
+        return max(self._on_way_bytes, self.wire.queued) < share
+
+    def next(self, share: int) -> Message | Lost | None:
+        """What is to be sent next, if the log has something; ``sent`` when it was."""
+        if not self._pending:
+            self._read(share)
+        return self._pending[0] if self._pending else None
+
+    def sent(self) -> None:
+        """What was next was sent."""
+        message = self._pending.popleft()
+        if isinstance(message, Lost):
+            # As if it had been sent: who dies before it acknowledges something behind it is told again.
+            self._last_sent = message.end - 1
+            return
+        size = sum(map(len, message.frames))
+        self._pending_bytes -= size
+        self._on_way.append((self._sent, message.id, size))
+        self._on_way_bytes += size
+        self._sent += 1
+        self._credit -= 1
+        self._last_sent = message.id
+        self.subscription.sent += 1
+
+    def _read(self, share: int) -> None:
+        if (lost := self.cursor.skip_lost()) is not None:
+            self._lose(Lost(*lost))
+            return
+        # What is read ahead for who takes nothing is memory too.
+        room = max(1, share - self.held)
+        batch = self.cursor.read(_TURN_ROWS, min(_TURN_BYTES, room))
+        if batch is None:
+            return
+        batch = _matching(batch, self.subscription.topics)
+        messages = messages_of(batch)
+        for at, number in enumerate(batch.column("id").to_pylist()):
+            frames = messages.frames(at)
+            self._pending.append(Message(number, tuple(frames if len(frames) > 1 else (b"", *frames))))
+            self._pending_bytes += sum(map(len, frames))
+        self._step_over()
+
+    def _lose(self, lost: Lost) -> None:
+        subscription = self.subscription
+        self._pending.append(lost)
+        subscription.lost += max(0, lost.end - max(lost.first, subscription.lost_to))
+        subscription.lost_to = max(subscription.lost_to, lost.end)
+        self._subscriptions.change(urgent=True)
+        _log.warning(
+            "durable subscriber %r: the ids %d to %d were deleted before it had them (walMaxBytes)",
+            subscription.name,
+            lost.first,
+            lost.end - 1,
+        )
+
+
+def _matching(batch: pa.RecordBatch, topics: tuple[bytes, ...]) -> pa.RecordBatch:
+    """The rows whose topic begins with one of these; a message without one has the empty topic."""
+    if not topics or b"" in topics:
+        return batch
+    names = pc.fill_null(pc.cast(batch.column("topic"), pa.binary()), b"")
+    kept = batch.column("frames")
+    if kept.null_count < len(kept):  # where a topic is no text, the column shows something else
+        pairs = zip(names.to_pylist(), kept.to_pylist(), strict=True)
+        names = pa.array([name if frames is None else frames[0] for name, frames in pairs], pa.binary())
+    mask = None
+    for topic in topics:
+        found = pc.starts_with(names, topic)
+        mask = found if mask is None else pc.or_(mask, found)
+    return batch.filter(mask)
