@@ -24,7 +24,7 @@ from zmq_datasource.log.state import read_saved_state
 from zmq_datasource.log.storage import LogStorage
 from zmq_datasource.sequences.judge import Totals
 from zmq_datasource.source.ingest import Ingest
-from zmq_datasource.source.intake import read_gaps
+from zmq_datasource.source.kept import read_gaps
 from zmq_datasource.source.receiver import Receiver
 
 pytestmark = pytest.mark.spark  # no Spark, but a process or two for each test

@@ -19,7 +19,7 @@ from zmq_datasource.monitoring.store import MetricsStore, iso
 from zmq_datasource.options import StreamReadOptions
 from zmq_datasource.source.follow import Follow
 from zmq_datasource.source.ingest import Ingest
-from zmq_datasource.source.intake import read_counters
+from zmq_datasource.source.kept import read_counters
 
 __all__ = ["SourceMonitor"]
 
