@@ -30,7 +30,7 @@ Context = zmq.Context[Socket]
 
 @pytest.fixture(autouse=True)
 def _stop_sooner(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("zmq_datasource.source.ingest._QUIET_SECONDS", 0.02)
+    monkeypatch.setattr("zmq_datasource.source.receiving._QUIET_SECONDS", 0.02)
 
 
 @contextmanager
@@ -633,7 +633,7 @@ def test_a_task_that_gives_up_leaves_nothing_behind(tmp_path: Path) -> None:
             link.send(rows("a"))
             wait_for(lambda: (link._read(10), not link._kept)[1], "the credit")
             raise KeyError
-        acceptor = ingest._receiver
+        acceptor = ingest._filler
         assert isinstance(acceptor, Acceptor)
         wait_for(lambda: not acceptor._sessions, "the session to end")
         assert not any((tmp_path / "0" / "staging").iterdir())

@@ -36,7 +36,7 @@ Context = zmq.Context[Socket]
 
 @pytest.fixture(autouse=True)
 def _stop_sooner(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("zmq_datasource.source.ingest._QUIET_SECONDS", 0.02)
+    monkeypatch.setattr("zmq_datasource.source.receiving._QUIET_SECONDS", 0.02)
 
 
 @contextmanager
@@ -49,8 +49,8 @@ def raw(context: Context, endpoint: str) -> Iterator[RawSender]:
 
 
 def acceptor_of(ingest: Ingest) -> Acceptor:
-    assert isinstance(ingest._receiver, Acceptor)
-    return ingest._receiver
+    assert isinstance(ingest._filler, Acceptor)
+    return ingest._filler
 
 
 # "Done already" is answered only for the same thing.
@@ -484,5 +484,5 @@ def test_storage_that_fails_at_a_commit_still_ends_the_receiver(
         attempt = sender.stage("q", 0, b"a")
         monkeypatch.setattr("zmq_datasource.log.writer.LogWriter.append_whole", full)
         sender.say("M", producer="q", number=0, attempts=[attempt], rows=1)
-        wait_for(lambda: ingest._failure, "the receiver to end")
+        wait_for(lambda: ingest._receiving.failure, "the receiver to end")
     assert values(tmp_path) == []

@@ -40,7 +40,7 @@ FAST = {"zmq.reconnect_ivl": "20"}
 
 @pytest.fixture(autouse=True)
 def _stop_sooner(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("zmq_datasource.source.ingest._QUIET_SECONDS", 0.02)
+    monkeypatch.setattr("zmq_datasource.source.receiving._QUIET_SECONDS", 0.02)
 
 
 def test_what_is_flushed_is_in_the_log(tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ from tests.source.test_losses import (
     wait_for_rows,
     wait_for_silence,
 )
-from tests.support import Socket, free_endpoint, log_rows, stream_options, wait_for
+from tests.support import Socket, channel_of, free_endpoint, log_rows, stream_options, wait_for
 from tests.support.middlebox import Middlebox
 from tests.support.proxies import ProxyThreads, endpoints
 from tests.support.publishers import Publisher
@@ -32,7 +32,6 @@ from zmq_datasource.options import BatchReadOptions, Numbering
 from zmq_datasource.options.parser import parse
 from zmq_datasource.sequences import Judge
 from zmq_datasource.source.ingest import Ingest
-from zmq_datasource.source.receiver import Receiver
 from zmq_datasource.source.replayer import Replayer
 from zmq_datasource.spark.batch_reader import ZmqLiveReader
 
@@ -177,9 +176,7 @@ def asked_while_silent(ingest: Ingest) -> bool:
 
 
 def replayer_of(ingest: Ingest) -> Replayer:
-    receiver = ingest._receiver
-    assert isinstance(receiver, Receiver)
-    replayer = receiver._channels[0].replayer
+    replayer = channel_of(ingest).replayer
     assert replayer is not None
     return replayer
 

@@ -25,7 +25,6 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import NamedTuple, Self
 
-import pyarrow as pa
 import zmq
 
 from zmq_datasource.acknowledged.committer import Committer, Done, TransactionLog, UnknownAttemptError
@@ -53,9 +52,10 @@ from zmq_datasource.acknowledged.transactions import ConflictError, Ledger, conf
 from zmq_datasource.counters import SourceCounters
 from zmq_datasource.errors import LogError, LogWriteError, ProtocolError, SocketError
 from zmq_datasource.host.limited_logging import LimitedLog
+from zmq_datasource.log.filler import FillerFacts
 from zmq_datasource.log.staging import Part, StagedFile, Staging
 from zmq_datasource.log.storage import LogStorage
-from zmq_datasource.messages.schemas import MESSAGE_SCHEMA, warm_up_arrow
+from zmq_datasource.messages.schemas import warm_up_arrow
 from zmq_datasource.transport.opened import OpenSocket
 from zmq_datasource.transport.peers import count_connections
 from zmq_datasource.transport.spec import SocketSpec
@@ -138,9 +138,7 @@ class Acceptor:
         monotonic: Seconds, for how long a sender is silent.
     """
 
-    pending = 0  # what is received is staged at once
-    batch_ready = False
-    judge = None
+    drain_seconds = 1.0
 
     def __init__(
         self,
@@ -157,7 +155,8 @@ class Acceptor:
         self._storage = storage
         self._clock = clock
         self._monotonic = monotonic
-        self.carried = ledger
+        self._ledger = ledger
+        self._log = log
         self._staging = Staging(storage)
         self._committer = Committer(counters, self._staging, ledger, log)
         self._sessions: dict[str, _Session] = {}
@@ -167,7 +166,6 @@ class Acceptor:
         self._refusals = LimitedLog(__name__, "refusals")
         self._faults = LimitedLog(__name__, "unexpected errors")
         self._next_housekeeping = 0.0
-        self.failure: SocketError | None = None
 
     def __enter__(self) -> Self:
         """Open the socket, and find what was staged.
@@ -188,7 +186,7 @@ class Acceptor:
 
     def _is_done(self, attempt: str) -> bool:
         part = self._staging.get(attempt)
-        return part is not None and self.carried.is_committed(part.producer, part.number)
+        return part is not None and self._ledger.is_committed(part.producer, part.number)
 
     def _prepare(self, sock: zmq.Socket[bytes]) -> None:
         sock.setsockopt(zmq.ROUTER_MANDATORY, 1)
@@ -206,18 +204,17 @@ class Acceptor:
         self._forcing.shutdown()
         self._open.close(self._terms.socket.linger)
 
-    @property
-    def waiting(self) -> bool:
-        """Whether libzmq holds messages that were not received."""
-        return bool(int(self._socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN)
-
     def still_asking(self) -> bool:
         """Nothing is asked for here: senders repeat what they are not told of."""
         return False
 
-    def take(self) -> pa.RecordBatch:
-        """Nothing: transactions go into the log as a whole."""
-        return MESSAGE_SCHEMA.empty_table().to_batches()[0]
+    def facts(self) -> FillerFacts:
+        """Nothing waits in memory: what is received is staged, and appended when its transaction is committed."""
+        return FillerFacts()
+
+    def cut(self, keep: bool) -> Future[int]:
+        """Cut the log's chunk; committed transactions are in it already."""
+        return self._log.cut(keep)
 
     @property
     def socket(self) -> zmq.Socket[bytes]:
@@ -383,7 +380,7 @@ class Acceptor:
         self._welcome(session.peer, session.attempt, session.part.producer, session.credit, session.received)
 
     def _welcome(self, peer: bytes, attempt: str, producer: str, credit: int = 0, received: int = 0) -> None:
-        last = self.carried.last(producer)
+        last = self._ledger.last(producer)
         self._answer(
             peer,
             Welcome(
@@ -447,10 +444,10 @@ class Acceptor:
             ConflictError, UnknownAttemptError: Its transaction is done, or a later one.
             _BusyError: There are too many.
         """
-        newest = self.carried.newest(message.producer)
+        newest = self._ledger.newest(message.producer)
         if newest is not None and message.number < newest.number:
             raise conflict_with_later(message.producer, message.number, newest.number)
-        if self.carried.is_committed(message.producer, message.number):
+        if self._ledger.is_committed(message.producer, message.number):
             raise UnknownAttemptError(
                 f"transaction {message.number} of {message.producer} was committed before this attempt began: repeat it"
             )
@@ -538,7 +535,7 @@ class Acceptor:
             part = session.part
             if part.producer == message.producer and part.number <= message.number:
                 self._end(session)
-        last = self.carried.last(message.producer)
+        last = self._ledger.last(message.producer)
         answer = Committed(
             producer=message.producer,
             number=message.number,
