@@ -29,7 +29,7 @@ from zmq_datasource.acknowledged.protocol import (
     encode,
     pack_columns,
 )
-from zmq_datasource.acknowledged.reception import Reception
+from zmq_datasource.acknowledged.reception import AcceptorTerms, Reception
 from zmq_datasource.acknowledged.sessions import Session, Sessions
 from zmq_datasource.acknowledged.transactions import Ledger
 from zmq_datasource.counters import SourceCounters
@@ -105,15 +105,13 @@ class Side:
         self.ledger = Ledger(self.counters, 10)
         assert self.ledger.restore(kept, None)
         self.reception = Reception(
-            transaction_timeout=TIMEOUT,
-            most_staged_bytes=most_staged_bytes,
-            sync=False,
-            counters=self.counters,
-            storage=LogStorage(str(path)),
-            ledger=self.ledger,
-            log=self.log,
-            forcing=self.disk,
-            clock=lambda: 1.0,
+            AcceptorTerms(TIMEOUT, most_staged_bytes, sync=False),
+            self.counters,
+            LogStorage(str(path)),
+            self.ledger,
+            self.log,
+            self.disk,
+            lambda: 1.0,
         )
         self.reception.recover(self.now)
 

@@ -6,13 +6,13 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from types import TracebackType
-from typing import NamedTuple, Self
+from typing import Self
 
 import zmq
 
 from zmq_datasource.acknowledged.committer import TransactionLog
 from zmq_datasource.acknowledged.protocol import MOST_FRAME_BYTES
-from zmq_datasource.acknowledged.reception import Reception
+from zmq_datasource.acknowledged.reception import AcceptorTerms, Reception
 from zmq_datasource.acknowledged.transactions import Ledger
 from zmq_datasource.counters import SourceCounters
 from zmq_datasource.log.filler import FillerFacts
@@ -32,27 +32,12 @@ _RCVHWM = 64
 _HOUSEKEEPING_SECONDS = 0.1
 
 
-class AcceptorTerms(NamedTuple):
-    """What an acceptor grants its senders.
-
-    Attributes:
-        socket: A ROUTER.
-        transaction_timeout: Seconds for which a silent sender's transaction is kept.
-        most_staged_bytes: Of all transactions that are not committed.
-        sync: Whether what is staged is forced to the disk.
-    """
-
-    socket: SocketSpec
-    transaction_timeout: float
-    most_staged_bytes: int
-    sync: bool
-
-
 class Acceptor:
     """A ``log.filler.Filler`` of transactions; use it in a ``with`` block, in one thread.
 
     Args:
-        terms: See there.
+        spec: A ROUTER.
+        terms: What senders are granted.
         counters: Where to count.
         storage: Where attempts are staged.
         ledger: Which transactions are committed; restored before the block.
@@ -65,6 +50,7 @@ class Acceptor:
 
     def __init__(
         self,
+        spec: SocketSpec,
         terms: AcceptorTerms,
         counters: SourceCounters,
         storage: LogStorage,
@@ -73,22 +59,12 @@ class Acceptor:
         clock: Callable[[], float] = time.time,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._spec = terms.socket
+        self._spec = spec
         self._counters = counters
         self._log = log
         self._monotonic = monotonic
         self._forcing = ThreadPoolExecutor(2, thread_name_prefix="zmq-staging")
-        self._reception = Reception(
-            transaction_timeout=terms.transaction_timeout,
-            most_staged_bytes=terms.most_staged_bytes,
-            sync=terms.sync,
-            counters=counters,
-            storage=storage,
-            ledger=ledger,
-            log=log,
-            forcing=self._forcing,
-            clock=clock,
-        )
+        self._reception = Reception(terms, counters, storage, ledger, log, self._forcing, clock)
         self._next_housekeeping = 0.0
 
     def __enter__(self) -> Self:

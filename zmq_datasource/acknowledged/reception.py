@@ -18,7 +18,7 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, wait
-from typing import Any
+from typing import Any, NamedTuple
 
 from zmq_datasource.acknowledged.answers import Answers, RefusedError
 from zmq_datasource.acknowledged.committer import Committer, Done, TransactionLog, UnknownAttemptError
@@ -45,18 +45,30 @@ from zmq_datasource.errors import LogWriteError, ProtocolError
 from zmq_datasource.log.staging import Part, StagedFile, Staging
 from zmq_datasource.log.storage import LogStorage
 
-__all__ = ["Reception"]
+__all__ = ["AcceptorTerms", "Reception"]
 
 _log = logging.getLogger(__name__)
+
+
+class AcceptorTerms(NamedTuple):
+    """What senders are granted.
+
+    Attributes:
+        transaction_timeout: Seconds for which a silent sender's transaction is kept.
+        most_staged_bytes: Of all transactions that are not committed.
+        sync: Whether what is staged is forced to the disk.
+    """
+
+    transaction_timeout: float
+    most_staged_bytes: int
+    sync: bool
 
 
 class Reception:
     """What is received, staged, committed and answered; in one thread. ``now`` is in monotonic seconds.
 
     Args:
-        transaction_timeout: Seconds for which a silent sender's transaction is kept.
-        most_staged_bytes: Of all transactions that are not committed.
-        sync: Whether what is staged is forced to the disk.
+        terms: See there.
         counters: Where to count.
         storage: Where attempts are staged.
         ledger: Which transactions are committed; restored before anything is taken.
@@ -69,10 +81,7 @@ class Reception:
 
     def __init__(
         self,
-        *,
-        transaction_timeout: float,
-        most_staged_bytes: int,
-        sync: bool,
+        terms: AcceptorTerms,
         counters: SourceCounters,
         storage: LogStorage,
         ledger: Ledger,
@@ -80,9 +89,7 @@ class Reception:
         forcing: Executor,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        self._transaction_timeout = transaction_timeout
-        self._most_staged_bytes = most_staged_bytes
-        self._sync = sync
+        self._terms = terms
         self._counters = counters
         self._storage = storage
         self._ledger = ledger
@@ -127,10 +134,10 @@ class Reception:
         """To be called now and then: let go of what nobody wants any more."""
         self._answers.flush()
         for session in self._sessions:
-            if now - session.heard > self._transaction_timeout:
+            if now - session.heard > self._terms.transaction_timeout:
                 self._end(session)
         active = {session.part.producer for session in self._sessions}
-        abandoned = self._staging.abandoned(self._transaction_timeout, active, now)
+        abandoned = self._staging.abandoned(self._terms.transaction_timeout, active, now)
         if abandoned:
             _log.warning("%d attempts were never committed; they are discarded", len(abandoned))
             self._staging.remove(abandoned)
@@ -222,7 +229,7 @@ class Reception:
             self._end(session)
             raise RefusedError(
                 "no_room",
-                f"what is staged has reached walMaxBytes={self._most_staged_bytes}; commit, or raise it",
+                f"what is staged has reached walMaxBytes={self._terms.most_staged_bytes}; commit, or raise it",
             )
         try:
             if session.file is None:
@@ -262,9 +269,9 @@ class Reception:
     def _has_room(self, size: int) -> bool:
         """Whether so many bytes more may be staged; attempts that were repeated make room."""
         size += self._sessions.bytes
-        if self._staging.bytes + size > self._most_staged_bytes:
+        if self._staging.bytes + size > self._terms.most_staged_bytes:
             self._staging.remove(self._staging.superseded())
-        return self._staging.bytes + size <= self._most_staged_bytes
+        return self._staging.bytes + size <= self._terms.most_staged_bytes
 
     def _finish(self, peer: bytes, message: End, now: float) -> None:
         staged = self._staging.get(message.attempt)
@@ -281,7 +288,7 @@ class Reception:
         if session.file.rows != message.rows:
             raise ProtocolError(f"an end after {message.rows} rows, of which {session.file.rows} came")
         # The disk takes its time with it, and others go on sending.
-        session.finishing = self._forcing.submit(session.file.finish, self._sync)
+        session.finishing = self._forcing.submit(session.file.finish, self._terms.sync)
         self._finishing.append(session)
 
     def _answer_staged(self, now: float) -> None:

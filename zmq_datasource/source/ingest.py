@@ -69,13 +69,9 @@ class Ingest:
         if options.socket_type == "ROUTER":
             ledger = Ledger(self.counters, options.max_publishers)
             self.log = self._new_log(ledger, chunk_bytes)
-            terms = AcceptorTerms(
-                SocketSpec.of_source(options),
-                options.transaction_timeout,
-                options.wal_max_bytes,
-                options.wal_sync,
-            )
-            self._filler: Filler = Acceptor(terms, self.counters, self.storage, ledger, self.log)
+            terms = AcceptorTerms(options.transaction_timeout, options.wal_max_bytes, options.wal_sync)
+            spec = SocketSpec.of_source(options)
+            self._filler: Filler = Acceptor(spec, terms, self.counters, self.storage, ledger, self.log)
             self._state: CarriedState = ledger
         else:
             receiver = Receiver(options, self.counters, chunk_bytes)

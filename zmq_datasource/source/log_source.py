@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Literal, NamedTuple, Protocol
 
 from zmq_datasource.counters import SourceCounters
-from zmq_datasource.log.layout import Chunk
+from zmq_datasource.log.follower import FollowedLog
 from zmq_datasource.log.storage import LogStorage
+from zmq_datasource.log.writer import LogWriter
 from zmq_datasource.sequences import Totals
 
-__all__ = ["LogSource", "LogView", "SourceFacts"]
+__all__ = ["LogSource", "SourceFacts"]
 
 
 class SourceFacts(NamedTuple):
@@ -35,47 +35,6 @@ class SourceFacts(NamedTuple):
     gaps: int | None = None
 
 
-class LogView(Protocol):
-    """How far a log has come (``LogWriter``, ``FollowedLog``)."""
-
-    log_id: str
-
-    @property
-    def earliest(self) -> int:
-        """The first id there is."""
-
-    @property
-    def durable_end(self) -> int:
-        """The id after the last durable one."""
-
-    @property
-    def unsealed(self) -> int:
-        """How many messages have an id but are not durable yet, as far as known here; as ``unsealed_bytes``."""
-
-    @property
-    def unsealed_bytes(self) -> int:
-        """What those take in memory."""
-
-    @property
-    def full(self) -> bool:
-        """Whether nothing is received until more is committed, as far as known here; as ``fault``."""
-
-    @property
-    def fault(self) -> str | None:
-        """Why the disk refuses, while that is tried again."""
-
-    @property
-    def size(self) -> int:
-        """Bytes of the chunks there are."""
-
-    @property
-    def chunks(self) -> int:
-        """How many chunks there are."""
-
-    def covering(self, start: int, end: int) -> Sequence[Chunk]:
-        """The chunks that hold any id of ``[start, end)``."""
-
-
 class LogSource(Protocol):
     """Opened, then started, at last stopped; ``facts`` may be asked by any thread, the rest is for one.
 
@@ -98,7 +57,7 @@ class LogSource(Protocol):
     def reader(self) -> str | None: ...
 
     @property
-    def log(self) -> LogView:
+    def log(self) -> LogWriter | FollowedLog:
         """From ``open`` on."""
 
     @property
