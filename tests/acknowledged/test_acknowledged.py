@@ -18,6 +18,7 @@ import zmq
 from tests.support import Socket, free_endpoint, log_rows, stream_options, wait_for, write_options
 from zmq_datasource.acknowledged.acceptor import Acceptor
 from zmq_datasource.acknowledged.protocol import Data
+from zmq_datasource.acknowledged.reception import Reception
 from zmq_datasource.acknowledged.uplink import Uplink
 from zmq_datasource.errors import NoPeerError, RowError, SendTimeoutError, TransactionError
 from zmq_datasource.log.layout import Chunk, StateFile
@@ -30,7 +31,7 @@ Context = zmq.Context[Socket]
 
 @pytest.fixture(autouse=True)
 def _stop_sooner(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("zmq_datasource.source.ingest._QUIET_SECONDS", 0.02)
+    monkeypatch.setattr("zmq_datasource.source.receiving._QUIET_SECONDS", 0.02)
 
 
 @contextmanager
@@ -221,7 +222,7 @@ def test_a_slow_disk_at_the_end_of_one_attempt_holds_nobody_else_up(
 def test_who_finds_the_budget_given_away_sends_one_message_at_a_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("zmq_datasource.acknowledged.acceptor._BUDGET", 0)
+    monkeypatch.setattr("zmq_datasource.acknowledged.sessions._BUDGET", 0)
     endpoint = free_endpoint()
     big = pa.record_batch({"value": [b"x" * 100_000] * 50})
     with receiving(tmp_path, endpoint), uplink(endpoint) as link:
@@ -238,15 +239,15 @@ def test_a_sender_has_never_more_on_its_way_than_its_credit(
 ) -> None:
     endpoint = free_endpoint()
     stalled = threading.Event()
-    data = Acceptor._data
+    data = Reception._data
 
-    def slow(self: Acceptor, peer: bytes, message: Data, buffers: Any) -> None:
+    def slow(self: Reception, peer: bytes, message: Data, buffers: Any, now: float) -> None:
         if message.index:  # with the first comes the credit
             stalled.wait(20)
-        data(self, peer, message, buffers)
+        data(self, peer, message, buffers, now)
 
-    monkeypatch.setattr(Acceptor, "_data", slow)
-    monkeypatch.setattr("zmq_datasource.acknowledged.acceptor._WINDOW", 2 << 20)
+    monkeypatch.setattr(Reception, "_data", slow)
+    monkeypatch.setattr("zmq_datasource.acknowledged.sessions._WINDOW", 2 << 20)
     big = pa.record_batch({"value": [b"x" * 100_000] * 100})
     with receiving(tmp_path, endpoint), uplink(endpoint) as link:
         link.greet()
@@ -294,7 +295,7 @@ def test_a_transaction_larger_than_the_log_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_row_too_large_is_refused_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("zmq_datasource.acknowledged.acceptor.MOST_FRAME_BYTES", 1000)
+    monkeypatch.setattr("zmq_datasource.acknowledged.reception.MOST_FRAME_BYTES", 1000)
     endpoint = free_endpoint()
     with receiving(tmp_path, endpoint), uplink(endpoint) as link:
         link.greet()
@@ -633,9 +634,9 @@ def test_a_task_that_gives_up_leaves_nothing_behind(tmp_path: Path) -> None:
             link.send(rows("a"))
             wait_for(lambda: (link._link.carry(0.01), not link.session.kept)[1], "the credit")
             raise KeyError
-        acceptor = ingest._receiver
+        acceptor = ingest._filler
         assert isinstance(acceptor, Acceptor)
-        wait_for(lambda: not acceptor._sessions, "the session to end")
+        wait_for(lambda: not acceptor._reception._sessions, "the session to end")
         assert not any((tmp_path / "0" / "staging").iterdir())
 
 

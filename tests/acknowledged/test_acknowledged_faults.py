@@ -20,9 +20,10 @@ from hypothesis import strategies as st
 from tests.acknowledged.test_acknowledged import commit, receiving, rows, stage, uplink, values
 from tests.support import RawSender, Socket, free_endpoint, wait_for
 from zmq_datasource import Producer, RowError, TransactionError
-from zmq_datasource.acknowledged import acceptor
+from zmq_datasource.acknowledged import reception, sessions
 from zmq_datasource.acknowledged.acceptor import Acceptor
 from zmq_datasource.acknowledged.digests import as_text, digest_of
+from zmq_datasource.acknowledged.sessions import Sessions
 from zmq_datasource.acknowledged.transactions import Ledger, Transaction
 from zmq_datasource.counters import SourceCounters
 from zmq_datasource.errors import LogWriteError, ZmqDataSourceError
@@ -36,7 +37,7 @@ Context = zmq.Context[Socket]
 
 @pytest.fixture(autouse=True)
 def _stop_sooner(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("zmq_datasource.source.ingest._QUIET_SECONDS", 0.02)
+    monkeypatch.setattr("zmq_datasource.source.receiving._QUIET_SECONDS", 0.02)
 
 
 @contextmanager
@@ -49,8 +50,12 @@ def raw(context: Context, endpoint: str) -> Iterator[RawSender]:
 
 
 def acceptor_of(ingest: Ingest) -> Acceptor:
-    assert isinstance(ingest._receiver, Acceptor)
-    return ingest._receiver
+    assert isinstance(ingest._filler, Acceptor)
+    return ingest._filler
+
+
+def sessions_of(ingest: Ingest) -> Sessions:
+    return acceptor_of(ingest)._reception._sessions
 
 
 # "Done already" is answered only for the same thing.
@@ -134,7 +139,7 @@ def test_other_rows_under_a_number_that_is_being_committed_are_refused(
         with pytest.raises(TransactionError, match="conflict"):
             commit_with_digest(endpoint, older, "c", 2)
         same = pool.submit(lambda: commit_with_digest(endpoint, one, "a", 3))
-        running = acceptor_of(ingest)._committer._running
+        running = acceptor_of(ingest)._reception._committer._running
         wait_for(lambda: len(running) == 1 and len(running[0].peers) == 2, "the same to be asked twice")
         go_on.set()
         assert (first.result(20), same.result(20)) == (False, False)
@@ -263,23 +268,23 @@ def test_a_batch_of_a_query_that_spark_does_not_name_raises(properties: dict[str
 def test_who_only_asks_takes_no_credit_and_no_place(context: Context, tmp_path: Path) -> None:
     endpoint = free_endpoint()
     with receiving(tmp_path, endpoint) as ingest, raw(context, endpoint) as asking:
-        for number in range(acceptor._MOST_SESSIONS + 1):
+        for number in range(sessions._MOST_SESSIONS + 1):
             answer = asking.ask("H", "W", attempt=f"{number:032x}", producer="p")
             assert (answer["kind"], answer["credit"]) == ("W", 0)
-        assert not acceptor_of(ingest)._sessions
+        assert not sessions_of(ingest)
         with Producer(endpoint) as producer:
             producer.send("a")
             producer.flush()
-        assert window_of(context, endpoint) == acceptor._WINDOW
+        assert window_of(context, endpoint) == sessions._WINDOW
     assert values(tmp_path) == ["a"]
 
 
 def test_a_producer_that_asks_often_leaves_the_credit_to_the_others(context: Context, tmp_path: Path) -> None:
     endpoint = free_endpoint()
     with receiving(tmp_path, endpoint), Producer(endpoint, name="p") as producer:
-        for _ in range(acceptor._BUDGET // acceptor._WINDOW + 1):
+        for _ in range(sessions._BUDGET // sessions._WINDOW + 1):
             assert producer.last_committed is None
-        assert window_of(context, endpoint) == acceptor._WINDOW
+        assert window_of(context, endpoint) == sessions._WINDOW
 
 
 def window_of(context: Context, endpoint: str) -> int:
@@ -296,7 +301,7 @@ def window_of(context: Context, endpoint: str) -> int:
 def test_killed_tasks_lend_their_windows_to_those_who_send(
     context: Context, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(acceptor, "_BUDGET", 4 * acceptor._WINDOW)
+    monkeypatch.setattr(sessions, "_BUDGET", 4 * sessions._WINDOW)
     endpoint, now = free_endpoint(), [0.0]
     with receiving(tmp_path, endpoint) as ingest:
         it = acceptor_of(ingest)
@@ -305,9 +310,9 @@ def test_killed_tasks_lend_their_windows_to_those_who_send(
             for number in range(5):
                 begin(killed, f"{number:032x}")
         assert window_of(context, endpoint) == 0  # one message at a time, and not refused
-        now[0] += acceptor._LENDS_WINDOW_SECONDS + 1
-        wait_for(lambda: it._budget == 4 * acceptor._WINDOW, "the windows to be back")
-        assert window_of(context, endpoint) == acceptor._WINDOW
+        now[0] += sessions._LENDS_WINDOW_SECONDS + 1
+        wait_for(lambda: sessions_of(ingest).budget == 4 * sessions._WINDOW, "the windows to be back")
+        assert window_of(context, endpoint) == sessions._WINDOW
 
 
 def begin(sender: RawSender, attempt: str) -> None:
@@ -318,7 +323,7 @@ def begin(sender: RawSender, attempt: str) -> None:
 def test_a_silent_sender_that_has_lent_its_window_goes_on_when_it_speaks(
     context: Context, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(acceptor, "_BUDGET", acceptor._WINDOW)
+    monkeypatch.setattr(sessions, "_BUDGET", sessions._WINDOW)
     endpoint, now = free_endpoint(), [0.0]
     big = pa.record_batch({"value": [b"x" * 100_000] * 60})
     with receiving(tmp_path, endpoint) as ingest, uplink(endpoint, producer="silent") as silent:
@@ -327,9 +332,9 @@ def test_a_silent_sender_that_has_lent_its_window_goes_on_when_it_speaks(
         silent.greet()
         silent.send(big)
         wait_for(lambda: (silent._link.carry(0.01), not silent.session.kept)[1], "the credit")
-        assert silent.session.credit == acceptor._WINDOW
-        now[0] += acceptor._LENDS_WINDOW_SECONDS + 1
-        wait_for(lambda: it._budget == acceptor._WINDOW, "the window to be back")
+        assert silent.session.credit == sessions._WINDOW
+        now[0] += sessions._LENDS_WINDOW_SECONDS + 1
+        wait_for(lambda: sessions_of(ingest).budget == sessions._WINDOW, "the window to be back")
         with raw(context, endpoint) as other:
             begin(other, f"{1:032x}")  # who has it now
             silent.send(big)
@@ -342,7 +347,7 @@ def test_a_silent_sender_that_has_lent_its_window_goes_on_when_it_speaks(
 def test_the_longest_silent_makes_place_when_there_are_too_many(
     context: Context, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(acceptor, "_MOST_SESSIONS", 3)
+    monkeypatch.setattr(sessions, "_MOST_SESSIONS", 3)
     endpoint, now = free_endpoint(), [0.0]
     with receiving(tmp_path, endpoint) as ingest, raw(context, endpoint) as sender:
         acceptor_of(ingest)._monotonic = lambda: now[0]
@@ -350,7 +355,7 @@ def test_the_longest_silent_makes_place_when_there_are_too_many(
             begin(sender, f"{number:032x}")
             now[0] += 1
         assert sender.data("q", 0, b"x", attempt=f"{9:032x}")["code"] == "busy"
-        now[0] += acceptor._LENDS_PLACE_SECONDS - 1
+        now[0] += sessions._LENDS_PLACE_SECONDS - 1
         begin(sender, f"{9:032x}")
         assert sender.data("0" * 32, 0, b"x", attempt="0" * 32, index=1)["code"] == "unknown"
 
@@ -358,18 +363,17 @@ def test_the_longest_silent_makes_place_when_there_are_too_many(
 def test_an_attempt_that_is_begun_anew_gives_the_old_one_back(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(acceptor, "MOST_FRAME_BYTES", 2_000_000)
+    monkeypatch.setattr(reception, "MOST_FRAME_BYTES", 2_000_000)
     endpoint = free_endpoint()
     with receiving(tmp_path, endpoint) as ingest, Producer(endpoint) as producer:
         for size in (1_500_000, 3_000_000):
             producer.send(b"x" * size)
         with pytest.raises(RowError, match="2000000 at most"):
             producer.flush()
-        it = acceptor_of(ingest)
-        wait_for(lambda: it._sessions, "what was sent before to arrive")
+        wait_for(lambda: sessions_of(ingest), "what was sent before to arrive")
         assert producer.last_committed is None
-        assert not it._sessions
-        assert it._budget == acceptor._BUDGET
+        assert not sessions_of(ingest)
+        assert sessions_of(ingest).budget == sessions._BUDGET
         producer.close()
 
 
@@ -432,7 +436,7 @@ def test_an_unexpected_error_refuses_one_message_and_is_told(
 
     with receiving(tmp_path, endpoint) as ingest, raw(context, endpoint) as sender:
         with monkeypatch.context() as broke, caplog.at_level(logging.ERROR):
-            broke.setattr(f"zmq_datasource.acknowledged.acceptor.{where}", broken)
+            broke.setattr(f"zmq_datasource.acknowledged.reception.{where}", broken)
             answer = sender.ask("H", "W", attempt=attempt, producer="q")
             if answer["kind"] == "W":
                 answer = sender.data("q", 0, b"a", attempt=attempt)
@@ -444,7 +448,7 @@ def test_an_unexpected_error_refuses_one_message_and_is_told(
         assert ingest.counters.internal_errors == 1
         assert "nobody has thought of this" in caplog.text
         assert "Traceback" in caplog.text
-        assert not acceptor_of(ingest)._sessions
+        assert not sessions_of(ingest)
         assert sender.commit("q", 0, [sender.stage("q", 0, b"a")], 1)["kind"] == "K"
     assert values(tmp_path) == ["a"]
 
@@ -484,5 +488,5 @@ def test_storage_that_fails_at_a_commit_still_ends_the_receiver(
         attempt = sender.stage("q", 0, b"a")
         monkeypatch.setattr("zmq_datasource.log.writer.LogWriter.append_whole", full)
         sender.say("M", producer="q", number=0, attempts=[attempt], rows=1)
-        wait_for(lambda: ingest._failure, "the receiver to end")
+        wait_for(lambda: ingest._receiving.failure, "the receiver to end")
     assert values(tmp_path) == []

@@ -30,7 +30,7 @@ from zmq_datasource import (
     SocketError,
     TransactionError,
 )
-from zmq_datasource.acknowledged.acceptor import Acceptor
+from zmq_datasource.acknowledged.reception import Reception
 from zmq_datasource.log.storage import LogStorage
 from zmq_datasource.spark.stream_reader import ZmqStreamReader
 
@@ -40,7 +40,7 @@ FAST = {"zmq.reconnect_ivl": "20"}
 
 @pytest.fixture(autouse=True)
 def _stop_sooner(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("zmq_datasource.source.ingest._QUIET_SECONDS", 0.02)
+    monkeypatch.setattr("zmq_datasource.source.receiving._QUIET_SECONDS", 0.02)
 
 
 def test_what_is_flushed_is_in_the_log(tmp_path: Path) -> None:
@@ -136,12 +136,12 @@ def test_a_flush_in_doubt_is_settled_and_what_came_after_it_is_not_lost(
     """The commit took place, its answer was not heard in time; meanwhile more was sent."""
     endpoint = free_endpoint()
     with receiving(tmp_path, endpoint), Producer(endpoint, sendTimeout="300ms") as producer:
-        answer = Acceptor._committed
-        monkeypatch.setattr(Acceptor, "_committed", lambda *_: None)
+        answer = Reception._committed
+        monkeypatch.setattr(Reception, "_committed", lambda *_: None)
         producer.send("a")
         with pytest.raises(SendTimeoutError):
             producer.flush()
-        monkeypatch.setattr(Acceptor, "_committed", answer)
+        monkeypatch.setattr(Reception, "_committed", answer)
         producer.send("b")
         producer.flush()
         assert producer.last_committed == 1

@@ -33,7 +33,7 @@ def receiving(location: Path, **options: Any) -> Iterator[str]:
 
 @pytest.fixture(autouse=True)
 def _stop_sooner(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("zmq_datasource.source.ingest._QUIET_SECONDS", 0.02)
+    monkeypatch.setattr("zmq_datasource.source.receiving._QUIET_SECONDS", 0.02)
 
 
 def buffers(*values: str) -> list[bytes]:

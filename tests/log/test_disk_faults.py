@@ -158,8 +158,8 @@ def test_a_query_that_gathers_first_waits_for_its_disk(
 def test_the_end_of_a_query_waits_for_its_disk_and_says_what_is_lost(
     context: Context, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("zmq_datasource.source.ingest._REFUSED_SECONDS", 0.3)
-    monkeypatch.setattr("zmq_datasource.source.ingest._DRAIN_SECONDS", {"PULL": 0.3})
+    monkeypatch.setattr("zmq_datasource.source.receiving._REFUSED_SECONDS", 0.3)
+    monkeypatch.setattr("zmq_datasource.source.log_receiver._DRAIN_SECONDS", {"PULL": 0.3})
     refusing = Refusing(monkeypatch)
     push, endpoint = bound(context, zmq.PUSH)
     ingest = Ingest(
@@ -171,7 +171,7 @@ def test_the_end_of_a_query_waits_for_its_disk_and_says_what_is_lost(
     refusing.code = errno.ENOSPC
     with pushing(push, 5):
         wait_for(lambda: ingest.log.fault, "the fault")
-        wait_for(lambda: ingest.log.unsealed + ingest._receiver.pending, "messages that wait")
+        wait_for(lambda: ingest.log.unsealed + ingest._filler.facts().pending, "messages that wait")
     began = time.monotonic()
     with pytest.raises(LogWriteError, match="No space left"):
         ingest.stop()
@@ -222,8 +222,8 @@ def test_a_query_whose_own_log_has_filled_the_disk_makes_room_by_reading(
         ids: list[int] = []
         with pushing(push, total):
             deadline = time.monotonic() + 60
-            assert reader._ingest is not None
-            log = reader._ingest.log
+            assert reader._source is not None
+            log = reader._source.log
             while len(ids) < total and time.monotonic() < deadline:
                 if not faults:  # Spark is busy until the disk is full
                     wait_for(lambda: log.fault, "a full disk")
@@ -246,7 +246,7 @@ def test_a_query_begins_on_a_full_disk_once_there_is_room(
     from zmq_datasource.spark.stream_reader import ZmqStreamReader  # noqa: PLC0415
 
     monkeypatch.setattr("signal.signal", lambda *_: None)
-    monkeypatch.setattr("zmq_datasource.source.ingest._QUIET_SECONDS", 0.02)
+    monkeypatch.setattr("zmq_datasource.source.receiving._QUIET_SECONDS", 0.02)
     _, endpoint = bound(context, zmq.PUSH)
     reader = ZmqStreamReader(stream_options(connect=endpoint, socketType="PULL", walLocation=disk / "log"))
     blocker: list[Path] = []

@@ -33,7 +33,8 @@ ALL = ReadMaxRows(1)  # any limit: ours are options
 @pytest.fixture(autouse=True)
 def _in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("signal.signal", lambda *_: None)  # pytest's own process keeps its handlers
-    monkeypatch.setattr("zmq_datasource.source.ingest._QUIET_SECONDS", 0.02)  # nobody sends when these stop
+    # Nobody sends when these stop.
+    monkeypatch.setattr("zmq_datasource.source.receiving._QUIET_SECONDS", 0.02)
 
 
 @contextmanager
@@ -401,9 +402,9 @@ def test_no_chunk_is_cut_for_a_batch_that_is_held_back(context: Context, tmp_pat
 
         def polled(received: int) -> bool:
             assert it.latestOffset(begin, ALL) == begin
-            ingest = it._ingest
+            ingest = it._source
             assert isinstance(ingest, Ingest)
-            return ingest.log.durable_end + ingest.log.unsealed + ingest._receiver.pending == received
+            return ingest.received_end == received
 
         for received in range(1, 20):
             push.send(b"v")

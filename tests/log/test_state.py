@@ -24,7 +24,8 @@ from zmq_datasource.log.storage import LogStorage
 from zmq_datasource.log.writer import LogWriter
 from zmq_datasource.messages.framing import RawMessage, to_rows
 from zmq_datasource.sequences import state as sequences_state
-from zmq_datasource.source.intake import Intake, Run, read_gaps
+from zmq_datasource.source.intake import Intake, Run
+from zmq_datasource.source.kept import read_gaps
 
 
 class Carrying:

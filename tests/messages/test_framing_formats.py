@@ -17,7 +17,8 @@ from zmq_datasource.messages.framing import RawMessage, to_rows
 from zmq_datasource.messages.framing.fields import UnfitError
 from zmq_datasource.messages.framing.replay import Reply, read_reply, request
 from zmq_datasource.messages.schemas import number_rows
-from zmq_datasource.source.intake import Intake, Run, read_gaps
+from zmq_datasource.source.intake import Intake, Run
+from zmq_datasource.source.kept import read_gaps
 
 GOLDEN = json.loads((DATA / "framings.json").read_text(encoding="utf-8"))
 FRAMINGS = ["sequenced", "vllm", "bitcoin", "clone", "dafka", "jupyter"]

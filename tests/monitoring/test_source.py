@@ -25,7 +25,7 @@ Context = zmq.Context[Socket]
 
 @pytest.fixture(autouse=True)
 def _stop_sooner(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("zmq_datasource.source.ingest._QUIET_SECONDS", 0.02)
+    monkeypatch.setattr("zmq_datasource.source.receiving._QUIET_SECONDS", 0.02)
 
 
 @contextmanager

@@ -12,7 +12,7 @@ import psutil
 import pytest
 import zmq
 
-from tests.support import Socket, bound, log_rows, stream_options, wait_for
+from tests.support import Socket, bound, channel_of, log_rows, stream_options, wait_for
 from zmq_datasource.errors import EndpointError, LogLockedError, LogWriteError
 from zmq_datasource.log import storage as storage_module
 from zmq_datasource.source.ingest import Ingest, log_location
@@ -35,7 +35,7 @@ def ingesting(location: Path, endpoint: str, **options: object) -> Iterator[Inge
 @pytest.fixture(autouse=True)
 def _stop_sooner(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     if "drain" not in request.node.name:  # nobody sends when the others stop
-        monkeypatch.setattr("zmq_datasource.source.ingest._QUIET_SECONDS", 0.02)
+        monkeypatch.setattr("zmq_datasource.source.receiving._QUIET_SECONDS", 0.02)
 
 
 def numbers(location: Path) -> list[int]:
@@ -219,7 +219,7 @@ def test_a_pull_takes_each_message_once_beside_another_reader(context: Context, 
     other = context.socket(zmq.PULL)
     other.connect(endpoint)
     with ingesting(tmp_path, endpoint) as ingest:
-        wait_for(lambda: len(ingest._receiver._channels[0].opened.watch.up), "the connection")
+        wait_for(lambda: len(channel_of(ingest).opened.watch.up), "the connection")
         send_numbers(push, 100)
         theirs: list[int] = []
 

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import zmq
 
-from tests.support import Socket, free_endpoint, log_rows, stream_options, wait_for
+from tests.support import Socket, channel_of, free_endpoint, log_rows, stream_options, wait_for
 from tests.support.publishers import Publisher
 from zmq_datasource.counters import SourceCounters
 from zmq_datasource.errors import MalformedMessageError, MessageLossError, ZmqDataSourceError
@@ -24,7 +24,7 @@ from zmq_datasource.log.state import read_saved_state
 from zmq_datasource.log.storage import LogStorage
 from zmq_datasource.sequences.judge import Totals
 from zmq_datasource.source.ingest import Ingest
-from zmq_datasource.source.intake import read_gaps
+from zmq_datasource.source.kept import read_gaps
 from zmq_datasource.source.receiver import Receiver
 
 pytestmark = pytest.mark.spark  # no Spark, but a process or two for each test
@@ -55,8 +55,9 @@ def wait_for_silence(publisher: Publisher) -> None:
 def totals(ingest: Ingest) -> Totals:
     """What was judged of all that has arrived."""
     ingest.seal()
-    assert ingest.judge is not None
-    return ingest.judge.totals
+    found = ingest.facts().totals
+    assert found is not None
+    return found
 
 
 def wait_for_rows(ingest: Ingest, rows: int) -> None:
@@ -104,7 +105,7 @@ def test_jupyter_is_read_and_not_judged(tmp_path: Path) -> None:
         publisher.ask("wait-subscriber")
         publisher.ask("send 3")
         wait_for_rows(ingest, 3)
-        assert ingest.judge is None
+        assert ingest.facts().totals is None
     rows = log_rows(tmp_path)
     assert set(rows.column("topic").to_pylist()) == {"stream.stdout"}
     assert set(rows.column("sequence").to_pylist()) == {None}
@@ -413,7 +414,7 @@ def test_history_is_waited_for_while_the_publisher_is_not_there_yet(tmp_path: Pa
         replayTimeout="100ms",
         zmq_reconnect_ivl=20,
     ) as ingest:
-        before = ingest._receiver._channels[0].replayer
+        before = channel_of(ingest).replayer
         assert before is not None
         sock = before.socket
         wait_for(lambda: (ingest.seal(), before.socket is not sock)[1], "the second request")

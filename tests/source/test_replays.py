@@ -23,14 +23,13 @@ from tests.source.test_losses import (
     wait_for_rows,
     wait_for_silence,
 )
-from tests.support import Socket, free_endpoint, log_rows, wait_for
+from tests.support import Socket, channel_of, free_endpoint, log_rows, wait_for
 from tests.support.middlebox import Middlebox
 from tests.support.proxies import ProxyThreads, endpoints
 from tests.support.publishers import Publisher
 from zmq_datasource.options import BatchReadOptions
 from zmq_datasource.options.parser import parse
 from zmq_datasource.source.ingest import Ingest
-from zmq_datasource.source.receiver import Receiver
 from zmq_datasource.source.replay_session import ReplaySession
 from zmq_datasource.spark.batch_reader import ZmqLiveReader
 
@@ -175,9 +174,7 @@ def asked_while_silent(ingest: Ingest) -> bool:
 
 
 def session_of(ingest: Ingest) -> ReplaySession:
-    receiver = ingest._receiver
-    assert isinstance(receiver, Receiver)
-    replayer = receiver._channels[0].replayer
+    replayer = channel_of(ingest).replayer
     assert replayer is not None
     return replayer.session
 

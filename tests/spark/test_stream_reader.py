@@ -43,7 +43,8 @@ def reader(endpoint: str, location: Path, **options: Any) -> Iterator[ZmqStreamR
 @pytest.fixture(autouse=True)
 def _keep_signals(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("signal.signal", lambda *_: None)  # pytest's own process keeps its handlers
-    monkeypatch.setattr("zmq_datasource.source.ingest._QUIET_SECONDS", 0.02)  # nobody sends when these stop
+    # Nobody sends when these stop.
+    monkeypatch.setattr("zmq_datasource.source.receiving._QUIET_SECONDS", 0.02)
 
 
 def advance(it: ZmqStreamReader, push: Socket, start: dict[str, Any], count: int) -> dict[str, Any]:

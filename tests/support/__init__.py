@@ -24,6 +24,9 @@ from zmq_datasource.log.storage import LogStorage
 from zmq_datasource.messages.framing import decode_plain
 from zmq_datasource.options import StreamReadOptions, WriteOptions
 from zmq_datasource.options.parser import parse
+from zmq_datasource.source.channel import Channel
+from zmq_datasource.source.ingest import Ingest
+from zmq_datasource.source.log_receiver import LogReceiver
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 DATA = REPOSITORY / "tests" / "data"
@@ -150,6 +153,13 @@ def fill_disk(disk: Path) -> Path:
                 while file.write(b"." * size) == size:
                     pass
     return blocker
+
+
+def channel_of(ingest: Ingest) -> Channel:
+    """The first socket that a log is filled from."""
+    filler = ingest._filler
+    assert isinstance(filler, LogReceiver)
+    return filler._receiver._channels[0]
 
 
 def stream_options(**options: Any) -> StreamReadOptions:

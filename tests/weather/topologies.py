@@ -14,7 +14,7 @@ from tests.weather.engine import read_output
 from tests.weather.machine import BrokenPromiseError, World
 from zmq_datasource.log.state import read_saved_state
 from zmq_datasource.log.storage import LogStorage
-from zmq_datasource.source.intake import read_gaps
+from zmq_datasource.source.kept import read_gaps
 
 __all__ = ["TOPOLOGIES", "Topology"]
 

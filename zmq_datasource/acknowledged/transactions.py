@@ -1,7 +1,7 @@
 """Which transactions are in the log: for each producer, its last one. Pure.
 
 A producer's transactions are numbered and committed in that order, so one number says of all below
-that they are done. It is kept with the rows (``log.state.Carried``): a chunk that holds a
+that they are done. It is kept with the rows (``log.carried``): a chunk that holds a
 transaction's rows says that it does.
 
 Only the last one may be asked for again, and only with the same rows: whoever comes with an older number,
@@ -10,12 +10,12 @@ or with other rows under the last one, is not who has committed it.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, NamedTuple
-
-import msgspec
 
 from zmq_datasource.counters import SourceCounters
 from zmq_datasource.errors import TransactionError
+from zmq_datasource.log.carried import CarriedState, Envelope
 
 __all__ = ["ConflictError", "Ledger", "Transaction", "conflict_with_later"]
 
@@ -71,7 +71,7 @@ def conflict_with_later(producer: str, number: int, last: int) -> ConflictError:
     )
 
 
-class Ledger:
+class Ledger(CarriedState):
     """Remembers committed transactions; the producer not heard for longest is forgotten first.
 
     What goes into the log (``commit``) counts as committed only once it is there (``confirm``): nothing is
@@ -83,13 +83,11 @@ class Ledger:
     """
 
     def __init__(self, counters: SourceCounters, limit: int) -> None:
-        self._counters = counters
+        super().__init__(counters)
         self._limit = limit
         self._last: dict[str, Transaction] = {}
         self._durable: dict[str, Transaction] = {}
         self._touched: dict[str, None] = {}
-        self._foreign = False
-        self._changed = False
 
     def last(self, producer: str) -> Transaction | None:
         """The producer's last committed transaction."""
@@ -122,58 +120,45 @@ class Ledger:
         if producer in self._last:
             self._durable[producer] = transaction
 
-    # log.state.Carried
+    # log.carried
 
-    @property
-    def changed(self) -> bool:
-        return self._changed
+    def _much_has_changed(self) -> bool:
+        return len(self._touched) > max(_LARGE_DELTA, len(self._last) // 4)
 
-    @property
-    def large(self) -> bool:
-        return self._foreign or len(self._touched) > max(_LARGE_DELTA, len(self._last) // 4)
-
-    def full(self) -> bytes:
+    def _all(self) -> Mapping[str, Any]:
         self._touched.clear()
-        self._foreign = False
-        return self._saved(self._last)
+        return _sections(self._last)
 
-    def delta(self) -> bytes:
-        return self._saved({producer: self._last.get(producer) for producer in self._touched})
+    def _changes(self) -> Mapping[str, Any]:
+        return _sections({producer: self._last.get(producer) for producer in self._touched})
 
-    def _saved(self, transactions: dict[str, Any]) -> bytes:
-        self._changed = False
-        # What a transaction contains has a place of its own: earlier releases read the other one.
-        state: dict[str, Any] = {
-            "counters": self._counters.to_json(),
-            "sequences": None,
-            "transactions": {name: None if it is None else it[:2] for name, it in transactions.items()},
-            "contents": {
-                name: (it.number, it.rows, it.digest) for name, it in transactions.items() if it is not None
-            },
-        }
-        return msgspec.json.encode(state)
-
-    def restore(self, full: bytes | None, delta: bytes | None) -> bool:
-        """Go on from what was kept; False if it is about something else."""
-        base, changes = (None if text is None else msgspec.json.decode(text) for text in (full, delta))
-        latest = changes or base
-        if latest is None:
-            return True
-        self._counters.restore(latest["counters"])
-        if "transactions" not in latest:
-            self._foreign = True
+    def _restore(self, envelope: Envelope) -> bool:
+        base = envelope.base
+        self._base_is_foreign = base is not None and "transactions" not in base
+        if "transactions" not in (envelope.latest or {}):
+            self._base_is_foreign = True
             return False
-        self._foreign = base is not None and "transactions" not in base
         for producer, transaction in _kept(base):
             if transaction is not None:
                 self._last[producer] = transaction
-        for producer, transaction in _kept(changes):
+        for producer, transaction in _kept(envelope.changes):
             self._last.pop(producer, None)
             self._touched[producer] = None
             if transaction is not None:
                 self._last[producer] = transaction
         self._durable = dict(self._last)
         return True
+
+
+def _sections(transactions: Mapping[str, Transaction | None]) -> dict[str, Any]:
+    # What a transaction contains has a place of its own: earlier releases read the other one.
+    return {
+        "sequences": None,
+        "transactions": {name: None if it is None else it[:2] for name, it in transactions.items()},
+        "contents": {
+            name: (it.number, it.rows, it.digest) for name, it in transactions.items() if it is not None
+        },
+    }
 
 
 def _kept(state: dict[str, Any] | None) -> list[tuple[str, Transaction | None]]:

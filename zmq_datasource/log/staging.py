@@ -8,8 +8,7 @@ written is hidden, and is the trace of a crash if the next writer finds it.
 from __future__ import annotations
 
 import logging
-import time
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from contextlib import suppress
 from typing import NamedTuple
 
@@ -84,15 +83,10 @@ class StagedFile:
 
 
 class Staging:
-    """The finished attempts of a log partition. Only for its writer.
+    """The finished attempts of a log partition. Only for its writer; ``now`` is in monotonic seconds."""
 
-    Args:
-        clock: Seconds, monotonic.
-    """
-
-    def __init__(self, storage: LogStorage, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, storage: LogStorage) -> None:
         self._storage = storage
-        self._clock = clock
         self._parts: dict[str, Part] = {}
         self._sizes: dict[str, int] = {}
         self._since: dict[str, float] = {}
@@ -102,7 +96,7 @@ class Staging:
         """Of all finished attempts, on disk."""
         return sum(self._sizes.values())
 
-    def recover(self) -> None:
+    def recover(self, now: float) -> None:
         """Find what is there, and remove what was not finished or cannot be read."""
         self._storage.remove_unfinished_staged()
         for attempt in self._storage.staged():
@@ -119,16 +113,16 @@ class Staging:
                 _log.warning("removing staged attempt %s, which cannot be read: %r", attempt, e)
                 self._storage.remove_staged(attempt)
                 continue
-            self.add(attempt, Part(*names, rows))
+            self.add(attempt, Part(*names, rows), now)
 
-    def add(self, attempt: str, part: Part) -> None:
+    def add(self, attempt: str, part: Part, now: float) -> None:
         self._parts[attempt] = part
         self._sizes[attempt] = self._storage.staged_size(attempt)
-        self._since[attempt] = self._clock()
+        self._since[attempt] = now
 
-    def touch(self) -> None:
+    def touch(self, now: float) -> None:
         """Nobody could add to it meanwhile."""
-        self._since = dict.fromkeys(self._since, self._clock())
+        self._since = dict.fromkeys(self._since, now)
 
     def get(self, attempt: str) -> Part | None:
         return self._parts.get(attempt)
@@ -137,7 +131,7 @@ class Staging:
         """The attempts at this producer's transactions up to a number."""
         return [a for a, part in self._parts.items() if part.producer == producer and part.number <= up_to]
 
-    def abandoned(self, seconds: float, active: Collection[str]) -> list[str]:
+    def abandoned(self, seconds: float, active: Collection[str], now: float) -> list[str]:
         """Attempts at transactions to which nothing has been added, and that nobody has committed, for so long.
 
         Args:
@@ -146,7 +140,7 @@ class Staging:
         newest: dict[str, float] = {}
         for attempt, part in self._parts.items():
             newest[part.producer] = max(newest.get(part.producer, 0.0), self._since[attempt])
-        before = self._clock() - seconds
+        before = now - seconds
         return [
             attempt
             for attempt, part in self._parts.items()

@@ -13,13 +13,10 @@ from zmq_datasource.errors import DataLossError, LogError, MetricsError
 from zmq_datasource.host.limited_logging import LimitedLog
 from zmq_datasource.log.layout import PARTITION
 from zmq_datasource.log.reader import read_slices, slices
-from zmq_datasource.log.state import read_saved_state
 from zmq_datasource.monitoring.figures import kept_metrics, receiver_metrics, sequence_metrics
 from zmq_datasource.monitoring.store import MetricsStore, iso
 from zmq_datasource.options import StreamReadOptions
-from zmq_datasource.source.follow import Follow
-from zmq_datasource.source.ingest import Ingest
-from zmq_datasource.source.intake import read_counters
+from zmq_datasource.source.log_source import LogSource
 
 __all__ = ["SourceMonitor"]
 
@@ -33,14 +30,14 @@ _HANGING_SECONDS = 10.0
 
 
 class SourceMonitor:
-    """Watches a running ``Ingest`` or ``Follow``; never in its way.
+    """Watches a running source; never in its way.
 
     Args:
         clock: Seconds since the epoch, on the scale of the rows' timestamps.
     """
 
     def __init__(
-        self, source: Ingest | Follow, options: StreamReadOptions, clock: Callable[[], float] = time.time
+        self, source: LogSource, options: StreamReadOptions, clock: Callable[[], float] = time.time
     ) -> None:
         self._source = source
         self._options = options
@@ -52,7 +49,6 @@ class SourceMonitor:
         self._read_to: int | None = None
         self._rate = _Rate()
         self._oldest: tuple[int, float | None] = (-1, None)
-        self._kept: tuple[int, dict[str, int]] = (-1, {})
         self._failures = 0
         self._writing_since: float | None = None
         self._faults = LimitedLog(__name__, "metrics that could not be read or written")
@@ -99,37 +95,22 @@ class SourceMonitor:
             self._fail(f"{self._options.metrics_location} has not answered for {_HANGING_SECONDS:.0f} s")
 
     def _facts(self) -> dict[str, Any]:
-        source = self._source
-        if source.follows:
-            return self._kept_facts(source)
-        counters, judge = source.counters, source.judge
-        received = counters.received
-        facts = receiver_metrics(counters) | {
-            "messagesReceivedPerSecond": self._rate.of(received, time.monotonic()),
-            "lastReceived": iso(counters.last_received) if counters.last_received else None,
-            "metricsFailures": self._failures,
-        }
-        if judge is not None:
-            facts |= sequence_metrics(counters, judge.totals)
-            facts |= {"publishers": len(judge.expected), "gaps": len(judge.gaps)}
-        return facts
-
-    def _kept_facts(self, source: Follow) -> dict[str, Any]:
-        """What the log keeps of its writer's account: as of its newest chunk."""
-        source.seal()  # Spark lists the log only between batches
-        end = source.log.durable_end
-        if self._kept[0] != end:
-            try:
-                saved = read_saved_state(source.storage)
-                counters, totals = read_counters(saved.full, saved.delta)
-            except LogError as e:
-                self._faults.warn("%s", e)
-            else:
-                kept = kept_metrics(counters)
-                self._kept = end, kept | (sequence_metrics(counters, totals) if totals is not None else {})
-        losses = {"dataLosses": source.counters.data_losses, "messagesExpired": source.counters.expired}
-        rate = {"messagesReceivedPerSecond": self._rate.of(end, time.monotonic())}
-        return self._kept[1] | losses | rate | {"metricsFailures": self._failures}
+        facts = self._source.facts()
+        counters = facts.counters
+        figures: dict[str, Any]
+        if facts.receives:
+            last = counters.last_received
+            figures = receiver_metrics(counters) | {"lastReceived": iso(last) if last else None}
+        else:
+            figures = {} if facts.receiver is None else dict(kept_metrics(facts.receiver))
+            figures |= {"dataLosses": counters.data_losses, "messagesExpired": counters.expired}
+        figures["messagesReceivedPerSecond"] = self._rate.of(facts.received, time.monotonic())
+        figures["metricsFailures"] = self._failures
+        if facts.receiver is not None and facts.totals is not None:
+            figures |= sequence_metrics(facts.receiver, facts.totals)
+        if facts.publishers is not None:
+            figures |= {"publishers": facts.publishers, "gaps": facts.gaps}
+        return figures
 
     def _backlog(self) -> dict[str, Any]:
         log = self._source.log

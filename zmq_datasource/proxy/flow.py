@@ -111,15 +111,11 @@ class Flow:
             if options.pull:
                 self._open_front("PULL", stack)
             if options.router:
-                terms = AcceptorTerms(
-                    # Its answers have a queue of libzmq's own size, whatever subscribers have.
-                    SocketSpec(kind="ROUTER", bind=options.router, rcvhwm=options.rcvhwm, zmq=options.zmq),
-                    options.transaction_timeout,
-                    options.wal_max_bytes,
-                    options.wal_sync,
-                )
+                # Its answers have a queue of libzmq's own size, whatever subscribers have.
+                spec = SocketSpec(kind="ROUTER", bind=options.router, rcvhwm=options.rcvhwm, zmq=options.zmq)
+                terms = AcceptorTerms(options.transaction_timeout, options.wal_max_bytes, options.wal_sync)
                 self._acceptor = stack.enter_context(
-                    Acceptor(terms, self.counters, self.journal.storage, ledger, self.journal)
+                    Acceptor(spec, terms, self.counters, self.journal.storage, ledger, self.journal)
                 )
             self._poller = zmq.Poller()
             self._poller.register(self._written, zmq.POLLIN)

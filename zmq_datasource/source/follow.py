@@ -2,26 +2,32 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from typing import Literal
 
 from zmq_datasource.counters import SourceCounters
 from zmq_datasource.errors import LogError
+from zmq_datasource.host.limited_logging import LimitedLog
 from zmq_datasource.log.follower import FollowedLog
+from zmq_datasource.log.persistence import Persistence
+from zmq_datasource.log.state import read_saved_state
 from zmq_datasource.log.storage import LogStorage
 from zmq_datasource.options import StreamReadOptions
+from zmq_datasource.sequences import Totals
+from zmq_datasource.source.kept import read_counters
+from zmq_datasource.source.log_source import SourceFacts
 
 __all__ = ["Follow"]
 
 
 class Follow:
-    """Reads along; opens no socket and does not keep the log from its writer.
+    """A ``LogSource`` that reads along; opens no socket and does not keep the log from its writer.
 
     Args:
         options: ``walLocation`` and ``reader``.
     """
 
-    follows: ClassVar[Literal[True]] = True
-    judge = None
+    # What a log holds that somebody else fills was received for whoever reads it.
+    default_position: Literal["earliest"] = "earliest"
 
     def __init__(self, options: StreamReadOptions) -> None:
         assert options.wal_location is not None, "options ask for an endpoint or a log"
@@ -30,16 +36,24 @@ class Follow:
         self.reader = options.reader
         self.storage = LogStorage(options.wal_location)
         self.log: FollowedLog
+        self._persistence = Persistence(options.wal_retry_timeout)
+        self._faults = LimitedLog(__name__, "states that could not be read")
+        self._kept: tuple[int, SourceCounters | None, Totals | None] = (-1, None, None)
         self._is_open = False
         self.resumed_at = 0
 
     def open(self) -> None:
         """Find the log, and keep what there is from being deleted until ``give`` says what is needed.
 
+        A disk that refuses is waited for.
+
         Raises:
             LogFormatError: There is none.
             LogLockedError: Another query reads it under this name.
         """
+        self._persistence.insist(self._open)
+
+    def _open(self) -> None:
         self.log = FollowedLog(self.storage, self.reader)
         self._lock = self.storage.lock_reader(self.reader)
         try:
@@ -85,6 +99,19 @@ class Follow:
         """The query is done with what is below ``end``."""
         self.log.commit(end)
 
+    def facts(self) -> SourceFacts:
+        """What the log keeps of its writer's account, as of its newest chunk."""
+        end = self.seal()  # Spark lists the log only between batches
+        if self._kept[0] != end:
+            try:
+                saved = read_saved_state(self.storage)
+                self._kept = end, *read_counters(saved.full, saved.delta)
+            except LogError as e:
+                self._faults.warn("%s", e)
+        _, receiver, totals = self._kept
+        return SourceFacts(self.counters, receiver, received=end, receives=False, totals=totals)
+
     def stop(self) -> None:
         """Let another query have the name."""
+        self._faults.flush()
         self._lock.release()

@@ -10,7 +10,8 @@ from zmq_datasource.host.limited_logging import LimitedLog
 from zmq_datasource.options import FramingOptions
 from zmq_datasource.sequences import Gap, Judge, Key
 from zmq_datasource.source.dead_letters import DeadLetters
-from zmq_datasource.source.intake import Findings, MalformedMessage, describe_key
+from zmq_datasource.source.intake import Findings, MalformedMessage
+from zmq_datasource.source.kept import describe_key
 
 __all__ = ["Incidents"]
 

@@ -1,36 +1,35 @@
 """From what a socket gave to rows: framing, judgement, deduplication, and what is to be said of it.
 
 Pure: it is given messages and times, and gives a batch and findings. What it must not forget, it
-hands over as bytes (``full``, ``delta``) that the log keeps beside the rows.
+hands over as bytes (``full``, ``delta``) that the log keeps beside the rows; ``kept`` reads them without a writer.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from itertools import accumulate, repeat
 from typing import Any, NamedTuple
 
-import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 import xxhash
 
 from zmq_datasource.counters import SourceCounters
+from zmq_datasource.log.carried import CarriedState, Envelope
 from zmq_datasource.messages.framing import (
     Fields,
     RawMessage,
     decode_plain,
     make_batch,
     make_framing,
-    name_of,
 )
 from zmq_datasource.messages.framing.replay import Reply
 from zmq_datasource.options import FramingOptions, Numbering
-from zmq_datasource.sequences import Gap, Judge, Key, Sample, Totals, Verdict, state
+from zmq_datasource.sequences import Gap, Judge, Key, Sample, Verdict, state
 
-__all__ = ["Findings", "Intake", "MalformedMessage", "Run", "describe_key", "read_counters", "read_gaps"]
+__all__ = ["Findings", "Intake", "MalformedMessage", "Run"]
 
 
 class Run(NamedTuple):
@@ -69,12 +68,7 @@ class Findings:
         self.abandoned += verdict.abandoned
 
 
-def describe_key(by: Sequence[str], key: Key) -> str:
-    """A counter, in words."""
-    return " ".join(f"{name} {text!r}" for name, text in _names(by, key).items())
-
-
-class Intake:
+class Intake(CarriedState):
     """Reads and judges one feed.
 
     Args:
@@ -83,13 +77,11 @@ class Intake:
     """
 
     def __init__(self, options: FramingOptions, counters: SourceCounters) -> None:
+        super().__init__(counters)
         self._options = options
-        self._counters = counters
         self._framing = make_framing(options)
         numbering = options.numbering
         self.judge = None if numbering is None else Judge(numbering, options.max_publishers, options.max_gaps)
-        self._changed = False
-        self._base_is_foreign = False
 
     def read(self, messages: Sequence[RawMessage], runs: Sequence[Run]) -> tuple[pa.RecordBatch, Findings]:
         """Messages of the live flow to rows.
@@ -223,8 +215,6 @@ class Intake:
             self._counters.received += batch.num_rows
             self._counters.bytes += pc.sum(pc.binary_length(batch.column("value"))).as_py()
 
-    # What the log keeps: see log.writer.Carried.
-
     def settle(self, gaps: Sequence[Gap]) -> None:
         """Nobody will ask for these any more."""
         assert self.judge is not None, "a replay needs numbered messages"
@@ -250,101 +240,28 @@ class Intake:
         self.judge.begin(key, wanted.sequence)
         return wanted.sequence
 
-    @property
-    def changed(self) -> bool:
-        """Whether there is anything that was not handed over yet."""
-        return self._changed
+    # log.carried
 
-    @property
-    def large(self) -> bool:
-        """Whether the next hand-over should be ``full``."""
-        return self._base_is_foreign or (self.judge is not None and state.is_large(self.judge))
+    def _much_has_changed(self) -> bool:
+        return self.judge is not None and state.is_large(self.judge)
 
-    def full(self) -> bytes:
-        """All that must be remembered."""
-        self._base_is_foreign = False
-        return self._saved(state.full)
+    def _all(self) -> dict[str, Any]:
+        return {"sequences": None if self.judge is None else state.full(self.judge)}
 
-    def delta(self) -> bytes:
-        """What has changed since the last ``full``."""
-        return self._saved(state.delta)
+    def _changes(self) -> dict[str, Any]:
+        return {"sequences": None if self.judge is None else state.delta(self.judge)}
 
-    def _saved(self, of: Callable[[Judge], dict[str, Any]]) -> bytes:
-        self._changed = False
-        judged = None if self.judge is None else of(self.judge)
-        return msgspec.json.encode({"counters": self._counters.to_json(), "sequences": judged})
-
-    def restore(self, full: bytes | None, delta: bytes | None) -> bool:
-        """Go on from what was kept.
-
-        Returns:
-            Whether that was possible: if the messages are numbered in another way now, nothing
-            is known of their counters.
-        """
-        base, changes = _decode(full), _decode(delta)
-        latest = changes or base
-        if latest is None:
-            return True
-        self._counters.restore(latest["counters"])
-        kept = latest["sequences"]
+    def _restore(self, envelope: Envelope) -> bool:
+        """Nothing is known of the counters of messages that are numbered in another way now."""
+        base, changes, latest = envelope.base, envelope.changes, envelope.latest
+        kept = None if latest is None else latest["sequences"]
         if self.judge is None and kept is None:
             return True
         if self.judge is None or kept is None or not _alike(state.numbering_of(kept), self.judge.numbering):
-            # What changes from now on does not add to what was kept.
             self._base_is_foreign = True
             return kept is None
         state.restore(self.judge, base and base["sequences"], changes and changes["sequences"])
         return True
-
-
-def read_gaps(full: bytes | None, delta: bytes | None) -> list[dict[str, Any]]:
-    """The gap table that a log keeps: a dictionary a gap, oldest first.
-
-    ``first``, ``last`` and ``messages`` are sequences and their number, ``noticed`` and ``healed``
-    microseconds since the epoch; ``publisher``, ``topic`` and ``endpoint`` are None where the
-    messages are not counted by them.
-    """
-    base, changes = _decode(full), _decode(delta)
-    kept = (changes or base or {}).get("sequences")
-    if kept is None:
-        return []
-    judge = Judge(state.numbering_of(kept), max_counters=2**62, max_gaps=2**62)
-    state.restore(judge, base and base["sequences"], changes and changes["sequences"])
-    rows = []
-    for gap in judge.gaps:
-        rows.append(
-            {
-                **_names(judge.numbering.by, gap.key),
-                "epoch": gap.epoch,
-                "first": judge.number(gap.first),
-                "last": judge.number(gap.last),
-                "messages": min(gap.size, 2**63 - 1),
-                "noticed": gap.noticed,
-                "healed": gap.healed,
-            }
-        )
-    return rows
-
-
-def read_counters(full: bytes | None, delta: bytes | None) -> tuple[SourceCounters, Totals | None]:
-    """What a log's writer had counted; and judged, if its messages have numbers."""
-    latest = _decode(delta) or _decode(full) or {}
-    counters = SourceCounters()
-    counters.restore(latest.get("counters", {}))
-    kept = latest.get("sequences")
-    if kept is None:
-        return counters, None
-    known = {field.name for field in fields(Totals)}  # another release may count more
-    return counters, Totals(**{name: value for name, value in kept["totals"].items() if name in known})
-
-
-def _names(by: Sequence[str], key: Key) -> dict[str, str]:
-    parts = (key,) if isinstance(key, bytes) else key
-    return {name: name_of(part) for name, part in zip(by, parts, strict=True)}
-
-
-def _decode(text: bytes | None) -> dict[str, Any] | None:
-    return None if text is None else msgspec.json.decode(text)
 
 
 def _alike(kept: Numbering, ours: Numbering) -> bool:

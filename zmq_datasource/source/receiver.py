@@ -3,40 +3,32 @@
 A round waits for the first message and then takes what is there without waiting, so its cost
 is spread over as many messages as have gathered, and a slow feed keeps exact timestamps. The
 receiver belongs to one thread and starts none.
-
-There is one socket for the whole feed, unless messages are counted by endpoint: libzmq does not
-tell which of its connections a message came by, so then each endpoint has a socket of its own.
 """
 
 from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import ExitStack
 from types import TracebackType
 from typing import Self
 
-import msgspec
 import pyarrow as pa
 import zmq
 
 from zmq_datasource.counters import SourceCounters
 from zmq_datasource.errors import SocketError
-from zmq_datasource.messages.framing import RawMessage, subscriptions
+from zmq_datasource.messages.framing import RawMessage
 from zmq_datasource.messages.schemas import MAX_MESSAGE_BYTES, MESSAGE_SCHEMA, warm_up_arrow
 from zmq_datasource.options import ReadOptions
-from zmq_datasource.options.types import Endpoints
 from zmq_datasource.sequences import Judge
+from zmq_datasource.source.channel import WAIT_MS, Channel, make_channels
 from zmq_datasource.source.dead_letters import DeadLetters
 from zmq_datasource.source.incidents import Incidents
 from zmq_datasource.source.intake import Findings, Intake, Run
 from zmq_datasource.source.replayer import Replayer
-from zmq_datasource.transport.opened import OpenSocket
 from zmq_datasource.transport.peers import count_connections
-from zmq_datasource.transport.pyzmq_internals import more_frames
-from zmq_datasource.transport.spec import SocketSpec
-from zmq_datasource.transport.unfinished import Unfinished
 
 __all__ = ["Receiver"]
 
@@ -46,60 +38,10 @@ _log = logging.getLogger(__name__)
 # none takes more than about this much (or one message). So what is handed over always fits an Arrow batch.
 ROUND_MESSAGES = 1024
 _ROUND_BYTES = 4 << 20
-# How long a round waits for its first message; the delay of the thread's other duties.
-WAIT_MS = 10
 # When to make a record batch of what was received: Spark is fastest with 10,000 rows and more.
 BATCH_MESSAGES = 16_384
 BATCH_BYTES = 8 << 20
 _HOUSEKEEPING_SECONDS = 0.1
-
-
-class _Channel:
-    """One socket of the feed, and who heals what is missing from it."""
-
-    def __init__(
-        self,
-        spec: SocketSpec,
-        prefixes: Sequence[bytes],
-        replayer: Replayer | None = None,
-        counts: bool = True,
-    ) -> None:
-        self.name = spec.endpoints
-        self._spec = spec
-        self._prefixes = prefixes
-        self.replayer = replayer
-        self.counts = counts
-        self.known_connections = 0
-
-    def open(self) -> None:
-        self.opened = OpenSocket(self._spec, self._prepare)
-        self.socket = self.opened.socket
-        self.more = more_frames(self.socket)
-        self.unfinished = Unfinished(self.opened)
-        if self.replayer is not None:
-            self.replayer.open()
-
-    def _prepare(self, sock: zmq.Socket[bytes]) -> None:
-        sock.setsockopt(zmq.RCVTIMEO, WAIT_MS)
-        for prefix in self._prefixes:
-            sock.setsockopt(zmq.SUBSCRIBE, prefix)
-
-    def close(self) -> None:
-        if self.replayer is not None:
-            self.replayer.close()
-        self.opened.close(self._spec.linger)
-
-    def connection(self) -> int:
-        """How many connections there have been, where that tells something; as of now."""
-        if not self.counts:
-            return 0
-        self.opened.watch.update()
-        return self.opened.watch.connections
-
-    @property
-    def held(self) -> bool:
-        """Whether the live flow waits for history."""
-        return self.replayer is not None and self.replayer.session.first
 
 
 class Receiver:
@@ -127,7 +69,7 @@ class Receiver:
         self._batch_bytes = min(batch_bytes, BATCH_BYTES)
         self._clock = clock
         self.intake = Intake(options, counters)
-        self._channels = _channels(options, counters)
+        self._channels = make_channels(options, counters)
         self._poller: zmq.Poller | None = None
         self._messages: list[RawMessage] = []
         self._runs: list[Run] = []
@@ -188,11 +130,6 @@ class Receiver:
                 self._poller.register(channel.replayer.socket, zmq.POLLIN)
 
     @property
-    def carried(self) -> Intake:
-        """What is to be kept with the rows."""
-        return self.intake
-
-    @property
     def pending(self) -> int:
         """Messages received but not handed over yet."""
         return len(self._messages) + sum(c.replayer.session.pending for c in self._channels if c.replayer)
@@ -205,7 +142,7 @@ class Receiver:
     @property
     def waiting(self) -> bool:
         """Whether libzmq holds messages that were not received."""
-        return any(int(c.socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN for c in self._channels)
+        return any(channel.waiting for channel in self._channels)
 
     @property
     def batch_ready(self) -> bool:
@@ -252,63 +189,18 @@ class Receiver:
                 break
         return taken
 
-    def _receive_from(self, channel: _Channel, most: int, first: int, limit: int) -> int:
+    def _receive_from(self, channel: Channel, most: int, first: int, limit: int) -> int:
         messages = self._messages
         before = len(messages)
-        take = self._take_carefully if channel.unfinished.careful else self._take_quickly
-        timestamp, room = take(channel, most, first, limit)
+        timestamp, room = channel.take(messages, most, first, limit, self._clock)
         if room < limit - MAX_MESSAGE_BYTES:
             room += self._discard_oversize(messages)
         taken = len(messages) - before
         if taken:
-            channel.opened.watch.taken += taken
+            channel.took(taken)
             self._runs.append(Run(timestamp, taken, channel.name, channel.connection()))
-            if channel.replayer is not None:
-                channel.replayer.heard()
         self._live_bytes += limit - room
         return taken
-
-    def _take_quickly(self, channel: _Channel, most: int, first: int, room: int) -> tuple[int, int]:
-        """Take messages until none is there, or no room; returns when the first came, and the room left."""
-        # Local names and nothing but what bounds the round: this loop sets the source's speed.
-        recv, noblock = channel.socket.recv, int(zmq.NOBLOCK)
-        ask_more, more = channel.more
-        append = self._messages.append
-        timestamp = 0
-        try:
-            frame = recv(first)
-            timestamp = int(self._clock() * 1_000_000)
-            for turn in range(most):
-                if turn:
-                    frame = recv(noblock)
-                ask_more()
-                if more.value:
-                    message = _rest(channel, frame)
-                    append(message)
-                    room -= sum(map(len, message))
-                else:
-                    append(frame)
-                    room -= len(frame)
-                if room <= 0:
-                    break
-        except zmq.Again:
-            channel.opened.watch.found_empty()
-        return timestamp, room
-
-    def _take_carefully(self, channel: _Channel, most: int, first: int, room: int) -> tuple[int, int]:
-        """The same, while some connection may be sending a message that never ends."""
-        timestamp = 0
-        try:
-            for turn in range(most):
-                message = channel.unfinished.receive(int(zmq.NOBLOCK) if turn else first)
-                timestamp = timestamp or int(self._clock() * 1_000_000)
-                self._messages.append(message if len(message) > 1 else message[0])
-                room -= sum(map(len, message))
-                if room <= 0:
-                    break
-        except zmq.Again:
-            channel.opened.watch.found_empty()
-        return timestamp, room
 
     def take(self) -> pa.RecordBatch:
         """Hand over what was received, as a batch with ``messages.MESSAGE_SCHEMA``."""
@@ -326,7 +218,7 @@ class Receiver:
             return batches[0]
         return pa.concat_batches(batches) if batches else _NOTHING
 
-    def _take_replayed(self, channel: _Channel, replayer: Replayer) -> list[pa.RecordBatch]:
+    def _take_replayed(self, channel: Channel, replayer: Replayer) -> list[pa.RecordBatch]:
         judge = self._judge
         connection = judge.connections[channel.name.encode()] = channel.connection()
         replayer.session.live = connection if channel.opened.watch.peers else None
@@ -338,8 +230,7 @@ class Receiver:
             batch, findings = self.intake.read_replies(replies, run, onwards, anew)
             batches.append(batch)
             self._note(findings)
-        live_waits = bool(int(channel.socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN)
-        given_up = replayer.step(judge, live_waits, self.intake.first_sequence(channel.name))
+        given_up = replayer.step(judge, channel.waiting, self.intake.first_sequence(channel.name))
         self.intake.settle(given_up)
         self._incidents.lose(given_up)
         if (replayer.session.first, replayer.socket) != (first, sock):
@@ -357,11 +248,6 @@ class Receiver:
         if self._options.replay_endpoint:
             self._incidents.lose([gap for gap in findings.abandoned if not gap.settled])
 
-    @property
-    def judge(self) -> Judge | None:
-        """What the publishers' numbers tell; for reading its totals only."""
-        return self.intake.judge
-
     def still_asking(self) -> bool:
         """Whether more may come by a replay; what follows the last messages is then asked for at once.
 
@@ -369,9 +255,6 @@ class Receiver:
         """
         asking = [c.replayer.session.still_asking() for c in self._channels if c.replayer]  # each is hurried
         return any(asking)
-
-    def settle(self, patience: float) -> None:
-        """Nobody waits for an answer here."""
 
     def hold_still(self) -> None:
         """To be called while nothing is received: like ``keep_alive``, and replays may wait."""
@@ -381,23 +264,9 @@ class Receiver:
                 channel.replayer.postpone()
 
     def keep_alive(self) -> None:
-        """Let libzmq and the connections do their work without receiving.
-
-        A SUB renews its subscriptions after a publisher's restart only while its thread
-        touches the socket; call this at least every few hundred milliseconds in a pause.
-        """
+        """Let libzmq and the connections do their work without receiving; see ``Channel.keep_alive``."""
         for channel in self._channels:
-            channel.socket.getsockopt(zmq.EVENTS)
-            watch = channel.opened.watch
-            watch.update()
-            watch.redial()
-            watch.report_absent()
-            channel.unfinished.look()
-            if channel.replayer is not None:
-                channel.replayer.keep_alive()
-                if watch.connections != channel.known_connections:
-                    channel.known_connections = watch.connections
-                    channel.replayer.heard()
+            channel.keep_alive()
         count_connections(self._counters, [channel.opened.watch for channel in self._channels])
         self._incidents.flush()
 
@@ -428,36 +297,3 @@ class Receiver:
 
 # Made of nulls, because Arrow imports pandas, where there is one, to look at Python objects.
 _NOTHING = pa.record_batch([pa.nulls(0, field.type) for field in MESSAGE_SCHEMA], schema=MESSAGE_SCHEMA)
-
-
-def _channels(options: ReadOptions, counters: SourceCounters) -> list[_Channel]:
-    numbering = options.numbering
-    spec, prefixes = SocketSpec.of_source(options), []
-    if options.socket_type == "SUB":
-        prefixes = list(subscriptions(options.framing, options.topics))
-    if numbering is None or "endpoint" not in numbering.by:
-        return [_Channel(spec, prefixes, counts=False)]
-    none = Endpoints()
-    replays = options.replay_endpoint or [None] * len(options.connect)
-    connecting = [
-        _Channel(
-            msgspec.structs.replace(spec, connect=Endpoints((endpoint,)), bind=none),
-            prefixes,
-            None if replay is None else Replayer(options, endpoint, replay, counters),
-        )
-        for endpoint, replay in zip(options.connect, replays, strict=True)
-    ]
-    binding = [
-        _Channel(msgspec.structs.replace(spec, connect=none, bind=Endpoints((endpoint,))), prefixes)
-        for endpoint in options.bind
-    ]
-    return connecting + binding
-
-
-def _rest(channel: _Channel, first: bytes) -> list[bytes]:
-    """The whole message; its frames arrive together, so none of these waits."""
-    message = [first]
-    while channel.more.flag.value:
-        message.append(channel.socket.recv(zmq.NOBLOCK))
-        channel.more.ask()
-    return message

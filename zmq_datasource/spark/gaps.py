@@ -10,7 +10,7 @@ from pyspark.sql.datasource import DataSourceReader, InputPartition
 from zmq_datasource.log.state import read_saved_state
 from zmq_datasource.log.storage import LogStorage
 from zmq_datasource.options import BatchReadOptions
-from zmq_datasource.source.intake import read_gaps
+from zmq_datasource.source.kept import read_gaps
 from zmq_datasource.spark.worker import set_up_worker
 
 __all__ = ["GAPS_DDL", "ZmqGapReader"]

@@ -1,0 +1,395 @@
+"""The receiving side's half of the conversation, without a socket and with a clock that the test moves."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from concurrent.futures import Executor, Future
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from zmq_datasource.acknowledged import sessions
+from zmq_datasource.acknowledged.protocol import (
+    Abort,
+    Commit,
+    Committed,
+    Credit,
+    Data,
+    End,
+    Hello,
+    Message,
+    Refusal,
+    Staged,
+    Welcome,
+    decode,
+    encode,
+    pack_columns,
+)
+from zmq_datasource.acknowledged.reception import AcceptorTerms, Reception
+from zmq_datasource.acknowledged.sessions import Session, Sessions
+from zmq_datasource.acknowledged.transactions import Ledger
+from zmq_datasource.counters import SourceCounters
+from zmq_datasource.errors import LogWriteError
+from zmq_datasource.log.staging import Part
+from zmq_datasource.log.storage import LogStorage
+
+ATTEMPT, OTHER = "a" * 32, "b" * 32
+TIMEOUT = 100.0
+
+
+class AtOnce(Executor):
+    """Does what it is given before ``submit`` returns, unless it is told to wait."""
+
+    def __init__(self) -> None:
+        self.waits = False
+        self.left: list[Callable[[], None]] = []
+
+    def submit(self, fn: Any, /, *args: Any, **kwargs: Any) -> Future[Any]:
+        done: Future[Any] = Future()
+
+        def act() -> None:
+            try:
+                done.set_result(fn(*args, **kwargs))
+            except Exception as e:
+                done.set_exception(e)
+
+        self.left.append(act)
+        if not self.waits:
+            self.do()
+        return done
+
+    def do(self) -> None:
+        while self.left:
+            self.left.pop()()
+
+
+class Log:
+    """A log in memory; what is cut is durable once the test says so."""
+
+    def __init__(self) -> None:
+        self.full = False
+        self.rows: list[bytes] = []
+        self.cuts: list[Future[int]] = []
+        self.failure: LogWriteError | None = None
+
+    def append_whole(self, batches: Iterable[pa.RecordBatch]) -> None:
+        if self.failure is not None:
+            raise self.failure
+        for batch in batches:
+            self.rows += batch.column("value").to_pylist()
+
+    def cut(self, keep: bool = False) -> Future[int]:
+        assert keep
+        self.cuts.append(Future())
+        return self.cuts[-1]
+
+    def sync(self) -> None:
+        for cut in self.cuts:
+            cut.set_result(len(self.rows))
+        self.cuts.clear()
+
+
+class Side:
+    """A reception and what is around it."""
+
+    def __init__(
+        self, path: Path, most_staged_bytes: int = 1 << 20, log: Log | None = None, kept: bytes | None = None
+    ) -> None:
+        self.now = 0.0
+        self.disk, self.log, self.counters = AtOnce(), log or Log(), SourceCounters()
+        self.path = path
+        self.ledger = Ledger(self.counters, 10)
+        assert self.ledger.restore(kept, None)
+        self.reception = Reception(
+            AcceptorTerms(TIMEOUT, most_staged_bytes, sync=False),
+            self.counters,
+            LogStorage(str(path)),
+            self.ledger,
+            self.log,
+            self.disk,
+            lambda: 1.0,
+        )
+        self.reception.recover(self.now)
+
+    def tell(
+        self, *messages: Message, rows: pa.RecordBatch | None = None, peer: bytes = b"p"
+    ) -> list[Message]:
+        """Say something; returns what is answered."""
+        for message in messages:
+            buffers = [] if rows is None else [bytes(memoryview(b)) for b in pack_columns(rows)[1]]  # type: ignore[arg-type]
+            self.reception.take(peer, [bytes(f) for f in encode(message, buffers)], self.now)
+        self.reception.cut()
+        return self.heard()
+
+    def data(self, *values: bytes, index: int = 0, attempt: str = ATTEMPT, number: int = 0) -> list[Message]:
+        rows = pa.record_batch({"value": list(values)})
+        message = Data(
+            attempt=attempt,
+            producer="q",
+            number=number,
+            partition=0,
+            index=index,
+            rows=len(values),
+            columns=["value"],
+        )
+        return self.tell(message, rows=rows)
+
+    def end(self, rows: int, messages: int = 1, attempt: str = ATTEMPT, number: int = 0) -> list[Message]:
+        return self.tell(
+            End(attempt=attempt, producer="q", number=number, partition=0, messages=messages, rows=rows)
+        )
+
+    def commit(self, rows: int, attempt: str = ATTEMPT, number: int = 0) -> list[Message]:
+        return self.tell(Commit(producer="q", number=number, attempts=[attempt], rows=rows))
+
+    def heard(self) -> list[Message]:
+        return [decode(frames)[0] for _, frames in self.reception.answers()]
+
+    def wait(self, seconds: float) -> list[Message]:
+        self.now += seconds
+        self.reception.look(self.now)
+        self.reception.go_on(self.now)
+        return self.heard()
+
+    @property
+    def files(self) -> list[str]:
+        return [file.name for file in (self.path / "0" / "staging").iterdir()]
+
+
+@pytest.fixture
+def side(tmp_path: Path) -> Side:
+    return Side(tmp_path)
+
+
+def codes(answers: list[Message]) -> list[str]:
+    return [answer.code for answer in answers if isinstance(answer, Refusal)]
+
+
+def test_nothing_is_answered_before_it_is_on_the_disk(side: Side) -> None:
+    side.disk.waits = True
+    (welcome,) = side.tell(Hello(attempt=ATTEMPT, producer="q"))
+    assert isinstance(welcome, Welcome)
+    assert (welcome.credit, welcome.received, welcome.committed) == (0, 0, None)
+    granted, credit = side.data(b"a", b"b")
+    assert isinstance(granted, Welcome)
+    assert granted.credit == sessions._WINDOW
+    assert credit == Credit(attempt=ATTEMPT, received=1)
+    assert side.end(2) == []
+    assert side.wait(1) == []
+    assert side.reception.busy
+    side.disk.do()
+    assert side.wait(1) == [Staged(attempt=ATTEMPT, rows=2)]
+    assert side.commit(2) == []
+    assert side.wait(1) == []
+    side.log.sync()
+    assert side.wait(1) == [Committed(producer="q", number=0, again=False, by=ATTEMPT)]
+    assert (side.log.rows, side.files, side.reception.busy) == ([b"a", b"b"], [], False)
+
+
+steps = st.lists(st.sampled_from(["H", "D0", "D1", "E", "M", "sync", "restart"]), max_size=25)
+
+
+@given(steps)
+@settings(max_examples=60, deadline=None)
+def test_whatever_is_lost_late_or_repeated_a_transaction_counts_once(
+    tmp_path_factory: pytest.TempPathFactory, taken: list[str]
+) -> None:
+    """A sender that says anything at any time, and a receiver that may lose what is only in memory."""
+    side = Side(tmp_path_factory.mktemp("log"))
+    acts: dict[str, Callable[[], list[Message]]] = {
+        "H": lambda: side.tell(Hello(attempt=ATTEMPT, producer="q")),
+        "D0": lambda: side.data(b"a"),
+        "D1": lambda: side.data(b"b", index=1),
+        "E": lambda: side.end(2, messages=2),
+        "M": lambda: side.commit(2),
+        "sync": lambda: (side.log.sync(), side.wait(0))[1],
+    }
+    staged = committed = False
+    for step in taken:
+        if step == "restart":
+            side.log.sync()  # the log is not what is tried here
+            side.wait(0)
+            side = Side(side.path, log=side.log, kept=side.ledger.full())
+            continue
+        answers = acts[step]() + side.wait(0)
+        staged = staged or any(isinstance(answer, Staged) for answer in answers)
+        committed = committed or any(isinstance(answer, Committed) for answer in answers)
+        assert not committed or side.log.rows == [b"a", b"b"]
+    # What was called staged can be committed, and what was committed is so again.
+    if staged:
+        answers = side.commit(2)
+        side.log.sync()
+        answers += side.wait(0)
+        assert any(isinstance(answer, Committed) for answer in answers)
+    assert side.log.rows in ([], [b"a", b"b"])
+
+
+def test_a_message_that_is_missing_is_told_once_and_what_follows_waits(side: Side) -> None:
+    side.data(b"a")
+    (told,) = side.data(b"c", index=2)
+    assert isinstance(told, Welcome)
+    assert told.received == 1
+    assert side.data(b"d", index=3) == []
+    assert side.data(b"b", index=1) == [Credit(attempt=ATTEMPT, received=2)]
+    assert len(side.data(b"d", index=3)) == 1  # the next gap is another one
+    assert codes(side.end(2, messages=4)) == ["protocol"]
+
+
+def test_a_sender_that_falls_silent_is_let_go_of_and_so_is_what_nobody_commits(side: Side) -> None:
+    side.data(b"a")
+    side.end(1)
+    assert side.wait(0) == [Staged(attempt=ATTEMPT, rows=1)]
+    side.data(b"b", attempt=OTHER, number=1)
+    side.wait(TIMEOUT)
+    assert len(side.files) == 2  # its producer is at work
+    side.wait(1)
+    assert side.files == []
+    assert codes(side.commit(1)) == ["unknown"]
+    assert codes(side.data(b"c", index=1, attempt=OTHER, number=1)) == ["unknown"]
+
+
+@pytest.mark.parametrize("staged", [True, False])
+def test_nobody_is_silent_who_is_not_listened_to(staged: bool, side: Side) -> None:
+    side.data(b"a")
+    if staged:
+        side.end(1)
+        side.wait(0)
+    side.now += 2 * TIMEOUT  # a full log
+    side.reception.hold_still(side.now)
+    assert side.wait(TIMEOUT) == []
+    assert codes(side.end(1)) == []
+    side.wait(0)
+    assert side.commit(1) == []
+
+
+def test_what_is_said_again_is_answered_as_before_and_done_once(side: Side) -> None:
+    side.data(b"a")
+    assert side.data(b"a") == []
+    assert side.end(1) + side.end(1) == []
+    assert side.wait(0) == [Staged(attempt=ATTEMPT, rows=1)]
+    assert side.end(1) == [Staged(attempt=ATTEMPT, rows=1)]
+    assert side.data(b"a") == []  # a copy that was long on its way
+    assert len(side.files) == 1
+    assert side.commit(1) + side.commit(1) == []
+    side.log.sync()
+    assert [type(answer) for answer in side.wait(0)] == [Committed, Committed]
+    (again,) = side.commit(1)
+    assert isinstance(again, Committed)
+    assert again.again
+    assert codes(side.data(b"a")) == ["unknown"]
+
+
+def test_a_commit_ends_what_other_attempts_have_left_at_it(side: Side) -> None:
+    side.data(b"a")
+    side.end(1)
+    side.wait(0)
+    side.data(b"a", attempt=OTHER)
+    side.data(b"later", attempt="c" * 32, number=1)
+    side.commit(1)
+    side.log.sync()
+    side.wait(0)
+    assert codes(side.data(b"b", attempt=OTHER, index=1)) == ["unknown"]
+    assert codes(side.data(b"b", attempt="c" * 32, number=1, index=1)) == []
+
+
+def test_a_full_log_delays_a_commit_and_the_newest_question_counts(side: Side) -> None:
+    side.data(b"a")
+    side.end(1)
+    side.wait(0)
+    side.log.full = True
+    assert side.commit(1) + side.commit(1) + side.wait(1) == []
+    side.log.full = False
+    side.wait(1)
+    side.log.sync()
+    assert len(side.wait(1)) == 1
+    assert side.log.rows == [b"a"]
+
+
+def test_who_finds_no_room_leaves_what_it_had_to_the_others(tmp_path: Path) -> None:
+    side = Side(tmp_path, most_staged_bytes=3000)
+    side.data(b"x" * 1000)
+    assert codes(side.data(b"x" * 3000, index=1)) == ["no_room"]
+    assert side.files == []
+    assert codes(side.data(b"x" * 1000, attempt=OTHER)) == []
+
+
+def test_an_answer_that_is_due_is_given_though_the_log_fails_after_it(side: Side) -> None:
+    for number, attempt in enumerate((ATTEMPT, OTHER)):
+        side.data(b"%d" % number, attempt=attempt, number=number)
+        side.end(1, attempt=attempt, number=number)
+        side.wait(0)
+        side.commit(1, attempt=attempt, number=number)
+    first, second = side.log.cuts
+    first.set_result(1)
+    second.set_exception(LogWriteError("no space left"))
+    with pytest.raises(LogWriteError):
+        side.reception.go_on(side.now)
+    assert side.heard() == [Committed(producer="q", number=0, again=False, by=ATTEMPT)]
+
+
+def test_what_is_being_committed_is_not_aborted(side: Side) -> None:
+    side.data(b"a")
+    side.end(1)
+    side.wait(0)
+    side.commit(1)
+    assert len(side.tell(Abort(producer="q", number=0, attempts=[ATTEMPT]))) == 1
+    assert len(side.files) == 1  # the log may fail, and the sender may ask again
+    side.log.sync()
+    assert side.wait(0) == [Committed(producer="q", number=0, again=False, by=ATTEMPT)]
+
+
+def test_bytes_that_are_no_message_are_refused_and_counted(side: Side) -> None:
+    side.reception.take(b"p", [b"hello"], 0.0)
+    side.tell(Staged(attempt=ATTEMPT, rows=1))
+    assert side.counters.malformed == 2
+
+
+# Who may send, and how much.
+
+
+def session(number: int, now: float = 0.0) -> Session:
+    return Session(b"p", f"{number:032x}", Part("q", number, 0), now)
+
+
+def test_windows_are_lent_while_there_is_none_left_and_never_made_up(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(sessions, "_BUDGET", 2 * sessions._WINDOW)
+    everyone = Sessions()
+    for number in range(3):
+        everyone.add(session(number))
+        everyone.grant(next(s for s in everyone if s.part.number == number))
+    one, two, three = everyone
+    assert (one.window, two.window, three.window) == (sessions._WINDOW, sessions._WINDOW, 0)
+    two.heard = three.heard = 10.0
+    everyone.take_windows_back(sessions._LENDS_WINDOW_SECONDS)
+    assert one.window  # not silent for long enough
+    everyone.take_windows_back(10.0)
+    everyone.grant(three)
+    assert (one.window, two.window, three.window) == (0, sessions._WINDOW, sessions._WINDOW)
+    for it in everyone:
+        everyone.remove(it)
+    assert (everyone.budget, len(everyone)) == (2 * sessions._WINDOW, 0)
+
+
+def test_windows_stay_with_the_silent_while_there_are_others() -> None:
+    everyone = Sessions()
+    everyone.add(session(0))
+    everyone.grant(next(iter(everyone)))
+    everyone.take_windows_back(1e6)
+    assert next(iter(everyone)).window == sessions._WINDOW
+
+
+def test_a_session_whose_file_is_being_forced_keeps_its_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sessions, "_MOST_SESSIONS", 2)
+    everyone = Sessions()
+    everyone.add(session(0))
+    assert everyone.must_leave(0.0) is None
+    everyone.add(session(1, now=1.0))
+    first, second = everyone
+    first.finishing = Future()
+    assert everyone.must_leave(1.0 + sessions._LENDS_PLACE_SECONDS) is second

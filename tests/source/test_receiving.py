@@ -1,0 +1,204 @@
+"""The receiving thread and what it runs: any filler, any log."""
+
+from __future__ import annotations
+
+from concurrent.futures import Future
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from tests.support import batch_of, wait_for
+from zmq_datasource.acknowledged.transactions import Ledger
+from zmq_datasource.counters import SourceCounters
+from zmq_datasource.errors import EndpointError, LogWriteError, MessageLossError
+from zmq_datasource.log.filler import FillerFacts
+from zmq_datasource.source import receiving
+from zmq_datasource.source.log_receiver import LogReceiver
+from zmq_datasource.source.receiving import ReceivingThread
+
+
+class Filler:
+    """Takes a message whenever it is to, and notes what it is asked."""
+
+    drain_seconds = 5.0
+
+    def __init__(self) -> None:
+        self.asked: list[str] = []
+        self.messages = 0
+        self.error: Exception | None = None
+        self.cannot_open: Exception | None = None
+
+    def __enter__(self) -> Filler:
+        if self.cannot_open is not None:
+            raise self.cannot_open
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.asked.append("close")
+
+    def receive(self) -> int:
+        self.asked.append("receive")
+        if self.error is not None:
+            raise self.error
+        if not self.messages:
+            return 0
+        self.messages -= 1
+        return 1
+
+    def cut(self, keep: bool) -> Future[int]:
+        self.asked.append("cut")
+        done: Future[int] = Future()
+        done.set_result(7)
+        return done
+
+    def hold_still(self) -> None:
+        self.asked.append("hold still")
+
+    def settle(self, patience: float) -> None:
+        self.asked.append("settle")
+
+    def still_asking(self) -> bool:
+        return False
+
+    def facts(self) -> FillerFacts:
+        return FillerFacts()
+
+
+def log() -> Any:
+    return SimpleNamespace(
+        fault=None, full=False, slow=False, failure=None, unsealed=0, end_within=lambda seconds: None
+    )
+
+
+def thread_of(filler: Filler, log: Any, counters: SourceCounters | None = None) -> ReceivingThread:
+    counters = counters or SourceCounters()
+    return ReceivingThread(filler, log, Ledger(counters, 1), counters, flush_interval=3600.0)
+
+
+@pytest.fixture(autouse=True)
+def _stop_sooner(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(receiving, "_QUIET_SECONDS", 0.02)
+    monkeypatch.setattr(receiving, "_PAUSE_TICK", 0.001)
+
+
+def test_a_socket_that_cannot_be_opened_is_an_error_of_the_start() -> None:
+    filler = Filler()
+    filler.cannot_open = EndpointError("in use")
+    thread = thread_of(filler, log())
+    with pytest.raises(EndpointError, match="in use"):
+        thread.start()
+    thread.stop()
+    assert filler.asked == []
+
+
+def test_who_asks_for_a_seal_hears_why_receiving_has_ended() -> None:
+    filler = Filler()
+    thread = thread_of(filler, log())
+    thread.start()
+    assert thread.request_seal().result(10).result(10) == 7
+    filler.error = MessageLossError("never came")
+    wait_for(lambda: thread.failure, "the end")
+    with pytest.raises(MessageLossError, match="never came"):
+        thread.request_seal()
+    with pytest.raises(MessageLossError):
+        thread.raise_failure()
+    thread.stop()
+
+
+def test_while_there_is_an_obstacle_nothing_is_received_and_everybody_else_is_answered() -> None:
+    filler, full, counters = Filler(), log(), SourceCounters()
+    thread = thread_of(filler, full, counters)
+    thread.start()
+    full.full = True
+    wait_for(lambda: counters.paused_by == "logFull", "the pause")
+    wait_for(lambda: filler.asked[-1] == "hold still", "the last round")
+    received = filler.asked.count("receive")
+    assert filler.asked[filler.asked.index("hold still") - 1] == "cut"  # what was there is handed over
+    assert thread.request_seal().result(10).result(10) == 7
+    full.fault = "no space left"  # another cause, the same pause
+    wait_for(lambda: counters.paused_by == "diskFault", "the other cause")
+    assert filler.asked.count("receive") == received
+    full.full, full.fault = False, None
+    wait_for(lambda: filler.asked.count("receive") > received, "receiving to go on")
+    assert (counters.pauses["logFull"], counters.pauses["diskFault"], counters.paused_by) == (1, 1, None)
+    thread.stop()
+
+
+def test_a_disk_that_refuses_for_too_long_ends_a_pause() -> None:
+    filler, full = Filler(), log()
+    thread = thread_of(filler, full)
+    full.fault = "no space left"
+    thread.start()
+    full.failure = LogWriteError("tried again for long enough")
+    wait_for(lambda: thread.failure, "the end")
+    assert thread.failure is full.failure
+    thread.stop()
+
+
+def test_a_stop_takes_what_is_on_its_way_and_then_what_is_under_way_is_answered() -> None:
+    filler, slow = Filler(), log()
+    thread = thread_of(filler, slow)
+    slow.slow = True  # nothing is received before the stop
+    thread.start()
+    filler.messages = 3
+    slow.slow = False
+    thread.stop()
+    assert filler.messages == 0
+    assert filler.asked[-2:] == ["settle", "close"]
+
+
+def test_a_feed_that_goes_on_for_ever_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    filler = Filler()
+    filler.messages, filler.drain_seconds = 10**9, 0.05
+    thread = thread_of(filler, log())
+    thread.start()
+    thread.stop()
+    assert filler.messages > 0
+    assert thread.failure is None
+
+
+# A receiver that fills a log.
+
+
+class Receiver:
+    def __init__(self, rows: int) -> None:
+        self.pending = rows
+        self.batch_ready = True
+        self.failure: Exception | None = None
+        self.waiting = False
+        self.intake = SimpleNamespace(judge=None)
+
+    def receive(self) -> int:
+        return self.pending
+
+    def take(self) -> Any:
+        rows, self.pending, self.batch_ready = self.pending, 0, False
+        return batch_of([b"x"] * rows)
+
+
+def test_what_the_log_refuses_is_counted_as_lost() -> None:
+    def refuse(messages: Any) -> None:
+        assert it.facts().appending
+        raise LogWriteError("no space left")
+
+    it = LogReceiver(cast("Any", Receiver(3)), cast("Any", SimpleNamespace(append=refuse)), "PULL")
+    assert it.facts() == FillerFacts(pending=3)
+    with pytest.raises(LogWriteError):
+        it.receive()
+    assert (it.facts().pending, it.facts().refused) == (0, 3)
+
+
+def test_what_came_before_a_failure_is_in_the_log_first() -> None:
+    rows: list[int] = []
+    receiver = Receiver(3)
+    it = LogReceiver(
+        cast("Any", receiver),
+        cast("Any", SimpleNamespace(append=lambda messages: rows.append(messages.num_rows))),
+        "SUB",
+    )
+    receiver.failure = MessageLossError("never came")
+    with pytest.raises(MessageLossError):
+        it.receive()
+    assert rows == [3]
+    assert it.facts() == FillerFacts()

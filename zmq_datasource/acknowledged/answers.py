@@ -1,0 +1,86 @@
+"""What the receiving side says: answers, and for what cannot be done a refusal with its reason."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from zmq_datasource.acknowledged.committer import UnknownAttemptError
+from zmq_datasource.acknowledged.protocol import CONFLICT, UNKNOWN, Message, Refusal, encode
+from zmq_datasource.acknowledged.transactions import ConflictError
+from zmq_datasource.counters import SourceCounters
+from zmq_datasource.errors import LogError, ProtocolError, SocketError
+from zmq_datasource.host.limited_logging import LimitedLog
+
+__all__ = ["Answers", "RefusedError"]
+
+
+class RefusedError(SocketError):
+    """What a sender asks for cannot be done now; ``code`` is for programs (docs/protocol.md)."""
+
+    def __init__(self, code: str, reason: str) -> None:
+        super().__init__(reason)
+        self.code = code
+
+
+class Answers:
+    """Collects them until they are taken.
+
+    Args:
+        counters: Where to count what nobody expected.
+        abandon: Called with the attempt of a message that met an unexpected error: it may be half done.
+    """
+
+    def __init__(self, counters: SourceCounters, abandon: Callable[[str | None], None]) -> None:
+        self._counters = counters
+        self._abandon = abandon
+        self._answers: list[tuple[bytes, list[Any]]] = []
+        self._refusals = LimitedLog(__name__, "refusals")
+        self._faults = LimitedLog(__name__, "unexpected errors")
+
+    def add(self, peer: bytes, message: Message) -> None:
+        self._answers.append((peer, encode(message)))
+
+    def take(self) -> list[tuple[bytes, list[Any]]]:
+        """What is to be said since the last call: to whom, and the frames."""
+        answers, self._answers = self._answers, []
+        return answers
+
+    @contextmanager
+    def refusing(self, peer: bytes, attempt: str | None = None) -> Iterator[None]:
+        """What cannot be done about a message is told to who has sent it, and ends nothing.
+
+        Raises:
+            LogError: The storage: that is not about one message.
+        """
+        try:
+            yield
+        except UnknownAttemptError as e:
+            self._refuse(peer, UNKNOWN, str(e), attempt)
+        except ConflictError as e:
+            self._refuse(peer, CONFLICT, str(e), attempt)
+        except RefusedError as e:
+            self._refuse(peer, e.code, str(e), attempt)
+        except ProtocolError as e:
+            self._counters.malformed += 1
+            self._refuse(peer, "protocol", str(e), attempt)
+        except LogError:
+            raise
+        except Exception as e:
+            self._counters.internal_errors += 1
+            self._faults.fault(
+                "an unexpected error at a message of the acknowledged transport: %r", e, error=e
+            )
+            self._abandon(attempt)
+            reason = f"an unexpected error of the receiver ({type(e).__name__}), which its log explains"
+            self._refuse(peer, "internal", reason, attempt)
+
+    def _refuse(self, peer: bytes, code: str, reason: str, attempt: str | None) -> None:
+        self._refusals.warn("refused a message of the acknowledged transport: %s", reason)
+        self.add(peer, Refusal(code=code, reason=reason, attempt=attempt))
+
+    def flush(self) -> None:
+        """To be called now and then: tells what the log lines have left out."""
+        self._refusals.flush()
+        self._faults.flush()

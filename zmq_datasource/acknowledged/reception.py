@@ -1,0 +1,374 @@
+"""The receiving side of the acknowledged transport, without its socket: frames and a time in, answers out.
+
+The rules:
+
+* ``Staged`` is answered when the attempt's file is on disk, ``Committed`` when the chunk with the
+  whole transaction is. A chunk is one file that appears at once, so all of it is seen or none;
+  transactions that are committed in the same moment share one.
+* Everything may be asked twice, because answers get lost: what is staged is staged, what is
+  committed is committed (``again``), what is unknown is refused.
+* Who only asks costs nothing here: a session begins with an attempt's first data.
+* Nothing that a sender sends ends the receiver. What it cannot do is refused, with a reason; an error
+  that nobody expected too, and it is in the log with its cause.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Executor, wait
+from typing import Any, NamedTuple
+
+from zmq_datasource.acknowledged.answers import Answers, RefusedError
+from zmq_datasource.acknowledged.committer import Committer, Done, TransactionLog, UnknownAttemptError
+from zmq_datasource.acknowledged.protocol import (
+    MOST_FRAME_BYTES,
+    Abort,
+    Aborted,
+    Commit,
+    Committed,
+    Credit,
+    Data,
+    End,
+    Hello,
+    Message,
+    Staged,
+    Welcome,
+    decode,
+    rows_of,
+)
+from zmq_datasource.acknowledged.sessions import Session, Sessions
+from zmq_datasource.acknowledged.transactions import Ledger, conflict_with_later
+from zmq_datasource.counters import SourceCounters
+from zmq_datasource.errors import LogWriteError, ProtocolError
+from zmq_datasource.log.staging import Part, StagedFile, Staging
+from zmq_datasource.log.storage import LogStorage
+
+__all__ = ["AcceptorTerms", "Reception"]
+
+_log = logging.getLogger(__name__)
+
+
+class AcceptorTerms(NamedTuple):
+    """What senders are granted.
+
+    Attributes:
+        transaction_timeout: Seconds for which a silent sender's transaction is kept.
+        most_staged_bytes: Of all transactions that are not committed.
+        sync: Whether what is staged is forced to the disk.
+    """
+
+    transaction_timeout: float
+    most_staged_bytes: int
+    sync: bool
+
+
+class Reception:
+    """What is received, staged, committed and answered; in one thread. ``now`` is in monotonic seconds.
+
+    Args:
+        terms: See there.
+        counters: Where to count.
+        storage: Where attempts are staged.
+        ledger: Which transactions are committed; restored before anything is taken.
+        log: Where they go.
+        forcing: Forces files to the disk, which takes its time.
+        clock: Seconds since the epoch, for ``timestamp``.
+
+    A LogError that a method raises is the storage's, and not about one message.
+    """
+
+    def __init__(
+        self,
+        terms: AcceptorTerms,
+        counters: SourceCounters,
+        storage: LogStorage,
+        ledger: Ledger,
+        log: TransactionLog,
+        forcing: Executor,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._terms = terms
+        self._counters = counters
+        self._storage = storage
+        self._ledger = ledger
+        self._forcing = forcing
+        self._clock = clock
+        self._staging = Staging(storage)
+        self._committer = Committer(counters, self._staging, ledger, log)
+        self._sessions = Sessions()
+        self._finishing: list[Session] = []
+        self._answers = Answers(counters, self._abandon)
+
+    def recover(self, now: float) -> None:
+        """Find what was staged, and remove what is not needed.
+
+        Raises:
+            LogError: It cannot be removed.
+        """
+        self._staging.recover(now)
+        self._staging.remove([attempt for attempt in self._storage.staged() if self._is_done(attempt)])
+
+    def _is_done(self, attempt: str) -> bool:
+        part = self._staging.get(attempt)
+        return part is not None and self._ledger.is_committed(part.producer, part.number)
+
+    def close(self) -> None:
+        """Let go of what is not staged."""
+        for session in self._sessions:
+            self._end(session)
+
+    @property
+    def busy(self) -> bool:
+        """Whether something is under way that ends without a message."""
+        return bool(self._committer.busy or self._finishing)
+
+    def answers(self) -> list[tuple[bytes, list[Any]]]:
+        """What is to be said since the last call: to whom, and the frames."""
+        return self._answers.take()
+
+    # Time.
+
+    def look(self, now: float) -> None:
+        """To be called now and then: let go of what nobody wants any more."""
+        self._answers.flush()
+        for session in self._sessions:
+            if now - session.heard > self._terms.transaction_timeout:
+                self._end(session)
+        active = {session.part.producer for session in self._sessions}
+        abandoned = self._staging.abandoned(self._terms.transaction_timeout, active, now)
+        if abandoned:
+            _log.warning("%d attempts were never committed; they are discarded", len(abandoned))
+            self._staging.remove(abandoned)
+        self._sessions.take_windows_back(now)
+
+    def hold_still(self, now: float) -> None:
+        """To be called while nothing is received: nobody is silent who is not listened to."""
+        self._sessions.hold_still(now)
+        self._staging.touch(now)
+        self.go_on(now)
+
+    def go_on(self, now: float) -> None:
+        """Answer what is done by now, and do what had to wait."""
+        self._answer_staged(now)
+        self._answer_commits(now)
+
+    def cut(self) -> None:
+        """Have what was committed in this moment written, as one chunk."""
+        self._committer.cut()
+
+    # Messages.
+
+    def take(self, peer: bytes, frames: Sequence[bytes], now: float) -> None:
+        """Take in a message; ``answers`` says what comes of it."""
+        with self._answers.refusing(peer):
+            message, buffers = decode(frames)
+            self._obey(peer, message, buffers, now)
+
+    def _obey(self, peer: bytes, message: Message, buffers: Sequence[bytes], now: float) -> None:
+        with self._answers.refusing(peer, getattr(message, "attempt", None)):
+            match message:
+                case Hello():
+                    self._hello(peer, message, now)
+                case Data():
+                    self._data(peer, message, buffers, now)
+                case End():
+                    self._finish(peer, message, now)
+                case Commit():
+                    self._commit(peer, message)
+                case Abort():
+                    self._abort(peer, message)
+                case _:
+                    raise ProtocolError(f"a {type(message).__name__} message is for a sender")
+
+    def _hello(self, peer: bytes, message: Hello, now: float) -> None:
+        session = self._sessions.get(message.attempt)
+        if session is None:  # nothing of it is here; that is not worth remembering
+            self._welcome(peer, message.attempt, message.producer)
+        else:
+            session.heard_from(peer, now)
+            self._welcome_again(session)
+
+    def _welcome_again(self, session: Session) -> None:
+        session.credit = session.window
+        self._welcome(session.peer, session.attempt, session.part.producer, session.credit, session.received)
+
+    def _welcome(self, peer: bytes, attempt: str, producer: str, credit: int = 0, received: int = 0) -> None:
+        last = self._ledger.last(producer)
+        self._answers.add(
+            peer,
+            Welcome(
+                attempt=attempt,
+                credit=credit,
+                received=received,
+                committed=None if last is None else last.number,
+                by=None if last is None else last.attempt,
+                limit=MOST_FRAME_BYTES,
+            ),
+        )
+
+    def _data(self, peer: bytes, message: Data, buffers: Sequence[bytes], now: float) -> None:
+        session = self._sessions.get(message.attempt)
+        if session is not None or message.index > 0:
+            session = self._session(peer, message.attempt, now)
+            missing = session.missing_before(message)
+            if missing is None:
+                return
+            if missing:  # it was lost with a connection
+                if not session.told:
+                    session.told = True
+                    self._welcome_again(session)
+                return
+            session.told = False
+        elif self._staging.get(message.attempt) is not None:
+            return  # a copy that was long on its way
+        rows = rows_of(message, buffers, int(self._clock() * 1_000_000))
+        session = session or self._begin(peer, message, now)
+        if not self._has_room(rows.nbytes):
+            self._end(session)
+            raise RefusedError(
+                "no_room",
+                f"what is staged has reached walMaxBytes={self._terms.most_staged_bytes}; commit, or raise it",
+            )
+        try:
+            if session.file is None:
+                session.file = StagedFile(self._storage, message.attempt, session.part)
+            session.file.append(rows)
+        except LogWriteError as e:
+            self._end(session)
+            raise RefusedError("storage", str(e)) from e
+        session.received += 1
+        self._sessions.grant(session)
+        if session.window != session.credit:
+            self._welcome_again(session)
+        self._answers.add(peer, Credit(attempt=message.attempt, received=session.received))
+
+    def _begin(self, peer: bytes, message: Data, now: float) -> Session:
+        """A session for an attempt whose first data has come.
+
+        Raises:
+            ConflictError, UnknownAttemptError: Its transaction is done, or a later one.
+            RefusedError: There are too many.
+        """
+        newest = self._ledger.newest(message.producer)
+        if newest is not None and message.number < newest.number:
+            raise conflict_with_later(message.producer, message.number, newest.number)
+        if self._ledger.is_committed(message.producer, message.number):
+            raise UnknownAttemptError(
+                f"transaction {message.number} of {message.producer} was committed before this attempt began: repeat it"
+            )
+        leaving = self._sessions.must_leave(now)
+        if leaving is not None:
+            self._end(leaving)
+        part = Part(message.producer, message.number, message.partition)
+        session = Session(peer, message.attempt, part, now)
+        self._sessions.add(session)
+        return session
+
+    def _has_room(self, size: int) -> bool:
+        """Whether so many bytes more may be staged; attempts that were repeated make room."""
+        size += self._sessions.bytes
+        if self._staging.bytes + size > self._terms.most_staged_bytes:
+            self._staging.remove(self._staging.superseded())
+        return self._staging.bytes + size <= self._terms.most_staged_bytes
+
+    def _finish(self, peer: bytes, message: End, now: float) -> None:
+        staged = self._staging.get(message.attempt)
+        if staged is not None:
+            self._answers.add(peer, Staged(attempt=message.attempt, rows=staged.rows))
+            return
+        session = self._session(peer, message.attempt, now)
+        if session.finishing is not None:  # asked again: it is answered when it is done
+            return
+        if session.received != message.messages or session.file is None:
+            raise ProtocolError(
+                f"an end after {message.messages} data messages, of which {session.received} came"
+            )
+        if session.file.rows != message.rows:
+            raise ProtocolError(f"an end after {message.rows} rows, of which {session.file.rows} came")
+        # The disk takes its time with it, and others go on sending.
+        session.finishing = self._forcing.submit(session.file.finish, self._terms.sync)
+        self._finishing.append(session)
+
+    def _answer_staged(self, now: float) -> None:
+        for session in [s for s in self._finishing if s.finishing is not None and s.finishing.done()]:
+            self._finishing.remove(session)
+            with self._answers.refusing(session.peer, session.attempt):
+                self._answer_finished(session, now)
+
+    def _answer_finished(self, session: Session, now: float) -> None:
+        if session.file is None or session.finishing is None:
+            return  # it was let go of meanwhile
+        try:
+            session.finishing.result()
+        except LogWriteError as e:
+            self._end(session)
+            raise RefusedError("storage", str(e)) from e
+        rows = session.file.rows
+        session.file = None
+        self._staging.add(session.attempt, session.part._replace(rows=rows), now)
+        self._end(session)
+        self._answers.add(session.peer, Staged(attempt=session.attempt, rows=rows))
+
+    def _commit(self, peer: bytes, message: Commit) -> None:
+        if self._committer.commit(peer, message):
+            self._committed(Done(message, [peer], again=True))
+
+    def _answer_commits(self, now: float) -> None:
+        for done in self._committer.done():
+            with self._answers.refusing(done.peers[0]):
+                self._committed(done)
+        for peer, message in self._committer.take_deferred():
+            self._obey(peer, message, (), now)
+        self._committer.cut()
+
+    def _committed(self, done: Done) -> None:
+        """Answer, and let go of what other attempts have left at this transaction, and at those before it."""
+        message = done.message
+        self._staging.remove(self._staging.of(message.producer, message.number))
+        for session in self._sessions:
+            part = session.part
+            if part.producer == message.producer and part.number <= message.number:
+                self._end(session)
+        last = self._ledger.last(message.producer)
+        answer = Committed(
+            producer=message.producer,
+            number=message.number,
+            again=done.again,
+            by=None if last is None else last.attempt,
+        )
+        for peer in done.peers:
+            self._answers.add(peer, answer)
+
+    def _abort(self, peer: bytes, message: Abort) -> None:
+        if not self._committer.is_at(message.producer, message.number):
+            for attempt in message.attempts:
+                self._abandon(attempt)
+            self._staging.remove(message.attempts)
+        self._answers.add(peer, Aborted(producer=message.producer, number=message.number))
+
+    # Sessions.
+
+    def _session(self, peer: bytes, attempt: str, now: float) -> Session:
+        session = self._sessions.get(attempt)
+        if session is None:
+            raise UnknownAttemptError(
+                f"attempt {attempt} is not known here: the receiver has restarted, or it was silent"
+            )
+        session.heard_from(peer, now)
+        return session
+
+    def _abandon(self, attempt: str | None) -> None:
+        session = self._sessions.get(attempt)
+        if session is not None:
+            self._end(session)
+
+    def _end(self, session: Session) -> None:
+        """The session needs nothing more."""
+        self._sessions.remove(session)
+        if session.file is not None:
+            if session.finishing is not None:
+                wait([session.finishing])
+            file, session.file = session.file, None
+            file.discard()

@@ -1,0 +1,146 @@
+"""Who is sending, and how much may be on its way. Pure: the time is an argument, in monotonic seconds.
+
+The rules:
+
+* A session begins with an attempt's first data, and gets a window then, as long as there are any.
+* A sender has at most its window on the way, and all together ``_BUDGET``, and a message each. While
+  that is all given away, who is silent lends his window to the others.
+* There is a bounded number of places. While all are taken, who was silent for long makes place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import Future
+from dataclasses import dataclass
+
+from zmq_datasource.acknowledged.answers import RefusedError
+from zmq_datasource.acknowledged.protocol import Data
+from zmq_datasource.errors import ProtocolError
+from zmq_datasource.log.staging import Part, StagedFile
+
+__all__ = ["Session", "Sessions"]
+
+# Bytes of data that one sender, and that all senders together, may have on the way. Before its first
+# message has come, and while those are given away, a sender sends one message at a time.
+_WINDOW = 4 << 20
+_BUDGET = 256 << 20
+_MOST_SESSIONS = 1024
+# After so much silence a session lends its window, and its place, if others want for one.
+_LENDS_WINDOW_SECONDS, _LENDS_PLACE_SECONDS = 5.0, 60.0
+
+
+@dataclass
+class Session:
+    """One attempt, as far as it has come.
+
+    Attributes:
+        peer: Where to answer; another one after a reconnect.
+        part: What it is an attempt at.
+        heard: When its sender last said something.
+        received: Data messages taken.
+        window: Bytes of the budget that it holds.
+        credit: What it was told last.
+        told: Whether it was told that a message is missing.
+        finishing: Its file is being forced to the disk.
+    """
+
+    peer: bytes
+    attempt: str
+    part: Part
+    heard: float
+    received: int = 0
+    window: int = 0
+    credit: int = 0
+    told: bool = False
+    file: StagedFile | None = None
+    finishing: Future[None] | None = None
+
+    def heard_from(self, peer: bytes, now: float) -> None:
+        """Its sender is there, perhaps on a new connection."""
+        self.peer, self.heard = peer, now
+
+    def missing_before(self, message: Data) -> int | None:
+        """How many data messages were lost before this one; None if it was sent again after a reconnect.
+
+        Raises:
+            ProtocolError: No honest sender sends it now.
+        """
+        if message.index < self.received:
+            return None
+        if self.finishing is not None:
+            raise ProtocolError(f"data message {message.index} of an attempt after its end")
+        if self.part[:3] != (message.producer, message.number, message.partition):
+            raise ProtocolError(f"data message {message.index} of an attempt at something else")
+        return message.index - self.received
+
+
+class Sessions:
+    """All sessions there are, by their attempts.
+
+    Attributes:
+        budget: Bytes of windows that are not given away.
+    """
+
+    def __init__(self) -> None:
+        self._sessions: dict[str, Session] = {}
+        self.budget = _BUDGET
+
+    def __len__(self) -> int:
+        return len(self._sessions)
+
+    def __iter__(self) -> Iterator[Session]:
+        """Those there are now; they may be ended meanwhile."""
+        return iter(list(self._sessions.values()))
+
+    def get(self, attempt: str | None) -> Session | None:
+        return self._sessions.get(attempt or "")
+
+    @property
+    def bytes(self) -> int:
+        """What they have written so far."""
+        return sum(session.file.bytes for session in self._sessions.values() if session.file)
+
+    def must_leave(self, now: float) -> Session | None:
+        """Whom to end before another one is added, if that is necessary.
+
+        Raises:
+            RefusedError: There are too many, and all are at work.
+        """
+        if len(self._sessions) < _MOST_SESSIONS:
+            return None
+        sending = [session for session in self._sessions.values() if session.finishing is None]
+        longest = min(sending, key=lambda session: session.heard, default=None)
+        if longest is None or now - longest.heard < _LENDS_PLACE_SECONDS:
+            raise RefusedError(
+                "busy", f"{_MOST_SESSIONS} senders are at work already; repeat the transaction later"
+            )
+        return longest
+
+    def add(self, session: Session) -> None:
+        self._sessions[session.attempt] = session
+
+    def remove(self, session: Session) -> None:
+        """It is over; its window is for others."""
+        self.budget += session.window
+        del self._sessions[session.attempt]
+
+    def grant(self, session: Session) -> None:
+        """Give it a window, unless it has one or all are given away."""
+        if not session.window and self.budget >= _WINDOW:
+            self.budget -= _WINDOW
+            session.window = _WINDOW
+
+    def take_windows_back(self, now: float) -> None:
+        """While there is none left for who comes, from those who do not use theirs."""
+        if self.budget >= _WINDOW:
+            return
+        for session in self._sessions.values():
+            if now - session.heard > _LENDS_WINDOW_SECONDS:
+                self.budget += session.window
+                session.window = 0
+
+    def hold_still(self, now: float) -> None:
+        """Nobody is silent who is not listened to."""
+        for session in self._sessions.values():
+            session.heard = now

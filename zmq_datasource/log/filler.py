@@ -1,0 +1,79 @@
+"""What fills a log: whoever takes messages off sockets and appends them.
+
+It is built after the log, and the log after what its filler remembers (``log.carried``), because the log asks for that
+at every cut. Transactions do it (``acknowledged.acceptor``), and plain sockets (``source.log_receiver``).
+"""
+
+from __future__ import annotations
+
+from concurrent.futures import Future
+from types import TracebackType
+from typing import NamedTuple, Protocol, Self
+
+from zmq_datasource.sequences import Totals
+
+__all__ = ["Filler", "FillerFacts"]
+
+
+class FillerFacts(NamedTuple):
+    """What a filler tells of itself. What does not apply to it stays at its default.
+
+    Attributes:
+        pending: Messages that were received and wait in memory to be appended to the log.
+        appending: Whether some are on their way from there to the log, in neither's count.
+        refused: Messages that the log did not take, so that receiving ends; they are lost.
+        totals: What the publishers' numbers tell in all; None if messages are not numbered.
+        publishers: How many of them are known; None as for ``totals``.
+        gaps: How many gaps are in the table; None as for ``totals``.
+    """
+
+    pending: int = 0
+    appending: bool = False
+    refused: int = 0
+    totals: Totals | None = None
+    publishers: int | None = None
+    gaps: int | None = None
+
+
+class Filler(Protocol):
+    """Used in a ``with`` block by one thread; ``facts`` and ``still_asking`` may be called by any, at any time.
+
+    Attributes:
+        drain_seconds: For how long, after a stop, what is still on its way is received at most.
+    """
+
+    drain_seconds: float
+
+    def __enter__(self) -> Self:
+        """Open the sockets."""
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Close them."""
+
+    def receive(self) -> int:
+        """One round: wait a moment for a message, take what is there, and append what is ready for it to the log.
+
+        Returns:
+            How many messages were taken.
+
+        Raises:
+            LogError: The log can take nothing any more.
+            SocketError: Receiving must end; what was received before is in the log.
+        """
+
+    def cut(self, keep: bool) -> Future[int]:
+        """Append what was received, and cut the log's chunk; for the rest see ``LogWriter.cut``, and ``receive``."""
+
+    def hold_still(self) -> None:
+        """To be called every few hundred milliseconds while nothing is received: connections live on."""
+
+    def settle(self, patience: float) -> None:
+        """To be called after the last round: append the rest, and for so many seconds answer what is under way."""
+
+    def still_asking(self) -> bool:
+        """Whether messages were asked for that may still come though the sockets are silent."""
+
+    def facts(self) -> FillerFacts:
+        """How far it has come."""

@@ -1,0 +1,212 @@
+"""One receiving socket of a feed: taken from in bulk, kept connected, and healed by a replay where there is one.
+
+There is one for the whole feed, unless messages are counted by endpoint: libzmq does not
+tell which of its connections a message came by, so then each endpoint has a socket of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import msgspec
+import zmq
+
+from zmq_datasource.counters import SourceCounters
+from zmq_datasource.messages.framing import RawMessage, subscriptions
+from zmq_datasource.options import ReadOptions
+from zmq_datasource.options.types import Endpoints
+from zmq_datasource.source.replayer import Replayer
+from zmq_datasource.transport.opened import OpenSocket
+from zmq_datasource.transport.pyzmq_internals import more_frames
+from zmq_datasource.transport.spec import SocketSpec
+from zmq_datasource.transport.unfinished import Unfinished
+
+__all__ = ["WAIT_MS", "Channel", "make_channels"]
+
+# How long a round waits for its first message; the delay of the thread's other duties.
+WAIT_MS = 10
+
+
+class Channel:
+    """One socket, and who heals what is missing from it. Belongs to the receiving thread.
+
+    Args:
+        spec: What the socket is to be.
+        prefixes: The topics of a SUB.
+        replayer: Who asks for what is missing, if anybody can.
+        counts: Whether it matters by which connection a message came.
+    """
+
+    def __init__(
+        self,
+        spec: SocketSpec,
+        prefixes: Sequence[bytes],
+        replayer: Replayer | None = None,
+        counts: bool = True,
+    ) -> None:
+        self.name = spec.endpoints
+        self._spec = spec
+        self._prefixes = prefixes
+        self.replayer = replayer
+        self._counts = counts
+        self._known_connections = 0
+
+    def open(self) -> None:
+        """Open the sockets.
+
+        Raises:
+            OptionError, EndpointError: They cannot be opened as asked.
+        """
+        self.opened = OpenSocket(self._spec, self._prepare)
+        self.socket = self.opened.socket
+        self._more = more_frames(self.socket)
+        self._unfinished = Unfinished(self.opened)
+        if self.replayer is not None:
+            self.replayer.open()
+
+    def _prepare(self, sock: zmq.Socket[bytes]) -> None:
+        sock.setsockopt(zmq.RCVTIMEO, WAIT_MS)
+        for prefix in self._prefixes:
+            sock.setsockopt(zmq.SUBSCRIBE, prefix)
+
+    def close(self) -> None:
+        if self.replayer is not None:
+            self.replayer.close()
+        self.opened.close(self._spec.linger)
+
+    def connection(self) -> int:
+        """How many connections there have been, where that tells something; as of now."""
+        if not self._counts:
+            return 0
+        self.opened.watch.update()
+        return self.opened.watch.connections
+
+    @property
+    def waiting(self) -> bool:
+        """Whether libzmq holds messages that were not received."""
+        return bool(int(self.socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN)
+
+    @property
+    def held(self) -> bool:
+        """Whether the live flow waits for history."""
+        return self.replayer is not None and self.replayer.session.first
+
+    def keep_alive(self) -> None:
+        """Let libzmq and the connections do their work without receiving.
+
+        A SUB renews its subscriptions after a publisher's restart only while its thread
+        touches the socket; call this at least every few hundred milliseconds in a pause.
+        """
+        self.socket.getsockopt(zmq.EVENTS)
+        watch = self.opened.watch
+        watch.update()
+        watch.redial()
+        watch.report_absent()
+        self._unfinished.look()
+        if self.replayer is not None:
+            self.replayer.keep_alive()
+            if watch.connections != self._known_connections:
+                self._known_connections = watch.connections
+                self.replayer.heard()
+
+    def took(self, count: int) -> None:
+        """To be told how many messages were taken."""
+        self.opened.watch.taken += count
+        if self.replayer is not None:
+            self.replayer.heard()
+
+    def take(
+        self, messages: list[RawMessage], most: int, first: int, room: int, clock: Callable[[], float]
+    ) -> tuple[int, int]:
+        """Take messages until none is there, or no room.
+
+        Args:
+            messages: Where to put them.
+            most: Their number.
+            first: The flags with which the first is received: 0 waits up to ``WAIT_MS``.
+            room: Bytes after which it is enough; the last message may be larger.
+            clock: Seconds since the epoch.
+
+        Returns:
+            When the first came (microseconds since the epoch, 0 if none did), and the room left.
+        """
+        take = self._take_carefully if self._unfinished.careful else self._take_quickly
+        return take(messages, most, first, room, clock)
+
+    def _take_quickly(
+        self, messages: list[RawMessage], most: int, first: int, room: int, clock: Callable[[], float]
+    ) -> tuple[int, int]:
+        # Local names and nothing but what bounds the round: this loop sets the source's speed.
+        recv, noblock = self.socket.recv, int(zmq.NOBLOCK)
+        ask_more, more = self._more
+        append = messages.append
+        timestamp = 0
+        try:
+            frame = recv(first)
+            timestamp = int(clock() * 1_000_000)
+            for turn in range(most):
+                if turn:
+                    frame = recv(noblock)
+                ask_more()
+                if more.value:
+                    message = self._rest(frame)
+                    append(message)
+                    room -= sum(map(len, message))
+                else:
+                    append(frame)
+                    room -= len(frame)
+                if room <= 0:
+                    break
+        except zmq.Again:
+            self.opened.watch.found_empty()
+        return timestamp, room
+
+    def _rest(self, first: bytes) -> list[bytes]:
+        """The whole message; its frames arrive together, so none of these waits."""
+        message = [first]
+        while self._more.flag.value:
+            message.append(self.socket.recv(zmq.NOBLOCK))
+            self._more.ask()
+        return message
+
+    def _take_carefully(
+        self, messages: list[RawMessage], most: int, first: int, room: int, clock: Callable[[], float]
+    ) -> tuple[int, int]:
+        """The same, while some connection may be sending a message that never ends."""
+        timestamp = 0
+        try:
+            for turn in range(most):
+                message = self._unfinished.receive(int(zmq.NOBLOCK) if turn else first)
+                timestamp = timestamp or int(clock() * 1_000_000)
+                messages.append(message if len(message) > 1 else message[0])
+                room -= sum(map(len, message))
+                if room <= 0:
+                    break
+        except zmq.Again:
+            self.opened.watch.found_empty()
+        return timestamp, room
+
+
+def make_channels(options: ReadOptions, counters: SourceCounters) -> list[Channel]:
+    """The sockets of a feed, not yet open."""
+    numbering = options.numbering
+    spec, prefixes = SocketSpec.of_source(options), []
+    if options.socket_type == "SUB":
+        prefixes = list(subscriptions(options.framing, options.topics))
+    if numbering is None or "endpoint" not in numbering.by:
+        return [Channel(spec, prefixes, counts=False)]
+    none = Endpoints()
+    replays = options.replay_endpoint or [None] * len(options.connect)
+    connecting = [
+        Channel(
+            msgspec.structs.replace(spec, connect=Endpoints((endpoint,)), bind=none),
+            prefixes,
+            None if replay is None else Replayer(options, endpoint, replay, counters),
+        )
+        for endpoint, replay in zip(options.connect, replays, strict=True)
+    ]
+    binding = [
+        Channel(msgspec.structs.replace(spec, connect=none, bind=Endpoints((endpoint,))), prefixes)
+        for endpoint in options.bind
+    ]
+    return connecting + binding

@@ -1,0 +1,64 @@
+"""What a log keeps of its receiver's knowledge, for who reads it without receiving: counters, totals and gaps."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import fields
+from typing import Any
+
+from zmq_datasource.counters import SourceCounters
+from zmq_datasource.log.carried import Envelope
+from zmq_datasource.messages.framing import name_of
+from zmq_datasource.sequences import Judge, Key, Totals, state
+
+__all__ = ["describe_key", "read_counters", "read_gaps"]
+
+
+def describe_key(by: Sequence[str], key: Key) -> str:
+    """A counter, in words."""
+    return " ".join(f"{name} {text!r}" for name, text in _names(by, key).items())
+
+
+def read_gaps(full: bytes | None, delta: bytes | None) -> list[dict[str, Any]]:
+    """The gap table that a log keeps: a dictionary a gap, oldest first.
+
+    ``first``, ``last`` and ``messages`` are sequences and their number, ``noticed`` and ``healed``
+    microseconds since the epoch; ``publisher``, ``topic`` and ``endpoint`` are None where the
+    messages are not counted by them.
+    """
+    envelope = Envelope.of(full, delta)
+    base, changes = envelope
+    kept = (envelope.latest or {}).get("sequences")
+    if kept is None:
+        return []
+    judge = Judge(state.numbering_of(kept), max_counters=2**62, max_gaps=2**62)
+    state.restore(judge, base and base["sequences"], changes and changes["sequences"])
+    return [
+        {
+            **_names(judge.numbering.by, gap.key),
+            "epoch": gap.epoch,
+            "first": judge.number(gap.first),
+            "last": judge.number(gap.last),
+            "messages": min(gap.size, 2**63 - 1),
+            "noticed": gap.noticed,
+            "healed": gap.healed,
+        }
+        for gap in judge.gaps
+    ]
+
+
+def read_counters(full: bytes | None, delta: bytes | None) -> tuple[SourceCounters, Totals | None]:
+    """What a log's writer had counted; and judged, if its messages have numbers."""
+    latest = Envelope.of(full, delta).latest or {}
+    counters = SourceCounters()
+    counters.restore(latest.get("counters", {}))
+    kept = latest.get("sequences")
+    if kept is None:
+        return counters, None
+    known = {field.name for field in fields(Totals)}  # another release may count more
+    return counters, Totals(**{name: value for name, value in kept["totals"].items() if name in known})
+
+
+def _names(by: Sequence[str], key: Key) -> dict[str, str]:
+    parts = (key,) if isinstance(key, bytes) else key
+    return {name: name_of(part) for name, part in zip(by, parts, strict=True)}

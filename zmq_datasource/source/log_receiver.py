@@ -1,0 +1,109 @@
+"""A receiver that fills a log: what has gathered to a good batch is appended."""
+
+from __future__ import annotations
+
+import logging
+from concurrent.futures import Future
+from types import TracebackType
+from typing import Self
+
+from zmq_datasource.errors import LogError
+from zmq_datasource.log.filler import FillerFacts
+from zmq_datasource.log.writer import LogWriter
+from zmq_datasource.source.receiver import Receiver
+
+__all__ = ["LogReceiver"]
+
+_log = logging.getLogger(__name__)
+
+# After a stop, by socket type. What a PULL has taken nobody else gets; a SUB only wants what came before it was
+# stopped.
+_DRAIN_SECONDS = {"PULL": 5.0, "SUB": 1.0}
+
+
+class LogReceiver:
+    """A ``log.filler.Filler`` of SUB or PULL sockets.
+
+    Args:
+        receiver: Not yet open.
+        log: Open before the block.
+        kind: SUB or PULL.
+    """
+
+    def __init__(self, receiver: Receiver, log: LogWriter, kind: str) -> None:
+        self._receiver = receiver
+        self._log = log
+        self._kind = kind
+        self.drain_seconds = _DRAIN_SECONDS[kind]
+        self._appending = False
+        self._refused = 0
+
+    def __enter__(self) -> Self:
+        """Open the sockets.
+
+        Raises:
+            OptionError, EndpointError: They cannot be opened as asked.
+        """
+        self._receiver.__enter__()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._receiver.__exit__(kind, error, trace)
+
+    def receive(self) -> int:
+        """One round; a batch that is ready is appended."""
+        taken = self._receiver.receive()
+        if self._receiver.batch_ready:
+            self._append()
+        return taken
+
+    def cut(self, keep: bool) -> Future[int]:
+        """Append what was received, and cut the log's chunk."""
+        self._append_rest()
+        return self._log.cut(keep)
+
+    def _append_rest(self) -> None:
+        if self._receiver.pending or self._receiver.batch_ready:
+            self._append()
+
+    def _append(self) -> None:
+        self._appending = True
+        messages = self._receiver.take()
+        try:
+            self._log.append(messages)
+        except LogError:
+            self._refused += messages.num_rows
+            raise
+        self._appending = False
+        if self._receiver.failure is not None:
+            raise self._receiver.failure
+
+    def hold_still(self) -> None:
+        self._receiver.hold_still()
+
+    def settle(self, patience: float) -> None:
+        """Append the rest, and say what other readers will miss; nobody waits for an answer."""
+        self._append_rest()
+        if self._kind == "PULL" and self._receiver.waiting:
+            _log.error(
+                "messages still came %.0f s after the stop: those that the socket had already taken are lost; "
+                "stop a PUSH before its reader",
+                self.drain_seconds,
+            )
+
+    def still_asking(self) -> bool:
+        """Whether more may come by a replay."""
+        return self._receiver.still_asking()
+
+    def facts(self) -> FillerFacts:
+        pending, judge = self._receiver.pending, self._receiver.intake.judge
+        if judge is None:
+            return FillerFacts(pending, self._appending, self._refused)
+        return FillerFacts(
+            pending, self._appending, self._refused, judge.totals, len(judge.expected), len(judge.gaps)
+        )

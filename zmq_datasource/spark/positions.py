@@ -1,0 +1,195 @@
+"""What a streaming query's offsets mean in its log, and what is lost where they mean nothing any more."""
+
+from __future__ import annotations
+
+import logging
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from zmq_datasource.errors import DataLossError
+from zmq_datasource.log.layout import PARTITION
+from zmq_datasource.log.persistence import Persistence
+from zmq_datasource.options import StreamReadOptions
+from zmq_datasource.options.offsets import Offset
+from zmq_datasource.options.types import Position
+
+if TYPE_CHECKING:
+    from zmq_datasource.source.log_source import LogSource
+
+__all__ = ["Positions"]
+
+_log = logging.getLogger(__name__)
+
+_GO_ON = "To go on with what there is, set failOnDataLoss=false"
+
+
+class Positions:
+    """Between the JSON that Spark keeps and the ids of one log.
+
+    Args:
+        source: Open.
+        options: ``startingOffsets`` and ``failOnDataLoss``.
+    """
+
+    def __init__(self, source: LogSource, options: StreamReadOptions) -> None:
+        self._source = source
+        self._options = options
+        self._persistence = Persistence(options.wal_retry_timeout)
+        self._initial: int | None = None
+        self._first_batch_done = False
+        # What was told to be lost already: Spark asks for the same range several times.
+        self._lost_to = 0
+        self._lost_logs: set[str] = set()
+
+    def offset(self, next_id: int) -> dict[str, Any]:
+        """What Spark is told of an id."""
+        return Offset(self._source.log.log_id, {PARTITION: next_id}).to_json()
+
+    def initial(self) -> int:
+        """Where a query without a checkpoint starts; kept with the log until ``read_from`` another place.
+
+        Raises:
+            DataLossError: ``startingOffsets`` means no id, and ``failOnDataLoss`` is true.
+        """
+        if self._initial is None:
+            source = self._source
+            position = self._options.starting_offsets or Position(source.default_position, None)
+            first = self._kept_start(str(position))
+            if first is None:
+                first = self._starting_position(position)
+                self._persistence.insist(
+                    partial(source.storage.write_start, first, str(position), source.reader)
+                )
+            self._persistence.insist(partial(source.give, first, first))
+            self._initial = first
+        return self._initial
+
+    def read_from(self, begin: int) -> None:
+        """Once the engine asks from another place, its first batch is done and never repeated."""
+        if not self._first_batch_done and begin != self._initial:
+            self._persistence.insist(partial(self._source.storage.remove_start, self._source.reader))
+            self._first_batch_done = True
+
+    def _starting_position(self, position: Position) -> int:
+        if position.offset is not None:
+            return self._resolve(position.offset)
+        return self._source.log.earliest if position.word == "earliest" else self._source.resumed_at
+
+    def _kept_start(self, position: str) -> int | None:
+        """What a query was told that has not finished its first batch; None if that is of no use now."""
+        log, storage, reader = self._source.log, self._source.storage, self._source.reader
+        kept = storage.read_start(reader)
+        # Told by another startingOffsets, it was told to another query.
+        if kept is None or kept[1] != position:
+            return None
+        if kept[0] >= log.earliest:
+            return self._resolve(Offset(log.log_id, {PARTITION: kept[0]}))
+        # Whether this is that query again, nothing tells.
+        self._lose_ids(
+            kept[0],
+            log.earliest,
+            "a query was told to begin there and has not finished its first batch (for a query that is to begin anew, "
+            f"remove {storage.start_path(reader)})",
+        )
+        return None
+
+    def id_of(self, told: dict[str, Any]) -> int:
+        """The id that an offset of the query's checkpoint means.
+
+        Raises:
+            DataLossError: It means none, and ``failOnDataLoss`` is true; or the log is a copy that is older than the
+                checkpoint.
+        """
+        source, offset = self._source, Offset.from_json(told)
+        next_id, given = self._resolve(offset), source.given
+        if self._is_ours(offset) and given is not None and offset.next[PARTITION] > given:
+            assert source.reader is not None, "only who reads along knows what it was given"
+            path = source.storage.reader_path(source.reader)
+            raise DataLossError(
+                f"reading from log {source.storage.root}: the offset says {offset.next[PARTITION]}, and {path} says "
+                f"that this reader was only ever given the ids below {given}: the log is an older copy, and other "
+                "messages may have been given those ids since. Restore the newer log, or give the query a new "
+                "checkpoint. If the query only had another name (reader) meanwhile, remove that file"
+            )
+        return next_id
+
+    def ends_here(self, told: dict[str, Any]) -> bool:
+        """Whether a batch that ends there was planned on this log.
+
+        Raises:
+            DataLossError: It was not, and ``failOnDataLoss`` is true.
+        """
+        offset = Offset.from_json(told)
+        if self._is_ours(offset):
+            return True
+        self._lose_log(offset, "the batch ends in log")
+        return False
+
+    def committed(self, told: dict[str, Any]) -> int | None:
+        """The id that a committed offset says; None if it is of another log."""
+        offset = Offset.from_json(told)
+        return offset.next[PARTITION] if self._is_ours(offset) else None
+
+    def _is_ours(self, offset: Offset) -> bool:
+        return offset.log == self._source.log.log_id
+
+    def _resolve(self, offset: Offset) -> int:
+        """The id that an offset means in our log.
+
+        Raises:
+            DataLossError: It means none, and ``failOnDataLoss`` is true.
+        """
+        log, root = self._source.log, self._source.storage.root
+        if offset.log is not None and offset.log != log.log_id:
+            self._lose_log(offset, "the offset is of log")
+            return log.earliest
+        unknown = set(offset.next) - {PARTITION}
+        if unknown or PARTITION not in offset.next:
+            raise DataLossError(
+                f"reading from log {root}: the offset names log partitions {sorted(offset.next)}, there is {PARTITION}"
+            )
+        next_id = offset.next[PARTITION]
+        if next_id < log.earliest:
+            self._lose_ids(next_id, log.earliest)
+            return log.earliest
+        if next_id > log.durable_end:
+            # Going on would give these ids to other messages.
+            raise DataLossError(
+                f"reading from log {root}: the offset says {next_id}, the log ends at {log.durable_end}; its newest "
+                "chunks are gone. Restore them, or give the query a new walLocation and a new checkpoint"
+            )
+        return next_id
+
+    def _lose_ids(
+        self,
+        first: int,
+        end: int,
+        why: str = "the query was stopped for longer than the log kept them",
+    ) -> None:
+        what = f"ids {first} to {end - 1} are no longer in log {self._source.storage.root}"
+        if self._options.fail_on_data_loss:
+            raise DataLossError(f"reading: {what}: {why}. {_GO_ON}")
+        new = end - max(first, self._lost_to)
+        if new > 0:
+            self._lost_to = end
+            self._source.counters.data_losses += 1
+            self._source.counters.expired += new
+            _log.warning("data loss: %s; going on because failOnDataLoss=false", what)
+
+    def _lose_log(self, offset: Offset, what: str) -> None:
+        what = f"{what} {offset.log}, and {self._source.storage.root} holds log {self._source.log.log_id}"
+        if self._options.fail_on_data_loss:
+            raise DataLossError(f"reading: {what}. {self._why_another_log()} {_GO_ON}")
+        if str(offset.log) not in self._lost_logs:
+            self._lost_logs.add(str(offset.log))
+            self._source.counters.data_losses += 1
+            _log.warning("data loss: %s; going on because failOnDataLoss=false", what)
+
+    def _why_another_log(self) -> str:
+        if self._options.wal_location is not None:
+            return "walLocation or the checkpoint was changed, or the log was removed: set back what was changed."
+        return (
+            "Without walLocation, socketType, connect, bind and topics say where the log is, and a log that is "
+            "removed with the temporary directory begins anew. If you changed one of these options, set it back, or "
+            "set walLocation to the log that the checkpoint belongs to."
+        )
