@@ -61,6 +61,6 @@ elif command -v apk >/dev/null 2>&1; then
 elif command -v brew >/dev/null 2>&1; then
     echo "    brew install openjdk@21" >&2
 else
-    echo "    a JRE of 17 or newer, from https://adoptium.net" >&2
+    echo "    (no package manager found: install a JRE of 17 or newer, from https://adoptium.net)" >&2
 fi
 exit 1

@@ -32,11 +32,11 @@ from zmq_datasource.workbench.doctor.facts import (
 )
 from zmq_datasource.workbench.doctor.findings import CONDITIONS, diagnose, exit_code
 from zmq_datasource.workbench.doctor.findings.finding import texts
+from zmq_datasource.workbench.doctor.follower import Follower
 from zmq_datasource.workbench.doctor.guess import guess
 from zmq_datasource.workbench.doctor.marks import explain, fits
 from zmq_datasource.workbench.doctor.report import document, show
 from zmq_datasource.workbench.doctor.stall import judge_stall
-from zmq_datasource.workbench.doctor.watching import Follower
 
 TRAFFIC = Traffic(
     messages=5000,

@@ -159,6 +159,7 @@ def doctor(
         raise click.UsageError("--duration 0 sees nothing; 1s or more")
 
     import json  # noqa: PLC0415 - only a call pays for it
+    import logging  # noqa: PLC0415
 
     from rich.console import Console  # noqa: PLC0415
 
@@ -167,6 +168,9 @@ def doctor(
     from zmq_datasource.workbench.doctor.facts import Expected  # noqa: PLC0415
     from zmq_datasource.workbench.doctor.findings import diagnose, exit_code  # noqa: PLC0415
     from zmq_datasource.workbench.doctor.report import document, show  # noqa: PLC0415
+
+    # What the sockets of this package log is in the report.
+    logging.getLogger("zmq_datasource").addHandler(logging.NullHandler())
 
     expected = Expected(
         hwm=expect_hwm,

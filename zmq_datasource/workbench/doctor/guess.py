@@ -11,11 +11,12 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from zmq_datasource.errors import OptionError
-from zmq_datasource.messages.framing import Fields, RawMessage, make_framing
+from zmq_datasource.messages.framing import RawMessage, make_framing
 from zmq_datasource.options import FramingOptions
 from zmq_datasource.options.parser import parse
+from zmq_datasource.workbench.doctor.follower import keys_of
 
-__all__ = ["SAMPLE", "Guess", "guess", "keys_of"]
+__all__ = ["SAMPLE", "Guess", "guess"]
 
 # So many messages are looked at; fewer than _LEAST say nothing.
 SAMPLE = 2000
@@ -56,17 +57,6 @@ def guess(messages: Sequence[RawMessage]) -> Guess:
 def _has_uuid(message: RawMessage) -> bool:
     """Whether the third frame can be that of a kvmsg; else five frames with a number are all that it takes."""
     return isinstance(message, list) and len(message) > 2 and len(message[2]) in (0, 16)
-
-
-def keys_of(by: Sequence[str], fields: Fields) -> list[tuple[bytes, ...]]:
-    """For each message, which counter it belongs to; all are of one endpoint."""
-    count = len(fields)
-    columns = {
-        "publisher": fields.publishers or [b""] * count,
-        "topic": [topic or b"" for topic in fields.topics or [b""] * count],
-        "endpoint": [b""] * count,
-    }
-    return list(zip(*(columns[name] for name in by), strict=True))
 
 
 def _believable(

@@ -8,13 +8,12 @@ from zmq_datasource.messages.schemas import MAX_MESSAGE_BYTES
 from zmq_datasource.options.types import ByteSize
 from zmq_datasource.workbench.doctor.facts import Examined, Expected
 from zmq_datasource.workbench.doctor.findings.finding import Case, Conditions
+from zmq_datasource.workbench.doctor.marks import MAILBOX_SECONDS
 
 __all__ = ["CONNECTION", "TRAFFIC", "FlowCase"]
 
 # A queue of the receiver that may need more than this is worth a word.
 _MUCH_MEMORY = 1 << 30
-# libzmq looks for room in a sender's queue about that often.
-_MAILBOX_SECONDS = 0.0012
 
 
 class FlowCase(Case):
@@ -52,7 +51,7 @@ class FlowCase(Case):
     @property
     def least(self) -> int:
         """The least mark at which libzmq does not drop by mistake."""
-        return max(2, round(float(self.traffic.peak) * _MAILBOX_SECONDS))
+        return max(2, round(float(self.traffic.peak) * MAILBOX_SECONDS))
 
     @property
     def above(self) -> str:
