@@ -9,6 +9,7 @@ __all__ = [
     "FORMAT_VERSION",
     "GIVEN_NAME",
     "LOCK_NAME",
+    "LOCK_WAIT_SECONDS",
     "LOG_NAME",
     "MARKS_LOCK_NAME",
     "PARTITION",
@@ -31,6 +32,8 @@ FORMAT_VERSION = 1
 PARTITION = 0
 LOG_NAME = "log.json"
 LOCK_NAME = "writer.lock"
+# For so long a process that ends, or was killed a moment ago, may hold a log's lock: through its last drain or write.
+LOCK_WAIT_SECONDS = 15.0
 START_NAME = "start.json"
 GIVEN_NAME = "given.json"
 MARKS_LOCK_NAME = "marks.lock"

@@ -18,6 +18,8 @@ from zmq_datasource.errors import NoPeerError, OptionError, SubscriptionError
 from zmq_datasource.options.socket import check_security
 from zmq_datasource.options.types import Endpoints, ZmqOptions
 from zmq_datasource.proxy.durable_protocol import (
+    MOST_NAME_BYTES,
+    SILENCE_SECONDS,
     Ack,
     Acked,
     Close,
@@ -41,9 +43,6 @@ __all__ = ["DurableMessage", "DurableSubscriber"]
 
 _log = logging.getLogger(__name__)
 
-# The proxy says each second that it is there. After so much silence it is asked; after twice as much without a byte
-# the connection is given up. A message of 100 MB may take longer than that, and no heartbeat overtakes it.
-_SILENCE_SECONDS = 3.0
 _TICK_SECONDS = 0.1
 # Acknowledgements are sent together: when so many are due, or nothing else is to be done.
 _ACK_EVERY = 100
@@ -117,8 +116,8 @@ class DurableSubscriber:
             raise OptionError(f"topics={topics!r}: it is a list of prefixes, as in [{topics!r}]")
         if credit < 1:
             raise OptionError(f"credit={credit}: nothing would ever come; set 1 or more")
-        if not 0 < len(name.encode()) <= 200 or not name.isprintable():
-            raise OptionError(f"name={name!r}: it has 1 to 200 bytes of printable text")
+        if not 0 < len(name.encode()) <= MOST_NAME_BYTES or not name.isprintable():
+            raise OptionError(f"name={name!r}: it has 1 to {MOST_NAME_BYTES} bytes of printable text")
         self._name = name
         self._topics = tuple(t.encode() if isinstance(t, str) else t for t in topics)
         self._start = _start(start)
@@ -435,11 +434,11 @@ class DurableSubscriber:
                 f"receiving as {self._name!r} from {self._spec.connect}: the proxy has been silent for "
                 f"{silent:.0f} s; come again, and it goes on after the last acknowledged message"
             )
-        if now - self._heard > 2 * _SILENCE_SECONDS:
+        if now - self._heard > 2 * SILENCE_SECONDS:
             # A name that does not resolve (any more) is libzmq's to try again.
             self._close_socket(0)
             self._connect(check_hosts=False)
-        elif now - max(self._heard, self._asked) > _SILENCE_SECONDS:
+        elif now - max(self._heard, self._asked) > SILENCE_SECONDS:
             self._subscribe()
 
     def _wait_until_ready(self, deadline: float | None) -> None:

@@ -14,6 +14,7 @@ from zmq_datasource.workbench.doctor.follower import Follower, Key
 from zmq_datasource.workbench.doctor.link import ROUND, TURN_MS, Link
 from zmq_datasource.workbench.doctor.marks import beyond, explain
 from zmq_datasource.workbench.doctor.watching import Watching, size_of
+from zmq_datasource.workbench.experiment import wait_until
 
 __all__ = ["STALL_RCVHWM", "consume", "judge_stall", "stall"]
 
@@ -187,7 +188,7 @@ def consume(link: Link, watched: Watching, each: float, seconds: float) -> Consu
             link.socket.poll(TURN_MS)
             continue
         taken += watched.take(1)
-        _spend(now + each)
+        wait_until(now + each)
     ours, theirs = link.kernel_bytes()
     elapsed = time.monotonic() - began
     end = time.monotonic() + _MOST_AFTER
@@ -206,10 +207,3 @@ def consume(link: Link, watched: Watching, each: float, seconds: float) -> Consu
         behind=taken > 0 and not free_since_half,
         queued=None if ours is None else ours + (theirs or 0),
     )
-
-
-def _spend(until: float) -> None:
-    while (left := until - time.monotonic()) > 0:
-        # sleep() is coarser than half a millisecond.
-        if left > 0.0005:
-            time.sleep(left - 0.0005)
