@@ -14,7 +14,7 @@ from zmq_datasource.options.parser import parse
 from zmq_datasource.sequences import Judge
 from zmq_datasource.workbench.doctor.facts import Numbers
 
-__all__ = ["Follower", "Key", "keys_of", "parse_framing"]
+__all__ = ["Follower", "Key", "parse_framing"]
 
 Key: TypeAlias = tuple[bytes, ...]
 
@@ -29,7 +29,7 @@ def parse_framing(given: dict[str, str]) -> ReadOptions:
         return parse(ReadOptions, {**given, "sequenceBy": "none"})
 
 
-def keys_of(by: Sequence[str], fields: Fields) -> list[Key]:
+def _keys(by: Sequence[str], fields: Fields) -> list[Key]:
     """For each message, which counter it belongs to; all are of one endpoint."""
     count = len(fields)
     columns = {
@@ -66,7 +66,7 @@ class Follower:
         self.malformed += len(fields.malformed)
         if self.judge is None or not fields.sequences:
             return []
-        keys = keys_of(self.by, fields)
+        keys = _keys(self.by, fields)
         self.judge.judge(keys, fields.sequences, lambda _: 0)
         numbered = list(zip(keys, fields.sequences, strict=True))
         for key, number in numbered:

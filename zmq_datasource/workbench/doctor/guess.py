@@ -11,10 +11,10 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from zmq_datasource.errors import OptionError
-from zmq_datasource.messages.framing import RawMessage, make_framing
-from zmq_datasource.options import FramingOptions
+from zmq_datasource.messages.framing import RawMessage
+from zmq_datasource.options import ReadOptions
 from zmq_datasource.options.parser import parse
-from zmq_datasource.workbench.doctor.follower import keys_of
+from zmq_datasource.workbench.doctor.follower import Follower, Key
 
 __all__ = ["SAMPLE", "Guess", "guess"]
 
@@ -68,19 +68,17 @@ def _believable(
 ) -> bool:
     # An endpoint is required and says nothing here.
     try:
-        parsed = parse(FramingOptions, {"connect": "tcp://feed:1", **options})
+        follower = Follower(parse(ReadOptions, {"connect": "tcp://feed:1", **options}))
     except OptionError:  # no topic to count by, for one
         return False
-    framing, numbering = make_framing(parsed), parsed.numbering
-    assert framing is not None
-    fields = framing.decode(sample)
-    if len(fields) + len(fields.announced) + fields.skipped < _FITTING * len(sample):
+    numbered = follower.follow(sample)
+    if len(sample) - follower.malformed < _FITTING * len(sample):
         return False
-    if numbering is None:
-        return len(fields) > 0
-    last: dict[tuple[bytes, ...], int] = {}
+    if follower.judge is None:
+        return True
+    last: dict[Key, int] = {}
     steps = []
-    for key, number in zip(keys_of(numbering.by, fields), fields.sequences or (), strict=True):
+    for key, number in numbered:
         if key in last:
             steps.append(number - last[key])
         last[key] = number
