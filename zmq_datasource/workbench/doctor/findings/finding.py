@@ -66,7 +66,8 @@ Conditions: TypeAlias = Sequence[Mapping[str, Callable[[Any], object]]]
 def texts() -> dict[str, dict[str, str]]:
     """What ``texts.toml`` says of each finding and variant."""
     told = tomllib.loads(resources.files(__package__).joinpath("texts.toml").read_text("utf-8"))
-    return {key: {"severity": Severity.WARNING, **told[key.partition("-")[0]], **told[key]} for key in told}
+    usual = {"severity": Severity.WARNING, "evidence": "{evidence}"}
+    return {key: {**usual, **told[key.partition("-")[0]], **told[key]} for key in told}
 
 
 def find(conditions: Conditions, case: Case) -> Iterator[Finding]:
@@ -74,16 +75,7 @@ def find(conditions: Conditions, case: Case) -> Iterator[Finding]:
     for group in conditions:
         key = next((key for key, holds in group.items() if holds(case)), None)
         if key is not None:
-            severity, *told = (
-                texts()[key][name] for name in ("severity", "what", "evidence", "cause", "fix")
-            )
-            what, evidence, cause, fix = (text.format_map(case) for text in told)
-            yield Finding(
-                id=key.partition("-")[0],
-                severity=Severity(severity),
-                endpoint=case.endpoint,
-                what=what,
-                evidence=evidence,
-                cause=cause,
-                fix=fix,
-            )
+            entry = texts()[key]
+            told = {name: entry[name].format_map(case) for name in ("what", "evidence", "cause", "fix")}
+            severity = Severity(entry["severity"])
+            yield Finding(id=key.partition("-")[0], severity=severity, endpoint=case.endpoint, **told)
