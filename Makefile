@@ -1,9 +1,9 @@
 # Two commands for a fresh clone, each alone: `make demo` and `make test`.
-# They make .venv, install what is needed (a Java runtime too, where that is allowed) and run.
+# They make .venv, install what is needed there (a Java runtime too, where the machine has none) and run.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-JAVA := eval "$$(scripts/java.sh)" &&
+JAVA := java="$$(scripts/java.sh $(VENV))" && eval "$$java" &&
 # Spark's workers use the interpreter that started them.
 export PYSPARK_PYTHON := $(abspath $(BIN)/python)
 # Tests also wait, so one more worker than cores; each may hold a Spark session of 1 GB. With too many

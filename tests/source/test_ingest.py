@@ -158,7 +158,7 @@ def test_a_fault_that_came_before_is_told_to_who_asks(
 def test_a_second_query_on_the_log_is_told_who_holds_it(
     context: Context, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("zmq_datasource.source.ingest._LOCK_WAIT", 0.1)
+    monkeypatch.setattr("zmq_datasource.source.ingest.LOCK_WAIT_SECONDS", 0.1)
     _, endpoint = bound(context, zmq.PUSH)
     with ingesting(tmp_path, endpoint):
         second = Ingest(stream_options(connect=endpoint, walLocation=tmp_path, socketType="PULL"))

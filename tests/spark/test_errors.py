@@ -120,7 +120,7 @@ class _Impatient(ZmqDataSource):
         return "zmq_impatient"
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
-        ingest._LOCK_WAIT = 1.0  # in the process of Spark that reads this source alone
+        ingest.LOCK_WAIT_SECONDS = 1.0  # in the process of Spark that reads this source alone
         return super().streamReader(schema)
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import json
 import random
-import re
 import struct
 from typing import Any
 
@@ -31,12 +30,13 @@ from zmq_datasource.workbench.doctor.facts import (
     Stalled,
     Traffic,
 )
-from zmq_datasource.workbench.doctor.findings import diagnose, exit_code
+from zmq_datasource.workbench.doctor.findings import CONDITIONS, diagnose, exit_code
+from zmq_datasource.workbench.doctor.findings.finding import texts
+from zmq_datasource.workbench.doctor.follower import Follower
 from zmq_datasource.workbench.doctor.guess import guess
 from zmq_datasource.workbench.doctor.marks import explain, fits
 from zmq_datasource.workbench.doctor.report import document, show
 from zmq_datasource.workbench.doctor.stall import judge_stall
-from zmq_datasource.workbench.doctor.watching import Follower
 
 TRAFFIC = Traffic(
     messages=5000,
@@ -386,17 +386,13 @@ def test_the_document_has_a_format_and_what_was_not_measured_is_null() -> None:
     assert list(told["findings"][0]) == ["id", "severity", "endpoint", "what", "evidence", "cause", "fix"]
 
 
-def test_every_finding_is_in_the_documentation() -> None:
-    root = REPOSITORY
-    written = (root / "docs" / "workbench.md").read_text()
-    sources = (root / "zmq_datasource" / "workbench" / "doctor" / "findings").glob("*.py")
-    named = {
-        name
-        for source in sources
-        for name in re.findall(r'(?:id=|make\(\s*|found\(\s*)"([a-z_]+)"', source.read_text())
-    } | {"drops_counted", "drops_where_waiting_was_expected"}
-    assert len(named) > 30
-    assert [name for name in sorted(named) if f"`{name}`" not in written] == []
+def test_every_finding_has_texts_and_is_in_the_documentation() -> None:
+    written = (REPOSITORY / "docs" / "workbench.md").read_text()
+    conditions = {key for group in CONDITIONS for key in group}
+    assert len(conditions) > 40
+    assert conditions == set(texts())
+    ids = {key.partition("-")[0] for key in conditions}
+    assert [name for name in sorted(ids) if f"`{name}`" not in written] == []
 
 
 def test_the_report_shows_facts_and_findings_in_a_hundred_columns() -> None:

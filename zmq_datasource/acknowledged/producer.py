@@ -13,7 +13,7 @@ from typing import Self
 
 import pyarrow as pa
 
-from zmq_datasource.acknowledged.protocol import MOST_FRAME_BYTES
+from zmq_datasource.acknowledged.protocol import MOST_FRAME_BYTES, MOST_NAME_BYTES
 from zmq_datasource.acknowledged.uplink import AttemptLostError, Uplink
 from zmq_datasource.errors import OptionError, RowError, SocketError, TransactionError
 from zmq_datasource.options import WriteOptions
@@ -77,8 +77,8 @@ class Producer:
         if not 0 < max_bytes <= _MOST_BYTES:
             raise OptionError(f"max_bytes={max_bytes} must be from 1 to {_MOST_BYTES}")
         self._name = f"producer-{uuid.uuid4().hex}" if name is None else name
-        if not 0 < len(_bytes(self._name, "name")) <= 256:
-            raise OptionError(f"name={self._name!r} must have 1 to 256 bytes")
+        if not 0 < len(_bytes(self._name, "name")) <= MOST_NAME_BYTES:
+            raise OptionError(f"name={self._name!r} must have 1 to {MOST_NAME_BYTES} bytes")
         self._max_bytes = max_bytes
         self._lock = threading.RLock()
         self._values: list[bytes] = []

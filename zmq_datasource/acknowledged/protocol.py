@@ -24,6 +24,7 @@ __all__ = [
     "CONFLICT",
     "DATA_BYTES",
     "MOST_FRAME_BYTES",
+    "MOST_NAME_BYTES",
     "UNKNOWN",
     "VERSION",
     "Abort",
@@ -54,7 +55,7 @@ CONFLICT = "conflict"
 _MAGIC = b"ZDS"
 # About the size of one data message: large enough for Arrow, small enough for credit.
 DATA_BYTES = 1 << 20
-_MOST_NAME_BYTES = 256
+MOST_NAME_BYTES = 256  # of a producer
 _ATTEMPT = re.compile("[0-9a-f]{32}")
 _DIGEST = re.compile("[0-9a-f]{16}")
 _MOST_ROWS = 1 << 18
@@ -73,8 +74,8 @@ class _Base(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Fal
             if attempt is not None and not _ATTEMPT.fullmatch(attempt):
                 raise ProtocolError(f"attempt {attempt[:64]!r} is not 32 hexadecimal digits")
         producer = getattr(self, "producer", "-")
-        if not 0 < len(producer.encode("utf-8", "replace")) <= _MOST_NAME_BYTES:
-            raise ProtocolError(f"the producer's name must have 1 to {_MOST_NAME_BYTES} bytes")
+        if not 0 < len(producer.encode("utf-8", "replace")) <= MOST_NAME_BYTES:
+            raise ProtocolError(f"the producer's name must have 1 to {MOST_NAME_BYTES} bytes")
         for name in ("number", "partition", "index", "rows", "messages"):
             value = getattr(self, name, 0)
             if not 0 <= value < 2**63:

@@ -7,6 +7,9 @@ import warnings
 
 import click
 
+from zmq_datasource.cli.types import option_of
+from zmq_datasource.options import ReadOptions
+
 __all__ = ["demo"]
 
 
@@ -14,15 +17,14 @@ __all__ = ["demo"]
 @click.option(
     "--endpoint", metavar="URL", help="Read this feed, instead of a publisher started for the demo."
 )
-@click.option(
-    "--socket-type",
-    type=click.Choice(["SUB", "PULL"], case_sensitive=False),
-    metavar="SUB|PULL",
+@option_of(
+    ReadOptions,
+    "socket_type",
+    choices=("SUB", "PULL"),
     default="SUB",
-    show_default=True,
     help="How to read --endpoint. PULL takes the messages: no other reader gets them.",
 )
-@click.option("--topics", metavar="PREFIX,...", help="Topic prefixes to subscribe to (SUB).  [default: all]")
+@option_of(ReadOptions, "topics")
 @click.option(
     "--seconds",
     type=click.FloatRange(min=1),

@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 import click
 
-from zmq_datasource.cli.types import DIRECTORY, DURATION, SIZE, named_options
+from zmq_datasource.cli.types import (
+    DIRECTORY,
+    DURATION,
+    SIZE,
+    given_options,
+    named_options,
+    option_of,
+    other_options,
+)
+from zmq_datasource.options import ReadOptions
+from zmq_datasource.options.parser import describe
 
 __all__ = ["doctor"]
 
@@ -15,45 +25,35 @@ class _UnreachableError(click.ClickException):
     exit_code = 3
 
 
-def _given(fixed: dict[str, str | None], options: tuple[str, ...]) -> dict[str, str]:
+def _given(named: dict[str, Any], others: tuple[str, ...], max_message_size: int | None) -> dict[str, str]:
     """The source's options as text, from those with a name of their own here and the others."""
-    if (fixed["connect"] is None) == (fixed["bind"] is None):
+    if (named["connect"] is None) == (named["bind"] is None):
         raise click.UsageError("name the endpoint with either --connect or --bind")
-    given = {name: value for name, value in fixed.items() if value is not None}
-    taken = {name.lower() for name in fixed}
-    for name, value in named_options(options).items():
-        if name.lower() in taken:
+    given = given_options(ReadOptions, named)
+    if max_message_size is not None:
+        given["zmq.maxmsgsize"] = str(max_message_size)
+    taken = {
+        option.name.lower() for option in describe(ReadOptions) if option.field in (*named, "wal_location")
+    }
+    for name, value in named_options(others).items():
+        if name.lower() in taken | {each.lower() for each in given}:
             raise click.UsageError(f"--option {name}=...: it has an option of its own; see --help")
         given[name] = value
     return given
 
 
 @click.command()
-@click.option("--connect", metavar="URL,...", help="Where to receive from.")
-@click.option("--bind", metavar="URL,...", help="Where to receive: for senders that connect.")
-@click.option(
-    "--socket-type",
-    type=click.Choice(["SUB", "PULL"], case_sensitive=False),
+@option_of(ReadOptions, "connect", "bind")
+@option_of(
+    ReadOptions,
+    "socket_type",
+    choices=("SUB", "PULL"),
     default="SUB",
-    show_default=True,
     help="As the receiver's. PULL needs --take-messages.",
 )
-@click.option("--topics", metavar="TOPIC,...", help="Topic prefixes to subscribe to (SUB).  [default: all]")
-@click.option(
-    "--rcvhwm",
-    type=click.IntRange(min=1),
-    default=1000,
-    show_default=True,
-    help="The receiver's high-water mark.",
-)
-@click.option(
-    "-o",
-    "--option",
-    "options",
-    metavar="NAME=VALUE|@FILE",
-    multiple=True,
-    help="Any other option of the source, as in -o framing=vllm or -o zmq.curve_serverkey=...; may be repeated.",
-)
+@option_of(ReadOptions, "topics")
+@option_of(ReadOptions, "rcvhwm", default="1000", help="The receiver's high-water mark.")
+@other_options("-o framing=vllm or -o zmq.curve_serverkey=...")
 @click.option(
     "--upstream", metavar="URL,...", help="The publisher behind a proxy, to compare both sides of the proxy."
 )
@@ -98,12 +98,8 @@ def _given(fixed: dict[str, str | None], options: tuple[str, ...]) -> dict[str, 
 @click.pass_context
 def doctor(
     ctx: click.Context,
-    connect: str | None,
-    bind: str | None,
-    socket_type: str,
-    topics: str | None,
-    rcvhwm: int,
-    options: tuple[str, ...],
+    /,
+    others: tuple[str, ...],
     upstream: str | None,
     take_messages: bool,
     duration: float,
@@ -115,6 +111,7 @@ def doctor(
     max_message_size: int | None,
     wal_location: str | None,
     as_json: bool,
+    **named: Any,
 ) -> None:
     """Examine a feed as its receiver sees it, and say what is wrong, why, and what to do.
 
@@ -138,16 +135,13 @@ def doctor(
       zmq-datasource doctor --connect tcp://jobs:5557 --socket-type PULL --take-messages
       zmq-datasource doctor --connect tcp://vllm-0:5557 --wal-location /data/wal/kv-events --json
     """
-    fixed = {"connect": connect, "bind": bind, "topics": topics}
-    fixed |= {"socketType": socket_type, "rcvhwm": str(rcvhwm), "walLocation": None}
-    if max_message_size is not None:
-        fixed["zmq.maxmsgsize"] = str(max_message_size)
-    given = _given(fixed, options)
-    if socket_type == "PULL" and not take_messages:
+    given = _given(named, others, max_message_size)
+    pulls = named["socket_type"] == "PULL"
+    if pulls and not take_messages:
         raise click.UsageError(
             "--socket-type PULL takes messages away from the real consumers; add --take-messages if that is all right"
         )
-    if socket_type == "PULL" and (upstream is not None or wal_location is not None):
+    if pulls and (upstream is not None or wal_location is not None):
         raise click.UsageError(
             "--upstream and --wal-location compare what two subscribers get; they need SUB"
         )
@@ -159,6 +153,7 @@ def doctor(
         raise click.UsageError("--duration 0 sees nothing; 1s or more")
 
     import json  # noqa: PLC0415 - only a call pays for it
+    import logging  # noqa: PLC0415
 
     from rich.console import Console  # noqa: PLC0415
 
@@ -168,11 +163,14 @@ def doctor(
     from zmq_datasource.workbench.doctor.findings import diagnose, exit_code  # noqa: PLC0415
     from zmq_datasource.workbench.doctor.report import document, show  # noqa: PLC0415
 
+    # What the sockets of this package log is in the report.
+    logging.getLogger("zmq_datasource").addHandler(logging.NullHandler())
+
     expected = Expected(
         hwm=expect_hwm,
         full=expect_full,
         consume=consume or None,
-        rcvhwm=rcvhwm,
+        rcvhwm=named["rcvhwm"],
         max_message_size=max_message_size,
     )
     progress = Console(stderr=True)

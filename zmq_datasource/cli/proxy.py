@@ -6,47 +6,21 @@ from typing import Any
 
 import click
 
-from zmq_datasource.cli.types import DIRECTORY, named_options
+from zmq_datasource.cli.types import given_options, named_options, option_of, other_options
+from zmq_datasource.options import ProxyOptions
 
 __all__ = ["proxy"]
 
 
 @click.command()
-@click.option("--bind", metavar="ENDPOINTS", help="Where publishers (PUB) connect to: an XSUB.")
-@click.option("--connect", metavar="ENDPOINTS", help="Publishers that are bound somewhere.")
-@click.option("--pull", metavar="ENDPOINTS", help="Where PUSH sockets connect to.")
-@click.option(
-    "--router", metavar="ENDPOINTS", help="Where DEALER sinks and Producers connect to (acknowledged)."
+@option_of(ProxyOptions, "bind", "connect", "pull", "router", "publish", "durable", "replay")
+@option_of(ProxyOptions, "wal_location", required=True)
+@option_of(
+    ProxyOptions, "wal_retention", "wal_max_bytes", "topics", "rcvhwm", "sndhwm", "slow_subscriber", "plain"
 )
-@click.option("--publish", metavar="ENDPOINTS", help="Where plain subscribers connect to: an XPUB.")
-@click.option("--durable", metavar="ENDPOINTS", help="Where durable subscribers connect to.")
-@click.option(
-    "--replay", metavar="ENDPOINTS", help="Where any message is asked for again (vLLM's replay protocol)."
-)
-@click.option("--wal-location", type=DIRECTORY, metavar="DIR", required=True, help="Directory of the log.")
-@click.option(
-    "--wal-retention", metavar="DURATION", help="How long messages stay, as in 12h.  [default: 1 day]"
-)
-@click.option("--wal-max-bytes", metavar="SIZE", help="The most that the log takes.  [default: 4 GiB]")
-@click.option("--topics", metavar="PREFIXES", help="What is kept whoever is subscribed.  [default: all]")
-@click.option("--rcvhwm", metavar="N", help="High-water mark of the publishers' side.  [default: 1000]")
-@click.option("--sndhwm", metavar="N", help="That of the subscribers' side.  [default: the same]")
-@click.option(
-    "--slow-subscriber",
-    type=click.Choice(["drop", "wait", "disconnect"]),
-    help="What a full queue of a plain subscriber means.  [default: drop]",
-)
-@click.option("--plain", is_flag=True, help="Publish the frames as they came, without ids.")
-@click.option(
-    "-o",
-    "--option",
-    "others",
-    metavar="NAME=VALUE|@FILE",
-    multiple=True,
-    help="Any other option, as in docs/options.md; @FILE reads a value, such as a secret key.",
-)
+@other_options("-o subscriberExpiry=30d")
 @click.option("--monitor", is_flag=True, help="Show publishers, subscriptions, rates and backlogs, live.")
-def proxy(others: tuple[str, ...], plain: bool, monitor: bool, **named: str | None) -> None:
+def proxy(others: tuple[str, ...], monitor: bool, **named: object) -> None:
     """Stand between publishers and subscribers, write down what passes, and give it again.
 
     Messages are published as topic, id (8 bytes, big-endian), value, once they are in the log. Any Spark job
@@ -62,9 +36,7 @@ def proxy(others: tuple[str, ...], plain: bool, monitor: bool, **named: str | No
     """
     from zmq_datasource.errors import ZmqDataSourceError  # noqa: PLC0415
 
-    given = {_option_name(name): value for name, value in named.items() if value is not None}
-    given |= {"plain": "true"} if plain else {}
-    given |= named_options(others)
+    given = given_options(ProxyOptions, named) | named_options(others)
     try:
         if monitor:
             _watch(given)
@@ -72,11 +44,6 @@ def proxy(others: tuple[str, ...], plain: bool, monitor: bool, **named: str | No
             _run(given)
     except ZmqDataSourceError as e:
         raise click.ClickException(str(e)) from e
-
-
-def _option_name(parameter: str) -> str:
-    first, *rest = parameter.split("_")
-    return first + "".join(word.capitalize() for word in rest)
 
 
 def _run(given: dict[str, str]) -> None:

@@ -4,49 +4,23 @@ from __future__ import annotations
 
 import click
 
-from zmq_datasource.cli.types import DIRECTORY, named_options
+from zmq_datasource.cli.types import given_options, named_options, option_of, other_options
+from zmq_datasource.options import ReadOptions
 
 __all__ = ["receive"]
 
 
 @click.command()
-@click.option("--bind", metavar="URL,...", help="Where to receive.")
-@click.option("--connect", metavar="URL,...", help="Where to receive from.")
-@click.option(
-    "--socket-type",
-    type=click.Choice(["ROUTER", "PULL", "SUB"], case_sensitive=False),
-    default="ROUTER",
-    show_default=True,
-    help="ROUTER takes acknowledged transactions; PULL and SUB plain messages.",
+@option_of(ReadOptions, "bind", "connect")
+@option_of(ReadOptions, "socket_type", default="ROUTER")
+@option_of(ReadOptions, "wal_location", required=True, help="The log to fill; queries read it.")
+@option_of(
+    ReadOptions,
+    "wal_retention",
+    help="How long messages stay after they were received and all queries have read them.",
 )
-@click.option(
-    "--wal-location",
-    type=DIRECTORY,
-    metavar="DIR",
-    required=True,
-    help="The log to fill; queries read it.",
-)
-@click.option(
-    "--wal-retention",
-    metavar="DURATION",
-    help="How long messages stay after they were received and all queries have read them; 0s if not set.",
-)
-@click.option(
-    "-o",
-    "--option",
-    "options",
-    metavar="NAME=VALUE|@FILE",
-    multiple=True,
-    help="Any other option of the source, as in -o walMaxBytes=10g; may be repeated.",
-)
-def receive(
-    bind: str | None,
-    connect: str | None,
-    socket_type: str,
-    wal_location: str,
-    wal_retention: str | None,
-    options: tuple[str, ...],
-) -> None:
+@other_options("-o walMaxBytes=10g")
+def receive(others: tuple[str, ...], **named: str | None) -> None:
     """Receive into a log, without Spark, until told to stop (Ctrl-C or SIGTERM).
 
     Queries read the log with walLocation and no endpoint, while this runs and while it does not. What
@@ -62,11 +36,8 @@ def receive(
     from zmq_datasource.errors import ZmqDataSourceError  # noqa: PLC0415
     from zmq_datasource.receive import receive_until_stopped  # noqa: PLC0415 - imports Arrow
 
-    given = {"socketType": socket_type, "walLocation": wal_location}
-    named = (("bind", bind), ("connect", connect), ("walRetention", wal_retention))
-    given |= {name: value for name, value in named if value is not None}
-    given |= named_options(options)
-    if bind is None and connect is None:
+    given = given_options(ReadOptions, named) | named_options(others)
+    if named["bind"] is None and named["connect"] is None:
         raise click.UsageError("name an endpoint with --bind or --connect")
     try:
         receive_until_stopped(given)

@@ -1,15 +1,38 @@
-"""Values of the command line, read as the data source reads its options."""
+"""Options of the command line, made of what ``options`` declares; and values, read as the data source reads them."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import click
 
-__all__ = ["DIRECTORY", "DURATION", "LINGER", "SIZE", "Read", "named_options"]
+from zmq_datasource.options.parser import OptionSet, describe
+from zmq_datasource.options.types import (
+    ByteSize,
+    Choice,
+    Duration,
+    Endpoints,
+    Linger,
+    LogLocation,
+    Topics,
+)
+
+__all__ = [
+    "DIRECTORY",
+    "DURATION",
+    "LINGER",
+    "SIZE",
+    "Read",
+    "given_options",
+    "named_options",
+    "option_of",
+    "other_options",
+]
+
+_F = TypeVar("_F", bound=Callable[..., Any])
 
 
 class Read(click.ParamType[Any]):
@@ -50,20 +73,14 @@ def named_options(texts: Iterable[str]) -> dict[str, str]:
 
 
 def _duration(text: str) -> float:
-    from zmq_datasource.options.types import Duration  # noqa: PLC0415 - only a call pays for it
-
     return 0.0 if text == "0" else float(Duration.read(text))
 
 
 def _size(text: str) -> int:
-    from zmq_datasource.options.types import ByteSize  # noqa: PLC0415
-
     return 0 if text == "0" else int(ByteSize.read(text))
 
 
 def _linger(text: str) -> int:
-    from zmq_datasource.options.types import Linger  # noqa: PLC0415
-
     return int(Linger.read(text))
 
 
@@ -74,3 +91,67 @@ def _directory(text: str) -> str:
 
 DIRECTORY = Read("directory", _directory)
 DURATION, SIZE, LINGER = Read("duration", _duration), Read("size", _size), Read("linger", _linger)
+_METAVARS = {Endpoints: "URL,...", Topics: "TOPIC,...", Duration: "DURATION", ByteSize: "SIZE", int: "N"}
+
+
+def option_of(
+    options: type[OptionSet],
+    *fields: str,
+    choices: Sequence[str] | None = None,
+    default: str | None = None,
+    required: bool = False,
+    help: str | None = None,  # noqa: A002 - click's word
+) -> Callable[[_F], _F]:
+    """``--option`` for each of these declared options, with its type, choices, default and meaning.
+
+    Args:
+        choices: Of those that are declared, the ones that make sense here.
+        default: What it is here where it is not set, and otherwise is another.
+        help: What it means here, if that is more than its declaration says.
+    """
+    declared = {option.field: option for option in describe(options)}
+
+    def decorate(command: _F) -> _F:
+        for field in reversed(fields):
+            option = declared[field]
+            shown = "all" if option.default_value == Topics(("",)) else default or option.default
+            kind: dict[str, Any] = {"metavar": _METAVARS.get(option.kind)}
+            if option.kind is bool:
+                kind, shown = {"is_flag": True, "flag_value": "true"}, ""
+            elif option.kind is int:
+                kind["type"] = int
+            elif option.kind is LogLocation:
+                kind, shown = {"type": DIRECTORY, "metavar": "DIR"}, ""
+            elif issubclass(option.kind, Choice):
+                kind = {"type": click.Choice(choices or option.kind.allowed, case_sensitive=False)}
+            if default is not None:  # click takes a None for a value
+                kind["default"] = default
+            text = help or option.doc.replace("`", "")
+            command = click.option(
+                f"--{field.replace('_', '-')}",
+                required=required,
+                help=f"{text}  [default: {shown}]" if shown else text,
+                **kind,
+            )(command)
+        return command
+
+    return decorate
+
+
+def given_options(options: type[OptionSet], values: Mapping[str, object]) -> dict[str, str]:
+    """What was set by ``option_of``, as the option's text by its name."""
+    names = {option.field: option.name for option in describe(options)}
+    return {names[field]: str(value) for field, value in values.items() if value is not None}
+
+
+def other_options(example: str) -> Callable[[_F], _F]:
+    """``-o NAME=VALUE`` for every other option, to be read by ``named_options``."""
+    return click.option(
+        "-o",
+        "--option",
+        "others",
+        metavar="NAME=VALUE|@FILE",
+        multiple=True,
+        help=f"Any other option (docs/options.md), as in {example}; may be repeated. @FILE reads the value, such as a "
+        "secret key.",
+    )

@@ -289,6 +289,11 @@ class Endpoint(NamedTuple):
         host, _, port = self.address.rpartition(";")[2].rpartition(":")
         return host.strip("[]"), int(port)
 
+    @property
+    def unix_address(self) -> str:
+        """Of an ipc endpoint as the system writes it; ``@name`` is libzmq's for Linux's abstract namespace."""
+        return "\0" + self.address[1:] if self.address.startswith("@") else self.address
+
     @classmethod
     def read(cls, text: str) -> Endpoint:
         transport, separator, address = text.partition("://")

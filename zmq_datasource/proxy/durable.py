@@ -24,6 +24,7 @@ from zmq_datasource.host.limited_logging import LimitedLog
 from zmq_datasource.options import ProxyOptions
 from zmq_datasource.proxy.durable_protocol import (
     EARLIEST,
+    HEARTBEAT_SECONDS,
     LATEST,
     Ack,
     Acked,
@@ -50,7 +51,6 @@ __all__ = ["DurableServer"]
 
 _log = logging.getLogger(__name__)
 
-HEARTBEAT_SECONDS = 1.0
 # Bytes that one subscriber may have read ahead and on the way; and all together, beside a little for each, so that
 # those who take nothing leave something for the others. One message always.
 _WINDOW, _BUDGET = 16 << 20, 128 << 20

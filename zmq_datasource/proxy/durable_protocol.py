@@ -13,7 +13,10 @@ from zmq_datasource.errors import ProtocolError
 
 __all__ = [
     "EARLIEST",
+    "HEARTBEAT_SECONDS",
     "LATEST",
+    "MOST_NAME_BYTES",
+    "SILENCE_SECONDS",
     "VERSION",
     "Ack",
     "Acked",
@@ -36,7 +39,11 @@ __all__ = [
 
 VERSION = b"1"
 EARLIEST, LATEST = b"earliest", b"latest"
-_MOST_NAME_BYTES = 200
+# The proxy says so often that it is there. After so much silence it is asked; after twice as much without a byte
+# the connection is given up. A message of 100 MB may take longer than that, and no heartbeat overtakes it.
+HEARTBEAT_SECONDS = 1.0
+SILENCE_SECONDS = 3 * HEARTBEAT_SECONDS
+MOST_NAME_BYTES = 200
 _MOST_TOPICS, _MOST_TOPIC_BYTES = 1000, 32_768
 
 
@@ -190,8 +197,8 @@ def _read_subscribe(frames: Sequence[bytes]) -> Subscribe:
         text = name.decode()
     except UnicodeDecodeError as e:
         raise ProtocolError(f"the name {name[:32]!r} is not UTF-8") from e
-    if not 0 < len(name) <= _MOST_NAME_BYTES or not text.isprintable():
-        raise ProtocolError(f"a name has 1 to {_MOST_NAME_BYTES} bytes of printable text, not {name[:32]!r}")
+    if not 0 < len(name) <= MOST_NAME_BYTES or not text.isprintable():
+        raise ProtocolError(f"a name has 1 to {MOST_NAME_BYTES} bytes of printable text, not {name[:32]!r}")
     if start not in (EARLIEST, LATEST) and len(start) != 8:
         raise ProtocolError(f"start {start[:32]!r} is not earliest, latest, or an id of 8 bytes")
     if len(topics) > _MOST_TOPICS or sum(map(len, topics)) > _MOST_TOPIC_BYTES:

@@ -3,24 +3,17 @@
 from __future__ import annotations
 
 import json
-import logging
-import subprocess
-import sys
 import threading
 from collections.abc import Mapping
-from contextlib import suppress
 from types import TracebackType
 from typing import Any, Self
 
 from zmq_datasource.errors import SocketError
 from zmq_datasource.options import ProxyOptions
 from zmq_datasource.options.parser import describe, parse
-from zmq_datasource.proxy.pipes import start_line
-from zmq_datasource.proxy.process import error_of
+from zmq_datasource.proxy.child import Child
 
 __all__ = ["Proxy"]
-
-_log = logging.getLogger(__name__)
 
 _START_SECONDS = 90.0
 _END_SECONDS = 60.0
@@ -48,12 +41,10 @@ class Proxy:
             if value is not None
         }
         self.options = parse(ProxyOptions, self._given)
-        self._process: subprocess.Popen[bytes] | None = None
-        self._status: dict[str, Any] = {}
-        self._error: Exception | None = None
+        self._child: Child | None = None
         self._changed = threading.Condition()
-        self._ready = False
         self._ended = False
+        self._code = 0
 
     def __repr__(self) -> str:
         return f"Proxy({self.options.wal_location!r}, {'running' if self.running else 'not running'})"
@@ -64,27 +55,16 @@ class Proxy:
         Raises:
             ZmqDataSourceError: What prevents it.
         """
-        self._process = subprocess.Popen(
-            [sys.executable, "-c", "from zmq_datasource.proxy.process import main; main()"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            start_new_session=True,
-        )
-        assert self._process.stdin is not None
-        self._listener = threading.Thread(target=self._listen, args=(self._process,), daemon=True)
+        self._child = child = Child("zmq_datasource.proxy.process", self._given)
+        self._listener = threading.Thread(target=self._listen, args=(child,), daemon=True)
         self._listener.start()
-        with suppress(BrokenPipeError):  # it says why
-            self._process.stdin.write(
-                json.dumps(start_line(self._given, _log.getEffectiveLevel())).encode() + b"\n"
-            )
-            self._process.stdin.flush()
         try:
             with self._changed:
-                self._changed.wait_for(lambda: (self._ready and self._status) or self._ended, _START_SECONDS)
+                self._changed.wait_for(lambda: child.status or self._ended, _START_SECONDS)
         except BaseException:  # Ctrl-C
             self._end()
             raise
-        if not self._ready:
+        if not child.ready:
             self._end()
             self._raise_error()
             raise SocketError(f"starting the proxy: it was not ready within {_START_SECONDS:.0f} s")
@@ -106,54 +86,41 @@ class Proxy:
             self._raise_error()
 
     def _end(self) -> None:
-        process = self._process
-        assert process is not None
-        assert process.stdin is not None
-        assert process.stdout is not None
-        with suppress(BrokenPipeError):
-            process.stdin.close()
-        try:
-            process.wait(_END_SECONDS)
-        except subprocess.TimeoutExpired:
-            _log.error("the proxy does not end; it is killed")
-            process.kill()
-            process.wait()
+        child = self._started
+        child.close_input()
+        self._code = child.wait(_END_SECONDS)
         self._listener.join()
-        process.stdout.close()
+        child.close_output()
 
-    def _listen(self, process: subprocess.Popen[bytes]) -> None:
-        assert process.stdout is not None
-        for line in process.stdout:
-            said = json.loads(line)
+    def _listen(self, child: Child) -> None:
+        going = True
+        while going:
+            going = child.hear_one()
             with self._changed:
-                if "ready" in said:
-                    self._ready = True
-                elif "error" in said:
-                    self._error = error_of(said["error"])
-                else:
-                    self._status = said["status"]
+                self._ended = not going
                 self._changed.notify_all()
-        with self._changed:
-            self._ended = True
-            self._changed.notify_all()
 
     def _raise_error(self) -> None:
-        if self._error is not None:
-            raise self._error
-        assert self._process is not None
-        code = self._process.returncode
-        if code:
-            raise SocketError(f"the proxy has ended by itself (exit code {code}); its own lines say more")
+        if self._started.error is not None:
+            raise self._started.error
+        if self._code:
+            raise SocketError(
+                f"the proxy has ended by itself (exit code {self._code}); its own lines say more"
+            )
+
+    @property
+    def _started(self) -> Child:
+        assert self._child is not None, "a Proxy runs within its with block"
+        return self._child
 
     @property
     def running(self) -> bool:
-        return self._ready and not self._ended
+        return self._child is not None and self._child.ready and not self._ended
 
     @property
     def pid(self) -> int:
         """Of the live process."""
-        assert self._process is not None
-        return self._process.pid
+        return self._started.pid
 
     def status(self) -> Mapping[str, Any]:
         """The newest account, twice a second: see docs/proxy.md for what it holds.
@@ -162,10 +129,9 @@ class Proxy:
             ZmqDataSourceError: Why it has ended.
         """
         if self._ended:
-            assert self._process is not None
-            self._process.wait(_END_SECONDS)
+            self._code = self._started.wait(_END_SECONDS)
             self._raise_error()
-        return self._status
+        return self._child.status if self._child is not None else {}
 
 
 def _text(value: object) -> str:

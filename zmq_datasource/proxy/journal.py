@@ -16,6 +16,7 @@ import pyarrow.compute as pc
 
 from zmq_datasource.counters import SourceCounters
 from zmq_datasource.errors import LogWriteError
+from zmq_datasource.log.layout import LOCK_WAIT_SECONDS
 from zmq_datasource.log.state import Carried
 from zmq_datasource.log.storage import LogStorage
 from zmq_datasource.log.writer import LogWriter
@@ -27,8 +28,6 @@ __all__ = ["Journal", "Numbered"]
 
 _log = logging.getLogger(__name__)
 
-# A proxy that was killed a moment ago may still hold the log's lock through its last write.
-_LOCK_WAIT = 15.0
 # Groups that are being written while the next one gathers.
 _MOST_GROUPS = 2
 
@@ -82,7 +81,7 @@ class Journal:
         Raises:
             LogError: Held by another, damaged, or not writable.
         """
-        self.log.open(_LOCK_WAIT)
+        self.log.open(LOCK_WAIT_SECONDS)
         self._next = self.log.durable_end
 
     @property

@@ -93,8 +93,9 @@ class Lines:
         while not self._whole:
             if self.ended:
                 raise EOFError("the other process has ended")
-            ready, _, _ = select.select([self.descriptor], [], [], seconds)
-            if not ready:
+            poller = select.poll()  # select() knows no descriptor above 1023
+            poller.register(self.descriptor, select.POLLIN)
+            if not poller.poll(None if seconds is None else seconds * 1000):
                 raise TimeoutError(f"no answer within {seconds} s")
             self._fill()
         return self._whole.popleft()

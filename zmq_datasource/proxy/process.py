@@ -6,10 +6,8 @@ line of its standard input, the end of which ends it.
 
 from __future__ import annotations
 
-import json
 import logging
 import signal
-import subprocess
 import sys
 import threading
 import time
@@ -17,22 +15,15 @@ from collections.abc import Callable, Mapping
 from contextlib import ExitStack, suppress
 from typing import Any
 
-from zmq_datasource import errors
 from zmq_datasource.errors import SocketError, ZmqDataSourceError
 from zmq_datasource.host.open_files import allow_many_files
 from zmq_datasource.options import ProxyOptions
 from zmq_datasource.options.parser import parse
+from zmq_datasource.proxy.child import Child
 from zmq_datasource.proxy.flow import Flow
-from zmq_datasource.proxy.pipes import (
-    Lines,
-    Newest,
-    read_start,
-    say,
-    set_up_logging,
-    start_line,
-)
+from zmq_datasource.proxy.pipes import Lines, Newest, read_start, say, set_up_logging
 
-__all__ = ["error_of", "main", "run", "run_until_stopped"]
+__all__ = ["main", "run", "run_until_stopped"]
 
 _log = logging.getLogger(__name__)
 
@@ -47,85 +38,6 @@ _NO_SERVER: dict[str, Any] = {
     "replays": {"clients": 0, "requests": 0, "sent": 0},
 }
 _LEAST_LIFE_SECONDS = 2.0
-
-
-class _ServerProcess:
-    """The other process; see ``server``.
-
-    Attributes:
-        ready: Whether its endpoints are bound.
-        status: What it has said last.
-    """
-
-    def __init__(self, given: Mapping[str, str], progress: Any) -> None:
-        self._process = subprocess.Popen(
-            [sys.executable, "-c", "from zmq_datasource.proxy.server import main; main()"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            start_new_session=True,  # a Ctrl-C is ours to pass on, when the last position is kept
-        )
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        self._lines = Lines(self._process.stdout.fileno())
-        self.ready = False
-        self.status: dict[str, Any] = {}
-        with suppress(BrokenPipeError):  # ``listen`` finds out
-            self._process.stdin.write(
-                json.dumps(start_line(given, _log.getEffectiveLevel())).encode() + b"\n"
-            )
-            self._process.stdin.flush()
-        self._newest = Newest(self._process.stdin.fileno())
-        self.tell(progress)
-
-    @property
-    def descriptor(self) -> int:
-        """Readable when it has said something."""
-        return self._lines.descriptor
-
-    def listen(self) -> bool:
-        """Take in what it has said.
-
-        Returns:
-            Whether it is still there.
-
-        Raises:
-            ZmqDataSourceError: Why it has ended, if it could say so.
-        """
-        newest = None
-        for line in self._lines.read():
-            newest = said = json.loads(line)
-            if "error" in said:
-                raise error_of(said["error"])
-            self.ready = self.ready or "ready" in said
-        if newest is not None and "ready" not in newest:
-            self.status = newest
-        return not self._lines.ended
-
-    def tell(self, progress: Any) -> None:
-        """How far the log has come."""
-        with suppress(BrokenPipeError):  # ``listen`` finds out
-            self._newest.tell(progress)
-
-    def end(self) -> None:
-        """End it, and wait for that."""
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        with suppress(BrokenPipeError):
-            self._process.stdin.close()
-        self._process.stdout.close()  # or it might wait for us to read
-        try:
-            self._process.wait(_END_SECONDS)
-        except subprocess.TimeoutExpired:
-            _log.error("the proxy's server process does not end; it is killed")
-            self._process.kill()
-            self._process.wait()
-
-
-def error_of(said: list[str]) -> Exception:
-    """An error that another process has told."""
-    name, message = said
-    kind = getattr(errors, name, SocketError)
-    return kind(message) if issubclass(kind, ZmqDataSourceError) else SocketError(message)
 
 
 def run(
@@ -180,7 +92,8 @@ class _Companion:
         flow.on_written = self._tell
 
     def _start(self) -> None:
-        self._server = _ServerProcess(self._given, self._flow.journal.progress)
+        self._server = Child("zmq_datasource.proxy.server", self._given)
+        self._server.tell(self._flow.journal.progress)
         self._started = time.monotonic()
         self._gone = False
         self._again_at: float | None = None
@@ -200,7 +113,9 @@ class _Companion:
         return self._server.ready
 
     def _listen(self) -> None:
-        self._gone = not self._server.listen()
+        self._gone = not self._server.hear()
+        if self._server.error is not None:
+            raise self._server.error
 
     def step(self) -> None:
         """Tell it how far the log has come.
@@ -211,7 +126,7 @@ class _Companion:
         if self._gone:
             self._gone = False
             self._flow.unwatch()
-            self._server.end()
+            self._end()
             self._again_at = self._started + _LEAST_LIFE_SECONDS
             _log.error("the proxy's server process has ended; it is started again")
         if self._again_at is not None:
@@ -231,7 +146,12 @@ class _Companion:
 
     def end(self) -> None:
         if self._again_at is None:
-            self._server.end()
+            self._end()
+
+    def _end(self) -> None:
+        self._server.close_input()
+        self._server.close_output()  # or it might wait for us to read
+        self._server.wait(_END_SECONDS)
 
 
 def run_until_stopped(given: Mapping[str, str]) -> None:

@@ -191,7 +191,7 @@ def main() -> None:
             # A live process that is busy, or stopped, must not stop this one: of its lines only the newest matters.
             newest = Newest(sys.stdout.fileno())
             stack.callback(newest.finish)
-            serve(server, lines, newest.tell)
+            serve(server, lines, lambda status: newest.tell({"status": status}))
     except ZmqDataSourceError as e:
         say({"error": [type(e).__name__, str(e)]})
         sys.exit(1)

@@ -13,7 +13,7 @@ from typing import NamedTuple, Self
 from zmq_datasource.errors import NoPeerError, OptionError, SubscriptionError
 from zmq_datasource.options.socket import check_security
 from zmq_datasource.options.types import Endpoints, ZmqOptions
-from zmq_datasource.proxy.durable_protocol import Ack, Close, Forget
+from zmq_datasource.proxy.durable_protocol import MOST_NAME_BYTES, Ack, Close, Forget
 from zmq_datasource.proxy.subscriber_session import SubscriberSession
 from zmq_datasource.transport.kernel import find_dead_peers
 from zmq_datasource.transport.link import TICK_SECONDS, Link
@@ -83,8 +83,8 @@ class DurableSubscriber:
             raise OptionError(f"topics={topics!r}: it is a list of prefixes, as in [{topics!r}]")
         if credit < 1:
             raise OptionError(f"credit={credit}: nothing would ever come; set 1 or more")
-        if not 0 < len(name.encode()) <= 200 or not name.isprintable():
-            raise OptionError(f"name={name!r}: it has 1 to 200 bytes of printable text")
+        if not 0 < len(name.encode()) <= MOST_NAME_BYTES or not name.isprintable():
+            raise OptionError(f"name={name!r}: it has 1 to {MOST_NAME_BYTES} bytes of printable text")
         self._name = name
         self._auto = auto_ack
         self._timeout = timeout

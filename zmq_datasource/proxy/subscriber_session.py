@@ -18,6 +18,7 @@ from collections import deque
 
 from zmq_datasource.errors import NoPeerError, SubscriptionError
 from zmq_datasource.proxy.durable_protocol import (
+    SILENCE_SECONDS,
     Ack,
     Acked,
     Credit,
@@ -37,7 +38,6 @@ __all__ = ["SubscriberSession"]
 
 _log = logging.getLogger(__name__)
 
-SILENCE_SECONDS = 3.0
 # Acknowledgements are sent together: when so many are due, or nothing else is to be done.
 ACK_EVERY = 100
 # An answer that has not come is asked for again.

@@ -18,6 +18,7 @@ from zmq_datasource.host.limited_logging import LimitedLog
 from zmq_datasource.host.open_files import allow_many_files
 from zmq_datasource.log.carried import CarriedState
 from zmq_datasource.log.filler import Filler
+from zmq_datasource.log.layout import LOCK_WAIT_SECONDS
 from zmq_datasource.log.storage import LogStorage, default_location
 from zmq_datasource.log.writer import LogWriter
 from zmq_datasource.options import StreamReadOptions
@@ -32,8 +33,6 @@ __all__ = ["Ingest", "log_location"]
 
 _log = logging.getLogger(__name__)
 
-# A previous run of the query may still be draining its socket.
-_LOCK_WAIT = 15.0
 # A disk that answers nothing, not even that it refuses.
 _SEAL_SECONDS = 120.0
 _SEAL_TICK = 0.1
@@ -107,7 +106,7 @@ class Ingest:
             LogError: See the message.
         """
         allow_many_files()
-        self.log.open(_LOCK_WAIT)
+        self.log.open(LOCK_WAIT_SECONDS)
         self.resumed_at = self.log.durable_end
         self._remember()
         self._given = self.storage.read_given()

@@ -52,12 +52,10 @@ def _refuse_ipc_in_use(endpoint: Endpoint) -> None:
     """libzmq takes over the path of a living listener; ask whether there is one."""
     if endpoint.transport != "ipc":
         return
-    address = endpoint.address
     with stdlib_socket.socket(stdlib_socket.AF_UNIX) as probe:
         probe.setblocking(False)  # a listener that hangs has a full backlog
         try:
-            # "@name" is libzmq's notation for Linux's abstract namespace.
-            probe.connect("\0" + address[1:] if address.startswith("@") else address)
+            probe.connect(endpoint.unix_address)
         except BlockingIOError:
             pass
         except OSError:  # nobody there, or something that bind will name

@@ -12,7 +12,8 @@ import termios
 import time
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import NamedTuple
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import zmq
 
@@ -28,6 +29,8 @@ __all__ = [
     "find_dead_peers",
     "hang_up",
     "passed",
+    "unread",
+    "unsent_by_peer",
     "unwritten",
     "wait_until_written",
 ]
@@ -176,11 +179,44 @@ def wait_until_written(socks: Sequence[stdlib_socket.socket], deadline: float) -
 def unwritten(sock: stdlib_socket.socket) -> int:
     if ended(sock, by_reset=True):  # Linux goes on counting what the reset has discarded
         return 0
-    try:
-        (queued,) = struct.unpack("i", fcntl.ioctl(sock, termios.TIOCOUTQ, bytes(4)))
-    except OSError:  # the peer is gone, or this system cannot tell
-        return 0
-    return int(queued)
+    return _queued(sock, termios.TIOCOUTQ) or 0
+
+
+def unread(sock: stdlib_socket.socket) -> int | None:
+    """Bytes that have come and were not read; None if the system does not say."""
+    return _queued(sock, termios.FIONREAD)
+
+
+def _queued(sock: stdlib_socket.socket, request: int) -> int | None:
+    with suppress(OSError):  # the peer is gone, or this system cannot tell
+        (queued,) = struct.unpack("i", fcntl.ioctl(sock, request, bytes(4)))
+        return int(queued)
+    return None
+
+
+_TABLES = {stdlib_socket.AF_INET: Path("/proc/net/tcp"), stdlib_socket.AF_INET6: Path("/proc/net/tcp6")}
+
+
+def unsent_by_peer(sock: stdlib_socket.socket) -> int | None:
+    """Bytes in the peer's send queue, which Linux shows of its own machine (and network namespace); else None."""
+    table = _TABLES.get(sock.family)
+    if table is None:
+        return None
+    with suppress(OSError, ValueError):
+        ours, theirs = _written(sock, sock.getsockname()), _written(sock, sock.getpeername())
+        for line in table.read_text("ascii").splitlines()[1:]:
+            _, local, remote, _, queues, *_ = line.split()
+            if (local, remote) == (theirs, ours):
+                return int(queues.partition(":")[0], 16)
+    return None
+
+
+def _written(sock: stdlib_socket.socket, address: Any) -> str:
+    """An address as /proc/net/tcp writes it: each four bytes in the machine's own order."""
+    packed = stdlib_socket.inet_pton(sock.family, address[0].partition("%")[0])
+    words = struct.unpack(f"!{len(packed) // 4}I", packed)
+    native = struct.pack(f"={len(words)}I", *words)
+    return f"{native.hex().upper()}:{address[1]:04X}"
 
 
 def ended_in_order(held: Sequence[tuple[stdlib_socket.socket, bool]], ends: int) -> bool:

@@ -156,6 +156,10 @@ class PeerWatch:
         self._stopped = False
         self.connections = 0  # that there have been
         self.failures = 0  # handshakes that came to nothing
+        self.failure: zmq.Event | None = (
+            None  # what libzmq called the last of them; of a peer that hangs up nothing
+        )
+        self.waited = False  # whether nobody was there at first
         self.protocol_errors = 0  # connections that were ended because of what the peer sent
 
     @property
@@ -209,6 +213,7 @@ class PeerWatch:
             _log.log(self._level, "peer up: %s %s", socket_type(self._sock), endpoint)
         elif event in _HANDSHAKE_FAILURES:
             self._failed.add(endpoint)
+            self.failure = zmq.Event(event)
             self._refuse(endpoint, _why_failed(event, value, self._security))
         elif event == zmq.Event.DISCONNECTED:
             self._streams.pop(value, None)
@@ -226,6 +231,7 @@ class PeerWatch:
             else:
                 self._lose(endpoint)
         elif event == zmq.Event.CONNECT_RETRIED:  # libzmq dials by itself
+            self.waited = self.waited or not self.connections
             self._forget(endpoint)
 
     def _forget(self, endpoint: str) -> None:

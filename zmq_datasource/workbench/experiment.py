@@ -27,7 +27,7 @@ import zmq
 
 from zmq_datasource.errors import WorkbenchError
 
-__all__ = ["HEADER_BYTES", "Experiment", "Mode", "Pattern", "Run", "run"]
+__all__ = ["HEADER_BYTES", "Experiment", "Mode", "Pattern", "Run", "run", "wait_until"]
 
 Pattern = Literal["PUSH/PULL", "PUB/SUB"]
 # silent: a PUB as it is by default, which drops without a word. fill: until nothing more is taken.
@@ -200,7 +200,7 @@ def _take(pipe: Connection, socket: zmq.Socket[bytes], experiment: Experiment) -
     last = began
     ended = False
     while True:
-        _wait_until(free)
+        wait_until(free)
         if not socket.poll(_QUIET_MS if ended else _LOOK_MS):
             if ended:
                 break
@@ -220,7 +220,8 @@ def _take(pipe: Connection, socket: zmq.Socket[bytes], experiment: Experiment) -
     }
 
 
-def _wait_until(when: float) -> None:
+def wait_until(when: float) -> None:
+    """Sleep until this time of the monotonic clock, more exactly than sleep() does."""
     while (left := when - time.monotonic()) > 0:
         if left > _SPIN_SECONDS:
             time.sleep(left - _SPIN_SECONDS)
@@ -266,7 +267,7 @@ def _offer_all(socket: zmq.Socket[bytes], experiment: Experiment) -> dict[str, A
     due = time.monotonic()
     for number in range(experiment.messages):
         if interval:
-            _wait_until(due)
+            wait_until(due)
             due += interval
         message = _HEADER.pack(number, time.monotonic()) + padding
         if _offer(socket, message):

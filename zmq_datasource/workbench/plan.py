@@ -15,19 +15,18 @@ import math
 from dataclasses import dataclass
 
 from zmq_datasource.errors import WorkbenchError
+from zmq_datasource.workbench.doctor.marks import MAILBOX_SECONDS, step
 from zmq_datasource.workbench.experiment import Experiment, run
 
 __all__ = ["Plan", "held", "make_plan", "measure_kernel", "message_bytes"]
 
-# libzmq looks at its mailbox about that often, so a smaller queue refuses messages although it has room.
-_MAILBOX_SECONDS = 0.0012
 _PROBE = 10
 _PROBE_BYTES = 24 << 20
 
 
 def held(sndhwm: int, rcvhwm: int, kernel: int) -> int:
     """How many messages a stalled hop takes before its sender is refused."""
-    lwm = (sndhwm + 1) // 2
+    lwm = step(sndhwm)
     return sndhwm + lwm * ((rcvhwm + kernel) // lwm)
 
 
@@ -110,7 +109,7 @@ def make_plan(
         memory: Bytes that all queues may take; None is no bound.
     """
     wanted = math.ceil(rate * stall)
-    least = _even(rate * _MAILBOX_SECONDS)
+    least = _even(rate * MAILBOX_SECONDS)
     # Without the system's buffers, which it sizes as it likes, each hop holds two marks. When the consumer goes on,
     # the receiver lets more in only after half of its own queue was taken: that half is not counted on.
     relied_on = 1.5 * hops

@@ -8,15 +8,15 @@ the log.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Sequence
 from contextlib import suppress
 
 from zmq_datasource.errors import LogError
 from zmq_datasource.log.reader import read_index, read_slices, slices
 from zmq_datasource.log.storage import LogStorage
 from zmq_datasource.messages.framing import name_of
-from zmq_datasource.workbench.doctor.facts import Durable
-from zmq_datasource.workbench.doctor.watching import Follower
+from zmq_datasource.workbench.doctor.facts import Durable, State
+from zmq_datasource.workbench.doctor.follower import Follower
 
 __all__ = ["compare"]
 
@@ -36,53 +36,47 @@ def compare(location: str, follower: Follower | None, received: int, seconds: fl
     """
     storage = LogStorage(location)
     storage.log_id()
-    wire = {} if follower is None else {_text(key): number for key, number in follower.last.items()}
-    by = () if follower is None else tuple(follower.by)
-    began = time.monotonic()
-    first_end: int | None = None
-    seen = 0
+    by, last = ((), {}) if follower is None else (follower.by, follower.last)
+    wire = {tuple(map(name_of, key)): number for key, number in last.items()}
     newest: dict[tuple[str, ...], int] = {}
+    began = time.monotonic()
+    first_end = seen = None
     while True:
         index = read_index(storage)
         first_end = index.end if first_end is None else first_end
-        start = max(seen, index.earliest, index.end - _TAIL_ROWS)
         with suppress(LogError, FileNotFoundError):  # a chunk that was just deleted: look again
-            _read_newest(storage, start, by, newest)
+            newest |= _newest(storage, max(seen or 0, index.earliest, index.end - _TAIL_ROWS), by)
             seen = index.end
-        waited = round(time.monotonic() - began, 3)
-        missing = sum(max(0, number - newest[key]) for key, number in wire.items() if key in newest)
-        known = [key for key in wire if key in newest]
-        if wire and len(known) == len(wire) and not missing:
-            return Durable(location=location, state="covered", seconds=waited, grew=index.end > first_end)
-        if waited >= seconds or not wire:
+        known = wire.keys() & newest.keys()
+        missing = sum(max(0, wire[key] - newest[key]) for key in known)
+        covered = bool(wire) and len(known) == len(wire) and not missing
+        waited = time.monotonic() - began
+        if covered or waited >= seconds or not wire:
             break
         time.sleep(_TURN_SECONDS)
-    grew = index.end > first_end
-    if not index.end:
-        return Durable(location=location, state="empty", missing=received, seconds=waited)
-    if not wire or not newest:
-        return Durable(location=location, state="unnumbered", seconds=waited, grew=grew)
-    if not known:
-        return Durable(location=location, state="foreign", seconds=waited, grew=grew)
-    return Durable(location=location, state="behind", missing=missing, seconds=waited, grew=grew)
+    state: State = "behind" if known else "foreign"
+    if covered:
+        state = "covered"
+    elif not index.end:
+        state = "empty"
+    elif not (wire and newest):
+        state = "unnumbered"
+    return Durable(
+        location=location,
+        state=state,
+        missing={"behind": missing, "empty": received}.get(state, 0),
+        seconds=round(waited, 3),
+        grew=index.end > first_end,
+    )
 
 
-def _read_newest(
-    storage: LogStorage, start: int, by: tuple[str, ...], newest: dict[tuple[str, ...], int]
-) -> None:
-    """Add the last number of each counter in the rows from id ``start`` on."""
+def _newest(storage: LogStorage, start: int, by: Sequence[str]) -> dict[tuple[str, ...], int]:
+    """The last number of each counter in the rows from id ``start`` on."""
+    newest = {}
     index = read_index(storage)
     for batch in read_slices(storage, slices(index.covering(start, index.end), start, index.end)):
-        columns: Mapping[str, list[str | None]] = {
-            "publisher": batch.column("publisher").to_pylist(),
-            "topic": batch.column("topic").to_pylist(),
-            "endpoint": [""] * batch.num_rows,
-        }
-        keys = zip(*(columns[name] for name in by), strict=True) if by else ()
-        for key, number in zip(keys, batch.column("sequence").to_pylist(), strict=False):
+        columns = [[""] * len(batch) if name == "endpoint" else batch.column(name).to_pylist() for name in by]
+        for number, *key in zip(batch.column("sequence").to_pylist(), *columns, strict=True):
             if number is not None:
                 newest[tuple(part or "" for part in key)] = number
-
-
-def _text(key: tuple[bytes, ...]) -> tuple[str, ...]:
-    return tuple(name_of(part) for part in key)
+    return newest

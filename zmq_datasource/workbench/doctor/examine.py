@@ -5,10 +5,11 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
-from typing import NamedTuple
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
 
-import msgspec
 import zmq
+from msgspec.structs import replace
 
 from zmq_datasource.errors import EndpointError, OptionError
 from zmq_datasource.options import ReadOptions
@@ -17,14 +18,14 @@ from zmq_datasource.options.types import Endpoint, Endpoints, Topics, ZmqOptions
 from zmq_datasource.transport.spec import SocketSpec, check_socket_options
 from zmq_datasource.workbench.doctor.durable import compare
 from zmq_datasource.workbench.doctor.facts import Durable, Examined, Expected, Glance
-from zmq_datasource.workbench.doctor.link import Link
+from zmq_datasource.workbench.doctor.follower import parse_framing
+from zmq_datasource.workbench.doctor.link import TURN_MS, Link
 from zmq_datasource.workbench.doctor.reach import glance
 from zmq_datasource.workbench.doctor.stall import STALL_RCVHWM, consume, stall
 from zmq_datasource.workbench.doctor.watching import Watching
 
 __all__ = ["Examination", "Request", "examine"]
 
-_TURN_MS = 20
 _HOUSEKEEPING_SECONDS = 0.05
 _GLANCE_SECONDS = 2.0
 _MOST_SECOND_LOOK = 3.0
@@ -58,32 +59,25 @@ class Examination(NamedTuple):
     log: Durable | None
 
 
+@dataclass
 class _Patient:
-    """One endpoint under examination."""
+    """One endpoint under examination.
 
-    def __init__(self, options: ReadOptions, role: str) -> None:
-        self.options = options
-        self.role = role
-        (self.endpoint,) = (*options.connect, *options.bind)
-        self.glance = Glance(state="not_asked")
-        self.link: Link | None = None
-        self.watching: Watching | None = None
-        self.facts: dict[str, object] = {}
+    Attributes:
+        options: Of the source, with this endpoint alone; ``given`` is their text.
+        link: None where its host does not resolve.
+        watching: None where nobody shook hands.
+    """
 
-    @property
-    def up(self) -> bool:
-        return self.watching is not None
+    options: ReadOptions
+    given: dict[str, str]
+    endpoint: Endpoint
+    facts: Examined
+    link: Link | None = None
+    watching: Watching | None = None
 
-    def examined(self) -> Examined:
-        return Examined(
-            endpoint=str(self.endpoint),
-            role=self.role,  # type: ignore[arg-type]
-            socket_type=str(self.options.socket_type),
-            glance=self.glance,
-            mechanism=_mechanism(self.options),
-            filtered=_filtered(self.options),
-            **self.facts,  # type: ignore[arg-type]
-        )
+    def add(self, **facts: object) -> None:
+        self.facts = replace(self.facts, **facts)
 
 
 def examine(request: Request) -> Examination:
@@ -101,19 +95,20 @@ def examine(request: Request) -> Examination:
         deadline = time.monotonic() + request.wait
         for patient in patients:
             _greet(patient, deadline, request)
-        _watch([p for p in patients if p.up], request.duration)
+        _watch(patients, request.duration)
         for patient in patients:
             _take_down(patient, request)
         log = None
-        if request.wal_location is not None and (feed := _first_of(patients)) is not None:
+        feeds = [p.watching for p in patients if p.watching is not None and p.facts.role == "feed"]
+        if request.wal_location is not None and feeds:
             for patient in patients:  # what is not taken any more must hold nobody back
-                _hang_up(patient)
-            assert feed.watching is not None
-            log = compare(request.wal_location, feed.watching.follower, feed.watching.messages, request.wait)
+                if patient.link is not None:
+                    patient.link.hang_up()
+            log = compare(request.wal_location, feeds[0].follower, feeds[0].messages, request.wait)
     for patient in patients:
         _look_again(patient, request)
     _compare_sides(patients)
-    return Examination([patient.examined() for patient in patients], log)
+    return Examination([patient.facts for patient in patients], log)
 
 
 def _patients(request: Request) -> Iterator[_Patient]:
@@ -121,20 +116,30 @@ def _patients(request: Request) -> Iterator[_Patient]:
     if not (options.connect or options.bind):
         raise OptionError("neither connect nor bind is set; name the feed, as in --connect tcp://feed:5556")
     check_socket_options(SocketSpec.of_source(options))
-    for endpoint in options.connect:
-        yield _Patient(_only(options, connect=(endpoint,)), "feed")
-    for endpoint in options.bind:
-        yield _Patient(_only(options, bind=(endpoint,)), "feed")
+    others = {name: value for name, value in request.given.items() if name.lower() not in ("connect", "bind")}
+    upstream: Iterable[Endpoint] = ()
     if request.upstream is not None:
-        given = {name: value for name, value in request.given.items() if name.lower() != "bind"}
-        for endpoint in parse(ReadOptions, {**given, "connect": request.upstream}).connect:
-            yield _Patient(_only(options, connect=(endpoint,)), "upstream")
-
-
-def _only(
-    options: ReadOptions, connect: Iterable[Endpoint] = (), bind: Iterable[Endpoint] = ()
-) -> ReadOptions:
-    return msgspec.structs.replace(options, connect=Endpoints(connect), bind=Endpoints(bind))
+        upstream = parse(ReadOptions, {**others, "connect": request.upstream}).connect
+    sides: tuple[tuple[Literal["connect", "bind"], Literal["feed", "upstream"], Iterable[Endpoint]], ...]
+    sides = (
+        ("connect", "feed", options.connect),
+        ("bind", "feed", options.bind),
+        ("connect", "upstream", upstream),
+    )
+    for side, role, endpoints in sides:
+        for endpoint in endpoints:
+            facts = Examined(
+                endpoint=str(endpoint),
+                role=role,
+                socket_type=str(options.socket_type),
+                glance=Glance(state="not_asked"),
+                mechanism=_mechanism(options),
+                filtered=options.socket_type == "SUB" and "" not in options.topics,
+            )
+            alone = replace(
+                options, **{"connect": Endpoints(), "bind": Endpoints(), side: Endpoints((endpoint,))}
+            )
+            yield _Patient(alone, {**others, side: str(endpoint)}, endpoint, facts)
 
 
 def _call_on(patient: _Patient, stack: ExitStack) -> None:
@@ -148,19 +153,12 @@ def _call_on(patient: _Patient, stack: ExitStack) -> None:
 
 def _greet(patient: _Patient, deadline: float, request: Request) -> None:
     """Wait for the handshake, and ask who is there."""
-    shaken = patient.link is not None and patient.link.shake_hands(max(0.0, deadline - time.monotonic()))
+    link = patient.link
+    shaken = link is not None and link.shake_hands(max(0.0, deadline - time.monotonic()))
     if patient.options.connect:
-        patient.glance = glance(patient.endpoint, min(_GLANCE_SECONDS, max(0.5, request.wait)))
-    if shaken:
-        assert patient.link is not None
-        patient.watching = Watching(patient.link, _given_for(patient, request))
-
-
-def _given_for(patient: _Patient, request: Request) -> dict[str, str]:
-    """The options as text, for this endpoint alone."""
-    endpoints = ("connect", "bind")
-    given = {name: value for name, value in request.given.items() if name.lower() not in endpoints}
-    return {**given, "connect" if patient.options.connect else "bind": str(patient.endpoint)}
+        patient.add(glance=glance(patient.endpoint, min(_GLANCE_SECONDS, max(0.5, request.wait))))
+    if link is not None and shaken:
+        patient.watching = Watching(link, patient.given)
 
 
 def _watch(patients: list[_Patient], seconds: float) -> None:
@@ -176,7 +174,7 @@ def _watch(patients: list[_Patient], seconds: float) -> None:
                 link.update()
             due = now + _HOUSEKEEPING_SECONDS
         if not sum(watching.take() for _, watching in pairs):
-            poller.poll(_TURN_MS)
+            poller.poll(TURN_MS)
     # What waits now was sent while watching.
     for link, watching in pairs:
         watching.take()
@@ -186,21 +184,16 @@ def _watch(patients: list[_Patient], seconds: float) -> None:
 
 def _take_down(patient: _Patient, request: Request) -> None:
     """The figures of the connection, while it is there."""
-    link, watching = patient.link, patient.watching
-    if link is not None and watching is not None:
-        patient.facts["buffers"] = link.buffers
-        patient.facts["traffic"] = watching.traffic
+    link, watching, each = patient.link, patient.watching, request.expected.consume
+    if link is None:
+        return
+    if watching is not None:
+        patient.add(buffers=link.buffers, traffic=watching.traffic)
         if watching.traffic is not None:
-            patient.facts["numbers"] = watching.numbers
-        if request.expected.consume and watching.traffic is not None and patient.role == "feed":
-            patient.facts["consumed"] = consume(link, watching, request.expected.consume, request.duration)
-    if link is not None:
-        patient.facts["handshake"] = link.handshake
-
-
-def _hang_up(patient: _Patient) -> None:
-    if patient.link is not None:
-        patient.link.hang_up()
+            patient.add(numbers=watching.numbers)
+            if each and patient.facts.role == "feed":
+                patient.add(consumed=consume(link, watching, each, request.duration))
+    patient.add(handshake=link.handshake)
 
 
 def _look_again(patient: _Patient, request: Request) -> None:
@@ -210,23 +203,18 @@ def _look_again(patient: _Patient, request: Request) -> None:
         return
     seconds = min(_MOST_SECOND_LOOK, request.duration)
     limit = options.zmq.get("maxmsgsize")
-    if options.socket_type == "SUB" and link.disconnects and limit is not None:
+    if options.socket_type == "SUB" and patient.facts.handshake.disconnects and limit is not None:
         lifted = ZmqOptions({name: value for name, value in options.zmq.items() if name != "maxmsgsize"})
-        seen = _peek(msgspec.structs.replace(options, zmq=lifted), request.wait, seconds, int(limit))
-        if seen is not None and seen.traffic is not None and seen.traffic.largest_frame > int(limit):
-            patient.facts["limit_hit"] = seen.traffic.largest_frame
-    if watching.traffic is None and _filtered(options):
-        everything = msgspec.structs.replace(options, topics=Topics(("",)))
-        seen = _peek(everything, request.wait, seconds)
+        seen = _peek(replace(options, zmq=lifted), request.wait, seconds, int(limit))
+        if seen is not None and seen.largest_frame > int(limit):
+            patient.add(limit_hit=seen.largest_frame)
+    if watching.traffic is None and patient.facts.filtered:
+        seen = _peek(replace(options, topics=Topics(("",))), request.wait, seconds)
         if seen is not None and seen.traffic is not None:
-            patient.facts["elsewhere"] = [topic for topic, _ in seen.traffic.topics] or ["(one frame)"]
+            patient.add(elsewhere=[topic for topic, _ in seen.traffic.topics] or ["(one frame)"])
     if request.stall and watching.traffic is not None:
-        given = {**_given_for(patient, request), **watching.framing_options, "rcvhwm": str(STALL_RCVHWM)}
-        try:
-            parsed = parse(ReadOptions, given)
-        except OptionError:  # a filter leaves some of what the publisher counts over
-            parsed = parse(ReadOptions, {**given, "sequenceBy": "none"})
-        patient.facts["stalled"] = stall(parsed, request.stall, request.wait, watching, request.expected.hwm)
+        parsed = parse_framing({**patient.given, **watching.framing_options, "rcvhwm": str(STALL_RCVHWM)})
+        patient.add(stalled=stall(parsed, request.stall, request.wait, watching, request.expected.hwm))
 
 
 def _peek(
@@ -237,33 +225,22 @@ def _peek(
             return None
         seen = Watching(link, {"framing": "plain"})
         end = time.monotonic() + seconds
-        while time.monotonic() < end:
+        while time.monotonic() < end and (until_frame is None or seen.largest_frame <= until_frame):
             if not seen.take():
-                link.socket.poll(_TURN_MS)
-            if until_frame is not None and seen.largest_frame > until_frame:
-                break
+                link.socket.poll(TURN_MS)
         seen.end()
         return seen
 
 
 def _compare_sides(patients: list[_Patient]) -> None:
     """Count what is missing in a feed and came from upstream."""
-    above = [p.watching.follower for p in patients if p.role == "upstream" and p.watching is not None]
-    for patient in patients:
-        if patient.role == "upstream" or patient.watching is None or patient.watching.follower is None:
+    seen = [(p, p.watching.follower) for p in patients if p.watching is not None]
+    above = [f for p, f in seen if p.facts.role == "upstream" and f is not None and f.judge is not None]
+    for patient, below in seen:
+        if patient.facts.role == "upstream" or below is None or below.judge is None:
             continue
-        below = patient.watching.follower
-        sides = [side for side in above if side is not None and side.judge is not None]
-        if below.judge is not None and any(set(side.last) & set(below.last) for side in sides):
-            patient.facts["lost_behind"] = sum(side.has_of(below) for side in sides)
-
-
-def _first_of(patients: list[_Patient]) -> _Patient | None:
-    return next((p for p in patients if p.up and p.role == "feed"), None)
-
-
-def _filtered(options: ReadOptions) -> bool:
-    return options.socket_type == "SUB" and "" not in options.topics
+        if any(set(side.last) & set(below.last) for side in above):
+            patient.add(lost_behind=sum(side.has_of(below) for side in above))
 
 
 def _mechanism(options: ReadOptions) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, TypeAlias
 
 import msgspec
 
@@ -16,7 +16,9 @@ __all__ = [
     "Handshake",
     "Marks",
     "Numbers",
+    "Outcome",
     "Stalled",
+    "State",
     "Traffic",
 ]
 
@@ -189,6 +191,9 @@ class Marks(_Facts, frozen=True, kw_only=True, rename="camel"):
     default_fits: bool
 
 
+Outcome: TypeAlias = Literal["dropped", "fewer", "all", "idle"]
+
+
 class Stalled(_Facts, frozen=True, kw_only=True, rename="camel"):
     """What came of taking nothing for a while.
 
@@ -204,7 +209,7 @@ class Stalled(_Facts, frozen=True, kw_only=True, rename="camel"):
         beyond: Messages that can have been in the kernel's buffers, libzmq's batches and our own queue.
     """
 
-    outcome: Literal["dropped", "fewer", "all", "idle"]
+    outcome: Outcome
     seconds: float
     rcvhwm: int
     rate: float
@@ -216,6 +221,9 @@ class Stalled(_Facts, frozen=True, kw_only=True, rename="camel"):
     measured: bool
     beyond: int
     marks: Marks | None = None
+
+
+State: TypeAlias = Literal["covered", "behind", "unnumbered", "empty", "foreign"]
 
 
 class Durable(_Facts, frozen=True, kw_only=True, rename="camel"):
@@ -231,7 +239,7 @@ class Durable(_Facts, frozen=True, kw_only=True, rename="camel"):
     """
 
     location: str
-    state: Literal["covered", "behind", "unnumbered", "empty", "foreign"]
+    state: State
     missing: int = 0
     seconds: float = 0.0
     grew: bool = False

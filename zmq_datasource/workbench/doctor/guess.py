@@ -11,11 +11,12 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from zmq_datasource.errors import OptionError
-from zmq_datasource.messages.framing import Fields, RawMessage, make_framing
-from zmq_datasource.options import FramingOptions
+from zmq_datasource.messages.framing import RawMessage
+from zmq_datasource.options import ReadOptions
 from zmq_datasource.options.parser import parse
+from zmq_datasource.workbench.doctor.follower import Follower, Key
 
-__all__ = ["SAMPLE", "Guess", "guess", "keys_of"]
+__all__ = ["SAMPLE", "Guess", "guess"]
 
 # So many messages are looked at; fewer than _LEAST say nothing.
 SAMPLE = 2000
@@ -58,17 +59,6 @@ def _has_uuid(message: RawMessage) -> bool:
     return isinstance(message, list) and len(message) > 2 and len(message[2]) in (0, 16)
 
 
-def keys_of(by: Sequence[str], fields: Fields) -> list[tuple[bytes, ...]]:
-    """For each message, which counter it belongs to; all are of one endpoint."""
-    count = len(fields)
-    columns = {
-        "publisher": fields.publishers or [b""] * count,
-        "topic": [topic or b"" for topic in fields.topics or [b""] * count],
-        "endpoint": [b""] * count,
-    }
-    return list(zip(*(columns[name] for name in by), strict=True))
-
-
 def _believable(
     sample: Sequence[RawMessage],
     options: dict[str, str],
@@ -78,19 +68,17 @@ def _believable(
 ) -> bool:
     # An endpoint is required and says nothing here.
     try:
-        parsed = parse(FramingOptions, {"connect": "tcp://feed:1", **options})
+        follower = Follower(parse(ReadOptions, {"connect": "tcp://feed:1", **options}))
     except OptionError:  # no topic to count by, for one
         return False
-    framing, numbering = make_framing(parsed), parsed.numbering
-    assert framing is not None
-    fields = framing.decode(sample)
-    if len(fields) + len(fields.announced) + fields.skipped < _FITTING * len(sample):
+    numbered = follower.follow(sample)
+    if len(sample) - follower.malformed < _FITTING * len(sample):
         return False
-    if numbering is None:
-        return len(fields) > 0
-    last: dict[tuple[bytes, ...], int] = {}
+    if follower.judge is None:
+        return True
+    last: dict[Key, int] = {}
     steps = []
-    for key, number in zip(keys_of(numbering.by, fields), fields.sequences or (), strict=True):
+    for key, number in numbered:
         if key in last:
             steps.append(number - last[key])
         last[key] = number

@@ -18,9 +18,11 @@ import math
 
 from zmq_datasource.workbench.doctor.facts import Marks
 
-__all__ = ["DEFAULT_MARK", "beyond", "explain", "fits"]
+__all__ = ["DEFAULT_MARK", "MAILBOX_SECONDS", "beyond", "explain", "fits", "step"]
 
 DEFAULT_MARK = 1000
+# A sender looks about that often whether its queue has room again, so a smaller one refuses though it has.
+MAILBOX_SECONDS = 0.0012
 # libzmq sends and reads in batches of 8 kB, on both sides, which no kernel's queue shows.
 _BATCHES_BYTES = 2 * 8192
 # What Linux lets a send buffer grow to by itself (the third figure of net.ipv4.tcp_wmem), and leaves unread
@@ -29,9 +31,14 @@ _ASSUMED_BYTES = 4 << 20
 _LEAST_SLACK = 2
 
 
+def step(mark: int) -> int:
+    """libzmq's low-water mark: a sender is told of what has left its queue by so many messages at a time."""
+    return (mark + 1) // 2
+
+
 def fits(mark: int, held: int, before: int, low: int, high: int) -> bool:
     """Whether a mark explains ``held``, if ``low`` to ``high`` messages are beyond the sender's pipe."""
-    lwm = (mark + 1) // 2
+    lwm = step(mark)
     # A look at the kernel, the last message and a burst do not happen at one moment: some messages either way.
     slack = max(_LEAST_SLACK, mark // 50)
     told = before + held - mark  # of so many the sender had heard, in whole steps

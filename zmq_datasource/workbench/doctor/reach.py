@@ -44,9 +44,7 @@ def _dial(endpoint: Endpoint, seconds: float) -> stdlib_socket.socket:
     sock = stdlib_socket.socket(stdlib_socket.AF_UNIX)
     try:
         sock.settimeout(seconds)
-        address = endpoint.address
-        # "@name" is libzmq's notation for Linux's abstract namespace.
-        sock.connect("\0" + address[1:] if address.startswith("@") else address)
+        sock.connect(endpoint.unix_address)
     except BaseException:
         sock.close()
         raise

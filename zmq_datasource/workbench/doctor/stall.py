@@ -9,17 +9,19 @@ import zmq
 
 from zmq_datasource.messages.framing import RawMessage
 from zmq_datasource.options import ReadOptions
-from zmq_datasource.workbench.doctor.facts import Consumed, Stalled
-from zmq_datasource.workbench.doctor.link import Link
+from zmq_datasource.workbench.doctor.facts import Consumed, Outcome, Stalled
+from zmq_datasource.workbench.doctor.follower import Follower, Key
+from zmq_datasource.workbench.doctor.link import ROUND, TURN_MS, Link
 from zmq_datasource.workbench.doctor.marks import beyond, explain
-from zmq_datasource.workbench.doctor.watching import ROUND, Follower, Watching, receive_round
+from zmq_datasource.workbench.doctor.watching import Watching, size_of
+from zmq_datasource.workbench.experiment import wait_until
 
 __all__ = ["STALL_RCVHWM", "consume", "judge_stall", "stall"]
 
 # A small queue of our own, so that the sender's shows.
 STALL_RCVHWM = 10
 _SETTLE_SECONDS = 0.4
-_TURN_SECONDS, _TURN_MS = 0.02, 20
+_TURN_SECONDS = 0.02
 # After a stall the rate is looked at every so many seconds; so many messages must have been possible in them.
 _LEAST_AFTER, _MOST_AFTER, _AFTER_MESSAGES = 0.3, 3.0, 10
 _MOST_DRAIN = 15.0
@@ -58,11 +60,11 @@ def stall(
         before = 0
         settled = time.monotonic() + _SETTLE_SECONDS
         while time.monotonic() < settled:
-            link.socket.poll(_TURN_MS)
-            taken = receive_round(link.socket)
+            link.socket.poll(TURN_MS)
+            taken = link.receive()
             follower.follow(taken)
             before += len(taken)
-        while (taken := receive_round(link.socket)) and time.monotonic() < settled + _MOST_AFTER:
+        while (taken := link.receive()) and time.monotonic() < settled + _MOST_AFTER:
             follower.follow(taken)
             before += len(taken)
         began = time.monotonic()
@@ -74,8 +76,7 @@ def stall(
         broken = link.disconnects > 0
     last = dict(follower.last)
     numbered = follower.follow(messages)
-    kernel = None if ours is None else ours + (theirs or 0)
-    found = judge_stall(
+    outcome, promised, lost, held = judge_stall(
         numbered if follower.judge is not None and last else None,
         last,
         len(messages),
@@ -84,11 +85,10 @@ def stall(
         rate_after * after,
     )
     marks = None
-    if found[3] is not None and not broken:
-        marks = explain(found[3], before, options.rcvhwm, watched.wire_bytes, ours, theirs, expected)
-    outcome, promised, lost, held = found
+    if held is not None and not broken:
+        marks = explain(held, before, options.rcvhwm, watched.wire_bytes, ours, theirs, expected)
     return Stalled(
-        outcome=outcome,  # type: ignore[arg-type]
+        outcome=outcome,
         seconds=seconds,
         rcvhwm=options.rcvhwm,
         rate=round(watched.published_rate, 1),
@@ -96,7 +96,7 @@ def stall(
         received=len(messages),
         lost=lost,
         held=held,
-        kernel_bytes=kernel,
+        kernel_bytes=None if ours is None else ours + (theirs or 0),
         measured=theirs is not None,
         beyond=beyond(options.rcvhwm, watched.wire_bytes, ours, theirs)[1],
         marks=marks,
@@ -116,9 +116,9 @@ def _drain(link: Link, rate: float, kernel_bytes: int) -> tuple[list[RawMessage]
     window_end, window_began_with = began + window, 0
     rate_now, rate_before, steady = rate, 0.0, 0
     while (now := time.monotonic()) < began + _MOST_DRAIN:
-        taken = receive_round(link.socket)
+        taken = link.receive()
         messages += taken
-        size += sum(sum(map(len, m)) if isinstance(m, list) else len(m) for m in taken)
+        size += size_of(taken)
         if len(messages) >= _MOST_KEPT or size >= _MOST_KEPT_BYTES:
             break
         if now >= window_end:
@@ -131,18 +131,18 @@ def _drain(link: Link, rate: float, kernel_bytes: int) -> tuple[list[RawMessage]
                 break
             window_end, window_began_with, rate_before = now + window, len(messages), rate_now
         if not taken:
-            link.socket.poll(_TURN_MS)
+            link.socket.poll(TURN_MS)
     return messages, time.monotonic() - began, rate_now
 
 
 def judge_stall(
-    numbered: Sequence[tuple[tuple[bytes, ...], int]] | None,
-    last: dict[tuple[bytes, ...], int],
+    numbered: Sequence[tuple[Key, int]] | None,
+    last: dict[Key, int],
     received: int,
     rate: float,
     seconds: float,
     live: float,
-) -> tuple[str, int, int | None, int | None]:
+) -> tuple[Outcome, int, int | None, int | None]:
     """What a stall tells: outcome, messages promised by the rate, lost, and held before the first missing.
 
     Args:
@@ -185,10 +185,10 @@ def consume(link: Link, watched: Watching, each: float, seconds: float) -> Consu
         link.update()
         if not link.socket.poll(0):
             free_since_half = free_since_half or now > began + seconds / 2
-            link.socket.poll(_TURN_MS)
+            link.socket.poll(TURN_MS)
             continue
         taken += watched.take(1)
-        _spend(now + each)
+        wait_until(now + each)
     ours, theirs = link.kernel_bytes()
     elapsed = time.monotonic() - began
     end = time.monotonic() + _MOST_AFTER
@@ -198,7 +198,7 @@ def consume(link: Link, watched: Watching, each: float, seconds: float) -> Consu
         if more < ROUND and now > quiet:
             break
         if not more:
-            link.socket.poll(_TURN_MS)
+            link.socket.poll(TURN_MS)
     return Consumed(
         each=each,
         seconds=round(elapsed, 3),
@@ -207,10 +207,3 @@ def consume(link: Link, watched: Watching, each: float, seconds: float) -> Consu
         behind=taken > 0 and not free_since_half,
         queued=None if ours is None else ours + (theirs or 0),
     )
-
-
-def _spend(until: float) -> None:
-    while (left := until - time.monotonic()) > 0:
-        # sleep() is coarser than half a millisecond.
-        if left > 0.0005:
-            time.sleep(left - 0.0005)

@@ -8,6 +8,8 @@ command READY follows, which names the socket's type, again without waiting for 
 
 from __future__ import annotations
 
+import re
+
 from zmq_datasource.workbench.doctor.facts import Glance
 
 __all__ = ["GREETING_BYTES", "OPENING", "REST", "is_complete", "read_greeting", "read_socket_type"]
@@ -20,6 +22,8 @@ REST = b"\x00" + b"NULL".ljust(20, b"\0") + bytes(32)
 
 _COMMAND, _LONG = 0x04, 0x02
 _READY = b"\x05READY"
+# A property is its name's length in one byte, the name, its value's length in four, the value.
+_SOCKET_TYPE = re.compile(rb"\x0bsocket-type\0\0\0(.)", re.IGNORECASE | re.DOTALL)
 _MOST_READY_BYTES = 8192
 
 
@@ -41,28 +45,25 @@ def read_greeting(received: bytes) -> Glance:
 
 def is_complete(received: bytes) -> bool:
     """Whether the greeting and the whole command behind it are there."""
-    body = received[GREETING_BYTES:]
-    if len(body) < 2:
-        return False
-    head, length = (9, int.from_bytes(body[1:9], "big")) if body[0] & _LONG else (2, body[1])
-    return not body[0] & _COMMAND or length > _MOST_READY_BYTES or len(body) >= head + length
+    return _command(received) is not None
 
 
 def read_socket_type(received: bytes) -> str | None:
     """The socket type in the READY command behind a greeting; None if there is none."""
+    command = _command(received) or b""
+    found = _SOCKET_TYPE.search(command) if command.startswith(_READY) else None
+    if found is None:
+        return None
+    (size,) = found[1]
+    return command[found.end() : found.end() + size].decode("ascii", "replace") or None
+
+
+def _command(received: bytes) -> bytes | None:
+    """What is behind a greeting, if it is a command; None if more of it must come."""
     body = received[GREETING_BYTES:]
-    if not body or not body[0] & _COMMAND:
+    if len(body) < 2:
         return None
-    command = body[9 if body[0] & _LONG else 2 :]
-    if not command.startswith(_READY):
-        return None
-    at = len(_READY)
-    while at < len(command):
-        name_end = at + 1 + command[at]
-        name = command[at + 1 : name_end]
-        size = int.from_bytes(command[name_end : name_end + 4], "big")
-        value = command[name_end + 4 : name_end + 4 + size]
-        if name.lower() == b"socket-type":
-            return value.decode("ascii", "replace") or None
-        at = name_end + 4 + size
-    return None
+    head, length = (9, int.from_bytes(body[1:9], "big")) if body[0] & _LONG else (2, body[1])
+    if not body[0] & _COMMAND or length > _MOST_READY_BYTES:
+        return b""
+    return body[head : head + length] if len(body) >= head + length else None

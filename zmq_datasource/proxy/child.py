@@ -1,0 +1,128 @@
+"""One of the proxy's processes, as whoever has started it holds it."""
+
+from __future__ import annotations
+
+import json
+import logging
+import subprocess
+import sys
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import Any
+
+from zmq_datasource import errors
+from zmq_datasource.errors import SocketError, ZmqDataSourceError
+from zmq_datasource.proxy.pipes import Lines, Newest, start_line
+
+__all__ = ["Child"]
+
+_log = logging.getLogger(__name__)
+
+
+class Child:
+    """A process that is told its options, and then lines of which the newest counts; the end of these ends it.
+
+    It says once that it is ready, then how it is, or why it ends.
+
+    Args:
+        module: Whose ``main`` it runs.
+        given: Its options, as text.
+
+    Attributes:
+        ready: Whether its endpoints are bound.
+        status: How it was when it said so last.
+        error: Why it ends, if it could say so.
+    """
+
+    def __init__(self, module: str, given: Mapping[str, str]) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", f"from {module} import main; main()"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            start_new_session=True,  # a Ctrl-C is ours to pass on
+        )
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._input, self._output = self._process.stdin, self._process.stdout
+        self._lines = Lines(self._output.fileno())
+        self.ready = False
+        self.status: dict[str, Any] = {}
+        self.error: Exception | None = None
+        with suppress(BrokenPipeError):  # what it says, or its end, tells why
+            self._input.write(json.dumps(start_line(given, _log.getEffectiveLevel())).encode() + b"\n")
+            self._input.flush()
+        self._newest = Newest(self._input.fileno())
+
+    @property
+    def descriptor(self) -> int:
+        """Readable when it has said something."""
+        return self._lines.descriptor
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def tell(self, message: Any) -> None:
+        """Tell it something, if that is new; never waits."""
+        with suppress(BrokenPipeError):  # its end is heard
+            self._newest.tell(message)
+
+    def hear(self) -> bool:
+        """Take in what it has said; never waits.
+
+        Returns:
+            Whether it may say more.
+        """
+        for line in self._lines.read():
+            self._take(line)
+        return not self._lines.ended
+
+    def hear_one(self) -> bool:
+        """Wait until it says something, and take that in.
+
+        Returns:
+            Whether it has: it may have ended.
+        """
+        try:
+            self._take(self._lines.wait())
+        except EOFError:
+            return False
+        return True
+
+    def _take(self, line: str) -> None:
+        said = json.loads(line)
+        if "ready" in said:
+            self.ready = True
+        elif "error" in said:
+            self.error = _error_of(said["error"])
+        else:
+            self.status = said["status"]
+
+    def close_input(self) -> None:
+        """Have it end."""
+        with suppress(BrokenPipeError):
+            self._input.close()
+
+    def close_output(self) -> None:
+        """Hear it no more."""
+        self._output.close()
+
+    def wait(self, seconds: float) -> int:
+        """Wait for its end, or kill it.
+
+        Returns:
+            Its exit code.
+        """
+        try:
+            return self._process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            _log.error("process %d of the proxy does not end; it is killed", self.pid)
+            self._process.kill()
+            return self._process.wait()
+
+
+def _error_of(said: list[str]) -> Exception:
+    """An error that another process has told."""
+    name, message = said
+    kind = getattr(errors, name, SocketError)
+    return kind(message) if issubclass(kind, ZmqDataSourceError) else SocketError(message)

@@ -1,0 +1,122 @@
+"""What the publisher's numbers tell of one endpoint. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TypeAlias
+
+from msgspec.structs import replace
+
+from zmq_datasource.errors import OptionError
+from zmq_datasource.messages.framing import Fields, RawMessage, make_framing
+from zmq_datasource.options import ReadOptions
+from zmq_datasource.options.parser import parse
+from zmq_datasource.sequences import Judge
+from zmq_datasource.workbench.doctor.facts import Numbers
+
+__all__ = ["Follower", "Key", "parse_framing"]
+
+Key: TypeAlias = tuple[bytes, ...]
+
+_COUNTERS, _GAPS = 100_000, 100_000
+
+
+def parse_framing(given: dict[str, str]) -> ReadOptions:
+    """The source's options with a framing that was found; what cannot be counted with them is not."""
+    try:
+        return parse(ReadOptions, given)
+    except OptionError:  # a filter leaves some of what the publisher counts over
+        return parse(ReadOptions, {**given, "sequenceBy": "none"})
+
+
+def _keys(by: Sequence[str], fields: Fields) -> list[Key]:
+    """For each message, which counter it belongs to; all are of one endpoint."""
+    count = len(fields)
+    columns = {
+        "publisher": fields.publishers or [b""] * count,
+        "topic": [topic or b"" for topic in fields.topics or [b""] * count],
+        "endpoint": [b""] * count,
+    }
+    return list(zip(*(columns[name] for name in by), strict=True))
+
+
+class Follower:
+    """Follows the numbers of one endpoint, once its framing is known.
+
+    Args:
+        options: Of the source, its framing included.
+    """
+
+    def __init__(self, options: ReadOptions) -> None:
+        self._framing = make_framing(options)
+        numbering = options.numbering
+        self.by: Sequence[str] = () if numbering is None else numbering.by
+        self._start = 0 if numbering is None else numbering.start
+        # What was sent before the first message seen is told apart from what was lost.
+        self.judge = None if numbering is None else Judge(numbering._replace(whole=False), _COUNTERS, _GAPS)
+        self.first: dict[Key, int] = {}
+        self.last: dict[Key, int] = {}
+        self.malformed = 0
+
+    def follow(self, messages: Sequence[RawMessage]) -> list[tuple[Key, int]]:
+        """Judge messages in their order; return their counters and numbers."""
+        if self._framing is None or not messages:
+            return []
+        fields = self._framing.decode(messages)
+        self.malformed += len(fields.malformed)
+        if self.judge is None or not fields.sequences:
+            return []
+        keys = _keys(self.by, fields)
+        self.judge.judge(keys, fields.sequences, lambda _: 0)
+        numbered = list(zip(keys, fields.sequences, strict=True))
+        for key, number in numbered:
+            self.first.setdefault(key, number)
+            self.last[key] = number
+        return numbered
+
+    @property
+    def missed_first(self) -> int:
+        """Messages of the beginning that were sent before the first that came."""
+        return sum(max(0, number - self._start) for number in self.first.values())
+
+    @property
+    def lost_and_gaps(self) -> tuple[int, int]:
+        """Messages that are missing, and in how many gaps."""
+        if self.judge is None:
+            return 0, 0
+        return self.judge.totals.lost, sum(1 for gap in self.judge.gaps if gap.healed is None)
+
+    def has_of(self, other: Follower) -> int:
+        """How many of the messages that the other misses have come here."""
+        if self.judge is None or other.judge is None:
+            return 0
+        found = 0
+        for gap in other.judge.gaps:
+            key = gap.key
+            if gap.healed is not None or not isinstance(key, tuple) or key not in self.first:
+                continue
+            first, last = max(gap.first, self.first[key]), min(gap.last, self.last[key])
+            missing_here = sum(
+                max(0, min(last, own.last) - max(first, own.first) + 1) for own in self.judge.missing(key)
+            )
+            found += max(0, last - first + 1 - missing_here)
+        return found
+
+    def tell(self, numbers: Numbers) -> Numbers:
+        """The same with what is known by now."""
+        if self.judge is None:
+            return replace(numbers, malformed=self.malformed)
+        totals = self.judge.totals
+        lost, gaps = self.lost_and_gaps
+        return replace(
+            numbers,
+            judged=bool(self.last),
+            counters=len(self.last),
+            missed_first=self.missed_first,
+            lost=lost,
+            gaps=gaps,
+            duplicates=totals.duplicates,
+            late=totals.late,
+            restarts=totals.restarts,
+            malformed=self.malformed,
+        )
