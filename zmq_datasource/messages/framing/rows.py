@@ -13,13 +13,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from zmq_datasource.messages.framing.fields import Fields, RawMessage
-from zmq_datasource.messages.framing.plain import text_of, times_of
-from zmq_datasource.messages.schemas import FRAMING, LOG_SCHEMA, MESSAGE_SCHEMA, row_schema
+from zmq_datasource.messages.rows import frames_of_rows, message_rows, text_of, times_of
+from zmq_datasource.messages.schemas import FRAMES, FRAMING, LOG_SCHEMA, row_schema
 
 __all__ = ["make_batch", "name_of", "to_rows"]
 
 _MOST_SHOWN_BYTES = 1 << 10
-_FRAMES = MESSAGE_SCHEMA.field("frames").type
 
 
 def make_batch(
@@ -36,28 +35,24 @@ def make_batch(
         timestamps: When those were received; see ``decode_plain``.
         endpoints: In the same way, where they came from: their publisher, if they name none.
     """
-    rows = len(fields)
-    topic, bad = pa.nulls(rows, pa.string()), set[int]()
+    topic, bad = None, set[int]()
     if fields.topics is not None:
         topic, bad = text_of(fields.topics)
-    publisher = pa.nulls(rows, pa.string())
+    publisher = None
     if fields.publishers is not None:
         publisher, unreadable = _names(fields.publishers)
         bad |= unreadable
     elif endpoints is not None:
         publisher = _origins(fields, endpoints)
-    columns = [
-        topic,
+    batch = message_rows(
         pa.array(fields.values, pa.binary()),
-        publisher,
-        pa.nulls(rows, pa.int64()) if fields.sequences is None else pa.array(fields.sequences, pa.int64()),
         _times(fields, timestamps),
-        _kept_frames(framing, fields, messages, bad),
-    ]
-    schema = MESSAGE_SCHEMA
-    if framing in _REBUILD:
-        schema = schema.with_metadata({FRAMING: framing.encode()})
-    return pa.RecordBatch.from_arrays(columns, schema=schema)
+        topic=topic,
+        publisher=publisher,
+        sequence=None if fields.sequences is None else pa.array(fields.sequences, pa.int64()),
+        frames=_kept_frames(framing, fields, messages, bad),
+    )
+    return batch.replace_schema_metadata({FRAMING: framing.encode()}) if framing in _REBUILD else batch
 
 
 def _names(publishers: Sequence[bytes]) -> tuple[pa.Array, set[int]]:
@@ -96,24 +91,21 @@ def _times(fields: Fields, timestamps: Sequence[tuple[int, int]]) -> pa.Array:
     return times if fields.rows is None else times.take(pa.array(fields.rows, pa.int64()))
 
 
-def _kept_frames(framing: str, fields: Fields, messages: Sequence[RawMessage], bad: set[int]) -> pa.Array:
+def _kept_frames(
+    framing: str, fields: Fields, messages: Sequence[RawMessage], bad: set[int]
+) -> list[list[bytes] | None] | None:
     """The frames of the rows whose other columns do not give them back."""
     if framing in _REBUILD:
-        if not bad:
-            return pa.nulls(len(fields), _FRAMES)
-        return pa.array(
-            [_frames_of(messages[fields.row(at)]) if at in bad else None for at in range(len(fields))],
-            _FRAMES,
-        )
+        return frames_of_rows(bad, len(fields), lambda at: _frames_of(messages[fields.row(at)]))
     if fields.values is messages and fields.topics is None:  # each of one frame
-        return pa.nulls(len(fields), _FRAMES)
+        return None
     kept: list[list[bytes] | None] = []
     for at in range(len(fields)):
         message = _frames_of(messages[fields.row(at)])
         topic = None if fields.topics is None else fields.topics[at]
         plain = [fields.values[at]] if topic is None else [topic, fields.values[at]]
         kept.append(None if message == plain and at not in bad else message)
-    return pa.array(kept, _FRAMES)
+    return kept
 
 
 def _frames_of(message: RawMessage) -> list[bytes]:
@@ -146,7 +138,7 @@ def _all_frames(batch: pa.RecordBatch) -> pa.Array:
             frames if frames is not None else rebuild(*fields)
             for frames, fields in zip(stored.to_pylist(), zip(*columns, strict=True), strict=True)
         ],
-        _FRAMES,
+        FRAMES,
     )
 
 
