@@ -14,7 +14,7 @@ from zmq_datasource.host.limited_logging import LimitedLog
 from zmq_datasource.log.layout import PARTITION
 from zmq_datasource.log.reader import read_slices, slices
 from zmq_datasource.log.state import read_saved_state
-from zmq_datasource.monitoring.figures import kept_metrics, receiver_metrics, sequence_metrics
+from zmq_datasource.monitoring.figures import kept_metrics, reader_metrics, receiver_metrics, sequence_metrics
 from zmq_datasource.monitoring.store import MetricsStore, iso
 from zmq_datasource.options import StreamReadOptions
 from zmq_datasource.source.follow import Follow
@@ -127,7 +127,7 @@ class SourceMonitor:
             else:
                 kept = kept_metrics(counters)
                 self._kept = end, kept | (sequence_metrics(counters, totals) if totals is not None else {})
-        losses = {"dataLosses": source.counters.data_losses, "messagesExpired": source.counters.expired}
+        losses = reader_metrics(source.counters)
         rate = {"messagesReceivedPerSecond": self._rate.of(end, time.monotonic())}
         return self._kept[1] | losses | rate | {"metricsFailures": self._failures}
 
