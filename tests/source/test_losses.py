@@ -22,7 +22,7 @@ from zmq_datasource.counters import SourceCounters
 from zmq_datasource.errors import MalformedMessageError, MessageLossError, ZmqDataSourceError
 from zmq_datasource.log.state import read_saved_state
 from zmq_datasource.log.storage import LogStorage
-from zmq_datasource.sequences.judge import Totals
+from zmq_datasource.sequences import Totals
 from zmq_datasource.source.ingest import Ingest
 from zmq_datasource.source.intake import read_gaps
 from zmq_datasource.source.receiver import Receiver
