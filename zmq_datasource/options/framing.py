@@ -14,11 +14,11 @@ from zmq_datasource.errors import OptionError
 from zmq_datasource.options.parser import Role, describe, doc
 from zmq_datasource.options.socket import SocketOptions
 from zmq_datasource.options.types import (
+    Choice,
     CountedBy,
     Duration,
     Endian,
     Endpoints,
-    Framing,
     JsonPath,
     Location,
     OnLoss,
@@ -52,16 +52,39 @@ class Numbering(NamedTuple):
     whole: bool = False
 
 
+class _Preset(NamedTuple):
+    """What the options must know of a framing; where its fields are is in ``messages.framing``.
+
+    Attributes:
+        numbering: How its publishers count; None if they do not.
+        nameless: Whether its messages name no publisher, so that publishers cannot be told apart.
+        unnumbered: Why they do not count.
+    """
+
+    numbering: Numbering | None
+    nameless: bool = False
+    unnumbered: str = ""
+
+
 _PRESETS = {
-    "sequenced": Numbering(("publisher",), restarts=False, whole=True),
-    "vllm": Numbering(("endpoint", "topic")),
-    "bitcoin": Numbering(("endpoint", "topic"), end=2**32 - 1),
-    "clone": Numbering(("endpoint",), start=1),
-    "dafka": Numbering(("publisher", "topic"), restarts=False),
+    "sequenced": _Preset(Numbering(("publisher",), restarts=False, whole=True)),
+    "vllm": _Preset(Numbering(("endpoint", "topic")), nameless=True),
+    "bitcoin": _Preset(Numbering(("endpoint", "topic"), end=2**32 - 1), nameless=True),
+    "clone": _Preset(Numbering(("endpoint",), start=1), nameless=True),
+    "dafka": _Preset(Numbering(("publisher", "topic"), restarts=False)),
+    "jupyter": _Preset(None, unnumbered="Jupyter's msg_id is no number"),
 }
-# What a preset cannot tell apart, because its messages do not say it.
-_NAMELESS = ("vllm", "bitcoin", "clone")
-_MADE_FOR = {"plain": "plain framing has no sequences", "jupyter": "Jupyter's msg_id is no number"}
+_PLAIN = _Preset(None, unnumbered="plain framing has no sequences")
+
+
+class Framing(Choice):
+    """How a message's frames carry its fields, at the source."""
+
+    allowed = ("plain", *_PRESETS, "custom")
+
+
+# Those of other programs than this package's sink.
+_FOREIGN = ", ".join(f"`{name}`" for name in _PRESETS if name != "sequenced")
 
 
 def _plain(text: str, **constraints: Any) -> Meta:
@@ -74,8 +97,8 @@ class FramingOptions(SocketOptions, frozen=True, kw_only=True, rename="camel"):
     framing: Annotated[
         Framing,
         _plain(
-            "Where topic, publisher, sequence and value are: `plain`, `sequenced` (this package's sink), `vllm`, "
-            "`bitcoin`, `clone`, `dafka`, `jupyter`, or `custom` with the options below. See docs/sequences.md."
+            f"Where topic, publisher, sequence and value are: `plain`, `sequenced` (this package's sink), {_FOREIGN}, "
+            "or `custom` with the options below. See docs/sequences.md."
         ),
     ] = Framing("plain")
     on_malformed: Annotated[
@@ -187,7 +210,7 @@ class FramingOptions(SocketOptions, frozen=True, kw_only=True, rename="camel"):
     @property
     def numbering(self) -> Numbering | None:
         """How messages are counted; None where nothing is judged."""
-        preset = self._preset
+        preset = self._preset.numbering
         if preset is None or self.sequence_by == ():
             return None
         return Numbering(
@@ -200,15 +223,16 @@ class FramingOptions(SocketOptions, frozen=True, kw_only=True, rename="camel"):
         )
 
     @property
-    def _preset(self) -> Numbering | None:
+    def _preset(self) -> _Preset:
+        nameless = self.publisher_frame is None
+        if self.framing == "custom" and self.sequence_frame is None:
+            return _Preset(None, nameless, "sequenceFrame is not set")
         if self.framing == "custom":
-            if self.sequence_frame is None:
-                return None
-            return Numbering(("endpoint",) if self.publisher_frame is None else ("publisher",))
+            return _Preset(Numbering(("endpoint",) if nameless else ("publisher",)), nameless)
         if self.framing == "vllm" and self.replay_endpoint:
             # One publisher behind each endpoint; a replay does not always say the topic.
-            return Numbering(("endpoint",))
-        return _PRESETS.get(self.framing)
+            return _Preset(Numbering(("endpoint",)), nameless=True)
+        return _PRESETS.get(self.framing, _PLAIN)
 
     def check(self) -> None:
         super().check()
@@ -223,7 +247,7 @@ class FramingOptions(SocketOptions, frozen=True, kw_only=True, rename="camel"):
         if self.framing == "plain":
             self.refuse(("on_malformed", "dead_letter_location"), "needs a framing: every message fits plain")
         numbering = self.numbering
-        if self._preset is None and self.sequence_by:
+        if self._preset.numbering is None and self.sequence_by:
             raise OptionError(
                 f"sequenceBy={self.sequence_by} needs numbered messages: {self._why_unnumbered()}"
             )
@@ -234,14 +258,12 @@ class FramingOptions(SocketOptions, frozen=True, kw_only=True, rename="camel"):
         self._check_replay(numbering)
 
     def _why_unnumbered(self) -> str:
-        if self.sequence_by == () and self._preset is not None:
+        if self.sequence_by == () and self._preset.numbering is not None:
             return "sequenceBy=none judges nothing"
-        why = _MADE_FOR.get(self.framing, "sequenceFrame is not set")
-        return f"{why}; name the framing that your publisher uses"
+        return f"{self._preset.unnumbered}; name the framing that your publisher uses"
 
     def _check_numbering(self, numbering: Numbering) -> None:
-        nameless = self.framing in _NAMELESS or (self.framing == "custom" and self.publisher_frame is None)
-        if "publisher" in numbering.by and nameless:
+        if "publisher" in numbering.by and self._preset.nameless:
             raise OptionError(
                 f"sequenceBy={','.join(numbering.by)}: framing={self.framing} names no publisher"
                 f"{'; set publisherFrame' if self.framing == 'custom' else ''}, or count by endpoint or topic"
@@ -265,10 +287,9 @@ class FramingOptions(SocketOptions, frozen=True, kw_only=True, rename="camel"):
     def _range(self) -> tuple[int, int]:
         """The numbers that a sequence can have here."""
         largest = 2**63 - 1  # of a BIGINT
-        if self.framing == "bitcoin":
-            return 0, 2**32 - 1
+        preset = self._preset.numbering
         if self.framing != "custom" or self.sequence_path is not None:
-            return 0, largest
+            return 0, largest if preset is None or preset.end is None else preset.end
         bits = 8 * self.sequence_width
         if self.sequence_signed:
             return -(2 ** (bits - 1)), 2 ** (bits - 1) - 1
