@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import pyarrow as pa
 
+from zmq_datasource.messages.framing.presets import whole_layout
 from zmq_datasource.messages.rows import frames_of_rows, message_rows, text_of, times_of
 from zmq_datasource.messages.schemas import MESSAGE_SCHEMA
+from zmq_datasource.options.framing import Framing
 
 TIMES = times_of([(7, 1), (8, 1)])
 
@@ -46,3 +48,17 @@ def test_topics_that_are_no_text_are_told_whatever_holds_them() -> None:
         text, bad = text_of(given)
         assert text.to_pylist() == ["a", None, "\ufffd", "\ufffd"]
         assert bad == {2}
+
+
+def test_logs_keep_no_frames_where_fields_are_all_that_there_was() -> None:
+    """Logs exist that were written so: a framing that is one of these stays one."""
+    whole = {name for name in Framing.allowed if whole_layout(name) is not None}
+    assert whole >= {"sequenced", "vllm", "bitcoin"}
+    assert not whole & {"clone", "dafka", "jupyter", "custom"}
+
+
+def test_a_message_without_a_topic_has_no_frame_for_it() -> None:
+    layout = whole_layout("vllm")
+    assert layout is not None
+    frames = layout.frames_of([b"t", None], [None, None], [1, 2], [b"a", b"b"])
+    assert frames == [[b"t", (1).to_bytes(8, "big"), b"a"], [(2).to_bytes(8, "big"), b"b"]]
