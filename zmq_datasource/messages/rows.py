@@ -15,6 +15,9 @@ from zmq_datasource.messages.schemas import FRAMES, MESSAGE_SCHEMA
 
 __all__ = ["frames_of_rows", "message_rows", "text_of", "times_of"]
 
+# Kept, because asking the schema takes longer than all else for a batch of one message.
+_TYPES = {field.name: field.type for field in MESSAGE_SCHEMA}
+
 
 def message_rows(
     value: pa.Array,
@@ -32,7 +35,7 @@ def message_rows(
         frames: For each row its frames where the other columns do not give them back, None where they do; None if
             they do in every row.
     """
-    columns = {
+    given = {
         "topic": topic,
         "value": value,
         "publisher": publisher,
@@ -40,13 +43,9 @@ def message_rows(
         "timestamp": timestamp,
         "frames": None if frames is None else pa.array(frames, FRAMES),
     }
-    return pa.RecordBatch.from_arrays(
-        [
-            pa.nulls(len(value), field.type) if columns[field.name] is None else columns[field.name]
-            for field in MESSAGE_SCHEMA
-        ],
-        schema=MESSAGE_SCHEMA,
-    )
+    rows = len(value)
+    columns = [pa.nulls(rows, kind) if given[name] is None else given[name] for name, kind in _TYPES.items()]
+    return pa.RecordBatch.from_arrays(columns, schema=MESSAGE_SCHEMA)
 
 
 def frames_of_rows(
@@ -58,7 +57,7 @@ def frames_of_rows(
 
 def times_of(timestamps: Sequence[tuple[int, int]]) -> pa.Array:
     """Runs of (microseconds since the epoch, number of messages) as a column."""
-    kind = MESSAGE_SCHEMA.field("timestamp").type
+    kind = _TYPES["timestamp"]
     times = [pa.repeat(pa.scalar(time, pa.int64()), count) for time, count in timestamps]
     return pa.concat_arrays(times).cast(kind) if times else pa.nulls(0, kind)
 
