@@ -8,7 +8,8 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from zmq_datasource.monitoring.catalogue import SOURCE, TOTAL, Metric
+from zmq_datasource.monitoring.catalogue import SOURCE, TOTAL
+from zmq_datasource.monitoring.metric import Metric
 from zmq_datasource.options import ProxyOptions, ReadOptions, WriteOptions
 from zmq_datasource.options.parser import OptionDoc, Role, describe
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import ClassVar
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, ClassVar
 
 __all__ = ["DEAD_LETTER_REASONS", "DROP_REASONS", "PAUSE_CAUSES", "SinkCounters", "SourceCounters"]
 
@@ -58,29 +58,25 @@ class SinkCounters:
     metrics_failures: int = 0
     resent: int = 0
 
+    # What is so at the moment: of two tasks the most counts.
+    _STATES: ClassVar = ("peers", "sndhwm")
+
     def __add__(self, other: SinkCounters) -> SinkCounters:
-        return SinkCounters(
-            rows=self.rows + other.rows,
-            sent=self.sent + other.sent,
-            bytes=self.bytes + other.bytes,
-            dropped=self.dropped + other.dropped,
-            dead_lettered=self.dead_lettered + other.dead_lettered,
-            retries=self.retries + other.retries,
-            unflushed_tasks=self.unflushed_tasks + other.unflushed_tasks,
-            tasks=self.tasks + other.tasks,
-            blocked_seconds=self.blocked_seconds + other.blocked_seconds,
-            peers=max(self.peers, other.peers),
-            sndhwm=max(self.sndhwm, other.sndhwm),
-            metrics_failures=self.metrics_failures + other.metrics_failures,
-            resent=self.resent + other.resent,
-        )
+        added = {f.name: getattr(self, f.name) + getattr(other, f.name) for f in fields(self)}
+        most = {name: max(getattr(self, name), getattr(other, name)) for name in self._STATES}
+        return SinkCounters(**added | most)
 
     def then(self, later: SinkCounters) -> SinkCounters:
-        """The sum with a later batch; ``peers`` and ``sndhwm`` are the later one's, if it has opened a socket."""
-        total = self + later
+        """The sum with a later batch; what is so at the moment is the later one's, if it has opened a socket."""
         newest = later if later.sndhwm else self
-        total.peers, total.sndhwm = newest.peers, newest.sndhwm
-        return total
+        return replace(self + later, **newest._states())
+
+    def idle(self) -> SinkCounters:
+        """A batch afterwards that wrote nothing; the sockets are as they were."""
+        return replace(SinkCounters.none(), **self._states())
+
+    def _states(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in self._STATES}
 
     @classmethod
     def none(cls) -> SinkCounters:

@@ -119,7 +119,10 @@ def test_a_sink_whose_consumer_is_gone_at_the_end_fails_its_task() -> None:
         sender.send_values([b"x"] * 10)
         consumer.wait_for(10)
         consumer.kill()
-        wait_for(lambda: (sender._watch.update(), not sender._watch.peers)[1], "the connection to break")
+        wait_for(
+            lambda: (sender._socket.watch.update(), not sender._socket.watch.peers)[1],
+            "the connection to break",
+        )
         sender.send_values([b"y"] * 10)
         with pytest.raises(NoPeerError, match="sending rows again whose connection was lost"):
             sender.finish()

@@ -54,8 +54,8 @@ def wait_for_all(values: list[bytes], *consumers: Consuming) -> None:
 
 def lose(sender: Sender) -> None:
     """Until the sender's socket has been told that a connection is lost."""
-    before = sender._watch.cut
-    wait_for(lambda: (sender._watch.update(), sender._watch.cut > before)[1], "the loss")
+    before = sender._socket.watch.cut
+    wait_for(lambda: (sender._socket.watch.update(), sender._socket.watch.cut > before)[1], "the loss")
 
 
 def test_a_middlebox_that_resets_once_costs_no_row(context: Context) -> None:
@@ -88,7 +88,7 @@ def test_what_a_middlebox_has_taken_and_not_handed_on_is_sent_again(context: Con
         middlebox.forwarding = False
         send(sender, values[:4000])
         wait_for(lambda: middlebox.taken > sum(map(len, values[:4000])), "all of it in the middlebox")
-        assert sender._open.settle(1.0)
+        assert sender._socket.settle(1.0)
         middlebox.forwarding = True
         middlebox.reset()
         lose(sender)
@@ -108,7 +108,7 @@ def test_a_reset_during_the_last_flush_costs_no_row(context: Context) -> None:
     ):
         middlebox.forwarding = False
         send(sender, values)
-        assert not sender._open.settle(0.02)
+        assert not sender._socket.settle(0.02)
 
         def reset() -> None:
             middlebox.reset()
@@ -167,7 +167,7 @@ def test_a_worker_that_dies_leaves_its_rows_to_the_others(
         sock.connect(endpoint)
     values = rows(1500)
     with Sender(write_options(bind=endpoint)) as sender:
-        wait_for(lambda: (sender._watch.update(), sender._watch.peers == 2)[1], "both workers")
+        wait_for(lambda: (sender._socket.watch.update(), sender._socket.watch.peers == 2)[1], "both workers")
         send(sender, values[:1000])
         dying.recv()
         if last:
@@ -338,12 +338,11 @@ def test_what_is_kept_to_be_sent_again_is_bounded(context: Context) -> None:
     with (
         Middlebox(endpoint, holds=1 << 14, reset_after=4 << 20, kernel_holds=1 << 15) as middlebox,
         Consuming(pull) as consuming,
-        Sender(write_options(connect=middlebox.endpoint)) as sender,
+        Sender(write_options(connect=middlebox.endpoint), keep=keep) as sender,
     ):
-        sender._in_flight = InFlight(keep)
         for at in range(0, len(values), 100):
             sender.send_values(values[at : at + 100])
-            most = max(most, sum(part.size for part in sender._in_flight.parts))
+            most = max(most, sum(part.size for part in sender._recovery._in_flight.parts))
         counters = sender.finish()
         wait_for_all(values, consuming)
     assert (counters.sent, middlebox.resets) == (50_000, 1)
@@ -375,8 +374,8 @@ def test_a_consumer_that_leaves_with_the_last_row_has_all_of_them() -> None:
 
     consuming = threading.Thread(target=consume)
     consuming.start()
-    with Sender(write_options(connect=endpoint, sendTimeout="5s")) as sender:
-        sender._in_flight = InFlight(50_000)  # after every thousand rows it is time to look
+    # With so little to keep it is time to look after every thousand rows.
+    with Sender(write_options(connect=endpoint, sendTimeout="5s"), keep=50_000) as sender:
         send(sender, values)
         counters = sender.finish()
     consuming.join(30)

@@ -12,7 +12,7 @@ import zmq
 
 from tests.support import Consuming, Socket, bound, free_endpoint, take, wait_for, write_options
 from zmq_datasource.errors import FlushTimeoutError, NoPeerError, SendTimeoutError
-from zmq_datasource.sink.sender import Sender, _Refusing
+from zmq_datasource.sink.sender import Sender
 
 Context = zmq.Context[Socket]
 VALUE = b"x" * 100
@@ -159,7 +159,7 @@ def test_a_peer_that_leaves_is_the_reason_of_the_drops(context: Context) -> None
         sender.send_values([VALUE])
         assert take(pull, 1) == [[VALUE]]
         pull.close()
-        wait_for(lambda: (sender._watch.update(), not sender._watch.peers)[1], "the peer's end")
+        wait_for(lambda: (sender._socket.watch.update(), not sender._socket.watch.peers)[1], "the peer's end")
         sender.send_values([VALUE] * 10)
         counters = sender.finish()
     assert (counters.sent, dict(counters.dropped)) == (1, {"no_peer": 10})
@@ -316,21 +316,3 @@ def test_retries_count_as_waiting(context: Context) -> None:
     assert counters.dropped["hwm"] > 0
     assert counters.retries >= 2
     assert counters.blocked_seconds == pytest.approx(0.03 * counters.retries / 2, rel=0.5)
-
-
-def test_a_long_refusal_is_one_line_and_its_end_another(caplog: pytest.LogCaptureFixture) -> None:
-    now = [0.0]
-    refusing = _Refusing("dropped", clock=lambda: now[0])
-    for second in range(8):  # full and free again, thousands of times
-        now[0] = float(second)
-        for _ in range(1000):
-            refusing.note("hwm")
-            refusing.look()
-    assert [r.message for r in caplog.records] == ["rows are being dropped: 5001 hwm in 5 s"]
-    now[0] = 12.5
-    refusing.look()
-    refusing.look()
-    assert [r.message for r in caplog.records][1:] == ["rows are no longer dropped: 8000 hwm in 7 s"]
-    refusing.note("hwm")  # a short one is told by its batch
-    refusing.end()
-    assert len(caplog.records) == 2

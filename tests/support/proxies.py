@@ -73,9 +73,8 @@ class ProxyThreads:
     def _flow(self) -> None:
         reads, writes = os.pipe()
         try:
-            with Flow(self.options) as self.flow:
-                self._lines, newest = Lines(reads), Newest(writes)
-                self.flow.on_written = lambda: newest.tell(self.flow.journal.progress)
+            self._lines, newest = Lines(reads), Newest(writes)
+            with Flow(self.options, newest.tell) as self.flow:
                 self._ready.set()
                 while not self._stop.is_set():
                     self.flow.step()

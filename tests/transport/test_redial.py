@@ -72,7 +72,7 @@ def reading(kind: str, endpoints: str, maxmsgsize: int = 1000) -> Iterator[Readi
         with closing(Front(spec, 1, SourceCounters())) as front:
             if kind == "front XSUB":
                 front.subscribe([b"\x01"])
-            watch = front.opened.watch
+            watch = front._opened.watch
             yield Reading(
                 front.keep_alive,
                 lambda: sum(map(len, front.receive())),

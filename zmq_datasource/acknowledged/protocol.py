@@ -17,8 +17,8 @@ import pyarrow.compute as pc
 
 from zmq_datasource.errors import ProtocolError
 from zmq_datasource.messages.framing import decode_plain
-from zmq_datasource.messages.framing.plain import text_of
-from zmq_datasource.messages.schemas import MESSAGE_SCHEMA
+from zmq_datasource.messages.rows import frames_of_rows, message_rows, text_of, times_of
+from zmq_datasource.messages.schemas import FRAMES
 
 __all__ = [
     "CONFLICT",
@@ -61,7 +61,6 @@ _DIGEST = re.compile("[0-9a-f]{16}")
 _MOST_ROWS = 1 << 18
 # The largest frame, and so the largest row.
 MOST_FRAME_BYTES = 64 << 20
-_FRAMES = pa.list_(pa.field("element", pa.binary()))
 
 
 class _Base(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=False):
@@ -262,7 +261,7 @@ def pack_columns(batch: pa.RecordBatch) -> tuple[list[str], list[object]]:
     for name in batch.schema.names:
         column = batch.column(name)
         if name == "frames":
-            lists = _fresh(column.cast(_FRAMES))
+            lists = _fresh(column.cast(FRAMES))
             buffers += [_offsets(lists), *_offsets_and_data(_fresh(lists.flatten()))]
         else:
             column = _fresh(_binary(column))
@@ -293,7 +292,7 @@ def unpack_columns(message: Data, buffers: Sequence[bytes]) -> dict[str, pa.Arra
                 offsets, *child = rest
                 frames = len(child[0]) // 4 - 1
                 values = pa.Array.from_buffers(pa.binary(), frames, [None, *child])
-                column = pa.Array.from_buffers(_FRAMES, message.rows, [None, offsets], children=[values])
+                column = pa.Array.from_buffers(FRAMES, message.rows, [None, offsets], children=[values])
             else:
                 validity = next(rest) if name == "topic" else None
                 bitmap = validity if validity is not None and len(validity) else None
@@ -323,49 +322,26 @@ def rows_of(message: Data, buffers: Sequence[bytes], timestamp: int) -> pa.Recor
 
 def _make_rows(message: Data, columns: dict[str, pa.Array], timestamp: int) -> pa.RecordBatch:
     timestamps = [(timestamp, message.rows)]
+    producer = pa.repeat(pa.scalar(message.producer), message.rows)
+    number = pa.repeat(pa.scalar(message.number, pa.int64()), message.rows)
     if "frames" in columns:
         lists = columns["frames"].to_pylist()
         if not all(lists):
             raise ProtocolError("a message without frames")
-        batch = decode_plain([f if len(f) > 1 else f[0] for f in lists], timestamps)
-        topic, value, frames = (batch.column(name) for name in ("topic", "value", "frames"))
-        time_column = batch.column("timestamp")
-    else:
-        value = columns["value"]
-        topic, bad = pa.nulls(message.rows, pa.string()), set[int]()
-        if "topic" in columns:
-            topic, bad = _topics(columns["topic"])
-        kept = (
-            [
-                [columns["topic"][row].as_py(), value[row].as_py()] if row in bad else None
-                for row in range(message.rows)
-            ]
-            if bad
-            else None
-        )
-        kind = MESSAGE_SCHEMA.field("frames").type
-        frames = pa.nulls(message.rows, kind) if kept is None else pa.array(kept, kind)
-        time_column = pa.repeat(pa.scalar(timestamp, pa.int64()), message.rows).cast(
-            MESSAGE_SCHEMA.field("timestamp").type
-        )
-    return pa.RecordBatch.from_arrays(
-        [
-            topic,
-            value,
-            pa.repeat(pa.scalar(message.producer), message.rows),
-            pa.repeat(pa.scalar(message.number, pa.int64()), message.rows),
-            time_column,
-            frames,
-        ],
-        schema=MESSAGE_SCHEMA,
+        return decode_plain([f if len(f) > 1 else f[0] for f in lists], timestamps, producer, number)
+    value, topic, bad = columns["value"], None, set[int]()
+    if "topic" in columns:
+        topic, bad = text_of(columns["topic"])
+    return message_rows(
+        value,
+        times_of(timestamps),
+        topic=topic,
+        publisher=producer,
+        sequence=number,
+        frames=frames_of_rows(
+            bad, message.rows, lambda row: [columns["topic"][row].as_py(), value[row].as_py()]
+        ),
     )
-
-
-def _topics(column: pa.Array) -> tuple[pa.Array, set[int]]:
-    try:
-        return column.cast(pa.string()), set()
-    except pa.ArrowInvalid:
-        return text_of(column.to_pylist())
 
 
 def _binary(column: pa.Array) -> pa.Array:

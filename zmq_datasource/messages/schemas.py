@@ -6,7 +6,7 @@ A *message* is what a receiver hands to the log (``MESSAGE_SCHEMA``). The log pu
 
 ``topic`` is text. When a topic frame is not UTF-8 its bad bytes show as U+FFFD, and
 ``frames`` keeps the original. In the log ``frames`` is null wherever the other columns give
-it back exactly (``framing.rows``), so that an ordinary message is stored once.
+it back exactly (``messages.rows``), so that an ordinary message is stored once.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from __future__ import annotations
 import pyarrow as pa
 
 __all__ = [
+    "FRAMES",
     "FRAMING",
     "LOG_SCHEMA",
     "MAX_MESSAGE_BYTES",
@@ -30,7 +31,8 @@ MAX_MESSAGE_BYTES = 1 << 30
 # In a schema's metadata: the framing by which the frames come back, where it is not plain.
 FRAMING = b"framing"
 
-_FRAMES = pa.list_(pa.field("element", pa.binary()))
+# The type of a column of whole messages.
+FRAMES = pa.list_(pa.field("element", pa.binary()))
 
 MESSAGE_SCHEMA = pa.schema(
     [
@@ -39,7 +41,7 @@ MESSAGE_SCHEMA = pa.schema(
         ("publisher", pa.string()),
         ("sequence", pa.int64()),
         ("timestamp", pa.timestamp("us", tz="UTC")),
-        ("frames", _FRAMES),
+        ("frames", FRAMES),
     ]
 )
 LOG_SCHEMA = pa.schema([("partition", pa.int32()), ("id", pa.int64()), *MESSAGE_SCHEMA])
@@ -50,7 +52,7 @@ _SPARK_TYPES = {
     pa.string(): "STRING",
     pa.binary(): "BINARY",
     pa.timestamp("us", tz="UTC"): "TIMESTAMP",
-    _FRAMES: "ARRAY<BINARY>",
+    FRAMES: "ARRAY<BINARY>",
 }
 
 

@@ -6,63 +6,65 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
-from zmq_datasource.counters import (
-    DEAD_LETTER_REASONS,
-    DROP_REASONS,
-    PAUSE_CAUSES,
-    SinkCounters,
-    SourceCounters,
-)
+from zmq_datasource.counters import SinkCounters, SourceCounters
+from zmq_datasource.monitoring.catalogue import SINK, SOURCE
+from zmq_datasource.monitoring.metric import MAP, Metric
 from zmq_datasource.sequences import Totals
 
-__all__ = ["kept_metrics", "receiver_metrics", "sequence_metrics", "sink_counters", "sink_metrics"]
+__all__ = [
+    "kept_metrics",
+    "reader_metrics",
+    "receiver_metrics",
+    "sequence_metrics",
+    "sink_counters",
+    "sink_metrics",
+]
 
 
 def kept_metrics(counters: SourceCounters) -> dict[str, int]:
     """What the log keeps of a receiver's counters."""
-    return {
-        "messagesReceived": counters.received,
-        "bytesReceived": counters.bytes,
-        "messagesMalformed": counters.malformed,
-        "messagesOversize": counters.oversize,
-        "controlMessages": counters.control,
-    }
+    return _figures(log=counters)
+
+
+def reader_metrics(counters: SourceCounters) -> dict[str, int]:
+    """What is counted by whoever reads a log, also one that another process fills."""
+    return _figures(reader=counters)
+
+
+def receiver_metrics(counters: SourceCounters) -> dict[str, Any]:
+    """What a receiver counted. Safe to call while it goes on counting."""
+    return _figures(log=counters, reader=counters, receiver=counters)
 
 
 def sequence_metrics(counters: SourceCounters, totals: Totals) -> dict[str, int]:
     """What the publishers' numbers tell."""
-    return {
-        "messagesLost": totals.lost,
-        "messagesDuplicate": totals.duplicates,
-        "messagesLate": totals.late,
-        "messagesHealed": totals.healed,
-        "messagesReplayed": counters.replayed,
-        "messagesOverlapping": totals.overlapping,
-        "repliesMalformed": counters.malformed_replies,
-        "publisherRestarts": totals.restarts,
-        "publishersForgotten": totals.forgotten,
-    }
+    return _figures(replays=counters, sequences=totals)
 
 
 def sink_metrics(counters: SinkCounters) -> dict[str, Any]:
     """An account under the names that a query's progress shows; each reason is there, also with 0."""
+    return {metric.name: _figure(metric, counters) for metric in SINK}
+
+
+def _figures(**counted: SourceCounters | Totals) -> dict[str, Any]:
     return {
-        "rows": counters.rows,
-        "sent": counters.sent,
-        "bytes": counters.bytes,
-        "dropped": counters.dropped.total(),
-        "droppedByReason": {reason: counters.dropped[reason] for reason in DROP_REASONS},
-        "deadLettered": counters.dead_lettered.total(),
-        "deadLetteredByReason": {reason: counters.dead_lettered[reason] for reason in DEAD_LETTER_REASONS},
-        "retries": counters.retries,
-        "resent": counters.resent,
-        "blockedMs": round(counters.blocked_seconds * 1000),
-        "peers": counters.peers,
-        "sndhwm": counters.sndhwm,
-        "tasks": counters.tasks,
-        "unflushedTasks": counters.unflushed_tasks,
-        "metricsFailures": counters.metrics_failures,
+        metric.name: _figure(metric, counted[metric.counted])
+        for metric in SOURCE
+        if metric.counted in counted
     }
+
+
+def _figure(metric: Metric, counters: object) -> Any:
+    value = getattr(counters, metric.attribute)
+    if metric.type == MAP:
+        return {key: _shown(metric, value[key]) for key in metric.keys}
+    if isinstance(value, Mapping):  # by reason, of which this is the sum
+        return sum(_shown(metric, part) for part in value.values())
+    return _shown(metric, value)
+
+
+def _shown(metric: Metric, value: Any) -> Any:
+    return round(value * 1000) if metric.unit == "ms" else value
 
 
 def sink_counters(metrics: Mapping[str, Any]) -> SinkCounters:
@@ -71,41 +73,12 @@ def sink_counters(metrics: Mapping[str, Any]) -> SinkCounters:
     Raises:
         KeyError, TypeError, ValueError: It is none.
     """
-    return SinkCounters(
-        rows=int(metrics["rows"]),
-        sent=int(metrics["sent"]),
-        bytes=int(metrics["bytes"]),
-        dropped=Counter({reason: int(n) for reason, n in metrics["droppedByReason"].items() if n}),
-        dead_lettered=Counter({reason: int(n) for reason, n in metrics["deadLetteredByReason"].items() if n}),
-        retries=int(metrics["retries"]),
-        resent=int(metrics.get("resent", 0)),  # files of before it was counted have none
-        blocked_seconds=metrics["blockedMs"] / 1000,
-        peers=int(metrics["peers"]),
-        sndhwm=int(metrics["sndhwm"]),
-        tasks=int(metrics["tasks"]),
-        unflushed_tasks=int(metrics["unflushedTasks"]),
-        metrics_failures=int(metrics["metricsFailures"]),
-    )
-
-
-def receiver_metrics(counters: SourceCounters) -> dict[str, Any]:
-    """What a receiver counted. Safe to call while it goes on counting."""
-    paused_ms = {cause: round(seconds * 1000) for cause, seconds in counters.paused_seconds.items()}
-    return {
-        **kept_metrics(counters),
-        "deadLettersLost": counters.dead_letters_lost,
-        "internalErrors": counters.internal_errors,
-        "dataLosses": counters.data_losses,
-        "messagesExpired": counters.expired,
-        "receivePauses": counters.pauses.total(),
-        "receivePausesByCause": {cause: counters.pauses[cause] for cause in PAUSE_CAUSES},
-        "receivePausedMs": sum(paused_ms.values()),
-        "receivePausedMsByCause": paused_ms,
-        "receivePausedBy": counters.paused_by,
-        "connections": counters.connections,
-        "connectionsMade": counters.connections_made,
-        "connectionsLost": counters.connections_lost,
-        "handshakeFailures": counters.handshake_failures,
-        "protocolErrors": counters.protocol_errors,
-        "rcvhwm": counters.rcvhwm,
-    }
+    counted: dict[str, Any] = {}
+    # Of what is counted by reason there are two figures; the second, by reason, has all of it.
+    for attribute, metric in {metric.attribute: metric for metric in SINK}.items():
+        value = metrics.get(metric.name, 0) if metric.later else metrics[metric.name]
+        if metric.type == MAP:
+            counted[attribute] = Counter({reason: int(n) for reason, n in value.items() if n})
+        else:
+            counted[attribute] = value / 1000 if metric.unit == "ms" else int(value)
+    return SinkCounters(**counted)

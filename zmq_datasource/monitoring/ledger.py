@@ -66,9 +66,7 @@ class Account(NamedTuple):
 
     def idle(self) -> Account:
         """Where the batch wrote nothing; the sockets are as they were."""
-        nothing = SinkCounters.none()
-        nothing.peers, nothing.sndhwm = self.total.peers, self.total.sndhwm
-        return self._replace(batch=nothing)
+        return self._replace(batch=self.total.idle())
 
     @classmethod
     def none(cls) -> Account:

@@ -18,11 +18,11 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
-from zmq_datasource.counters import PAUSE_CAUSES
 from zmq_datasource.errors import OptionError
 from zmq_datasource.host.limited_logging import LimitedLog
 from zmq_datasource.host.locations import without_secrets
-from zmq_datasource.monitoring.catalogue import SOURCE, TOTAL, Metric
+from zmq_datasource.monitoring.catalogue import SOURCE, TOTAL
+from zmq_datasource.monitoring.metric import Metric
 from zmq_datasource.options.types import Location
 
 if TYPE_CHECKING:
@@ -269,9 +269,9 @@ def _samples(metric: Metric, value: Any) -> Iterator[tuple[tuple[str, ...], floa
     if isinstance(value, Mapping):
         for key, number in value.items():
             yield (key,), float(number)
-    elif metric.name == "receivePausedBy":
-        for cause in PAUSE_CAUSES:
-            yield (cause,), float(value == cause)
+    elif metric.keys:
+        for key in metric.keys:
+            yield (key,), float(value == key)
     elif isinstance(value, str):
         yield (), _seconds(value)
     elif value is not None:

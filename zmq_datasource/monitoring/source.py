@@ -13,7 +13,7 @@ from zmq_datasource.errors import DataLossError, LogError, MetricsError
 from zmq_datasource.host.limited_logging import LimitedLog
 from zmq_datasource.log.layout import PARTITION
 from zmq_datasource.log.reader import read_slices, slices
-from zmq_datasource.monitoring.figures import kept_metrics, receiver_metrics, sequence_metrics
+from zmq_datasource.monitoring.figures import kept_metrics, reader_metrics, receiver_metrics, sequence_metrics
 from zmq_datasource.monitoring.store import MetricsStore, iso
 from zmq_datasource.options import StreamReadOptions
 from zmq_datasource.source.log_source import LogSource
@@ -103,7 +103,7 @@ class SourceMonitor:
             figures = receiver_metrics(counters) | {"lastReceived": iso(last) if last else None}
         else:
             figures = {} if facts.receiver is None else dict(kept_metrics(facts.receiver))
-            figures |= {"dataLosses": counters.data_losses, "messagesExpired": counters.expired}
+            figures |= reader_metrics(counters)
         figures["messagesReceivedPerSecond"] = self._rate.of(facts.received, time.monotonic())
         figures["metricsFailures"] = self._failures
         if facts.receiver is not None and facts.totals is not None:

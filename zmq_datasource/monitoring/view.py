@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, TypeAlias
 
 import humanfriendly
 from rich.table import Table
@@ -14,25 +14,11 @@ __all__ = ["View"]
 
 # Narrower screens show a paragraph for each source and sink instead of a line: nothing is left out.
 _WIDE = 120
-_SOURCE = (
-    "source",
-    "msg/s",
-    "backlog",
-    "oldest",
-    "lost",
-    "malformed",
-    "paused",
-    "peers",
-    "rcvhwm",
-    "log",
-    "as of",
-)
-_SINK = (
-    *("sink", "query", "batch", "sent/s", "dropped/s", "sent", "dropped", "set aside", "blocked"),
-    *("peers", "sndhwm", "as of"),
-)
 _WORDS = {"source", "sink", "query"}
 _UUID_LENGTH = 36
+
+# What a table shows of a source or sink, by the names of its columns.
+_Cells: TypeAlias = dict[str, Text]
 
 
 class View:
@@ -58,14 +44,14 @@ class View:
             if self._since is not None and age > self._since:
                 silent += 1
             elif record["kind"] == "source":
-                sources.append([*_source_cells(record), _ago(age)])
+                sources.append({**_source_cells(record), "as of": _ago(age)})
             else:
-                sinks.append([*self._sink_cells(record), _ago(age)])
+                sinks.append({**self._sink_cells(record), "as of": _ago(age)})
         parts = Table.grid()  # a table shows itself in a notebook too
-        for names, rows in ((_SOURCE, sources), (_SINK, sinks)):
+        for rows in (sources, sinks):
             if rows and parts.row_count:
                 parts.add_row("")
-            for part in _paragraphs(names, rows) if self._narrow else _table(names, rows):
+            for part in _paragraphs(rows) if self._narrow else _table(rows):
                 parts.add_row(part)
         if not parts.row_count and not silent:
             parts.add_row(Text("Nothing has reported yet."))
@@ -74,23 +60,23 @@ class View:
             parts.add_row(Text(f"{silent} sources and sinks have said nothing for {span}.", style="dim"))
         return parts
 
-    def _sink_cells(self, record: Mapping[str, Any]) -> list[Text]:
+    def _sink_cells(self, record: Mapping[str, Any]) -> _Cells:
         total = record["sinkTotal"]
         sent, dropped = self._rates(record, total)
         query = str(record.get("name") or record["query"])
-        return [
-            Text(str(record["sink"])),
-            Text(query if record.get("name") or len(query) != _UUID_LENGTH else query[:8]),
-            Text(str(record["batch"])),
-            Text("–" if sent is None else _number(sent)),
-            _alarm(dropped),
-            Text(_number(total["sent"])),
-            _alarms(total["droppedByReason"]),
-            _alarms(total["deadLetteredByReason"]),
-            Text(_seconds(total["blockedMs"] / 1000)),
-            Text(str(total["peers"])),
-            Text(str(total["sndhwm"] or "–")),
-        ]
+        return {
+            "sink": Text(str(record["sink"])),
+            "query": Text(query if record.get("name") or len(query) != _UUID_LENGTH else query[:8]),
+            "batch": Text(str(record["batch"])),
+            "sent/s": _shown(sent, _number),
+            "dropped/s": _alarm(dropped),
+            "sent": Text(_number(total["sent"])),
+            "dropped": _alarms(total["droppedByReason"]),
+            "set aside": _alarms(total["deadLetteredByReason"]),
+            "blocked": Text(_seconds(total["blockedMs"] / 1000)),
+            "peers": Text(str(total["peers"])),
+            "sndhwm": Text(str(total["sndhwm"] or "–")),
+        }
 
     def _rates(
         self, record: Mapping[str, Any], total: Mapping[str, Any]
@@ -114,49 +100,48 @@ def _order(record: Mapping[str, Any]) -> tuple[str, str, str]:
     return str(record["kind"]), str(record.get("source", record.get("sink"))), str(record.get("query", ""))
 
 
-def _source_cells(record: Mapping[str, Any]) -> list[Text]:
+def _source_cells(record: Mapping[str, Any]) -> _Cells:
     metrics = record["sourceMetrics"]
     paused = metrics.get("receivePausedBy")
-    paused_ms = metrics.get("receivePausedMs")
-    return [
-        Text(str(record["source"])),
-        _shown(metrics.get("messagesReceivedPerSecond"), _number),
-        _shown(metrics.get("backlogMessages"), _number),
-        _shown(metrics.get("backlogAgeMs"), lambda ms: _seconds(ms / 1000)),
-        _alarm(metrics.get("messagesLost")),
-        _alarm(metrics.get("messagesMalformed")),
-        Text(f"now: {paused}", style="bold red")
-        if paused
-        else _shown(paused_ms, lambda ms: _seconds(ms / 1000)),
-        _shown(metrics.get("connections"), str),
-        _shown(metrics.get("rcvhwm"), str),
-        _shown(metrics.get("logBytes"), lambda size: humanfriendly.format_size(size, binary=True)),
-    ]
+    paused_for = _shown(metrics.get("receivePausedMs"), lambda ms: _seconds(ms / 1000))
+    return {
+        "source": Text(str(record["source"])),
+        "msg/s": _shown(metrics.get("messagesReceivedPerSecond"), _number),
+        "backlog": _shown(metrics.get("backlogMessages"), _number),
+        "oldest": _shown(metrics.get("backlogAgeMs"), lambda ms: _seconds(ms / 1000)),
+        "lost": _alarm(metrics.get("messagesLost")),
+        "malformed": _alarm(metrics.get("messagesMalformed")),
+        "paused": Text(f"now: {paused}", style="bold red") if paused else paused_for,
+        "peers": _shown(metrics.get("connections"), str),
+        "rcvhwm": _shown(metrics.get("rcvhwm"), str),
+        "log": _shown(metrics.get("logBytes"), lambda size: humanfriendly.format_size(size, binary=True)),
+    }
 
 
-def _table(names: Sequence[str], rows: Sequence[Sequence[Text]]) -> list[Table]:
+def _table(rows: Sequence[_Cells]) -> list[Table]:
     if not rows:
         return []
     table = Table(box=None, header_style="bold", padding=(0, 1), pad_edge=False)
-    for name in names:
+    for name in rows[0]:
         # Names of queries and endpoints give way first: they are folded, figures are not.
         words = name in _WORDS
         table.add_column(name, justify="left" if words else "right", overflow="fold", no_wrap=not words)
     for cells in rows:
-        table.add_row(*cells)
+        table.add_row(*cells.values())
     return [table]
 
 
-def _paragraphs(names: Sequence[str], rows: Sequence[Sequence[Text]]) -> list[Text]:
+def _paragraphs(rows: Sequence[_Cells]) -> list[Text]:
     paragraphs = []
     for cells in rows:
+        title, *others = cells.items()
         figures = [
             Text.assemble(
                 (name.replace(" ", "\N{NO-BREAK SPACE}"), "dim"), "\N{NO-BREAK SPACE}", _unbroken(cell)
             )
-            for name, cell in zip(names[1:], cells[1:], strict=True)
+            for name, cell in others
         ]
-        paragraphs.append(Text.assemble((cells[0].plain, "bold"), "\n", Text("   ").join(figures)))
+        paragraphs.append(Text.assemble((title[1].plain, "bold"), "\n", Text("   ").join(figures)))
     return paragraphs
 
 
@@ -164,7 +149,7 @@ def _unbroken(cell: Text) -> Text:
     return Text(cell.plain.replace(" ", "\N{NO-BREAK SPACE}"), style=cell.style)
 
 
-def _shown(value: Any, how: Any) -> Text:
+def _shown(value: Any, how: Callable[[Any], str]) -> Text:
     return Text("–" if value is None else how(value))
 
 

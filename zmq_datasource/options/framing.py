@@ -11,14 +11,14 @@ from typing import Annotated, Any, NamedTuple
 from msgspec import Meta
 
 from zmq_datasource.errors import OptionError
-from zmq_datasource.options.parser import Role, describe, doc
+from zmq_datasource.options.parser import Role, doc
 from zmq_datasource.options.socket import SocketOptions
 from zmq_datasource.options.types import (
+    Choice,
     CountedBy,
     Duration,
     Endian,
     Endpoints,
-    Framing,
     JsonPath,
     Location,
     OnLoss,
@@ -52,20 +52,55 @@ class Numbering(NamedTuple):
     whole: bool = False
 
 
+class _Preset(NamedTuple):
+    """What the options must know of a framing; where its fields are is in ``messages.framing``.
+
+    Attributes:
+        numbering: How its publishers count; None if they do not.
+        nameless: Whether its messages name no publisher, so that publishers cannot be told apart.
+        unnumbered: Why they do not count.
+    """
+
+    numbering: Numbering | None
+    nameless: bool = False
+    unnumbered: str = ""
+
+
 _PRESETS = {
-    "sequenced": Numbering(("publisher",), restarts=False, whole=True),
-    "vllm": Numbering(("endpoint", "topic")),
-    "bitcoin": Numbering(("endpoint", "topic"), end=2**32 - 1),
-    "clone": Numbering(("endpoint",), start=1),
-    "dafka": Numbering(("publisher", "topic"), restarts=False),
+    "sequenced": _Preset(Numbering(("publisher",), restarts=False, whole=True)),
+    "vllm": _Preset(Numbering(("endpoint", "topic")), nameless=True),
+    "bitcoin": _Preset(Numbering(("endpoint", "topic"), end=2**32 - 1), nameless=True),
+    "clone": _Preset(Numbering(("endpoint",), start=1), nameless=True),
+    "dafka": _Preset(Numbering(("publisher", "topic"), restarts=False)),
+    "jupyter": _Preset(None, unnumbered="Jupyter's msg_id is no number"),
 }
-# What a preset cannot tell apart, because its messages do not say it.
-_NAMELESS = ("vllm", "bitcoin", "clone")
-_MADE_FOR = {"plain": "plain framing has no sequences", "jupyter": "Jupyter's msg_id is no number"}
+_PLAIN = _Preset(None, unnumbered="plain framing has no sequences")
 
 
-def _plain(text: str, **constraints: Any) -> Meta:
-    return doc(text, Role.SOCKET, Role.UNACKNOWLEDGED, **constraints)
+class Framing(Choice):
+    """How a message's frames carry its fields, at the source."""
+
+    allowed = ("plain", *_PRESETS, "custom")
+
+
+# Those of other programs than this package's sink.
+_FOREIGN = ", ".join(f"`{name}`" for name in _PRESETS if name != "sequenced")
+
+
+def _plain(text: str, *roles: Role, **constraints: Any) -> Meta:
+    return doc(text, Role.SOCKET, Role.UNACKNOWLEDGED, *roles, **constraints)
+
+
+def _custom(text: str, *roles: Role, **constraints: Any) -> Meta:
+    return _plain(text, Role.CUSTOM, *roles, **constraints)
+
+
+def _binary(text: str, **constraints: Any) -> Meta:
+    return _custom(text, Role.SEQUENCE, Role.BINARY, **constraints)
+
+
+def _numbered(text: str, **constraints: Any) -> Meta:
+    return _plain(text, Role.NUMBERED, **constraints)
 
 
 class FramingOptions(SocketOptions, frozen=True, kw_only=True, rename="camel"):
@@ -74,8 +109,8 @@ class FramingOptions(SocketOptions, frozen=True, kw_only=True, rename="camel"):
     framing: Annotated[
         Framing,
         _plain(
-            "Where topic, publisher, sequence and value are: `plain`, `sequenced` (this package's sink), `vllm`, "
-            "`bitcoin`, `clone`, `dafka`, `jupyter`, or `custom` with the options below. See docs/sequences.md."
+            f"Where topic, publisher, sequence and value are: `plain`, `sequenced` (this package's sink), {_FOREIGN}, "
+            "or `custom` with the options below. See docs/sequences.md."
         ),
     ] = Framing("plain")
     on_malformed: Annotated[
@@ -93,25 +128,26 @@ class FramingOptions(SocketOptions, frozen=True, kw_only=True, rename="camel"):
         ),
     ] = None
     topic_frame: Annotated[
-        int | None, _plain("`custom`: which frame is the topic, from 0; negative from the end.")
+        int | None, _custom("`custom`: which frame is the topic, from 0; negative from the end.")
     ] = None
-    publisher_frame: Annotated[int | None, _plain("`custom`: which frame names the publisher.")] = None
-    value_frame: Annotated[int | None, _plain("`custom`: which frame is the value; unset, the last.")] = None
-    value_offset: Annotated[int, _plain("`custom`: bytes in front of the value in its frame.", ge=0)] = 0
-    sequence_frame: Annotated[int | None, _plain("`custom`: which frame holds the sequence.")] = None
+    publisher_frame: Annotated[int | None, _custom("`custom`: which frame names the publisher.")] = None
+    value_frame: Annotated[int | None, _custom("`custom`: which frame is the value; unset, the last.")] = None
+    value_offset: Annotated[int, _custom("`custom`: bytes in front of the value in its frame.", ge=0)] = 0
+    sequence_frame: Annotated[int | None, _custom("`custom`: which frame holds the sequence.")] = None
     sequence_offset: Annotated[
-        int, _plain("`custom`: bytes in front of the sequence in its frame.", ge=0)
+        int, _binary("`custom`: bytes in front of the sequence in its frame.", ge=0)
     ] = 0
-    sequence_width: Annotated[int, _plain("`custom`: bytes of the sequence, 4 or 8.", ge=4, le=8)] = 8
-    sequence_endian: Annotated[Endian, _plain("`custom`: byte order of the sequence, `big` or `little`.")] = (
-        Endian("big")
-    )
-    sequence_signed: Annotated[bool, _plain("`custom`: whether the sequence has a sign.")] = False
+    sequence_width: Annotated[int, _binary("`custom`: bytes of the sequence, 4 or 8.", ge=4, le=8)] = 8
+    sequence_endian: Annotated[
+        Endian, _binary("`custom`: byte order of the sequence, `big` or `little`.")
+    ] = Endian("big")
+    sequence_signed: Annotated[bool, _binary("`custom`: whether the sequence has a sign.")] = False
     sequence_path: Annotated[
         JsonPath | None,
-        _plain(
+        _custom(
             "`custom`: the sequence is at this path of a JSON text in `sequenceFrame`, as `frameNumber` or "
-            "`header.frame`, instead of in bytes."
+            "`header.frame`, instead of in bytes.",
+            Role.SEQUENCE,
         ),
     ] = None
     sequence_by: Annotated[
@@ -122,18 +158,18 @@ class FramingOptions(SocketOptions, frozen=True, kw_only=True, rename="camel"):
         ),
     ] = None
     sequence_start: Annotated[
-        int | None, _plain("First number of a counter. Unset, as the framing says; `custom` 0.")
+        int | None, _numbered("First number of a counter. Unset, as the framing says; `custom` 0.")
     ] = None
     sequence_end: Annotated[
         int | None,
-        _plain(
+        _numbered(
             "Last number of a counter, after which it goes on with `sequenceStart`. Unset, as the framing says; "
             "`custom` never."
         ),
     ] = None
     sequence_restart: Annotated[
         Restart | None,
-        _plain(
+        _numbered(
             "What a lower number can mean: `start`, that the publisher began anew, if it is `sequenceStart` or more "
             "than `sequenceWindow` behind; `never` if such a publisher has a new name. Unset, as the framing "
             "says; `custom` `start`."
@@ -141,18 +177,18 @@ class FramingOptions(SocketOptions, frozen=True, kw_only=True, rename="camel"):
     ] = None
     sequence_window: Annotated[
         int | None,
-        _plain("How far behind a number is late or a duplicate. 1000 if unset.", ge=1, le=2**31 - 1),
+        _numbered("How far behind a number is late or a duplicate. 1000 if unset.", ge=1, le=2**31 - 1),
     ] = None
     deduplicate: Annotated[
         bool,
-        _plain(
+        _numbered(
             "Whether a message whose publisher and sequence were seen is left out. It trusts the publisher that equal "
             "numbers are equal messages."
         ),
     ] = False
     on_loss: Annotated[
         OnLoss,
-        _plain(
+        _numbered(
             "What missing sequences do: `count`, `warn` (and log), or `fail` (stop the query, once for each loss). "
             "With `replayEndpoint`, only those that could not be fetched."
         ),
@@ -167,27 +203,29 @@ class FramingOptions(SocketOptions, frozen=True, kw_only=True, rename="camel"):
         ),
     ] = 100_000
     max_gaps: Annotated[
-        int, _plain("Most rows of the gap table; then the oldest is forgotten.", ge=1, le=10_000_000)
+        int, _numbered("Most rows of the gap table; then the oldest is forgotten.", ge=1, le=10_000_000)
     ] = 10_000
     replay_endpoint: Annotated[
         Endpoints,
-        _plain(
+        _numbered(
             "For each endpoint in `connect`, in that order, the publisher's replay socket (ROUTER, vLLM's protocol), "
             "asked for missing messages, and for what follows when the feed falls silent."
         ),
     ] = Endpoints()
     replay_from: Annotated[
         ReplayFrom | None,
-        _plain("Where a query without a history begins: `earliest` that the publisher has, or a sequence."),
+        _numbered(
+            "Where a query without a history begins: `earliest` that the publisher has, or a sequence."
+        ),
     ] = None
     replay_timeout: Annotated[
-        Duration, _plain("How long a replay may be silent before it is asked again; three times.")
+        Duration, _numbered("How long a replay may be silent before it is asked again; three times.")
     ] = Duration(5)
 
     @property
     def numbering(self) -> Numbering | None:
         """How messages are counted; None where nothing is tracked."""
-        preset = self._preset
+        preset = self._preset.numbering
         if preset is None or self.sequence_by == ():
             return None
         return Numbering(
@@ -200,48 +238,52 @@ class FramingOptions(SocketOptions, frozen=True, kw_only=True, rename="camel"):
         )
 
     @property
-    def _preset(self) -> Numbering | None:
+    def _preset(self) -> _Preset:
+        nameless = self.publisher_frame is None
+        if self.framing == "custom" and self.sequence_frame is None:
+            return _Preset(None, nameless, "sequenceFrame is not set")
         if self.framing == "custom":
-            if self.sequence_frame is None:
-                return None
-            return Numbering(("endpoint",) if self.publisher_frame is None else ("publisher",))
+            return _Preset(Numbering(("endpoint",) if nameless else ("publisher",)), nameless)
         if self.framing == "vllm" and self.replay_endpoint:
             # One publisher behind each endpoint; a replay does not always say the topic.
-            return Numbering(("endpoint",))
-        return _PRESETS.get(self.framing)
+            return _Preset(Numbering(("endpoint",)), nameless=True)
+        return _PRESETS.get(self.framing, _PLAIN)
 
     def check(self) -> None:
         super().check()
         if self.framing != "custom":
-            self.refuse(_CUSTOM_ONLY, f"is for framing=custom; framing={self.framing} knows its layout")
+            self.refuse(
+                self.of_role(Role.CUSTOM), f"is for framing=custom; framing={self.framing} knows its layout"
+            )
         elif self.sequence_frame is None:
-            self.refuse(_OF_SEQUENCE, "needs sequenceFrame, which says where the sequence is")
+            self.refuse(self.of_role(Role.SEQUENCE), "needs sequenceFrame, which says where the sequence is")
         if self.sequence_width not in (4, 8):
             raise OptionError(f"sequenceWidth={self.sequence_width}: a sequence has 4 or 8 bytes")
         if self.sequence_path is not None:
-            self.refuse(_OF_BINARY, "is for a sequence in bytes, and sequencePath says that it is in JSON")
+            self.refuse(
+                self.of_role(Role.BINARY),
+                "is for a sequence in bytes, and sequencePath says that it is in JSON",
+            )
         if self.framing == "plain":
             self.refuse(("on_malformed", "dead_letter_location"), "needs a framing: every message fits plain")
         numbering = self.numbering
-        if self._preset is None and self.sequence_by:
+        if self._preset.numbering is None and self.sequence_by:
             raise OptionError(
                 f"sequenceBy={self.sequence_by} needs numbered messages: {self._why_unnumbered()}"
             )
         if numbering is None:
-            self.refuse(_OF_JUDGEMENT, f"needs numbered messages: {self._why_unnumbered()}")
+            self.refuse(self.of_role(Role.NUMBERED), f"needs numbered messages: {self._why_unnumbered()}")
             return
         self._check_numbering(numbering)
         self._check_replay(numbering)
 
     def _why_unnumbered(self) -> str:
-        if self.sequence_by == () and self._preset is not None:
+        if self.sequence_by == () and self._preset.numbering is not None:
             return "sequenceBy=none tracks nothing"
-        why = _MADE_FOR.get(self.framing, "sequenceFrame is not set")
-        return f"{why}; name the framing that your publisher uses"
+        return f"{self._preset.unnumbered}; name the framing that your publisher uses"
 
     def _check_numbering(self, numbering: Numbering) -> None:
-        nameless = self.framing in _NAMELESS or (self.framing == "custom" and self.publisher_frame is None)
-        if "publisher" in numbering.by and nameless:
+        if "publisher" in numbering.by and self._preset.nameless:
             raise OptionError(
                 f"sequenceBy={','.join(numbering.by)}: framing={self.framing} names no publisher"
                 f"{'; set publisherFrame' if self.framing == 'custom' else ''}, or count by endpoint or topic"
@@ -265,10 +307,9 @@ class FramingOptions(SocketOptions, frozen=True, kw_only=True, rename="camel"):
     def _range(self) -> tuple[int, int]:
         """The numbers that a sequence can have here."""
         largest = 2**63 - 1  # of a BIGINT
-        if self.framing == "bitcoin":
-            return 0, 2**32 - 1
+        preset = self._preset.numbering
         if self.framing != "custom" or self.sequence_path is not None:
-            return 0, largest
+            return 0, largest if preset is None or preset.end is None else preset.end
         bits = 8 * self.sequence_width
         if self.sequence_signed:
             return -(2 ** (bits - 1)), 2 ** (bits - 1) - 1
@@ -297,28 +338,3 @@ class FramingOptions(SocketOptions, frozen=True, kw_only=True, rename="camel"):
                 f"sequenceBy={','.join(numbering.by)}: with replayEndpoint it is endpoint, one publisher for each; "
                 "remove it"
             )
-
-
-def _fields(*names: str) -> tuple[str, ...]:
-    known = {option.name: option.field for option in describe(FramingOptions)}
-    return tuple(known[name] for name in names)
-
-
-_OF_BINARY = _fields("sequenceOffset", "sequenceWidth", "sequenceEndian", "sequenceSigned")
-_OF_SEQUENCE = (*_OF_BINARY, *_fields("sequencePath"))
-_CUSTOM_ONLY = (
-    *_OF_SEQUENCE,
-    *_fields("sequenceFrame", "topicFrame", "publisherFrame", "valueFrame", "valueOffset"),
-)
-_OF_JUDGEMENT = _fields(
-    "sequenceStart",
-    "sequenceEnd",
-    "sequenceRestart",
-    "sequenceWindow",
-    "deduplicate",
-    "onLoss",
-    "maxGaps",
-    "replayEndpoint",
-    "replayFrom",
-    "replayTimeout",
-)

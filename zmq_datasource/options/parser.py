@@ -55,6 +55,10 @@ class Role(enum.Enum):
     LOG = "a log, or a streaming read"
     WRITER = "whoever writes a log"
     ROWS = "rows of messages, not the gap table"
+    CUSTOM = "framing=custom"
+    SEQUENCE = "framing=custom with a sequence"
+    BINARY = "framing=custom with a sequence in bytes"
+    NUMBERED = "numbered messages"
 
 
 class OptionSet(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):

@@ -305,6 +305,12 @@ class ReadOptions(FramingOptions, frozen=True, kw_only=True, rename="camel"):
                 "lower the one or raise the other"
             )
 
+    def _refuse_socket(self, other: Role, reason: str) -> None:
+        """A log is read: no options of a socket, nor of this other role."""
+        self.refuse(self.of_role(Role.SOCKET, other), reason)
+        if self.zmq:
+            raise OptionError(f"reading a log opens no socket; remove the options zmq.* {sorted(self.zmq)}")
+
     def _check_filter(self) -> None:
         """A counter over all topics shows each message of another topic as missing."""
         numbering = self.numbering
@@ -337,14 +343,10 @@ class StreamReadOptions(ReadOptions, frozen=True, kw_only=True, rename="camel"):
                 ("reader",), "is for a log that another process fills (walLocation without an endpoint)"
             )
         else:
-            self.refuse(
-                self.of_role(Role.SOCKET, Role.WRITER),
+            self._refuse_socket(
+                Role.WRITER,
                 "is for the process that receives; this query only reads its log",
             )
-            if self.zmq:
-                raise OptionError(
-                    f"reading a log opens no socket; remove the options zmq.* {sorted(self.zmq)}"
-                )
 
 
 class BatchReadOptions(ReadOptions, frozen=True, kw_only=True, rename="camel"):
@@ -373,14 +375,10 @@ class BatchReadOptions(ReadOptions, frozen=True, kw_only=True, rename="camel"):
                 "needs walLocation: it is about a log, and a live socket has no history",
             )
         else:
-            self.refuse(
-                self.of_role(Role.SOCKET, Role.LIVE),
+            self._refuse_socket(
+                Role.LIVE,
                 "is for a live socket; a log is cut with endingOffsets, .where() or .limit()",
             )
-            if self.zmq:
-                raise OptionError(
-                    f"reading a log opens no socket; remove the options zmq.* {sorted(self.zmq)}"
-                )
         if self.view == "gaps":
             self.refuse(self.of_role(Role.ROWS), "is about messages; view=gaps shows the whole gap table")
         if self.ending_offsets and self.ending_offsets.word == "earliest":

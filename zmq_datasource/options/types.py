@@ -23,7 +23,6 @@ __all__ = [
     "Endian",
     "Endpoint",
     "Endpoints",
-    "Framing",
     "JsonPath",
     "Linger",
     "Location",
@@ -74,14 +73,8 @@ class SinkSocket(Choice):
     allowed = ("PUSH", "PUB", "DEALER")
 
 
-class Framing(Choice):
-    """How a message's frames carry its fields, at the source."""
-
-    allowed = ("plain", "sequenced", "vllm", "bitcoin", "clone", "dafka", "jupyter", "custom")
-
-
 class SinkFraming(Choice):
-    """The same at the sink."""
+    """How a message's frames carry its fields, at the sink."""
 
     allowed = ("plain", "sequenced")
 

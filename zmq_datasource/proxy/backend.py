@@ -8,12 +8,14 @@ nothing of what waits for it.
 
 from __future__ import annotations
 
+import heapq
 import logging
 import struct
 import time
 from collections import deque
 from collections.abc import Mapping
 from contextlib import suppress
+from typing import Any
 
 import zmq
 
@@ -24,7 +26,7 @@ from zmq_datasource.transport.kernel import Connection, connections, hang_up
 from zmq_datasource.transport.opened import OpenSocket
 from zmq_datasource.transport.pyzmq_internals import send_of
 
-__all__ = ["Backend", "Stalled"]
+__all__ = ["NO_SUBSCRIBERS", "Backend", "Stalled"]
 
 _log = logging.getLogger(__name__)
 
@@ -43,6 +45,16 @@ _MOST_TOPICS = 10_000
 _MOST_REQUEST_BYTES, _HEARTBEAT_BYTES_PER_SECOND = 8 << 20, 100
 # How often connections are looked at.
 _LOOK_SECONDS = 0.25
+_MOST_TOPICS_TOLD, _MOST_SHOWN_BYTES = 100, 60
+# The status where nothing is published.
+NO_SUBSCRIBERS: Mapping[str, Any] = {
+    "published": 0,
+    "subscribers": 0,
+    "subscriptions": [],
+    "stalled": [],
+    "disconnected": 0,
+    "waitedSeconds": 0.0,
+}
 
 
 class Stalled:
@@ -240,10 +252,19 @@ class Backend:
                 hang_up(self._opened.watch, connection)
                 self.disconnected += 1
 
-    @property
-    def peers(self) -> int:
-        """Connections that are up."""
-        return self._opened.watch.peers
+    def status(self) -> dict[str, Any]:
+        """What is to be told, as plain data."""
+        some = heapq.nsmallest(_MOST_TOPICS_TOLD, self.subscriptions)
+        return {
+            "published": self.published,
+            "subscribers": self._opened.watch.peers,
+            "subscriptions": [
+                topic[:_MOST_SHOWN_BYTES].decode("utf-8", "backslashreplace") for topic in some
+            ],
+            "stalled": self.stalled(),
+            "disconnected": self.disconnected,
+            "waitedSeconds": round(self.waited_seconds, 1),
+        }
 
     def stalled(self) -> list[dict[str, object]]:
         """Connections that have taken nothing for a second or more, though data waits for them."""

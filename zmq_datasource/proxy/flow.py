@@ -10,7 +10,6 @@ The rules:
 
 from __future__ import annotations
 
-import heapq
 import logging
 import os
 import time
@@ -27,11 +26,12 @@ from zmq_datasource.counters import SourceCounters
 from zmq_datasource.errors import LogFormatError
 from zmq_datasource.messages.schemas import warm_up_arrow
 from zmq_datasource.options import ProxyOptions
-from zmq_datasource.proxy.backend import Backend
+from zmq_datasource.proxy.backend import NO_SUBSCRIBERS, Backend
 from zmq_datasource.proxy.fronts import Front, now_us
 from zmq_datasource.proxy.journal import Journal
 from zmq_datasource.proxy.specs import proxy_socket, round_bytes
 from zmq_datasource.proxy.subscriptions import Subscriptions
+from zmq_datasource.proxy.view import Progress
 from zmq_datasource.transport.spec import SocketSpec
 
 __all__ = ["Flow"]
@@ -49,7 +49,6 @@ _DRAIN_SECONDS, _QUIET_SECONDS = 1.0, 0.1
 _DISK_SECONDS = 60.0
 # At the end, how long a disk that refuses is waited for.
 _REFUSED_SECONDS = 5.0
-_MOST_TOPICS_TOLD, _MOST_SHOWN_BYTES = 100, 60
 
 
 class Flow:
@@ -57,19 +56,19 @@ class Flow:
 
     Args:
         options: What was asked for.
+        on_written: Called when more is in the log, before that is published: with how far it has come.
 
     Attributes:
         hold: The id from which on somebody still needs the messages; None keeps everything.
-        on_written: Called when more is in the log, before that is published.
     """
 
-    def __init__(self, options: ProxyOptions) -> None:
+    def __init__(self, options: ProxyOptions, on_written: Callable[[Progress], None]) -> None:
         self._options = options
+        self._on_written = on_written
         self._wake: int | None = None
         self._on_wake: Callable[[], None] = lambda: None
         self.counters = SourceCounters()
         self.hold: int | None = None
-        self.on_written: Callable[[], None] = lambda: None
         self._paused: str | None = None
         self.paused_seconds = 0.0
         self._acceptor: Acceptor | None = None
@@ -96,10 +95,10 @@ class Flow:
             self.journal.open()
             stack.callback(self.journal.close)
             # Before anything is received: what was acknowledged is in the log, or its ids would be given again.
-            Subscriptions(self.journal.storage, self.journal.log.durable_end, options.subscriber_expiry)
-            if not ledger.restore(self.journal.log.saved.full, self.journal.log.saved.delta):
+            Subscriptions(self.journal.storage, self.journal.next_id, options.subscriber_expiry)
+            if not ledger.restore(self.journal.saved.full, self.journal.saved.delta):
                 raise LogFormatError(
-                    f"opening log {self.journal.storage.root}: it was filled by a query or zmq-datasource receive, "
+                    f"opening {self.journal}: it was filled by a query or zmq-datasource receive, "
                     "not by a proxy; give the proxy a walLocation of its own"
                 )
             if options.publish:
@@ -123,7 +122,7 @@ class Flow:
                 self._poller.register(self._backend.socket, zmq.POLLIN)
             self._listen(True)
             self._stack = stack.pop_all()
-        _log.info("log %s, next id %d", self.journal.storage.root, self.journal.next_id)
+        _log.info("%s, next id %d", self.journal, self.journal.next_id)
         return self
 
     def _open_front(self, socket_type: str, stack: ExitStack) -> Front:
@@ -223,8 +222,7 @@ class Flow:
                 _log.warning("receiving paused: %s (whenFull=%s)", cause, self._options.when_full)
             else:
                 _log.info("receiving goes on")
-        if journal.log.failure is not None:
-            raise journal.log.failure
+        journal.check()
         return not (cause or journal.behind or (self._backend is not None and self._backend.behind))
 
     def _take(self, front: Front) -> None:
@@ -239,7 +237,7 @@ class Flow:
         written = list(self.journal.written())
         if written:
             # First whoever answers from the log: a subscriber that asks for what it has just seen must get it.
-            self.on_written()
+            self._on_written(self.journal.progress)
         for numbered in written:
             if backend is not None:
                 backend.publish(numbered)
@@ -264,7 +262,7 @@ class Flow:
             self._sealed_at = now
             self.journal.seal()
         if self.hold is not None:
-            self.journal.log.hold_from(min(self.hold, self.journal.log.durable_end))
+            self.journal.hold_from(self.hold)
 
     # The end.
 
@@ -276,7 +274,7 @@ class Flow:
         """
         now = quiet_from = time.monotonic()
         deadline = now + _DRAIN_SECONDS
-        self.journal.log.end_within(_REFUSED_SECONDS)
+        self.journal.end_within(_REFUSED_SECONDS)
         while now < deadline and now - quiet_from < _QUIET_SECONDS:
             before = self.counters.received
             self.step_without_waiting()
@@ -309,31 +307,19 @@ class Flow:
 
     def status(self) -> dict[str, Any]:
         """What is to be told, as plain data."""
-        log, counters, backend = self.journal.log, self.counters, self._backend
-        sides = [(front.name, front.opened.watch.peers) for front in self._fronts]
+        counters = self.counters
+        sides = [(front.name, front.peers) for front in self._fronts]
         if self._acceptor is not None:
             sides.append((f"ROUTER {self._options.router}", self._acceptor.connections))
         return {
-            "nextId": self.journal.next_id,
-            "earliestId": log.earliest,
-            "logBytes": int(log.size),
+            **self.journal.status(),
             "received": counters.received,
             "bytes": counters.bytes,
             "oversize": counters.oversize,
-            "protocolErrors": sum(front.opened.watch.protocol_errors for front in self._fronts),
+            "protocolErrors": sum(front.protocol_errors for front in self._fronts),
             "paused": self._paused is not None,
             "diskFault": self.journal.fault,
             "pausedSeconds": round(self.paused_seconds, 1),
             "publishers": [{"socket": name, "connections": peers} for name, peers in sides],
-            "published": 0 if backend is None else backend.published,
-            "subscribers": 0 if backend is None else backend.peers,
-            "subscriptions": [] if backend is None else _shown(backend.subscriptions),
-            "stalled": [] if backend is None else backend.stalled(),
-            "disconnected": 0 if backend is None else backend.disconnected,
-            "waitedSeconds": 0.0 if backend is None else round(backend.waited_seconds, 1),
+            **(NO_SUBSCRIBERS if self._backend is None else self._backend.status()),
         }
-
-
-def _shown(topics: set[bytes]) -> list[str]:
-    some = heapq.nsmallest(_MOST_TOPICS_TOLD, topics)
-    return [topic[:_MOST_SHOWN_BYTES].decode("utf-8", "backslashreplace") for topic in some]

@@ -54,10 +54,10 @@ class Front:
         self.name = f"{spec.kind} {spec.endpoints}"
         self._round_bytes = round_bytes
         self._counters = counters
-        self.opened = OpenSocket(spec)
-        self.socket = self.opened.socket
+        opened = self._opened = OpenSocket(spec)
+        self.socket = opened.socket
         self._more = more_frames(self.socket)
-        self._unfinished = Unfinished(self.opened)
+        self._unfinished = Unfinished(opened)
         self._first, self._rest = _Copying(), _Copying()
         self._recv = recv_of(self.socket)
 
@@ -83,8 +83,8 @@ class Front:
                     size += sum(len(topic) for topic in topics[before:] if topic is not None)
                     size += sum(sum(map(len, others[at][1:-1])) for at in others if at >= before)
         except zmq.Again:
-            self.opened.watch.found_empty()
-        self.opened.watch.taken += len(values)
+            self._opened.watch.found_empty()
+        self._opened.watch.taken += len(values)
         messages = Messages(topics, values, others)
         if not values:
             return []
@@ -156,17 +156,27 @@ class Front:
             )
         return [messages.take(part) for part in parts]
 
+    @property
+    def peers(self) -> int:
+        """Connections that are up."""
+        return self._opened.watch.peers
+
+    @property
+    def protocol_errors(self) -> int:
+        """Connections that were ended because of what the peer sent."""
+        return self._opened.watch.protocol_errors
+
     def keep_alive(self) -> None:
         """Let the connections do their work."""
         self.socket.getsockopt(zmq.EVENTS)
-        watch = self.opened.watch
+        watch = self._opened.watch
         watch.update()
         watch.redial()
         watch.report_absent()
         self._unfinished.look()
 
     def close(self) -> None:
-        self.opened.close(linger=0)
+        self._opened.close(linger=0)
 
 
 def now_us() -> int:

@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 from zmq_datasource.counters import SourceCounters
 from zmq_datasource.errors import LogWriteError
 from zmq_datasource.log.layout import LOCK_WAIT_SECONDS
-from zmq_datasource.log.state import Carried
+from zmq_datasource.log.state import Carried, SavedState
 from zmq_datasource.log.storage import LogStorage
 from zmq_datasource.log.writer import LogWriter
 from zmq_datasource.options import ProxyOptions
@@ -83,6 +83,35 @@ class Journal:
         """
         self.log.open(LOCK_WAIT_SECONDS)
         self._next = self.log.durable_end
+
+    def __str__(self) -> str:
+        return f"log {self.storage.root}"
+
+    @property
+    def saved(self) -> SavedState:
+        """What the log kept last beside its rows."""
+        return self.log.saved
+
+    def status(self) -> dict[str, int]:
+        """What is to be told, as plain data."""
+        return {"nextId": self._next, "earliestId": self.log.earliest, "logBytes": int(self.log.size)}
+
+    def check(self) -> None:
+        """Raise why the log can take nothing any more, if that is so.
+
+        Raises:
+            LogError: The reason.
+        """
+        if self.log.failure is not None:
+            raise self.log.failure
+
+    def hold_from(self, first: int) -> None:
+        """Keep what is not durable yet, and all from this id on: somebody still needs it."""
+        self.log.hold_from(min(first, self.log.durable_end))
+
+    def end_within(self, seconds: float) -> None:
+        """From now on a disk that refuses is waited for so long."""
+        self.log.end_within(seconds)
 
     @property
     def next_id(self) -> int:

@@ -22,6 +22,7 @@ from zmq_datasource.options.parser import parse
 from zmq_datasource.proxy.child import Child
 from zmq_datasource.proxy.flow import Flow
 from zmq_datasource.proxy.pipes import Lines, Newest, read_start, say, set_up_logging
+from zmq_datasource.proxy.view import Progress
 
 __all__ = ["main", "run", "run_until_stopped"]
 
@@ -58,46 +59,45 @@ def run(
     """
     options = parse(ProxyOptions, given)
     with ExitStack() as stack:
-        flow = stack.enter_context(Flow(options))
-        companion = _Companion(given, flow)
+        companion = _Companion(given)
+        flow = stack.enter_context(Flow(options, companion.tell))
+        companion.start(flow)
         stack.callback(companion.end)
         # Its endpoints take a moment; what comes meanwhile is received.
         deadline = time.monotonic() + _START_SECONDS
         while not companion.ready and not stop():
             flow.step()
-            companion.step()
+            companion.step(flow)
             if time.monotonic() >= deadline:
                 raise SocketError(f"starting the proxy's server process: not within {_START_SECONDS:.0f} s")
         ready()
         next_report = 0.0
         while not stop():
             flow.step()
-            companion.step()
+            companion.step(flow)
             now = time.monotonic()
             if now >= next_report:
                 next_report = now + _STATUS_SECONDS
                 report({**_NO_SERVER, **flow.status(), **companion.status})
         flow.drain()
-        companion.step()
+        companion.step(flow)
         _log.info("ended, next id %d", flow.journal.next_id)
 
 
 class _Companion:
     """The server process, and another one if it is killed."""
 
-    def __init__(self, given: Mapping[str, str], flow: Flow) -> None:
+    def __init__(self, given: Mapping[str, str]) -> None:
         self._given = given
-        self._flow = flow
-        self._start()
-        flow.on_written = self._tell
 
-    def _start(self) -> None:
+    def start(self, flow: Flow) -> None:
+        """Start the process; ``flow`` listens to it from now on."""
         self._server = Child("zmq_datasource.proxy.server", self._given)
-        self._server.tell(self._flow.journal.progress)
+        self._server.tell(flow.journal.progress)
         self._started = time.monotonic()
         self._gone = False
         self._again_at: float | None = None
-        self._flow.watch(self._server.descriptor, self._listen)
+        flow.watch(self._server.descriptor, self._listen)
 
     @property
     def ready(self) -> bool:
@@ -117,28 +117,29 @@ class _Companion:
         if self._server.error is not None:
             raise self._server.error
 
-    def step(self) -> None:
-        """Tell it how far the log has come.
+    def step(self, flow: Flow) -> None:
+        """Tell it how far the log has come, and ``flow`` from where on its subscribers need messages.
 
         Raises:
             ZmqDataSourceError: Why it cannot go on.
         """
         if self._gone:
             self._gone = False
-            self._flow.unwatch()
+            flow.unwatch()
             self._end()
             self._again_at = self._started + _LEAST_LIFE_SECONDS
             _log.error("the proxy's server process has ended; it is started again")
         if self._again_at is not None:
             if time.monotonic() < self._again_at:
                 return
-            self._start()
-        self._tell()
-        self._flow.hold = self._server.status.get("hold")
+            self.start(flow)
+        self.tell(flow.journal.progress)
+        flow.hold = self._server.status.get("hold")
 
-    def _tell(self) -> None:
+    def tell(self, progress: Progress) -> None:
+        """How far the log has come."""
         if self._again_at is None:
-            self._server.tell(self._flow.journal.progress)
+            self._server.tell(progress)
 
     @property
     def status(self) -> Mapping[str, Any]:

@@ -8,15 +8,12 @@ from typing import Any, NamedTuple, TypeAlias
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from zmq_datasource.messages.framing.plain import text_of, times_of
-from zmq_datasource.messages.schemas import MESSAGE_SCHEMA
+from zmq_datasource.messages.rows import frames_of_rows, message_rows, text_of, times_of
 
 __all__ = ["Frame", "Messages", "messages_of", "rows_of"]
 
 # Bytes, or where they are many a zmq.Frame: libzmq's own buffer, which Python's types do not know as one.
 Frame: TypeAlias = Any
-
-_FRAMES = MESSAGE_SCHEMA.field("frames").type
 
 
 class Messages(NamedTuple):
@@ -42,6 +39,10 @@ class Messages(NamedTuple):
         topic = self.topics[at]
         return [self.values[at]] if topic is None else [topic, self.values[at]]
 
+    def copied(self, at: int) -> list[bytes]:
+        """The same, of Python's own bytes."""
+        return [bytes(memoryview(frame)) for frame in self.frames(at)]
+
     def take(self, places: list[int]) -> Messages:
         """Some of them."""
         others = {new: self.others[old] for new, old in enumerate(places) if old in self.others}
@@ -54,28 +55,15 @@ def rows_of(messages: Messages, timestamp: int) -> pa.RecordBatch:
     Args:
         timestamp: When they were received, in microseconds since the epoch.
     """
-    rows = len(messages.values)
-    topics, others = messages.topics, messages.others
-    topic, bad = pa.nulls(rows, pa.string()), set[int]()
-    if any(first is not None for first in topics):
-        topic, bad = text_of(topics)
-    frames = pa.nulls(rows, _FRAMES)
-    if others or bad:
-        kept = [
-            [bytes(memoryview(frame)) for frame in messages.frames(at)] if at in others or at in bad else None
-            for at in range(rows)
-        ]
-        frames = pa.array(kept, _FRAMES)
-    return pa.RecordBatch.from_arrays(
-        [
-            topic,
-            _values(messages.values),
-            pa.nulls(rows, pa.string()),
-            pa.nulls(rows, pa.int64()),
-            times_of([(timestamp, rows)]),
-            frames,
-        ],
-        schema=MESSAGE_SCHEMA,
+    rows = len(messages)
+    topic, bad = None, set[int]()
+    if any(first is not None for first in messages.topics):
+        topic, bad = text_of(messages.topics)
+    return message_rows(
+        _values(messages.values),
+        times_of([(timestamp, rows)]),
+        topic=topic,
+        frames=frames_of_rows(bad.union(messages.others), rows, messages.copied),
     )
 
 

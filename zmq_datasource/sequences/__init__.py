@@ -25,12 +25,14 @@ number ``n`` of a counter that expects ``e``:
 Memory is bounded: of counters, the one not heard for longest is forgotten first; of gaps, the
 oldest. What was lost stays counted.
 
-Modules: ``gaps`` is the table of gaps, ``judge`` the rules, ``state`` what survives the process.
+Modules: ``gaps`` is the table of gaps, ``judge`` the rules, ``records`` what it remembers and says, ``state`` what
+survives the process.
 """
 
 from __future__ import annotations
 
-from zmq_datasource.sequences.gaps import Gap
-from zmq_datasource.sequences.judge import Judge, Key, Sample, Totals, Verdict
+from zmq_datasource.sequences.gaps import Gap, Key
+from zmq_datasource.sequences.judge import Judge
+from zmq_datasource.sequences.records import Sample, Totals, Verdict
 
 __all__ = ["Gap", "Judge", "Key", "Sample", "Totals", "Verdict"]

@@ -6,121 +6,12 @@ A *position* is a number that never wraps: a counter's number plus its whole tur
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
-from typing import NamedTuple
-
-import xxhash
 
 from zmq_datasource.options import Numbering
 from zmq_datasource.sequences.gaps import Gap, GapTable, Key
+from zmq_datasource.sequences.records import Ahead, Counter, Totals, Verdict
 
-__all__ = ["Counter", "Judge", "Key", "Sample", "Totals", "Verdict"]
-
-
-@dataclass
-class Totals:
-    """What was judged since the log began.
-
-    Attributes:
-        lost: Missing messages: gaps as far as they were not filled. What is forgotten stays in it.
-        late: Messages that came after a higher number by themselves, and were kept.
-        healed: Messages that filled a gap, by themselves or by a replay.
-        duplicates: Messages whose number was seen.
-        overlapping: Messages that a replay had brought a moment before; left out.
-        restarts: Publishers that started anew.
-        forgotten: Counters that were forgotten because there were too many, though not at their end.
-    """
-
-    lost: int = 0
-    late: int = 0
-    healed: int = 0
-    duplicates: int = 0
-    overlapping: int = 0
-    restarts: int = 0
-    forgotten: int = 0
-
-    def to_json(self) -> dict[str, int]:
-        return asdict(self)
-
-    def __str__(self) -> str:
-        return " ".join(f"{name}={value}" for name, value in asdict(self).items())
-
-
-class Sample(NamedTuple):
-    """A message that was received: its number, and a digest of its value.
-
-    A publisher that has restarted has another message under that number, or none.
-    """
-
-    number: int
-    digest: str
-
-    @classmethod
-    def of(cls, number: int, value: bytes) -> Sample:
-        """The sample of this message."""
-        return cls(number, xxhash.xxh3_64_hexdigest(value))
-
-
-@dataclass(slots=True)
-class Counter:
-    """What is known of one counter beside the number it expects.
-
-    Attributes:
-        floor: The first position of which it is known whether it came.
-        since: The serial of the first row that the table of gaps can have of its present epoch.
-        epoch: How often it has started anew.
-        turn: What to add to a number for its position.
-        ended: Whether its publisher has said that no more comes.
-        topic: The topic last heard, where a replay may not say it.
-        connection: Which connection of its endpoint it was last heard on; -1 if that is long ago.
-        sample: A late message of its present epoch, where a replay is recognised by it.
-    """
-
-    floor: int
-    since: int
-    epoch: int = 0
-    turn: int = 0
-    ended: bool = False
-    topic: bytes | None = None
-    connection: int = field(default=-1, compare=False)
-    sample: Sample | None = None
-
-
-@dataclass(slots=True)
-class _Ahead:
-    """A replay was ahead of the live flow, which will bring the same messages once more.
-
-    Attributes:
-        expected: The number that follows the replayed ones.
-        begin: The position of the first replayed one.
-        heard: The last position that the live flow has brought; None before.
-        connection: The live connection of that moment. Another one brings nothing again.
-    """
-
-    expected: int
-    begin: int
-    connection: int
-    heard: int | None = None
-
-
-@dataclass
-class Verdict:
-    """About the messages of one call, by their place in it.
-
-    Attributes:
-        duplicates: Seen before.
-        overlapping: Seen in a replay a moment ago; not the publisher's doing.
-        gaps: What is missing, newly.
-        restarts: Counters that started anew.
-        abandoned: Gaps that were known and cannot be filled any more, because the counter started
-            anew or the table of gaps is full.
-    """
-
-    duplicates: list[int] = field(default_factory=list)
-    overlapping: list[int] = field(default_factory=list)
-    gaps: list[Gap] = field(default_factory=list)
-    restarts: list[Key] = field(default_factory=list)
-    abandoned: list[Gap] = field(default_factory=list)
+__all__ = ["Judge"]
 
 
 class Judge:
@@ -146,7 +37,7 @@ class Judge:
         # The number that each counter expects, the one not heard for longest first. None: see _ahead.
         self.expected: dict[Key, int | None] = {}
         self.counters: dict[Key, Counter] = {}
-        self._ahead: dict[Key, _Ahead] = {}
+        self._ahead: dict[Key, Ahead] = {}
         self.changed: dict[Key, None] = {}  # in the order of the last change
         self.removed: set[Key] = set()
 
@@ -319,7 +210,7 @@ class Judge:
             begin = position if ahead is None else ahead.begin
             heard = ahead.heard if ahead is not None and ahead.connection == connection else None
             self._expect(key, counter, position + 1)
-            self._ahead[key] = _Ahead(number + 1, begin, connection, heard)
+            self._ahead[key] = Ahead(number + 1, begin, connection, heard)
             self.expected[key] = None
             counter.connection = self._connection(key)
         else:

@@ -13,7 +13,8 @@ from typing import Any
 
 from zmq_datasource.options import Numbering
 from zmq_datasource.sequences.gaps import Gap, Key
-from zmq_datasource.sequences.judge import Counter, Judge, Sample, Totals
+from zmq_datasource.sequences.judge import Judge
+from zmq_datasource.sequences.records import Counter, Sample, Totals
 
 __all__ = ["delta", "full", "is_large", "numbering_of", "restore"]
 

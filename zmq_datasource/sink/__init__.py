@@ -1,5 +1,6 @@
 """Arrow to sockets: rows come in, messages go out, and each is accounted for.
 
-``sender`` sends, ``in_flight`` knows what may still be lost with a connection, ``dead_letters`` keeps what cannot be
-sent.
+``sender`` is one task's way out. It opens a ``sending_socket``, through which ``delivery`` sends; ``recovery`` knows
+by ``in_flight`` what may still be lost with a connection; ``unsent`` counts what was not sent, and ``dead_letters``
+keeps it.
 """

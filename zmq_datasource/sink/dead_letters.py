@@ -19,6 +19,7 @@ import pyarrow as pa
 
 from zmq_datasource.errors import DeadLetterError
 from zmq_datasource.host.locations import directory_of, without_secrets
+from zmq_datasource.messages.schemas import FRAMES
 from zmq_datasource.options.types import Location
 
 __all__ = ["Row", "StagedLetters", "abort_letters", "commit_letters"]
@@ -38,7 +39,7 @@ _ROW_SCHEMA = pa.schema(
         ("reason", pa.string()),
         ("topic", pa.binary()),
         ("value", pa.binary()),
-        ("frames", pa.list_(pa.field("element", pa.binary()))),
+        ("frames", FRAMES),
         ("partition", pa.int32()),
     ]
 )

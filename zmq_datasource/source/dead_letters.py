@@ -21,6 +21,7 @@ import pyarrow as pa
 
 from zmq_datasource.host.limited_logging import LimitedLog
 from zmq_datasource.host.locations import directory_of, without_secrets
+from zmq_datasource.messages.schemas import FRAMES
 from zmq_datasource.options.types import Location
 from zmq_datasource.source.intake import MalformedMessage
 
@@ -34,7 +35,7 @@ DEAD_LETTER_SCHEMA = pa.schema(
         ("reason", pa.string()),
         ("framing", pa.string()),
         ("endpoint", pa.string()),
-        ("frames", pa.list_(pa.field("element", pa.binary()))),
+        ("frames", FRAMES),
     ]
 )
 

@@ -6,7 +6,8 @@ import os
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from zmq_datasource.monitoring.catalogue import SINK, SOURCE, TOTAL, Metric
+from zmq_datasource.monitoring.catalogue import SINK, SOURCE, TOTAL
+from zmq_datasource.monitoring.metric import Metric
 from zmq_datasource.monitoring.store import MetricsStore
 from zmq_datasource.options.types import Location
 
@@ -17,8 +18,7 @@ __all__ = ["HISTORY_DDL", "metrics_dataframe"]
 
 
 def _struct(metrics: Iterable[Metric]) -> str:
-    types = ((m.name, "TIMESTAMP" if m.name == "lastReceived" else m.type) for m in metrics)
-    return f"STRUCT<{', '.join(f'{name}: {of}' for name, of in types)}>"
+    return f"STRUCT<{', '.join(f'{metric.name}: {metric.type}' for metric in metrics)}>"
 
 
 HISTORY_DDL = (

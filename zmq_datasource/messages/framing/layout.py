@@ -60,6 +60,10 @@ class BinarySequence:
             number = int.from_bytes(frame[self.offset : end], self.endian, signed=self.signed)
         return _within(number, self.low, self.high)
 
+    def write_all(self, numbers: Sequence[int]) -> list[bytes]:
+        """The whole frames that these numbers were read from."""
+        return [number.to_bytes(self.width, self.endian, signed=self.signed) for number in numbers]
+
     def read_all(self, frames: Sequence[bytes]) -> Sequence[int]:
         if self.offset is not None:
             end = self.offset + self.width
@@ -210,6 +214,36 @@ class Layout:
         fields.publishers = None if self.publisher is None else publishers
         fields.sequences = None if self.sequence is None else sequences
         return fields
+
+    @property
+    def whole(self) -> bool:
+        """Whether each frame is a field, so that ``frames_of`` gives all of them back."""
+        sequence = self.sequence
+        if self.more or self.value_offset or not isinstance(sequence, BinarySequence):
+            return False
+        named = {self.topic, self.publisher, sequence.frame, self.value} - {None}
+        return sequence.offset is None and named == set(range(self.frames))
+
+    def frames_of(
+        self,
+        topics: Sequence[bytes | None],
+        publishers: Sequence[bytes | None],
+        sequences: Sequence[int],
+        values: Sequence[bytes],
+    ) -> list[list[bytes]]:
+        """The frames of messages, from their fields; of a ``whole`` layout. A topic of None is no frame."""
+        assert isinstance(self.sequence, BinarySequence), "a layout that is whole"
+        places = {
+            self.topic: topics,
+            self.publisher: publishers,
+            self.sequence.frame: self.sequence.write_all(sequences),
+            self.value: values,
+        }
+        columns = [places[at] for at in range(self.frames)]
+        messages = map(list, zip(*columns, strict=True))
+        if None in topics:
+            return [[frame for frame in frames if frame is not None] for frames in messages]
+        return list(messages)
 
     def _check_count(self, count: int) -> None:
         if count == self.frames or (self.more and count > self.frames):

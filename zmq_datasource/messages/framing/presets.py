@@ -12,7 +12,7 @@ from zmq_datasource.messages.framing.jupyter import JupyterFraming
 from zmq_datasource.messages.framing.layout import BinarySequence, JsonSequence, Layout, SequenceField
 from zmq_datasource.options import FramingOptions, Numbering
 
-__all__ = ["Framing", "make_framing", "subscriptions"]
+__all__ = ["Framing", "make_framing", "subscriptions", "whole_layout"]
 
 
 class Framing(Protocol):
@@ -52,6 +52,12 @@ def make_framing(options: FramingOptions) -> Framing | None:
         case "custom":
             return _custom(options)
     return _bounded(_FIXED[options.framing], options.numbering)
+
+
+def whole_layout(framing: str) -> Layout | None:
+    """The layout by which frames come back from fields; None where the fields are not all that there was."""
+    layout = _FIXED.get(framing)
+    return layout if layout is not None and layout.whole else None
 
 
 def _bounded(layout: Layout, numbering: Numbering | None) -> Layout:

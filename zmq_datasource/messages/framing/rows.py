@@ -7,19 +7,19 @@ metadata (``framing``), and so by each chunk of the log: a reader needs no optio
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from zmq_datasource.messages.framing.fields import Fields, RawMessage
-from zmq_datasource.messages.framing.plain import text_of, times_of
-from zmq_datasource.messages.schemas import FRAMING, LOG_SCHEMA, MESSAGE_SCHEMA, row_schema
+from zmq_datasource.messages.framing.presets import whole_layout
+from zmq_datasource.messages.rows import frames_of_rows, message_rows, text_of, times_of
+from zmq_datasource.messages.schemas import FRAMES, FRAMING, LOG_SCHEMA, row_schema
 
 __all__ = ["make_batch", "name_of", "to_rows"]
 
 _MOST_SHOWN_BYTES = 1 << 10
-_FRAMES = MESSAGE_SCHEMA.field("frames").type
 
 
 def make_batch(
@@ -36,28 +36,26 @@ def make_batch(
         timestamps: When those were received; see ``decode_plain``.
         endpoints: In the same way, where they came from: their publisher, if they name none.
     """
-    rows = len(fields)
-    topic, bad = pa.nulls(rows, pa.string()), set[int]()
+    topic, bad = None, set[int]()
     if fields.topics is not None:
         topic, bad = text_of(fields.topics)
-    publisher = pa.nulls(rows, pa.string())
+    publisher = None
     if fields.publishers is not None:
         publisher, unreadable = _names(fields.publishers)
         bad |= unreadable
     elif endpoints is not None:
         publisher = _origins(fields, endpoints)
-    columns = [
-        topic,
+    batch = message_rows(
         pa.array(fields.values, pa.binary()),
-        publisher,
-        pa.nulls(rows, pa.int64()) if fields.sequences is None else pa.array(fields.sequences, pa.int64()),
         _times(fields, timestamps),
-        _kept_frames(framing, fields, messages, bad),
-    ]
-    schema = MESSAGE_SCHEMA
-    if framing in _REBUILD:
-        schema = schema.with_metadata({FRAMING: framing.encode()})
-    return pa.RecordBatch.from_arrays(columns, schema=schema)
+        topic=topic,
+        publisher=publisher,
+        sequence=None if fields.sequences is None else pa.array(fields.sequences, pa.int64()),
+        frames=_kept_frames(framing, fields, messages, bad),
+    )
+    return (
+        batch if whole_layout(framing) is None else batch.replace_schema_metadata({FRAMING: framing.encode()})
+    )
 
 
 def _names(publishers: Sequence[bytes]) -> tuple[pa.Array, set[int]]:
@@ -96,24 +94,21 @@ def _times(fields: Fields, timestamps: Sequence[tuple[int, int]]) -> pa.Array:
     return times if fields.rows is None else times.take(pa.array(fields.rows, pa.int64()))
 
 
-def _kept_frames(framing: str, fields: Fields, messages: Sequence[RawMessage], bad: set[int]) -> pa.Array:
+def _kept_frames(
+    framing: str, fields: Fields, messages: Sequence[RawMessage], bad: set[int]
+) -> list[list[bytes] | None] | None:
     """The frames of the rows whose other columns do not give them back."""
-    if framing in _REBUILD:
-        if not bad:
-            return pa.nulls(len(fields), _FRAMES)
-        return pa.array(
-            [_frames_of(messages[fields.row(at)]) if at in bad else None for at in range(len(fields))],
-            _FRAMES,
-        )
+    if whole_layout(framing) is not None:
+        return frames_of_rows(bad, len(fields), lambda at: _frames_of(messages[fields.row(at)]))
     if fields.values is messages and fields.topics is None:  # each of one frame
-        return pa.nulls(len(fields), _FRAMES)
+        return None
     kept: list[list[bytes] | None] = []
     for at in range(len(fields)):
         message = _frames_of(messages[fields.row(at)])
         topic = None if fields.topics is None else fields.topics[at]
         plain = [fields.values[at]] if topic is None else [topic, fields.values[at]]
         kept.append(None if message == plain and at not in bad else message)
-    return pa.array(kept, _FRAMES)
+    return kept
 
 
 def _frames_of(message: RawMessage) -> list[bytes]:
@@ -133,35 +128,16 @@ def _all_frames(batch: pa.RecordBatch) -> pa.Array:
     stored = batch.column("frames")
     if stored.null_count == 0:
         return stored
-    framing = (batch.schema.metadata or {}).get(FRAMING, b"").decode()
-    rebuild = _REBUILD.get(framing, _plain)
-    columns = (
-        pc.cast(batch.column("topic"), pa.binary()).to_pylist(),
-        pc.cast(batch.column("publisher"), pa.binary()).to_pylist(),
-        batch.column("sequence").to_pylist(),
-        batch.column("value").to_pylist(),
-    )
-    return pa.array(
-        [
-            frames if frames is not None else rebuild(*fields)
-            for frames, fields in zip(stored.to_pylist(), zip(*columns, strict=True), strict=True)
-        ],
-        _FRAMES,
-    )
-
-
-def _plain(topic: bytes | None, publisher: bytes | None, sequence: int, value: bytes) -> list[bytes]:
-    return [value] if topic is None else [topic, value]
-
-
-_Rebuild = Callable[[bytes, bytes, int, bytes], list[bytes]]
-_REBUILD: dict[str, _Rebuild] = {
-    "sequenced": lambda topic, publisher, n, value: [topic, publisher, n.to_bytes(8, "big"), value],
-    # A replay need not say the topic.
-    "vllm": lambda topic, publisher, n, value: [
-        *([] if topic is None else [topic]),
-        n.to_bytes(8, "big"),
-        value,
-    ],
-    "bitcoin": lambda topic, publisher, n, value: [topic, value, n.to_bytes(4, "little")],
-}
+    layout = whole_layout((batch.schema.metadata or {}).get(FRAMING, b"").decode())
+    without = batch if stored.null_count == len(stored) else batch.filter(pc.is_null(stored))
+    topics = pc.cast(without.column("topic"), pa.binary()).to_pylist()
+    values = without.column("value").to_pylist()
+    if layout is None:  # plain
+        frames = [[v] if t is None else [t, v] for t, v in zip(topics, values, strict=True)]
+    else:
+        publishers = pc.cast(without.column("publisher"), pa.binary()).to_pylist()
+        frames = layout.frames_of(topics, publishers, without.column("sequence").to_pylist(), values)
+    if without is not batch:
+        missing = iter(frames)
+        frames = [next(missing) if kept is None else kept for kept in stored.to_pylist()]
+    return pa.array(frames, FRAMES)

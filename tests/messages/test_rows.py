@@ -1,0 +1,64 @@
+"""The one builder of rows: columns in the schema's order, null where nothing is given."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+
+from zmq_datasource.messages.framing.presets import whole_layout
+from zmq_datasource.messages.rows import frames_of_rows, message_rows, text_of, times_of
+from zmq_datasource.messages.schemas import MESSAGE_SCHEMA
+from zmq_datasource.options.framing import Framing
+
+TIMES = times_of([(7, 1), (8, 1)])
+
+
+def test_columns_that_are_not_given_are_null() -> None:
+    batch = message_rows(pa.array([b"a", b"b"], pa.binary()), TIMES)
+    assert batch.schema.equals(MESSAGE_SCHEMA, check_metadata=True)
+    assert [batch.column(name).null_count for name in batch.schema.names] == [2, 0, 2, 2, 0, 2]
+    batch.validate(full=True)
+
+
+def test_each_column_finds_its_place() -> None:
+    batch = message_rows(
+        pa.array([b"a", b"b"], pa.binary()),
+        TIMES,
+        frames=[None, [b"x", b"y"]],
+        sequence=pa.array([1, 2], pa.int64()),
+        topic=pa.array(["t", None], pa.string()),
+        publisher=pa.array(["p", "q"], pa.string()),
+    )
+    second = batch.to_pylist()[1]
+    assert (second["publisher"], second["sequence"], second["frames"]) == ("q", 2, [b"x", b"y"])
+    assert batch.column("topic").to_pylist() == ["t", None]
+
+
+def test_no_rows_are_rows_too() -> None:
+    assert message_rows(pa.array([], pa.binary()), times_of([])).schema == MESSAGE_SCHEMA
+
+
+def test_only_rows_that_need_them_keep_frames() -> None:
+    assert frames_of_rows({1}, 3, lambda at: [b"%d" % at]) == [None, [b"1"], None]
+    assert frames_of_rows(set(), 3, lambda at: [b"%d" % at]) is None
+
+
+def test_topics_that_are_no_text_are_told_whatever_holds_them() -> None:
+    topics = [b"a", None, b"\xff", "\ufffd".encode()]
+    for given in (topics, pa.array(topics, pa.binary()), pa.array([b"z", *topics], pa.binary())[1:]):
+        text, bad = text_of(given)
+        assert text.to_pylist() == ["a", None, "\ufffd", "\ufffd"]
+        assert bad == {2}
+
+
+def test_logs_keep_no_frames_where_fields_are_all_that_there_was() -> None:
+    """Logs exist that were written so: a framing that is one of these stays one."""
+    whole = {name for name in Framing.allowed if whole_layout(name) is not None}
+    assert whole >= {"sequenced", "vllm", "bitcoin"}
+    assert not whole & {"clone", "dafka", "jupyter", "custom"}
+
+
+def test_a_message_without_a_topic_has_no_frame_for_it() -> None:
+    layout = whole_layout("vllm")
+    assert layout is not None
+    frames = layout.frames_of([b"t", None], [None, None], [1, 2], [b"a", b"b"])
+    assert frames == [[b"t", (1).to_bytes(8, "big"), b"a"], [(2).to_bytes(8, "big"), b"b"]]

@@ -1,0 +1,89 @@
+"""The one builder of rows: columns in, a batch of the log's messages out.
+
+``frames`` of a row is null where its other columns give the frames back exactly, so that an ordinary message is
+stored once: with plain framing wherever a message is its value, or its topic and its value. A topic or publisher
+that is not UTF-8 does not come back from text, so such a row keeps its frames; who makes rows is told which they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+
+import pyarrow as pa
+
+from zmq_datasource.messages.schemas import FRAMES, MESSAGE_SCHEMA
+
+__all__ = ["frames_of_rows", "message_rows", "text_of", "times_of"]
+
+# Kept, because asking the schema takes longer than all else for a batch of one message.
+_TYPES = {field.name: field.type for field in MESSAGE_SCHEMA}
+
+
+def message_rows(
+    value: pa.Array,
+    timestamp: pa.Array,
+    *,
+    topic: pa.Array | None = None,
+    publisher: pa.Array | None = None,
+    sequence: pa.Array | None = None,
+    frames: Sequence[list[bytes] | None] | None = None,
+) -> pa.RecordBatch:
+    """A batch with ``MESSAGE_SCHEMA``; a column that is None is null in each row.
+
+    Args:
+        value, timestamp, topic, publisher, sequence: Columns of the schema's types.
+        frames: For each row its frames where the other columns do not give them back, None where they do; None if
+            they do in every row.
+    """
+    given = {
+        "topic": topic,
+        "value": value,
+        "publisher": publisher,
+        "sequence": sequence,
+        "timestamp": timestamp,
+        "frames": None if frames is None else pa.array(frames, FRAMES),
+    }
+    rows = len(value)
+    columns = [pa.nulls(rows, kind) if given[name] is None else given[name] for name, kind in _TYPES.items()]
+    return pa.RecordBatch.from_arrays(columns, schema=MESSAGE_SCHEMA)
+
+
+def frames_of_rows(
+    rows: Collection[int], count: int, message: Callable[[int], list[bytes]]
+) -> list[list[bytes] | None] | None:
+    """``frames`` for ``message_rows`` where only these of ``count`` rows must keep theirs."""
+    return [message(at) if at in rows else None for at in range(count)] if rows else None
+
+
+def times_of(timestamps: Sequence[tuple[int, int]]) -> pa.Array:
+    """Runs of (microseconds since the epoch, number of messages) as a column."""
+    kind = _TYPES["timestamp"]
+    times = [pa.repeat(pa.scalar(time, pa.int64()), count) for time, count in timestamps]
+    return pa.concat_arrays(times).cast(kind) if times else pa.nulls(0, kind)
+
+
+def text_of(topics: pa.Array | Sequence[bytes | None]) -> tuple[pa.Array, set[int]]:
+    """Topics as strings, and the rows whose bytes were not UTF-8."""
+    raw = topics if isinstance(topics, pa.Array) else pa.array(topics, pa.binary())
+    try:
+        return raw.cast(pa.string()), set()
+    except pa.ArrowInvalid:
+        given = raw.to_pylist()
+        texts = [None if t is None else _readable(t) for t in given]
+        bad = {
+            row
+            for row, (t, text) in enumerate(zip(given, texts, strict=True))
+            if t is not None and text is not None and text.encode() != t
+        }
+        return pa.array(texts, pa.string()), bad
+
+
+# Of a topic that is no text, so much is shown: bad bytes become three each, and a column holds 2 GiB.
+_MOST_SHOWN_BYTES = 1 << 20
+
+
+def _readable(topic: bytes) -> str:
+    try:
+        return topic.decode()
+    except UnicodeDecodeError:
+        return topic[:_MOST_SHOWN_BYTES].decode("utf-8", "replace")

@@ -1,0 +1,134 @@
+"""Rows that were not sent: each is dropped or becomes a dead letter, is counted with its reason, and never silently."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable
+
+from zmq_datasource.counters import SinkCounters
+from zmq_datasource.options import WriteOptions
+from zmq_datasource.sink.dead_letters import Row, StagedLetters
+from zmq_datasource.sink.in_flight import Part
+
+__all__ = ["RefusalLog", "Unsent"]
+
+_log = logging.getLogger(__name__)
+
+# The reason of rows that were in flight when a connection was lost.
+_LOST = "connection_lost"
+
+
+class Unsent:
+    """Decides about rows that a task does not send, and counts them.
+
+    Args:
+        letters: Where they go; None drops them, with ``noblock``.
+        counters: The task's account.
+
+    Attributes:
+        goes_on: Whether a task goes on without such a row. Otherwise it fails at the first.
+        keeps: Whether sent rows must be kept while they are in flight: to be sent again, or as dead letters.
+    """
+
+    def __init__(self, options: WriteOptions, letters: StagedLetters | None, counters: SinkCounters) -> None:
+        self._noblock = options.noblock
+        self._letters = letters
+        self._counters = counters
+        self._refusals = RefusalLog("set aside" if letters is not None else "dropped")
+        self.goes_on = options.noblock or letters is not None
+        self.keeps = not options.noblock or letters is not None
+
+    def give_up(self, listed: Part, at: int, anybody: bool) -> None:
+        """A row finds no room.
+
+        Args:
+            listed: Where it is, with Python objects for columns.
+            at: Its position there.
+            anybody: Whether any peer is there.
+        """
+        reason = "no_peer" if not anybody else "hwm" if self._noblock else "timeout"
+        self._refusals.note(reason)
+        self._set_aside(listed, at, reason)
+
+    def write_off(self, parts: Iterable[Part]) -> int:
+        """What may be lost with a connection no longer counts as sent; returns how many rows."""
+        lost = 0
+        for part in parts:
+            lost += part.sent
+            self._counters.sent -= part.sent
+            self._counters.bytes -= part.sent_bytes
+            if self._letters is None:
+                self._counters.dropped[_LOST] += part.sent
+                continue
+            listed = part.listed()
+            for at in range(len(listed)):
+                if at not in part.given_up:
+                    self._set_aside(listed, at, _LOST)
+        return lost
+
+    def look(self) -> None:
+        """To be called now and then, for the log."""
+        self._refusals.look()
+
+    def end(self) -> None:
+        """No more rows come."""
+        self._refusals.end()
+
+    def _set_aside(self, listed: Part, at: int, reason: str) -> None:
+        if self._letters is None:
+            self._counters.dropped[reason] += 1
+        else:
+            self._letters.add(_row(listed, at), reason)
+            self._counters.dead_lettered[reason] += 1
+
+
+def _row(part: Part, at: int) -> Row:
+    if part.frames is not None:
+        return Row(None, None, part.frames[at])
+    return Row(part.topics[at] if part.topics is not None else None, part.values[at], None)
+
+
+class RefusalLog:
+    """Says in a long task that its rows are not being sent, and when that is over; short ones are told by their batch.
+
+    A consumer that is a little too slow is full and has room again thousands of times a second: that
+    is one state, not thousands.
+    """
+
+    _SECONDS = 5.0
+
+    def __init__(self, done: str, clock: Callable[[], float] = time.monotonic) -> None:
+        self._done = done
+        self._clock = clock
+        self._reasons: Counter[str] = Counter()
+        self._began = self._last = 0.0
+        self._said = False
+
+    def note(self, reason: str) -> None:
+        """A row is not sent."""
+        self._last = self._clock()
+        if not self._reasons:
+            self._began = self._last
+        self._reasons[reason] += 1
+        if not self._said and self._last - self._began >= self._SECONDS:
+            self._said = True
+            _log.warning("rows are being %s: %s in %.0f s", self._done, self._summary(), self._SECONDS)
+
+    def look(self) -> None:
+        """To be called now and then."""
+        if self._reasons and self._clock() - self._last >= self._SECONDS:
+            self.end()
+
+    def end(self) -> None:
+        """Tell what it came to."""
+        if self._said:
+            _log.warning(
+                "rows are no longer %s: %s in %.0f s", self._done, self._summary(), self._last - self._began
+            )
+        self._said = False
+        self._reasons.clear()
+
+    def _summary(self) -> str:
+        return ", ".join(f"{count} {reason}" for reason, count in sorted(self._reasons.items()))
