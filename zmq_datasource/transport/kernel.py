@@ -28,6 +28,7 @@ __all__ = [
     "ended_in_order",
     "find_dead_peers",
     "hang_up",
+    "io_threads_sleep",
     "passed",
     "unread",
     "unsent_by_peer",
@@ -163,16 +164,32 @@ def _peer_name(handle: stdlib_socket.socket, ipc: bool) -> str:
 
 # Between looks at the kernel's queue, so that libzmq's own thread gets its turn to fill it again.
 _LOOKS, _LOOK_SECONDS = 3, 0.005
+_THREADS = Path("/proc/self/task")
 
 
 def wait_until_written(socks: Sequence[stdlib_socket.socket], deadline: float) -> bool:
-    """Wait until the kernel has nothing of these connections left to send."""
+    """Wait until neither libzmq nor the kernel has anything of these connections left to send."""
     empty = 0 if socks else _LOOKS
     while empty < _LOOKS:
-        empty = 0 if any(map(unwritten, socks)) else empty + 1
+        empty = 0 if any(map(unwritten, socks)) or not io_threads_sleep() else empty + 1
         if time.monotonic() >= deadline:
             return False
         time.sleep(_LOOK_SECONDS)
+    return True
+
+
+def io_threads_sleep() -> bool:
+    """Whether libzmq's I/O threads in this process sleep; True where the system does not tell.
+
+    Each writes what is queued as soon as the kernel has room. So while the kernel's queue is empty, one that
+    sleeps has nothing to write, and one that waits for a processor, on a busy machine for long, may have.
+    """
+    for thread in _THREADS.glob("*"):
+        with suppress(OSError):  # it has ended meanwhile
+            if (thread / "comm").read_bytes().startswith(b"ZMQbg/IO"):
+                state = (thread / "stat").read_bytes().rpartition(b")")[2].split()[0]
+                if state != b"S":
+                    return False
     return True
 
 

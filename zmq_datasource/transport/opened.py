@@ -11,7 +11,14 @@ from contextlib import ExitStack, suppress
 import zmq
 
 from zmq_datasource.transport.attach import attach
-from zmq_datasource.transport.kernel import ended, ended_in_order, passed, unwritten, wait_until_written
+from zmq_datasource.transport.kernel import (
+    ended,
+    ended_in_order,
+    io_threads_sleep,
+    passed,
+    unwritten,
+    wait_until_written,
+)
 from zmq_datasource.transport.peers import PeerWatch, security_of
 from zmq_datasource.transport.spec import SocketSpec, new_socket
 
@@ -91,10 +98,9 @@ class OpenSocket:
         return written and read and time.monotonic() < deadline
 
     def settle(self, patience: float, most: float = math.inf, quiet: float = 0.003) -> bool:
-        """Wait until the kernel's queues are empty, and stay so for ``quiet`` seconds.
+        """Wait until libzmq's queues and the kernel's are empty, and stay so for ``quiet`` seconds.
 
-        libzmq's own queues are empty then too, because it writes as soon as the kernel has room, unless its
-        thread did not run for so long; and those of connections that are being made anew are not looked at.
+        Those of connections that are being made anew are not looked at.
 
         Args:
             patience: How long to wait without any progress.
@@ -110,7 +116,7 @@ class OpenSocket:
             end, deadline, empty, before = now + most, now + patience, 0, None
             while empty < looks:
                 unsent = [unwritten(sock) for sock, _ in held]
-                if any(unsent):
+                if any(unsent) or not io_threads_sleep():
                     taken = [
                         passed(sock, ipc, left)[0] for (sock, ipc), left in zip(held, unsent, strict=True)
                     ]
