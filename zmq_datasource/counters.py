@@ -109,7 +109,7 @@ class SourceCounters:
 
     The first seven are counted since the log began, across restarts and exactly, because the log
     keeps them beside its rows; what publishers' numbers tell is counted beside them, in
-    ``sequences.judge.Totals``. The others are counted since the receiver started.
+    ``sequences.tracker.Totals``. The others are counted since the receiver started.
 
     Attributes:
         received: Messages that were given an id.

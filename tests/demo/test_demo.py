@@ -23,7 +23,7 @@ from click.testing import CliRunner
 from tests.support import bound
 from zmq_datasource.cli import main
 from zmq_datasource.counters import SinkCounters
-from zmq_datasource.demo.account import Account, Tally
+from zmq_datasource.demo.counts import QueryCounts, Tally
 from zmq_datasource.demo.errors import plain_reason
 from zmq_datasource.demo.verdict import findings
 from zmq_datasource.monitoring.figures import sink_metrics
@@ -206,7 +206,7 @@ def test_tally_takes_an_event_once_and_idle_ones_as_news() -> None:
 
 def test_words_say_what_is_wrong_with_the_numbers() -> None:
     sink = SinkCounters(rows=100, sent=70, dropped=Counter(hwm=20))
-    account = Account("slow sink", published=110, received=105, rows=100, sink=sink, arrived=60)
+    account = QueryCounts("slow sink", published=110, received=105, rows=100, sink=sink, arrived=60)
     said = list(findings([account], pull=False, settled=True, slow_settings="settings"))
     text = "\n".join(f"{finding.good} {finding.text}" for finding in said)
     assert "5 (slow sink)" in text
@@ -215,7 +215,7 @@ def test_words_say_what_is_wrong_with_the_numbers() -> None:
 
 
 def test_a_busy_machine_is_no_loss() -> None:
-    account = Account("aggregation", published=110, received=0, rows=0)
+    account = QueryCounts("aggregation", published=110, received=0, rows=0)
     said = [finding.text for finding in findings([account], pull=False, settled=False, slow_settings="")]
     assert not any("Lost" in text for text in said)
 

@@ -79,7 +79,7 @@ def test_what_another_filler_has_left_is_counted_on_and_replaced_as_a_whole(
     assert read.restore(written.full(), None) is known
     assert read._counters.received == 9
     # A delta says nothing of a base that is about something else.
-    assert read.large is (not isinstance(read, Intake) or read.judge is not None)
+    assert read.large is (not isinstance(read, Intake) or read.tracker is not None)
     read.full()
     assert not read.large
 

@@ -19,7 +19,7 @@ from tests.support import Socket, batch_of, bound, log_rows, stream_options, wai
 from zmq_datasource import receive as receive_module
 from zmq_datasource.cli import main
 from zmq_datasource.errors import DataLossError
-from zmq_datasource.log.follower import FollowedLog
+from zmq_datasource.log.follower import LogFollower
 from zmq_datasource.log.layout import Chunk
 from zmq_datasource.log.storage import LogStorage
 from zmq_datasource.log.writer import LogWriter
@@ -250,7 +250,7 @@ def test_an_older_listing_does_not_replace_a_newer_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     log = written(tmp_path, 2)
-    followed = FollowedLog(LogStorage(str(tmp_path)), "query")
+    followed = LogFollower(LogStorage(str(tmp_path)), "query")
     followed.refresh()
     listed, go_on = threading.Event(), threading.Event()
     list_chunks = LogStorage.chunks

@@ -273,8 +273,8 @@ class Recording(Intake):
         return self.force_large
 
     def remembered(self) -> object:
-        assert self.judge is not None
-        return copy.deepcopy(memory(self.judge)), self._counters.to_json()
+        assert self.tracker is not None
+        return copy.deepcopy(memory(self.tracker)), self._counters.to_json()
 
     def full(self) -> bytes:
         self.handed_over.append((self.rows, self.remembered()))
@@ -328,9 +328,9 @@ def test_whenever_it_dies_state_and_rows_belong_together(
         possible = [remembered for end, remembered in feed.handed_over if end == log.durable_end]
         assert again.remembered() in possible
         # The same table without a writer.
-        assert again.judge is not None
+        assert again.tracker is not None
         gaps = read_gaps(log.saved.full, log.saved.delta)
-        assert [row["messages"] for row in gaps] == [gap.size for gap in again.judge.gaps]
+        assert [row["messages"] for row in gaps] == [gap.size for gap in again.tracker.gaps]
         log.close()
     assert again.remembered() == feed.remembered()
     shutil.rmtree(tmp_path)
@@ -356,10 +356,10 @@ def test_a_hundred_thousand_publishers_cost_a_chunk_only_what_has_changed(tmp_pa
     log.close()
     again = Intake(stream_options(connect="tcp://feed:1", framing="sequenced"), SourceCounters())
     assert again.restore(saved(tmp_path).full, saved(tmp_path).delta)
-    assert again.judge is not None
-    assert feed.judge is not None
-    assert memory(again.judge) == memory(feed.judge)
-    assert sequences_state.is_large(again.judge) is False
+    assert again.tracker is not None
+    assert feed.tracker is not None
+    assert memory(again.tracker) == memory(feed.tracker)
+    assert sequences_state.is_large(again.tracker) is False
 
 
 def test_rows_say_how_their_frames_come_back(tmp_path: Path) -> None:
@@ -419,10 +419,10 @@ def test_the_format_of_a_state_never_changes() -> None:
     ]
     feed = Intake(stream_options(connect="tcp://feed:1", framing="vllm"), SourceCounters())
     assert feed.restore(kept.full, kept.delta)
-    assert feed.judge is not None
-    assert (feed.judge.totals.lost, feed.judge.totals.healed, feed.judge.totals.duplicates) == (2, 1, 1)
+    assert feed.tracker is not None
+    assert (feed.tracker.totals.lost, feed.tracker.totals.healed, feed.tracker.totals.duplicates) == (2, 1, 1)
     assert (feed._counters.received, feed._counters.malformed) == (7, 1)
-    assert len(feed.judge.expected) == 2
+    assert len(feed.tracker.expected) == 2
 
 
 def test_long_names_are_remembered_short(tmp_path: Path) -> None:
@@ -435,10 +435,10 @@ def test_long_names_are_remembered_short(tmp_path: Path) -> None:
     assert len(saved_text) < 1000 * len(names)
     again = Intake(stream_options(connect="tcp://feed:1", framing="sequenced"), SourceCounters())
     assert again.restore(saved_text, None)
-    assert again.judge is not None
-    assert len(again.judge.expected) == len(names)
+    assert again.tracker is not None
+    assert len(again.tracker.expected) == len(names)
     batch, _ = again.read(messages, [Run(0, len(messages), "tcp://feed:1")])
-    assert again.judge.totals.duplicates == len(names)
+    assert again.tracker.totals.duplicates == len(names)
 
 
 def test_a_feed_that_is_numbered_in_another_way_leaves_nothing_of_the_old_behind(tmp_path: Path) -> None:
@@ -459,7 +459,7 @@ def test_a_feed_that_is_numbered_in_another_way_leaves_nothing_of_the_old_behind
         log.close()
     again = Intake(stream_options(connect="tcp://feed:1", framing="sequenced"), SourceCounters())
     assert again.restore(saved(tmp_path).full, saved(tmp_path).delta)
-    assert again.judge is not None
-    assert list(again.judge.expected) == [b"p2"]
+    assert again.tracker is not None
+    assert list(again.tracker.expected) == [b"p2"]
     assert [row["publisher"] for row in read_gaps(saved(tmp_path).full, saved(tmp_path).delta)] == ["p2"]
     assert again._counters.received == 6

@@ -17,7 +17,7 @@ from zmq_datasource.messages.framing import RawMessage, to_rows
 from zmq_datasource.messages.framing.fields import UnfitError
 from zmq_datasource.messages.framing.replay import Reply, read_reply, request
 from zmq_datasource.messages.schemas import number_rows
-from zmq_datasource.source.intake import Intake, Run
+from zmq_datasource.source.intake import Arrival, Intake
 from zmq_datasource.source.kept import read_gaps
 
 GOLDEN = json.loads((DATA / "framings.json").read_text(encoding="utf-8"))
@@ -31,7 +31,7 @@ def intake(**options: Any) -> Intake:
 
 def read(framing: Intake, messages: list[RawMessage]) -> tuple[list[dict[str, Any]], list[str]]:
     """The rows, and the reasons of the messages that did not fit."""
-    batch, findings = framing.read(messages, [Run(0, len(messages), "tcp://feed:1")])
+    batch, findings = framing.read(messages, [Arrival(0, len(messages), "tcp://feed:1")])
     batch.validate(full=True)
     rows = to_rows(number_rows(batch, 0, 0), include_frames=True).to_pylist()
     return rows, [malformed.reason for malformed in findings.malformed]
@@ -75,7 +75,7 @@ def test_the_endpoint_tells_publishers_apart_that_do_not_name_themselves() -> No
     """Two ranks of one vLLM: the same topic, the same numbers."""
     framing = Intake(stream_options(connect="tcp://feed:1,tcp://feed:2", framing="vllm"), SourceCounters())
     message = [b"t", bytes(8), b"v"]
-    runs = [Run(0, 2, "tcp://feed:1"), Run(1, 2, "tcp://feed:2"), Run(2, 1, "tcp://feed:1")]
+    runs = [Arrival(0, 2, "tcp://feed:1"), Arrival(1, 2, "tcp://feed:2"), Arrival(2, 1, "tcp://feed:1")]
     for bad in (False, True):
         batch, _ = framing.read([message, [b"bad"] if bad else message, message, message, message], runs)
         expected = ["tcp://feed:1", *([] if bad else ["tcp://feed:1"]), *["tcp://feed:2"] * 2, "tcp://feed:1"]

@@ -25,7 +25,7 @@ from zmq_datasource.monitoring.figures import sink_metrics
 from zmq_datasource.monitoring.ledger import Entry
 from zmq_datasource.monitoring.patience import within
 from zmq_datasource.monitoring.store import MetricsStore, iso
-from zmq_datasource.monitoring.view import View
+from zmq_datasource.monitoring.view import LiveView
 from zmq_datasource.options.types import Location
 
 NOW = 1_795_000_000.0
@@ -141,7 +141,7 @@ def test_a_file_that_is_none_of_ours_is_said_and_left_out(
         store(tmp_path).accounts("query", [1])[1]["PUSH tcp://a:1"].total.rows == 10
     )  # the one before counts
     assert [record["batch"] for record in store(tmp_path).newest()] == [0]
-    assert shown(View().render(store(tmp_path).newest()), 160)
+    assert shown(LiveView().render(store(tmp_path).newest()), 160)
     store(tmp_path).write_account(entry(2), NOW)
     account = store(tmp_path).accounts("query", [2])[2]["PUSH tcp://a:1"]
     assert account.total.rows == 20  # of batches 0 and 2
@@ -174,7 +174,7 @@ def test_the_newest_report_is_the_newest_though_the_clock_has_stepped_back(tmp_p
 
 
 def test_rates_go_on_after_the_clock_has_stepped_back(tmp_path: Path) -> None:
-    view = View()
+    view = LiveView()
     for batch, now in ((0, NOW), (1, NOW - 3600), (2, NOW - 3590)):
         store(tmp_path).write_account(entry(batch, rows=100), now)
         text = shown(view.render(store(tmp_path).newest(), datetime.fromtimestamp(now, UTC)), 160)
@@ -301,7 +301,7 @@ def test_the_table_shows_rates_between_reports_and_leaves_out_the_silent(tmp_pat
     store(tmp_path).write_report("log-0", report, NOW)
     store(tmp_path).write_account(entry(0, sink="PUB old"), NOW - 1000)
     store(tmp_path).write_account(entry(0), NOW)
-    view = View(since=600)
+    view = LiveView(since=600)
     view.render(store(tmp_path).newest(), datetime.fromtimestamp(NOW, UTC))
     store(tmp_path).write_account(entry(1, rows=100, dropped=40), NOW + 2)
 
@@ -313,7 +313,9 @@ def test_the_table_shows_rates_between_reports_and_leaves_out_the_silent(tmp_pat
     assert sink[2:9] == ["query", "1", "30", "20", "70", "40", "hwm"]
     assert "PUB old" not in text
     assert "1 sources and sinks have said nothing for 10 minutes." in text
-    text = shown(View(width=60).render(store(tmp_path).newest(), datetime.fromtimestamp(NOW + 3, UTC)), 60)
+    text = shown(
+        LiveView(width=60).render(store(tmp_path).newest(), datetime.fromtimestamp(NOW + 3, UTC)), 60
+    )
     for figure in (
         "SUB tcp://feed:1",
         "paused now: logFull",
@@ -329,7 +331,7 @@ def test_names_are_shown_as_they_are_whatever_is_in_them() -> None:
     total = {**sink_metrics(SinkCounters()), "batches": 1}
     record = {"kind": "sink", "timestamp": iso(NOW), "query": "q", "name": "etl[/prod]", "batch": 1}
     record |= {"sink": "PUSH tcp://[fe80::1]:5557", "sinkMetrics": total, "sinkTotal": total}
-    text = shown(View().render([record]), 160)
+    text = shown(LiveView().render([record]), 160)
     assert "PUSH tcp://[fe80::1]:5557" in text
     assert "etl[/prod]" in text
 

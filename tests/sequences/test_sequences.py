@@ -1,4 +1,4 @@
-"""The judge: what numbers tell, compared with a slow model; what it remembers; how much."""
+"""The tracker: what numbers tell, compared with a slow model; what it remembers; how much."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from tests.support.sequence_model import Model
 from zmq_datasource.options import Numbering
-from zmq_datasource.sequences import Judge, Verdict, state
+from zmq_datasource.sequences import SequenceFindings, SequenceTracker, state
 
 KEY = b"p"
 PLAIN = Numbering(("publisher",))
@@ -29,196 +29,198 @@ NUMBERINGS = [
 ]
 
 
-def judge(numbering: Numbering = PLAIN, counters: int = 1000, gaps: int = 1000) -> Judge:
-    return Judge(numbering, counters, gaps)
+def tracker(numbering: Numbering = PLAIN, counters: int = 1000, gaps: int = 1000) -> SequenceTracker:
+    return SequenceTracker(numbering, counters, gaps)
 
 
-def see(judged: Judge, *numbers: int, key: bytes = KEY, when: int = 7) -> Verdict:
-    return judged.judge([key] * len(numbers), numbers, lambda row: when)
+def see(tracked: SequenceTracker, *numbers: int, key: bytes = KEY, when: int = 7) -> SequenceFindings:
+    return tracked.track([key] * len(numbers), numbers, lambda row: when)
 
 
-def missing(judged: Judge, key: bytes = KEY) -> list[tuple[int, int]]:
-    return [(gap.first, gap.last) for gap in judged.missing(key)]
+def missing(tracked: SequenceTracker, key: bytes = KEY) -> list[tuple[int, int]]:
+    return [(gap.first, gap.last) for gap in tracked.missing(key)]
 
 
-def table(judged: Judge) -> list[tuple[int, int, bool]]:
-    return [(gap.first, gap.last, gap.healed is not None) for gap in judged.gaps]
+def table(tracked: SequenceTracker) -> list[tuple[int, int, bool]]:
+    return [(gap.first, gap.last, gap.healed is not None) for gap in tracked.gaps]
 
 
 # Each rule once, by example.
 
 
 def test_what_was_sent_before_the_first_number_seen_is_not_judged() -> None:
-    judged = judge()
-    assert not see(judged, 5, 6, 7).gaps
-    assert judged.totals.lost == 0
+    tracked = tracker()
+    assert not see(tracked, 5, 6, 7).gaps
+    assert tracked.totals.lost == 0
 
 
 def test_a_higher_number_leaves_a_gap() -> None:
-    judged = judge()
-    verdict = see(judged, 0, 1, 5)
-    assert [(gap.first, gap.last, gap.noticed) for gap in verdict.gaps] == [(2, 4, 7)]
-    assert judged.totals.lost == 3
+    tracked = tracker()
+    findings = see(tracked, 0, 1, 5)
+    assert [(gap.first, gap.last, gap.noticed) for gap in findings.gaps] == [(2, 4, 7)]
+    assert tracked.totals.lost == 3
 
 
 def test_a_late_message_is_no_longer_lost() -> None:
-    judged = judge()
-    verdict = see(judged, 0, 5, 3)
-    assert not verdict.duplicates
-    assert missing(judged) == [(1, 2), (4, 4)]
-    assert (judged.totals.lost, judged.totals.late, judged.totals.healed) == (3, 1, 1)
+    tracked = tracker()
+    findings = see(tracked, 0, 5, 3)
+    assert not findings.duplicates
+    assert missing(tracked) == [(1, 2), (4, 4)]
+    assert (tracked.totals.lost, tracked.totals.late, tracked.totals.healed) == (3, 1, 1)
 
 
 def test_a_gap_filled_from_any_side_becomes_one_healed_row() -> None:
     for order in ([1, 2, 3, 4], [4, 3, 2, 1], [2, 4, 1, 3], [1, 4, 2, 3], [3, 2, 4, 1]):
-        judged = judge()
-        see(judged, 0, 5, *order)
-        assert table(judged) == [(1, 4, True)], order
-        assert judged.totals.lost == 0
+        tracked = tracker()
+        see(tracked, 0, 5, *order)
+        assert table(tracked) == [(1, 4, True)], order
+        assert tracked.totals.lost == 0
 
 
 def test_a_number_seen_is_a_duplicate() -> None:
-    judged = judge()
-    assert see(judged, 3, 4, 4, 5, 3).duplicates == [2, 4]
-    assert judged.totals.duplicates == 2
+    tracked = tracker()
+    assert see(tracked, 3, 4, 4, 5, 3).duplicates == [2, 4]
+    assert tracked.totals.duplicates == 2
 
 
 def test_the_first_number_again_is_a_restart_and_no_negative_loss() -> None:
-    judged = judge()
-    verdict = see(judged, 0, 1, 2, 0, 1, 2)
-    assert verdict.restarts == [KEY]
-    assert not verdict.duplicates
-    assert judged.totals.lost == 0
-    assert judged.counters[KEY].epoch == 1
+    tracked = tracker()
+    findings = see(tracked, 0, 1, 2, 0, 1, 2)
+    assert findings.restarts == [KEY]
+    assert not findings.duplicates
+    assert tracked.totals.lost == 0
+    assert tracked.counters[KEY].epoch == 1
 
 
 def test_a_restart_whose_beginning_was_missed_is_told_by_the_window() -> None:
-    judged = judge(Numbering(("publisher",), window=10))
-    verdict = see(judged, 100, 3, 4)
-    assert verdict.restarts == [KEY]
-    assert [(gap.epoch, gap.first, gap.last) for gap in verdict.gaps] == [(1, 0, 2)]
+    tracked = tracker(Numbering(("publisher",), window=10))
+    findings = see(tracked, 100, 3, 4)
+    assert findings.restarts == [KEY]
+    assert [(gap.epoch, gap.first, gap.last) for gap in findings.gaps] == [(1, 0, 2)]
 
 
 def test_within_the_window_a_lower_number_is_a_duplicate() -> None:
-    judged = judge(Numbering(("publisher",), window=10))
-    assert see(judged, *range(90, 101), 91).duplicates == [11]
-    assert judged.totals.restarts == 0
+    tracked = tracker(Numbering(("publisher",), window=10))
+    assert see(tracked, *range(90, 101), 91).duplicates == [11]
+    assert tracked.totals.restarts == 0
 
 
 def test_publishers_with_new_names_never_restart() -> None:
-    judged = judge(Numbering(("publisher",), restarts=False, window=1))
-    assert see(judged, *range(50), 0).duplicates == [50]
+    tracked = tracker(Numbering(("publisher",), restarts=False, window=1))
+    assert see(tracked, *range(50), 0).duplicates == [50]
 
 
 def test_bitcoins_counter_wraps_and_zero_after_another_number_is_a_restart() -> None:
     last = 2**32 - 1
-    judged = judge(Numbering(("publisher",), end=last))
-    assert not see(judged, last - 1, last, 0, 1).restarts
-    assert judged.totals.lost == 0
-    judged = judge(Numbering(("publisher",), end=last))
-    verdict = see(judged, last - 5, 0)
-    assert verdict.restarts == [KEY]
-    assert judged.totals.lost == 0
+    tracked = tracker(Numbering(("publisher",), end=last))
+    assert not see(tracked, last - 1, last, 0, 1).restarts
+    assert tracked.totals.lost == 0
+    tracked = tracker(Numbering(("publisher",), end=last))
+    findings = see(tracked, last - 5, 0)
+    assert findings.restarts == [KEY]
+    assert tracked.totals.lost == 0
 
 
 def test_a_gap_over_the_turn_of_a_counter_is_told_in_its_numbers() -> None:
-    judged = judge(Numbering(("publisher",), end=9, restarts=False, window=3))
-    (gap,) = see(judged, 8, 2).gaps
-    assert (judged.number(gap.first), judged.number(gap.last), gap.size) == (9, 1, 3)
+    tracked = tracker(Numbering(("publisher",), end=9, restarts=False, window=3))
+    (gap,) = see(tracked, 8, 2).gaps
+    assert (tracked.number(gap.first), tracked.number(gap.last), gap.size) == (9, 1, 3)
 
 
 def test_an_announcement_shows_the_missing_tail() -> None:
-    judged = judge()
-    see(judged, 0, 1)
-    (gap,) = judged.announce(KEY, 4, when=9).gaps
+    tracked = tracker()
+    see(tracked, 0, 1)
+    (gap,) = tracked.announce(KEY, 4, when=9).gaps
     assert (gap.first, gap.last, gap.noticed) == (2, 4, 9)
-    assert not judged.announce(KEY, 4, when=9).gaps
-    assert not judged.announce(KEY, 1, when=9).gaps
-    assert judged.totals.lost == 3
+    assert not tracked.announce(KEY, 4, when=9).gaps
+    assert not tracked.announce(KEY, 1, when=9).gaps
+    assert tracked.totals.lost == 3
 
 
 def test_an_announcement_of_a_publisher_never_heard_is_where_judging_begins() -> None:
-    judged = judge()
-    assert not judged.announce(KEY, 10, when=0).gaps
-    (gap,) = see(judged, 12).gaps
+    tracked = tracker()
+    assert not tracked.announce(KEY, 10, when=0).gaps
+    (gap,) = see(tracked, 12).gaps
     assert (gap.first, gap.last) == (11, 11)
 
 
 def test_counters_are_judged_apart() -> None:
-    judged = judge()
-    judged.judge([b"a", b"b", b"a", b"b"], [0, 10, 1, 12], lambda row: 0)
-    assert missing(judged, b"a") == []
-    assert missing(judged, b"b") == [(11, 11)]
+    tracked = tracker()
+    tracked.track([b"a", b"b", b"a", b"b"], [0, 10, 1, 12], lambda row: 0)
+    assert missing(tracked, b"a") == []
+    assert missing(tracked, b"b") == [(11, 11)]
 
 
 def test_a_publisher_judged_as_a_whole_misses_its_beginning_and_its_end() -> None:
-    judged = judge(Numbering(("publisher",), restarts=False, whole=True))
-    assert [(gap.first, gap.last) for gap in see(judged, 3).gaps] == [(0, 2)]
-    assert [(gap.first, gap.last) for gap in judged.announce(KEY, 5, 0, end=True).gaps] == [(4, 5)]
-    assert [(gap.first, gap.last) for gap in judged.announce(b"never heard", 9, 0, end=True).gaps] == [(0, 9)]
-    assert judged.totals.lost == 15
+    tracked = tracker(Numbering(("publisher",), restarts=False, whole=True))
+    assert [(gap.first, gap.last) for gap in see(tracked, 3).gaps] == [(0, 2)]
+    assert [(gap.first, gap.last) for gap in tracked.announce(KEY, 5, 0, end=True).gaps] == [(4, 5)]
+    assert [(gap.first, gap.last) for gap in tracked.announce(b"never heard", 9, 0, end=True).gaps] == [
+        (0, 9)
+    ]
+    assert tracked.totals.lost == 15
 
 
 def test_publishers_that_have_ended_are_forgotten_without_harm() -> None:
-    judged = judge(Numbering(("publisher",), restarts=False, whole=True), counters=2)
+    tracked = tracker(Numbering(("publisher",), restarts=False, whole=True), counters=2)
     for name in range(5):
-        see(judged, 0, 1, key=b"%d" % name)
-        judged.announce(b"%d" % name, 1, 0, end=True)
-    assert judged.totals.forgotten == 0
-    see(judged, 1, key=b"beginning missed")
-    assert judged.totals.lost == 1
+        see(tracked, 0, 1, key=b"%d" % name)
+        tracked.announce(b"%d" % name, 1, 0, end=True)
+    assert tracked.totals.forgotten == 0
+    see(tracked, 1, key=b"beginning missed")
+    assert tracked.totals.lost == 1
     for name in range(2):
-        see(judged, 0, key=b"not ended %d" % name)
-    assert judged.totals.forgotten == 1
+        see(tracked, 0, key=b"not ended %d" % name)
+    assert tracked.totals.forgotten == 1
     # It may be one that was forgotten: what it sent before is not lost a second time.
-    see(judged, 7, key=b"beginning missed")
-    assert judged.totals.lost == 1
+    see(tracked, 7, key=b"beginning missed")
+    assert tracked.totals.lost == 1
 
 
 ENDPOINT = Numbering(("endpoint",))
 
 
 def test_a_lower_number_on_a_new_connection_is_a_restart_however_near() -> None:
-    judged = judge(ENDPOINT)
-    judged.connections[KEY] = 1
-    assert see(judged, *range(300), 299).duplicates == [300]
-    assert see(judged, 298).duplicates == [0]
-    judged.connections[KEY] = 2
-    verdict = see(judged, 3, 4, 5)
-    assert verdict.restarts == [KEY]
-    assert not verdict.duplicates
-    assert missing(judged) == [(0, 2)]
-    assert see(judged, 4).duplicates == [0]
+    tracked = tracker(ENDPOINT)
+    tracked.connections[KEY] = 1
+    assert see(tracked, *range(300), 299).duplicates == [300]
+    assert see(tracked, 298).duplicates == [0]
+    tracked.connections[KEY] = 2
+    findings = see(tracked, 3, 4, 5)
+    assert findings.restarts == [KEY]
+    assert not findings.duplicates
+    assert missing(tracked) == [(0, 2)]
+    assert see(tracked, 4).duplicates == [0]
 
 
 def test_on_a_new_connection_a_restart_does_not_heal_the_gaps_of_the_life_before() -> None:
-    judged = judge(ENDPOINT)
-    judged.connections[KEY] = 1
-    see(judged, 0, 100)
-    judged.connections[KEY] = 2
-    assert see(judged, 5).restarts == [KEY]
-    assert judged.totals.healed == 0
+    tracked = tracker(ENDPOINT)
+    tracked.connections[KEY] = 1
+    see(tracked, 0, 100)
+    tracked.connections[KEY] = 2
+    assert see(tracked, 5).restarts == [KEY]
+    assert tracked.totals.healed == 0
 
 
 def test_a_connection_made_anew_to_the_same_publisher_changes_nothing() -> None:
-    judged = judge(ENDPOINT)
-    judged.connections[KEY] = 1
-    see(judged, 0, 1, 2)
-    judged.connections[KEY] = 2
-    assert missing(judged) == []
-    see(judged, 5, 6)
-    assert missing(judged) == [(3, 4)]
-    assert see(judged, 6).duplicates == [0]
-    assert judged.totals.restarts == 0
+    tracked = tracker(ENDPOINT)
+    tracked.connections[KEY] = 1
+    see(tracked, 0, 1, 2)
+    tracked.connections[KEY] = 2
+    assert missing(tracked) == []
+    see(tracked, 5, 6)
+    assert missing(tracked) == [(3, 4)]
+    assert see(tracked, 6).duplicates == [0]
+    assert tracked.totals.restarts == 0
 
 
 def test_the_first_number_is_a_restart_also_where_it_is_missing() -> None:
-    judged = judge()
-    see(judged, 2000, 5)
-    assert missing(judged) == [(0, 4)]
-    assert see(judged, *range(300)).restarts == [KEY]
-    assert judged.totals.restarts == 2
-    assert judged.totals.duplicates == 0
+    tracked = tracker()
+    see(tracked, 2000, 5)
+    assert missing(tracked) == [(0, 4)]
+    assert see(tracked, *range(300)).restarts == [KEY]
+    assert tracked.totals.restarts == 2
+    assert tracked.totals.duplicates == 0
 
 
 # Any interleaving, against the model.
@@ -261,18 +263,18 @@ def traffic(draw: st.DrawFn) -> tuple[Numbering, list[int]]:
 @settings(max_examples=250, deadline=None)
 def test_it_judges_as_the_model_does(faulty: tuple[Numbering, list[int]], size: int) -> None:
     numbering, numbers = faulty
-    judged, model = judge(numbering), Model(numbering)
+    tracked, model = tracker(numbering), Model(numbering)
     for begin in range(0, len(numbers), size):
         part = numbers[begin : begin + size]
-        verdict = see(judged, *part)
+        findings = see(tracked, *part)
         told = [model.see(number) for number in part]
-        assert verdict.duplicates == [row for row, what in enumerate(told) if what == "duplicate"]
-        assert len(verdict.restarts) == told.count("restart")
-        assert_alike(judged, model)
+        assert findings.duplicates == [row for row, what in enumerate(told) if what == "duplicate"]
+        assert len(findings.restarts) == told.count("restart")
+        assert_alike(tracked, model)
 
 
-def assert_alike(judged: Judge, model: Model) -> None:
-    totals = judged.totals
+def assert_alike(tracked: SequenceTracker, model: Model) -> None:
+    totals = tracked.totals
     assert (totals.lost, totals.late, totals.healed, totals.duplicates, totals.restarts) == (
         model.lost,
         model.late,
@@ -281,17 +283,17 @@ def assert_alike(judged: Judge, model: Model) -> None:
         model.restarts,
     )
     for number, epoch in enumerate(model.epochs):
-        open_, healed = positions(judged, number, healed=False), positions(judged, number, healed=True)
+        open_, healed = positions(tracked, number, healed=False), positions(tracked, number, healed=True)
         assert open_ == sorted(epoch.missing)
         assert healed == sorted(epoch.came_late)
-    for before, after in pairwise(sorted(judged.gaps, key=lambda gap: (gap.epoch, gap.first))):
+    for before, after in pairwise(sorted(tracked.gaps, key=lambda gap: (gap.epoch, gap.first))):
         assert before.epoch < after.epoch or before.last < after.first, "two rows hold the same number"
 
 
-def positions(judged: Judge, epoch: int, *, healed: bool) -> list[int]:
+def positions(tracked: SequenceTracker, epoch: int, *, healed: bool) -> list[int]:
     return sorted(
         position
-        for gap in judged.gaps
+        for gap in tracked.gaps
         if gap.epoch == epoch and (gap.healed is not None) == healed
         for position in range(gap.first, gap.last + 1)
     )
@@ -300,12 +302,12 @@ def positions(judged: Judge, epoch: int, *, healed: bool) -> list[int]:
 @given(st.lists(st.booleans(), min_size=1, max_size=60), st.integers(1, 10))
 def test_lost_is_sent_minus_received(arrives: list[bool], size: int) -> None:
     received = [n for n, came in enumerate(arrives) if came]
-    judged = judge()
+    tracked = tracker()
     for begin in range(0, len(received), size):
-        see(judged, *received[begin : begin + size])
+        see(tracked, *received[begin : begin + size])
     if received:
         sent = received[-1] - received[0] + 1
-        assert judged.totals.lost == sent - len(received)
+        assert tracked.totals.lost == sent - len(received)
 
 
 # What it remembers.
@@ -326,93 +328,93 @@ def test_a_judge_restored_goes_on_like_the_one_that_was_saved(
     steps: list[tuple[list[tuple[bytes, int]], bool]], crash_at: int, bounds: tuple[int, int]
 ) -> None:
     numbering = Numbering(("publisher",), window=4)
-    judged, twin = judge(numbering, *bounds), judge(numbering, *bounds)
+    tracked, twin = tracker(numbering, *bounds), tracker(numbering, *bounds)
     base: Any = None
     for turn, (messages, in_full) in enumerate(steps):
         keys, numbers = [key for key, _ in messages], [number for _, number in messages]
-        for one in (judged, twin):
-            one.judge(keys, numbers, lambda row: 0)
+        for one in (tracked, twin):
+            one.track(keys, numbers, lambda row: 0)
         if in_full:
-            base = through_json(state.full(judged))
-        saved = through_json(state.delta(judged))
+            base = through_json(state.full(tracked))
+        saved = through_json(state.delta(tracked))
         if turn >= crash_at:
-            judged = judge(numbering, *bounds)
-            state.restore(judged, base, saved)
-        assert through_json(state.delta(judged)) == saved
-        assert memory(judged) == memory(twin)
+            tracked = tracker(numbering, *bounds)
+            state.restore(tracked, base, saved)
+        assert through_json(state.delta(tracked)) == saved
+        assert memory(tracked) == memory(twin)
 
 
 def through_json(data: object) -> Any:
     return json.loads(json.dumps(data))
 
 
-def memory(judged: Judge) -> object:
+def memory(tracked: SequenceTracker) -> object:
     gaps = [
-        (gap.serial, gap.key, gap.epoch, gap.first, gap.last, gap.noticed, gap.healed) for gap in judged.gaps
+        (gap.serial, gap.key, gap.epoch, gap.first, gap.last, gap.noticed, gap.healed) for gap in tracked.gaps
     ]
-    present = {key: missing(judged, key) for key in judged.expected}
+    present = {key: missing(tracked, key) for key in tracked.expected}
     return (
-        list(judged.expected.items()),
-        judged.counters,
+        list(tracked.expected.items()),
+        tracked.counters,
         gaps,
         present,
-        judged.totals,
-        judged.gaps.next_serial,
+        tracked.totals,
+        tracked.gaps.next_serial,
     )
 
 
 def test_a_large_delta_asks_for_a_full_one() -> None:
-    judged = judge(counters=100_000)
+    tracked = tracker(counters=100_000)
     names = [b"%d" % n for n in range(5000)]
-    judged.judge(names, [0] * 5000, lambda row: 0)
-    assert state.is_large(judged)
-    state.full(judged)
-    assert not state.is_large(judged)
-    see(judged, 1, key=names[0])
-    assert len(state.delta(judged)["counters"]) == 1
+    tracked.track(names, [0] * 5000, lambda row: 0)
+    assert state.is_large(tracked)
+    state.full(tracked)
+    assert not state.is_large(tracked)
+    see(tracked, 1, key=names[0])
+    assert len(state.delta(tracked)["counters"]) == 1
 
 
 # How much it remembers.
 
 
 def test_publishers_beyond_the_limit_are_forgotten_the_longest_silent_first() -> None:
-    judged = judge(counters=2)
-    see(judged, 0, key=b"a")
-    see(judged, 0, key=b"b")
-    see(judged, 1, key=b"a")
-    see(judged, 0, key=b"c")
-    assert list(judged.expected) == [b"a", b"c"]
-    assert judged.totals.forgotten == 1
+    tracked = tracker(counters=2)
+    see(tracked, 0, key=b"a")
+    see(tracked, 0, key=b"b")
+    see(tracked, 1, key=b"a")
+    see(tracked, 0, key=b"c")
+    assert list(tracked.expected) == [b"a", b"c"]
+    assert tracked.totals.forgotten == 1
 
 
 def test_endless_gaps_stay_counted_though_the_oldest_are_forgotten() -> None:
-    judged = judge(Numbering(("publisher",), restarts=False), gaps=10)
+    tracked = tracker(Numbering(("publisher",), restarts=False), gaps=10)
     for number in range(0, 20_000, 2):
-        see(judged, number)
-    assert judged.totals.lost == 9_999
-    assert len(judged.gaps) == 10
+        see(tracked, number)
+    assert tracked.totals.lost == 9_999
+    assert len(tracked.gaps) == 10
     # It cannot know any more whether 1 came: the message is kept.
-    assert not see(judged, 1).duplicates
-    assert judged.totals.lost == 9_999
+    assert not see(tracked, 1).duplicates
+    assert tracked.totals.lost == 9_999
 
 
 def test_a_gap_that_is_healed_piece_by_piece_stays_within_the_limit() -> None:
-    judged = judge(gaps=50)
-    see(judged, 0, 10_001)
+    tracked = tracker(gaps=50)
+    see(tracked, 0, 10_001)
     for number in range(2, 10_000, 2):
-        see(judged, number)
-        assert len(judged.gaps) <= 50
+        see(tracked, number)
+        assert len(tracked.gaps) <= 50
 
 
 @pytest.mark.parametrize("publishers", [20_000])
 def test_memory_is_a_few_hundred_bytes_a_publisher(publishers: int) -> None:
-    judged = judge(counters=publishers // 2, gaps=1000)
+    tracked = tracker(counters=publishers // 2, gaps=1000)
     tracemalloc.start()
     try:
         for batch in range(0, publishers, 1000):
             names = [b"publisher-%d" % n for n in range(batch, batch + 1000)]
             for numbers in ([0] * 1000, [2] * 1000):
-                judged.judge(names, numbers, lambda row: 0)
+                tracked.track(names, numbers, lambda row: 0)
         used, _ = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
@@ -422,57 +424,57 @@ def test_memory_is_a_few_hundred_bytes_a_publisher(publishers: int) -> None:
 # Replays.
 
 
-def replay(judged: Judge, numbers: Sequence[int], onwards: bool = False) -> list[int]:
-    return [n for n in numbers if judged.judge_replayed(KEY, n, 0, onwards, Verdict())]
+def replay(tracked: SequenceTracker, numbers: Sequence[int], onwards: bool = False) -> list[int]:
+    return [n for n in numbers if tracked.track_replayed(KEY, n, 0, onwards, SequenceFindings())]
 
 
 def test_a_replay_fills_gaps_and_nothing_else() -> None:
-    judged = judge()
-    see(judged, 0, 5)
-    assert replay(judged, range(10)) == [1, 2, 3, 4]
-    assert (judged.totals.lost, judged.totals.healed, judged.totals.late) == (0, 4, 0)
-    assert replay(judge(), range(10)) == []
+    tracked = tracker()
+    see(tracked, 0, 5)
+    assert replay(tracked, range(10)) == [1, 2, 3, 4]
+    assert (tracked.totals.lost, tracked.totals.healed, tracked.totals.late) == (0, 4, 0)
+    assert replay(tracker(), range(10)) == []
 
 
 def test_a_replay_that_comes_first_goes_ahead_and_the_live_flow_repeats_nothing() -> None:
-    judged = judge()
-    assert replay(judged, range(3, 10), onwards=True) == list(range(3, 10))
-    verdict = see(judged, 5, 6, 7, 8, 9, 10, 11)
-    assert verdict.overlapping == [0, 1, 2, 3, 4]
-    assert not verdict.duplicates
-    assert see(judged, 9).duplicates == [0]
-    assert judged.totals.overlapping == 5
+    tracked = tracker()
+    assert replay(tracked, range(3, 10), onwards=True) == list(range(3, 10))
+    findings = see(tracked, 5, 6, 7, 8, 9, 10, 11)
+    assert findings.overlapping == [0, 1, 2, 3, 4]
+    assert not findings.duplicates
+    assert see(tracked, 9).duplicates == [0]
+    assert tracked.totals.overlapping == 5
 
 
 def test_a_live_flow_that_begins_behind_the_replay_has_no_overlap() -> None:
-    judged = judge()
-    replay(judged, range(10), onwards=True)
-    assert not see(judged, 10, 11).overlapping
-    assert see(judged, 0).restarts == [KEY]
+    tracked = tracker()
+    replay(tracked, range(10), onwards=True)
+    assert not see(tracked, 10, 11).overlapping
+    assert see(tracked, 0).restarts == [KEY]
 
 
 def test_a_restart_while_the_live_flow_catches_up_is_seen() -> None:
-    judged = judge()
-    replay(judged, range(10), onwards=True)
-    verdict = see(judged, 4, 5, 0, 1)
-    assert verdict.overlapping == [0, 1]
-    assert verdict.restarts == [KEY]
+    tracked = tracker()
+    replay(tracked, range(10), onwards=True)
+    findings = see(tracked, 4, 5, 0, 1)
+    assert findings.overlapping == [0, 1]
+    assert findings.restarts == [KEY]
 
 
 def test_after_a_replay_a_new_connection_brings_nothing_again() -> None:
-    judged = judge(ENDPOINT)
-    replay(judged, range(1000), onwards=True)
-    judged.connections[KEY] = 1
-    verdict = see(judged, *range(500))
-    assert verdict.overlapping == []
-    assert verdict.restarts == [KEY]
+    tracked = tracker(ENDPOINT)
+    replay(tracked, range(1000), onwards=True)
+    tracked.connections[KEY] = 1
+    findings = see(tracked, *range(500))
+    assert findings.overlapping == []
+    assert findings.restarts == [KEY]
 
 
 def test_what_a_replay_no_longer_has_is_a_gap() -> None:
-    judged = judge()
-    judged.begin(KEY, 0)
-    assert replay(judged, [3, 4], onwards=True) == [3, 4]
-    assert missing(judged) == [(0, 2)]
+    tracked = tracker()
+    tracked.begin(KEY, 0)
+    assert replay(tracked, [3, 4], onwards=True) == [3, 4]
+    assert missing(tracked) == [(0, 2)]
 
 
 @given(st.integers(0, 10), st.integers(0, 30), st.sets(st.integers(0, 29)), st.randoms(use_true_random=False))
@@ -480,19 +482,19 @@ def test_live_and_replay_together_give_each_message_once(
     joined: int, replayed_to: int, lost: set[int], chance: random.Random
 ) -> None:
     """History first, then the live flow from somewhere before its end, then a replay for the holes."""
-    judged, got = judge(), list[int]()
-    got += replay(judged, [n for n in range(replayed_to) if n not in lost], onwards=True)
+    tracked, got = tracker(), list[int]()
+    got += replay(tracked, [n for n in range(replayed_to) if n not in lost], onwards=True)
     live = [n for n in range(min(joined, replayed_to), 31) if n == 30 or chance.random() < 0.7]
-    verdict = see(judged, *live)
-    got += [n for row, n in enumerate(live) if row not in verdict.overlapping]
-    assert not verdict.duplicates
-    assert not verdict.restarts or 0 in live
-    if not verdict.restarts:
-        got += replay(judged, range(31))
+    findings = see(tracked, *live)
+    got += [n for row, n in enumerate(live) if row not in findings.overlapping]
+    assert not findings.duplicates
+    assert not findings.restarts or 0 in live
+    if not findings.restarts:
+        got += replay(tracked, range(31))
         assert len(got) == len(set(got))
-        first = judged.counters[KEY].floor  # what is older is not judged
+        first = tracked.counters[KEY].floor  # what is older is not tracked
         assert sorted(n for n in got if n >= first) == list(range(first, 31))
-        assert judged.totals.lost == 0
+        assert tracked.totals.lost == 0
 
 
 @given(st.lists(st.sampled_from(["send", "lose", "live", "ask", "reply"]), max_size=60))
@@ -501,17 +503,17 @@ def test_a_replay_of_what_follows_and_the_live_flow_in_any_order_give_each_messa
     steps: list[str],
 ) -> None:
     """The live flow does not wait: the same message may come by it first, second, or never."""
-    judged, sent, got = judge(), 1, [0]
+    tracked, sent, got = tracker(), 1, [0]
     live: list[int] = []
     replies: list[int] = []
-    see(judged, 0)
+    see(tracked, 0)
 
     def hear() -> None:
         number = live.pop(0)
-        verdict = see(judged, number)
-        assert not verdict.duplicates, number
-        assert not verdict.restarts, number
-        got.extend([] if verdict.overlapping else [number])
+        findings = see(tracked, number)
+        assert not findings.duplicates, number
+        assert not findings.restarts, number
+        got.extend([] if findings.overlapping else [number])
 
     for step in steps:
         if step in ("send", "lose"):
@@ -520,41 +522,41 @@ def test_a_replay_of_what_follows_and_the_live_flow_in_any_order_give_each_messa
         elif step == "live" and live:
             hear()
         elif step == "ask":
-            replies = list(range(judged.next_number(KEY) or 0, sent))
+            replies = list(range(tracked.next_number(KEY) or 0, sent))
         elif step == "reply" and replies:
-            got += replay(judged, [replies.pop(0)], onwards=True)
+            got += replay(tracked, [replies.pop(0)], onwards=True)
     live.append(sent)
     while live:
         hear()
-    got += replay(judged, range(sent))
+    got += replay(tracked, range(sent))
     assert sorted(got) == list(range(sent + 1))
-    assert (judged.totals.lost, judged.totals.duplicates, missing(judged)) == (0, 0, [])
+    assert (tracked.totals.lost, tracked.totals.duplicates, missing(tracked)) == (0, 0, [])
 
 
 def test_a_restart_behind_a_proxy_is_no_repetition_of_what_a_replay_brought() -> None:
-    judged = judge()
-    see(judged, *range(10))
-    replay(judged, range(10, 20), onwards=True)
-    verdict = see(judged, *range(15))
-    assert (verdict.restarts, verdict.overlapping) == ([KEY], [])
+    tracked = tracker()
+    see(tracked, *range(10))
+    replay(tracked, range(10, 20), onwards=True)
+    findings = see(tracked, *range(15))
+    assert (findings.restarts, findings.overlapping) == ([KEY], [])
 
 
 def test_the_live_flow_repeats_nothing_twice_while_a_replay_goes_on() -> None:
-    judged = judge()
-    see(judged, *range(10))
-    replay(judged, range(10, 15), onwards=True)
-    assert see(judged, 10, 11, 12).overlapping == [0, 1, 2]
-    replay(judged, range(15, 20), onwards=True)
-    assert see(judged, 11).duplicates == [0]
+    tracked = tracker()
+    see(tracked, *range(10))
+    replay(tracked, range(10, 15), onwards=True)
+    assert see(tracked, 10, 11, 12).overlapping == [0, 1, 2]
+    replay(tracked, range(15, 20), onwards=True)
+    assert see(tracked, 11).duplicates == [0]
 
 
 def test_a_replay_that_shows_a_restart_begins_a_new_epoch() -> None:
-    judged, verdict = judge(ENDPOINT), Verdict()
-    see(judged, 0, 1, 5)
-    replay(judged, range(6, 20), onwards=True)
-    judged.connections[KEY] = 1
-    judged.begin_anew(KEY, 7, verdict)
-    assert (verdict.restarts, [(gap.first, gap.last) for gap in verdict.abandoned]) == ([KEY], [(2, 4)])
-    assert replay(judged, range(8), onwards=True) == list(range(8))
-    assert see(judged, 6, 7, 8).overlapping == [0, 1]
-    assert (judged.totals.lost, judged.totals.restarts, judged.counters[KEY].epoch) == (3, 1, 1)
+    tracked, findings = tracker(ENDPOINT), SequenceFindings()
+    see(tracked, 0, 1, 5)
+    replay(tracked, range(6, 20), onwards=True)
+    tracked.connections[KEY] = 1
+    tracked.begin_anew(KEY, 7, findings)
+    assert (findings.restarts, [(gap.first, gap.last) for gap in findings.abandoned]) == ([KEY], [(2, 4)])
+    assert replay(tracked, range(8), onwards=True) == list(range(8))
+    assert see(tracked, 6, 7, 8).overlapping == [0, 1]
+    assert (tracked.totals.lost, tracked.totals.restarts, tracked.counters[KEY].epoch) == (3, 1, 1)

@@ -14,7 +14,7 @@ import zmq
 from tests.support import Socket, bound, free_endpoint, take, write_options
 from zmq_datasource.errors import DeadLetterError, SendTimeoutError
 from zmq_datasource.options.types import Location
-from zmq_datasource.sink.dead_letters import Row, StagedLetters, abort_letters, commit_letters
+from zmq_datasource.sink.dead_letters import Row, StagedDeadLetters, abort_dead_letters, commit_dead_letters
 from zmq_datasource.sink.sender import Sender
 
 Context = zmq.Context[Socket]
@@ -30,7 +30,7 @@ def letters(location: Path) -> list[dict[str, Any]]:
 def stage(
     location: Path, values: list[bytes], query: str = "q", batch: int = 7, partition: int = 0
 ) -> str | None:
-    with StagedLetters(Location(location), query, batch, partition) as staged:
+    with StagedDeadLetters(Location(location), query, batch, partition) as staged:
         for value in values:
             staged.add(Row(b"t", value, None), "hwm")
     return staged.name
@@ -46,14 +46,14 @@ SMALL = {"sndhwm": 10, "zmq_sndbuf": 4096, "linger": "20ms"}
 
 def test_what_finds_a_full_queue_is_set_aside(context: Context, tmp_path: Path) -> None:
     options = write_options(connect=stalled(context), noblock=True, deadLetterLocation=tmp_path, **SMALL)
-    with StagedLetters(Location(tmp_path), "q", 0, 3) as staged, Sender(options, staged) as sender:
+    with StagedDeadLetters(Location(tmp_path), "q", 0, 3) as staged, Sender(options, staged) as sender:
         sender.send_values([b"%05d" % i + VALUE for i in range(500)], [b"t"] * 500)
         counters = sender.finish()
     assert counters.dropped.total() == 0
     assert counters.rows == 500 == counters.sent + counters.dead_lettered["hwm"]
     assert counters.balanced
     assert staged.name is not None
-    commit_letters(Location(tmp_path), "q", 0, [staged.name])
+    commit_dead_letters(Location(tmp_path), "q", 0, [staged.name])
     kept = letters(tmp_path)
     assert len({int(row["value"][:5]) for row in kept}) == 500 - counters.sent
     assert {(row["topic"], row["reason"], row["query"], row["batch"], row["partition"]) for row in kept} == {
@@ -66,7 +66,7 @@ def test_a_blocking_sink_waits_once_and_then_sets_aside(context: Context, tmp_pa
         connect=stalled(context), sendTimeout="200ms", deadLetterLocation=tmp_path, **SMALL
     )
     began = time.monotonic()
-    with StagedLetters(Location(tmp_path), "q", 0, 0) as staged, Sender(options, staged) as sender:
+    with StagedDeadLetters(Location(tmp_path), "q", 0, 0) as staged, Sender(options, staged) as sender:
         sender.send_values([VALUE] * 300)
         counters = sender.counters
     assert counters.dead_lettered["timeout"] > 100
@@ -76,12 +76,12 @@ def test_a_blocking_sink_waits_once_and_then_sets_aside(context: Context, tmp_pa
 
 def test_without_peers_all_is_set_aside(tmp_path: Path) -> None:
     options = write_options(connect=free_endpoint(), connectTimeout="50ms", deadLetterLocation=tmp_path)
-    with StagedLetters(Location(tmp_path), "q", 0, 0) as staged, Sender(options, staged) as sender:
+    with StagedDeadLetters(Location(tmp_path), "q", 0, 0) as staged, Sender(options, staged) as sender:
         sender.send_frames([[b"a", b"b"], [b"c"]])
         counters = sender.finish()
     assert (counters.rows, dict(counters.dead_lettered)) == (2, {"no_peer": 2})
     assert staged.name is not None
-    commit_letters(Location(tmp_path), "q", 0, [staged.name])
+    commit_dead_letters(Location(tmp_path), "q", 0, [staged.name])
     assert sorted(row["frames"] for row in letters(tmp_path)) == [[b"a", b"b"], [b"c"]]
 
 
@@ -140,7 +140,7 @@ def test_a_task_that_is_repeated_leaves_its_letters_once(tmp_path: Path) -> None
     other = stage(tmp_path, [b"z"], partition=1)
     assert winner is not None
     assert other is not None
-    commit_letters(Location(tmp_path), "q", 7, [winner, other])
+    commit_dead_letters(Location(tmp_path), "q", 7, [winner, other])
     assert [row["value"] for row in letters(tmp_path)] == [b"b", b"c", b"z"]
     assert [path.name for path in tmp_path.iterdir()].count("_staging") <= 1
     assert not any((tmp_path / "_staging").iterdir())
@@ -149,7 +149,7 @@ def test_a_task_that_is_repeated_leaves_its_letters_once(tmp_path: Path) -> None
 def test_a_batch_that_is_repeated_leaves_the_letters_of_its_last_run(tmp_path: Path) -> None:
     for values in ([b"a", b"b"], [b"c"], []):
         name = stage(tmp_path, values)
-        commit_letters(Location(tmp_path), "q", 7, [name] if name else [])
+        commit_dead_letters(Location(tmp_path), "q", 7, [name] if name else [])
         assert (
             [row["value"] for row in letters(tmp_path)] == values
             if values
@@ -161,15 +161,15 @@ def test_another_batch_is_left_alone(tmp_path: Path) -> None:
     for batch in (1, 11):
         name = stage(tmp_path, [b"%d" % batch], batch=batch)
         assert name is not None
-        commit_letters(Location(tmp_path), "q", batch, [name])
-    commit_letters(Location(tmp_path), "q", 1, [])
+        commit_dead_letters(Location(tmp_path), "q", batch, [name])
+    commit_dead_letters(Location(tmp_path), "q", 1, [])
     assert [row["value"] for row in letters(tmp_path)] == [b"11"]
 
 
 def test_an_aborted_batch_leaves_nothing(tmp_path: Path) -> None:
     stage(tmp_path, [b"a"])
-    abort_letters(Location(tmp_path), "q", 7)
-    abort_letters(Location(tmp_path), "q", 7)
+    abort_dead_letters(Location(tmp_path), "q", 7)
+    abort_dead_letters(Location(tmp_path), "q", 7)
     assert not list(tmp_path.rglob("*.parquet"))
 
 
@@ -182,5 +182,5 @@ def test_a_location_that_cannot_be_written_is_an_error_that_names_it(tmp_path: P
 def test_many_letters_take_little_memory(tmp_path: Path) -> None:
     name = stage(tmp_path, [b"%06d" % n + b"x" * 10_000 for n in range(3000)])
     assert name is not None
-    commit_letters(Location(tmp_path), "q", 7, [name])
+    commit_dead_letters(Location(tmp_path), "q", 7, [name])
     assert len(letters(tmp_path)) == 3000

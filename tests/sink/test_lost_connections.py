@@ -24,7 +24,7 @@ from tests.support import (
 )
 from tests.support.middlebox import Middlebox
 from zmq_datasource.errors import ConnectionLostError, SocketError
-from zmq_datasource.sink.dead_letters import StagedLetters
+from zmq_datasource.sink.dead_letters import StagedDeadLetters
 from zmq_datasource.sink.in_flight import InFlight, Part
 from zmq_datasource.sink.sender import Sender
 
@@ -268,7 +268,7 @@ def test_with_dead_letters_what_may_be_lost_is_kept(context: Context, tmp_path: 
     values = rows(900)
     assert options.dead_letter_location is not None
     with (
-        StagedLetters(options.dead_letter_location, "q", 0, 0) as letters,
+        StagedDeadLetters(options.dead_letter_location, "q", 0, 0) as letters,
         Sender(options, letters) as sender,
     ):
         topics = [b"t" if at % 2 else None for at in range(900)]

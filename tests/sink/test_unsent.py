@@ -9,7 +9,7 @@ import pytest
 from tests.support import write_options
 from zmq_datasource.counters import SinkCounters
 from zmq_datasource.options.types import Location
-from zmq_datasource.sink.dead_letters import StagedLetters
+from zmq_datasource.sink.dead_letters import StagedDeadLetters
 from zmq_datasource.sink.in_flight import Part
 from zmq_datasource.sink.unsent import RefusalLog, Unsent
 
@@ -21,7 +21,7 @@ from zmq_datasource.sink.unsent import RefusalLog, Unsent
 def test_each_row_has_its_reason(tmp_path: Path, noblock: bool, anybody: bool, reason: str) -> None:
     options = write_options(connect="tcp://127.0.0.1:1", noblock=noblock)
     part = Part([b"a", b"b"], None, None, 0)
-    with StagedLetters(Location(tmp_path), "q", 0, 0) as letters:
+    with StagedDeadLetters(Location(tmp_path), "q", 0, 0) as letters:
         for kept in (letters, None):
             counters = SinkCounters()
             Unsent(options, kept, counters).give_up(part, 1, anybody=anybody)
@@ -30,11 +30,11 @@ def test_each_row_has_its_reason(tmp_path: Path, noblock: bool, anybody: bool, r
 
 
 def test_what_a_task_does_without_a_row_is_decided_by_its_options(tmp_path: Path) -> None:
-    def decided(noblock: bool, letters: StagedLetters | None) -> tuple[bool, bool]:
+    def decided(noblock: bool, letters: StagedDeadLetters | None) -> tuple[bool, bool]:
         unsent = Unsent(write_options(connect="tcp://127.0.0.1:1", noblock=noblock), letters, SinkCounters())
         return unsent.goes_on, unsent.keeps
 
-    letters = StagedLetters(Location(tmp_path), "q", 0, 0)
+    letters = StagedDeadLetters(Location(tmp_path), "q", 0, 0)
     assert decided(False, None) == (False, True)
     assert decided(True, None) == (True, False)
     assert decided(False, letters) == (True, True)
@@ -45,7 +45,7 @@ def test_rows_that_are_written_off_were_sent_no_more(tmp_path: Path) -> None:
     """Those that had been given up before are not counted again."""
     options = write_options(connect="tcp://127.0.0.1:1", noblock=True)
     part = Part([b"a", b"bb", b"ccc"], None, None, 0, sent=2, sent_bytes=4, given_up={1})
-    with StagedLetters(Location(tmp_path), "q", 0, 0) as letters:
+    with StagedDeadLetters(Location(tmp_path), "q", 0, 0) as letters:
         for kept in (letters, None):
             counters = SinkCounters(rows=3, sent=2, bytes=4)
             assert Unsent(options, kept, counters).write_off([part]) == 2

@@ -53,7 +53,7 @@ def wait_for_silence(publisher: Publisher) -> None:
 
 
 def totals(ingest: Ingest) -> Totals:
-    """What was judged of all that has arrived."""
+    """What was tracked of all that has arrived."""
     ingest.seal()
     found = ingest.facts().totals
     assert found is not None
@@ -89,8 +89,8 @@ def test_each_format_shows_what_is_missing_and_what_comes_twice(name: str, tmp_p
             publisher.ask("control")
         publisher.ask("send 1")
         wait_for_rows(ingest, 10)
-        judged = totals(ingest)
-        assert (judged.lost, judged.duplicates, judged.restarts) == (3, 2, 0)
+        tracked = totals(ingest)
+        assert (tracked.lost, tracked.duplicates, tracked.restarts) == (3, 2, 0)
         assert ingest.counters.malformed == 0
     told = sequences(tmp_path)
     assert told == [n for n in range(told[0], told[0] + 13) if n - told[0] not in (5, 6, 7)]
@@ -140,8 +140,8 @@ def test_bitcoins_topics_count_apart_wrap_and_restart(tmp_path: Path) -> None:
         publisher.ask("set 0")
         publisher.ask("send 1")
         wait_for_rows(ingest, 9)
-        judged = totals(ingest)
-        assert (judged.lost, judged.restarts) == (1, 1)
+        tracked = totals(ingest)
+        assert (tracked.lost, tracked.restarts) == (1, 1)
 
 
 def test_topics_of_dafka_are_its_subjects(tmp_path: Path) -> None:
@@ -164,8 +164,8 @@ def test_a_stalled_reader_of_a_small_queue_loses_exactly_what_is_judged_lost() -
     with Publisher("vllm", sndhwm=10) as publisher:
         options = stream_options(connect=publisher.endpoint, framing="vllm", rcvhwm=10)
         with Receiver(options, counters) as receiver:
-            judge = receiver.intake.judge
-            assert judge is not None
+            tracker = receiver.intake.tracker
+            assert tracker is not None
 
             def received(count: int) -> bool:
                 receiver.receive()
@@ -189,8 +189,8 @@ def test_a_stalled_reader_of_a_small_queue_loses_exactly_what_is_judged_lost() -
             while receiver.receive():
                 pass
             receiver.take()
-            assert judge.totals.lost == sent - counters.received
-            assert judge.totals.lost > 1000
+            assert tracker.totals.lost == sent - counters.received
+            assert tracker.totals.lost > 1000
 
 
 # Healing.
@@ -371,8 +371,8 @@ def test_a_restarted_publisher_is_no_loss_and_is_asked_in_its_new_numbers(tmp_pa
                 second.ask("skip 5")
                 second.ask("send 5")
                 wait_for_rows(ingest, 65)
-                judged = totals(ingest)
-                assert (judged.lost, judged.restarts, judged.duplicates) == (0, 1, 0)
+                tracked = totals(ingest)
+                assert (tracked.lost, tracked.restarts, tracked.duplicates) == (0, 1, 0)
     finally:
         first.kill()
 
@@ -396,9 +396,9 @@ def test_a_restart_whose_beginning_was_missed_costs_only_that(heal: bool, tmp_pa
                 second.ask("skip 3")
                 second.ask("send 200")
                 wait_for_rows(ingest, 503 if heal else 500)
-                judged = totals(ingest)
-                assert (judged.restarts, judged.duplicates) == (1, 0)
-                assert judged.lost == (0 if heal else 3)
+                tracked = totals(ingest)
+                assert (tracked.restarts, tracked.duplicates) == (1, 0)
+                assert tracked.lost == (0 if heal else 3)
     finally:
         first.kill()
 
@@ -667,7 +667,7 @@ def test_numbering_that_means_something_else_now_is_judged_anew(
                 publisher.ask("send 1")
                 wait_for(lambda: totals(ingest).lost == 3, "the gap")
             assert len(gaps(tmp_path)) == 1
-    assert "judging sequences begins anew" in caplog.text
+    assert "tracking sequences begins anew" in caplog.text
 
 
 # Kills.

@@ -167,7 +167,7 @@ class Receiver:
         self.batch_ready = True
         self.failure: Exception | None = None
         self.waiting = False
-        self.intake = SimpleNamespace(judge=None)
+        self.intake = SimpleNamespace(tracker=None)
 
     def receive(self) -> int:
         return self.pending

@@ -7,8 +7,8 @@ import pytest
 from zmq_datasource.counters import SourceCounters
 from zmq_datasource.messages.framing.replay import END, request
 from zmq_datasource.options import Numbering
-from zmq_datasource.sequences import Gap, Judge, Sample
-from zmq_datasource.sequences.judge import Verdict
+from zmq_datasource.sequences import Gap, Sample, SequenceTracker
+from zmq_datasource.sequences.tracker import SequenceFindings
 from zmq_datasource.source.replay_session import ReplaySession
 
 FEED = "tcp://feed:1"
@@ -17,33 +17,33 @@ TIMEOUT = 10.0
 
 
 class Asking:
-    """A session at a publisher that has sent the numbers 0 to 4, and the live flow's judge; at the time 0."""
+    """A session at a publisher that has sent the numbers 0 to 4, and the live flow's tracker; at the time 0."""
 
     def __init__(self, heard: int = 5, sample: bool = False) -> None:
         self.now = 0.0
         self.counters = SourceCounters()
         self.it = ReplaySession(FEED, "tcp://replays:1", TIMEOUT, self.counters)
         self.it.reachable = True
-        self.judge = Judge(Numbering(("endpoint",)), 10, 10)
+        self.tracker = SequenceTracker(Numbering(("endpoint",)), 10, 10)
         self.it.heard(self.now)
         self.live(1)
         if heard:
             self.hear(*range(heard))
         if sample:
-            self.judge.counters[KEY].sample = Sample.of(4, b"4")
+            self.tracker.counters[KEY].sample = Sample.of(4, b"4")
 
     def live(self, connection: int | None) -> None:
         """Which connection of the live flow is up."""
         self.it.live = connection
-        self.judge.connections[KEY] = connection or 0
+        self.tracker.connections[KEY] = connection or 0
 
     def hear(self, *numbers: int) -> None:
         """The live flow brings these."""
-        self.judge.judge([KEY] * len(numbers), numbers, lambda row: 0)
+        self.tracker.track([KEY] * len(numbers), numbers, lambda row: 0)
         self.it.heard(self.now)
 
     def step(self, live_waits: bool = False) -> list[Gap]:
-        return self.it.step(self.judge, live_waits, self.judge.next_number(KEY) or 0, self.now)
+        return self.it.step(self.tracker, live_waits, self.tracker.next_number(KEY) or 0, self.now)
 
     def asked(self) -> list[int]:
         """From where on it asks, as if it were sent now."""
@@ -61,14 +61,14 @@ class Asking:
             self.it.receive([b"", *frames], self.now)
 
     def take(self) -> tuple[list[int | None], bool]:
-        """Replies, judged as the intake does; and whether they are of a publisher that has restarted."""
+        """Replies, tracked as the intake does; and whether they are of a publisher that has restarted."""
         onwards = self.it.onwards
-        replies, anew = self.it.take(self.judge, self.now)
+        replies, anew = self.it.take(self.tracker, self.now)
         if anew:
-            self.judge.begin_anew(KEY, 0, Verdict())
+            self.tracker.begin_anew(KEY, 0, SequenceFindings())
         for reply in replies:
             assert reply.sequence is not None
-            self.judge.judge_replayed(KEY, reply.sequence, 0, onwards, Verdict())
+            self.tracker.track_replayed(KEY, reply.sequence, 0, onwards, SequenceFindings())
         return [reply.sequence for reply in replies], anew
 
     def redials(self) -> bool:
@@ -91,7 +91,7 @@ class Asking:
         return asked
 
     def lost(self) -> int:
-        return self.judge.totals.lost
+        return self.tracker.totals.lost
 
 
 # What follows.
@@ -134,7 +134,7 @@ def test_what_was_lost_at_the_end_of_a_burst_is_asked_for_with_a_message_that_is
     asking.reply(4, 5, 6, None)
     assert asking.take() == ([4, 5, 6], False)
     assert asking.step() == []
-    assert asking.judge.next_number(KEY) == 7
+    assert asking.tracker.next_number(KEY) == 7
     assert not asking.it.is_due(1.5)
     assert asking.it.is_due(2.0), "it has brought something, so there may be more"
 
@@ -156,7 +156,7 @@ def test_a_gap_is_filled_by_one_request() -> None:
     asking.reply(5, 6, 7, 8, 9, None)
     assert asking.take() == ([5, 6, 7, 8, 9], False)
     assert asking.step() == []
-    assert (asking.lost(), asking.judge.totals.duplicates) == (0, 0)
+    assert (asking.lost(), asking.tracker.totals.duplicates) == (0, 0)
     asking.now = 0.9
     asking.step()
     assert asking.asked() == []
@@ -288,8 +288,8 @@ def test_the_same_message_on_a_new_connection_is_of_the_same_publisher() -> None
     asking = reconnected()
     asking.reply(4, 5, None)
     assert asking.take() == ([4, 5], False)
-    assert asking.judge.is_certain(KEY)
-    assert asking.judge.totals.restarts == 0
+    assert asking.tracker.is_certain(KEY)
+    assert asking.tracker.totals.restarts == 0
 
 
 def test_another_message_on_a_new_connection_is_of_a_new_life_and_all_of_it_is_asked_for() -> None:
@@ -300,7 +300,7 @@ def test_another_message_on_a_new_connection_is_of_a_new_life_and_all_of_it_is_a
     assert asking.asked() == [0]
     asking.reply(0, 1, 2, None)
     assert asking.take() == ([0, 1, 2], True)
-    assert (asking.judge.totals.restarts, asking.judge.next_number(KEY)) == (1, 3)
+    assert (asking.tracker.totals.restarts, asking.tracker.next_number(KEY)) == (1, 3)
 
 
 def test_a_publisher_that_has_nothing_from_there_on_is_asked_for_all_it_has() -> None:
@@ -320,7 +320,7 @@ def test_gaps_of_before_wait_until_it_is_known_who_is_there() -> None:
     assert asking.asked() == [4], "what follows the last known message, not the gap"
     asking.reply(4, 8, None)
     asking.take()
-    assert asking.judge.is_certain(KEY)
+    assert asking.tracker.is_certain(KEY)
     asking.step()
     asking.now = 0.2
     asking.step()
@@ -340,7 +340,7 @@ def test_what_makes_no_sense_is_counted(caplog: pytest.LogCaptureFixture) -> Non
 
 def test_the_live_flow_waits_for_history_until_it_has_come() -> None:
     asking = Asking(heard=0)
-    asking.it.fetch_first(asking.judge, 0, 0)
+    asking.it.fetch_first(asking.tracker, 0, 0)
     assert asking.asked() == [0]
     assert asking.it.first
     asking.reply(0, 1, None)
@@ -351,7 +351,7 @@ def test_the_live_flow_waits_for_history_until_it_has_come() -> None:
 
 def test_history_is_waited_for_while_the_live_flow_is_silent_too() -> None:
     asking = Asking(heard=0)
-    asking.it.fetch_first(asking.judge, 0, 0)
+    asking.it.fetch_first(asking.tracker, 0, 0)
     asking.asked()
     asking.now = TIMEOUT
     asking.step(live_waits=False)

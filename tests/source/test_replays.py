@@ -54,8 +54,8 @@ def test_what_was_lost_at_the_end_of_a_burst_is_fetched_once_the_feed_is_silent(
         wait_for_rows(ingest, 105)
         publisher.ask("send 5")
         wait_for_rows(ingest, 110)
-        judged = totals(ingest)
-        assert (judged.lost, judged.duplicates, judged.restarts) == (0, 0, 0)
+        tracked = totals(ingest)
+        assert (tracked.lost, tracked.duplicates, tracked.restarts) == (0, 0, 0)
         assert ingest.counters.replayed == 100
     assert sequences(tmp_path / "log") == list(range(110))
 
@@ -109,8 +109,8 @@ def finish(second: Publisher, ingest: Any, had: int) -> None:
     second.ask("wait-subscriber")
     second.ask("send 5")
     wait_for_rows(ingest, 15 + had)
-    judged = totals(ingest)
-    assert (judged.lost, judged.duplicates, judged.restarts) == (0, 0, 1)
+    tracked = totals(ingest)
+    assert (tracked.lost, tracked.duplicates, tracked.restarts) == (0, 0, 1)
 
 
 def test_a_connection_that_was_cut_in_silence_is_no_restart(tmp_path: Path) -> None:
@@ -127,8 +127,8 @@ def test_a_connection_that_was_cut_in_silence_is_no_restart(tmp_path: Path) -> N
             publisher.ask("wait-subscriber")
             publisher.ask("send 5")
             wait_for_rows(ingest, 20)
-            judged = totals(ingest)
-            assert (judged.lost, judged.duplicates, judged.restarts) == (0, 0, 0)
+            tracked = totals(ingest)
+            assert (tracked.lost, tracked.duplicates, tracked.restarts) == (0, 0, 0)
     assert sequences(tmp_path) == list(range(20))
 
 
@@ -149,8 +149,8 @@ def test_after_a_restart_a_query_still_catches_up_when_it_comes_back(tmp_path: P
         second.ask("send 100")
         with ingesting(tmp_path, **options) as ingest:
             wait_for_rows(ingest, 300)
-            judged = totals(ingest)
-            assert (judged.lost, judged.duplicates, judged.restarts) == (0, 0, 1)
+            tracked = totals(ingest)
+            assert (tracked.lost, tracked.duplicates, tracked.restarts) == (0, 0, 1)
             assert ingest.counters.replayed == 100
     assert values(tmp_path) == list(range(300))
 
@@ -229,8 +229,8 @@ def test_gaps_of_a_publisher_are_not_filled_by_the_next(tmp_path: Path) -> None:
             second.ask("skip 10")
             second.ask("wait-subscriber")
             wait_for_rows(ingest, 14)
-            judged = totals(ingest)
-            assert (judged.lost, judged.healed, judged.restarts) == (3, 0, 1)
+            tracked = totals(ingest)
+            assert (tracked.lost, tracked.healed, tracked.restarts) == (3, 0, 1)
     assert values(tmp_path) == [0, 1, 5, 6, *range(1000, 1010)]
 
 
@@ -361,8 +361,8 @@ def test_what_a_proxy_published_to_nobody_is_fetched_from_it(context: Context, t
             push.send(b"%d" % n)
         with ingesting(tmp_path / "log", **options) as ingest:
             wait_for_rows(ingest, known + 50)
-            judged = totals(ingest)
-            assert (judged.lost, judged.duplicates, judged.restarts) == (0, 0, 0)
+            tracked = totals(ingest)
+            assert (tracked.lost, tracked.duplicates, tracked.restarts) == (0, 0, 0)
     told = sequences(tmp_path / "log")
     assert told == list(range(first, first + known + 50))
 
@@ -383,6 +383,6 @@ def test_a_replay_that_repeats_other_values_than_were_published_is_not_believed(
         wait_for(lambda: ingest.seal() and "another value" in caplog.text, "the warning")
         publisher.ask("send 2")
         wait_for_rows(ingest, 5)
-        judged = totals(ingest)
-        assert (judged.lost, judged.duplicates, judged.restarts) == (0, 0, 0)
+        tracked = totals(ingest)
+        assert (tracked.lost, tracked.duplicates, tracked.restarts) == (0, 0, 0)
     assert values(tmp_path) == list(range(5))

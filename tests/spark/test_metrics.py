@@ -22,7 +22,7 @@ from tests.support import Consuming, Socket, bound, offer, wait_for
 from tests.support.streams import feed, idle_events, rows_read, wait_for_rows
 from zmq_datasource import MetricsError, ZmqMetricsListener, live_view, metrics, metrics_dataframe
 from zmq_datasource.monitoring.catalogue import SOURCE, TOTAL
-from zmq_datasource.monitoring.view import View
+from zmq_datasource.monitoring.view import LiveView
 from zmq_datasource.spark.live import _records as live_records
 
 pytestmark = pytest.mark.spark
@@ -163,7 +163,7 @@ def read_what_is_documented(query: StreamingQuery, **more: Any) -> dict[str, Any
 
 def render(query: StreamingQuery, **more: Any) -> str:
     console = Console(file=io.StringIO(), width=160)
-    console.print(View().render(live_records(metrics(query, **more).last)))
+    console.print(LiveView().render(live_records(metrics(query, **more).last)))
     return console.file.getvalue()  # type: ignore[attr-defined]
 
 

@@ -49,7 +49,7 @@ class Topology:
         raise NotImplementedError
 
     def check(self) -> str:
-        """Judge; what came of it in a few words.
+        """SequenceTracker; what came of it in a few words.
 
         Raises:
             BrokenPromiseError: A promise did not hold.
@@ -57,7 +57,7 @@ class Topology:
         raise NotImplementedError
 
     def check_lied_to(self) -> None:
-        """Judge what holds even where a disk has lied: no id twice, none left out, each once.
+        """SequenceTracker what holds even where a disk has lied: no id twice, none left out, each once.
 
         Raises:
             BrokenPromiseError: It did not hold.

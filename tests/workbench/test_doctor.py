@@ -14,6 +14,7 @@ from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.console import Console
+from zmq_datasource.workbench.doctor.watcher import SequenceWatcher
 
 from tests.support import REPOSITORY, stream_options
 from zmq_datasource.cli import main
@@ -32,11 +33,10 @@ from zmq_datasource.workbench.doctor.facts import (
 )
 from zmq_datasource.workbench.doctor.findings import CONDITIONS, diagnose, exit_code
 from zmq_datasource.workbench.doctor.findings.finding import texts
-from zmq_datasource.workbench.doctor.follower import Follower
 from zmq_datasource.workbench.doctor.guess import guess
 from zmq_datasource.workbench.doctor.marks import explain, fits
 from zmq_datasource.workbench.doctor.report import document, show
-from zmq_datasource.workbench.doctor.stall import judge_stall
+from zmq_datasource.workbench.doctor.stall import measure_stall
 
 TRAFFIC = Traffic(
     messages=5000,
@@ -173,9 +173,9 @@ def test_a_number_at_a_place_of_its_own_is_found_and_can_be_read_with_what_is_sa
     messages = [[b"t", struct.pack("<I", n) + b"data"] for n in range(100)]
     framing, options = guess(messages)
     assert framing == "custom"
-    follower = Follower(stream_options(connect="tcp://feed:1", framing=framing, **options))
-    assert [number for _, number in follower.follow(messages)] == list(range(100))
-    assert follower.lost_and_gaps == (0, 0)
+    watcher = SequenceWatcher(stream_options(connect="tcp://feed:1", framing=framing, **options))
+    assert [number for _, number in watcher.follow(messages)] == list(range(100))
+    assert watcher.lost_and_gaps == (0, 0)
 
 
 def test_five_frames_with_a_number_are_not_yet_a_clone() -> None:
@@ -185,14 +185,14 @@ def test_five_frames_with_a_number_are_not_yet_a_clone() -> None:
 
 
 def test_history_before_the_first_message_is_not_lost() -> None:
-    follower = Follower(stream_options(connect="tcp://feed:1", framing="sequenced"))
-    follower.follow([[b"t", b"p", u64(n), b""] for n in (500, 501, 505)])
-    assert follower.missed_first == 500
-    assert follower.lost_and_gaps == (3, 1)
+    watcher = SequenceWatcher(stream_options(connect="tcp://feed:1", framing="sequenced"))
+    watcher.follow([[b"t", b"p", u64(n), b""] for n in (500, 501, 505)])
+    assert watcher.missed_first == 500
+    assert watcher.lost_and_gaps == (3, 1)
 
 
 def test_what_a_proxy_lost_is_what_its_publisher_had() -> None:
-    above, below = (Follower(stream_options(connect="tcp://feed:1", framing="vllm")) for _ in range(2))
+    above, below = (SequenceWatcher(stream_options(connect="tcp://feed:1", framing="vllm")) for _ in range(2))
     above.follow([[b"t", u64(n), b""] for n in [*range(10, 20), *range(25, 40)]])
     below.follow([[b"t", u64(n), b""] for n in [5, *range(12, 15), *range(30, 45)]])
     assert above.has_of(below) == 2 + 5 + 5  # 10 and 11, 15 to 19, 25 to 29: not 6 to 9, nor 20 to 24
@@ -239,7 +239,7 @@ KEY = (b"p",)
 
 
 def stalled(numbers: list[int], rate: float = 100.0) -> tuple[Any, ...]:
-    return judge_stall([(KEY, n) for n in numbers], {KEY: 99}, len(numbers), rate, 2.0, 50.0)
+    return measure_stall([(KEY, n) for n in numbers], {KEY: 99}, len(numbers), rate, 2.0, 50.0)
 
 
 def test_a_stall_with_missing_numbers_was_dropped_and_the_rest_was_held() -> None:
@@ -250,14 +250,14 @@ def test_of_many_counters_the_first_long_gap_ends_what_was_held() -> None:
     keys = [(b"a",), (b"b",)]
     numbered = [(key, n) for n in [*range(50), *range(200, 250)] for key in keys]
     last = dict.fromkeys(keys, -1)
-    assert judge_stall(numbered, last, 200, 200.0, 2.0, 100.0) == ("dropped", 500, 300, 100)
+    assert measure_stall(numbered, last, 200, 200.0, 2.0, 100.0) == ("dropped", 500, 300, 100)
 
 
 def test_a_stall_without_missing_numbers_tells_waiting_from_holding() -> None:
     assert stalled(list(range(100, 200)))[0] == "fewer"
     assert stalled(list(range(100, 340)))[0] == "all"
     assert stalled(list(range(100, 110)))[0] == "idle"
-    assert judge_stall(None, {}, 100, 100.0, 2.0, 50.0) == ("fewer", 250, None, None)
+    assert measure_stall(None, {}, 100, 100.0, 2.0, 50.0) == ("fewer", 250, None, None)
 
 
 # Findings that a test cannot provoke, or not cheaply.

@@ -11,7 +11,7 @@ from click.testing import CliRunner
 
 from zmq_datasource.cli import main
 from zmq_datasource.errors import WorkbenchError
-from zmq_datasource.workbench.experiment import Experiment, Run, run
+from zmq_datasource.workbench.experiment import Experiment, ExperimentResult, run
 from zmq_datasource.workbench.plan import held, make_plan, measure_kernel, message_bytes
 from zmq_datasource.workbench.results import plot, row, write_csv
 
@@ -25,8 +25,8 @@ SLOW = Experiment(sndhwm=10, rcvhwm=10, messages=1000, size=1000, rate=4000, con
 FORGOTTEN = 9
 
 
-def made_up(**experiment: object) -> Run:
-    return Run(Experiment(**experiment), 900, 100, 0.25, 890, 10, 0.001, 0.02, 1 << 20, 0, 1.5)  # type: ignore[arg-type]
+def made_up(**experiment: object) -> ExperimentResult:
+    return ExperimentResult(Experiment(**experiment), 900, 100, 0.25, 890, 10, 0.001, 0.02, 1 << 20, 0, 1.5)  # type: ignore[arg-type]
 
 
 @pytest.mark.spark  # processes

@@ -13,7 +13,7 @@ from rich.spinner import Spinner
 from rich.table import Table
 from rich.text import Text
 
-from zmq_datasource.demo.account import Account
+from zmq_datasource.demo.counts import QueryCounts
 from zmq_datasource.demo.job import TopicTable
 from zmq_datasource.demo.verdict import Finding
 
@@ -26,7 +26,7 @@ def _number(value: int | None, missing: str = "·") -> str:
     return missing if value is None else f"{value:,}"
 
 
-def accounts_table(accounts: Sequence[Account], title: str | None = None) -> Table:
+def accounts_table(accounts: Sequence[QueryCounts], title: str | None = None) -> Table:
     """One row a query, from published to arrived."""
     reasons = sorted({r for a in accounts if a.sink for r in a.sink.dropped} | {"hwm"})
     table = Table(title=title, box=box.ROUNDED, title_style="bold", header_style="bold")
@@ -81,7 +81,7 @@ class Screen:
         self._live.stop()
 
     def show(
-        self, stage: str, done: float | None, accounts: Sequence[Account], topics: TopicTable | None
+        self, stage: str, done: float | None, accounts: Sequence[QueryCounts], topics: TopicTable | None
     ) -> None:
         """Show the newest numbers.
 
@@ -107,7 +107,7 @@ class Screen:
 
 
 def print_result(
-    console: Console, accounts: Sequence[Account], topics: TopicTable, findings: Iterable[Finding]
+    console: Console, accounts: Sequence[QueryCounts], topics: TopicTable, findings: Iterable[Finding]
 ) -> None:
     """The last tables, and below them what they say."""
     console.print(topics_table(topics))

@@ -16,10 +16,10 @@ from pyspark.sql.functions import avg, col, count, from_json, length
 from pyspark.sql.streaming.query import StreamingQuery
 
 from zmq_datasource import metrics
-from zmq_datasource.demo.account import Tally
+from zmq_datasource.demo.counts import Tally
 from zmq_datasource.demo.errors import DemoError, plain_reason
 
-__all__ = ["SLOW_SINK", "Flow", "TopicTable", "start_aggregation", "start_sink"]
+__all__ = ["SLOW_SINK", "RunningQuery", "TopicTable", "start_aggregation", "start_sink"]
 
 # Each batch of a sink costs one start of a Python process, in which Spark commits it.
 TRIGGER = "2 seconds"
@@ -34,7 +34,7 @@ _IDLE_SECONDS = 10.0
 
 
 @dataclass
-class Flow:
+class RunningQuery:
     """One running query and what its progress events say."""
 
     name: str
@@ -77,7 +77,7 @@ class TopicTable:
 
 def start_aggregation(
     spark: SparkSession, feed: Mapping[str, str], work: Path, name: str, *, own_feed: bool
-) -> tuple[Flow, TopicTable]:
+) -> tuple[RunningQuery, TopicTable]:
     """Count the messages of each topic and average a measure: the temperature, or the size."""
     messages = _read(spark, feed, work, name)
     if own_feed:  # whose payload is not known
@@ -95,12 +95,12 @@ def start_aggregation(
         .trigger(processingTime=TRIGGER)
         .start()
     )
-    return Flow(name, query), topics
+    return RunningQuery(name, query), topics
 
 
 def start_sink(
     spark: SparkSession, feed: Mapping[str, str], work: Path, name: str, endpoint: str, *, slow: bool
-) -> Flow:
+) -> RunningQuery:
     """Send every message on to the consumer at ``endpoint``, topic and value as they came."""
     writer = (
         _read(spark, feed, work, name)
@@ -112,7 +112,7 @@ def start_sink(
     )
     if slow:
         writer = writer.options(**SLOW_SINK)
-    return Flow(name, writer.start())
+    return RunningQuery(name, writer.start())
 
 
 def _read(spark: SparkSession, feed: Mapping[str, str], work: Path, name: str) -> DataFrame:

@@ -15,10 +15,10 @@ from typing import Any
 
 from rich.console import Console
 
-from zmq_datasource.demo.account import Account
+from zmq_datasource.demo.counts import QueryCounts
 from zmq_datasource.demo.display import Screen, print_result
 from zmq_datasource.demo.errors import DemoError, plain_reason
-from zmq_datasource.demo.job import SLOW_SINK, Flow, TopicTable, start_aggregation, start_sink
+from zmq_datasource.demo.job import SLOW_SINK, RunningQuery, TopicTable, start_aggregation, start_sink
 from zmq_datasource.demo.peers import TOPIC_PREFIX, Peer, consume, publish
 from zmq_datasource.demo.session import spark_session
 from zmq_datasource.demo.verdict import findings
@@ -98,11 +98,11 @@ class _Demo:
         self._work = work
         self._publisher: Peer | None = None
         self._consumers: dict[str, Peer] = {}
-        self._flows: list[Flow] = []
+        self._queries: list[RunningQuery] = []
         self._topics: TopicTable | None = None
         self.settled = True
 
-    def run(self) -> tuple[list[Account], TopicTable]:
+    def run(self) -> tuple[list[QueryCounts], TopicTable]:
         with ExitStack() as stack:
             self._screen = stack.enter_context(Screen(self._console))
             self._show("Starting the publisher, the consumers and Spark ...")
@@ -116,18 +116,18 @@ class _Demo:
                 stack.callback(signal.signal, number, signal.SIG_IGN)
             self._show("Starting three streaming queries ...")
             own = self._feed is not None
-            flow, self._topics = start_aggregation(spark, feed, self._work, _AGGREGATION, own_feed=own)
-            self._flows.append(flow)
+            query, self._topics = start_aggregation(spark, feed, self._work, _AGGREGATION, own_feed=own)
+            self._queries.append(query)
             for name, consumer in self._consumers.items():
                 to = consumer.endpoint()
-                self._flows.append(start_sink(spark, feed, self._work, name, to, slow=name == _SLOW))
+                self._queries.append(start_sink(spark, feed, self._work, name, to, slow=name == _SLOW))
             self._stream()
             if self._publisher is not None:
                 self._publisher.finish()
                 self.settled = self._wait("Reading the rest ...", _SETTLE_SECONDS, self._settled())
             self._show("Stopping the queries ...")
-            for flow in self._flows:
-                flow.stop()
+            for query in self._queries:
+                query.stop()
             for consumer in self._consumers.values():
                 consumer.finish()
             accounts = self._update()
@@ -159,10 +159,10 @@ class _Demo:
         """Let messages flow for the time asked for, from when every query receives."""
         publisher = self._publisher
 
-        def started(_: list[Account]) -> bool:
+        def started(_: list[QueryCounts]) -> bool:
             if publisher is not None:  # which waits for every query
                 return publisher.count > 0
-            return all(flow.tally.as_of for flow in self._flows)
+            return all(query.tally.as_of for query in self._queries)
 
         if not self._wait("Starting three streaming queries ...", _START_SECONDS, started):
             raise DemoError(f"the queries did not begin to receive within {_START_SECONDS:.0f} s")
@@ -171,7 +171,7 @@ class _Demo:
             self._show(f"Streaming for {self._seconds:g} s ...", gone / self._seconds)
             time.sleep(min(_REFRESH_SECONDS, self._seconds - gone))
 
-    def _wait(self, stage: str, seconds: float, done: Callable[[list[Account]], bool]) -> bool:
+    def _wait(self, stage: str, seconds: float, done: Callable[[list[QueryCounts]], bool]) -> bool:
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline:
             if done(self._show(stage)):
@@ -179,38 +179,38 @@ class _Demo:
             time.sleep(_REFRESH_SECONDS)
         return False
 
-    def _settled(self) -> Callable[[list[Account]], bool]:
+    def _settled(self) -> Callable[[list[QueryCounts]], bool]:
         """A test for: every message that can still come has become a row."""
         # What PUB dropped will never come; by this time all else has.
         arrived_by = datetime.now(UTC) + timedelta(seconds=_UNDER_WAY_SECONDS)
 
-        def settled(accounts: list[Account]) -> bool:
-            up_to_date = all(flow.tally.as_of and flow.tally.as_of >= arrived_by for flow in self._flows)
+        def settled(accounts: list[QueryCounts]) -> bool:
+            up_to_date = all(query.tally.as_of and query.tally.as_of >= arrived_by for query in self._queries)
             return all(a.rows == a.received for a in accounts) and (
                 up_to_date or all(a.received == a.published for a in accounts)
             )
 
         return settled
 
-    def _show(self, stage: str, done: float | None = None) -> list[Account]:
+    def _show(self, stage: str, done: float | None = None) -> list[QueryCounts]:
         accounts = self._update()
         self._screen.show(stage, done, accounts, self._topics)
         return accounts
 
-    def _update(self) -> list[Account]:
+    def _update(self) -> list[QueryCounts]:
         """Ask everybody for news."""
         published = self._publisher.update() if self._publisher else None
         accounts = []
-        for flow in self._flows:
-            flow.update()
-            consumer = self._consumers.get(flow.name)
+        for query in self._queries:
+            query.update()
+            consumer = self._consumers.get(query.name)
             accounts.append(
-                Account(
-                    flow.name,
+                QueryCounts(
+                    query.name,
                     published,
-                    flow.tally.received,
-                    flow.tally.rows,
-                    flow.tally.sink if consumer else None,
+                    query.tally.received,
+                    query.tally.rows,
+                    query.tally.sink if consumer else None,
                     consumer.update() if consumer else None,
                 )
             )

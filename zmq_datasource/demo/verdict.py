@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from zmq_datasource.demo.account import Account
+from zmq_datasource.demo.counts import QueryCounts
 
 __all__ = ["Finding", "findings"]
 
@@ -19,7 +19,7 @@ class Finding:
 
 
 def findings(
-    accounts: Sequence[Account], *, pull: bool, settled: bool, slow_settings: str
+    accounts: Sequence[QueryCounts], *, pull: bool, settled: bool, slow_settings: str
 ) -> Iterator[Finding]:
     """Go through the table from left to right."""
     if not settled:
@@ -49,7 +49,7 @@ def _foreign_feed(pull: bool) -> Finding:
     )
 
 
-def _network(accounts: Sequence[Account]) -> Finding:
+def _network(accounts: Sequence[QueryCounts]) -> Finding:
     lost = {a.name: (a.published or 0) - a.received for a in accounts}
     note = "The publisher began when every source had subscribed, so nothing was published too early to be received."
     if any(lost.values()):
@@ -60,7 +60,7 @@ def _network(accounts: Sequence[Account]) -> Finding:
     return Finding(True, f"published = received: PUB/SUB lost nothing on the way. {note}")
 
 
-def _log(accounts: Sequence[Account]) -> Iterator[Finding]:
+def _log(accounts: Sequence[QueryCounts]) -> Iterator[Finding]:
     behind = {a.name: a.received - a.rows for a in accounts}
     if not any(behind.values()):
         yield Finding(True, "received = rows: every message taken from a socket was one row, once.")
@@ -71,7 +71,7 @@ def _log(accounts: Sequence[Account]) -> Iterator[Finding]:
     )
 
 
-def _sink(account: Account, slow_settings: str) -> Iterator[Finding]:
+def _sink(account: QueryCounts, slow_settings: str) -> Iterator[Finding]:
     sink, arrived = account.sink, account.arrived
     if sink is None or arrived is None:
         return

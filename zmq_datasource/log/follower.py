@@ -11,14 +11,14 @@ from zmq_datasource.log.reader import read_index
 from zmq_datasource.log.reader_files import Mark
 from zmq_datasource.log.storage import LogStorage
 
-__all__ = ["FollowedLog"]
+__all__ = ["LogFollower"]
 
 _LISTING_SECONDS = 0.05
 # A writer that deletes, or another reader that marks its place, is done with that soon.
 _PLACING_SECONDS = 30.0
 
 
-class FollowedLog(ReadableLog):
+class LogFollower(ReadableLog):
     """A log partition that another process writes.
 
     Args:

@@ -9,7 +9,7 @@ from rich.live import Live
 
 from zmq_datasource.errors import OptionError
 from zmq_datasource.monitoring.store import MetricsStore
-from zmq_datasource.monitoring.view import View
+from zmq_datasource.monitoring.view import LiveView
 from zmq_datasource.options.types import Location
 
 __all__ = ["watch"]
@@ -29,7 +29,7 @@ def watch(location: Location, interval: float, since: float, *, once: bool = Fal
     store, console = MetricsStore(location), Console()
     if not console.is_terminal:  # a line is as wide as it must be
         console, once = Console(width=_WIDTH), True
-    view = View(since, console.width)
+    view = LiveView(since, console.width)
     if once:
         console.print(view.render(store.newest(required=True)))
         return

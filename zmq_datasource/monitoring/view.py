@@ -10,7 +10,7 @@ import humanfriendly
 from rich.table import Table
 from rich.text import Text
 
-__all__ = ["View"]
+__all__ = ["LiveView"]
 
 # Narrower screens show a paragraph for each source and sink instead of a line: nothing is left out.
 _WIDE = 120
@@ -21,7 +21,7 @@ _UUID_LENGTH = 36
 _Cells: TypeAlias = dict[str, Text]
 
 
-class View:
+class LiveView:
     """Makes tables of records (``store``'s newest); remembers the last ones, for rates.
 
     Args:

@@ -104,7 +104,7 @@ def _numbered(text: str, **constraints: Any) -> Meta:
 
 
 class FramingOptions(SocketOptions, frozen=True, kw_only=True, rename="camel"):
-    """Framing, judgement and healing of what a source receives."""
+    """Framing, tracking and healing of what a source receives."""
 
     framing: Annotated[
         Framing,

@@ -16,9 +16,9 @@ from zmq_datasource.options.types import (
     Location,
     LogLocation,
     Position,
+    ReadView,
     SourceSocket,
     Topics,
-    View,
 )
 
 __all__ = ["BatchReadOptions", "ReadOptions", "StreamReadOptions"]
@@ -133,13 +133,13 @@ class ReadOptions(FramingOptions, frozen=True, kw_only=True, rename="camel"):
         ),
     ] = None
     view: Annotated[
-        View,
+        ReadView,
         doc(
             "What a batch read of a log shows: its `messages`, or the `gaps` in their sequences.",
             Role.BATCH,
             Role.LOG,
         ),
-    ] = View("messages")
+    ] = ReadView("messages")
     max_messages_per_trigger: Annotated[
         int | None, doc("Most messages in one micro-batch.", Role.STREAM, ge=1)
     ] = None

@@ -30,6 +30,7 @@ __all__ = [
     "OnLoss",
     "OnMalformed",
     "Position",
+    "ReadView",
     "ReplayFrom",
     "Restart",
     "SinkFraming",
@@ -37,7 +38,6 @@ __all__ = [
     "SlowSubscriber",
     "SourceSocket",
     "Topics",
-    "View",
     "WhenFull",
     "ZmqOptions",
 ]
@@ -103,7 +103,7 @@ class OnMalformed(Choice):
     allowed = ("skip", "fail")
 
 
-class View(Choice):
+class ReadView(Choice):
     """What a batch read of a log shows."""
 
     allowed = ("messages", "gaps")

@@ -34,7 +34,7 @@ from zmq_datasource.proxy.subscriptions import Subscriptions
 from zmq_datasource.proxy.view import Progress
 from zmq_datasource.transport.spec import SocketSpec
 
-__all__ = ["Flow"]
+__all__ = ["LiveFlow"]
 
 _log = logging.getLogger(__name__)
 
@@ -51,7 +51,7 @@ _DISK_SECONDS = 60.0
 _REFUSED_SECONDS = 5.0
 
 
-class Flow:
+class LiveFlow:
     """Use it in a ``with`` block, in one thread.
 
     Args:

@@ -20,7 +20,7 @@ from zmq_datasource.host.open_files import allow_many_files
 from zmq_datasource.options import ProxyOptions
 from zmq_datasource.options.parser import parse
 from zmq_datasource.proxy.child import Child
-from zmq_datasource.proxy.flow import Flow
+from zmq_datasource.proxy.flow import LiveFlow
 from zmq_datasource.proxy.pipes import Lines, Newest, read_start, say, set_up_logging
 from zmq_datasource.proxy.view import Progress
 
@@ -60,7 +60,7 @@ def run(
     options = parse(ProxyOptions, given)
     with ExitStack() as stack:
         companion = _Companion(given)
-        flow = stack.enter_context(Flow(options, companion.tell))
+        flow = stack.enter_context(LiveFlow(options, companion.tell))
         companion.start(flow)
         stack.callback(companion.end)
         # Its endpoints take a moment; what comes meanwhile is received.
@@ -90,7 +90,7 @@ class _Companion:
     def __init__(self, given: Mapping[str, str]) -> None:
         self._given = given
 
-    def start(self, flow: Flow) -> None:
+    def start(self, flow: LiveFlow) -> None:
         """Start the process; ``flow`` listens to it from now on."""
         self._server = Child("zmq_datasource.proxy.server", self._given)
         self._server.tell(flow.journal.progress)
@@ -117,7 +117,7 @@ class _Companion:
         if self._server.error is not None:
             raise self._server.error
 
-    def step(self, flow: Flow) -> None:
+    def step(self, flow: LiveFlow) -> None:
         """Tell it how far the log has come, and ``flow`` from where on its subscribers need messages.
 
         Raises:

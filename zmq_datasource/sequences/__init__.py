@@ -1,7 +1,7 @@
 """What publishers' own numbers tell: gaps, duplicates, late messages, restarts. Pure: no I/O, no clock.
 
 A *counter* is what counts by itself: a publisher, a topic, an endpoint, or a combination. Of each
-the judge knows the next number to expect and the gaps that are still open. The rules, for a
+the tracker knows the next number to expect and the gaps that are still open. The rules, for a
 number ``n`` of a counter that expects ``e``:
 
 * ``n = e`` is next.
@@ -15,24 +15,24 @@ number ``n`` of a counter that expects ``e``:
   the same messages once more; these *overlap*.
 * ``n < e`` in an open gap is *late*: it fills its place there and is no longer lost.
 * ``n < e`` by more than ``window`` is a restart too.
-* Otherwise it is a *duplicate*, unless the judge cannot know: before the first number that it saw,
+* Otherwise it is a *duplicate*, unless the tracker cannot know: before the first number that it saw,
   or below a gap that it had to forget. Then it is taken as late.
 * A counter that wraps goes on from its last number to its first. "Less" is then the shorter way
   round, and the first number after any but the last is a restart.
-* What was sent before the first number seen is not judged, unless publishers are short-lived
+* What was sent before the first number seen is not tracked, unless publishers are short-lived
   (``whole``). Then it is a gap.
 
 Memory is bounded: of counters, the one not heard for longest is forgotten first; of gaps, the
 oldest. What was lost stays counted.
 
-Modules: ``gaps`` is the table of gaps, ``judge`` the rules, ``records`` what it remembers and says, ``state`` what
+Modules: ``gaps`` is the table of gaps, ``tracker`` the rules, ``records`` what it remembers and says, ``state`` what
 survives the process.
 """
 
 from __future__ import annotations
 
 from zmq_datasource.sequences.gaps import Gap, Key
-from zmq_datasource.sequences.judge import Judge
-from zmq_datasource.sequences.records import Sample, Totals, Verdict
+from zmq_datasource.sequences.records import Sample, SequenceFindings, Totals
+from zmq_datasource.sequences.tracker import SequenceTracker
 
-__all__ = ["Gap", "Judge", "Key", "Sample", "Totals", "Verdict"]
+__all__ = ["Gap", "Key", "Sample", "SequenceFindings", "SequenceTracker", "Totals"]

@@ -1,4 +1,4 @@
-"""What a judge remembers of each counter, what it has counted, and what it says of a call's messages. Pure data."""
+"""What a tracker remembers of each counter, what it has counted, and what it says of a call's messages. Pure data."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ import xxhash
 
 from zmq_datasource.sequences.gaps import Gap, Key
 
-__all__ = ["Ahead", "Counter", "Sample", "Totals", "Verdict"]
+__all__ = ["Ahead", "Counter", "Sample", "SequenceFindings", "Totals"]
 
 
 @dataclass
 class Totals:
-    """What was judged since the log began.
+    """What was tracked since the log began.
 
     Attributes:
         lost: Missing messages: gaps as far as they were not filled. What is forgotten stays in it.
@@ -99,7 +99,7 @@ class Ahead:
 
 
 @dataclass
-class Verdict:
+class SequenceFindings:
     """About the messages of one call, by their place in it.
 
     Attributes:

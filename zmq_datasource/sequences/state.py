@@ -1,7 +1,7 @@
-"""What a judge remembers, as plain data that survives the process: all of it, or what has changed.
+"""What a tracker remembers, as plain data that survives the process: all of it, or what has changed.
 
 ``full`` is everything; ``delta`` is what has changed since the last ``full``, and can be taken any
-number of times. A judge restored from both goes on exactly as the one that was saved. A replay
+number of times. A tracker restored from both goes on exactly as the one that was saved. A replay
 that runs ahead of the live flow is not part of it: what was replayed is, and a new connection
 brings nothing twice.
 """
@@ -13,8 +13,8 @@ from typing import Any
 
 from zmq_datasource.options import Numbering
 from zmq_datasource.sequences.gaps import Gap, Key
-from zmq_datasource.sequences.judge import Judge
 from zmq_datasource.sequences.records import Counter, Sample, Totals
+from zmq_datasource.sequences.tracker import SequenceTracker
 
 __all__ = ["delta", "full", "is_large", "numbering_of", "restore"]
 
@@ -22,67 +22,71 @@ __all__ = ["delta", "full", "is_large", "numbering_of", "restore"]
 _LARGE_DELTA = 4096
 
 
-def full(judge: Judge) -> dict[str, Any]:
+def full(tracker: SequenceTracker) -> dict[str, Any]:
     """Everything; what changes from now on is the next ``delta``."""
-    judge.changed.clear()
-    judge.removed.clear()
-    judge.gaps.forget_changes()
-    return _data(judge, judge.expected, judge.gaps, (), ())
+    tracker.changed.clear()
+    tracker.removed.clear()
+    tracker.gaps.forget_changes()
+    return _data(tracker, tracker.expected, tracker.gaps, (), ())
 
 
-def delta(judge: Judge) -> dict[str, Any]:
+def delta(tracker: SequenceTracker) -> dict[str, Any]:
     """What has changed since the last ``full``."""
     return _data(
-        judge,
-        judge.changed,
-        [judge.gaps.get(serial) for serial in sorted(judge.gaps.changed)],
-        sorted(judge.removed),
-        judge.gaps.removed,
+        tracker,
+        tracker.changed,
+        [tracker.gaps.get(serial) for serial in sorted(tracker.gaps.changed)],
+        sorted(tracker.removed),
+        tracker.gaps.removed,
     )
 
 
-def is_large(judge: Judge) -> bool:
+def is_large(tracker: SequenceTracker) -> bool:
     """Whether a ``full`` is due."""
-    changed = len(judge.changed) + len(judge.removed) + len(judge.gaps.changed) + len(judge.gaps.removed)
-    return changed > _LARGE_DELTA and changed > (len(judge.expected) + len(judge.gaps)) // 4
+    changed = (
+        len(tracker.changed) + len(tracker.removed) + len(tracker.gaps.changed) + len(tracker.gaps.removed)
+    )
+    return changed > _LARGE_DELTA and changed > (len(tracker.expected) + len(tracker.gaps)) // 4
 
 
-def restore(judge: Judge, base: Mapping[str, Any] | None, changes: Mapping[str, Any] | None) -> None:
-    """Fill a new judge with what was saved: a ``full`` or none, and a ``delta`` of it or none."""
+def restore(
+    tracker: SequenceTracker, base: Mapping[str, Any] | None, changes: Mapping[str, Any] | None
+) -> None:
+    """Fill a new tracker with what was saved: a ``full`` or none, and a ``delta`` of it or none."""
     gaps: dict[int, Gap] = {}
     for data in (base, changes):
         if data is None:
             continue
         for parts in data["removed"]:
             key = _key(parts)
-            judge.expected.pop(key, None)
-            judge.counters.pop(key, None)
+            tracker.expected.pop(key, None)
+            tracker.counters.pop(key, None)
         for parts, expected, floor, since, epoch, turn, ended, topic in data["counters"]:
             key = _key(parts)
-            judge.expected.pop(key, None)  # to the end: it was heard later
-            judge.expected[key] = expected
-            judge.counters[key] = Counter(
+            tracker.expected.pop(key, None)  # to the end: it was heard later
+            tracker.expected[key] = expected
+            tracker.counters[key] = Counter(
                 floor, since, epoch, turn, ended, None if topic is None else _bytes(topic)
             )
         for parts, *sample in data.get("samples", ()):  # logs of older releases have none
-            judge.counters[_key(parts)].sample = Sample(*sample)
+            tracker.counters[_key(parts)].sample = Sample(*sample)
         for serial in data["removedGaps"]:
             gaps.pop(serial, None)
         for serial, parts, *numbers in data["gaps"]:
             gaps[serial] = Gap(serial, _key(parts), *numbers)
-        judge.totals = Totals(**data["totals"])
+        tracker.totals = Totals(**data["totals"])
     if base is not None:
-        judge.gaps.base_serial = base["nextGap"]
+        tracker.gaps.base_serial = base["nextGap"]
     latest = changes or base
     if latest is not None:
-        since = {key: counter.since for key, counter in judge.counters.items()}
-        judge.gaps.restore(gaps.values(), latest["nextGap"], since)
+        since = {key: counter.since for key, counter in tracker.counters.items()}
+        tracker.gaps.restore(gaps.values(), latest["nextGap"], since)
     if changes is not None:
         # They are not in the last full, and belong to the next delta again.
-        judge.changed.update((_key(row[0]), None) for row in changes["counters"])
-        judge.removed.update(map(_key, changes["removed"]))
-        judge.gaps.changed.update(row[0] for row in changes["gaps"])
-        judge.gaps.removed.update(changes["removedGaps"])
+        tracker.changed.update((_key(row[0]), None) for row in changes["counters"])
+        tracker.removed.update(map(_key, changes["removed"]))
+        tracker.gaps.changed.update(row[0] for row in changes["gaps"])
+        tracker.gaps.removed.update(changes["removedGaps"])
 
 
 def numbering_of(data: Mapping[str, Any]) -> Numbering:
@@ -92,18 +96,18 @@ def numbering_of(data: Mapping[str, Any]) -> Numbering:
 
 
 def _data(
-    judge: Judge,
+    tracker: SequenceTracker,
     keys: Collection[Key],
     gaps: Iterable[Gap],
     removed: Iterable[Key],
     removed_gaps: Iterable[int],
 ) -> dict[str, Any]:
-    samples = [(key, judge.counters[key].sample) for key in keys]
+    samples = [(key, tracker.counters[key].sample) for key in keys]
     return {
-        "numbering": list(judge.numbering),
-        "totals": judge.totals.to_json(),
-        "nextGap": judge.gaps.next_serial,
-        "counters": list(_counters(judge, keys)),
+        "numbering": list(tracker.numbering),
+        "totals": tracker.totals.to_json(),
+        "nextGap": tracker.gaps.next_serial,
+        "counters": list(_counters(tracker, keys)),
         "samples": [(_parts(key), *sample) for key, sample in samples if sample is not None],
         "gaps": [
             (
@@ -123,12 +127,12 @@ def _data(
     }
 
 
-def _counters(judge: Judge, keys: Iterable[Key]) -> Iterator[tuple[object, ...]]:
+def _counters(tracker: SequenceTracker, keys: Iterable[Key]) -> Iterator[tuple[object, ...]]:
     for key in keys:
-        counter = judge.counters[key]
+        counter = tracker.counters[key]
         topic = None if counter.topic is None else _text(counter.topic)
         facts = counter.floor, counter.since, counter.epoch, counter.turn, counter.ended
-        yield _parts(key), judge.next_number(key), *facts, topic
+        yield _parts(key), tracker.next_number(key), *facts, topic
 
 
 def _parts(key: Key) -> str | list[str]:

@@ -1,9 +1,9 @@
-"""What a sink sets aside: rows of a batch with their reason, as Parquet files on any file system that pyarrow knows.
+"""Dead letters of a sink: rows of a batch with their reason, as Parquet files on any file system that pyarrow knows.
 
-``spark.read.parquet(location)`` reads them. A task stages its own (``StagedLetters``) under ``_staging``, where Spark
-does not look; when the batch is committed (``commit_letters``) those of the tasks that won replace
-whatever an earlier run of the same batch had left, in ``query=<id>/batch=<n>``; so they are there
-once, however often tasks and batches are repeated.
+``spark.read.parquet(location)`` reads them. A task stages its own (``StagedDeadLetters``) under ``_staging``, where
+Spark does not look. When the batch is committed (``commit_dead_letters``) those of the tasks that won replace whatever
+an earlier run of the same batch had left, in ``query=<id>/batch=<n>``. So each is there once, however often tasks and
+batches are repeated.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from zmq_datasource.host.locations import directory_of, without_secrets
 from zmq_datasource.messages.schemas import FRAMES
 from zmq_datasource.options.types import Location
 
-__all__ = ["Row", "StagedLetters", "abort_letters", "commit_letters"]
+__all__ = ["Row", "StagedDeadLetters", "abort_dead_letters", "commit_dead_letters"]
 
 
 class Row(NamedTuple):
@@ -46,7 +46,7 @@ _ROW_SCHEMA = pa.schema(
 _STAGED_BYTES = 8 << 20
 
 
-class StagedLetters:
+class StagedDeadLetters:
     """The dead letters of one task; use it in a ``with`` block. Nothing is written without any.
 
     Args:
@@ -112,7 +112,7 @@ class StagedLetters:
         self._rows, self._bytes = [], 0
 
 
-def commit_letters(location: Location, query: str, batch: int, names: Sequence[str]) -> None:
+def commit_dead_letters(location: Location, query: str, batch: int, names: Sequence[str]) -> None:
     """The batch is done: show the letters of its tasks, and nothing that an earlier run of it had left.
 
     Args:
@@ -132,10 +132,10 @@ def commit_letters(location: Location, query: str, batch: int, names: Sequence[s
             system.create_dir(final, recursive=True)
         for name in names:
             system.move(f"{staging}/{name}", f"{final}/{name}")
-    abort_letters(location, query, batch)
+    abort_dead_letters(location, query, batch)
 
 
-def abort_letters(location: Location, query: str, batch: int) -> None:
+def abort_dead_letters(location: Location, query: str, batch: int) -> None:
     """Delete what the batch's tasks have staged.
 
     Raises:

@@ -15,7 +15,7 @@ from typing import Self
 from zmq_datasource.counters import SinkCounters
 from zmq_datasource.errors import FlushTimeoutError, NoPeerError
 from zmq_datasource.options import WriteOptions
-from zmq_datasource.sink.dead_letters import StagedLetters
+from zmq_datasource.sink.dead_letters import StagedDeadLetters
 from zmq_datasource.sink.delivery import Delivery
 from zmq_datasource.sink.in_flight import KEEP, Column, InFlight, Part
 from zmq_datasource.sink.recovery import Attempts, Recovery
@@ -49,13 +49,13 @@ class Sender:
     def __init__(
         self,
         options: WriteOptions,
-        letters: StagedLetters | None = None,
+        dead_letters: StagedDeadLetters | None = None,
         publisher: str = "",
         keep: int = KEEP,
     ) -> None:
         self._options = options
         self.counters = SinkCounters()
-        self._unsent = Unsent(options, letters, self.counters)
+        self._unsent = Unsent(options, dead_letters, self.counters)
         self._delivery = Delivery(options, self._unsent, self.counters, publisher.encode())
         self._recovery = Recovery(options, InFlight(keep), self._delivery, self._unsent)
 

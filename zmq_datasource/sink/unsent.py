@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 
 from zmq_datasource.counters import SinkCounters
 from zmq_datasource.options import WriteOptions
-from zmq_datasource.sink.dead_letters import Row, StagedLetters
+from zmq_datasource.sink.dead_letters import Row, StagedDeadLetters
 from zmq_datasource.sink.in_flight import Part
 
 __all__ = ["RefusalLog", "Unsent"]
@@ -32,13 +32,15 @@ class Unsent:
         keeps: Whether sent rows must be kept while they are in flight: to be sent again, or as dead letters.
     """
 
-    def __init__(self, options: WriteOptions, letters: StagedLetters | None, counters: SinkCounters) -> None:
+    def __init__(
+        self, options: WriteOptions, dead_letters: StagedDeadLetters | None, counters: SinkCounters
+    ) -> None:
         self._noblock = options.noblock
-        self._letters = letters
+        self._dead_letters = dead_letters
         self._counters = counters
-        self._refusals = RefusalLog("set aside" if letters is not None else "dropped")
-        self.goes_on = options.noblock or letters is not None
-        self.keeps = not options.noblock or letters is not None
+        self._refusals = RefusalLog("set aside" if dead_letters is not None else "dropped")
+        self.goes_on = options.noblock or dead_letters is not None
+        self.keeps = not options.noblock or dead_letters is not None
 
     def give_up(self, listed: Part, at: int, anybody: bool) -> None:
         """A row finds no room.
@@ -50,7 +52,7 @@ class Unsent:
         """
         reason = "no_peer" if not anybody else "hwm" if self._noblock else "timeout"
         self._refusals.note(reason)
-        self._set_aside(listed, at, reason)
+        self._keep_dead_letters(listed, at, reason)
 
     def write_off(self, parts: Iterable[Part]) -> int:
         """What may be lost with a connection no longer counts as sent; returns how many rows."""
@@ -59,13 +61,13 @@ class Unsent:
             lost += part.sent
             self._counters.sent -= part.sent
             self._counters.bytes -= part.sent_bytes
-            if self._letters is None:
+            if self._dead_letters is None:
                 self._counters.dropped[_LOST] += part.sent
                 continue
             listed = part.listed()
             for at in range(len(listed)):
                 if at not in part.given_up:
-                    self._set_aside(listed, at, _LOST)
+                    self._keep_dead_letters(listed, at, _LOST)
         return lost
 
     def look(self) -> None:
@@ -76,11 +78,11 @@ class Unsent:
         """No more rows come."""
         self._refusals.end()
 
-    def _set_aside(self, listed: Part, at: int, reason: str) -> None:
-        if self._letters is None:
+    def _keep_dead_letters(self, listed: Part, at: int, reason: str) -> None:
+        if self._dead_letters is None:
             self._counters.dropped[reason] += 1
         else:
-            self._letters.add(_row(listed, at), reason)
+            self._dead_letters.add(_row(listed, at), reason)
             self._counters.dead_lettered[reason] += 1
 
 

@@ -64,7 +64,7 @@ class DeadLetters:
         self._lost = lost
         self._waiting: queue.SimpleQueue[Sequence[MalformedMessage] | None] = queue.SimpleQueue()
         self._waiting_bytes = 0
-        self._waiting_letters = 0
+        self._waiting_messages = 0
         self._losses = LimitedLog(__name__, "times that dead letters could not be kept")
         self._lock = threading.Lock()
         self._closing = threading.Event()
@@ -87,7 +87,7 @@ class DeadLetters:
         self._losses.flush()
         if self._thread.is_alive():
             with self._lock:
-                left = self._waiting_letters
+                left = self._waiting_messages
             self._lost(left)
             _log.error(
                 "%s has not answered for %.0f s: %d dead letters are lost",
@@ -96,31 +96,31 @@ class DeadLetters:
                 left,
             )
 
-    def add(self, letters: Sequence[MalformedMessage]) -> None:
+    def add(self, messages: Sequence[MalformedMessage]) -> None:
         """Keep messages. Never waits."""
-        size = _size(letters)
+        size = _size(messages)
         with self._lock:
             full = self._waiting_bytes >= _MAX_WAITING_BYTES
             if not full:
                 self._waiting_bytes += size
-                self._waiting_letters += len(letters)
+                self._waiting_messages += len(messages)
         if full:
-            self._lose(letters, f"{_MAX_WAITING_BYTES >> 20} MiB wait for it")
+            self._lose(messages, f"{_MAX_WAITING_BYTES >> 20} MiB wait for it")
         else:
-            self._waiting.put(letters)
+            self._waiting.put(messages)
 
-    def _lose(self, letters: Sequence[MalformedMessage], why: str) -> None:
-        self._lost(len(letters))
-        self._losses.warn("%d dead letters could not be kept in %s: %s", len(letters), self._location, why)
+    def _lose(self, messages: Sequence[MalformedMessage], why: str) -> None:
+        self._lost(len(messages))
+        self._losses.warn("%d dead letters could not be kept in %s: %s", len(messages), self._location, why)
 
     # The thread.
 
     def _run(self) -> None:
         ended = False
         while not ended:
-            letters: list[MalformedMessage] = []
+            messages: list[MalformedMessage] = []
             deadline = math.inf
-            while len(letters) < _FILE_MESSAGES:
+            while len(messages) < _FILE_MESSAGES:
                 left = deadline - time.monotonic()
                 try:
                     more = self._waiting.get(timeout=None if left == math.inf else max(left, 0))
@@ -129,45 +129,45 @@ class DeadLetters:
                 if more is None:
                     ended = True
                     break
-                letters += more
+                messages += more
                 deadline = min(deadline, time.monotonic() + _FILE_SECONDS)
-            if letters:
-                self._keep(letters)
+            if messages:
+                self._keep(messages)
                 with self._lock:
-                    self._waiting_bytes -= _size(letters)
-                    self._waiting_letters -= len(letters)
+                    self._waiting_bytes -= _size(messages)
+                    self._waiting_messages -= len(messages)
 
-    def _keep(self, letters: Sequence[MalformedMessage]) -> None:
+    def _keep(self, messages: Sequence[MalformedMessage]) -> None:
         deadline = time.monotonic() + _RETRY_SECONDS
         name = f"{time.strftime('%Y%m%dT%H%M%S', time.gmtime())}-{uuid.uuid4().hex}.parquet"
         while True:
             last = self._closing.is_set() or time.monotonic() >= deadline
             try:
-                self._write(letters, name)
+                self._write(messages, name)
                 return
             # Whatever a file system of somebody else's raises: the feed goes on.
             except Exception as e:
                 why = without_secrets(e, self._location)
                 if last or not (isinstance(e, OSError) and e.errno in _TRANSIENT):
-                    self._lose(letters, why)
+                    self._lose(messages, why)
                     return
                 self._losses.warn("trying again to keep dead letters in %s: %s", self._location, why)
             self._closing.wait(_RETRY_PAUSE)
 
-    def _write(self, letters: Sequence[MalformedMessage], name: str) -> None:
+    def _write(self, messages: Sequence[MalformedMessage], name: str) -> None:
         # Imported here because they cost a tenth of a second, which only the first letter should.
         from pyarrow import parquet  # noqa: PLC0415
 
         table = pa.Table.from_pylist(
             [
                 {
-                    "timestamp": letter.timestamp,
-                    "reason": letter.reason,
+                    "timestamp": message.timestamp,
+                    "reason": message.reason,
                     "framing": self._framing,
-                    "endpoint": letter.endpoint,
-                    "frames": letter.frames,
+                    "endpoint": message.endpoint,
+                    "frames": message.frames,
                 }
-                for letter in letters
+                for message in messages
             ],
             DEAD_LETTER_SCHEMA,
         )
@@ -178,6 +178,6 @@ class DeadLetters:
         system.move(f"{directory}/.{name}", f"{directory}/{name}")
 
 
-def _size(letters: Sequence[MalformedMessage]) -> int:
+def _size(messages: Sequence[MalformedMessage]) -> int:
     # A frame costs Python some bytes more than it has.
-    return sum(sum(map(len, letter.frames)) + 64 * len(letter.frames) + 200 for letter in letters)
+    return sum(sum(map(len, message.frames)) + 64 * len(message.frames) + 200 for message in messages)

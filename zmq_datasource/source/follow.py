@@ -7,7 +7,7 @@ from typing import Literal
 from zmq_datasource.counters import SourceCounters
 from zmq_datasource.errors import LogError
 from zmq_datasource.host.limited_logging import LimitedLog
-from zmq_datasource.log.follower import FollowedLog
+from zmq_datasource.log.follower import LogFollower
 from zmq_datasource.log.persistence import Persistence
 from zmq_datasource.log.state import read_saved_state
 from zmq_datasource.log.storage import LogStorage
@@ -16,10 +16,10 @@ from zmq_datasource.sequences import Totals
 from zmq_datasource.source.kept import read_counters
 from zmq_datasource.source.log_source import SourceFacts
 
-__all__ = ["Follow"]
+__all__ = ["FollowingSource"]
 
 
-class Follow:
+class FollowingSource:
     """A ``LogSource`` that reads along; opens no socket and does not keep the log from its writer.
 
     Args:
@@ -35,7 +35,7 @@ class Follow:
         self.counters = SourceCounters()
         self.reader = options.reader
         self.storage = LogStorage(options.wal_location)
-        self.log: FollowedLog
+        self.log: LogFollower
         self._persistence = Persistence(options.wal_retry_timeout)
         self._faults = LimitedLog(__name__, "states that could not be read")
         self._kept: tuple[int, SourceCounters | None, Totals | None] = (-1, None, None)
@@ -54,7 +54,7 @@ class Follow:
         self._persistence.insist(self._open)
 
     def _open(self) -> None:
-        self.log = FollowedLog(self.storage, self.reader)
+        self.log = LogFollower(self.storage, self.reader)
         self._lock = self.storage.lock_reader(self.reader)
         try:
             self.log.open()

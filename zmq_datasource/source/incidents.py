@@ -8,7 +8,7 @@ from zmq_datasource.counters import SourceCounters
 from zmq_datasource.errors import MalformedMessageError, MessageLossError, SocketError
 from zmq_datasource.host.limited_logging import LimitedLog
 from zmq_datasource.options import FramingOptions
-from zmq_datasource.sequences import Gap, Judge, Key
+from zmq_datasource.sequences import Gap, Key, SequenceTracker
 from zmq_datasource.source.dead_letters import DeadLetters
 from zmq_datasource.source.intake import Findings, MalformedMessage
 from zmq_datasource.source.kept import describe_key
@@ -26,14 +26,14 @@ class Incidents:
     def __init__(
         self,
         options: FramingOptions,
-        judge: Judge | None,
+        tracker: SequenceTracker | None,
         counters: SourceCounters,
-        letters: DeadLetters | None,
+        messages: DeadLetters | None,
     ) -> None:
         self._options = options
-        self._judge = judge
+        self._tracker = tracker
         self._counters = counters
-        self._letters = letters
+        self._dead_letters = messages
         self._malformed = LimitedLog(__name__, "malformed messages")
         self._losses = LimitedLog(__name__, "losses")
         self._restarts = LimitedLog(__name__, "restarts of publishers")
@@ -48,16 +48,16 @@ class Incidents:
         if not self._options.replay_endpoint:
             self.lose(findings.gaps)
 
-    def _take_malformed(self, letters: Sequence[MalformedMessage]) -> None:
-        if self._letters is not None:
-            self._letters.add(letters)
+    def _take_malformed(self, messages: Sequence[MalformedMessage]) -> None:
+        if self._dead_letters is not None:
+            self._dead_letters.add(messages)
         framing = self._options.framing
-        for letter in letters:
+        for message in messages:
             self._malformed.warn(
-                "a message from %s does not fit framing=%s: %s", letter.endpoint, framing, letter.reason
+                "a message from %s does not fit framing=%s: %s", message.endpoint, framing, message.reason
             )
         if self._options.on_malformed == "fail":
-            first = letters[0]
+            first = messages[0]
             self.failure = self.failure or MalformedMessageError(
                 f"reading a message from {first.endpoint}: it does not fit framing={framing}: {first.reason}. Correct "
                 "the framing, or set onMalformed=skip (and deadLetterLocation to keep such messages)"
@@ -65,10 +65,10 @@ class Incidents:
 
     def lose(self, gaps: Sequence[Gap]) -> None:
         """These are missing, and nobody will be asked for them (any more)."""
-        if self._judge is None or self._options.on_loss == "count":
+        if self._tracker is None or self._options.on_loss == "count":
             return
         for gap in gaps:
-            first, last = self._judge.number(gap.first), self._judge.number(gap.last)
+            first, last = self._tracker.number(gap.first), self._tracker.number(gap.last)
             text = f"{gap.size} messages of {self._name(gap.key)} never came: sequences {first} to {last}"
             if self._options.on_loss == "fail":
                 self.failure = self.failure or MessageLossError(
@@ -83,5 +83,5 @@ class Incidents:
             log.flush()
 
     def _name(self, key: Key) -> str:
-        assert self._judge is not None
-        return describe_key(self._judge.numbering.by, key)
+        assert self._tracker is not None
+        return describe_key(self._tracker.numbering.by, key)

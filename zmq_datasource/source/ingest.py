@@ -137,7 +137,7 @@ class Ingest:
         )
 
     def _remember(self) -> None:
-        """Go on counting and judging where the log's last writer stopped."""
+        """Go on counting and tracking where the log's last writer stopped."""
         saved = self.log.saved
         try:
             known = self._state.restore(saved.full, saved.delta)
@@ -149,7 +149,7 @@ class Ingest:
             ) from e
         if not known:
             _log.warning(
-                "the messages in log %s were numbered in another way; judging sequences begins anew",
+                "the messages in log %s were numbered in another way; tracking sequences begins anew",
                 self.storage.root,
             )
 

@@ -1,4 +1,4 @@
-"""From what a socket gave to rows: framing, judgement, deduplication, and what is to be said of it.
+"""From what a socket gave to rows: framing, tracking, deduplication, and what is to be said of it.
 
 Pure: it is given messages and times, and gives a batch and findings. What it must not forget, it
 hands over as bytes (``full``, ``delta``) that the log keeps beside the rows; ``kept`` reads them without a writer.
@@ -27,12 +27,12 @@ from zmq_datasource.messages.framing import (
 )
 from zmq_datasource.messages.framing.replay import Reply
 from zmq_datasource.options import FramingOptions, Numbering
-from zmq_datasource.sequences import Gap, Judge, Key, Sample, Verdict, state
+from zmq_datasource.sequences import Gap, Key, Sample, SequenceFindings, SequenceTracker, state
 
-__all__ = ["Findings", "Intake", "MalformedMessage", "Run"]
+__all__ = ["Arrival", "Findings", "Intake", "MalformedMessage"]
 
 
-class Run(NamedTuple):
+class Arrival(NamedTuple):
     """Messages received together: when (microseconds since the epoch), how many, from where.
 
     ``connection`` is how many connections the endpoint has had by then.
@@ -62,14 +62,14 @@ class Findings:
     restarts: list[Key] = field(default_factory=list)
     abandoned: list[Gap] = field(default_factory=list)
 
-    def add(self, verdict: Verdict) -> None:
-        self.gaps += verdict.gaps
-        self.restarts += verdict.restarts
-        self.abandoned += verdict.abandoned
+    def add(self, tracked: SequenceFindings) -> None:
+        self.gaps += tracked.gaps
+        self.restarts += tracked.restarts
+        self.abandoned += tracked.abandoned
 
 
 class Intake(CarriedState):
-    """Reads and judges one feed.
+    """Reads and tracks one feed.
 
     Args:
         options: The framing and how its messages are numbered.
@@ -81,9 +81,15 @@ class Intake(CarriedState):
         self._options = options
         self._framing = make_framing(options)
         numbering = options.numbering
-        self.judge = None if numbering is None else Judge(numbering, options.max_publishers, options.max_gaps)
+        self.tracker = (
+            None
+            if numbering is None
+            else SequenceTracker(numbering, options.max_publishers, options.max_gaps)
+        )
 
-    def read(self, messages: Sequence[RawMessage], runs: Sequence[Run]) -> tuple[pa.RecordBatch, Findings]:
+    def read(
+        self, messages: Sequence[RawMessage], arrivals: Sequence[Arrival]
+    ) -> tuple[pa.RecordBatch, Findings]:
         """Messages of the live flow to rows.
 
         Args:
@@ -93,60 +99,68 @@ class Intake(CarriedState):
             A batch with ``messages.MESSAGE_SCHEMA``, and what is to be said of it.
         """
         findings = Findings()
-        timestamps = [(run.timestamp, run.messages) for run in runs]
+        timestamps = [(arrival.timestamp, arrival.messages) for arrival in arrivals]
         if self._framing is None:
             batch = decode_plain(messages, timestamps)
         else:
             fields = self._framing.decode(messages)
-            origin = _origins(runs)
-            self._set_aside(fields, messages, origin, findings)
-            if self.judge is not None:
-                fields = self._judge(self.judge, fields, runs, origin, findings)
-            batch = make_batch(self._options.framing, fields, messages, timestamps, self._endpoints(runs))
+            origin = _origins(arrivals)
+            self._keep_dead_letters(fields, messages, origin, findings)
+            if self.tracker is not None:
+                fields = self._track(self.tracker, fields, arrivals, origin, findings)
+            batch = make_batch(self._options.framing, fields, messages, timestamps, self._endpoints(arrivals))
         self._count(batch)
         return batch, findings
 
-    def _set_aside(
-        self, fields: Fields, messages: Sequence[RawMessage], origin: Callable[[int], Run], findings: Findings
+    def _keep_dead_letters(
+        self,
+        fields: Fields,
+        messages: Sequence[RawMessage],
+        origin: Callable[[int], Arrival],
+        findings: Findings,
     ) -> None:
         self._counters.control += fields.skipped + len(fields.announced)
         self._counters.malformed += len(fields.malformed)
         for row, reason in fields.malformed:
-            message, run = messages[row], origin(row)
+            message, arrival = messages[row], origin(row)
             frames = message if isinstance(message, list) else [message]
-            findings.malformed.append(MalformedMessage(reason, frames, run.timestamp, run.endpoint))
+            findings.malformed.append(MalformedMessage(reason, frames, arrival.timestamp, arrival.endpoint))
         self._changed = self._changed or bool(fields.skipped or fields.announced or fields.malformed)
 
-    def _judge(
+    def _track(
         self,
-        judge: Judge,
+        tracker: SequenceTracker,
         fields: Fields,
-        runs: Sequence[Run],
-        origin: Callable[[int], Run],
+        arrivals: Sequence[Arrival],
+        origin: Callable[[int], Arrival],
         findings: Findings,
     ) -> Fields:
-        for run in runs:
-            judge.connections[run.endpoint.encode()] = run.connection
+        for arrival in arrivals:
+            tracker.connections[arrival.endpoint.encode()] = arrival.connection
         if fields.sequences:
-            keys = _keys(judge.numbering.by, fields, runs)
-            verdict = judge.judge(keys, fields.sequences, lambda at: origin(fields.row(at)).timestamp)
-            findings.add(verdict)
+            keys = _keys(tracker.numbering.by, fields, arrivals)
+            tracked = tracker.track(keys, fields.sequences, lambda at: origin(fields.row(at)).timestamp)
+            findings.add(tracked)
             if self._options.replay_endpoint and fields.topics:
-                self._note_latest(judge, keys, fields.topics, fields.sequences, fields.values)
-            left_out = verdict.overlapping + (verdict.duplicates if self._options.deduplicate else [])
+                self._note_latest(tracker, keys, fields.topics, fields.sequences, fields.values)
+            left_out = tracked.overlapping + (tracked.duplicates if self._options.deduplicate else [])
             if left_out:
                 self._changed = True
                 fields = fields.without(left_out)
         for row, topic, publisher, last, end in fields.announced:
-            run = origin(row)
-            parts = {"topic": topic or b"", "publisher": publisher or b"", "endpoint": run.endpoint.encode()}
-            key = tuple(_bounded(parts[name]) for name in judge.numbering.by)
-            findings.add(judge.announce(key if len(key) > 1 else key[0], last, run.timestamp, end=end))
+            arrival = origin(row)
+            parts = {
+                "topic": topic or b"",
+                "publisher": publisher or b"",
+                "endpoint": arrival.endpoint.encode(),
+            }
+            key = tuple(_bounded(parts[name]) for name in tracker.numbering.by)
+            findings.add(tracker.announce(key if len(key) > 1 else key[0], last, arrival.timestamp, end=end))
         return fields
 
     def _note_latest(
         self,
-        judge: Judge,
+        tracker: SequenceTracker,
         keys: Sequence[Key],
         topics: Sequence[bytes | None],
         sequences: Sequence[int],
@@ -154,14 +168,14 @@ class Intake(CarriedState):
     ) -> None:
         """Remember of each endpoint what a replay is compared with: the topic, and the latest message."""
         for key, last in dict(zip(keys, range(len(keys)), strict=True)).items():
-            counter = judge.counters.get(key)
+            counter = tracker.counters.get(key)
             if counter is not None:  # it may be forgotten already
                 counter.topic = topics[last]
-                if sequences[last] + 1 == judge.next_number(key):
+                if sequences[last] + 1 == tracker.next_number(key):
                     counter.sample = Sample.of(sequences[last], values[last])
 
     def read_replies(
-        self, replies: Sequence[Reply], run: Run, onwards: bool, anew: bool
+        self, replies: Sequence[Reply], arrival: Arrival, onwards: bool, anew: bool
     ) -> tuple[pa.RecordBatch, Findings]:
         """Replayed messages to rows: those that were missing.
 
@@ -170,44 +184,44 @@ class Intake(CarriedState):
             onwards: Whether they may go ahead of the live flow.
             anew: Whether they show that the publisher has restarted.
         """
-        assert self.judge is not None, "a replay needs numbered messages"
-        verdict = Verdict()
-        key = run.endpoint.encode()
-        timestamp = run.timestamp
-        self.judge.connections[key] = run.connection
+        assert self.tracker is not None, "a replay needs numbered messages"
+        tracked = SequenceFindings()
+        key = arrival.endpoint.encode()
+        timestamp = arrival.timestamp
+        self.tracker.connections[key] = arrival.connection
         if anew:
-            self.judge.begin_anew(key, timestamp, verdict)
+            self.tracker.begin_anew(key, timestamp, tracked)
             self._changed = True
         kept = [
             reply
             for reply in replies
             if reply.sequence is not None
-            and self.judge.judge_replayed(key, reply.sequence, timestamp, onwards, verdict)
+            and self.tracker.track_replayed(key, reply.sequence, timestamp, onwards, tracked)
         ]
-        counter = self.judge.counters.get(key)
+        counter = self.tracker.counters.get(key)
         topic = None if counter is None else counter.topic
         topics = [topic if reply.topic is None else reply.topic for reply in kept]
         sequences = [reply.sequence for reply in kept if reply.sequence is not None]
         fields = Fields([reply.value for reply in kept], topics, None, sequences)
-        if sequences and counter is not None and sequences[-1] + 1 == self.judge.next_number(key):
+        if sequences and counter is not None and sequences[-1] + 1 == self.tracker.next_number(key):
             counter.sample = Sample.of(sequences[-1], kept[-1].value)
         messages: list[RawMessage] = [
             [*([] if reply.topic is None else [reply.topic]), sequence.to_bytes(8, "big"), reply.value]
             for reply, sequence in zip(kept, sequences, strict=True)
         ]
-        origins = self._endpoints([run._replace(messages=len(kept))])
+        origins = self._endpoints([arrival._replace(messages=len(kept))])
         batch = make_batch(self._options.framing, fields, messages, [(timestamp, len(kept))], origins)
         self._counters.replayed += len(kept)
         self._count(batch)
         findings = Findings()
-        findings.add(verdict)
+        findings.add(tracked)
         return batch, findings
 
-    def _endpoints(self, runs: Sequence[Run]) -> list[tuple[str, int]] | None:
+    def _endpoints(self, arrivals: Sequence[Arrival]) -> list[tuple[str, int]] | None:
         """Where messages came from that are counted by endpoint, and how many each: their publishers."""
-        if self.judge is None or "endpoint" not in self.judge.numbering.by:
+        if self.tracker is None or "endpoint" not in self.tracker.numbering.by:
             return None
-        return [(run.endpoint, run.messages) for run in runs]
+        return [(arrival.endpoint, arrival.messages) for arrival in arrivals]
 
     def _count(self, batch: pa.RecordBatch) -> None:
         if batch.num_rows:
@@ -217,9 +231,9 @@ class Intake(CarriedState):
 
     def settle(self, gaps: Sequence[Gap]) -> None:
         """Nobody will ask for these any more."""
-        assert self.judge is not None, "a replay needs numbered messages"
+        assert self.tracker is not None, "a replay needs numbered messages"
         if gaps:
-            self.judge.gaps.settle(gaps)
+            self.tracker.gaps.settle(gaps)
             self._changed = True
 
     def first_sequence(self, endpoint: str) -> int | None:
@@ -227,52 +241,56 @@ class Intake(CarriedState):
 
         That is what follows the last message seen, or in a new log ``replayFrom``.
         """
-        assert self.judge is not None, "a replay needs numbered messages"
+        assert self.tracker is not None, "a replay needs numbered messages"
         key = endpoint.encode()
-        known = self.judge.next_number(key)
+        known = self.tracker.next_number(key)
         if known is not None:
             return known
         wanted = self._options.replay_from
         if wanted is None:
             return None
         if wanted.sequence is None:
-            return self.judge.numbering.start
-        self.judge.begin(key, wanted.sequence)
+            return self.tracker.numbering.start
+        self.tracker.begin(key, wanted.sequence)
         return wanted.sequence
 
     # log.carried
 
     def _much_has_changed(self) -> bool:
-        return self.judge is not None and state.is_large(self.judge)
+        return self.tracker is not None and state.is_large(self.tracker)
 
     def _all(self) -> dict[str, Any]:
-        return {"sequences": None if self.judge is None else state.full(self.judge)}
+        return {"sequences": None if self.tracker is None else state.full(self.tracker)}
 
     def _changes(self) -> dict[str, Any]:
-        return {"sequences": None if self.judge is None else state.delta(self.judge)}
+        return {"sequences": None if self.tracker is None else state.delta(self.tracker)}
 
     def _restore(self, envelope: Envelope) -> bool:
         """Nothing is known of the counters of messages that are numbered in another way now."""
         base, changes, latest = envelope.base, envelope.changes, envelope.latest
         kept = None if latest is None else latest["sequences"]
-        if self.judge is None and kept is None:
+        if self.tracker is None and kept is None:
             return True
-        if self.judge is None or kept is None or not _alike(state.numbering_of(kept), self.judge.numbering):
+        if (
+            self.tracker is None
+            or kept is None
+            or not _alike(state.numbering_of(kept), self.tracker.numbering)
+        ):
             self._base_is_foreign = True
             return kept is None
-        state.restore(self.judge, base and base["sequences"], changes and changes["sequences"])
+        state.restore(self.tracker, base and base["sequences"], changes and changes["sequences"])
         return True
 
 
 def _alike(kept: Numbering, ours: Numbering) -> bool:
-    """Whether counters mean the same; what a restart is may be judged differently from now on."""
+    """Whether counters mean the same; what a restart is may be tracked differently from now on."""
     return (kept.by, kept.start, kept.end) == (ours.by, ours.start, ours.end)
 
 
-def _origins(runs: Sequence[Run]) -> Callable[[int], Run]:
+def _origins(arrivals: Sequence[Arrival]) -> Callable[[int], Arrival]:
     """From a message's place to the run that it came in."""
-    ends = list(accumulate(run.messages for run in runs))
-    return lambda row: runs[bisect_right(ends, row)]
+    ends = list(accumulate(arrival.messages for arrival in arrivals))
+    return lambda row: arrivals[bisect_right(ends, row)]
 
 
 # Longer names are told apart by a digest: what is remembered of a counter is bounded in bytes too.
@@ -289,7 +307,7 @@ def _bounded_names(names: Sequence[bytes]) -> Sequence[bytes]:
     return names if max(map(len, names)) <= _MOST_NAME_BYTES else [_bounded(name) for name in names]
 
 
-def _keys(by: Sequence[str], fields: Fields, runs: Sequence[Run]) -> Sequence[Key]:
+def _keys(by: Sequence[str], fields: Fields, arrivals: Sequence[Arrival]) -> Sequence[Key]:
     columns: list[Sequence[bytes]] = []
     for name in by:
         if name == "publisher":
@@ -299,12 +317,12 @@ def _keys(by: Sequence[str], fields: Fields, runs: Sequence[Run]) -> Sequence[Ke
             assert fields.topics is not None
             columns.append(_bounded_names([topic or b"" for topic in fields.topics]))
         else:
-            columns.append(_endpoints(fields, runs))
+            columns.append(_endpoints(fields, arrivals))
     return columns[0] if len(columns) == 1 else list(zip(*columns, strict=True))
 
 
-def _endpoints(fields: Fields, runs: Sequence[Run]) -> list[bytes]:
-    if len({run.endpoint for run in runs}) == 1:
-        return [runs[0].endpoint.encode()] * len(fields)
-    everyone = [name for run in runs for name in repeat(run.endpoint.encode(), run.messages)]
+def _endpoints(fields: Fields, arrivals: Sequence[Arrival]) -> list[bytes]:
+    if len({arrival.endpoint for arrival in arrivals}) == 1:
+        return [arrivals[0].endpoint.encode()] * len(fields)
+    everyone = [name for arrival in arrivals for name in repeat(arrival.endpoint.encode(), arrival.messages)]
     return everyone if fields.rows is None else [everyone[row] for row in fields.rows]

@@ -9,7 +9,7 @@ from typing import Any
 from zmq_datasource.counters import SourceCounters
 from zmq_datasource.log.carried import Envelope
 from zmq_datasource.messages.framing import name_of
-from zmq_datasource.sequences import Judge, Key, Totals, state
+from zmq_datasource.sequences import Key, SequenceTracker, Totals, state
 
 __all__ = ["describe_key", "read_counters", "read_gaps"]
 
@@ -31,24 +31,24 @@ def read_gaps(full: bytes | None, delta: bytes | None) -> list[dict[str, Any]]:
     kept = (envelope.latest or {}).get("sequences")
     if kept is None:
         return []
-    judge = Judge(state.numbering_of(kept), max_counters=2**62, max_gaps=2**62)
-    state.restore(judge, base and base["sequences"], changes and changes["sequences"])
+    tracker = SequenceTracker(state.numbering_of(kept), max_counters=2**62, max_gaps=2**62)
+    state.restore(tracker, base and base["sequences"], changes and changes["sequences"])
     return [
         {
-            **_names(judge.numbering.by, gap.key),
+            **_names(tracker.numbering.by, gap.key),
             "epoch": gap.epoch,
-            "first": judge.number(gap.first),
-            "last": judge.number(gap.last),
+            "first": tracker.number(gap.first),
+            "last": tracker.number(gap.last),
             "messages": min(gap.size, 2**63 - 1),
             "noticed": gap.noticed,
             "healed": gap.healed,
         }
-        for gap in judge.gaps
+        for gap in tracker.gaps
     ]
 
 
 def read_counters(full: bytes | None, delta: bytes | None) -> tuple[SourceCounters, Totals | None]:
-    """What a log's writer had counted; and judged, if its messages have numbers."""
+    """What a log's writer had counted; and tracked, if its messages have numbers."""
     latest = Envelope.of(full, delta).latest or {}
     counters = SourceCounters()
     counters.restore(latest.get("counters", {}))

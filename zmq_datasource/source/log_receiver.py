@@ -101,9 +101,9 @@ class LogReceiver:
         return self._receiver.still_asking()
 
     def facts(self) -> FillerFacts:
-        pending, judge = self._receiver.pending, self._receiver.intake.judge
-        if judge is None:
+        pending, tracker = self._receiver.pending, self._receiver.intake.tracker
+        if tracker is None:
             return FillerFacts(pending, self._appending, self._refused)
         return FillerFacts(
-            pending, self._appending, self._refused, judge.totals, len(judge.expected), len(judge.gaps)
+            pending, self._appending, self._refused, tracker.totals, len(tracker.expected), len(tracker.gaps)
         )

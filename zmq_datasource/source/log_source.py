@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Literal, NamedTuple, Protocol
 
 from zmq_datasource.counters import SourceCounters
-from zmq_datasource.log.follower import FollowedLog
+from zmq_datasource.log.follower import LogFollower
 from zmq_datasource.log.storage import LogStorage
 from zmq_datasource.log.writer import LogWriter
 from zmq_datasource.sequences import Totals
@@ -57,7 +57,7 @@ class LogSource(Protocol):
     def reader(self) -> str | None: ...
 
     @property
-    def log(self) -> LogWriter | FollowedLog:
+    def log(self) -> LogWriter | LogFollower:
         """From ``open`` on."""
 
     @property

@@ -22,11 +22,11 @@ from zmq_datasource.errors import SocketError
 from zmq_datasource.messages.framing import RawMessage
 from zmq_datasource.messages.schemas import MAX_MESSAGE_BYTES, MESSAGE_SCHEMA, warm_up_arrow
 from zmq_datasource.options import ReadOptions
-from zmq_datasource.sequences import Judge
+from zmq_datasource.sequences import SequenceTracker
 from zmq_datasource.source.channel import WAIT_MS, Channel, make_channels
 from zmq_datasource.source.dead_letters import DeadLetters
 from zmq_datasource.source.incidents import Incidents
-from zmq_datasource.source.intake import Findings, Intake, Run
+from zmq_datasource.source.intake import Arrival, Findings, Intake
 from zmq_datasource.source.replayer import Replayer
 from zmq_datasource.transport.peers import count_connections
 
@@ -54,7 +54,7 @@ class Receiver:
         clock: Seconds since the epoch, for ``timestamp``.
 
     Attributes:
-        intake: Reads and judges what comes; restore it, if at all, before the receiver is opened.
+        intake: Reads and tracks what comes; restore it, if at all, before the receiver is opened.
     """
 
     def __init__(
@@ -72,7 +72,7 @@ class Receiver:
         self._channels = make_channels(options, counters)
         self._poller: zmq.Poller | None = None
         self._messages: list[RawMessage] = []
-        self._runs: list[Run] = []
+        self._arrivals: list[Arrival] = []
         self._live_bytes = 0
         self._turn = 0  # the channel that a round begins with
         self._next_housekeeping = 0.0
@@ -85,12 +85,14 @@ class Receiver:
         """
         warm_up_arrow()
         with ExitStack() as stack:
-            letters = None
+            dead_letters = None
             if self._options.dead_letter_location is not None:
-                letters = stack.enter_context(
-                    DeadLetters(self._options.dead_letter_location, self._options.framing, self._lose_letters)
+                dead_letters = stack.enter_context(
+                    DeadLetters(
+                        self._options.dead_letter_location, self._options.framing, self._lose_dead_letters
+                    )
                 )
-            self._incidents = Incidents(self._options, self.intake.judge, self._counters, letters)
+            self._incidents = Incidents(self._options, self.intake.tracker, self._counters, dead_letters)
             for channel in self._channels:
                 channel.open()
                 stack.callback(channel.close)
@@ -108,7 +110,7 @@ class Receiver:
     ) -> None:
         self._opened.close()
 
-    def _lose_letters(self, count: int) -> None:
+    def _lose_dead_letters(self, count: int) -> None:
         self._counters.dead_letters_lost += count
 
     def _ask_for_history(self) -> None:
@@ -116,7 +118,7 @@ class Receiver:
             if channel.replayer is not None:
                 start = self.intake.first_sequence(channel.name)
                 if start is not None:
-                    channel.replayer.fetch_first(self._judge, start)
+                    channel.replayer.fetch_first(self._tracker, start)
 
     def _watch_sockets(self) -> None:
         """Wait for all sockets at once, where there is more than one; not for a flow that is held."""
@@ -198,17 +200,17 @@ class Receiver:
         taken = len(messages) - before
         if taken:
             channel.took(taken)
-            self._runs.append(Run(timestamp, taken, channel.name, channel.connection()))
+            self._arrivals.append(Arrival(timestamp, taken, channel.name, channel.connection()))
         self._live_bytes += limit - room
         return taken
 
     def take(self) -> pa.RecordBatch:
         """Hand over what was received, as a batch with ``messages.MESSAGE_SCHEMA``."""
-        messages, runs = self._messages, self._runs
-        self._messages, self._runs, self._live_bytes = [], [], 0
+        messages, arrivals = self._messages, self._arrivals
+        self._messages, self._arrivals, self._live_bytes = [], [], 0
         batches = []
         if messages:
-            batch, findings = self.intake.read(messages, runs)
+            batch, findings = self.intake.read(messages, arrivals)
             batches.append(batch)
             self._note(findings)
         for channel in self._channels:
@@ -219,18 +221,18 @@ class Receiver:
         return pa.concat_batches(batches) if batches else _NOTHING
 
     def _take_replayed(self, channel: Channel, replayer: Replayer) -> list[pa.RecordBatch]:
-        judge = self._judge
-        connection = judge.connections[channel.name.encode()] = channel.connection()
+        tracker = self._tracker
+        connection = tracker.connections[channel.name.encode()] = channel.connection()
         replayer.session.live = connection if channel.opened.watch.peers else None
         batches = []
         first, onwards, sock = replayer.session.first, replayer.session.onwards, replayer.socket
-        replies, anew = replayer.take(judge)
+        replies, anew = replayer.take(tracker)
         if replies:
-            run = Run(int(self._clock() * 1_000_000), len(replies), channel.name, connection)
-            batch, findings = self.intake.read_replies(replies, run, onwards, anew)
+            arrival = Arrival(int(self._clock() * 1_000_000), len(replies), channel.name, connection)
+            batch, findings = self.intake.read_replies(replies, arrival, onwards, anew)
             batches.append(batch)
             self._note(findings)
-        given_up = replayer.step(judge, channel.waiting, self.intake.first_sequence(channel.name))
+        given_up = replayer.step(tracker, channel.waiting, self.intake.first_sequence(channel.name))
         self.intake.settle(given_up)
         self._incidents.lose(given_up)
         if (replayer.session.first, replayer.socket) != (first, sock):
@@ -238,10 +240,10 @@ class Receiver:
         return batches
 
     @property
-    def _judge(self) -> Judge:
-        judge = self.intake.judge
-        assert judge is not None, "options let no replay in without numbers"
-        return judge
+    def _tracker(self) -> SequenceTracker:
+        tracker = self.intake.tracker
+        assert tracker is not None, "options let no replay in without numbers"
+        return tracker
 
     def _note(self, findings: Findings) -> None:
         self._incidents.take(findings)

@@ -33,7 +33,7 @@ from zmq_datasource.messages.framing.fields import UnfitError
 from zmq_datasource.messages.framing.replay import Reply, read_reply
 from zmq_datasource.messages.framing.replay import request as encode
 from zmq_datasource.messages.schemas import MAX_MESSAGE_BYTES
-from zmq_datasource.sequences import Gap, Judge, Key, Sample
+from zmq_datasource.sequences import Gap, Key, Sample, SequenceTracker
 from zmq_datasource.transport.link import Session
 
 __all__ = ["ReplaySession"]
@@ -145,9 +145,9 @@ class ReplaySession(Session):
         self._hurried = self.reachable and not self._all_asked
         return self._hurried
 
-    def fetch_first(self, judge: Judge, start: int, now: float) -> None:
+    def fetch_first(self, tracker: SequenceTracker, start: int, now: float) -> None:
         """Ask for history, for which the live flow waits: until it has come, or nothing comes."""
-        self._ask_onwards(judge, start, now, first=True)
+        self._ask_onwards(tracker, start, now, first=True)
 
     def receive(self, frames: list[bytes], now: float) -> None:
         """Take a reply."""
@@ -175,7 +175,7 @@ class ReplaySession(Session):
         """A queue full of requests is that of a publisher who is away; the silence ends this one."""
         self.outbox.clear()
 
-    def take(self, judge: Judge, now: float) -> tuple[Sequence[Reply], bool]:
+    def take(self, tracker: SequenceTracker, now: float) -> tuple[Sequence[Reply], bool]:
         """Hand over what was received, unless the publisher has started anew since it was asked.
 
         Returns:
@@ -187,22 +187,27 @@ class ReplaySession(Session):
             return [], False
         # One for gaps may have waited in our queue for this connection, and is not for this publisher.
         moved = not request.onwards and request.live != self.live
-        if request.connection != self._connection or moved or request.epoch != _epoch(judge, self._key):
+        if request.connection != self._connection or moved or request.epoch != _epoch(tracker, self._key):
             self._end_request()
             self._reopen()
             self.heard(now)
             return [], False
         if request.sample is None or not replies:
             return replies, False
-        return self._compare(judge, request, request.sample, replies, now)
+        return self._compare(tracker, request, request.sample, replies, now)
 
     def _compare(
-        self, judge: Judge, request: _Request, sample: Sample, replies: Sequence[Reply], now: float
+        self,
+        tracker: SequenceTracker,
+        request: _Request,
+        sample: Sample,
+        replies: Sequence[Reply],
+        now: float,
     ) -> tuple[Sequence[Reply], bool]:
         """Whether it is still the publisher that was heard before; ``take`` for the first replies."""
         if request.doubted:
             request.sample = None
-            request.epoch += 1  # the judge will count it
+            request.epoch += 1  # the tracker will count it
             return replies, True
         numbered = ((reply.sequence, reply.value) for reply in replies if reply.sequence is not None)
         told = next((Sample.of(*one) for one in numbered if one[0] >= sample.number), None)
@@ -210,7 +215,7 @@ class ReplaySession(Session):
             return [], False  # older than what was asked for
         if told.number == sample.number and told != sample:
             self._reopen()
-            if self._is_certain(judge):
+            if self._is_certain(tracker):
                 self._end_request()
                 self._wait_longer(now)
                 self.log.warn(
@@ -220,10 +225,10 @@ class ReplaySession(Session):
                     self._publisher,
                 )
             else:
-                self._doubt(judge, request, now)
+                self._doubt(tracker, request, now)
             return [], False
         # If it no longer has the sample, nobody knows; then it is taken for the same.
-        judge.make_certain(self._key)
+        tracker.make_certain(self._key)
         request.sample = None
         return replies, False
 
@@ -236,8 +241,8 @@ class ReplaySession(Session):
     def _is_silent(self, now: float) -> bool:
         return self.reachable and (self._hurried or now >= self._silent_at)
 
-    def step(self, judge: Judge, live_waits: bool, start: int | None, now: float) -> list[Gap]:
-        """Look at what is still missing, and ask for it or give it up. Call when all was judged.
+    def step(self, tracker: SequenceTracker, live_waits: bool, start: int | None, now: float) -> list[Gap]:
+        """Look at what is still missing, and ask for it or give it up. Call when all was tracked.
 
         Args:
             live_waits: Whether the live flow has messages that were not received.
@@ -249,19 +254,19 @@ class ReplaySession(Session):
         if self._request is not None:
             if not self.is_due(now):
                 return []
-            given_up = self._conclude(judge, live_waits, now)
+            given_up = self._conclude(tracker, live_waits, now)
             if given_up or self._request is not None:
                 return given_up
-        missing = self._missing(judge)
+        missing = self._missing(tracker)
         if not missing:
             self._next_request = None
         elif self._next_request is None or now >= self._next_request:
             self._next_request = now + _PAUSE
-            if start is None or self._is_certain(judge):
+            if start is None or self._is_certain(tracker):
                 self._missing_before = sum(gap.size for gap in missing)
-                self._ask(judge, _Request(missing[0].first, to=missing[-1].last), now)
+                self._ask(tracker, _Request(missing[0].first, to=missing[-1].last), now)
             else:
-                self._ask_onwards(judge, start, now)
+                self._ask_onwards(tracker, start, now)
             return []
         if self._is_silent(now):
             if live_waits:
@@ -269,30 +274,32 @@ class ReplaySession(Session):
             elif start is None:
                 self._wait_longer(now)
             else:
-                self._ask_onwards(judge, start, now, first=judge.next_number(self._key) is None)
+                self._ask_onwards(tracker, start, now, first=tracker.next_number(self._key) is None)
         return []
 
-    def _is_certain(self, judge: Judge) -> bool:
+    def _is_certain(self, tracker: SequenceTracker) -> bool:
         """Whether the publisher that is there now is the one that was last heard, as far as can be known."""
-        return _sample(judge, self._key) is None or (self.live is not None and judge.is_certain(self._key))
+        return _sample(tracker, self._key) is None or (
+            self.live is not None and tracker.is_certain(self._key)
+        )
 
-    def _missing(self, judge: Judge) -> list[Gap]:
-        return [gap for gap in judge.missing(self._key) if not gap.settled]
+    def _missing(self, tracker: SequenceTracker) -> list[Gap]:
+        return [gap for gap in tracker.missing(self._key) if not gap.settled]
 
-    def _conclude(self, judge: Judge, live_waits: bool, now: float) -> list[Gap]:
+    def _conclude(self, tracker: SequenceTracker, live_waits: bool, now: float) -> list[Gap]:
         """A request has ended, or is silent: whether what it did not bring is given up."""
         request, silent = self._request, not self._ended
         assert request is not None
         unknown = request.sample is not None and not request.doubted
-        if unknown and not silent and not self._is_certain(judge):
-            self._doubt(judge, request, now)  # it has nothing from the sample on
+        if unknown and not silent and not self._is_certain(tracker):
+            self._doubt(tracker, request, now)  # it has nothing from the sample on
             return []
         self._end_request()
         if silent:
             self._reopen()
         if not request.onwards:
-            return self._conclude_gaps(judge, request, silent, now)
-        if judge.next_number(self._key) == request.before and _epoch(judge, self._key) == request.epoch:
+            return self._conclude_gaps(tracker, request, silent, now)
+        if tracker.next_number(self._key) == request.before and _epoch(tracker, self._key) == request.epoch:
             self._wait_longer(now)
         else:
             self.heard(now)
@@ -302,20 +309,22 @@ class ReplaySession(Session):
             # History that did not come though there is more shows as a gap, and is asked for then.
             if silent and not live_waits:
                 # The publisher may not be there yet: its live flow is silent too.
-                expected = judge.next_number(self._key)
-                self._ask_onwards(judge, request.start if expected is None else expected, now, first=True)
+                expected = tracker.next_number(self._key)
+                self._ask_onwards(tracker, request.start if expected is None else expected, now, first=True)
             elif silent:
                 self.log.warn("no replay from %s within %s s", self._replays, self._timeout)
             return []
         self._attempts = self._attempts + 1 if silent else 0
         has_nothing = request.doubted and request.sample is not None
-        missing = self._missing(judge)
+        missing = self._missing(tracker)
         if missing and (has_nothing or self._attempts >= _ATTEMPTS):
             return self._give_up(missing, now)
         return []
 
-    def _conclude_gaps(self, judge: Judge, request: _Request, silent: bool, now: float) -> list[Gap]:
-        asked_for = [gap for gap in self._missing(judge) if gap.first <= request.to]
+    def _conclude_gaps(
+        self, tracker: SequenceTracker, request: _Request, silent: bool, now: float
+    ) -> list[Gap]:
+        asked_for = [gap for gap in self._missing(tracker) if gap.first <= request.to]
         still = sum(gap.size for gap in asked_for)
         self._attempts = 0 if still < self._missing_before else self._attempts + 1
         if not self._attempts or (silent and self._attempts < _ATTEMPTS):
@@ -347,18 +356,18 @@ class ReplaySession(Session):
         self.redial = True
         self.outbox.clear()
 
-    def _ask_onwards(self, judge: Judge, start: int, now: float, first: bool = False) -> None:
-        sample, before = _sample(judge, self._key), judge.next_number(self._key)
+    def _ask_onwards(self, tracker: SequenceTracker, start: int, now: float, first: bool = False) -> None:
+        sample, before = _sample(tracker, self._key), tracker.next_number(self._key)
         begin = start if sample is None else sample.number
-        self._ask(judge, _Request(begin, before=before, onwards=True, first=first, sample=sample), now)
+        self._ask(tracker, _Request(begin, before=before, onwards=True, first=first, sample=sample), now)
 
-    def _doubt(self, judge: Judge, request: _Request, now: float) -> None:
+    def _doubt(self, tracker: SequenceTracker, request: _Request, now: float) -> None:
         """The sample is not there: ask for all that the publisher has."""
-        self._ask(judge, replace(request, start=judge.numbering.start, doubted=True), now)
+        self._ask(tracker, replace(request, start=tracker.numbering.start, doubted=True), now)
 
-    def _ask(self, judge: Judge, request: _Request, now: float) -> None:
+    def _ask(self, tracker: SequenceTracker, request: _Request, now: float) -> None:
         self._end_request()
-        request.epoch, request.connection = _epoch(judge, self._key), self._connection
+        request.epoch, request.connection = _epoch(tracker, self._key), self._connection
         request.live = self.live
         self._request = request
         self._hurried = False
@@ -368,11 +377,11 @@ class ReplaySession(Session):
             self.log.info("asking %s for messages from sequence %d on", self._replays, request.start)
 
 
-def _epoch(judge: Judge, key: Key) -> int:
-    counter = judge.counters.get(key)
+def _epoch(tracker: SequenceTracker, key: Key) -> int:
+    counter = tracker.counters.get(key)
     return 0 if counter is None else counter.epoch
 
 
-def _sample(judge: Judge, key: Key) -> Sample | None:
-    counter = judge.counters.get(key)
+def _sample(tracker: SequenceTracker, key: Key) -> Sample | None:
+    counter = tracker.counters.get(key)
     return None if counter is None else counter.sample

@@ -12,7 +12,7 @@ from zmq_datasource.counters import SourceCounters
 from zmq_datasource.messages.framing.replay import TOPIC_WANTED, Reply
 from zmq_datasource.options import ReadOptions
 from zmq_datasource.options.types import Endpoint, Endpoints
-from zmq_datasource.sequences import Gap, Judge
+from zmq_datasource.sequences import Gap, SequenceTracker
 from zmq_datasource.source.replay_session import ReplaySession
 from zmq_datasource.transport.link import Link
 from zmq_datasource.transport.spec import SocketSpec
@@ -90,9 +90,9 @@ class Replayer:
         """Whether ``step`` has something to do."""
         return self.session.is_due(self._clock())
 
-    def fetch_first(self, judge: Judge, start: int) -> None:
+    def fetch_first(self, tracker: SequenceTracker, start: int) -> None:
         """Ask for history, for which the live flow waits: until it has come, or nothing comes."""
-        self.session.fetch_first(judge, start, self._clock())
+        self.session.fetch_first(tracker, start, self._clock())
         self._link.send()
 
     def receive(self, most: int, most_bytes: int) -> int:
@@ -108,16 +108,16 @@ class Replayer:
             session.receive(frames, now)
         return most
 
-    def take(self, judge: Judge) -> tuple[Sequence[Reply], bool]:
+    def take(self, tracker: SequenceTracker) -> tuple[Sequence[Reply], bool]:
         """See ``ReplaySession.take``."""
         self._link.look()
-        taken = self.session.take(judge, self._clock())
+        taken = self.session.take(tracker, self._clock())
         self._link.send()
         return taken
 
-    def step(self, judge: Judge, live_waits: bool, start: int | None) -> list[Gap]:
+    def step(self, tracker: SequenceTracker, live_waits: bool, start: int | None) -> list[Gap]:
         """See ``ReplaySession.step``."""
-        given_up = self.session.step(judge, live_waits, start, self._clock())
+        given_up = self.session.step(tracker, live_waits, start, self._clock())
         self._link.send()
         return given_up
 

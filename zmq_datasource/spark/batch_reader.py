@@ -61,8 +61,8 @@ class ZmqLiveReader(DataSourceReader):
             if receiver.pending and next_id < most:
                 yield self._rows(self._take(receiver, most - next_id), next_id)
             receiver.report_absent()
-            if receiver.intake.judge is not None:
-                _log.info("read %s %s", counters, receiver.intake.judge.totals)
+            if receiver.intake.tracker is not None:
+                _log.info("read %s %s", counters, receiver.intake.tracker.totals)
 
     def _take(self, receiver: Receiver, most: int) -> pa.RecordBatch:
         messages = receiver.take()

@@ -26,7 +26,7 @@ class SinkColumns:
 
     @classmethod
     def of(cls, schema: StructType, options: WriteOptions) -> SinkColumns:
-        """Judge the schema of what is written.
+        """Check the schema of what is written.
 
         Raises:
             OptionError: A column that is no part of a message, a wrong type, or none at all.

@@ -91,6 +91,6 @@ class TaskReport(WriterCommitMessage):
 
     job: Job
     counters: SinkCounters = field(default_factory=SinkCounters)
-    letters: str | None = None
+    dead_letters: str | None = None
     attempt: str | None = None
     digest: int = 0

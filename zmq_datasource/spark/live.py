@@ -30,11 +30,11 @@ def live_view(
         MetricsError: ``location`` cannot be read.
     """
     # Every worker of Spark imports this package, and shows no tables.
-    from zmq_datasource.monitoring.view import View  # noqa: PLC0415
+    from zmq_datasource.monitoring.view import LiveView  # noqa: PLC0415
 
     deadline = None if seconds is None else time.monotonic() + seconds
     with _screen() as (show, width):
-        view = View(width=width)
+        view = LiveView(width=width)
         try:
             while True:
                 last = metrics(query, location).last

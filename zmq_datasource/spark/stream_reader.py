@@ -73,12 +73,12 @@ class ZmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """
         if self._source is None:
             # The source runner alone receives; the processes that plan and read do without all of this.
-            from zmq_datasource.source.follow import Follow  # noqa: PLC0415
+            from zmq_datasource.source.follow import FollowingSource  # noqa: PLC0415
             from zmq_datasource.source.ingest import Ingest  # noqa: PLC0415
 
             set_up_worker()
             live = self._options.connect or self._options.bind
-            self._source = Ingest(self._options) if live else Follow(self._options)
+            self._source = Ingest(self._options) if live else FollowingSource(self._options)
             _stop_on_sigterm()
             # Covers a SIGTERM that arrives between the end of a call and Spark's stop().
             atexit.register(self.stop)

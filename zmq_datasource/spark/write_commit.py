@@ -13,7 +13,7 @@ from zmq_datasource.counters import SinkCounters
 from zmq_datasource.errors import SocketError
 from zmq_datasource.monitoring.ledger import Entry
 from zmq_datasource.options import WriteOptions
-from zmq_datasource.sink.dead_letters import abort_letters, commit_letters
+from zmq_datasource.sink.dead_letters import abort_dead_letters, commit_dead_letters
 from zmq_datasource.spark.accounting import SinkAccumulator, record
 from zmq_datasource.spark.job import TaskReport
 from zmq_datasource.spark.worker import set_up_worker
@@ -39,8 +39,8 @@ def commit_batch(
     total = sum((r.counters for r in reports), SinkCounters.none())
     job = reports[0].job if reports else None
     if options.dead_letter_location is not None and job is not None:
-        names = [r.letters for r in reports if r.letters is not None]
-        commit_letters(options.dead_letter_location, job.query, job.batch, names)
+        names = [r.dead_letters for r in reports if r.dead_letters is not None]
+        commit_dead_letters(options.dead_letter_location, job.query, job.batch, names)
     attempts = [r.attempt for r in reports if r.attempt is not None]
     again = ""
     if options.socket_type == "DEALER" and job is not None and total.rows:
@@ -73,7 +73,7 @@ def abort_batch(options: WriteOptions, messages: Sequence[WriterCommitMessage | 
     reports = [m for m in messages if isinstance(m, TaskReport)]
     _log.warning("sink aborted: %d of %d tasks had sent their rows", len(reports), len(messages))
     if options.dead_letter_location is not None and reports:
-        abort_letters(options.dead_letter_location, reports[0].job.query, reports[0].job.batch)
+        abort_dead_letters(options.dead_letter_location, reports[0].job.query, reports[0].job.batch)
     attempts = [r.attempt for r in reports if r.attempt is not None]
     if attempts:
         # What is not aborted now, the receiver discards after its transactionTimeout.

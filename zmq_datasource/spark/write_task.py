@@ -13,7 +13,7 @@ from pyspark import TaskContext
 from zmq_datasource.acknowledged.uplink import Uplink
 from zmq_datasource.errors import OptionError, ZmqDataSourceError
 from zmq_datasource.options import WriteOptions
-from zmq_datasource.sink.dead_letters import StagedLetters
+from zmq_datasource.sink.dead_letters import StagedDeadLetters
 from zmq_datasource.sink.sender import Sender
 from zmq_datasource.spark.columns import SinkColumns
 from zmq_datasource.spark.job import Job, TaskReport
@@ -51,15 +51,17 @@ def run_task(
         _stage(options, columns, report, partition, itertools.chain((first,), rows))
     elif first is not None:  # an empty partition needs no peer
         with ExitStack() as stack:
-            letters = None
+            dead_letters = None
             if options.dead_letter_location is not None:
-                letters = StagedLetters(options.dead_letter_location, job.query, job.batch, partition)
-                stack.enter_context(letters)
-            sender = stack.enter_context(Sender(options, letters, job.publisher(partition)))
+                dead_letters = StagedDeadLetters(
+                    options.dead_letter_location, job.query, job.batch, partition
+                )
+                stack.enter_context(dead_letters)
+            sender = stack.enter_context(Sender(options, dead_letters, job.publisher(partition)))
             for batch in itertools.chain((first,), rows):
                 _send(sender, columns, batch)
             report.counters = sender.finish()
-        report.letters = letters.name if letters is not None else None
+        report.dead_letters = dead_letters.name if dead_letters is not None else None
     if not report.counters.balanced:
         raise ZmqDataSourceError(
             f"accounting for a task: {report.counters}; rows must be sent, dropped or dead-lettered"

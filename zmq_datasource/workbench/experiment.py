@@ -27,7 +27,7 @@ import zmq
 
 from zmq_datasource.errors import WorkbenchError
 
-__all__ = ["HEADER_BYTES", "Experiment", "Mode", "Pattern", "Run", "run", "wait_until"]
+__all__ = ["HEADER_BYTES", "Experiment", "ExperimentResult", "Mode", "Pattern", "run", "wait_until"]
 
 Pattern = Literal["PUSH/PULL", "PUB/SUB"]
 # silent: a PUB as it is by default, which drops without a word. fill: until nothing more is taken.
@@ -80,7 +80,7 @@ class Experiment(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Run:
+class ExperimentResult:
     """What became of it.
 
     Attributes:
@@ -112,7 +112,7 @@ class Run:
         return 1 - self.received / self.experiment.messages
 
 
-def run(experiment: Experiment) -> Run:
+def run(experiment: Experiment) -> ExperimentResult:
     """Try it out, with real sockets over tcp on this machine.
 
     Raises:
@@ -130,7 +130,7 @@ def run(experiment: Experiment) -> Run:
         told = _answer(sender, patience, "the sender to end")
         consumer.send("end")
         took = _answer(consumer, patience, "the consumer to end")
-    result = Run(
+    result = ExperimentResult(
         experiment,
         **told,
         **took,

@@ -10,12 +10,12 @@ from typing import Any
 from rich.table import Table
 
 from zmq_datasource.errors import WorkbenchError
-from zmq_datasource.workbench.experiment import Run
+from zmq_datasource.workbench.experiment import ExperimentResult
 
 __all__ = ["plot", "row", "table", "write_csv"]
 
 
-def row(run: Run) -> dict[str, Any]:
+def row(run: ExperimentResult) -> dict[str, Any]:
     """A run as flat figures: seconds, bytes, messages."""
     experiment = run.experiment
     return {
@@ -34,7 +34,7 @@ def row(run: Run) -> dict[str, Any]:
     }
 
 
-def table(runs: Iterable[Run]) -> Table:
+def table(runs: Iterable[ExperimentResult]) -> Table:
     """A row a run, as it was asked for and what came of it."""
     shown = Table(box=None, header_style="bold", padding=(0, 1), pad_edge=False)
     for name in ("sockets", "full queue"):
@@ -68,7 +68,7 @@ def _duration(seconds: float) -> str:
     return f"{seconds * 1000:,.1f} ms" if seconds < 1 else f"{seconds:,.2f} s"
 
 
-def write_csv(runs: Sequence[Run], path: Path) -> None:
+def write_csv(runs: Sequence[ExperimentResult], path: Path) -> None:
     """Write all runs, a line each.
 
     Raises:
@@ -84,7 +84,7 @@ def write_csv(runs: Sequence[Run], path: Path) -> None:
         raise WorkbenchError(f"writing {path}: {e.strerror or e}; name another file with --csv") from e
 
 
-def plot(runs: Sequence[Run], path: Path) -> None:
+def plot(runs: Sequence[ExperimentResult], path: Path) -> None:
     """Draw the share that was not received and the latency against the send high-water mark.
 
     Raises:
@@ -121,9 +121,9 @@ def plot(runs: Sequence[Run], path: Path) -> None:
         raise WorkbenchError(f"writing {path}: {e}; name a file that ends in .png, .svg or .pdf") from e
 
 
-def _groups(runs: Iterable[Run]) -> dict[str, list[Run]]:
+def _groups(runs: Iterable[ExperimentResult]) -> dict[str, list[ExperimentResult]]:
     """Runs that differ in their high-water marks only, by what they have in common."""
-    groups: dict[str, list[Run]] = {}
+    groups: dict[str, list[ExperimentResult]] = {}
     for run in sorted(runs, key=lambda run: run.experiment.sndhwm):
         experiment = run.experiment
         same = experiment.rcvhwm == experiment.sndhwm

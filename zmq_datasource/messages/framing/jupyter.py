@@ -1,7 +1,7 @@
 """What a Jupyter kernel publishes on its iopub channel.
 
 Frames: topic, the delimiter ``<IDS|MSG>``, signature, header, parent header, metadata,
-content, and any number of buffers. ``msg_id`` in the header is opaque: nothing can be judged
+content, and any number of buffers. ``msg_id`` in the header is opaque: nothing can be tracked
 by it. The signature is not checked, which would take the kernel's key.
 
 Source: jupyter-client's documentation, "Messaging in Jupyter", wire protocol 5.

@@ -16,7 +16,7 @@ from zmq_datasource.log.reader import read_index, read_slices, slices
 from zmq_datasource.log.storage import LogStorage
 from zmq_datasource.messages.framing import name_of
 from zmq_datasource.workbench.doctor.facts import Durable, State
-from zmq_datasource.workbench.doctor.follower import Follower
+from zmq_datasource.workbench.doctor.watcher import SequenceWatcher
 
 __all__ = ["compare"]
 
@@ -24,11 +24,11 @@ _TURN_SECONDS = 0.05
 _TAIL_ROWS = 200_000
 
 
-def compare(location: str, follower: Follower | None, received: int, seconds: float) -> Durable:
+def compare(location: str, watcher: SequenceWatcher | None, received: int, seconds: float) -> Durable:
     """Wait until the log holds what was seen on the wire, up to ``seconds``.
 
     Args:
-        follower: What was seen on the wire.
+        watcher: What was seen on the wire.
         received: Messages that were seen.
 
     Raises:
@@ -36,7 +36,7 @@ def compare(location: str, follower: Follower | None, received: int, seconds: fl
     """
     storage = LogStorage(location)
     storage.log_id()
-    by, last = ((), {}) if follower is None else (follower.by, follower.last)
+    by, last = ((), {}) if watcher is None else (watcher.by, watcher.last)
     wire = {tuple(map(name_of, key)): number for key, number in last.items()}
     newest: dict[tuple[str, ...], int] = {}
     began = time.monotonic()

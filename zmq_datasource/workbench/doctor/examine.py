@@ -18,10 +18,10 @@ from zmq_datasource.options.types import Endpoint, Endpoints, Topics, ZmqOptions
 from zmq_datasource.transport.spec import SocketSpec, check_socket_options
 from zmq_datasource.workbench.doctor.durable import compare
 from zmq_datasource.workbench.doctor.facts import Durable, Examined, Expected, Glance
-from zmq_datasource.workbench.doctor.follower import parse_framing
 from zmq_datasource.workbench.doctor.link import TURN_MS, Link
 from zmq_datasource.workbench.doctor.reach import glance
 from zmq_datasource.workbench.doctor.stall import STALL_RCVHWM, consume, stall
+from zmq_datasource.workbench.doctor.watcher import parse_framing
 from zmq_datasource.workbench.doctor.watching import Watching
 
 __all__ = ["Examination", "Request", "examine"]
@@ -104,7 +104,7 @@ def examine(request: Request) -> Examination:
             for patient in patients:  # what is not taken any more must hold nobody back
                 if patient.link is not None:
                     patient.link.hang_up()
-            log = compare(request.wal_location, feeds[0].follower, feeds[0].messages, request.wait)
+            log = compare(request.wal_location, feeds[0].watcher, feeds[0].messages, request.wait)
     for patient in patients:
         _look_again(patient, request)
     _compare_sides(patients)
@@ -234,10 +234,10 @@ def _peek(
 
 def _compare_sides(patients: list[_Patient]) -> None:
     """Count what is missing in a feed and came from upstream."""
-    seen = [(p, p.watching.follower) for p in patients if p.watching is not None]
-    above = [f for p, f in seen if p.facts.role == "upstream" and f is not None and f.judge is not None]
+    seen = [(p, p.watching.watcher) for p in patients if p.watching is not None]
+    above = [f for p, f in seen if p.facts.role == "upstream" and f is not None and f.tracker is not None]
     for patient, below in seen:
-        if patient.facts.role == "upstream" or below is None or below.judge is None:
+        if patient.facts.role == "upstream" or below is None or below.tracker is None:
             continue
         if any(set(side.last) & set(below.last) for side in above):
             patient.add(lost_behind=sum(side.has_of(below) for side in above))

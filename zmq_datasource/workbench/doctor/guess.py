@@ -14,7 +14,7 @@ from zmq_datasource.errors import OptionError
 from zmq_datasource.messages.framing import RawMessage
 from zmq_datasource.options import ReadOptions
 from zmq_datasource.options.parser import parse
-from zmq_datasource.workbench.doctor.follower import Follower, Key
+from zmq_datasource.workbench.doctor.watcher import Key, SequenceWatcher
 
 __all__ = ["SAMPLE", "Guess", "guess"]
 
@@ -68,13 +68,13 @@ def _believable(
 ) -> bool:
     # An endpoint is required and says nothing here.
     try:
-        follower = Follower(parse(ReadOptions, {"connect": "tcp://feed:1", **options}))
+        watcher = SequenceWatcher(parse(ReadOptions, {"connect": "tcp://feed:1", **options}))
     except OptionError:  # no topic to count by, for one
         return False
-    numbered = follower.follow(sample)
-    if len(sample) - follower.malformed < _FITTING * len(sample):
+    numbered = watcher.follow(sample)
+    if len(sample) - watcher.malformed < _FITTING * len(sample):
         return False
-    if follower.judge is None:
+    if watcher.tracker is None:
         return True
     last: dict[Key, int] = {}
     steps = []

@@ -10,13 +10,13 @@ import zmq
 from zmq_datasource.messages.framing import RawMessage
 from zmq_datasource.options import ReadOptions
 from zmq_datasource.workbench.doctor.facts import Consumed, Outcome, Stalled
-from zmq_datasource.workbench.doctor.follower import Follower, Key
 from zmq_datasource.workbench.doctor.link import ROUND, TURN_MS, Link
 from zmq_datasource.workbench.doctor.marks import beyond, explain
+from zmq_datasource.workbench.doctor.watcher import Key, SequenceWatcher
 from zmq_datasource.workbench.doctor.watching import Watching, size_of
 from zmq_datasource.workbench.experiment import wait_until
 
-__all__ = ["STALL_RCVHWM", "consume", "judge_stall", "stall"]
+__all__ = ["STALL_RCVHWM", "consume", "measure_stall", "stall"]
 
 # A small queue of our own, so that the sender's shows.
 STALL_RCVHWM = 10
@@ -53,7 +53,7 @@ def stall(
         watched: What came before, for the rate and the sizes.
         expected: The sender's mark that the user meant.
     """
-    follower = Follower(options)
+    watcher = SequenceWatcher(options)
     with Link(options) as link:
         if not link.shake_hands(wait) or not link.socket.poll(round(wait * 1000)):
             return None
@@ -62,10 +62,10 @@ def stall(
         while time.monotonic() < settled:
             link.socket.poll(TURN_MS)
             taken = link.receive()
-            follower.follow(taken)
+            watcher.follow(taken)
             before += len(taken)
         while (taken := link.receive()) and time.monotonic() < settled + _MOST_AFTER:
-            follower.follow(taken)
+            watcher.follow(taken)
             before += len(taken)
         began = time.monotonic()
         while (left := began + seconds - time.monotonic()) > 0:
@@ -74,10 +74,10 @@ def stall(
         ours, theirs = link.kernel_bytes()
         messages, after, rate_after = _drain(link, watched.published_rate, (ours or 0) + (theirs or 0))
         broken = link.disconnects > 0
-    last = dict(follower.last)
-    numbered = follower.follow(messages)
-    outcome, promised, lost, held = judge_stall(
-        numbered if follower.judge is not None and last else None,
+    last = dict(watcher.last)
+    numbered = watcher.follow(messages)
+    outcome, promised, lost, held = measure_stall(
+        numbered if watcher.tracker is not None and last else None,
         last,
         len(messages),
         watched.published_rate,
@@ -135,7 +135,7 @@ def _drain(link: Link, rate: float, kernel_bytes: int) -> tuple[list[RawMessage]
     return messages, time.monotonic() - began, rate_now
 
 
-def judge_stall(
+def measure_stall(
     numbered: Sequence[tuple[Key, int]] | None,
     last: dict[Key, int],
     received: int,

@@ -10,9 +10,9 @@ from collections.abc import Sequence
 
 from zmq_datasource.messages.framing import RawMessage, name_of
 from zmq_datasource.workbench.doctor.facts import Numbers, Traffic
-from zmq_datasource.workbench.doctor.follower import Follower, parse_framing
 from zmq_datasource.workbench.doctor.guess import SAMPLE, Guess, guess
 from zmq_datasource.workbench.doctor.link import ROUND, Link
+from zmq_datasource.workbench.doctor.watcher import SequenceWatcher, parse_framing
 
 __all__ = ["Watching", "size_of"]
 
@@ -99,7 +99,7 @@ class Watching:
 
     Attributes:
         framing: Of the messages, and what else to set so that they are read as here.
-        follower: Of their numbers, from when the framing is known.
+        watcher: Of their numbers, from when the framing is known.
         traffic: What came until ``end``; None if nothing did.
         published_rate: Messages a second that were sent until then, the missing ones included.
     """
@@ -112,7 +112,7 @@ class Watching:
         self._sample_bytes = 0
         self._guesses = not any(name.lower() == "framing" for name in given)
         self.framing = Guess(str(link.options.framing), {})
-        self.follower = None if self._guesses else Follower(link.options)
+        self.watcher = None if self._guesses else SequenceWatcher(link.options)
         self.traffic: Traffic | None = None
         self.published_rate = 0.0
 
@@ -137,7 +137,7 @@ class Watching:
     @property
     def lost(self) -> int:
         """Messages that are missing so far, by their numbers."""
-        return 0 if self.follower is None else self.follower.lost_and_gaps[0]
+        return 0 if self.watcher is None else self.watcher.lost_and_gaps[0]
 
     def end(self) -> None:
         """Watching ends; what is taken from now on is followed, but no traffic as it is."""
@@ -150,8 +150,8 @@ class Watching:
         """Take in what is there, up to ``most`` messages; return how many it was."""
         messages = self._link.receive(most)
         self._tally.add(messages)
-        if self.follower is not None:
-            self.follower.follow(messages)
+        if self.watcher is not None:
+            self.watcher.follow(messages)
         else:
             self._sample += messages
             self._sample_bytes += size_of(messages)
@@ -161,17 +161,17 @@ class Watching:
 
     def _decide(self) -> None:
         """Decide on the framing with what has come; everything so far is followed then."""
-        if self.follower is None:
+        if self.watcher is None:
             self.framing = guess(self._sample)
-            self.follower = Follower(parse_framing({**self._given, **self.framing_options}))
-            self.follower.follow(self._sample)
+            self.watcher = SequenceWatcher(parse_framing({**self._given, **self.framing_options}))
+            self.watcher.follow(self._sample)
             self._sample = []
 
     @property
     def numbers(self) -> Numbers:
         """What the numbers tell so far."""
         found = Numbers(framing=self.framing.framing, options=self.framing.options, guessed=self._guesses)
-        return found if self.follower is None else self.follower.tell(found)
+        return found if self.watcher is None else self.watcher.tell(found)
 
 
 def _shown(topic: bytes) -> str:

@@ -9,13 +9,13 @@ from collections.abc import Callable, Sequence
 
 from zmq_datasource.options import Numbering
 from zmq_datasource.sequences.gaps import Gap, GapTable, Key
-from zmq_datasource.sequences.records import Ahead, Counter, Totals, Verdict
+from zmq_datasource.sequences.records import Ahead, Counter, SequenceFindings, Totals
 
-__all__ = ["Judge"]
+__all__ = ["SequenceTracker"]
 
 
-class Judge:
-    """Judges numbers, and remembers.
+class SequenceTracker:
+    """Tracks numbers, and remembers.
 
     Args:
         numbering: How they are counted.
@@ -43,29 +43,31 @@ class Judge:
 
     # The live flow.
 
-    def judge(self, keys: Sequence[Key], numbers: Sequence[int], when: Callable[[int], int]) -> Verdict:
-        """Judge messages in the order in which they came.
+    def track(
+        self, keys: Sequence[Key], numbers: Sequence[int], when: Callable[[int], int]
+    ) -> SequenceFindings:
+        """Track messages in the order in which they came.
 
         Args:
             keys: For each message, which counter it belongs to.
             when: From a message's place to when it was received, in microseconds since the epoch.
         """
-        verdict = Verdict()
+        findings = SequenceFindings()
         expected = self.expected
         if keys and keys.count(keys[0]) == len(keys) and self._runs_on(keys[0], numbers):
             expected[keys[0]] = numbers[-1] + 1
             self._hear({keys[0]})
-            return verdict
+            return findings
         get = expected.get
         for row, (key, number) in enumerate(zip(keys, numbers, strict=True)):
             # The loop that every message passes: nothing but what the usual case needs.
             if get(key) == number:
                 expected[key] = number + 1
             else:
-                self._judge_one(key, number, row, when(row), verdict)
+                self._track_one(key, number, row, when(row), findings)
         self._hear(set(keys))
-        self._forget(verdict)
-        return verdict
+        self._forget(findings)
+        return findings
 
     def _runs_on(self, key: Key, numbers: Sequence[int]) -> bool:
         first = numbers[0]
@@ -75,9 +77,9 @@ class Judge:
             and list(numbers) == list(range(first, first + len(numbers)))
         )
 
-    def _judge_one(self, key: Key, number: int, row: int, when: int, verdict: Verdict) -> None:
+    def _track_one(self, key: Key, number: int, row: int, when: int, findings: SequenceFindings) -> None:
         if key not in self.expected:
-            self._meet(key, number, when, verdict)
+            self._meet(key, number, when, findings)
             return
         expected, counter = self._position_expected(key), self.counters[key]
         position = self._position(counter, expected, number)
@@ -85,35 +87,35 @@ class Judge:
         if key in self._ahead and gap is None and self._comes_after_replay(key, position, expected):
             if position >= self._ahead[key].begin:
                 self.totals.overlapping += 1
-                verdict.overlapping.append(row)
+                findings.overlapping.append(row)
             else:  # older than all that the publisher had to replay
                 self.totals.late += 1
         elif position == expected:
             self._expect(key, counter, position + 1)
         elif self._begins_anew(key, counter, number, position < expected):
-            self._restart(key, counter, number, when, verdict)
+            self._restart(key, counter, number, when, findings)
         elif position > expected:
-            self._notice(key, counter, expected, position - 1, when, verdict)
+            self._notice(key, counter, expected, position - 1, when, findings)
             self._expect(key, counter, position + 1)
         elif gap is not None:
             self._heal(gap, position, when)
             self.totals.late += 1
         elif self.numbering.restarts and position < expected - self.numbering.window:
-            self._restart(key, counter, number, when, verdict)
+            self._restart(key, counter, number, when, findings)
         elif position < counter.floor:
             self.totals.late += 1
         else:
             self.totals.duplicates += 1
-            verdict.duplicates.append(row)
+            findings.duplicates.append(row)
 
-    def _meet(self, key: Key, number: int, when: int, verdict: Verdict) -> None:
+    def _meet(self, key: Key, number: int, when: int, findings: SequenceFindings) -> None:
         """The first message of a counter."""
         # A forgotten publisher that is heard again is none whose beginning was missed.
         whole = self.numbering.whole and not self.totals.forgotten and number > self.numbering.start
         first = self.numbering.start if whole else number
         self.counters[key] = Counter(first, self.gaps.next_serial, connection=self._connection(key))
         if whole:
-            self._notice(key, self.counters[key], first, number - 1, when, verdict)
+            self._notice(key, self.counters[key], first, number - 1, when, findings)
         self.expected[key] = number + 1
 
     def _begins_anew(self, key: Key, counter: Counter, number: int, lower: bool) -> bool:
@@ -126,10 +128,12 @@ class Judge:
         new_connection = self._endpoint is not None and counter.connection != self._connection(key)
         return number == self.numbering.start or (lower and new_connection)
 
-    def _restart(self, key: Key, counter: Counter, number: int, when: int, verdict: Verdict) -> None:
+    def _restart(
+        self, key: Key, counter: Counter, number: int, when: int, findings: SequenceFindings
+    ) -> None:
         self.totals.restarts += 1
-        verdict.restarts.append(key)
-        verdict.abandoned += self.gaps.missing(key)
+        findings.restarts.append(key)
+        findings.abandoned += self.gaps.missing(key)
         self.gaps.end_epoch(key)
         counter.epoch += 1
         counter.since = self.gaps.next_serial
@@ -138,26 +142,26 @@ class Judge:
         counter.floor = min(number, self.numbering.start)
         counter.connection = self._connection(key)
         if number > self.numbering.start:
-            self._notice(key, counter, self.numbering.start, number - 1, when, verdict)
+            self._notice(key, counter, self.numbering.start, number - 1, when, findings)
         self._expect(key, counter, number + 1)
 
-    def announce(self, key: Key, last: int, when: int, *, end: bool = False) -> Verdict:
+    def announce(self, key: Key, last: int, when: int, *, end: bool = False) -> SequenceFindings:
         """A publisher says that ``last`` was the number of its last message so far; or for ever."""
-        verdict = Verdict()
+        findings = SequenceFindings()
         if key not in self.expected:
-            self._meet(key, last + 1, when, verdict)
+            self._meet(key, last + 1, when, findings)
             self.expected[key] = last + 1
         else:
             expected, counter = self._position_expected(key), self.counters[key]
             position = self._position(counter, expected, last)
             if position >= expected:
                 self._ahead.pop(key, None)
-                self._notice(key, counter, expected, position, when, verdict)
+                self._notice(key, counter, expected, position, when, findings)
                 self._expect(key, counter, position + 1)
         self.counters[key].ended = end
         self._hear({key})
-        self._forget(verdict)
-        return verdict
+        self._forget(findings)
+        return findings
 
     # Replays.
 
@@ -168,11 +172,11 @@ class Judge:
             self.expected[key] = number
             self._touch({key})
 
-    def begin_anew(self, key: Key, when: int, verdict: Verdict) -> None:
+    def begin_anew(self, key: Key, when: int, findings: SequenceFindings) -> None:
         """A replay has shown that the publisher has restarted: expect its first number."""
         self._ahead.pop(key, None)
         counter = self.counters[key]
-        self._restart(key, counter, self.numbering.start, when, verdict)
+        self._restart(key, counter, self.numbering.start, when, findings)
         self._expect(key, counter, self.numbering.start)
         self._touch({key})
 
@@ -185,8 +189,10 @@ class Judge:
         """A replay has shown that it is the publisher that was last heard."""
         self.counters[key].connection = self._connection(key)
 
-    def judge_replayed(self, key: Key, number: int, when: int, onwards: bool, verdict: Verdict) -> bool:
-        """Judge a message that was asked for again.
+    def track_replayed(
+        self, key: Key, number: int, when: int, onwards: bool, findings: SequenceFindings
+    ) -> bool:
+        """Track a message that was asked for again.
 
         Args:
             onwards: Whether the replay may go ahead of the live flow, and not only fill gaps.
@@ -205,7 +211,7 @@ class Judge:
             self._heal(gap, position, when)
         elif onwards and position >= expected:
             if position > expected:
-                self._notice(key, counter, expected, position - 1, when, verdict)
+                self._notice(key, counter, expected, position - 1, when, findings)
             connection, ahead = self._connection(key), self._ahead.get(key)
             begin = position if ahead is None else ahead.begin
             heard = ahead.heard if ahead is not None and ahead.connection == connection else None
@@ -216,7 +222,7 @@ class Judge:
         else:
             return False
         self._touch({key})
-        self._forget(verdict)
+        self._forget(findings)
         return True
 
     def missing(self, key: Key) -> list[Gap]:
@@ -234,7 +240,7 @@ class Judge:
         """Whether the live flow, in its order, is still behind what a replay has brought.
 
         If not, it has caught up, or is another flow: a new connection, or numbers that go back, or
-        that were judged before the replay.
+        that were tracked before the replay.
         """
         ahead = self._ahead[key]
         if (
@@ -280,10 +286,12 @@ class Judge:
 
     # Gaps and memory.
 
-    def _notice(self, key: Key, counter: Counter, first: int, last: int, when: int, verdict: Verdict) -> None:
+    def _notice(
+        self, key: Key, counter: Counter, first: int, last: int, when: int, findings: SequenceFindings
+    ) -> None:
         gap = self.gaps.add(key, counter.epoch, first, last, when)
         self.totals.lost += gap.size
-        verdict.gaps.append(gap)
+        findings.gaps.append(gap)
 
     def _heal(self, gap: Gap, position: int, when: int) -> None:
         self.gaps.fill(gap, position, when)
@@ -304,9 +312,9 @@ class Judge:
             changed.pop(key, None)
             changed[key] = None
 
-    def _forget(self, verdict: Verdict) -> None:
+    def _forget(self, findings: SequenceFindings) -> None:
         for gap in self.gaps.shrink():
-            verdict.abandoned.append(gap)
+            findings.abandoned.append(gap)
             counter = self.counters[gap.key]
             counter.floor = max(counter.floor, gap.last + 1)
             self._touch({gap.key})

@@ -11,10 +11,10 @@ from zmq_datasource.errors import OptionError
 from zmq_datasource.messages.framing import Fields, RawMessage, make_framing
 from zmq_datasource.options import ReadOptions
 from zmq_datasource.options.parser import parse
-from zmq_datasource.sequences import Judge
+from zmq_datasource.sequences import SequenceTracker
 from zmq_datasource.workbench.doctor.facts import Numbers
 
-__all__ = ["Follower", "Key", "parse_framing"]
+__all__ = ["Key", "SequenceWatcher", "parse_framing"]
 
 Key: TypeAlias = tuple[bytes, ...]
 
@@ -40,7 +40,7 @@ def _keys(by: Sequence[str], fields: Fields) -> list[Key]:
     return list(zip(*(columns[name] for name in by), strict=True))
 
 
-class Follower:
+class SequenceWatcher:
     """Follows the numbers of one endpoint, once its framing is known.
 
     Args:
@@ -53,21 +53,23 @@ class Follower:
         self.by: Sequence[str] = () if numbering is None else numbering.by
         self._start = 0 if numbering is None else numbering.start
         # What was sent before the first message seen is told apart from what was lost.
-        self.judge = None if numbering is None else Judge(numbering._replace(whole=False), _COUNTERS, _GAPS)
+        self.tracker = (
+            None if numbering is None else SequenceTracker(numbering._replace(whole=False), _COUNTERS, _GAPS)
+        )
         self.first: dict[Key, int] = {}
         self.last: dict[Key, int] = {}
         self.malformed = 0
 
     def follow(self, messages: Sequence[RawMessage]) -> list[tuple[Key, int]]:
-        """Judge messages in their order; return their counters and numbers."""
+        """Track messages in their order; return their counters and numbers."""
         if self._framing is None or not messages:
             return []
         fields = self._framing.decode(messages)
         self.malformed += len(fields.malformed)
-        if self.judge is None or not fields.sequences:
+        if self.tracker is None or not fields.sequences:
             return []
         keys = _keys(self.by, fields)
-        self.judge.judge(keys, fields.sequences, lambda _: 0)
+        self.tracker.track(keys, fields.sequences, lambda _: 0)
         numbered = list(zip(keys, fields.sequences, strict=True))
         for key, number in numbered:
             self.first.setdefault(key, number)
@@ -82,31 +84,31 @@ class Follower:
     @property
     def lost_and_gaps(self) -> tuple[int, int]:
         """Messages that are missing, and in how many gaps."""
-        if self.judge is None:
+        if self.tracker is None:
             return 0, 0
-        return self.judge.totals.lost, sum(1 for gap in self.judge.gaps if gap.healed is None)
+        return self.tracker.totals.lost, sum(1 for gap in self.tracker.gaps if gap.healed is None)
 
-    def has_of(self, other: Follower) -> int:
+    def has_of(self, other: SequenceWatcher) -> int:
         """How many of the messages that the other misses have come here."""
-        if self.judge is None or other.judge is None:
+        if self.tracker is None or other.tracker is None:
             return 0
         found = 0
-        for gap in other.judge.gaps:
+        for gap in other.tracker.gaps:
             key = gap.key
             if gap.healed is not None or not isinstance(key, tuple) or key not in self.first:
                 continue
             first, last = max(gap.first, self.first[key]), min(gap.last, self.last[key])
             missing_here = sum(
-                max(0, min(last, own.last) - max(first, own.first) + 1) for own in self.judge.missing(key)
+                max(0, min(last, own.last) - max(first, own.first) + 1) for own in self.tracker.missing(key)
             )
             found += max(0, last - first + 1 - missing_here)
         return found
 
     def tell(self, numbers: Numbers) -> Numbers:
         """The same with what is known by now."""
-        if self.judge is None:
+        if self.tracker is None:
             return replace(numbers, malformed=self.malformed)
-        totals = self.judge.totals
+        totals = self.tracker.totals
         lost, gaps = self.lost_and_gaps
         return replace(
             numbers,

@@ -10,11 +10,11 @@ from typing import Any
 from zmq_datasource.counters import SinkCounters
 from zmq_datasource.monitoring.figures import sink_counters
 
-__all__ = ["Account", "Tally"]
+__all__ = ["QueryCounts", "Tally"]
 
 
 @dataclass(frozen=True)
-class Account:
+class QueryCounts:
     """The way of the messages through one query; None where there is nothing to count.
 
     Attributes:
