@@ -1,4 +1,4 @@
-"""What it costs to read and judge publishers' numbers: the same messages, with and without."""
+"""What it costs to read and tracker publishers' numbers: the same messages, with and without."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def _receiver_rate(shape: str, framing: Mapping[str, str], count: int) -> float:
     """Messages a second of the receiving thread's own time, waiting left out: the sender is no faster.
 
     Raises:
-        RuntimeError: Not every message was judged as the next.
+        RuntimeError: Not every message was the next.
     """
     counters = SourceCounters()
     with sender(_SIZE, count, shape=shape) as push:
@@ -79,9 +79,9 @@ def _receiver_rate(shape: str, framing: Mapping[str, str], count: int) -> float:
             began = time.thread_time()
             _receive(receiver, counters, count + 1, deadline)
             spent = time.thread_time() - began
-            judge = receiver.intake.judge
-        if judge is not None and (judge.totals.lost or judge.totals.duplicates):
-            raise RuntimeError(f"judged {judge.totals} of messages that all came once")
+            tracker = receiver.intake.tracker
+        if tracker is not None and (tracker.totals.lost or tracker.totals.duplicates):
+            raise RuntimeError(f"tracked {tracker.totals} of messages that all came once")
         return count / spent
 
 

@@ -32,7 +32,7 @@ class SinkCounters:
         bytes: Bytes of those messages, all frames.
         dropped: Messages not sent, by reason: ``hwm`` (queue full), ``no_peer`` (nobody there); and
             ``connection_lost``: sent into a connection that was lost, so that some may have arrived.
-        dead_lettered: Messages not sent but set aside, by reason: those, and ``timeout``.
+        dead_lettered: Messages not sent but kept as dead letters, by reason: those, and ``timeout``.
         retries: How often a message was tried again.
         resent: How often a message was sent again because a connection was lost that may have had it.
         unflushed_tasks: Tasks whose ``linger`` ran out with messages still queued. libzmq
@@ -114,7 +114,7 @@ class SourceCounters:
     Attributes:
         received: Messages that were given an id.
         bytes: Bytes of their values.
-        malformed: Messages that do not fit their framing; set aside.
+        malformed: Messages that do not fit their framing.
         control: Messages without content, such as heartbeats; not given an id.
         replayed: Those of ``received`` that came by a replay.
         malformed_replies: Replies of a replay that make no sense; left out.
@@ -130,7 +130,7 @@ class SourceCounters:
         connections_made: That there have been.
         connections_lost: That were up and are gone.
         handshake_failures: Handshakes that were refused, or broken off.
-        protocol_errors: Connections that were ended because of what the peer sent, as far as that can be told.
+        protocol_errors: Connections that were ended because of what the peer sent, as far as that can be known.
         rcvhwm: The sockets' receive high-water mark, as read back from libzmq.
         last_received: When a message last came, in seconds since the epoch; 0 before the first.
     """

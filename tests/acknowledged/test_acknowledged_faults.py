@@ -24,7 +24,7 @@ from zmq_datasource.acknowledged import reception, sessions
 from zmq_datasource.acknowledged.acceptor import Acceptor
 from zmq_datasource.acknowledged.digests import as_text, digest_of
 from zmq_datasource.acknowledged.sessions import Sessions
-from zmq_datasource.acknowledged.transactions import Ledger, Transaction
+from zmq_datasource.acknowledged.transactions import CommittedTransactions, Transaction
 from zmq_datasource.counters import SourceCounters
 from zmq_datasource.errors import LogWriteError, ZmqDataSourceError
 from zmq_datasource.log.layout import Chunk
@@ -219,27 +219,27 @@ def test_a_digest_depends_on_what_is_sent_and_not_on_the_type_of_its_column() ->
 
 
 def test_a_log_of_an_earlier_release_is_read_and_what_it_does_not_say_is_not_compared() -> None:
-    ledger = Ledger(SourceCounters(), 10)
+    transactions = CommittedTransactions(SourceCounters(), 10)
     old = b'{"counters": {}, "sequences": null, "transactions": {"q": [7, "attempt"], "r": [1, "x"]}}'
-    assert ledger.restore(old, b'{"counters": {}, "transactions": {"q": [8, "newer"], "r": null}}')
-    last = ledger.last("q")
+    assert transactions.restore(old, b'{"counters": {}, "transactions": {"q": [8, "newer"], "r": null}}')
+    last = transactions.last("q")
     assert last == Transaction(8, "newer")
     last.check_is("q", 8, 5, as_text(1))
     with pytest.raises(TransactionError, match="transaction 8 already"):
         last.check_is("q", 7, 5, None)
-    assert ledger.last("r") is None
+    assert transactions.last("r") is None
 
 
 def test_a_state_says_what_earlier_releases_read_and_goes_on_after_one_of_them() -> None:
-    ledger = Ledger(SourceCounters(), 10)
-    ledger.commit("q", Transaction(7, "attempt", 2, as_text(5)))
-    full = ledger.full()
+    transactions = CommittedTransactions(SourceCounters(), 10)
+    transactions.commit("q", Transaction(7, "attempt", 2, as_text(5)))
+    full = transactions.full()
     assert b'"transactions":{"q":[7,"attempt"]}' in full
-    again = Ledger(SourceCounters(), 10)
+    again = CommittedTransactions(SourceCounters(), 10)
     assert again.restore(full, None)
     assert again.last("q") == Transaction(7, "attempt", 2, as_text(5))
     # An earlier release has committed the next one, of whose content it says nothing.
-    later = Ledger(SourceCounters(), 10)
+    later = CommittedTransactions(SourceCounters(), 10)
     assert later.restore(full, b'{"counters": {}, "transactions": {"q": [8, "theirs"]}}')
     assert later.last("q") == Transaction(8, "theirs")
 

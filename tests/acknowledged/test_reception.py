@@ -31,7 +31,7 @@ from zmq_datasource.acknowledged.protocol import (
 )
 from zmq_datasource.acknowledged.reception import AcceptorTerms, Reception
 from zmq_datasource.acknowledged.sessions import Session, Sessions
-from zmq_datasource.acknowledged.transactions import Ledger
+from zmq_datasource.acknowledged.transactions import CommittedTransactions
 from zmq_datasource.counters import SourceCounters
 from zmq_datasource.errors import LogWriteError
 from zmq_datasource.log.staging import Part
@@ -102,13 +102,13 @@ class Side:
         self.now = 0.0
         self.disk, self.log, self.counters = AtOnce(), log or Log(), SourceCounters()
         self.path = path
-        self.ledger = Ledger(self.counters, 10)
-        assert self.ledger.restore(kept, None)
+        self.transactions = CommittedTransactions(self.counters, 10)
+        assert self.transactions.restore(kept, None)
         self.reception = Reception(
             AcceptorTerms(TIMEOUT, most_staged_bytes, sync=False),
             self.counters,
             LogStorage(str(path)),
-            self.ledger,
+            self.transactions,
             self.log,
             self.disk,
             lambda: 1.0,
@@ -213,7 +213,7 @@ def test_whatever_is_lost_late_or_repeated_a_transaction_counts_once(
         if step == "restart":
             side.log.sync()  # the log is not what is tried here
             side.wait(0)
-            side = Side(side.path, log=side.log, kept=side.ledger.full())
+            side = Side(side.path, log=side.log, kept=side.transactions.full())
             continue
         answers = acts[step]() + side.wait(0)
         staged = staged or any(isinstance(answer, Staged) for answer in answers)

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from tests.support import stream_options
-from zmq_datasource.acknowledged.transactions import Ledger, Transaction
+from zmq_datasource.acknowledged.transactions import CommittedTransactions, Transaction
 from zmq_datasource.counters import SourceCounters
 from zmq_datasource.log.carried import CarriedState, Envelope
-from zmq_datasource.source.intake import Intake, Run
+from zmq_datasource.source.intake import Arrival, Intake
 
 COUNTERS = (
     b'{"counters":{"received":%d,"bytes":%d,"malformed":0,"control":0,'
@@ -19,8 +19,8 @@ COUNTERS = (
 )
 
 
-def ledger(**counted: int) -> Ledger:
-    return Ledger(SourceCounters(**counted), 10)
+def transactions(**counted: int) -> CommittedTransactions:
+    return CommittedTransactions(SourceCounters(**counted), 10)
 
 
 def intake(**options: Any) -> Intake:
@@ -28,7 +28,7 @@ def intake(**options: Any) -> Intake:
 
 
 def test_the_bytes_of_a_ledger_never_change() -> None:
-    it = ledger(received=3, bytes=5)
+    it = transactions(received=3, bytes=5)
     it.commit("q", Transaction(7, "attempt", 2, "0005"))
     it.commit("r", Transaction(1, "b"))
     assert it.full() == (
@@ -57,7 +57,7 @@ def test_the_bytes_of_a_ledger_never_change() -> None:
 )
 def test_the_bytes_of_an_intake_never_change(framing: str, sequences: bytes) -> None:
     it = intake(framing=framing)
-    it.read([[b"t", b"p", bytes(8), b"v"]], [Run(5, 1, "tcp://feed:1")])
+    it.read([[b"t", b"p", bytes(8), b"v"]], [Arrival(5, 1, "tcp://feed:1")])
     assert it.full() == it.delta().replace(b'"counters":[]', b'"counters":[["p",1,0,0,0,0,false,null]]')
     assert it.full() == COUNTERS % (1, 1) + b'"sequences":' + sequences + b"}"
 
@@ -65,10 +65,14 @@ def test_the_bytes_of_an_intake_never_change(framing: str, sequences: bytes) -> 
 @pytest.mark.parametrize(
     ("written", "read", "known"),
     [
-        (intake(framing="sequenced"), ledger(), False),
-        (intake(), ledger(), False),
-        (ledger(), intake(framing="sequenced"), True),  # nothing that could be taken for another numbering
-        (ledger(), intake(), True),
+        (intake(framing="sequenced"), transactions(), False),
+        (intake(), transactions(), False),
+        (
+            transactions(),
+            intake(framing="sequenced"),
+            True,
+        ),  # nothing that could be taken for another numbering
+        (transactions(), intake(), True),
         (intake(framing="sequenced"), intake(framing="vllm"), False),
     ],
 )
@@ -85,7 +89,7 @@ def test_what_another_filler_has_left_is_counted_on_and_replaced_as_a_whole(
 
 
 def test_a_log_without_any_state_begins_with_nothing() -> None:
-    it = ledger()
+    it = transactions()
     assert it.restore(None, None)
     assert (it.changed, it.large) == (False, False)
     assert Envelope.of(None, None).latest is None

@@ -381,14 +381,14 @@ def test_a_query_on_an_older_copy_is_refused_though_its_ids_were_given_again(
             assert it.latestOffset(end, ALL)["next"] == {"0": 3}
 
 
-def test_a_mark_of_an_earlier_release_is_read(tmp_path: Path) -> None:
+def test_a_position_of_an_earlier_release_is_read(tmp_path: Path) -> None:
     written(tmp_path, 5).close()
     storage = LogStorage(str(tmp_path))
     storage.write_reader("query", 2)
     with reader(tmp_path) as it:
         start = {"log": storage.log_id(), "next": {"0": 4}}
         assert it.latestOffset(start, ALL)["next"] == {"0": 5}
-    assert storage.marks()["query"] == (4, 5)
+    assert storage.positions()["query"] == (4, 5)
 
 
 # Batches.

@@ -18,9 +18,9 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from tests.support import REPOSITORY
 from zmq_datasource.counters import SinkCounters, SourceCounters
+from zmq_datasource.monitoring.batches import SinkTotals
 from zmq_datasource.monitoring.catalogue import SOURCE, TOTAL
 from zmq_datasource.monitoring.figures import receiver_metrics, sequence_metrics, sink_metrics
-from zmq_datasource.monitoring.ledger import Account
 from zmq_datasource.monitoring.prometheus import PrometheusOutlet
 from zmq_datasource.monitoring.store import total_metrics
 from zmq_datasource.sequences import Totals
@@ -54,7 +54,7 @@ SOURCE_METRICS = {
     "publishers": 1,
     "gaps": 0,
 }
-SINK_TOTAL = total_metrics(Account(SinkCounters(), SinkCounters(), 1))
+SINK_TOTAL = total_metrics(SinkTotals(SinkCounters(), SinkCounters(), 1))
 SINK_ACCOUNT = {**sink_metrics(SinkCounters()), "total": SINK_TOTAL}
 EVENT = {
     "id": "q1",

@@ -17,8 +17,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from tests.support import wait_for
 from tests.support.ports import free_port
 from zmq_datasource.counters import SinkCounters, SourceCounters
+from zmq_datasource.monitoring.batches import SinkTotals
 from zmq_datasource.monitoring.figures import receiver_metrics, sink_metrics
-from zmq_datasource.monitoring.ledger import Account
 from zmq_datasource.monitoring.prometheus import PrometheusOutlet
 from zmq_datasource.monitoring.store import total_metrics
 
@@ -43,7 +43,7 @@ def event(name: str | None = "orders", query: str = "q1", rows: int = 10, droppe
     }
     sink = SinkCounters(rows=rows, sent=rows - dropped, blocked_seconds=0.25, sndhwm=50)
     sink.dropped["hwm"] = dropped
-    account = {**sink_metrics(sink), "total": total_metrics(Account(sink, sink, 1))}
+    totals = {**sink_metrics(sink), "total": total_metrics(SinkTotals(sink, sink, 1))}
     return {
         "id": query,
         "name": name,
@@ -52,7 +52,7 @@ def event(name: str | None = "orders", query: str = "q1", rows: int = 10, droppe
             {"latestOffset": {"log": "abc", "next": {"0": rows}}, "metrics": source},
             {"description": "other"},
         ],
-        "sink": {"description": "x", "metrics": {**account, "bySink": {"PUSH tcp://a:1": account}}},
+        "sink": {"description": "x", "metrics": {**totals, "bySink": {"PUSH tcp://a:1": totals}}},
     }
 
 

@@ -7,7 +7,7 @@ from collections import Counter
 import pytest
 
 from zmq_datasource.counters import SinkCounters
-from zmq_datasource.monitoring.ledger import Entry, Ledger
+from zmq_datasource.monitoring.batches import BatchHistory, BatchWrite
 from zmq_datasource.monitoring.states import SinkState
 
 
@@ -26,23 +26,23 @@ def test_many_batches_that_drop_are_two_lines(caplog: pytest.LogCaptureFixture) 
     for batch in range(1, 50):
         state.note("sink PUSH a", batch, counters(10, dropped=4, letters=1))
     assert [r.message for r in caplog.records] == [
-        "sink PUSH a: rows are not being sent since batch 1: 4 dropped (hwm), 1 set aside (timeout)"
+        "sink PUSH a: rows are not being sent since batch 1: 4 dropped (hwm), 1 kept as dead letters (timeout)"
     ]
     state.note("sink PUSH a", 50, counters(10))
     state.note("sink PUSH a", 51, counters(10))
     assert [r.message for r in caplog.records][1:] == [
         "sink PUSH a: rows are sent again since batch 50; from batch 1 on 245 of 490 were not: "
-        "196 dropped (hwm), 49 set aside (timeout)"
+        "196 dropped (hwm), 49 kept as dead letters (timeout)"
     ]
 
 
 def test_queries_and_sinks_have_states_of_their_own(caplog: pytest.LogCaptureFixture) -> None:
-    ledger = Ledger()
-    ledger.add(Entry("q", "e0", 0, "PUSH a", counters(10, dropped=1), name="orders"))
-    ledger.add(Entry("other", "e1", 0, "PUSH a", counters(10)))
-    ledger.add(Entry("q", "e2", 1, "PUSH b", counters(10)))
+    history = BatchHistory()
+    history.add(BatchWrite("q", "e0", 0, "PUSH a", counters(10, dropped=1), name="orders"))
+    history.add(BatchWrite("other", "e1", 0, "PUSH a", counters(10)))
+    history.add(BatchWrite("q", "e2", 1, "PUSH b", counters(10)))
     assert [r.message for r in caplog.records] == [
         "sink PUSH a of query orders: rows are not being sent since batch 0: 1 dropped (hwm)"
     ]
-    ledger.add(Entry("q", "e2", 1, "PUSH a", counters(10)))
+    history.add(BatchWrite("q", "e2", 1, "PUSH a", counters(10)))
     assert len(caplog.records) == 2

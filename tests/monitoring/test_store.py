@@ -21,8 +21,8 @@ from zmq_datasource.counters import SinkCounters
 from zmq_datasource.errors import MetricsError, OptionError
 from zmq_datasource.host.locations import check_location
 from zmq_datasource.monitoring import store as store_module
+from zmq_datasource.monitoring.batches import BatchWrite
 from zmq_datasource.monitoring.figures import sink_metrics
-from zmq_datasource.monitoring.ledger import Entry
 from zmq_datasource.monitoring.patience import within
 from zmq_datasource.monitoring.store import MetricsStore, iso
 from zmq_datasource.monitoring.view import LiveView
@@ -40,11 +40,11 @@ def store(root: Path, retention: float = 3600) -> MetricsStore:
 
 def entry(
     batch: int, rows: int = 10, dropped: int = 0, execution: str = "e", sink: str = "PUSH tcp://a:1"
-) -> Entry:
+) -> BatchWrite:
     counters = SinkCounters(
         rows=rows, sent=rows - dropped, dropped=Counter(hwm=dropped) if dropped else Counter()
     )
-    return Entry("query", execution, batch, sink, counters)
+    return BatchWrite("query", execution, batch, sink, counters)
 
 
 def shown(table: Table, width: int) -> str:
@@ -59,7 +59,7 @@ def files(root: Path) -> list[Path]:
 
 def test_each_batch_is_a_file_with_its_account_and_the_total(tmp_path: Path) -> None:
     for batch in range(3):
-        store(tmp_path).write_account(entry(batch, dropped=batch), NOW + batch)
+        store(tmp_path).write_batch(entry(batch, dropped=batch), NOW + batch)
     records = [json.loads(path.read_text()) for path in files(tmp_path)]
     assert [(r["batch"], r["sinkMetrics"]["rows"], r["sinkTotal"]["rows"]) for r in records] == [
         (0, 10, 10),
@@ -78,46 +78,46 @@ def test_each_batch_is_a_file_with_its_account_and_the_total(tmp_path: Path) -> 
 def test_the_format_is_that_of_the_golden_file(tmp_path: Path) -> None:
     """Totals go on from what this release and an earlier one have written."""
     written = entry(7, rows=10, dropped=3)._replace(name="orders")
-    store(tmp_path).write_account(written, NOW)
+    store(tmp_path).write_batch(written, NOW)
     (path,) = files(tmp_path)
     golden = GOLDEN / "sinks" / "query" / path.name
     assert path.read_bytes() == golden.read_bytes()
     assert path.relative_to(tmp_path) == golden.relative_to(GOLDEN)
     for location in (GOLDEN, GOLDEN_BEFORE):
-        account = store(location).accounts("query", [7])[7]["PUSH tcp://a:1"]
-        assert (account.batch, account.total, account.batches) == (written.counters, written.counters, 1)
+        totals = store(location).totals("query", [7])[7]["PUSH tcp://a:1"]
+        assert (totals.batch, totals.total, totals.batches) == (written.counters, written.counters, 1)
 
 
 def test_a_repeated_batch_takes_the_place_of_the_first(tmp_path: Path) -> None:
-    store(tmp_path).write_account(entry(0), NOW)
-    store(tmp_path).write_account(entry(1, execution="killed"), NOW)
-    store(tmp_path).write_account(entry(1, dropped=3, execution="next"), NOW)
-    account = store(tmp_path).accounts("query", [1])[1]["PUSH tcp://a:1"]
-    assert (account.batch.sent, account.total.rows, account.total.sent) == (7, 20, 17)
+    store(tmp_path).write_batch(entry(0), NOW)
+    store(tmp_path).write_batch(entry(1, execution="killed"), NOW)
+    store(tmp_path).write_batch(entry(1, dropped=3, execution="next"), NOW)
+    totals = store(tmp_path).totals("query", [1])[1]["PUSH tcp://a:1"]
+    assert (totals.batch.sent, totals.total.rows, totals.total.sent) == (7, 20, 17)
     assert len(files(tmp_path)) == 2
 
 
 def test_a_second_write_of_the_same_execution_adds_to_the_file(tmp_path: Path) -> None:
-    store(tmp_path).write_account(entry(0), NOW)
-    store(tmp_path).write_account(entry(0, rows=5), NOW)
-    account = store(tmp_path).accounts("query", [0])[0]["PUSH tcp://a:1"]
-    assert (account.batch.rows, account.total.rows, account.batches) == (15, 15, 1)
+    store(tmp_path).write_batch(entry(0), NOW)
+    store(tmp_path).write_batch(entry(0, rows=5), NOW)
+    totals = store(tmp_path).totals("query", [0])[0]["PUSH tcp://a:1"]
+    assert (totals.batch.rows, totals.total.rows, totals.batches) == (15, 15, 1)
 
 
 def test_totals_go_on_over_batches_that_were_not_written(tmp_path: Path) -> None:
-    store(tmp_path).write_account(entry(4), NOW)
-    store(tmp_path).write_account(entry(9), NOW)
-    accounts = store(tmp_path).accounts("query", [3, 4, 7, 9])
-    total = {batch: [a.total.rows for a in found.values()] for batch, found in accounts.items()}
+    store(tmp_path).write_batch(entry(4), NOW)
+    store(tmp_path).write_batch(entry(9), NOW)
+    totals = store(tmp_path).totals("query", [3, 4, 7, 9])
+    total = {batch: [a.total.rows for a in found.values()] for batch, found in totals.items()}
     assert total == {3: [], 4: [10], 7: [10], 9: [20]}
-    assert next(iter(accounts[7].values())).batch.rows == 0
+    assert next(iter(totals[7].values())).batch.rows == 0
 
 
 def test_sinks_of_a_query_have_series_of_their_own(tmp_path: Path) -> None:
-    store(tmp_path).write_account(entry(0), NOW)
-    store(tmp_path).write_account(entry(0, rows=3, sink="PUB ipc:///tmp/b"), NOW)
-    accounts = store(tmp_path).accounts("query", [0])[0]
-    assert {name: a.total.rows for name, a in accounts.items()} == {
+    store(tmp_path).write_batch(entry(0), NOW)
+    store(tmp_path).write_batch(entry(0, rows=3, sink="PUB ipc:///tmp/b"), NOW)
+    totals = store(tmp_path).totals("query", [0])[0]
+    assert {name: a.total.rows for name, a in totals.items()} == {
         "PUSH tcp://a:1": 10,
         "PUB ipc:///tmp/b": 3,
     }
@@ -134,17 +134,15 @@ def test_sinks_of_a_query_have_series_of_their_own(tmp_path: Path) -> None:
 def test_a_file_that_is_none_of_ours_is_said_and_left_out(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, content: bytes
 ) -> None:
-    store(tmp_path).write_account(entry(0), NOW)
-    store(tmp_path).write_account(entry(1), NOW)
+    store(tmp_path).write_batch(entry(0), NOW)
+    store(tmp_path).write_batch(entry(1), NOW)
     files(tmp_path)[-1].write_bytes(content)
-    assert (
-        store(tmp_path).accounts("query", [1])[1]["PUSH tcp://a:1"].total.rows == 10
-    )  # the one before counts
+    assert store(tmp_path).totals("query", [1])[1]["PUSH tcp://a:1"].total.rows == 10  # the one before counts
     assert [record["batch"] for record in store(tmp_path).newest()] == [0]
     assert shown(LiveView().render(store(tmp_path).newest()), 160)
-    store(tmp_path).write_account(entry(2), NOW)
-    account = store(tmp_path).accounts("query", [2])[2]["PUSH tcp://a:1"]
-    assert account.total.rows == 20  # of batches 0 and 2
+    store(tmp_path).write_batch(entry(2), NOW)
+    totals = store(tmp_path).totals("query", [2])[2]["PUSH tcp://a:1"]
+    assert totals.total.rows == 20  # of batches 0 and 2
     assert "it is left out" in caplog.text
 
 
@@ -176,7 +174,7 @@ def test_the_newest_report_is_the_newest_though_the_clock_has_stepped_back(tmp_p
 def test_rates_go_on_after_the_clock_has_stepped_back(tmp_path: Path) -> None:
     view = LiveView()
     for batch, now in ((0, NOW), (1, NOW - 3600), (2, NOW - 3590)):
-        store(tmp_path).write_account(entry(batch, rows=100), now)
+        store(tmp_path).write_batch(entry(batch, rows=100), now)
         text = shown(view.render(store(tmp_path).newest(), datetime.fromtimestamp(now, UTC)), 160)
     assert next(line.split() for line in text.splitlines() if "PUSH" in line)[4] == "10"
 
@@ -186,14 +184,14 @@ def test_what_is_older_than_the_retention_is_removed_but_for_the_newest(
 ) -> None:
     monkeypatch.setattr(store_module, "_EXPIRY_FILES", 1)  # each time
     for batch in range(95, 100):
-        store(tmp_path).write_account(entry(batch), NOW)
+        store(tmp_path).write_batch(entry(batch), NOW)
     for path in files(tmp_path):
         os.utime(path, (NOW - 7200, NOW - 7200))
-    store(tmp_path).write_account(entry(100), NOW)
-    store(tmp_path).expire_accounts(entry(100), NOW)
+    store(tmp_path).write_batch(entry(100), NOW)
+    store(tmp_path).expire_batches(entry(100), NOW)
     kept = [json.loads(path.read_text())["batch"] for path in files(tmp_path)]
     assert kept == [99, 100]
-    assert store(tmp_path).accounts("query", [100])[100]["PUSH tcp://a:1"].total.rows == 60
+    assert store(tmp_path).totals("query", [100])[100]["PUSH tcp://a:1"].total.rows == 60
 
 
 def test_reports_of_a_source_are_expired_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -211,9 +209,9 @@ def test_a_location_that_refuses_is_named_without_its_secrets(tmp_path: Path) ->
     blocked = tmp_path / "file"
     blocked.write_text("")
     with pytest.raises(MetricsError, match=r"writing the account of batch 0 in .*file/metrics: "):
-        store(blocked / "metrics").write_account(entry(0), NOW)
+        store(blocked / "metrics").write_batch(entry(0), NOW)
     with pytest.raises(MetricsError) as raised:
-        MetricsStore(Location("nosuch://user:password@host/x")).write_account(entry(0), NOW)
+        MetricsStore(Location("nosuch://user:password@host/x")).write_batch(entry(0), NOW)
     assert "password" not in str(raised.value)
     assert not [path for path in files(tmp_path) if path != blocked]
 
@@ -224,7 +222,7 @@ def test_nothing_is_left_of_a_write_that_failed(tmp_path: Path, monkeypatch: pyt
 
     monkeypatch.setattr(store_module.msgspec.json, "encode", full)
     with pytest.raises(MetricsError, match="No space left"):
-        store(tmp_path).write_account(entry(0), NOW)
+        store(tmp_path).write_batch(entry(0), NOW)
     assert files(tmp_path) == []
 
 
@@ -235,19 +233,19 @@ def test_batch_writes_of_their_own_expire_like_any_other_and_stay_inside(
     root = tmp_path / "metrics"
     for number in range(20):
         own = entry(0)._replace(query=f"write-../../../{number}", in_query=False)
-        store(root).write_account(own, NOW)
+        store(root).write_batch(own, NOW)
     assert len(files(tmp_path)) == 20
     assert all(path.parent == root / "sinks" / "writes" for path in files(tmp_path))
     for path in files(tmp_path):
         os.utime(path, (NOW - 7200, NOW - 7200))
-    store(root).expire_accounts(own, NOW)
+    store(root).expire_batches(own, NOW)
     assert len(files(tmp_path)) == 2
 
 
 def test_what_was_given_up_leaves_nothing(tmp_path: Path) -> None:
     given_up = threading.Event()
     given_up.set()
-    store(tmp_path).write_account(entry(0), NOW, given_up)
+    store(tmp_path).write_batch(entry(0), NOW, given_up)
     assert files(tmp_path) == []
 
 
@@ -299,11 +297,11 @@ def test_the_table_shows_rates_between_reports_and_leaves_out_the_silent(tmp_pat
         },
     }
     store(tmp_path).write_report("log-0", report, NOW)
-    store(tmp_path).write_account(entry(0, sink="PUB old"), NOW - 1000)
-    store(tmp_path).write_account(entry(0), NOW)
+    store(tmp_path).write_batch(entry(0, sink="PUB old"), NOW - 1000)
+    store(tmp_path).write_batch(entry(0), NOW)
     view = LiveView(since=600)
     view.render(store(tmp_path).newest(), datetime.fromtimestamp(NOW, UTC))
-    store(tmp_path).write_account(entry(1, rows=100, dropped=40), NOW + 2)
+    store(tmp_path).write_batch(entry(1, rows=100, dropped=40), NOW + 2)
 
     text = shown(view.render(store(tmp_path).newest(), datetime.fromtimestamp(NOW + 3, UTC)), 160)
     source, sink = (
@@ -320,7 +318,7 @@ def test_the_table_shows_rates_between_reports_and_leaves_out_the_silent(tmp_pat
         "SUB tcp://feed:1",
         "paused now: logFull",
         "dropped 40 hwm",
-        "set aside 0",
+        "dead letters 0",
         "as of 1 s ago",
         "sent/s –",
     ):
@@ -337,7 +335,7 @@ def test_names_are_shown_as_they_are_whatever_is_in_them() -> None:
 
 
 def test_top_shows_a_location_once_and_names_what_is_wrong(tmp_path: Path) -> None:
-    store(tmp_path).write_account(entry(3, dropped=4)._replace(name="orders"), NOW)
+    store(tmp_path).write_batch(entry(3, dropped=4)._replace(name="orders"), NOW)
     result = CliRunner().invoke(main, ["top", "--metrics", str(tmp_path), "--since", "36500d", "--once"])
     assert result.exit_code == 0, result.output
     (line,) = (line.split() for line in result.stdout.splitlines() if "PUSH" in line)

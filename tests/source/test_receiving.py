@@ -9,7 +9,7 @@ from typing import Any, cast
 import pytest
 
 from tests.support import batch_of, wait_for
-from zmq_datasource.acknowledged.transactions import Ledger
+from zmq_datasource.acknowledged.transactions import CommittedTransactions
 from zmq_datasource.counters import SourceCounters
 from zmq_datasource.errors import EndpointError, LogWriteError, MessageLossError
 from zmq_datasource.log.filler import FillerFacts
@@ -73,7 +73,7 @@ def log() -> Any:
 
 def thread_of(filler: Filler, log: Any, counters: SourceCounters | None = None) -> ReceivingThread:
     counters = counters or SourceCounters()
-    return ReceivingThread(filler, log, Ledger(counters, 1), counters, flush_interval=3600.0)
+    return ReceivingThread(filler, log, CommittedTransactions(counters, 1), counters, flush_interval=3600.0)
 
 
 @pytest.fixture(autouse=True)

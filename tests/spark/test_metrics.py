@@ -73,11 +73,11 @@ def sinking(
 LOSSY = {"noblock": True, "sndhwm": 20, "zmq_sndbuf": 4096, "linger": "20s"}
 
 
-def balanced(account: dict[str, Any]) -> bool:
+def balanced(totals: dict[str, Any]) -> bool:
     return (
-        account["rows"] == account["sent"] + account["dropped"] + account["deadLettered"]
-        and account["dropped"] == sum(account["droppedByReason"].values())
-        and account["deadLettered"] == sum(account["deadLetteredByReason"].values())
+        totals["rows"] == totals["sent"] + totals["dropped"] + totals["deadLettered"]
+        and totals["dropped"] == sum(totals["droppedByReason"].values())
+        and totals["deadLettered"] == sum(totals["deadLetteredByReason"].values())
     )
 
 
@@ -117,9 +117,9 @@ def test_every_row_is_accounted_for_in_the_progress_under_a_stall(
     assert whole["dropped"] > 0
     assert whole["batches"] >= 5
     batches = [e["sink"]["metrics"] for e in events if "addBatch" in e["durationMs"]]
-    assert all(balanced(account) for account in (whole, *batches))
+    assert all(balanced(totals) for totals in (whole, *batches))
     for name in ("rows", "sent", "dropped", "bytes", "tasks"):
-        assert sum(account[name] for account in batches) == whole[name]
+        assert sum(totals[name] for totals in batches) == whole[name]
     assert [e["sink"]["metrics"]["rows"] for e in events] == [e["numInputRows"] for e in events]
     assert batches[-1]["sndhwm"] == 20
     assert batches[-1]["peers"] == 1
@@ -149,14 +149,14 @@ def test_rows_that_were_retried_and_set_aside_are_accounted_for(
 def read_what_is_documented(query: StreamingQuery, **more: Any) -> dict[str, Any]:
     """README's and docs/metrics.md's own words; none of them may raise, whenever."""
     shown = metrics(query, **more)
-    account = shown.last["sink"]["metrics"]
-    assert account["rows"] == account["sent"] + account["dropped"] + account["deadLettered"]
+    totals = shown.last["sink"]["metrics"]
+    assert totals["rows"] == totals["sent"] + totals["dropped"] + totals["deadLettered"]
     source = shown.last["sources"][0]["metrics"]
     for metric in SOURCE:
         source[metric.name]
     for metric in TOTAL:
-        account["total"][metric.name]
-    account["droppedByReason"]["hwm"], account["bySink"], source["receivePausesByCause"]["logFull"]
+        totals["total"][metric.name]
+    totals["droppedByReason"]["hwm"], totals["bySink"], source["receivePausesByCause"]["logFull"]
     assert "Nothing" in render(query, **more) or source["source"] is not None
     return source
 
@@ -363,7 +363,7 @@ def test_the_history_is_a_dataframe_of_both_sides(
             send_values(push, 1000)
             whole = wait_for_total(query, 1000, location=where)
     history = metrics_dataframe(spark, where)
-    accounts = (
+    totals = (
         history.where("kind = 'sink'")
         .selectExpr(
             "sum(sinkMetrics.rows)",
@@ -375,7 +375,7 @@ def test_the_history_is_a_dataframe_of_both_sides(
         )
         .first()
     )
-    assert tuple(accounts) == (1000, 1000, whole["dropped"], 1000, whole["batches"], whole["batches"])
+    assert tuple(totals) == (1000, 1000, whole["dropped"], 1000, whole["batches"], whole["batches"])
     reports = history.where("kind = 'source'").selectExpr(
         "max(sourceMetrics.messagesReceived)", "max(sourceMetrics.backlogMessages) > 0", "max(next)"
     )
@@ -454,7 +454,7 @@ def test_kills_cost_no_account_and_double_none(context: Context, tmp_path: Path)
         while not end.wait(0.004):  # a batch of it still drops, and the last run has little left to read
             sent += offer(push, b"%d" % sent + b"x" * 1000)
 
-    def accounts() -> list[dict[str, Any]]:
+    def totals() -> list[dict[str, Any]]:
         found = sorted((tmp_path / "metrics" / "sinks").rglob("[!.]*.json"))
         return [json.loads(path.read_text()) for path in found]
 
@@ -468,13 +468,13 @@ def test_kills_cost_no_account_and_double_none(context: Context, tmp_path: Path)
             running = driver()
             try:
                 running.wait_until_receiving()
-                wait_for(lambda: len(accounts()) >= 3, "three batches", 90)
+                wait_for(lambda: len(totals()) >= 3, "three batches", 90)
                 for process in running.processes("daemon"):  # Spark's Python workers, in the middle of tasks
                     process.kill()
-                killed = len(accounts())
+                killed = len(totals())
 
                 def goes_on() -> bool:  # Spark repeats the tasks; if it was at a commit, the query ends
-                    return len(accounts()) >= killed + 2 or running.process.poll() is not None
+                    return len(totals()) >= killed + 2 or running.process.poll() is not None
 
                 wait_for(goes_on, "batches after it, or the end of the query", 90)
                 for process in running.processes("java"):
@@ -489,12 +489,12 @@ def test_kills_cost_no_account_and_double_none(context: Context, tmp_path: Path)
             assert last.process.wait(120) == 0
         finally:
             last.end()
-    found = accounts()
-    assert [account["batch"] for account in found] == list(range(len(found)))
+    found = totals()
+    assert [totals["batch"] for totals in found] == list(range(len(found)))
     assert all(balanced(a[part]) for a in found for part in ("sinkMetrics", "sinkTotal"))
     whole = found[-1]["sinkTotal"]
     assert whole["batches"] == len(found)
-    assert sum(account["sinkMetrics"]["rows"] for account in found) == whole["rows"]
+    assert sum(totals["sinkMetrics"]["rows"] for totals in found) == whole["rows"]
     assert whole["dropped"] > 0
     reports = sorted((tmp_path / "metrics" / "sources").rglob("[!.]*.json"))
     received = json.loads(reports[-1].read_text())["sourceMetrics"]["messagesReceived"]

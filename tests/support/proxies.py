@@ -16,7 +16,7 @@ import zmq
 from tests.support import Socket, free_endpoint, wait_for
 from zmq_datasource.options import ProxyOptions
 from zmq_datasource.options.parser import parse
-from zmq_datasource.proxy.flow import Flow
+from zmq_datasource.proxy.flow import LiveFlow
 from zmq_datasource.proxy.pipes import Lines, Newest
 from zmq_datasource.proxy.server import Server, serve
 
@@ -74,7 +74,7 @@ class ProxyThreads:
         reads, writes = os.pipe()
         try:
             self._lines, newest = Lines(reads), Newest(writes)
-            with Flow(self.options, newest.tell) as self.flow:
+            with LiveFlow(self.options, newest.tell) as self.flow:
                 self._ready.set()
                 while not self._stop.is_set():
                     self.flow.step()

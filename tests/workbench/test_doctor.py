@@ -14,7 +14,6 @@ from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.console import Console
-from zmq_datasource.workbench.doctor.watcher import SequenceWatcher
 
 from tests.support import REPOSITORY, stream_options
 from zmq_datasource.cli import main
@@ -34,9 +33,10 @@ from zmq_datasource.workbench.doctor.facts import (
 from zmq_datasource.workbench.doctor.findings import CONDITIONS, diagnose, exit_code
 from zmq_datasource.workbench.doctor.findings.finding import texts
 from zmq_datasource.workbench.doctor.guess import guess
-from zmq_datasource.workbench.doctor.marks import explain, fits
+from zmq_datasource.workbench.doctor.hwm import explain, fits
 from zmq_datasource.workbench.doctor.report import document, show
 from zmq_datasource.workbench.doctor.stall import measure_stall
+from zmq_datasource.workbench.doctor.watcher import SequenceWatcher
 
 TRAFFIC = Traffic(
     messages=5000,
@@ -201,11 +201,11 @@ def test_what_a_proxy_lost_is_what_its_publisher_had() -> None:
 # Marks.
 
 
-def held_by(mark: int, before: int, beyond: int) -> int:
+def held_by(hwm: int, before: int, beyond: int) -> int:
     """A sender's pipe as libzmq's: told of what has left it in steps of half the mark."""
-    lwm = (mark + 1) // 2
+    lwm = (hwm + 1) // 2
     written = before
-    while written - (min(written, before + beyond) // lwm) * lwm < mark:
+    while written - (min(written, before + beyond) // lwm) * lwm < hwm:
         written += 1
     return written - before
 
@@ -213,12 +213,12 @@ def held_by(mark: int, before: int, beyond: int) -> int:
 @settings(max_examples=60, deadline=None)
 @given(st.integers(1, 400), st.integers(0, 2000), st.integers(20, 300))
 def test_the_mark_that_a_sender_has_is_among_those_that_explain_it(
-    mark: int, before: int, beyond: int
+    hwm: int, before: int, beyond: int
 ) -> None:
-    found = explain(held_by(mark, before, beyond), before, 10, 100.0, (beyond - 10) * 100, 0, mark)
+    found = explain(held_by(hwm, before, beyond), before, 10, 100.0, (beyond - 10) * 100, 0, hwm)
     assert found is not None
     assert found.expected_fits
-    assert found.low <= mark <= found.high
+    assert found.low <= hwm <= found.high
 
 
 def test_a_mark_of_1000_is_told_from_one_of_10_and_only_with_the_kernel_in_view() -> None:

@@ -58,7 +58,7 @@ def test_a_pub_as_it_is_drops_in_silence() -> None:
 @pytest.mark.alone
 @pytest.mark.spark
 def test_a_larger_mark_drops_less_and_delivers_older_messages() -> None:
-    small, large = (run(SLOW._replace(sndhwm=mark, rcvhwm=mark)) for mark in (1, 200))
+    small, large = (run(SLOW._replace(sndhwm=hwm, rcvhwm=hwm)) for hwm in (1, 200))
     assert large.dropped < small.dropped
     assert large.p50 > 2 * small.p50
 
@@ -82,7 +82,7 @@ def test_a_stalled_chain_holds_about_both_marks() -> None:
 
 
 def test_runs_are_written_as_csv_with_all_their_figures(tmp_path: Path) -> None:
-    runs = [made_up(sndhwm=mark, messages=1000) for mark in (1, 10)]
+    runs = [made_up(sndhwm=hwm, messages=1000) for hwm in (1, 10)]
     write_csv(runs, tmp_path / "runs.csv")
     with (tmp_path / "runs.csv").open() as file:
         rows = list(csv.DictReader(file))
@@ -94,7 +94,7 @@ def test_runs_are_written_as_csv_with_all_their_figures(tmp_path: Path) -> None:
 
 @pytest.mark.spark  # importing matplotlib takes its time
 def test_runs_are_drawn(tmp_path: Path) -> None:
-    runs = [made_up(sndhwm=mark, rcvhwm=mark, messages=1000) for mark in (1, 10, 100)]
+    runs = [made_up(sndhwm=hwm, rcvhwm=hwm, messages=1000) for hwm in (1, 10, 100)]
     runs += [replace(r, experiment=r.experiment._replace(mode="block", linger=0)) for r in runs]
     plot(runs, tmp_path / "runs.png")
     assert (tmp_path / "runs.png").read_bytes().startswith(PNG)
@@ -170,9 +170,9 @@ def test_the_planned_mark_is_the_smallest_that_holds_the_stall() -> None:
         made = make_plan(rate, 200, stall, hops, kernel)
         assert made.held >= made.wanted == rate * stall
         # Half a queue is let in late, and the system's buffers come on top.
-        assert 1.5 * hops * (made.mark - 2) < made.wanted <= 1.5 * hops * made.mark
+        assert 1.5 * hops * (made.hwm - 2) < made.wanted <= 1.5 * hops * made.hwm
         assert made.survives >= stall
-        assert made.memory == 2 * hops * made.mark * message_bytes(200)
+        assert made.memory == 2 * hops * made.hwm * message_bytes(200)
         assert made.warnings == ()
 
 
@@ -181,15 +181,15 @@ def test_the_planned_mark_is_the_smallest_that_holds_the_stall() -> None:
 def test_a_planned_mark_survives_the_stall_and_a_third_of_it_does_not() -> None:
     plan = make_plan(rate=2000, size=1000, stall=0.5, hops=1, kernel=0)
     pause = Experiment(messages=1500, size=1000, rate=2000, consume=0.0001, stall=0.5, buffers=4096)
-    assert run(pause._replace(sndhwm=plan.mark, rcvhwm=plan.mark)).dropped == 0
-    assert run(pause._replace(sndhwm=plan.mark // 3, rcvhwm=plan.mark // 3)).dropped > 0
+    assert run(pause._replace(sndhwm=plan.hwm, rcvhwm=plan.hwm)).dropped == 0
+    assert run(pause._replace(sndhwm=plan.hwm // 3, rcvhwm=plan.hwm // 3)).dropped > 0
 
 
 def test_a_plan_that_does_not_fit_says_what_does() -> None:
     made = make_plan(10_000, 1000, 60.0, 1, 0, memory=100 << 20)
     assert made.memory <= 100 << 20
     (warning,) = made.warnings
-    assert f"it is {made.mark:,}" in warning
+    assert f"it is {made.hwm:,}" in warning
     assert f"{made.survives:.2f} s are survived" in warning
 
 
@@ -197,7 +197,7 @@ def test_a_plan_warns_where_a_mark_bounds_nothing_and_where_it_refuses_by_mistak
     assert "marks bound little" in make_plan(1000, 100, 0.1, 1, 40_000).warnings[0]
     made = make_plan(1_000_000, 100, 0.001, 1, 0, memory=1000)
     assert any("refused by mistake" in warning for warning in made.warnings)
-    assert make_plan(1_000_000, 100, 0.0001, 1, 0).mark == 1200  # rate times 1.2 ms
+    assert make_plan(1_000_000, 100, 0.0001, 1, 0).hwm == 1200  # rate times 1.2 ms
     assert held(1001, 1001, 0) < held(1000, 1000, 0)  # which is why a planned mark is even
 
 

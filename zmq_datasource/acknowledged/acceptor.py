@@ -1,4 +1,4 @@
-"""The receiving side's socket: a ROUTER that carries what ``reception`` is told and what it answers."""
+"""The receiving side's socket: a ROUTER that carries what ``reception`` hears and what it answers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import zmq
 from zmq_datasource.acknowledged.committer import TransactionLog
 from zmq_datasource.acknowledged.protocol import MOST_FRAME_BYTES
 from zmq_datasource.acknowledged.reception import AcceptorTerms, Reception
-from zmq_datasource.acknowledged.transactions import Ledger
+from zmq_datasource.acknowledged.transactions import CommittedTransactions
 from zmq_datasource.counters import SourceCounters
 from zmq_datasource.log.filler import FillerFacts
 from zmq_datasource.log.storage import LogStorage
@@ -40,7 +40,7 @@ class Acceptor:
         terms: What senders are granted.
         counters: Where to count.
         storage: Where attempts are staged.
-        ledger: Which transactions are committed; restored before the block.
+        transactions: Which transactions are committed; restored before the block.
         log: Where they go; open before the block.
         clock: Seconds since the epoch, for ``timestamp``.
         monotonic: Seconds, for how long a sender is silent.
@@ -54,7 +54,7 @@ class Acceptor:
         terms: AcceptorTerms,
         counters: SourceCounters,
         storage: LogStorage,
-        ledger: Ledger,
+        transactions: CommittedTransactions,
         log: TransactionLog,
         clock: Callable[[], float] = time.time,
         monotonic: Callable[[], float] = time.monotonic,
@@ -64,7 +64,7 @@ class Acceptor:
         self._log = log
         self._monotonic = monotonic
         self._forcing = ThreadPoolExecutor(2, thread_name_prefix="zmq-staging")
-        self._reception = Reception(terms, counters, storage, ledger, log, self._forcing, clock)
+        self._reception = Reception(terms, counters, storage, transactions, log, self._forcing, clock)
         self._next_housekeeping = 0.0
 
     def __enter__(self) -> Self:
@@ -181,7 +181,7 @@ class Acceptor:
         return self._log.cut(keep)
 
     def still_asking(self) -> bool:
-        """Nothing is asked for here: senders repeat what they are not told of."""
+        """Nothing is asked for here: senders repeat what nobody has confirmed."""
         return False
 
     def facts(self) -> FillerFacts:

@@ -49,7 +49,7 @@ class Answers:
 
     @contextmanager
     def refusing(self, peer: bytes, attempt: str | None = None) -> Iterator[None]:
-        """What cannot be done about a message is told to who has sent it, and ends nothing.
+        """Answer whoever sent a message about which nothing can be done; it ends nothing.
 
         Raises:
             LogError: The storage: that is not about one message.

@@ -21,7 +21,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from zmq_datasource.acknowledged.protocol import Commit
-from zmq_datasource.acknowledged.transactions import Ledger, Transaction
+from zmq_datasource.acknowledged.transactions import CommittedTransactions, Transaction
 from zmq_datasource.counters import SourceCounters
 from zmq_datasource.errors import DamagedChunkError, DiskFaultError, ProtocolError
 from zmq_datasource.log.staging import Staging
@@ -74,16 +74,20 @@ class Committer:
     Args:
         counters: Where to count.
         staging: Where the attempts are.
-        ledger: What is committed.
+        transactions: What is committed.
         log: Where transactions go.
     """
 
     def __init__(
-        self, counters: SourceCounters, staging: Staging, ledger: Ledger, log: TransactionLog
+        self,
+        counters: SourceCounters,
+        staging: Staging,
+        transactions: CommittedTransactions,
+        log: TransactionLog,
     ) -> None:
         self._counters = counters
         self._staging = staging
-        self._ledger = ledger
+        self._transactions = transactions
         self._log = log
         self._running: list[_Running] = []
         self._uncut: list[_Running] = []  # those of this moment
@@ -109,14 +113,14 @@ class Committer:
             ConflictError: Something else is committed under this number, or a later number is.
             LogError: The log can take nothing any more.
         """
-        newest = self._ledger.newest(message.producer)
+        newest = self._transactions.newest(message.producer)
         if newest is not None and message.number <= newest.number:
             newest.check_is(message.producer, message.number, message.rows, message.digest)
         for running in (*self._running, *self._uncut):
             if running.is_for(message.producer, message.number):
                 running.peers.append(peer)
                 return False
-        if self._ledger.is_committed(message.producer, message.number):
+        if self._transactions.is_committed(message.producer, message.number):
             return True
         if self._log.full:
             return self._defer(peer, message)
@@ -128,7 +132,7 @@ class Committer:
         transaction = Transaction(message.number, attempt, message.rows, message.digest)
         self._log.append_whole(batches)
         # Nothing from here on can fail: rows and note are one.
-        self._ledger.commit(message.producer, transaction)
+        self._transactions.commit(message.producer, transaction)
         self._counters.received += message.rows
         self._counters.bytes += size
         self._uncut.append(_Running(message, transaction, [peer]))
@@ -158,7 +162,7 @@ class Committer:
         while self._running and self._running[0].done.done():
             running = self._running.pop(0)
             running.done.result()
-            self._ledger.confirm(running.message.producer, running.transaction)
+            self._transactions.confirm(running.message.producer, running.transaction)
             yield Done(running.message, running.peers, again=False)
 
     def take_deferred(self) -> list[tuple[bytes, Commit]]:

@@ -39,7 +39,7 @@ from zmq_datasource.acknowledged.protocol import (
     rows_of,
 )
 from zmq_datasource.acknowledged.sessions import Session, Sessions
-from zmq_datasource.acknowledged.transactions import Ledger, conflict_with_later
+from zmq_datasource.acknowledged.transactions import CommittedTransactions, conflict_with_later
 from zmq_datasource.counters import SourceCounters
 from zmq_datasource.errors import LogWriteError, ProtocolError
 from zmq_datasource.log.staging import Part, StagedFile, Staging
@@ -71,7 +71,7 @@ class Reception:
         terms: See there.
         counters: Where to count.
         storage: Where attempts are staged.
-        ledger: Which transactions are committed; restored before anything is taken.
+        transactions: Which transactions are committed; restored before anything is taken.
         log: Where they go.
         forcing: Forces files to the disk, which takes its time.
         clock: Seconds since the epoch, for ``timestamp``.
@@ -84,7 +84,7 @@ class Reception:
         terms: AcceptorTerms,
         counters: SourceCounters,
         storage: LogStorage,
-        ledger: Ledger,
+        transactions: CommittedTransactions,
         log: TransactionLog,
         forcing: Executor,
         clock: Callable[[], float] = time.time,
@@ -92,11 +92,11 @@ class Reception:
         self._terms = terms
         self._counters = counters
         self._storage = storage
-        self._ledger = ledger
+        self._transactions = transactions
         self._forcing = forcing
         self._clock = clock
         self._staging = Staging(storage)
-        self._committer = Committer(counters, self._staging, ledger, log)
+        self._committer = Committer(counters, self._staging, transactions, log)
         self._sessions = Sessions()
         self._finishing: list[Session] = []
         self._answers = Answers(counters, self._abandon)
@@ -112,7 +112,7 @@ class Reception:
 
     def _is_done(self, attempt: str) -> bool:
         part = self._staging.get(attempt)
-        return part is not None and self._ledger.is_committed(part.producer, part.number)
+        return part is not None and self._transactions.is_committed(part.producer, part.number)
 
     def close(self) -> None:
         """Let go of what is not staged."""
@@ -195,7 +195,7 @@ class Reception:
         self._welcome(session.peer, session.attempt, session.part.producer, session.credit, session.received)
 
     def _welcome(self, peer: bytes, attempt: str, producer: str, credit: int = 0, received: int = 0) -> None:
-        last = self._ledger.last(producer)
+        last = self._transactions.last(producer)
         self._answers.add(
             peer,
             Welcome(
@@ -216,11 +216,11 @@ class Reception:
             if missing is None:
                 return
             if missing:  # it was lost with a connection
-                if not session.told:
-                    session.told = True
+                if not session.notified:
+                    session.notified = True
                     self._welcome_again(session)
                 return
-            session.told = False
+            session.notified = False
         elif self._staging.get(message.attempt) is not None:
             return  # a copy that was long on its way
         rows = rows_of(message, buffers, int(self._clock() * 1_000_000))
@@ -251,10 +251,10 @@ class Reception:
             ConflictError, UnknownAttemptError: Its transaction is done, or a later one.
             RefusedError: There are too many.
         """
-        newest = self._ledger.newest(message.producer)
+        newest = self._transactions.newest(message.producer)
         if newest is not None and message.number < newest.number:
             raise conflict_with_later(message.producer, message.number, newest.number)
-        if self._ledger.is_committed(message.producer, message.number):
+        if self._transactions.is_committed(message.producer, message.number):
             raise UnknownAttemptError(
                 f"transaction {message.number} of {message.producer} was committed before this attempt began: repeat it"
             )
@@ -331,7 +331,7 @@ class Reception:
             part = session.part
             if part.producer == message.producer and part.number <= message.number:
                 self._end(session)
-        last = self._ledger.last(message.producer)
+        last = self._transactions.last(message.producer)
         answer = Committed(
             producer=message.producer,
             number=message.number,

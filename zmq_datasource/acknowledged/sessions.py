@@ -40,8 +40,8 @@ class Session:
         heard: When its sender last said something.
         received: Data messages taken.
         window: Bytes of the budget that it holds.
-        credit: What it was told last.
-        told: Whether it was told that a message is missing.
+        credit: What it heard last.
+        notified: Whether it has heard that a message is missing.
         finishing: Its file is being forced to the disk.
     """
 
@@ -52,7 +52,7 @@ class Session:
     received: int = 0
     window: int = 0
     credit: int = 0
-    told: bool = False
+    notified: bool = False
     file: StagedFile | None = None
     finishing: Future[None] | None = None
 

@@ -17,7 +17,7 @@ from zmq_datasource.counters import SourceCounters
 from zmq_datasource.errors import TransactionError
 from zmq_datasource.log.carried import CarriedState, Envelope
 
-__all__ = ["ConflictError", "Ledger", "Transaction", "conflict_with_later"]
+__all__ = ["CommittedTransactions", "ConflictError", "Transaction", "conflict_with_later"]
 
 _LARGE_DELTA = 4096
 _WAY_OUT = (
@@ -71,7 +71,7 @@ def conflict_with_later(producer: str, number: int, last: int) -> ConflictError:
     )
 
 
-class Ledger(CarriedState):
+class CommittedTransactions(CarriedState):
     """Remembers committed transactions; the producer not heard for longest is forgotten first.
 
     What goes into the log (``commit``) counts as committed only once it is there (``confirm``): nothing is
@@ -170,6 +170,8 @@ def _kept(state: dict[str, Any] | None) -> list[tuple[str, Transaction | None]]:
             found.append((producer, None))
             continue
         number, attempt = last
-        told, rows, digest = contents.get(producer, (None, None, None))
-        found.append((producer, Transaction(number, attempt, *((rows, digest) if told == number else ()))))
+        described, rows, digest = contents.get(producer, (None, None, None))
+        found.append(
+            (producer, Transaction(number, attempt, *((rows, digest) if described == number else ())))
+        )
     return found

@@ -75,8 +75,8 @@ def _given(named: dict[str, Any], others: tuple[str, ...], max_message_size: int
     type=DURATION,
     default="0",
     show_default=True,
-    help="Then take nothing for so long, to see who drops, who waits, and at which mark. A sender that waits "
-    "for its slowest receiver (PUSH, XPUB_NODROP) feels it.",
+    help="Then take nothing for so long, to see who drops, who waits, and at which high-water mark. A sender that "
+    "waits for its slowest receiver (PUSH, XPUB_NODROP) feels it.",
 )
 @click.option("--consume", type=DURATION, help="What your receiver takes for each message; it is imitated.")
 @click.option(

@@ -13,14 +13,14 @@ from zmq_datasource.cli.types import DURATION, LINGER, SIZE, Read
 __all__ = ["hwm"]
 
 
-def _marks(text: str) -> tuple[int, ...]:
+def _hwms(text: str) -> tuple[int, ...]:
     marks = tuple(int(part) for part in text.split(","))
     if min(marks) < 1:
         raise ValueError("a high-water mark is 1 or more; libzmq's 0 means no limit, and no memory is")
     return marks
 
 
-_MARKS = Read("n,...", _marks)
+_HWMS = Read("n,...", _hwms)
 
 
 @click.command()
@@ -62,10 +62,10 @@ _MARKS = Read("n,...", _marks)
     "--stall", type=DURATION, default="0", show_default=True, help="The consumer takes nothing for so long."
 )
 @click.option(
-    "--sndhwm", type=_MARKS, default="1,10,100,1000", show_default=True, help="Send high-water marks to try."
+    "--sndhwm", type=_HWMS, default="1,10,100,1000", show_default=True, help="Send high-water marks to try."
 )
 @click.option(
-    "--rcvhwm", type=_MARKS, help="Receive high-water marks to try with each.  [default: that of the sender]"
+    "--rcvhwm", type=_HWMS, help="Receive high-water marks to try with each.  [default: that of the sender]"
 )
 @click.option(
     "--linger",

@@ -64,9 +64,9 @@ def plan(rate: float, size: int, stall: float, hops: int, memory: int | None, bu
     table = Table.grid(padding=(0, 2))
     for name, value in (
         ("to hold", f"{made.wanted:,} messages: {rate:,.0f} a second for {stall:g} s"),
-        ("sndhwm, rcvhwm", f"{made.mark:,} at each of {2 * hops} sockets"),
+        ("sndhwm, rcvhwm", f"{made.hwm:,} at each of {2 * hops} sockets"),
         ("the chain holds", f"{made.held:,} messages, {made.held * size:,} bytes"),
-        ("of those", f"{made.kernel:,} in the system's buffers, which no mark bounds"),
+        ("of those", f"{made.kernel:,} in the system's buffers, which no high-water mark bounds"),
         ("memory of queues", f"{made.memory:,} bytes at most"),
         ("survives", f"a stall of {made.survives:.2f} s"),
         ("staleness", f"{made.staleness:.2f} s through the full chain"),

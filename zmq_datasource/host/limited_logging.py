@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 __all__ = ["LimitedLog"]
 
-# Of one kind, so many lines in so many seconds; the others are told by their number.
+# Of one kind, so many lines in so many seconds; the others are reported by their number.
 _LINES, _SECONDS = 5, 10.0
 
 

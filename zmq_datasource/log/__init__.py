@@ -27,7 +27,7 @@ The rules:
 * One writer per log partition, held by an advisory lock that the kernel releases when the
   process ends, however it ends.
 * A proxy's newest chunk is durable before it is whole: see ``growing``.
-* ``start.json`` exists from the moment a query with a new checkpoint is told its first offset
+* ``start.json`` exists from the moment a query with a new checkpoint gets its first offset
   until its first batch is done. If it crashes in between, Spark asks for the first offset once
   more, and must hear the same one.
 

@@ -120,7 +120,7 @@ class PartitionFiles:
             make_directory(path.parent)
             file = open(path, "a+")  # noqa: SIM115 - it is held open
         deadline = time.monotonic() + wait
-        told = False
+        warned = False
         while True:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -131,8 +131,8 @@ class PartitionFiles:
                     holder = file.read().strip() or "a writer that did not say who it is"
                     file.close()
                     raise LogLockedError(f"{act}: it is held by {holder}; {way_out}") from e
-                if not told:
-                    told = True
+                if not warned:
+                    warned = True
                     _log.info("%s: another process holds it; waiting for up to %.0f s", act, wait)
                 time.sleep(0.05)  # flock has no wait with a deadline
             except OSError as e:

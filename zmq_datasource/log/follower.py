@@ -8,13 +8,13 @@ import time
 from zmq_datasource.errors import DataLossError
 from zmq_datasource.log.contents import ReadableLog
 from zmq_datasource.log.reader import read_index
-from zmq_datasource.log.reader_files import Mark
+from zmq_datasource.log.reader_files import ReaderPosition
 from zmq_datasource.log.storage import LogStorage
 
 __all__ = ["LogFollower"]
 
 _LISTING_SECONDS = 0.05
-# A writer that deletes, or another reader that marks its place, is done with that soon.
+# A writer that deletes, or another reader that records its position, is done with that soon.
 _PLACING_SECONDS = 30.0
 
 
@@ -34,24 +34,24 @@ class LogFollower(ReadableLog):
         self._reader = reader
         self._listing = threading.Lock()  # Spark's calls and the metrics' thread meet here
         self._next_listing = 0.0
-        self._mark: Mark | None = None
+        self._position: ReaderPosition | None = None
         self.log_id = storage.log_id()
 
     def open(self) -> None:
-        """Mark what there is, so that none of it is deleted until a position is known; then list it.
+        """Record a position before all that there is, so that none of it is deleted meanwhile; then list it.
 
         Raises:
             LogError: There is no log, or its files are not what was written.
         """
         with self._storage.placing(_PLACING_SECONDS):
-            self._mark = self._storage.mark(self._reader)
+            self._position = self._storage.position(self._reader)
             self._list()
-            self._write_mark(self.earliest, self.given)
+            self._write_position(self.earliest, self.given)
 
     @property
     def given(self) -> int | None:
         """The id after the last one that was ever given to a query of this name; None if that is not known."""
-        return None if self._mark is None else self._mark.given
+        return None if self._position is None else self._position.given
 
     def refresh(self) -> None:
         """List what there is, if the last listing is not quite new.
@@ -75,14 +75,14 @@ class LogFollower(ReadableLog):
 
     def commit(self, end: int) -> None:
         """This reader will never again ask for an id below ``end``."""
-        self._write_mark(end, self.given)
+        self._write_position(end, self.given)
 
     def give(self, begin: int, end: int) -> None:
         """This reader is about to be given the ids from ``begin`` to ``end``, and needs nothing below."""
-        self._write_mark(begin, max(end, self.given or 0))
+        self._write_position(begin, max(end, self.given or 0))
 
-    def _write_mark(self, needed: int, given: int | None) -> None:
-        mark = Mark(needed, given)
-        if mark != self._mark:
-            self._storage.write_reader(self._reader, *mark)
-            self._mark = mark
+    def _write_position(self, needed: int, given: int | None) -> None:
+        position = ReaderPosition(needed, given)
+        if position != self._position:
+            self._storage.write_reader(self._reader, *position)
+            self._position = position

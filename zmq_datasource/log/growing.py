@@ -6,8 +6,8 @@ is the footer and its name. The rules:
 
 * A *group* is what was appended at once. Its last batch is marked with the group's first id, and carries
   the writer's state (``log.state``) that is about the rows up to there.
-* After a crash whole groups count, and what is behind the last one does not: nobody was told of it. But a
-  whole group behind one that is not shows that the file was damaged: of those ids somebody was told.
+* After a crash whole groups count, and what is behind the last one does not: nobody knows of it. But a
+  whole group behind one that is not shows that the file was damaged: somebody may know of those ids.
 * What the disk refuses is written again from memory, at the same place: after a failed fsync nobody knows what
   the system still holds of it.
 * The writer's next run makes an ordinary chunk of them. Only another process on the same machine
@@ -261,9 +261,9 @@ def _group_at(content: pa.Buffer, at: int) -> tuple[int, int] | None:
         batch, custom = reader.read_next_batch_with_custom_metadata()
         if custom is None or _GROUP_END not in custom or not is_intact(batch, custom):
             return None
-        mark, (begin, end) = custom[_GROUP_END], ids_of([batch])
-        if mark.startswith(_GROUP_FIRST):  # earlier releases marked without the id
-            begin = int(mark.removeprefix(_GROUP_FIRST))
+        group, (begin, end) = custom[_GROUP_END], ids_of([batch])
+        if group.startswith(_GROUP_FIRST):  # earlier releases marked without the id
+            begin = int(group.removeprefix(_GROUP_FIRST))
     except Exception:  # no message begins here, or it is damaged too
         return None
     return begin, end

@@ -1,4 +1,4 @@
-"""The chunks of one log partition, in order. Pure: it is told what is on disk."""
+"""The chunks of one log partition, in order. Pure: its caller lists what is on disk."""
 
 from __future__ import annotations
 

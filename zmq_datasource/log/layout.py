@@ -11,8 +11,8 @@ __all__ = [
     "LOCK_NAME",
     "LOCK_WAIT_SECONDS",
     "LOG_NAME",
-    "MARKS_LOCK_NAME",
     "PARTITION",
+    "POSITIONS_LOCK_NAME",
     "READERS_NAME",
     "STAGING_NAME",
     "START_NAME",
@@ -36,7 +36,7 @@ LOCK_NAME = "writer.lock"
 LOCK_WAIT_SECONDS = 15.0
 START_NAME = "start.json"
 GIVEN_NAME = "given.json"
-MARKS_LOCK_NAME = "marks.lock"
+POSITIONS_LOCK_NAME = "marks.lock"
 STAGING_NAME = "staging"
 READERS_NAME = "readers"
 SUBSCRIPTIONS_NAME = "subscriptions.json"

@@ -2,8 +2,8 @@
 
 The rules:
 
-* Whoever reads a log that another process writes has a *mark*: below ``next`` it needs nothing. Marks are set, and
-  chunks deleted, under one lock: what a reader has listed after it has set its mark is not deleted.
+* Whoever reads a log that another process writes has a *position*: below ``next`` it needs nothing. Positions are
+  recorded, and chunks deleted, under one lock: what a reader has listed after it recorded its position is not deleted.
 * An id that was handed to a query is noted before, durably (``given``). Whoever opens the log to write compares it
   with the log's end, so that an id whose message is gone is not given to another message.
 """
@@ -21,20 +21,20 @@ from zmq_datasource.log.files import PartitionFiles, WriterLock, reading
 from zmq_datasource.log.layout import (
     GIVEN_NAME,
     LOCK_WAIT_SECONDS,
-    MARKS_LOCK_NAME,
+    POSITIONS_LOCK_NAME,
     READERS_NAME,
     START_NAME,
     SUBSCRIPTIONS_NAME,
     TEMPORARY_PREFIX,
 )
 
-__all__ = ["Mark", "ReaderFiles"]
+__all__ = ["ReaderFiles", "ReaderPosition"]
 
 
-class Mark(NamedTuple):
+class ReaderPosition(NamedTuple):
     """Of one reader: the first id that it still needs, and the one after the last that it was ever given.
 
-    ``given`` is None in a mark that an earlier release has written.
+    ``given`` is None in a file that an earlier release has written.
     """
 
     next: int
@@ -67,7 +67,7 @@ class ReaderFiles(PartitionFiles):
         raise LogFormatError(f"reading {path}: it holds no message id")
 
     def write_start(self, next_id: int, position: str, reader: str | None = None) -> None:
-        """Remember, durably, the first id that a query is told, and by which ``startingOffsets``."""
+        """Remember, durably, the first id that a query was given, and by which ``startingOffsets``."""
         path = self._start_path(reader)
         self._replace(path, {"next": next_id, "startingOffsets": position})
 
@@ -79,7 +79,7 @@ class ReaderFiles(PartitionFiles):
         return self._directory / READERS_NAME / f"{reader}.json"
 
     def reader_path(self, reader: str) -> str:
-        """Where a reader's mark is, for messages."""
+        """Where a reader's position is, for messages."""
         return str(self._reader_path(reader))
 
     def write_reader(self, reader: str, next_id: int, given: int | None = None) -> None:
@@ -91,20 +91,20 @@ class ReaderFiles(PartitionFiles):
         """This reader needs nothing any more."""
         self._remove(self._reader_path(reader))
 
-    def mark(self, reader: str) -> Mark | None:
+    def position(self, reader: str) -> ReaderPosition | None:
         """What ``write_reader`` wrote; None if there is no such reader, or it is gone for ever."""
         path = self._reader_path(reader)
         match self._read_json(path):
             case None:
                 return None
             case {"next": int(next_id), "given": int(given)}:
-                return Mark(next_id, given)
+                return ReaderPosition(next_id, given)
             case {"next": int(next_id)}:
-                return Mark(next_id, None)
+                return ReaderPosition(next_id, None)
         raise LogFormatError(f"reading {path}: it holds no position of a reader")
 
-    def marks(self) -> dict[str, Mark]:
-        """The marks of all readers, by name."""
+    def positions(self) -> dict[str, ReaderPosition]:
+        """The positions of all readers, by name."""
         found = {}
         directory = self._directory / READERS_NAME
         with reading(directory):
@@ -113,23 +113,23 @@ class ReaderFiles(PartitionFiles):
             name = path.name.removesuffix(".json")
             if name.startswith(TEMPORARY_PREFIX) or name.endswith(".start"):
                 continue
-            mark = self.mark(name)
-            if mark is not None:
-                found[name] = mark
+            position = self.position(name)
+            if position is not None:
+                found[name] = position
         return found
 
     def readers(self) -> dict[str, int]:
         """The first id that each reader still needs."""
-        return {name: mark.next for name, mark in self.marks().items()}
+        return {name: position.next for name, position in self.positions().items()}
 
     @contextmanager
     def placing(self, wait: float = LOCK_WAIT_SECONDS) -> Iterator[None]:
-        """Keep others from setting marks, and the writer from deleting, for a moment.
+        """Keep others from recording positions, and the writer from deleting, for a moment.
 
         Raises:
             LogLockedError: Somebody else does, for longer than ``wait`` seconds.
         """
-        path = self._directory / MARKS_LOCK_NAME
+        path = self._directory / POSITIONS_LOCK_NAME
         # Without a word in it, which a full disk would refuse.
         lock = self._lock(path, wait, f"marking a place in log {self.root}", "try again", False)
         try:
@@ -154,8 +154,8 @@ class ReaderFiles(PartitionFiles):
     def given(self) -> tuple[int, str]:
         """The id after the last one that any query was given, as far as that was noted, and where it says so."""
         found = [(self.read_given(), str(self._directory / GIVEN_NAME))]
-        for name, mark in self.marks().items():
-            found.append((max(mark.next, mark.given or 0), self.reader_path(name)))
+        for name, position in self.positions().items():
+            found.append((max(position.next, position.given or 0), self.reader_path(name)))
         return max(found)
 
     def _read_json(self, path: Path) -> object:

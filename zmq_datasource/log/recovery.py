@@ -42,7 +42,7 @@ def open_partition(storage: LogStorage, lock_wait: float, sync: bool, persistenc
 
     Args:
         lock_wait: Seconds to wait for a previous writer that is just stopping.
-        sync: Whether chunks are forced to the disk. If not, those that a crash of the machine has torn are set aside.
+        sync: Whether chunks are forced to the disk. If not, those that a crash of the machine has torn are renamed.
         persistence: For what is written.
 
     Raises:
@@ -107,7 +107,7 @@ def _recover(storage: LogStorage, sync: bool, persistence: Persistence) -> Chunk
             why,
             chunk.first,
             chunk.end - 1,
-            storage.set_aside(chunk.name),
+            storage.rename_damaged(chunk.name),
         )
     index = ChunkIndex(chunks, start=end)  # where nothing is left, at least no id is given twice
     for first in storage.growing():
@@ -145,7 +145,7 @@ def _recover_growing(
     follows = first == index.end
     if rows and follows:
         _log.info("log %s: recovered the ids %d to %d", storage.root, first, first + rows - 1)
-        # What was damaged is set aside as it is.
+        # What was damaged keeps its bytes under another name.
         seal = (
             partial(write_compact, storage, groups.batches, groups.metadata, sync)
             if damaged
@@ -159,5 +159,5 @@ def _recover_growing(
             path,
             max(damaged.stop, first + rows) - 1,
             index.end,
-            persistence.insist(partial(storage.set_aside, growing_name(first))),
+            persistence.insist(partial(storage.rename_damaged, growing_name(first))),
         )

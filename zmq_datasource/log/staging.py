@@ -109,7 +109,7 @@ class Staging:
             except (OSError, pa.ArrowException, KeyError, TypeError, ValueError) as e:
                 if is_transient(e):  # that no file can be opened now is no fault of this one
                     raise DiskFaultError(f"opening staged attempt {attempt}: {e}") from e
-                # Its sender was never told that it is committed, and will send it again.
+                # Its sender never heard that it is committed, and will send it again.
                 _log.warning("removing staged attempt %s, which cannot be read: %r", attempt, e)
                 self._storage.remove_staged(attempt)
                 continue

@@ -257,14 +257,14 @@ class LogStorage(StagedFiles, ReaderFiles):
                 sync_directory(final.parent)
             return self._describe(final)
 
-    def set_aside(self, name: str) -> str:
+    def rename_damaged(self, name: str) -> str:
         """Give a file that cannot be used a name that nobody reads; where it is now."""
         path = self._directory / name
-        with writing(f"setting {path} aside"):
-            aside = path.with_name(f"{name.removeprefix(TEMPORARY_PREFIX)}.{uuid.uuid4().hex[:8]}.damaged")
-            os.rename(path, aside)
+        with writing(f"renaming {path}"):
+            renamed = path.with_name(f"{name.removeprefix(TEMPORARY_PREFIX)}.{uuid.uuid4().hex[:8]}.damaged")
+            os.rename(path, renamed)
             sync_directory(path.parent)
-        return str(aside)
+        return str(renamed)
 
     def growing(self) -> list[int]:
         """The first ids of the open chunks there are: one at most, unless something went wrong."""

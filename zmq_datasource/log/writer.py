@@ -40,7 +40,7 @@ class LogWriter(ReadableLog):
         max_bytes: Size of the partition at which ``full`` becomes true.
         retention: Seconds that a committed chunk stays.
         sync: Whether a chunk is forced to the disk before it counts as durable. If not, a crash of the machine may
-            tear the newest ones: ``open`` sets them aside.
+            tear the newest ones: ``open`` renames them.
         retry_timeout: Seconds that the sealing thread tries again what the disk refuses for now.
         make_room: Whether chunks are deleted before their time: see ``Retention``.
         carried: Whose state the log keeps beside the rows; it is asked whenever a chunk is cut.

@@ -2,7 +2,7 @@
 
 ``frames`` of a row is null where its other columns give the frames back exactly, so that an ordinary message is
 stored once: with plain framing wherever a message is its value, or its topic and its value. A topic or publisher
-that is not UTF-8 does not come back from text, so such a row keeps its frames; who makes rows is told which they are.
+that is not UTF-8 does not come back from text, so such a row keeps its frames; the builder is given which they are.
 """
 
 from __future__ import annotations

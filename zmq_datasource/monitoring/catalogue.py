@@ -95,7 +95,7 @@ SOURCE = (
     _log(
         "messagesMalformed",
         "messages",
-        "Messages that do not fit their framing; set aside.",
+        "Messages that do not fit their framing.",
         "messages_malformed",
         "malformed",
     ),
@@ -320,13 +320,13 @@ SINK = (
     _sink(
         "deadLettered",
         "messages",
-        "Messages not sent but set aside at `deadLetterLocation`.",
+        "Messages not sent but kept at `deadLetterLocation`.",
         attribute="dead_lettered",
     ),
     _sink(
         "deadLetteredByReason",
         "messages",
-        "Messages set aside, by reason: `hwm`, `no_peer`, `connection_lost`, or `timeout` (waiting was in vain).",
+        "Messages kept as dead letters, by reason: `hwm`, `no_peer`, `connection_lost`, or `timeout` (after a wait).",
         "messages_dead_lettered",
         "dead_lettered",
         type=MAP,

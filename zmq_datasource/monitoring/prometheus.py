@@ -239,8 +239,8 @@ def _of_sources(queries: Iterable[_Query]) -> Iterator[_Labelled]:
 def _of_sinks(queries: Iterable[_Query]) -> Iterator[_Labelled]:
     for query in queries:
         event = query.event
-        for name, account in event["sink"].get("metrics", {}).get("bySink", {}).items():
-            yield (_name(event), event["id"], name), account["total"]
+        for name, totals in event["sink"].get("metrics", {}).get("bySink", {}).items():
+            yield (_name(event), event["id"], name), totals["total"]
 
 
 def _families(

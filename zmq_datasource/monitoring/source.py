@@ -91,7 +91,7 @@ class SourceMonitor:
     def _look_for_a_hanging_write(self) -> None:
         since = self._writing_since
         if since is not None and time.monotonic() - since >= _HANGING_SECONDS:
-            self._writing_since = None  # told once
+            self._writing_since = None  # reported once
             self._fail(f"{self._options.metrics_location} has not answered for {_HANGING_SECONDS:.0f} s")
 
     def _facts(self) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""One line when a sink begins to drop rows or to set them aside, and one with the total when that is over."""
+"""One line when a sink begins to drop rows or keep them as dead letters, one with the total when that is over."""
 
 from __future__ import annotations
 
@@ -23,7 +23,9 @@ class SinkState:
         if counters.dropped or counters.dead_lettered:
             if self._counters is None:
                 self._since = batch
-                _log.warning("%s: rows are not being sent since batch %d: %s", sink, batch, _told(counters))
+                _log.warning(
+                    "%s: rows are not being sent since batch %d: %s", sink, batch, _described(counters)
+                )
             self._counters = (self._counters or SinkCounters.none()) + counters
         elif self._counters is not None:
             before, self._counters = self._counters, None
@@ -34,13 +36,13 @@ class SinkState:
                 self._since,
                 before.rows - before.sent,
                 before.rows,
-                _told(before),
+                _described(before),
             )
 
 
-def _told(counters: SinkCounters) -> str:
+def _described(counters: SinkCounters) -> str:
     return ", ".join(
         f"{count} {what} ({reason})"
-        for what, reasons in (("dropped", counters.dropped), ("set aside", counters.dead_lettered))
+        for what, reasons in (("dropped", counters.dropped), ("kept as dead letters", counters.dead_lettered))
         for reason, count in sorted(reasons.items())
     )

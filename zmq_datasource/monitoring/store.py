@@ -7,7 +7,7 @@
 The rules:
 
 * A file appears whole: it is written under a hidden name and renamed.
-* A batch that is repeated writes the same file once more (by the rule of ``ledger``), so whoever adds
+* A batch that is repeated writes the same file once more (by the rule of ``batches``), so whoever adds
   files up counts it once. Each has the total up to its batch too, taken from the file before it; so
   totals go on after a restart, and nobody need read all files.
 * The newest file of a series has the highest name. Where the clock has stepped back, a report is named one
@@ -37,8 +37,8 @@ import xxhash
 
 from zmq_datasource.errors import MetricsError
 from zmq_datasource.host.locations import directory_of, without_secrets
+from zmq_datasource.monitoring.batches import BatchWrite, SinkTotals
 from zmq_datasource.monitoring.figures import sink_counters, sink_metrics
-from zmq_datasource.monitoring.ledger import Account, Entry
 from zmq_datasource.options.types import Location
 
 __all__ = ["FORMAT", "MetricsStore", "iso", "total_metrics"]
@@ -55,9 +55,9 @@ def iso(seconds: float) -> str:
     return f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%dT%H:%M:%S.%f}"[:-3] + "Z"
 
 
-def total_metrics(account: Account) -> dict[str, Any]:
+def total_metrics(totals: SinkTotals) -> dict[str, Any]:
     """The total of an account, under its metrics' names."""
-    return {"batches": account.batches, **sink_metrics(account.total)}
+    return {"batches": totals.batches, **sink_metrics(totals.total)}
 
 
 class MetricsStore:
@@ -75,7 +75,7 @@ class MetricsStore:
 
     # Writing.
 
-    def write_account(self, entry: Entry, now: float, given_up: threading.Event | None = None) -> None:
+    def write_batch(self, entry: BatchWrite, now: float, given_up: threading.Event | None = None) -> None:
         """Keep a sink's account of a batch.
 
         Args:
@@ -92,7 +92,7 @@ class MetricsStore:
             written = _read(system, path)
             if written is not None and written["execution"] == entry.execution:
                 own = sink_counters(written["sinkMetrics"]) + own
-            account = before.then(own)
+            totals = before.then(own)
             record = {
                 "format": FORMAT,
                 "kind": "sink",
@@ -103,11 +103,11 @@ class MetricsStore:
                 "batch": entry.batch,
                 "sink": entry.sink,
                 "sinkMetrics": sink_metrics(own),
-                "sinkTotal": total_metrics(account),
+                "sinkTotal": total_metrics(totals),
             }
             _write(system, path, record, given_up)
 
-    def _before(self, system: Any, directory: str, name: str, batch: int) -> Account:
+    def _before(self, system: Any, directory: str, name: str, batch: int) -> SinkTotals:
         """The account of the newest batch before this one."""
         previous = f"{directory}/{name}-{batch - 1:020d}.json"
         record = _read(system, previous) if batch else None
@@ -117,7 +117,7 @@ class MetricsStore:
                 record = _read(system, path)
                 if record is not None:
                     break
-        return _account(record) if record is not None else Account.none()
+        return _totals_of(record) if record is not None else SinkTotals.none()
 
     def write_report(self, log: str, record: Mapping[str, Any], now: float) -> None:
         """Keep a source's report.
@@ -143,7 +143,7 @@ class MetricsStore:
             self._newest_report[directory] = max(numbers, default=-1)
         return self._newest_report[directory]
 
-    def expire_accounts(self, entry: Entry, now: float) -> None:
+    def expire_batches(self, entry: BatchWrite, now: float) -> None:
         """Now and then remove what is older than the retention beside an account; never raises."""
         directory, name = _place(entry)
         self._expire(directory, name if entry.in_query else "", now)
@@ -169,13 +169,13 @@ class MetricsStore:
 
     # Reading.
 
-    def accounts(self, query: str, batches: Sequence[int]) -> dict[int, dict[str, Account]]:
+    def totals(self, query: str, batches: Sequence[int]) -> dict[int, dict[str, SinkTotals]]:
         """Each sink of a query, as of each batch; zeros where a batch wrote nothing.
 
         Raises:
             MetricsError: The file system refused.
         """
-        found: dict[int, dict[str, Account]] = {batch: {} for batch in batches}
+        found: dict[int, dict[str, SinkTotals]] = {batch: {} for batch in batches}
         with self._storing(f"reading the accounts of query {query}") as (system, root):
             series: dict[str, list[int]] = {}
             for path in _files(system, f"{root}/sinks/{query}"):
@@ -186,8 +186,8 @@ class MetricsStore:
                     for number in reversed(numbers[: bisect_right(numbers, batch)]):
                         record = _read(system, f"{root}/sinks/{query}/{name}-{number:020d}.json")
                         if record is not None:
-                            account = _account(record)
-                            found[batch][record["sink"]] = account if number == batch else account.idle()
+                            totals = _totals_of(record)
+                            found[batch][record["sink"]] = totals if number == batch else totals.idle()
                             break
         return found
 
@@ -227,7 +227,7 @@ class MetricsStore:
             raise MetricsError(f"{act} in {self._location}: {without_secrets(e, self._location)}") from None
 
 
-def _place(entry: Entry) -> tuple[str, str]:
+def _place(entry: BatchWrite) -> tuple[str, str]:
     """The directory of an account, and how its name begins."""
     series = xxhash.xxh3_64_hexdigest(entry.sink.encode())
     if entry.in_query:
@@ -241,9 +241,9 @@ def _parts(path: str) -> tuple[str, int]:
     return name, int(number) if number.isdigit() else -1
 
 
-def _account(record: Mapping[str, Any]) -> Account:
+def _totals_of(record: Mapping[str, Any]) -> SinkTotals:
     total = record["sinkTotal"]
-    return Account(sink_counters(record["sinkMetrics"]), sink_counters(total), int(total["batches"]))
+    return SinkTotals(sink_counters(record["sinkMetrics"]), sink_counters(total), int(total["batches"]))
 
 
 def _infos(system: Any, directory: str, prefix: str = "", recursive: bool = False) -> list[Any]:
@@ -292,7 +292,7 @@ def _check(record: Mapping[str, Any]) -> None:
     """Raise if what a reader relies on is missing."""
     datetime.fromisoformat(record["timestamp"])
     if record["kind"] == "sink":
-        _account(record)
+        _totals_of(record)
     elif not isinstance(record["sourceMetrics"], dict):
         raise TypeError("sourceMetrics")
     for name in ("source",) if record["kind"] == "source" else ("query", "execution", "batch", "sink"):

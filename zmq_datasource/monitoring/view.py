@@ -72,7 +72,7 @@ class LiveView:
             "dropped/s": _alarm(dropped),
             "sent": Text(_number(total["sent"])),
             "dropped": _alarms(total["droppedByReason"]),
-            "set aside": _alarms(total["deadLetteredByReason"]),
+            "dead letters": _alarms(total["deadLetteredByReason"]),
             "blocked": Text(_seconds(total["blockedMs"] / 1000)),
             "peers": Text(str(total["peers"])),
             "sndhwm": Text(str(total["sndhwm"] or "–")),

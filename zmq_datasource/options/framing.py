@@ -57,7 +57,7 @@ class _Preset(NamedTuple):
 
     Attributes:
         numbering: How its publishers count; None if they do not.
-        nameless: Whether its messages name no publisher, so that publishers cannot be told apart.
+        nameless: Whether its messages name no publisher, so that publishers cannot be distinguished.
         unnumbered: Why they do not count.
     """
 
@@ -116,8 +116,8 @@ class FramingOptions(SocketOptions, frozen=True, kw_only=True, rename="camel"):
     on_malformed: Annotated[
         OnMalformed,
         _plain(
-            "What a message does that does not fit its framing: `skip` sets it aside (to `deadLetterLocation`, or only "
-            "counted and logged), `fail` stops the query."
+            "What a message does that does not fit its framing: `skip` keeps it at `deadLetterLocation`, or without "
+            "one only counts and logs it; `fail` stops the query."
         ),
     ] = OnMalformed("skip")
     dead_letter_location: Annotated[

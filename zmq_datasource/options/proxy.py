@@ -182,6 +182,6 @@ class ProxyOptions(SocketOptions, frozen=True, kw_only=True, rename="camel"):
         return min(self.wal_chunk_bytes, max(self.wal_max_bytes // 16, 1))
 
     @property
-    def send_mark(self) -> int:
-        """The mark of the subscribers' side."""
+    def send_hwm(self) -> int:
+        """The high-water mark of the subscribers' side."""
         return self.rcvhwm if self.sndhwm is None else self.sndhwm

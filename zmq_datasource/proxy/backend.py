@@ -38,14 +38,14 @@ _PACK = struct.Struct(">Q").pack
 _MOST_TOPIC_BYTES = 64 << 10
 # Requests that are taken at a time: the flow goes on in between.
 _MOST_REQUESTS = 256
-# Topics that are remembered, to be told.
+# Topics that are remembered, for the status.
 _MOST_TOPICS = 10_000
 # libzmq keeps what a connection has subscribed to for as long as it lasts, in memory without a bound. A connection that
 # has sent more than this, beside what heartbeats take, is hung up on, which frees it.
 _MOST_REQUEST_BYTES, _HEARTBEAT_BYTES_PER_SECOND = 8 << 20, 100
 # How often connections are looked at.
 _LOOK_SECONDS = 0.25
-_MOST_TOPICS_TOLD, _MOST_SHOWN_BYTES = 100, 60
+_MOST_TOPICS_SHOWN, _MOST_SHOWN_BYTES = 100, 60
 # The status where nothing is published.
 NO_SUBSCRIBERS: Mapping[str, Any] = {
     "published": 0,
@@ -69,7 +69,7 @@ class Backend:
     """Publishes to whoever is subscribed; in one thread.
 
     Args:
-        options: Endpoints, marks, and what a slow subscriber means.
+        options: Endpoints, high-water marks, and what a slow subscriber means.
 
     Raises:
         OptionError, EndpointError: It cannot be opened as asked.
@@ -253,8 +253,8 @@ class Backend:
                 self.disconnected += 1
 
     def status(self) -> dict[str, Any]:
-        """What is to be told, as plain data."""
-        some = heapq.nsmallest(_MOST_TOPICS_TOLD, self.subscriptions)
+        """The status of the subscribers' side, as plain data."""
+        some = heapq.nsmallest(_MOST_TOPICS_SHOWN, self.subscriptions)
         return {
             "published": self.published,
             "subscribers": self._opened.watch.peers,

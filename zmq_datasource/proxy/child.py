@@ -20,7 +20,7 @@ _log = logging.getLogger(__name__)
 
 
 class Child:
-    """A process that is told its options, and then lines of which the newest counts; the end of these ends it.
+    """A process that gets its options, and then lines of which the newest counts; the end of these ends it.
 
     It says once that it is ready, then how it is, or why it ends.
 
@@ -122,7 +122,7 @@ class Child:
 
 
 def _error_of(said: list[str]) -> Exception:
-    """An error that another process has told."""
+    """An error that another process has reported."""
     name, message = said
     kind = getattr(errors, name, SocketError)
     return kind(message) if issubclass(kind, ZmqDataSourceError) else SocketError(message)

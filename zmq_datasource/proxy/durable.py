@@ -3,7 +3,7 @@
 The rules, beside those of each session (``durable_session``):
 
 * A position is on disk before ``ACKED`` says so.
-* Whoever subscribes under a name that is in use takes it over; the one before is told. But who says again what it
+* Whoever subscribes under a name that is in use takes it over; the one before gets REFUSED. But who says again what it
   has said already, on the same connection, is only answered: a large message on its way must not begin anew.
 * Nobody waits for anybody: each gets its turn, and what cannot be sent now is tried next time.
 * An error at one subscriber's message or turn refuses that subscriber, and is logged with its cause. Only an
@@ -58,7 +58,7 @@ _TURN_MESSAGES = 256
 _MOST_SUBSCRIPTIONS = 1000
 _MOST_DISPLACED = 1000
 # What a status tells of them.
-_MOST_TOLD, _MOST_TOPICS_TOLD = 100, 10
+_MOST_SHOWN, _MOST_TOPICS_SHOWN = 100, 10
 # Messages that libzmq queues for one: all that bounds a client that lies about what it has taken where the system
 # does not tell (ipc).
 _SNDHWM = 200
@@ -168,7 +168,7 @@ class DurableServer:
             self._subscriptions.change(urgent=True)
         self._displace(peer, wanted.name)
         self._subscriptions.come(wanted.name)
-        self._subscriptions.save()  # a new one is not forgotten once it is told that it is ready
+        self._subscriptions.save()  # a new one is not forgotten once it has heard that it is ready
         if new and (fault := self._subscriptions.unsaved):
             self._subscriptions.remove(wanted.name)
             self._send(peer, Refused("log", f"it cannot be remembered now: {fault}"))
@@ -205,7 +205,7 @@ class DurableServer:
             with self._subscriptions.placing():
                 self._view.refresh()
                 first = self._first(wanted.start)
-                self._subscriptions.mark(first)
+                self._subscriptions.hold(first)
         known = Subscription(wanted.name, wanted.topics, first, created=time.time())
         self._subscriptions.add(known)
         return known
@@ -286,7 +286,7 @@ class DurableServer:
             if message is None:
                 return not session.cursor.at_end
             if isinstance(message, Lost) and not self._subscriptions.is_kept:
-                return True  # who has been told comes back behind it, and it would never be counted
+                return True  # who has heard of it comes back behind it, and it would never be counted
             if not self._send(session.peer, message):
                 return False
             session.sent()
@@ -317,12 +317,12 @@ class DurableServer:
         """An account of each subscriber, as plain data: of those that are furthest behind, if there are many."""
         now = time.time()
         accounts = []
-        for subscription in heapq.nsmallest(_MOST_TOLD, self._subscriptions, key=lambda s: s.next):
+        for subscription in heapq.nsmallest(_MOST_SHOWN, self._subscriptions, key=lambda s: s.next):
             session = self._sessions.get(subscription.name)
             accounts.append(
                 {
                     "name": subscription.name,
-                    "topics": [_shown(topic) for topic in subscription.topics[:_MOST_TOPICS_TOLD]],
+                    "topics": [_shown(topic) for topic in subscription.topics[:_MOST_TOPICS_SHOWN]],
                     "connected": session is not None,
                     "nextId": subscription.next,
                     "backlog": self._view.end - subscription.next,

@@ -74,13 +74,13 @@ class DurableSession:
         peer: Where to send.
         wanted: What it has said.
         subscription: Its own, of these ``subscriptions``.
-        cursor: Where its messages come from; at the id that it is told to come first.
+        cursor: Where its messages come from; at the id that READY names as the first.
         wire: What was written to its connection, and what has left.
 
     Attributes:
         number: What the client calls the session.
-        begin: The id that it was told to come first.
-        wants_acked: Whether it is to be told when its position holds.
+        begin: The id that READY names as the first.
+        wants_acked: Whether it waits for ACKED.
     """
 
     def __init__(
@@ -104,7 +104,7 @@ class DurableSession:
         # Of what was sent: which message of the session, its id and its size, until it is credited or acknowledged.
         self._on_way: deque[tuple[int, int, int]] = deque()
         self._on_way_bytes = 0
-        self._last_sent = self.begin - 1  # the highest id that was sent, or told to be lost
+        self._last_sent = self.begin - 1  # the highest id that was sent, or reported as lost
         self.wants_acked = False
 
     def is_again(self, wanted: Subscribe) -> bool:
@@ -184,7 +184,7 @@ class DurableSession:
         """What was next was sent."""
         message = self._pending.popleft()
         if isinstance(message, Lost):
-            # As if it had been sent: who dies before it acknowledges something behind it is told again.
+            # As if it had been sent: whoever dies before it acknowledges something behind it gets LOST again.
             self._last_sent = message.end - 1
             return
         size = sum(map(len, message.frames))

@@ -4,7 +4,7 @@ The rules:
 
 * Nothing is published before it is in the journal.
 * A round takes what is there, from every socket in turn. While a group is being written the next one
-  gathers; when as much has gathered as may, the sockets wait, and the publishers' marks decide.
+  gathers; when as much has gathered as may, the sockets wait, and the publishers' high-water marks decide.
 * Subscriptions go upstream as they come.
 """
 
@@ -21,7 +21,7 @@ from typing import Any, Self
 import zmq
 
 from zmq_datasource.acknowledged.acceptor import Acceptor, AcceptorTerms
-from zmq_datasource.acknowledged.transactions import Ledger
+from zmq_datasource.acknowledged.transactions import CommittedTransactions
 from zmq_datasource.counters import SourceCounters
 from zmq_datasource.errors import LogFormatError
 from zmq_datasource.messages.schemas import warm_up_arrow
@@ -90,13 +90,13 @@ class LiveFlow:
             self._written, self._notifies = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
             stack.callback(os.close, self._written)
             stack.callback(os.close, self._notifies)
-            ledger = Ledger(self.counters, limit=_MOST_PRODUCERS)
-            self.journal = Journal(options, self.counters, ledger, self._notify)
+            transactions = CommittedTransactions(self.counters, limit=_MOST_PRODUCERS)
+            self.journal = Journal(options, self.counters, transactions, self._notify)
             self.journal.open()
             stack.callback(self.journal.close)
             # Before anything is received: what was acknowledged is in the log, or its ids would be given again.
             Subscriptions(self.journal.storage, self.journal.next_id, options.subscriber_expiry)
-            if not ledger.restore(self.journal.saved.full, self.journal.saved.delta):
+            if not transactions.restore(self.journal.saved.full, self.journal.saved.delta):
                 raise LogFormatError(
                     f"opening {self.journal}: it was filled by a query or zmq-datasource receive, "
                     "not by a proxy; give the proxy a walLocation of its own"
@@ -114,7 +114,7 @@ class LiveFlow:
                 spec = SocketSpec(kind="ROUTER", bind=options.router, rcvhwm=options.rcvhwm, zmq=options.zmq)
                 terms = AcceptorTerms(options.transaction_timeout, options.wal_max_bytes, options.wal_sync)
                 self._acceptor = stack.enter_context(
-                    Acceptor(spec, terms, self.counters, self.journal.storage, ledger, self.journal)
+                    Acceptor(spec, terms, self.counters, self.journal.storage, transactions, self.journal)
                 )
             self._poller = zmq.Poller()
             self._poller.register(self._written, zmq.POLLIN)
@@ -306,7 +306,7 @@ class LiveFlow:
         self.step()
 
     def status(self) -> dict[str, Any]:
-        """What is to be told, as plain data."""
+        """The proxy's status, as plain data."""
         counters = self.counters
         sides = [(front.name, front.peers) for front in self._fronts]
         if self._acceptor is not None:

@@ -42,7 +42,7 @@ class Front:
     """One receiving socket; in one thread.
 
     Args:
-        spec: Its type, endpoints and marks.
+        spec: Its type, endpoints and high-water marks.
         round_bytes: Most bytes of a round.
         counters: Where to count what is discarded.
 

@@ -93,7 +93,7 @@ class Journal:
         return self.log.saved
 
     def status(self) -> dict[str, int]:
-        """What is to be told, as plain data."""
+        """The log's status, as plain data."""
         return {"nextId": self._next, "earliestId": self.log.earliest, "logBytes": int(self.log.size)}
 
     def check(self) -> None:
@@ -120,7 +120,7 @@ class Journal:
     @property
     def progress(self) -> Progress:
         """For the process that reads the files."""
-        grown = self.log.grown  # before the others: a chunk that is sealed in between is told as both
+        grown = self.log.grown  # before the others: a chunk that is sealed in between is reported as both
         return Progress(self.log.earliest, self.log.durable_end, grown)
 
     @property

@@ -18,7 +18,7 @@ _READ_BYTES = 1 << 16
 
 
 def start_line(given: Mapping[str, str], level: int) -> dict[str, Any]:
-    """What a process is told first: its options, as text, and from which level on it logs."""
+    """What a process gets first: its options, as text, and from which level on it logs."""
     return {"options": dict(given), "logLevel": level}
 
 
@@ -107,7 +107,7 @@ class Newest:
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
         os.set_blocking(descriptor, False)
-        self._told: Any = object()
+        self._sent: Any = object()
         self._rest = b""  # of a line of which the pipe took a part
 
     def tell(self, message: Any) -> None:
@@ -119,11 +119,11 @@ class Newest:
         try:
             if self._rest:
                 self._rest = self._rest[os.write(self._descriptor, self._rest) :]
-            if self._rest or message == self._told:
+            if self._rest or message == self._sent:
                 return
             line = json.dumps(message).encode() + b"\n"
             self._rest = line[os.write(self._descriptor, line) :]
-            self._told = message
+            self._sent = message
         except BlockingIOError:
             return
 

@@ -32,7 +32,7 @@ _START_SECONDS = 60.0
 _END_SECONDS = 30.0
 _STATUS_SECONDS = 0.5
 _LINE_SECONDS = 10.0
-# What is told while a server process has said nothing yet.
+# The status while a server process has said nothing yet.
 _NO_SERVER: dict[str, Any] = {
     "hold": None,
     "durable": [],

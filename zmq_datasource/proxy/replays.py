@@ -127,7 +127,7 @@ class ReplayServer:
             if not replay.pending and not self._read(replay):
                 if replay.cursor.position < replay.end:
                     return True  # deleted under our hands: look again
-                # As a reply, with an empty topic where topics are told.
+                # As a reply, with an empty topic where replies have topics.
                 last = [END, b""] if not replay.topics else [b"", END, b""]
                 if self.router.send([peer, b"", *last]):
                     del self._replays[peer]

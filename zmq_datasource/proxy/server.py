@@ -26,7 +26,7 @@ from zmq_datasource.options.parser import parse
 from zmq_datasource.proxy.durable import DurableServer
 from zmq_datasource.proxy.pipes import Lines, Newest, read_start, say
 from zmq_datasource.proxy.replays import ReplayServer
-from zmq_datasource.proxy.subscriptions import MARK, Subscriptions
+from zmq_datasource.proxy.subscriptions import READER, Subscriptions
 from zmq_datasource.proxy.view import LogView, Progress
 
 __all__ = ["Server", "main", "serve"]
@@ -66,8 +66,8 @@ class Server:
             LogError, OptionError, EndpointError: What prevents it.
         """
         with ExitStack() as stack:
-            stack.callback(self._storage.lock_reader(MARK).release)
-            self._storage.remove_reader(MARK)  # of a server process that was killed
+            stack.callback(self._storage.lock_reader(READER).release)
+            self._storage.remove_reader(READER)  # of a server process that was killed
             self._view = LogView(self._storage)
             self._view.follow(self._progress)  # before anybody's position is compared with its end
             # Also of a proxy that serves none of them for now: what they need stays.
@@ -148,14 +148,14 @@ class Server:
     def _look_at_readers(self) -> None:
         try:
             if self._subscriptions is not None:
-                self._subscriptions.forget_marks()
-            self._readers = [needed for name, needed in self._storage.readers().items() if name != MARK]
+                self._subscriptions.let_go()
+            self._readers = [needed for name, needed in self._storage.readers().items() if name != READER]
         except LogError as e:  # what it may still need stays
             self._readers = None
             self._faults.warn("%s", e)
 
     def status(self) -> dict[str, Any]:
-        """What is to be told, as plain data.
+        """The server's status, as plain data.
 
         ``hold`` is the first id that a durable subscriber or a Spark query still needs; None if nothing
         may be deleted.

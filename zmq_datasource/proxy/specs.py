@@ -13,13 +13,13 @@ _NONE = Endpoints()
 
 
 def proxy_socket(options: ProxyOptions, kind: str, bind: Endpoints, connect: Endpoints = _NONE) -> SocketSpec:
-    """One of them, with the marks of the proxy."""
+    """One of them, with the proxy's high-water marks."""
     return SocketSpec(
         kind=kind,
         bind=bind,
         connect=connect,
         rcvhwm=options.rcvhwm,
-        sndhwm=options.send_mark,
+        sndhwm=options.send_hwm,
         linger=options.linger,
         zmq=options.zmq,
     )

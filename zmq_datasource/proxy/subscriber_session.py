@@ -227,7 +227,7 @@ class SubscriberSession(Session):
             case Forgotten():
                 self.forgotten = True
             case Refused("unknown", _):
-                # The proxy was restarted: it is told who is here; once, for there may be several of these.
+                # The proxy was restarted: it has to hear who is here; once, for there may be several of these.
                 if self.ready:
                     self.connected(now)
             case Refused(_, reason):

@@ -1,6 +1,6 @@
 """Durable subscriptions: who wants what, and how far each has come. Kept in one small file.
 
-The file is replaced as a whole, and forced to the disk, before anybody is told that a position holds.
+The file is replaced as a whole, and forced to the disk, before anybody hears that a position holds.
 Time counts as *away* only while the proxy runs and the subscriber is not there.
 """
 
@@ -17,7 +17,7 @@ from zmq_datasource.errors import DataLossError, DiskFaultError, LogFormatError
 from zmq_datasource.host.limited_logging import LimitedLog
 from zmq_datasource.log.storage import LogStorage
 
-__all__ = ["MARK", "Subscription", "Subscriptions"]
+__all__ = ["READER", "Subscription", "Subscriptions"]
 
 _log = logging.getLogger(__name__)
 
@@ -27,9 +27,9 @@ _WARNING_AT = 0.8
 # How often what changes by itself (time away, topics that nobody sent) is written.
 _LAZY_SECONDS = 1.0
 # The place that a new subscription takes is marked as that of a reader of this name.
-MARK = "durable"
-# The writer is told four times a second what is needed.
-_MARK_SECONDS = 3.0
+READER = "durable"
+# The writer hears four times a second what is needed.
+_HOLD_SECONDS = 3.0
 # How soon after the disk refused it is asked again.
 _REFUSED_SECONDS = 0.25
 
@@ -42,7 +42,7 @@ class Subscription(msgspec.Struct):
         next: The id of the first message that is not acknowledged.
         sent: Messages that were sent, those sent again included.
         lost: Messages that the log had no more when they were due; of all topics.
-        lost_to: Up to which id they are counted: who did not come to acknowledge it is told again.
+        lost_to: Up to which id they are counted: whoever did not acknowledge it gets LOST again.
         away: Seconds that it was not there.
         created: Seconds since the epoch.
         acknowledged: When it last acknowledged something; None if never.
@@ -98,8 +98,8 @@ class Subscriptions:
         self._refused_at = 0.0
         self._faults = LimitedLog(__name__, "positions that could not be kept")
         self._saved_at = self._counted_at = clock()
-        self._marked: int | None = None
-        self._marked_at = 0.0
+        self._held_from: int | None = None
+        self._held_since = 0.0
         for subscription in self._read():
             if subscription.next > end:
                 raise DataLossError(
@@ -143,7 +143,7 @@ class Subscriptions:
 
     @contextmanager
     def placing(self) -> Iterator[None]:
-        """Nothing is deleted meanwhile: whoever looks for the log's beginning, and marks it, has it.
+        """Nothing is deleted meanwhile: whoever looks for the log's beginning, and holds it, has it.
 
         Raises:
             LogError: The writer deletes for very long, or the disk refuses.
@@ -151,17 +151,17 @@ class Subscriptions:
         with self._storage.placing():
             yield
 
-    def mark(self, first: int) -> None:
+    def hold(self, first: int) -> None:
         """Keep what a new one needs until the writer has heard of it; see ``forget_marks``."""
-        self._marked = first if self._marked is None else min(first, self._marked)
-        self._marked_at = self._clock()
-        self._storage.write_reader(MARK, self._marked)
+        self._held_from = first if self._held_from is None else min(first, self._held_from)
+        self._held_since = self._clock()
+        self._storage.write_reader(READER, self._held_from)
 
-    def forget_marks(self) -> None:
+    def let_go(self) -> None:
         """The writer has heard by now, many times, which of the subscriptions needs the earliest message."""
-        if self._marked is not None and self._clock() - self._marked_at >= _MARK_SECONDS:
-            self._storage.remove_reader(MARK)
-            self._marked = None
+        if self._held_from is not None and self._clock() - self._held_since >= _HOLD_SECONDS:
+            self._storage.remove_reader(READER)
+            self._held_from = None
 
     def remove(self, name: str) -> None:
         """Forget one."""

@@ -25,9 +25,9 @@ class Progress(NamedTuple):
     grown: Grown | None
 
     @classmethod
-    def of(cls, told: Sequence[Any]) -> Progress:
+    def of(cls, line: Sequence[Any]) -> Progress:
         """From JSON."""
-        earliest, sealed, grown = told
+        earliest, sealed, grown = line
         return cls(earliest, sealed, None if grown is None else Grown(*grown))
 
 

@@ -69,7 +69,7 @@ class StagedDeadLetters:
         return self
 
     def add(self, row: Row, reason: str) -> None:
-        """Set a row aside.
+        """Keep a row.
 
         Raises:
             DeadLetterError: The file system refused.
@@ -99,7 +99,7 @@ class StagedDeadLetters:
                 self._writer.close()
 
     def _write(self) -> None:
-        from pyarrow import parquet  # noqa: PLC0415 - a tenth of a second, only where a row is set aside
+        from pyarrow import parquet  # noqa: PLC0415 - a tenth of a second, only where there is a dead letter
 
         with _storing(self._location, "staging dead letters"):
             if self._writer is None:
@@ -121,7 +121,7 @@ def commit_dead_letters(location: Location, query: str, batch: int, names: Seque
     Raises:
         DeadLetterError: The file system refused.
     """
-    from pyarrow import fs  # noqa: PLC0415 - a tenth of a second, only where a row is set aside
+    from pyarrow import fs  # noqa: PLC0415 - a tenth of a second, only where there is a dead letter
 
     with _storing(location, f"committing the dead letters of batch {batch}"):
         system, directory = directory_of(location)
@@ -141,7 +141,7 @@ def abort_dead_letters(location: Location, query: str, batch: int) -> None:
     Raises:
         DeadLetterError: The file system refused.
     """
-    from pyarrow import fs  # noqa: PLC0415 - a tenth of a second, only where a row is set aside
+    from pyarrow import fs  # noqa: PLC0415 - a tenth of a second, only where there is a dead letter
 
     with _storing(location, f"removing the staged dead letters of batch {batch}"):
         system, directory = directory_of(location)

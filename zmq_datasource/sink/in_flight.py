@@ -17,7 +17,7 @@ __all__ = ["KEEP", "Column", "InFlight", "Part"]
 
 # The least that is kept of a task that has sent more. Twice as much is in memory, as the Arrow columns that
 # Spark has handed over. A TCP connection on Linux holds at most 4 MB at one end and 6 MB at the other unless
-# the system was told otherwise, and through a middlebox there are two.
+# the system is set up otherwise, and through a middlebox there are two.
 KEEP = 32 << 20
 
 # The content of rows: a column of Arrow as it is, or Python objects; None if there is none.

@@ -38,7 +38,7 @@ class Unsent:
         self._noblock = options.noblock
         self._dead_letters = dead_letters
         self._counters = counters
-        self._refusals = RefusalLog("set aside" if dead_letters is not None else "dropped")
+        self._refusals = RefusalLog("kept as dead letters" if dead_letters is not None else "dropped")
         self.goes_on = options.noblock or dead_letters is not None
         self.keeps = not options.noblock or dead_letters is not None
 
@@ -93,7 +93,7 @@ def _row(part: Part, at: int) -> Row:
 
 
 class RefusalLog:
-    """Says in a long task that its rows are not being sent, and when that is over; short ones are told by their batch.
+    """Logs that the rows of a long task are not being sent, and when that is over; of a short task its batch says it.
 
     A consumer that is a little too slow is full and has room again thousands of times a second: that
     is one state, not thousands.

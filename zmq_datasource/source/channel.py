@@ -110,7 +110,7 @@ class Channel:
                 self.replayer.heard()
 
     def took(self, count: int) -> None:
-        """To be told how many messages were taken."""
+        """Count messages that were taken elsewhere."""
         self.opened.watch.taken += count
         if self.replayer is not None:
             self.replayer.heard()

@@ -1,4 +1,4 @@
-"""What a source sets aside: messages with their reason, as Parquet files on any file system that pyarrow knows.
+"""Dead letters of a source: messages with their reason, as Parquet files on any file system that pyarrow knows.
 
 ``spark.read.parquet(location)`` reads them. They never hold anybody up: a thread of its own writes what was added, in
 files of some thousands, and what it cannot write is counted and said.

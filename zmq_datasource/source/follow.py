@@ -85,7 +85,7 @@ class FollowingSource:
         return self.log.durable_end
 
     def wait_for_more(self, _end: int, _seconds: float) -> None:
-        """Nobody here is told when there is more: whoever asks has the directory listed."""
+        """Return at once: nobody here learns when there is more; whoever asks has the directory listed."""
 
     def gather(self, _timeout: float, _idle_timeout: float | None) -> int:
         """What is there is there: it is received whether a query runs or not."""

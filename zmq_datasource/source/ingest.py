@@ -11,7 +11,7 @@ from concurrent.futures import Future
 from typing import Literal
 
 from zmq_datasource.acknowledged.acceptor import Acceptor, AcceptorTerms
-from zmq_datasource.acknowledged.transactions import Ledger
+from zmq_datasource.acknowledged.transactions import CommittedTransactions
 from zmq_datasource.counters import SourceCounters
 from zmq_datasource.errors import LogError, LogFormatError
 from zmq_datasource.host.limited_logging import LimitedLog
@@ -66,12 +66,12 @@ class Ingest:
         chunk_bytes = min(options.wal_chunk_bytes, options.wal_max_bytes)
         # The log asks for the state at every cut, and the filler appends to the log.
         if options.socket_type == "ROUTER":
-            ledger = Ledger(self.counters, options.max_publishers)
-            self.log = self._new_log(ledger, chunk_bytes)
+            transactions = CommittedTransactions(self.counters, options.max_publishers)
+            self.log = self._new_log(transactions, chunk_bytes)
             terms = AcceptorTerms(options.transaction_timeout, options.wal_max_bytes, options.wal_sync)
             spec = SocketSpec.of_source(options)
-            self._filler: Filler = Acceptor(spec, terms, self.counters, self.storage, ledger, self.log)
-            self._state: CarriedState = ledger
+            self._filler: Filler = Acceptor(spec, terms, self.counters, self.storage, transactions, self.log)
+            self._state: CarriedState = transactions
         else:
             receiver = Receiver(options, self.counters, chunk_bytes)
             self.log = self._new_log(receiver.intake, chunk_bytes)

@@ -293,7 +293,7 @@ def _origins(arrivals: Sequence[Arrival]) -> Callable[[int], Arrival]:
     return lambda row: arrivals[bisect_right(ends, row)]
 
 
-# Longer names are told apart by a digest: what is remembered of a counter is bounded in bytes too.
+# Longer names are distinguished by a digest: what is remembered of a counter is bounded in bytes too.
 _MOST_NAME_BYTES = 256
 
 

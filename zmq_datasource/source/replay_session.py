@@ -86,7 +86,7 @@ class ReplaySession(Session):
         live: Which connection of the live flow is up, None if none is; to be kept up to date.
         reachable: Whether the publisher's ROUTER is connected; to be kept up to date.
         pending_bytes: Of the replies that were received but not handed over yet.
-        log: What is to be told.
+        log: Where warnings go.
     """
 
     def __init__(self, publisher: str, replays: str, timeout: float, counters: SourceCounters) -> None:
@@ -210,10 +210,10 @@ class ReplaySession(Session):
             request.epoch += 1  # the tracker will count it
             return replies, True
         numbered = ((reply.sequence, reply.value) for reply in replies if reply.sequence is not None)
-        told = next((Sample.of(*one) for one in numbered if one[0] >= sample.number), None)
-        if told is None:
+        replied = next((Sample.of(*one) for one in numbered if one[0] >= sample.number), None)
+        if replied is None:
             return [], False  # older than what was asked for
-        if told.number == sample.number and told != sample:
+        if replied.number == sample.number and replied != sample:
             self._reopen()
             if self._is_certain(tracker):
                 self._end_request()

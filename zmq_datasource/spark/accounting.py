@@ -15,7 +15,7 @@ from pyspark.accumulators import Accumulator, AccumulatorParam
 
 from zmq_datasource.counters import SinkCounters
 from zmq_datasource.errors import MetricsError
-from zmq_datasource.monitoring.ledger import Entry, Ledger
+from zmq_datasource.monitoring.batches import BatchHistory, BatchWrite
 from zmq_datasource.monitoring.patience import within
 from zmq_datasource.monitoring.store import MetricsStore
 from zmq_datasource.options import WriteOptions
@@ -32,14 +32,14 @@ _log = logging.getLogger(__name__)
 _PATIENCE_SECONDS = 2.0
 
 
-class _LedgerParam(AccumulatorParam[Any]):
-    """A ledger in the driver; in the processes that add to it, a list of entries on their way there."""
+class _HistoryParam(AccumulatorParam[Any]):
+    """The history in the driver; in the processes that add to it, a list of entries on their way there."""
 
-    def zero(self, value: Any) -> list[Entry]:
+    def zero(self, value: Any) -> list[BatchWrite]:
         return []
 
-    def addInPlace(self, value1: Any, value2: list[Entry]) -> Any:
-        if isinstance(value1, Ledger):
+    def addInPlace(self, value1: Any, value2: list[BatchWrite]) -> Any:
+        if isinstance(value1, BatchHistory):
             for entry in value2:
                 value1.add(entry)
             return value1
@@ -50,11 +50,11 @@ SinkAccumulator = Accumulator[Any]
 
 
 def new_accumulator(context: SparkContext) -> SinkAccumulator:
-    """An accumulator whose ``value`` is a ``Ledger``."""
-    return context.accumulator(Ledger(), _LedgerParam())
+    """An accumulator whose ``value`` is a ``BatchHistory``."""
+    return context.accumulator(BatchHistory(), _HistoryParam())
 
 
-def record(options: WriteOptions, entry: Entry, accumulator: SinkAccumulator | None) -> SinkCounters:
+def record(options: WriteOptions, entry: BatchWrite, accumulator: SinkAccumulator | None) -> SinkCounters:
     """Let out what a batch came to.
 
     Returns:
@@ -64,15 +64,13 @@ def record(options: WriteOptions, entry: Entry, accumulator: SinkAccumulator | N
         store = MetricsStore(options.metrics_location, options.metrics_retention)
         what = f"writing the account of batch {entry.batch}"
         try:
-            within(
-                _PATIENCE_SECONDS, what, lambda given_up: store.write_account(entry, time.time(), given_up)
-            )
+            within(_PATIENCE_SECONDS, what, lambda given_up: store.write_batch(entry, time.time(), given_up))
         except MetricsError as e:
             entry.counters.metrics_failures += 1
             _log.error("%s; the account of %s, batch %d: %s", e, entry.query, entry.batch, entry.counters)
         else:
             # Nobody waits for it; what it does not get to, the next one does.
-            threading.Thread(target=store.expire_accounts, args=(entry, time.time()), daemon=True).start()
+            threading.Thread(target=store.expire_batches, args=(entry, time.time()), daemon=True).start()
     if accumulator is not None and entry.in_query:
         accumulator.add([entry])
     return entry.counters

@@ -54,9 +54,9 @@ def _records(event: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
         shown = source["metrics"]
         if shown.get("source") is not None:
             yield common | {"kind": "source", "source": shown["source"], "sourceMetrics": shown}
-    for name, account in event["sink"]["metrics"]["bySink"].items():
+    for name, totals in event["sink"]["metrics"]["bySink"].items():
         named = {"kind": "sink", "sink": name, "batch": event["batchId"]}
-        yield common | named | {"sinkMetrics": account, "sinkTotal": account["total"]}
+        yield common | named | {"sinkMetrics": totals, "sinkTotal": totals["total"]}
 
 
 @contextmanager

@@ -37,12 +37,12 @@ class Positions:
         self._persistence = Persistence(options.wal_retry_timeout)
         self._initial: int | None = None
         self._first_batch_done = False
-        # What was told to be lost already: Spark asks for the same range several times.
+        # What was reported as lost already: Spark asks for the same range several times.
         self._lost_to = 0
         self._lost_logs: set[str] = set()
 
     def offset(self, next_id: int) -> dict[str, Any]:
-        """What Spark is told of an id."""
+        """The offset that Spark gets for an id."""
         return Offset(self._source.log.log_id, {PARTITION: next_id}).to_json()
 
     def initial(self) -> int:
@@ -76,10 +76,10 @@ class Positions:
         return self._source.log.earliest if position.word == "earliest" else self._source.resumed_at
 
     def _kept_start(self, position: str) -> int | None:
-        """What a query was told that has not finished its first batch; None if that is of no use now."""
+        """What a query was given that has not finished its first batch; None if that is of no use now."""
         log, storage, reader = self._source.log, self._source.storage, self._source.reader
         kept = storage.read_start(reader)
-        # Told by another startingOffsets, it was told to another query.
+        # Given under another startingOffsets, it was given to another query.
         if kept is None or kept[1] != position:
             return None
         if kept[0] >= log.earliest:
@@ -88,19 +88,19 @@ class Positions:
         self._lose_ids(
             kept[0],
             log.earliest,
-            "a query was told to begin there and has not finished its first batch (for a query that is to begin anew, "
+            "a query was given this beginning and has not finished its first batch (for a query that is to begin anew, "
             f"remove {storage.start_path(reader)})",
         )
         return None
 
-    def id_of(self, told: dict[str, Any]) -> int:
+    def id_of(self, position: dict[str, Any]) -> int:
         """The id that an offset of the query's checkpoint means.
 
         Raises:
             DataLossError: It means none, and ``failOnDataLoss`` is true; or the log is a copy that is older than the
                 checkpoint.
         """
-        source, offset = self._source, Offset.from_json(told)
+        source, offset = self._source, Offset.from_json(position)
         next_id, given = self._resolve(offset), source.given
         if self._is_ours(offset) and given is not None and offset.next[PARTITION] > given:
             assert source.reader is not None, "only who reads along knows what it was given"
@@ -113,21 +113,21 @@ class Positions:
             )
         return next_id
 
-    def ends_here(self, told: dict[str, Any]) -> bool:
+    def ends_here(self, position: dict[str, Any]) -> bool:
         """Whether a batch that ends there was planned on this log.
 
         Raises:
             DataLossError: It was not, and ``failOnDataLoss`` is true.
         """
-        offset = Offset.from_json(told)
+        offset = Offset.from_json(position)
         if self._is_ours(offset):
             return True
         self._lose_log(offset, "the batch ends in log")
         return False
 
-    def committed(self, told: dict[str, Any]) -> int | None:
+    def committed(self, position: dict[str, Any]) -> int | None:
         """The id that a committed offset says; None if it is of another log."""
-        offset = Offset.from_json(told)
+        offset = Offset.from_json(position)
         return offset.next[PARTITION] if self._is_ours(offset) else None
 
     def _is_ours(self, offset: Offset) -> bool:

@@ -7,12 +7,12 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from zmq_datasource.counters import SourceCounters
+from zmq_datasource.monitoring.batches import BatchHistory, SinkTotals
 from zmq_datasource.monitoring.catalogue import SOURCE
 from zmq_datasource.monitoring.figures import receiver_metrics, sink_metrics
-from zmq_datasource.monitoring.ledger import Account, Ledger
 from zmq_datasource.monitoring.store import MetricsStore, total_metrics
 from zmq_datasource.options.types import Location
-from zmq_datasource.spark.registration import active_ledger
+from zmq_datasource.spark.registration import active_history
 
 if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
@@ -84,10 +84,10 @@ def complete(event: dict[str, Any], location: str | None) -> dict[str, Any]:
             source["metrics"] = {**_unknown_source(), **source.get("metrics", {})}
         source.setdefault("metrics", {})
     if "metrics" not in event["sink"] or "total" not in event["sink"]["metrics"]:
-        # Who is told of all sinks, and has heard nothing, knows that nothing was sent.
-        told = location is not None or active_ledger() is not None
+        # Where all sinks are counted, no count means that nothing was sent.
+        known = location is not None or active_history() is not None
         nothing = _shown({})
-        shown = nothing if told else {**_unknown(nothing), "bySink": {}}
+        shown = nothing if known else {**_unknown(nothing), "bySink": {}}
         event["sink"]["metrics"] = event["sink"].get("metrics", {}) | shown
     return event
 
@@ -124,8 +124,8 @@ def fill_in(events: Sequence[dict[str, Any]], location: str | None) -> list[dict
     Raises:
         MetricsError: ``location`` cannot be read.
     """
-    source: Ledger | MetricsStore | None
-    source = active_ledger() if location is None else MetricsStore(Location(location))
+    source: BatchHistory | MetricsStore | None
+    source = active_history() if location is None else MetricsStore(Location(location))
     for event in events:
         for described in event["sources"]:
             offset = _parsed(described.get("latestOffset"))
@@ -135,12 +135,12 @@ def fill_in(events: Sequence[dict[str, Any]], location: str | None) -> list[dict
     if source is None or not events:
         return list(events)
     wanted = [_batch(event) for event in events]
-    accounts = source.accounts(events[0]["id"], wanted)
+    totals = source.totals(events[0]["id"], wanted)
     for event, batch in zip(events, wanted, strict=True):
-        sinks = accounts[batch]
+        sinks = totals[batch]
         if sinks:
             if not has_run(event):
-                sinks = {name: account.idle() for name, account in sinks.items()}
+                sinks = {name: totals.idle() for name, totals in sinks.items()}
             event["sink"]["metrics"] = _shown(sinks)
     return list(events)
 
@@ -166,13 +166,13 @@ def _batch(event: Mapping[str, Any]) -> int:
     return batch if has_run(event) else batch - 1
 
 
-def _shown(sinks: Mapping[str, Account]) -> dict[str, Any]:
-    whole = sum(sinks.values(), Account.none())
+def _shown(sinks: Mapping[str, SinkTotals]) -> dict[str, Any]:
+    whole = sum(sinks.values(), SinkTotals.none())
     return {
-        **_account(whole),
-        "bySink": {name: _account(account) for name, account in sorted(sinks.items())},
+        **_totals_of(whole),
+        "bySink": {name: _totals_of(totals) for name, totals in sorted(sinks.items())},
     }
 
 
-def _account(account: Account) -> dict[str, Any]:
-    return {**sink_metrics(account.batch), "total": total_metrics(account)}
+def _totals_of(totals: SinkTotals) -> dict[str, Any]:
+    return {**sink_metrics(totals.batch), "total": total_metrics(totals)}

@@ -6,7 +6,7 @@ import logging
 from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
-from zmq_datasource.monitoring.ledger import Ledger
+from zmq_datasource.monitoring.batches import BatchHistory
 from zmq_datasource.spark.accounting import SinkAccumulator, new_accumulator
 from zmq_datasource.spark.datasource import ZmqDataSource
 from zmq_datasource.spark.interpreter import why_workers_lack_package
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from pyspark import SparkContext
     from pyspark.sql import SparkSession
 
-__all__ = ["active_ledger", "register"]
+__all__ = ["active_history", "register"]
 
 _log = logging.getLogger(__name__)
 
@@ -50,8 +50,8 @@ def register(spark: SparkSession) -> None:
     spark.dataSource.register(RegisteredZmqDataSource)
 
 
-def active_ledger() -> Ledger | None:
-    """What the sinks of the running Spark have told; None without a Spark context, or if nothing is registered."""
+def active_history() -> BatchHistory | None:
+    """What the sinks of the running Spark have counted; None without a Spark context, or if nothing is registered."""
     context = _active_context()
     accumulator = None if context is None else _accumulators.get(context)
     return None if accumulator is None else accumulator.value

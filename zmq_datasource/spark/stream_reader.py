@@ -63,7 +63,7 @@ class ZmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._persistence = Persistence(options.wal_retry_timeout)
         self._available_now = False
         self._target: int | None = None
-        self._idle_at = 0.0  # when Spark was last told that there is nothing new
+        self._idle_at = 0.0  # when Spark last heard that there is nothing new
 
     def _opened(self) -> tuple[LogSource, Positions]:
         """The log, filled here or by somebody else, and what offsets mean in it; opened on the first call.
@@ -140,7 +140,7 @@ class ZmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         end = self._end(source, begin, limit)
         if end == begin:
             self._idle_at = time.monotonic()
-        # Whether a log that another process writes is full, is not seen from here: it is told `begin` each time.
+        # Whether a log that another process writes is full, is not seen from here: it gets `begin` each time.
         self._persistence.insist(partial(source.give, begin, end))
         return positions.offset(end)
 

@@ -11,7 +11,7 @@ from pyspark.sql.datasource import WriterCommitMessage
 from zmq_datasource.acknowledged.uplink import Uplink
 from zmq_datasource.counters import SinkCounters
 from zmq_datasource.errors import SocketError
-from zmq_datasource.monitoring.ledger import Entry
+from zmq_datasource.monitoring.batches import BatchWrite
 from zmq_datasource.options import WriteOptions
 from zmq_datasource.sink.dead_letters import abort_dead_letters, commit_dead_letters
 from zmq_datasource.spark.accounting import SinkAccumulator, record
@@ -44,14 +44,14 @@ def commit_batch(
     attempts = [r.attempt for r in reports if r.attempt is not None]
     again = ""
     if options.socket_type == "DEALER" and job is not None and total.rows:
-        # All rows, also of tasks that were told that the transaction is committed: if it is not, or is
+        # All rows, also of tasks that heard that the transaction is committed: if it is not, or is
         # another one, the receiver refuses, and the batch is repeated.
         digest = sum(r.digest for r in reports)
         with Uplink(options, job.query, job.batch) as uplink:
             again = " again=true" if uplink.commit(attempts, total.rows, digest) else ""
     if job is not None:
         query, batch = job.counted
-        entry = Entry(
+        entry = BatchWrite(
             query, job.execution, batch, _describe(options), total, job.query_name, in_query=job.of_query
         )
         total = record(options, entry, accumulator)

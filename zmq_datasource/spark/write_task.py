@@ -32,7 +32,7 @@ def run_task(
 
     Raises:
         SocketError: Nobody there, too slow, or not flushed (without ``noblock``).
-        DeadLetterError: A row could neither be sent nor set aside.
+        DeadLetterError: A row could neither be sent nor kept as a dead letter.
         RowError: A row that is no message.
     """
     set_up_worker()

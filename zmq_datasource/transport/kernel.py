@@ -78,13 +78,13 @@ def hang_up(watch: PeerWatch, connection: Connection) -> None:
 def passed(handle: stdlib_socket.socket, ipc: bool, unsent: int) -> tuple[int, int]:
     """Bytes that the peer's system has acknowledged, and that have come.
 
-    Where that is not told: what is left, which changes with it, and 0.
+    Where the system does not say: what is left, which changes with it, and 0.
     """
     return (unsent, 0) if ipc else _tcp_bytes(handle) or (unsent, 0)
 
 
 def _tcp_bytes(handle: stdlib_socket.socket) -> tuple[int, int] | None:
-    """What the peer's system has acknowledged, and what was received; None where that is not told."""
+    """What the peer's system has acknowledged, and what was received; None where the system does not say."""
     if sys.platform == "linux":
         with suppress(OSError):
             info = handle.getsockopt(stdlib_socket.IPPROTO_TCP, stdlib_socket.TCP_INFO, 192)
@@ -146,8 +146,8 @@ class Taken:
             copy = os.dup(self._descriptor)
             with stdlib_socket.socket(fileno=copy) as handle:
                 if os.fstat(copy).st_ino == self._inode:
-                    told = _tcp_bytes(handle)
-                    return None if told is None else told[0]
+                    counted = _tcp_bytes(handle)
+                    return None if counted is None else counted[0]
         return None
 
 

@@ -83,15 +83,15 @@ _EVENTS = (
 )
 
 
-def _is_at(ours: Endpoint, told: str) -> bool:
-    """Whether ``told``, as libzmq names a connection, is our endpoint."""
-    if str(ours) == told:
+def _is_at(ours: Endpoint, named: str) -> bool:
+    """Whether ``named``, as libzmq names a connection, is our endpoint."""
+    if str(ours) == named:
         return True
-    if ours.transport != "tcp" or not told.startswith("tcp://"):
+    if ours.transport != "tcp" or not named.startswith("tcp://"):
         return False
     host, port = ours.host_port
-    address, _, told_port = told.removeprefix("tcp://").rpartition(":")
-    if told_port != str(port):
+    address, _, named_port = named.removeprefix("tcp://").rpartition(":")
+    if named_port != str(port):
         return False
     with suppress(OSError):
         found = stdlib_socket.getaddrinfo(host, port, type=stdlib_socket.SOCK_STREAM)
@@ -324,8 +324,8 @@ class PeerWatch:
             return False
         # Others may send so much that the socket is never empty. It reads from its connections in turn, and none
         # holds more than the high-water mark: after so many messages it has read all that this one held.
-        mark = int(self._sock.getsockopt(zmq.RCVHWM)) or math.inf
-        return self.taken < self._to_read.setdefault(endpoint, self.taken + self.queues * (mark + 1))
+        hwm = int(self._sock.getsockopt(zmq.RCVHWM)) or math.inf
+        return self.taken < self._to_read.setdefault(endpoint, self.taken + self.queues * (hwm + 1))
 
     @property
     def queues(self) -> int:

@@ -123,7 +123,7 @@ def _ours(spec: SocketSpec) -> dict[int, int]:
     if spec.sndhwm is not None:
         ours[zmq.SNDHWM] = spec.sndhwm
     if spec.kind in ("SUB", "XSUB"):
-        # What these send is subscriptions, and libzmq drops those too beyond the mark.
+        # What these send is subscriptions, and libzmq drops those too beyond the high-water mark.
         ours[zmq.SNDHWM] = 0
     if spec.kind == "PUB":
         ours |= {zmq.XPUB_NODROP: 1, zmq.XPUB_VERBOSE: 1}
@@ -131,7 +131,7 @@ def _ours(spec: SocketSpec) -> dict[int, int]:
 
 
 def check_socket_options(spec: SocketSpec) -> None:
-    """Let libzmq judge the options on a socket that is thrown away.
+    """Let libzmq check the options on a socket that is thrown away.
 
     Raises:
         OptionError: libzmq refuses one; names it.

@@ -1,4 +1,4 @@
-"""A message that never ends: told by what its connection receives, and ended by hanging up.
+"""A message that never ends: recognised by what its connection receives, and ended by hanging up.
 
 libzmq counts a message against RCVHWM once its last frame has come, and MAXMSGSIZE bounds one frame. So a peer that
 sends frame after frame, each announcing another, fills the memory of its receiver. The rules:
@@ -37,7 +37,7 @@ _LOOK_SECONDS = 1.0
 
 
 @dataclass
-class _Account:
+class _Traffic:
     """What a connection has received.
 
     Attributes:
@@ -63,7 +63,7 @@ class Unfinished:
     def __init__(self, opened: OpenSocket) -> None:
         self._socket = opened.socket
         self._watch: PeerWatch = opened.watch
-        self._accounts: dict[int, _Account] = {}
+        self._traffic: dict[int, _Traffic] = {}
         self._read = 0  # messages read carefully
         self._next_look = 0.0
         self.careful = False
@@ -82,14 +82,14 @@ class Unfinished:
             return
         self._read += 1
         inode = self._watch.inode(descriptor)
-        account = None if inode is None else self._accounts.get(inode)
-        if account is not None and account.suspected is not None:
-            account.finished, account.suspected, account.due = account.received, None, None
+        traffic = None if inode is None else self._traffic.get(inode)
+        if traffic is not None and traffic.suspected is not None:
+            traffic.finished, traffic.suspected, traffic.due = traffic.received, None, None
             self.careful = self._has_suspects
 
     @property
     def _has_suspects(self) -> bool:
-        return any(account.suspected is not None for account in self._accounts.values())
+        return any(traffic.suspected is not None for traffic in self._traffic.values())
 
     def look(self) -> None:
         """Look, now and then, at what the connections have received."""
@@ -98,34 +98,34 @@ class Unfinished:
             return
         self._next_look = now + _LOOK_SECONDS
         current = connections(self._watch)
-        self._accounts = {c.inode: self._accounts.get(c.inode) or _Account() for c in current}
+        self._traffic = {c.inode: self._traffic.get(c.inode) or _Traffic() for c in current}
         for connection in current:
-            account = self._accounts[connection.inode]
-            account.received = connection.received
-            if self._never_ends(account):
-                self._end(connection, account)
+            traffic = self._traffic[connection.inode]
+            traffic.received = connection.received
+            if self._never_ends(traffic):
+                self._end(connection, traffic)
         self.careful = self._has_suspects
 
-    def _never_ends(self, account: _Account) -> bool:
-        if account.received - account.finished <= LIMIT:
+    def _never_ends(self, traffic: _Traffic) -> bool:
+        if traffic.received - traffic.finished <= LIMIT:
             return False
-        if account.suspected is None:
-            account.suspected = account.received
-        elif account.due is not None:
+        if traffic.suspected is None:
+            traffic.suspected = traffic.received
+        elif traffic.due is not None:
             # libzmq reads from its connections in turn: after one turn it has read from each that had a message.
             empty = not int(self._socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN
-            return empty or self._read >= account.due
-        elif account.received - account.suspected > LIMIT:
-            account.due = self._read + 2 * self._watch.queues
+            return empty or self._read >= traffic.due
+        elif traffic.received - traffic.suspected > LIMIT:
+            traffic.due = self._read + 2 * self._watch.queues
         return False
 
-    def _end(self, connection: Connection, account: _Account) -> None:
+    def _end(self, connection: Connection, traffic: _Traffic) -> None:
         _log.warning(
             "%s has sent %d bytes of a message that does not end (a message may hold %d); it is disconnected",
             connection.peer,
-            account.received - account.finished,
+            traffic.received - traffic.finished,
             MAX_MESSAGE_BYTES,
         )
         self._watch.protocol_errors += 1
         hang_up(self._watch, connection)
-        account.finished, account.suspected, account.due = account.received, None, None
+        traffic.finished, traffic.suspected, traffic.due = traffic.received, None, None

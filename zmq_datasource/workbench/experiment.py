@@ -127,14 +127,14 @@ def run(experiment: Experiment) -> ExperimentResult:
         consumer.send("go")
         sender.send("go")
         patience = experiment.timeout + experiment.stall + _expected_seconds(experiment) + _START_SECONDS
-        told = _answer(sender, patience, "the sender to end")
+        answer = _answer(sender, patience, "the sender to end")
         consumer.send("end")
         took = _answer(consumer, patience, "the consumer to end")
     result = ExperimentResult(
         experiment,
-        **told,
+        **answer,
         **took,
-        lost=told["sent"] - took["received"],
+        lost=answer["sent"] - took["received"],
     )
     if result.sent + result.dropped != experiment.messages or result.lost < 0:
         raise WorkbenchError(
@@ -251,11 +251,11 @@ def _send(pipe: Connection, experiment: Experiment) -> None:
     pipe.send("connected")
     pipe.recv()
     began_with = _peak()
-    told = _offer_all(socket, experiment)
-    told["sender_bytes"] = _peak() - began_with
+    answer = _offer_all(socket, experiment)
+    answer["sender_bytes"] = _peak() - began_with
     socket.close()
     context.term()  # waits as linger says
-    pipe.send(told)
+    pipe.send(answer)
     pipe.poll(_START_SECONDS)
 
 

@@ -1,7 +1,7 @@
 """Which high-water marks survive a stall of the consumer, what that holds, and how stale it gets.
 
 What one hop (a sending and a receiving socket) holds was measured and follows from how libzmq counts: the
-sender's queue is told in steps of half its mark (``lwm``) that messages have left it, so::
+sender learns in steps of half its high-water mark (``lwm``) that messages have left its queue, so::
 
     held = sndhwm + lwm * floor((rcvhwm + kernel) / lwm)        lwm = (sndhwm + 1) // 2
 
@@ -15,7 +15,7 @@ import math
 from dataclasses import dataclass
 
 from zmq_datasource.errors import WorkbenchError
-from zmq_datasource.workbench.doctor.marks import MAILBOX_SECONDS, step
+from zmq_datasource.workbench.doctor.hwm import MAILBOX_SECONDS, step
 from zmq_datasource.workbench.experiment import Experiment, run
 
 __all__ = ["Plan", "held", "make_plan", "measure_kernel", "message_bytes"]
@@ -35,9 +35,9 @@ def message_bytes(size: int) -> int:
     return 64 if size <= 33 else 64 + 56 + size
 
 
-def _even(mark: float) -> int:
-    """The next even mark: of an odd one, two steps of half the mark are more than the mark."""
-    return max(2, 2 * math.ceil(mark / 2))
+def _even(hwm: float) -> int:
+    """The next even high-water mark: of an odd one, two steps of half of it are more than the whole."""
+    return max(2, 2 * math.ceil(hwm / 2))
 
 
 def measure_kernel(size: int, buffers: int) -> int:
@@ -78,7 +78,7 @@ class Plan:
         wanted: Messages to be held: rate times stall.
         mark: The high-water mark for each socket of the chain.
         held: Messages that the chain then holds.
-        kernel: Of those, in the system's buffers, which no mark bounds.
+        kernel: Of those, in the system's buffers, which no high-water mark bounds.
         memory: Bytes of the processes' queues, at most.
         survives: Seconds of stall that are survived without a drop; what the system's buffers add is not counted on.
         staleness: Seconds that a message takes through the full chain, once it flows at ``rate`` again.
@@ -86,7 +86,7 @@ class Plan:
     """
 
     wanted: int
-    mark: int
+    hwm: int
     held: int
     kernel: int
     memory: int
@@ -98,7 +98,7 @@ class Plan:
 def make_plan(
     rate: float, size: int, stall: float, hops: int, kernel: int, memory: int | None = None
 ) -> Plan:
-    """The smallest marks that survive ``stall``, within ``memory``.
+    """The smallest high-water marks that survive ``stall``, within ``memory``.
 
     Args:
         rate: Messages a second at the peak.
@@ -110,37 +110,38 @@ def make_plan(
     """
     wanted = math.ceil(rate * stall)
     least = _even(rate * MAILBOX_SECONDS)
-    # Without the system's buffers, which it sizes as it likes, each hop holds two marks. When the consumer goes on,
-    # the receiver lets more in only after half of its own queue was taken: that half is not counted on.
+    # Without the system's buffers, which it sizes as it likes, each hop holds two high-water marks. When the consumer
+    # goes on, the receiver lets more in only after half of its own queue was taken: that half is not counted on.
     relied_on = 1.5 * hops
-    mark = max(least, _even(wanted / relied_on))
+    hwm = max(least, _even(wanted / relied_on))
     warnings = []
     each = 2 * hops * message_bytes(size)
-    if memory is not None and mark * each > memory:
+    if memory is not None and hwm * each > memory:
         most = max(2, memory // each // 2 * 2)
         warnings.append(
-            f"a stall of {stall:g} s needs a mark of {mark:,} and {mark * each:,} bytes of queues; with {memory:,} it "
-            f"is {most:,}, and {relied_on * most / rate:.2f} s are survived. Give it more memory, send less, or "
-            "keep messages in a log"
+            f"a stall of {stall:g} s needs a high-water mark of {hwm:,} and {hwm * each:,} bytes of queues; with "
+            f"{memory:,} it is {most:,}, and {relied_on * most / rate:.2f} s are survived. Give it more memory, send "
+            "less, or keep messages in a log"
         )
-        mark = most
-    if mark < least:
+        hwm = most
+    if hwm < least:
         warnings.append(
-            f"a mark of {mark:,} is refused by mistake at {rate:,.0f} messages a second; {least:,} is the least"
+            f"a high-water mark of {hwm:,} is refused by mistake at {rate:,.0f} messages a second; {least:,} is the "
+            "least"
         )
     if hops * kernel > 2 * wanted:
         warnings.append(
-            f"the system's buffers alone hold {hops * kernel:,} messages, more than are wanted: marks bound little, "
-            "and messages get older than they need. Set zmq.sndbuf and zmq.rcvbuf to small values at both ends"
+            f"the system's buffers alone hold {hops * kernel:,} messages, more than are wanted: high-water marks bound "
+            "little, and messages get older than they need. Set zmq.sndbuf and zmq.rcvbuf to small values at both ends"
         )
-    total = hops * held(mark, mark, kernel)
+    total = hops * held(hwm, hwm, kernel)
     return Plan(
         wanted,
-        mark,
+        hwm,
         total,
         hops * kernel,
-        mark * each,
-        relied_on * mark / rate,
+        hwm * each,
+        relied_on * hwm / rate,
         total / rate,
         tuple(warnings),
     )

@@ -4,7 +4,7 @@ The rules:
 
 * What was measured is kept apart from what is concluded. ``facts`` are figures; a finding
   (``findings``) is a pure function of them, and says which figures it rests on.
-* What cannot be told from outside is said to be so, with how to find out: no socket shows its peer's
+* What cannot be known from outside is said to be so, with how to find out: no socket shows its peer's
   options, no queue its depth.
 * Looking does as little as it can. A glance (``reach``) ends before the handshake does, so its peer gives
   it no message. Watching is one more subscriber. A stall, and taking from a PUSH, are felt by others and

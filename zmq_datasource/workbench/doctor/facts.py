@@ -14,7 +14,7 @@ __all__ = [
     "Expected",
     "Glance",
     "Handshake",
-    "Marks",
+    "HwmRange",
     "Numbers",
     "Outcome",
     "Stalled",
@@ -34,7 +34,7 @@ class Expected(_Facts, frozen=True, kw_only=True, rename="camel"):
         hwm: The high-water mark meant for the sender's socket.
         full: What the sender should do when it is full.
         consume: Seconds that the user's receiver takes for a message.
-        rcvhwm: The receive mark of the user's receiver.
+        rcvhwm: The RCVHWM of the user's receiver.
         max_message_size: The largest frame that it lets in (libzmq's MAXMSGSIZE).
     """
 
@@ -119,7 +119,7 @@ class Numbers(_Facts, frozen=True, kw_only=True, rename="camel"):
     Attributes:
         framing: Of the package; ``plain`` has no numbers.
         options: What to set for it beside ``framing``.
-        guessed: Whether the doctor found it, and was not told.
+        guessed: Whether the doctor found it, and the user did not say.
         judged: Whether there are numbers that could be followed.
         counters: How many counted by themselves.
         missed_first: Messages of the counters' beginning that were sent before the first that came.
@@ -174,13 +174,13 @@ class Consumed(_Facts, frozen=True, kw_only=True, rename="camel"):
     queued: int | None
 
 
-class Marks(_Facts, frozen=True, kw_only=True, rename="camel"):
+class HwmRange(_Facts, frozen=True, kw_only=True, rename="camel"):
     """Which high-water marks of the sender explain what a stall held; see ``marks``.
 
     Attributes:
         low, high: Messages.
         measured: Whether the kernel's share was read on this machine, not assumed.
-        expected_fits: Whether the expected mark is one of them; None if none was given.
+        expected_fits: Whether the expected high-water mark is one of them; None if none was given.
         default_fits: Whether libzmq's default of 1000 is.
     """
 
@@ -220,7 +220,7 @@ class Stalled(_Facts, frozen=True, kw_only=True, rename="camel"):
     kernel_bytes: int | None
     measured: bool
     beyond: int
-    marks: Marks | None = None
+    marks: HwmRange | None = None
 
 
 State: TypeAlias = Literal["covered", "behind", "unnumbered", "empty", "foreign"]

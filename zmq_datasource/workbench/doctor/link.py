@@ -77,7 +77,7 @@ class Link:
         return bool(self._watch.connections)
 
     def update(self) -> None:
-        """Take in what the monitor has told; never waits."""
+        """Take in what the monitor has reported; never waits."""
         self._watch.update()
         if self._watch.connections and self._shaken_at is None:
             self._shaken_at = time.monotonic()

@@ -86,7 +86,7 @@ def _verdict(findings: Sequence[Finding]) -> Text:
 def _facts(one: Examined) -> Iterator[tuple[str, str]]:
     glance, handshake = one.glance, one.handshake
     if glance.state == "greeted":
-        kind = glance.socket_type or "socket type not told before the handshake"
+        kind = glance.socket_type or "socket type not known before the handshake"
         yield "peer", f"{kind}, ZMTP {glance.version}, security {glance.mechanism}"
     elif glance.state != "not_asked":
         yield "peer", glance.reason
@@ -166,7 +166,7 @@ def _stall_words(stalled: Stalled) -> str:
         words += f", {stalled.held:,} were held"
     marks = stalled.marks
     if marks is not None:
-        words += f"; a mark of {marks.low:,} to {marks.high:,} at the sender explains it"
+        words += f"; a high-water mark of {marks.low:,} to {marks.high:,} at the sender explains it"
         words += "" if marks.measured else ", if its buffers are at most 4 MiB"
         words += "; the expected one does" if marks.expected_fits else ""
     return words

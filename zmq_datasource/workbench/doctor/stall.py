@@ -10,8 +10,8 @@ import zmq
 from zmq_datasource.messages.framing import RawMessage
 from zmq_datasource.options import ReadOptions
 from zmq_datasource.workbench.doctor.facts import Consumed, Outcome, Stalled
+from zmq_datasource.workbench.doctor.hwm import beyond, explain
 from zmq_datasource.workbench.doctor.link import ROUND, TURN_MS, Link
-from zmq_datasource.workbench.doctor.marks import beyond, explain
 from zmq_datasource.workbench.doctor.watcher import Key, SequenceWatcher
 from zmq_datasource.workbench.doctor.watching import Watching, size_of
 from zmq_datasource.workbench.experiment import wait_until
@@ -48,10 +48,10 @@ def stall(
     """Take nothing on a connection of its own for ``seconds``, then all; None if nothing came at first.
 
     Args:
-        options: With one endpoint, the framing that was found, and the receive mark of the stall.
+        options: With one endpoint, the framing that was found, and the RCVHWM of the stall.
         wait: Seconds to wait for the connection and its first message.
         watched: What came before, for the rate and the sizes.
-        expected: The sender's mark that the user meant.
+        expected: The sender's high-water mark that the user meant.
     """
     watcher = SequenceWatcher(options)
     with Link(options) as link:

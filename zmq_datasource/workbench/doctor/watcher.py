@@ -52,7 +52,7 @@ class SequenceWatcher:
         numbering = options.numbering
         self.by: Sequence[str] = () if numbering is None else numbering.by
         self._start = 0 if numbering is None else numbering.start
-        # What was sent before the first message seen is told apart from what was lost.
+        # What was sent before the first message seen is kept apart from what was lost.
         self.tracker = (
             None if numbering is None else SequenceTracker(numbering._replace(whole=False), _COUNTERS, _GAPS)
         )

@@ -34,7 +34,7 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
         endpoint: Whose; empty for the log.
         what: In one sentence.
         evidence: The figures it rests on.
-        cause: What probably makes it so; where that cannot be told from outside, it says so.
+        cause: What probably makes it so; where that cannot be known from outside, it says so.
         fix: What to do, or how to find out.
     """
 
@@ -65,9 +65,9 @@ Conditions: TypeAlias = Sequence[Mapping[str, Callable[[Any], object]]]
 @functools.cache
 def texts() -> dict[str, dict[str, str]]:
     """What ``texts.toml`` says of each finding and variant."""
-    told = tomllib.loads(resources.files(__package__).joinpath("texts.toml").read_text("utf-8"))
+    texts = tomllib.loads(resources.files(__package__).joinpath("texts.toml").read_text("utf-8"))
     usual = {"severity": Severity.WARNING, "evidence": "{evidence}"}
-    return {key: {**usual, **told[key.partition("-")[0]], **told[key]} for key in told}
+    return {key: {**usual, **texts[key.partition("-")[0]], **texts[key]} for key in texts}
 
 
 def find(conditions: Conditions, case: Case) -> Iterator[Finding]:
@@ -76,6 +76,6 @@ def find(conditions: Conditions, case: Case) -> Iterator[Finding]:
         key = next((key for key, holds in group.items() if holds(case)), None)
         if key is not None:
             entry = texts()[key]
-            told = {name: entry[name].format_map(case) for name in ("what", "evidence", "cause", "fix")}
+            said = {name: entry[name].format_map(case) for name in ("what", "evidence", "cause", "fix")}
             severity = Severity(entry["severity"])
-            yield Finding(id=key.partition("-")[0], severity=severity, endpoint=case.endpoint, **told)
+            yield Finding(id=key.partition("-")[0], severity=severity, endpoint=case.endpoint, **said)

@@ -8,7 +8,7 @@ from zmq_datasource.messages.schemas import MAX_MESSAGE_BYTES
 from zmq_datasource.options.types import ByteSize
 from zmq_datasource.workbench.doctor.facts import Examined, Expected
 from zmq_datasource.workbench.doctor.findings.finding import Case, Conditions
-from zmq_datasource.workbench.doctor.marks import MAILBOX_SECONDS
+from zmq_datasource.workbench.doctor.hwm import MAILBOX_SECONDS
 
 __all__ = ["CONNECTION", "TRAFFIC", "FlowCase"]
 
@@ -50,7 +50,7 @@ class FlowCase(Case):
 
     @property
     def least(self) -> int:
-        """The least mark at which libzmq does not drop by mistake."""
+        """The least high-water mark at which libzmq does not drop by mistake."""
         return max(2, round(float(self.traffic.peak) * MAILBOX_SECONDS))
 
     @property

@@ -16,7 +16,7 @@ class LogCase(Case):
         self.grew = "grew" if log.grew else "did not grow"
         self.holds = "holds nothing" if log.state == "empty" else "grew meanwhile" if log.grew else self.grew
         self.more_than_the_mark = (
-            f"; the socket's mark of {expected.rcvhwm:,} would hold back at most that many"
+            f"; the socket's high-water mark of {expected.rcvhwm:,} would hold back at most that many"
             if log.missing > expected.rcvhwm
             else ""
         )

@@ -1,17 +1,17 @@
-"""What a stall showed: who drops, who waits, and which mark is in effect."""
+"""What a stall showed: who drops, who waits, and which high-water mark is in effect."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from zmq_datasource.workbench.doctor.facts import Examined, Expected, Marks, Stalled
+from zmq_datasource.workbench.doctor.facts import Examined, Expected, HwmRange, Stalled
 from zmq_datasource.workbench.doctor.findings.finding import Case, Conditions
-from zmq_datasource.workbench.doctor.marks import DEFAULT_MARK
+from zmq_datasource.workbench.doctor.hwm import DEFAULT_HWM
 
 __all__ = ["CHAIN", "STALLS", "ChainCase", "StallCase", "chains"]
 
-# So much more than the mark must be held elsewhere, before that is worth a word.
+# So much more than the high-water mark must be held elsewhere, before that is worth a word.
 _HIDDEN = 5
 # A feed whose peak is so many times its rate may have had a pause just then.
 _UNEVEN = 5
@@ -57,10 +57,10 @@ class StallCase(Case):
         )
         how += " A store in between that gives out no more than the feed's own rate looks the same from here."
         if self.kind == "PULL" and self.stalled.lost is None:
-            how += " Whether its program blocked or dropped what was refused cannot be told without numbers."
+            how += " Whether its program blocked or dropped what was refused cannot be known without numbers."
         return how
 
-    # The mark.
+    # The high-water mark.
 
     @property
     def not_in_effect(self) -> bool:
@@ -78,13 +78,13 @@ class StallCase(Case):
 
     @property
     def and_so_default(self) -> str:
-        default = self.marks.default_fits and self.meant != DEFAULT_MARK
+        default = self.marks.default_fits and self.meant != DEFAULT_HWM
         return ", and so libzmq's default of 1000" if default else ""
 
     @property
     def of_the_proxy(self) -> str:
         return (
-            " The peer is an XPUB, as a proxy's backend is: then it is the proxy's mark that counts here."
+            " The peer is an XPUB, as a proxy's backend is: then it is the proxy's high-water mark that counts here."
             if self.peer == "XPUB"
             else ""
         )
@@ -104,7 +104,7 @@ class StallCase(Case):
 
     @property
     def most(self) -> int:
-        """What the mark and all buffers hold."""
+        """What the high-water mark and all buffers hold."""
         return int(self.meant) + self.stalled.beyond
 
     @property
@@ -141,7 +141,7 @@ STALLS: Conditions = (
 
 
 class ChainCase(Case):
-    """A feed behind a proxy, and its publisher; a stall of each has told a range of marks."""
+    """A feed behind a proxy, and its publisher; a stall of each has shown a range of high-water marks."""
 
     def __init__(self, feed: Examined, here: Stalled, publisher: Examined, there: Stalled) -> None:
         assert here.marks is not None
@@ -152,12 +152,12 @@ class ChainCase(Case):
 
 
 def chains(examined: Sequence[Examined]) -> Iterator[ChainCase]:
-    """Each feed with each publisher behind it, where both were stalled and told a mark."""
-    told = [
+    """Each feed with each publisher behind it, where a stall of both has shown one."""
+    measured = [
         (one, one.stalled) for one in examined if one.stalled is not None and one.stalled.marks is not None
     ]
-    for feed, here in told:
-        for publisher, there in told:
+    for feed, here in measured:
+        for publisher, there in measured:
             if feed.role == "feed" and publisher.role == "upstream":
                 yield ChainCase(feed, here, publisher, there)
 
@@ -169,5 +169,5 @@ CHAIN: Conditions = (
 )
 
 
-def _range(marks: Marks) -> str:
+def _range(marks: HwmRange) -> str:
     return f"{marks.low:,}" if marks.low == marks.high else f"{marks.low:,} to {marks.high:,}"

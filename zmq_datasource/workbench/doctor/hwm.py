@@ -8,7 +8,7 @@ sender's pipe since (into its kernel, ours and our own queue), then at the first
     before + held = sndhwm + lwm * floor((before + beyond) / lwm)
 
 ``held`` is counted, ``before`` too, ``beyond`` is known within some messages where the kernel's queues can
-be read, and not at all otherwise. Each mark for which the equation holds for one of the possible
+be read, and not at all otherwise. Each high-water mark for which the equation holds for one of the possible
 ``beyond`` explains what was seen.
 """
 
@@ -16,11 +16,11 @@ from __future__ import annotations
 
 import math
 
-from zmq_datasource.workbench.doctor.facts import Marks
+from zmq_datasource.workbench.doctor.facts import HwmRange
 
-__all__ = ["DEFAULT_MARK", "MAILBOX_SECONDS", "beyond", "explain", "fits", "step"]
+__all__ = ["DEFAULT_HWM", "MAILBOX_SECONDS", "beyond", "explain", "fits", "step"]
 
-DEFAULT_MARK = 1000
+DEFAULT_HWM = 1000
 # A sender looks about that often whether its queue has room again, so a smaller one refuses though it has.
 MAILBOX_SECONDS = 0.0012
 # libzmq sends and reads in batches of 8 kB, on both sides, which no kernel's queue shows.
@@ -31,18 +31,18 @@ _ASSUMED_BYTES = 4 << 20
 _LEAST_SLACK = 2
 
 
-def step(mark: int) -> int:
-    """libzmq's low-water mark: a sender is told of what has left its queue by so many messages at a time."""
-    return (mark + 1) // 2
+def step(hwm: int) -> int:
+    """libzmq's low-water mark: a sender learns of what has left its queue by so many messages at a time."""
+    return (hwm + 1) // 2
 
 
-def fits(mark: int, held: int, before: int, low: int, high: int) -> bool:
-    """Whether a mark explains ``held``, if ``low`` to ``high`` messages are beyond the sender's pipe."""
-    lwm = step(mark)
+def fits(hwm: int, held: int, before: int, low: int, high: int) -> bool:
+    """Whether a high-water mark explains ``held``, if ``low`` to ``high`` messages are beyond the sender's pipe."""
+    lwm = step(hwm)
     # A look at the kernel, the last message and a burst do not happen at one moment: some messages either way.
-    slack = max(_LEAST_SLACK, mark // 50)
-    told = before + held - mark  # of so many the sender had heard, in whole steps
-    least, most = math.ceil((told - slack) / lwm), (told + slack) // lwm
+    slack = max(_LEAST_SLACK, hwm // 50)
+    heard = before + held - hwm  # of so many the sender had heard, in whole steps
+    least, most = math.ceil((heard - slack) / lwm), (heard + slack) // lwm
     return max(0, least, (before + low) // lwm) <= min(most, (before + high) // lwm)
 
 
@@ -61,8 +61,8 @@ def explain(
     ours: int | None,
     theirs: int | None,
     expected: int | None,
-) -> Marks | None:
-    """The marks that explain a stall; None if none does.
+) -> HwmRange | None:
+    """The high-water marks that explain a stall; None if none does.
 
     Args:
         held: Messages that came after it before the first that is missing.
@@ -70,17 +70,17 @@ def explain(
         rcvhwm: Of our socket.
         wire_bytes: Of one message, its frames' headers included.
         ours, theirs: Bytes in the kernel's queues at its end; None if unknown.
-        expected: The mark that the user meant.
+        expected: The high-water mark that the user meant.
     """
     low, high = beyond(rcvhwm, wire_bytes, ours, theirs)
-    # Of a mark at least half is free when a reader that keeps up stops: larger ones would have held more.
-    possible = [mark for mark in range(1, 2 * held + 2) if fits(mark, held, before, low, high)]
+    # Of a high-water mark at least half is free when a reader that keeps up stops: larger ones would have held more.
+    possible = [hwm for hwm in range(1, 2 * held + 2) if fits(hwm, held, before, low, high)]
     if not possible:
         return None
-    return Marks(
+    return HwmRange(
         low=possible[0],
         high=possible[-1],
         measured=theirs is not None,
         expected_fits=None if expected is None else expected in possible,
-        default_fits=DEFAULT_MARK in possible,
+        default_fits=DEFAULT_HWM in possible,
     )

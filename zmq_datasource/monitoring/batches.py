@@ -15,14 +15,14 @@ from typing import NamedTuple
 from zmq_datasource.counters import SinkCounters
 from zmq_datasource.monitoring.states import SinkState
 
-__all__ = ["Account", "Entry", "Ledger"]
+__all__ = ["BatchHistory", "BatchWrite", "SinkTotals"]
 
 # Batches of a sink that are kept one by one, beside their total.
 _BATCHES = 1000
 _QUERIES = 1000
 
 
-class Entry(NamedTuple):
+class BatchWrite(NamedTuple):
     """One write of one batch.
 
     Attributes:
@@ -43,7 +43,7 @@ class Entry(NamedTuple):
     in_query: bool = True
 
 
-class Account(NamedTuple):
+class SinkTotals(NamedTuple):
     """A sink after a batch.
 
     Attributes:
@@ -56,20 +56,22 @@ class Account(NamedTuple):
     total: SinkCounters
     batches: int
 
-    def __add__(self, other: Account) -> Account:  # type: ignore[override]
+    def __add__(self, other: SinkTotals) -> SinkTotals:  # type: ignore[override]
         """Of two sinks of one query, which write the same batches."""
-        return Account(self.batch + other.batch, self.total + other.total, max(self.batches, other.batches))
+        return SinkTotals(
+            self.batch + other.batch, self.total + other.total, max(self.batches, other.batches)
+        )
 
-    def then(self, later: SinkCounters) -> Account:
+    def then(self, later: SinkCounters) -> SinkTotals:
         """After one more batch."""
-        return Account(later, self.total.then(later), self.batches + 1)
+        return SinkTotals(later, self.total.then(later), self.batches + 1)
 
-    def idle(self) -> Account:
+    def idle(self) -> SinkTotals:
         """Where the batch wrote nothing; the sockets are as they were."""
         return self._replace(batch=self.total.idle())
 
     @classmethod
-    def none(cls) -> Account:
+    def none(cls) -> SinkTotals:
         return cls(SinkCounters.none(), SinkCounters.none(), 0)
 
 
@@ -77,50 +79,50 @@ class _Sink:
     """One sink of one query."""
 
     def __init__(self) -> None:
-        self._before = Account.none()  # the sum of the batches that are no longer kept
+        self._before = SinkTotals.none()  # the sum of the batches that are no longer kept
         self._forgotten = -1  # the newest of those
         # In order: batches, their executions, and the accounts after them.
         self._batches: list[int] = []
         self._executions: list[str] = []
-        self._accounts: list[Account] = []
+        self._totals: list[SinkTotals] = []
         self.state = SinkState()
 
     def add(self, execution: str, batch: int, counters: SinkCounters) -> None:
         at = bisect_left(self._batches, batch)
         if at < len(self._batches) and self._batches[at] == batch:
             if self._executions[at] == execution:
-                counters = self._accounts[at].batch + counters
+                counters = self._totals[at].batch + counters
             self._executions[at] = execution
         else:
             self._batches.insert(at, batch)
             self._executions.insert(at, execution)
-            self._accounts.insert(at, Account.none())
-        own = [counters, *(account.batch for account in self._accounts[at + 1 :])]
+            self._totals.insert(at, SinkTotals.none())
+        own = [counters, *(totals.batch for totals in self._totals[at + 1 :])]
         for place, later in enumerate(own, at):
-            self._accounts[place] = (self._accounts[place - 1] if place else self._before).then(later)
+            self._totals[place] = (self._totals[place - 1] if place else self._before).then(later)
         if len(self._batches) > _BATCHES:
-            self._forgotten, self._before = self._batches.pop(0), self._accounts.pop(0)
+            self._forgotten, self._before = self._batches.pop(0), self._totals.pop(0)
             self._executions.pop(0)
 
-    def at(self, batch: int) -> Account | None:
+    def at(self, batch: int) -> SinkTotals | None:
         """As of a batch; None if that is forgotten."""
         if batch < self._forgotten:
             return None
         at = bisect_right(self._batches, batch)
         if not at:
             return self._before.idle()
-        account = self._accounts[at - 1]
-        return account if self._batches[at - 1] == batch else account.idle()
+        totals = self._totals[at - 1]
+        return totals if self._batches[at - 1] == batch else totals.idle()
 
 
-class Ledger:
+class BatchHistory:
     """Sinks by query, those heard last at the end. Written and read by different threads."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._queries: dict[str, dict[str, _Sink]] = {}
 
-    def add(self, entry: Entry) -> None:
+    def add(self, entry: BatchWrite) -> None:
         """Take in one write; see the module's rule. Tells when a sink begins, or ends, not to send rows."""
         with self._lock:
             sinks = self._queries.pop(entry.query, {})
@@ -133,12 +135,12 @@ class Ledger:
             while len(self._queries) > _QUERIES:
                 self._queries.pop(next(iter(self._queries)))
 
-    def accounts(self, query: str, batches: Sequence[int]) -> dict[int, dict[str, Account]]:
+    def totals(self, query: str, batches: Sequence[int]) -> dict[int, dict[str, SinkTotals]]:
         """Each sink of a query, as of each batch; without those that are forgotten."""
         with self._lock:
             sinks = self._queries.get(query, {})
             found = {batch: {name: sink.at(batch) for name, sink in sinks.items()} for batch in batches}
         return {
-            batch: {name: account for name, account in accounts.items() if account is not None}
-            for batch, accounts in found.items()
+            batch: {name: totals for name, totals in totals.items() if totals is not None}
+            for batch, totals in found.items()
         }
