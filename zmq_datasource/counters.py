@@ -105,7 +105,7 @@ class SinkCounters:
 
 @dataclass
 class SourceCounters:
-    """What a receiver did.
+    """What a receiver has counted.
 
     The first seven are counted since the log began, across restarts and exactly, because the log
     keeps them beside its rows; what publishers' numbers tell is counted beside them, in
@@ -168,7 +168,7 @@ class SourceCounters:
     )
 
     def to_json(self) -> dict[str, int]:
-        """Those that the log keeps."""
+        """The counters that the log keeps across restarts."""
         return {name: getattr(self, name) for name in self._KEPT}
 
     def restore(self, kept: Mapping[str, int]) -> None:

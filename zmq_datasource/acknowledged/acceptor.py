@@ -99,12 +99,12 @@ class Acceptor:
 
     @property
     def socket(self) -> zmq.Socket[bytes]:
-        """For a poller."""
+        """The ROUTER, for a poller to wait on."""
         return self._socket
 
     @property
     def connections(self) -> int:
-        """Senders that are connected."""
+        """How many senders are connected."""
         return self._open.watch.peers
 
     @property

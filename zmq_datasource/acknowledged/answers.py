@@ -25,7 +25,7 @@ class RefusedError(SocketError):
 
 
 class Answers:
-    """Collects them until they are taken.
+    """Answers to senders, collected until the socket sends them.
 
     Args:
         counters: Where to count what nobody expected.

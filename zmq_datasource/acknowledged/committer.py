@@ -139,7 +139,7 @@ class Committer:
         return False
 
     def _defer(self, peer: bytes, message: Commit) -> bool:
-        """It is tried again later."""
+        """Put a commit off: it is tried again later."""
         self._deferred = [d for d in self._deferred if d[1].producer != message.producer]
         self._deferred.append((peer, message))
         return False

@@ -184,7 +184,7 @@ class Abort(_Base, frozen=True, kw_only=True):
 
 
 class Aborted(_Base, frozen=True, kw_only=True):
-    """Receiver: they are forgotten."""
+    """Receiver: the attempts are forgotten."""
 
     kind = b"B"
     producer: str

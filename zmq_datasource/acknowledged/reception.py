@@ -51,7 +51,7 @@ _log = logging.getLogger(__name__)
 
 
 class AcceptorTerms(NamedTuple):
-    """What senders are granted.
+    """The limits that hold for senders.
 
     Attributes:
         transaction_timeout: Seconds for which a silent sender's transaction is kept.
@@ -115,7 +115,7 @@ class Reception:
         return part is not None and self._transactions.is_committed(part.producer, part.number)
 
     def close(self) -> None:
-        """Let go of what is not staged."""
+        """Close the files of unfinished attempts."""
         for session in self._sessions:
             self._end(session)
 
@@ -365,7 +365,7 @@ class Reception:
             self._end(session)
 
     def _end(self, session: Session) -> None:
-        """The session needs nothing more."""
+        """Forget a session, and give its window to others."""
         self._sessions.remove(session)
         if session.file is not None:
             if session.finishing is not None:

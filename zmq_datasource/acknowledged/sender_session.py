@@ -56,7 +56,7 @@ _Answered: TypeAlias = Callable[[Message | None], bool]
 
 @dataclass
 class _Question:
-    """What is waited for.
+    """A request whose answer has not come yet.
 
     Attributes:
         what: For people.
@@ -177,7 +177,7 @@ class SenderSession(Session):
         self._ask("a welcome", self._hello, lambda m: isinstance(m, Welcome), now)
 
     def wait_for_room(self, size: int, now: float) -> None:
-        """For so many bytes."""
+        """Wait until the credit allows so many bytes more."""
         self._wait("credit", self._hello, lambda _: self.has_room(size), now)
 
     def wait_until_taken(self, now: float) -> None:

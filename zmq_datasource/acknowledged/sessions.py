@@ -32,7 +32,7 @@ _LENDS_WINDOW_SECONDS, _LENDS_PLACE_SECONDS = 5.0, 60.0
 
 @dataclass
 class Session:
-    """One attempt, as far as it has come.
+    """One attempt of a task, as far as it has been received.
 
     Attributes:
         peer: Where to answer; another one after a reconnect.
@@ -90,7 +90,7 @@ class Sessions:
         return len(self._sessions)
 
     def __iter__(self) -> Iterator[Session]:
-        """Those there are now; they may be ended meanwhile."""
+        """The present sessions; they may be ended during the iteration."""
         return iter(list(self._sessions.values()))
 
     def get(self, attempt: str | None) -> Session | None:
@@ -98,7 +98,7 @@ class Sessions:
 
     @property
     def bytes(self) -> int:
-        """What they have written so far."""
+        """Bytes that all sessions have staged so far."""
         return sum(session.file.bytes for session in self._sessions.values() if session.file)
 
     def must_leave(self, now: float) -> Session | None:
@@ -121,7 +121,7 @@ class Sessions:
         self._sessions[session.attempt] = session
 
     def remove(self, session: Session) -> None:
-        """It is over; its window is for others."""
+        """End a session; its window is free for others."""
         self.budget += session.window
         del self._sessions[session.attempt]
 
@@ -141,6 +141,6 @@ class Sessions:
                 session.window = 0
 
     def hold_still(self, now: float) -> None:
-        """Nobody is silent who is not listened to."""
+        """Restart every session's silence: nothing could be received for a while."""
         for session in self._sessions.values():
             session.heard = now

@@ -32,7 +32,7 @@ class ConflictError(TransactionError):
 
 
 class Transaction(NamedTuple):
-    """A committed one.
+    """A committed transaction.
 
     Attributes:
         attempt: One of its attempts.
@@ -64,7 +64,7 @@ class Transaction(NamedTuple):
 
 
 def conflict_with_later(producer: str, number: int, last: int) -> ConflictError:
-    """About a number below the last one."""
+    """The error for a transaction whose number is below the last committed one."""
     return ConflictError(
         f"transaction {number} of {producer}: the log has its transaction {last} already, and only the last one can be "
         f"repeated; nothing of this one was taken. {_WAY_OUT}"
@@ -116,7 +116,7 @@ class CommittedTransactions(CarriedState):
             self._touched[oldest] = None
 
     def confirm(self, producer: str, transaction: Transaction) -> None:
-        """They are there."""
+        """Note that a transaction's rows are durable."""
         if producer in self._last:
             self._durable[producer] = transaction
 

@@ -55,7 +55,7 @@ class Uplink:
         self.blocked_seconds = 0.0
 
     def __enter__(self) -> Self:
-        """Connect.
+        """Connect to the receiver.
 
         Raises:
             OptionError, EndpointError: It cannot be opened as asked.
@@ -107,7 +107,7 @@ class Uplink:
     # An attempt.
 
     def greet(self) -> bool:
-        """Announce the attempt.
+        """Announce the attempt, and wait for the receiver's welcome.
 
         Returns:
             Whether the transaction is committed already, so that nothing is to be sent; whether it is the same one,

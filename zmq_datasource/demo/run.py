@@ -198,7 +198,7 @@ class _Demo:
         return accounts
 
     def _update(self) -> list[QueryCounts]:
-        """Ask everybody for news."""
+        """Read the newest counts of the publisher, the queries and the consumers."""
         published = self._publisher.update() if self._publisher else None
         accounts = []
         for query in self._queries:

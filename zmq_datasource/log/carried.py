@@ -62,7 +62,7 @@ class CarriedState(ABC):
         return self._base_is_foreign or self._much_has_changed()
 
     def full(self) -> bytes:
-        """All that must be remembered."""
+        """The whole state, as the log keeps it."""
         self._base_is_foreign = False
         return self._encode(self._all())
 

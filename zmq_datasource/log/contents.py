@@ -35,14 +35,14 @@ class Contents:
         self.grown: Grown | None = None
 
     def replace(self, index: ChunkIndex) -> None:
-        """Hold the chunks that were found on the disk."""
+        """Take over the chunks that were found on the disk."""
         with self._lock:
             self._index = index
 
     # The way of messages: appended, written, sealed.
 
     def append(self, size: int) -> None:
-        """So many bytes more are in memory."""
+        """Count bytes that are in memory and not yet on the disk."""
         with self._lock:
             self._unwritten_bytes += size
 
@@ -62,7 +62,7 @@ class Contents:
     # The way of chunks: chosen, and deleted.
 
     def choose(self, choice: Callable[[ChunkIndex], Sequence[Chunk]]) -> Sequence[Chunk]:
-        """The front chunks that ``choice`` picks."""
+        """The chunks, from the oldest on, that ``choice`` picks."""
         with self._lock:
             return choice(self._index)
 
@@ -81,7 +81,7 @@ class Contents:
             return self._deleting[0] if self._deleting else None
 
     def deleted(self) -> None:
-        """That file is gone."""
+        """Note that a chunk's file was deleted."""
         with self._lock:
             self._deleting_bytes -= self._deleting.popleft().size
 
@@ -107,7 +107,7 @@ class Contents:
 
     @property
     def size(self) -> int:
-        """Bytes on the disk."""
+        """Bytes of all chunks on the disk."""
         with self._lock:
             return self._index.size + self._deleting_bytes + self._growing_bytes
 

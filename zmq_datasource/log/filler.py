@@ -50,7 +50,7 @@ class Filler(Protocol):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Close them."""
+        """Close the sockets."""
 
     def receive(self) -> int:
         """One round: wait a moment for a message, take what is there, and append what is ready for it to the log.
@@ -76,4 +76,4 @@ class Filler(Protocol):
         """Whether messages were asked for that may still come though the sockets are silent."""
 
     def facts(self) -> FillerFacts:
-        """How far it has come."""
+        """What the filler has received and counted so far."""

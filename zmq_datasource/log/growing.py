@@ -69,7 +69,7 @@ class _Memory:
         return self._end
 
     def flush(self) -> None:
-        """Nothing: ``take`` gives it on."""
+        """Do nothing: ``take`` returns what was written."""
 
     def take(self) -> bytes:
         """What was written since the last call."""
@@ -101,7 +101,7 @@ class GrowingChunk:
 
     @property
     def grown(self) -> Grown:
-        """How far it has come on the disk."""
+        """How far the open chunk is durable."""
         return Grown(self._first, self._size, self._written_end)
 
     def append(self, batches: Sequence[pa.RecordBatch], metadata: Mapping[bytes, bytes]) -> None:

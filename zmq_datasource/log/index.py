@@ -43,7 +43,7 @@ class ChunkIndex:
         return self._chunks[-1].end if self._chunks else self._start
 
     def append(self, chunk: Chunk) -> None:
-        """Add the next chunk.
+        """Add the chunk that follows the last one.
 
         Raises:
             LogFormatError: Its ids do not follow those of the chunk before.

@@ -72,7 +72,7 @@ class ReaderFiles(PartitionFiles):
         self._replace(path, {"next": next_id, "startingOffsets": position})
 
     def remove_start(self, reader: str | None = None) -> None:
-        """Forget it: the query's first batch is done."""
+        """Delete a query's start: its first batch is done."""
         self._remove(self._start_path(reader))
 
     def _reader_path(self, reader: str) -> Path:
@@ -88,7 +88,7 @@ class ReaderFiles(PartitionFiles):
         self._replace(self._reader_path(reader), content)
 
     def remove_reader(self, reader: str) -> None:
-        """This reader needs nothing any more."""
+        """Delete a reader's position: it needs no messages any more."""
         self._remove(self._reader_path(reader))
 
     def position(self, reader: str) -> ReaderPosition | None:
@@ -189,5 +189,5 @@ class ReaderFiles(PartitionFiles):
         self._replace_bytes(self._directory / SUBSCRIPTIONS_NAME, content)
 
     def subscriptions_path(self) -> str:
-        """Where they are, for messages."""
+        """Where a proxy's subscriptions are, for messages."""
         return str(self._directory / SUBSCRIPTIONS_NAME)

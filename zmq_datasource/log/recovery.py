@@ -127,7 +127,7 @@ def _damage(storage: LogStorage, chunk: Chunk) -> str | None:
 def _recover_growing(
     storage: LogStorage, first: int, index: ChunkIndex, sync: bool, persistence: Persistence
 ) -> None:
-    """Make a chunk of an open one."""
+    """Make a sealed chunk of one that was open when its writer ended."""
     if first < index.end:  # its chunk is there
         return
     path = storage.path_of(growing_name(first))

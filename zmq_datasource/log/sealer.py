@@ -105,7 +105,7 @@ class Sealer:
 
     @property
     def running(self) -> bool:
-        """Whether it was started and not ended."""
+        """Whether the sealing thread was started and has not ended."""
         return self._lock is not None
 
     def hand_over(self, job: Job) -> None:

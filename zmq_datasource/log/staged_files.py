@@ -48,7 +48,7 @@ class StagedFiles(PartitionFiles):
                 sync_directory(final.parent)
 
     def staged(self) -> list[str]:
-        """The finished attempts."""
+        """The names of all finished attempts."""
         found = (self._directory / STAGING_NAME).glob("[0-9a-f]*.arrow")
         return sorted(path.stem for path in found)
 

@@ -121,7 +121,7 @@ class Staging:
         self._since[attempt] = now
 
     def touch(self, now: float) -> None:
-        """Nobody could add to it meanwhile."""
+        """Restart an attempt's silence: its sender could not add to it meanwhile."""
         self._since = dict.fromkeys(self._since, now)
 
     def get(self, attempt: str) -> Part | None:

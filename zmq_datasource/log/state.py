@@ -37,7 +37,7 @@ class Carried(Protocol):
         """Whether the next hand-over should be ``full``."""
 
     def full(self) -> bytes:
-        """All that must be remembered, as UTF-8 text."""
+        """The whole state, as UTF-8 text."""
 
     def delta(self) -> bytes:
         """What has changed since the last ``full``, as UTF-8 text."""

@@ -234,7 +234,7 @@ class LogWriter(ReadableLog):
 
     @property
     def unsealed_bytes(self) -> int:
-        """What those take in memory."""
+        """Bytes of unsealed messages in memory."""
         return self._contents.unwritten_bytes
 
     @property

@@ -23,7 +23,7 @@ _QUERIES = 1000
 
 
 class BatchWrite(NamedTuple):
-    """One write of one batch.
+    """What one execution of a batch wrote to one sink.
 
     Attributes:
         query: The query's id.
@@ -63,7 +63,7 @@ class SinkTotals(NamedTuple):
         )
 
     def then(self, later: SinkCounters) -> SinkTotals:
-        """After one more batch."""
+        """The totals after one more batch."""
         return SinkTotals(later, self.total.then(later), self.batches + 1)
 
     def idle(self) -> SinkTotals:
@@ -76,7 +76,7 @@ class SinkTotals(NamedTuple):
 
 
 class _Sink:
-    """One sink of one query."""
+    """The batches of one sink of one query."""
 
     def __init__(self) -> None:
         self._before = SinkTotals.none()  # the sum of the batches that are no longer kept
@@ -105,7 +105,7 @@ class _Sink:
             self._executions.pop(0)
 
     def at(self, batch: int) -> SinkTotals | None:
-        """As of a batch; None if that is forgotten."""
+        """The totals as of a batch; None if that batch is forgotten."""
         if batch < self._forgotten:
             return None
         at = bisect_right(self._batches, batch)

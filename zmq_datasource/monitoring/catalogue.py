@@ -21,12 +21,12 @@ def _source(name: str, unit: str, since: str, doc: str, series: str | None = Non
 
 
 def _now(name: str, unit: str, doc: str, series: str | None = None, **more: Any) -> Metric:
-    """Put together when it is asked for."""
+    """A metric that is computed when somebody asks for it."""
     return _source(name, unit, "now", doc, series, **more)
 
 
 def _log(name: str, unit: str, doc: str, series: str, attribute: str) -> Metric:
-    """Counted across restarts."""
+    """A metric that the log keeps across restarts."""
     return _source(name, unit, "log", doc, series, counted="log", attribute=attribute)
 
 

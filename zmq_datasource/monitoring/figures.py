@@ -68,7 +68,7 @@ def _shown(metric: Metric, value: Any) -> Any:
 
 
 def sink_counters(metrics: Mapping[str, Any]) -> SinkCounters:
-    """Back from ``sink_metrics``.
+    """The counters that ``sink_metrics`` was made from.
 
     Raises:
         KeyError, TypeError, ValueError: It is none.

@@ -12,7 +12,7 @@ _Counted = Literal["log", "reader", "receiver", "sequences", "replays", "sink"]
 
 
 class Metric(NamedTuple):
-    """One figure.
+    """One metric: its names, its unit, and what counts it.
 
     Attributes:
         name: In dictionaries, and as a column.
@@ -48,7 +48,7 @@ class Metric(NamedTuple):
 
     @property
     def counts(self) -> bool:
-        """Whether it only grows."""
+        """Whether the metric is a counter, which only grows."""
         return self.since != "now"
 
     @property

@@ -14,7 +14,7 @@ T = TypeVar("T")
 
 
 def within(seconds: float, what: str, act: Callable[[threading.Event], T]) -> T:
-    """Do something, or give it up.
+    """Run a function in a thread, and give it up after some seconds.
 
     Args:
         act: Is given an event that is set once it is given up: from then on it should change nothing.

@@ -61,7 +61,7 @@ def total_metrics(totals: SinkTotals) -> dict[str, Any]:
 
 
 class MetricsStore:
-    """Reads and writes one location.
+    """Reads and writes the files of one ``metricsLocation``.
 
     Args:
         location: A directory, as a path or URI.
@@ -120,7 +120,7 @@ class MetricsStore:
         return _totals_of(record) if record is not None else SinkTotals.none()
 
     def write_report(self, log: str, record: Mapping[str, Any], now: float) -> None:
-        """Keep a source's report.
+        """Write a source's report to a file.
 
         Args:
             log: Names the series: a log, its partition, and who reports of it.

@@ -35,7 +35,7 @@ class LiveView:
         self._sinks: dict[tuple[str, str], list[tuple[datetime, Mapping[str, Any]]]] = {}
 
     def render(self, records: Iterable[Mapping[str, Any]], now: datetime | None = None) -> Table:
-        """Sources, then sinks."""
+        """The table of sources and the table of sinks."""
         now = now or datetime.now(UTC)
         sources, sinks = [], []
         silent = 0

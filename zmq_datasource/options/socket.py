@@ -25,7 +25,7 @@ class SocketOptions(OptionSet, frozen=True, kw_only=True, rename="camel"):
 
     @property
     def endpoints(self) -> str:
-        """All of them, for names and messages."""
+        """All endpoints as one text, for names and messages."""
         return ",".join(map(str, (*self.connect, *self.bind)))
 
     def check(self) -> None:

@@ -92,7 +92,7 @@ class Restart(Choice):
 
 
 class OnLoss(Choice):
-    """What missing sequences do."""
+    """What happens when sequences are missing."""
 
     allowed = ("count", "warn", "fail")
 
@@ -203,7 +203,7 @@ class LogLocation(str):
 
 
 class ReplayFrom(NamedTuple):
-    """``earliest``, or a sequence."""
+    """Where a replay begins: ``earliest``, or a sequence."""
 
     sequence: int | None
 

@@ -78,7 +78,7 @@ class Child:
         return not self._lines.ended
 
     def hear_one(self) -> bool:
-        """Wait until it says something, and take that in.
+        """Wait for one line of the process, and take it in.
 
         Returns:
             Whether it has: it may have ended.
@@ -99,12 +99,12 @@ class Child:
             self.status = said["status"]
 
     def close_input(self) -> None:
-        """Have it end."""
+        """Close the pipe to the process, which ends it."""
         with suppress(BrokenPipeError):
             self._input.close()
 
     def close_output(self) -> None:
-        """Hear it no more."""
+        """Close the pipe from the process."""
         self._output.close()
 
     def wait(self, seconds: float) -> int:

@@ -270,7 +270,7 @@ class DurableServer:
         self._subscriptions.expire()
 
     def _deliver(self, session: DurableSession) -> bool:
-        """One turn; whether another would bring something."""
+        """Give every subscriber a turn; returns whether another turn would send something."""
         before = session.held
         try:
             return self._give(session)

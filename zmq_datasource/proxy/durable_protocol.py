@@ -74,7 +74,7 @@ class Ack(NamedTuple):
 
 
 class Credit(NamedTuple):
-    """Client: so many messages more."""
+    """Client: the proxy may send so many messages more."""
 
     messages: int
 

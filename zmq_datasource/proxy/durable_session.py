@@ -68,7 +68,7 @@ class Wire:
 
 
 class DurableSession:
-    """A subscriber that is there.
+    """What the proxy knows of one connected subscriber.
 
     Args:
         peer: Where to send.
@@ -108,7 +108,7 @@ class DurableSession:
         self.wants_acked = False
 
     def is_again(self, wanted: Subscribe) -> bool:
-        """Whether that is what the session began with."""
+        """Whether a SUBSCRIBE repeats the one that began the session."""
         known = self.subscription
         return (self.number, known.name, known.topics) == (wanted.session, wanted.name, wanted.topics)
 
@@ -119,7 +119,7 @@ class DurableSession:
 
     @property
     def held(self) -> int:
-        """Bytes of memory that it costs."""
+        """Bytes of memory that the session takes."""
         return self._pending_bytes + max(self._on_way_bytes, self.wire.queued)
 
     # What the subscriber says.

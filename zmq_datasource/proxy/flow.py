@@ -52,7 +52,7 @@ _REFUSED_SECONDS = 5.0
 
 
 class LiveFlow:
-    """Use it in a ``with`` block, in one thread.
+    """Receives, journals and publishes; use it in a ``with`` block, in one thread.
 
     Args:
         options: What was asked for.
@@ -158,7 +158,7 @@ class LiveFlow:
         self._poller.register(descriptor, zmq.POLLIN)
 
     def unwatch(self) -> None:
-        """Do not any more."""
+        """Stop watching the descriptor."""
         if self._wake is not None:
             self._poller.unregister(self._wake)
             self._wake = None
@@ -300,7 +300,7 @@ class LiveFlow:
             )
 
     def step_without_waiting(self) -> None:
-        """One round that does not wait for long."""
+        """Run one round that waits for no socket."""
         time.sleep(_ROOM_WAIT_MS / 1000)
         self._notify()
         self.step()

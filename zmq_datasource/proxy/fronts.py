@@ -39,7 +39,7 @@ class _Copying:
 
 
 class Front:
-    """One receiving socket; in one thread.
+    """One receiving socket of a proxy; belongs to one thread.
 
     Args:
         spec: Its type, endpoints and high-water marks.

@@ -50,7 +50,7 @@ class Proxy:
         return f"Proxy({self.options.wal_location!r}, {'running' if self.running else 'not running'})"
 
     def __enter__(self) -> Self:
-        """Start it, and wait until its endpoints are bound.
+        """Start the proxy's processes, and wait until their endpoints are bound.
 
         Raises:
             ZmqDataSourceError: What prevents it.
@@ -119,7 +119,7 @@ class Proxy:
 
     @property
     def pid(self) -> int:
-        """Of the live process."""
+        """The process id of the live process."""
         return self._started.pid
 
     def status(self) -> Mapping[str, Any]:

@@ -76,7 +76,7 @@ class Journal:
         self._groups: deque[_Group] = deque()
 
     def open(self) -> None:
-        """Become the log's writer.
+        """Open the log for writing.
 
         Raises:
             LogError: Held by another, damaged, or not writable.
@@ -119,7 +119,7 @@ class Journal:
 
     @property
     def progress(self) -> Progress:
-        """For the process that reads the files."""
+        """How far the log has come, for the process that reads its files."""
         grown = self.log.grown  # before the others: a chunk that is sealed in between is reported as both
         return Progress(self.log.earliest, self.log.durable_end, grown)
 

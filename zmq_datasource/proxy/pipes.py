@@ -84,7 +84,7 @@ class Lines:
         return lines
 
     def wait(self, seconds: float | None = None) -> str:
-        """The next line.
+        """Wait for the next line.
 
         Raises:
             EOFError: The other side is gone without one.

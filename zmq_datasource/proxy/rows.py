@@ -17,7 +17,7 @@ Frame: TypeAlias = Any
 
 
 class Messages(NamedTuple):
-    """Messages in order.
+    """Messages in their order, as columns of frames.
 
     Attributes:
         topics: The first frame; None if it is the only one.
@@ -44,7 +44,7 @@ class Messages(NamedTuple):
         return [bytes(memoryview(frame)) for frame in self.frames(at)]
 
     def take(self, places: list[int]) -> Messages:
-        """Some of them."""
+        """The messages at these positions."""
         others = {new: self.others[old] for new, old in enumerate(places) if old in self.others}
         return Messages([self.topics[at] for at in places], [self.values[at] for at in places], others)
 

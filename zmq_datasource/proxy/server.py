@@ -39,7 +39,7 @@ _BIND_SECONDS = 5.0
 
 
 class Server:
-    """Use it in a ``with`` block, in one thread.
+    """Serves durable subscribers and replays; use it in a ``with`` block, in one thread.
 
     Args:
         options: What was asked for.
@@ -92,7 +92,7 @@ class Server:
         self._stack.close()
 
     def register(self, descriptor: int) -> None:
-        """Wait for this too."""
+        """Wait for this socket or descriptor too."""
         self._poller.register(descriptor, zmq.POLLIN)
 
     def follow(self, progress: Progress) -> None:

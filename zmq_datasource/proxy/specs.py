@@ -13,7 +13,7 @@ _NONE = Endpoints()
 
 
 def proxy_socket(options: ProxyOptions, kind: str, bind: Endpoints, connect: Endpoints = _NONE) -> SocketSpec:
-    """One of them, with the proxy's high-water marks."""
+    """A socket of the proxy, with its high-water marks."""
     return SocketSpec(
         kind=kind,
         bind=bind,

@@ -175,14 +175,14 @@ class DurableSubscriber:
     # Messages.
 
     def __iter__(self) -> Iterator[DurableMessage]:
-        """Messages, for ever."""
+        """Yield messages for ever."""
         while True:
             message = self.receive()
             if message is not None:
                 yield message
 
     def receive(self, timeout: float | None = None) -> DurableMessage | None:
-        """The next message.
+        """Wait for the next message.
 
         Args:
             timeout: Seconds to wait for one; None waits for ever.

@@ -123,7 +123,7 @@ class SubscriberSession(Session):
         return self.acknowledged is not None and self.confirmed <= self.acknowledged
 
     def send_acks(self) -> None:
-        """Do not wait for more of them."""
+        """Send the acknowledgements that are due, without waiting for more."""
         if self.acknowledged is not None:
             self._acks_owed = 0
             self.say(Ack(self.acknowledged))
@@ -172,7 +172,7 @@ class SubscriberSession(Session):
         self._heard = -math.inf
 
     def wake(self, now: float) -> None:
-        """Say what is due.
+        """Do what is due at this time: ask again, or give the connection up.
 
         Raises:
             NoPeerError: The proxy has been silent for the timeout.

@@ -35,7 +35,7 @@ _REFUSED_SECONDS = 0.25
 
 
 class Subscription(msgspec.Struct):
-    """One of them.
+    """One durable subscription.
 
     Attributes:
         topics: Prefixes; empty for all messages.
@@ -66,7 +66,7 @@ class _File(msgspec.Struct):
 
 
 class Subscriptions:
-    """All of a log.
+    """All durable subscriptions of a log.
 
     Args:
         storage: Where they are kept.
@@ -137,7 +137,7 @@ class Subscriptions:
         return self._all.get(name)
 
     def add(self, subscription: Subscription) -> None:
-        """Remember a new one."""
+        """Add a new subscription."""
         self._all[subscription.name] = subscription
         self.change(urgent=True)
 
@@ -164,14 +164,14 @@ class Subscriptions:
             self._held_from = None
 
     def remove(self, name: str) -> None:
-        """Forget one."""
+        """Remove a subscription."""
         self._all.pop(name, None)
         self._present.discard(name)
         self._warned.discard(name)
         self.change(urgent=True)
 
     def change(self, urgent: bool) -> None:
-        """Something has changed.
+        """Note that something has changed and is to be saved.
 
         Args:
             urgent: Whether somebody waits for it to be kept.
@@ -180,7 +180,7 @@ class Subscriptions:
         self._urgent = self._urgent or urgent
 
     def come(self, name: str) -> None:
-        """The subscriber is there."""
+        """Note that a subscriber has connected."""
         self._count_time()
         self._present.add(name)
         self._warned.discard(name)
@@ -188,7 +188,7 @@ class Subscriptions:
         self.change(urgent=False)
 
     def leave(self, name: str) -> None:
-        """It is not any more."""
+        """Note that a subscriber has disconnected."""
         self._count_time()
         self._present.discard(name)
 

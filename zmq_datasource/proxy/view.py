@@ -26,7 +26,7 @@ class Progress(NamedTuple):
 
     @classmethod
     def of(cls, line: Sequence[Any]) -> Progress:
-        """From JSON."""
+        """Read the progress from what the writer sent as JSON."""
         earliest, sealed, grown = line
         return cls(earliest, sealed, None if grown is None else Grown(*grown))
 
@@ -49,7 +49,7 @@ class LogView:
         self._index = read_index(self._storage)
 
     def follow(self, progress: Progress) -> None:
-        """The writer says how far it is.
+        """Take over how far the writer says that the log has come.
 
         Raises:
             LogError: The files are not what a writer writes.

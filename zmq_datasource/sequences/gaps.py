@@ -127,7 +127,7 @@ class GapTable:
         gaps[at : at + 1] = pieces
 
     def settle(self, gaps: Iterable[Gap]) -> None:
-        """Nobody will ask for these any more."""
+        """Mark gaps as final: nobody asks for them any more."""
         for gap in gaps:
             if gap.serial in self._rows:
                 gap.settled = True

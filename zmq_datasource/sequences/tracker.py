@@ -15,7 +15,7 @@ __all__ = ["SequenceTracker"]
 
 
 class SequenceTracker:
-    """Tracks numbers, and remembers.
+    """Finds gaps, duplicates and restarts in publishers' sequences, and remembers them.
 
     Args:
         numbering: How they are counted.

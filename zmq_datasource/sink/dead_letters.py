@@ -69,7 +69,7 @@ class StagedDeadLetters:
         return self
 
     def add(self, row: Row, reason: str) -> None:
-        """Keep a row.
+        """Keep a row with the reason why it was not sent.
 
         Raises:
             DeadLetterError: The file system refused.

@@ -155,7 +155,7 @@ class Delivery:
             self._counters.blocked_seconds += time.monotonic() - began
 
     def _count(self, part: Part, messages: int, size: int) -> None:
-        """These count as sent, or no longer."""
+        """Count rows as sent, or take them back."""
         part.sent += messages
         part.sent_bytes += size
         self._counters.sent += messages

@@ -29,7 +29,7 @@ _ROW_BYTES = 16
 
 @dataclass
 class Part:
-    """The rows of one call.
+    """The rows of one call, and how many of them were sent.
 
     Attributes:
         first: The number of the first of them in the task.
@@ -84,7 +84,7 @@ class InFlight:
         self._due = 2 * keep
 
     def add(self, part: Part) -> None:
-        """These rows have been accepted."""
+        """Note that libzmq has accepted these rows."""
         self.parts.append(part)
         self._bytes += part.size
 
@@ -101,7 +101,7 @@ class InFlight:
         self._due = max(2 * self._keep, self._bytes + self._keep // 4)
 
     def clear(self) -> None:
-        """Nothing is open any more."""
+        """Forget all rows: they have arrived, or were given up."""
         self.parts.clear()
         self._bytes = 0
         self._due = 2 * self._keep

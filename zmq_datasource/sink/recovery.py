@@ -63,7 +63,7 @@ class Recovery:
         return bool(self._in_flight.parts)
 
     def add(self, part: Part) -> None:
-        """These rows were sent."""
+        """Note that these rows were sent."""
         if not self._unsent.keeps:
             part.forget()
         self._in_flight.add(part)

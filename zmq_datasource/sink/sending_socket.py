@@ -219,7 +219,7 @@ class SendingSocket:
         return self.watch.cut - self._dealt_with
 
     def deal_with(self, losses: int) -> None:
-        """These need nothing more."""
+        """Mark lost connections as dealt with."""
         self._dealt_with += losses
 
     def ended_in_order(self, losses: int) -> bool:

@@ -75,7 +75,7 @@ class Unsent:
         self._refusals.look()
 
     def end(self) -> None:
-        """No more rows come."""
+        """Log what is still to be said: no more rows come."""
         self._refusals.end()
 
     def _keep_dead_letters(self, listed: Part, at: int, reason: str) -> None:
@@ -109,7 +109,7 @@ class RefusalLog:
         self._said = False
 
     def note(self, reason: str) -> None:
-        """A row is not sent."""
+        """Count a row that was not sent."""
         self._last = self._clock()
         if not self._reasons:
             self._began = self._last
@@ -124,7 +124,7 @@ class RefusalLog:
             self.end()
 
     def end(self) -> None:
-        """Tell what it came to."""
+        """Log how many rows were not sent."""
         if self._said:
             _log.warning(
                 "rows are no longer %s: %s in %.0f s", self._done, self._summary(), self._last - self._began

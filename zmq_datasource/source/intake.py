@@ -55,7 +55,7 @@ class MalformedMessage(NamedTuple):
 
 @dataclass
 class Findings:
-    """What the rows do not show."""
+    """What was found in messages and does not show in rows: losses, malformed messages."""
 
     malformed: list[MalformedMessage] = field(default_factory=list)
     gaps: list[Gap] = field(default_factory=list)
@@ -69,7 +69,7 @@ class Findings:
 
 
 class Intake(CarriedState):
-    """Reads and tracks one feed.
+    """Turns the messages of one feed into rows, and tracks their sequences.
 
     Args:
         options: The framing and how its messages are numbered.
@@ -230,7 +230,7 @@ class Intake(CarriedState):
             self._counters.bytes += pc.sum(pc.binary_length(batch.column("value"))).as_py()
 
     def settle(self, gaps: Sequence[Gap]) -> None:
-        """Nobody will ask for these any more."""
+        """Mark gaps as final: nobody asks for them any more."""
         assert self.tracker is not None, "a replay needs numbered messages"
         if gaps:
             self.tracker.gaps.settle(gaps)

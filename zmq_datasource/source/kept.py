@@ -15,7 +15,7 @@ __all__ = ["describe_key", "read_counters", "read_gaps"]
 
 
 def describe_key(by: Sequence[str], key: Key) -> str:
-    """A counter, in words."""
+    """Name a counter of messages in words."""
     return " ".join(f"{name} {text!r}" for name, text in _names(by, key).items())
 
 

@@ -58,7 +58,7 @@ class LogSource(Protocol):
 
     @property
     def log(self) -> LogWriter | LogFollower:
-        """From ``open`` on."""
+        """The log that is read; there from ``open`` on."""
 
     @property
     def given(self) -> int | None:

@@ -138,7 +138,7 @@ class Receiver:
 
     @property
     def pending_bytes(self) -> int:
-        """Their bytes."""
+        """Bytes of the pending messages."""
         return self._live_bytes + sum(c.replayer.session.pending_bytes for c in self._channels if c.replayer)
 
     @property

@@ -150,7 +150,7 @@ class ReplaySession(Session):
         self._ask_onwards(tracker, start, now, first=True)
 
     def receive(self, frames: list[bytes], now: float) -> None:
-        """Take a reply."""
+        """Take a reply of the publisher."""
         try:
             if sum(map(len, frames)) > MAX_MESSAGE_BYTES:
                 raise UnfitError(f"more than {MAX_MESSAGE_BYTES} bytes, which no row can hold")

@@ -54,7 +54,7 @@ class Replayer:
         self._clock = clock
 
     def open(self) -> None:
-        """Connect.
+        """Connect to the publisher's replay endpoint.
 
         Raises:
             EndpointError: The endpoint cannot be connected.
@@ -67,7 +67,7 @@ class Replayer:
 
     @property
     def socket(self) -> zmq.Socket[bytes]:
-        """Another one after each silence."""
+        """The DEALER; it is replaced after each silence."""
         return self._link.socket
 
     def keep_alive(self) -> None:
@@ -78,7 +78,7 @@ class Replayer:
         self.session.log.flush()
 
     def postpone(self) -> None:
-        """Nobody reads at present."""
+        """Put deadlines off while nobody reads the socket."""
         self.session.postpone(self._clock())
 
     def heard(self) -> None:

@@ -58,13 +58,13 @@ class SinkColumns:
 
     @property
     def names(self) -> list[str]:
-        """Of the columns."""
+        """The names of the columns."""
         if self.frames:
             return ["frames"]
         return ["topic", "value"] if self.topic else ["value"]
 
     def check(self, batch: pa.RecordBatch) -> None:
-        """Refuse rows that are no messages.
+        """Refuse rows that cannot be messages, as one with a null value.
 
         Raises:
             RowError: Says which and what to do.

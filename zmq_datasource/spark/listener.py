@@ -95,7 +95,7 @@ class ZmqMetricsListener(StreamingQueryListener):
             self._outlet.close()
 
     def onQueryStarted(self, event: QueryStartedEvent) -> None:
-        """Nothing to tell yet."""
+        """Do nothing: there is no progress yet."""
 
     def onQueryProgress(self, event: QueryProgressEvent) -> None:
         self._hand_on(json.loads(event.progress.json))

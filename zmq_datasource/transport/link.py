@@ -39,7 +39,7 @@ class Session:
         self.redial = False
 
     def receive(self, frames: list[bytes], now: float) -> None:
-        """A message has come."""
+        """Take a message that has come."""
         raise NotImplementedError
 
     def wake(self, now: float) -> None:
@@ -77,7 +77,7 @@ class Link:
         self._next_look = 0.0
 
     def open(self, check_hosts: bool = True) -> None:
-        """Connect; the first connection is not waited for.
+        """Connect, without waiting for the connection.
 
         Raises:
             OptionError, EndpointError: It cannot be opened as asked.
@@ -102,7 +102,7 @@ class Link:
 
     @property
     def socket(self) -> zmq.Socket[bytes]:
-        """Another one whenever the session asks to redial."""
+        """The DEALER; it is replaced whenever the session asks to redial."""
         return self._opened.socket
 
     @property
@@ -133,7 +133,7 @@ class Link:
             self._session.receive(frames, time.monotonic())
 
     def receive(self) -> list[bytes] | None:
-        """A message, if one is there."""
+        """Receive a message, if there is one."""
         try:
             return self._opened.socket.recv_multipart(zmq.NOBLOCK)
         except zmq.Again:

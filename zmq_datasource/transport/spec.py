@@ -91,7 +91,7 @@ class SocketSpec(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def endpoints(self) -> str:
-        """All of them, for names and messages."""
+        """All endpoints as one text, for names and messages."""
         return ",".join(map(str, (*self.connect, *self.bind)))
 
 

@@ -49,7 +49,7 @@ _HEADER = struct.Struct(">Qd")
 
 
 class Experiment(NamedTuple):
-    """What is tried.
+    """The settings of one experiment.
 
     Attributes:
         pattern: The socket types.
@@ -81,7 +81,7 @@ class Experiment(NamedTuple):
 
 @dataclass(frozen=True)
 class ExperimentResult:
-    """What became of it.
+    """What was measured in one experiment.
 
     Attributes:
         sent: Messages that the socket accepted.

@@ -16,7 +16,7 @@ __all__ = ["Framing", "make_framing", "subscriptions", "whole_layout"]
 
 
 class Framing(Protocol):
-    """Raw messages to fields."""
+    """Finds the fields of raw messages."""
 
     def decode(self, messages: Sequence[RawMessage]) -> Fields:
         """Read the fields of one message or more; never raises for what the bytes are."""

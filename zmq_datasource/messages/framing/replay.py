@@ -36,7 +36,7 @@ def request(start: int) -> list[bytes]:
 
 
 def read_reply(frames: list[bytes]) -> Reply:
-    """What a publisher answered.
+    """Read a publisher's answer to a replay request.
 
     Raises:
         UnfitError: The frames are no reply of this protocol.

@@ -60,7 +60,7 @@ class Examination(NamedTuple):
 
 
 @dataclass
-class _Patient:
+class _Examination:
     """One endpoint under examination.
 
     Attributes:
@@ -88,30 +88,30 @@ def examine(request: Request) -> Examination:
         EndpointError: An endpoint cannot be bound.
         LogError: The log cannot be read.
     """
-    patients = list(_patients(request))
+    examinations = list(_examinations(request))
     with ExitStack() as stack:
-        for patient in patients:
-            _call_on(patient, stack)
+        for examination in examinations:
+            _call_on(examination, stack)
         deadline = time.monotonic() + request.wait
-        for patient in patients:
-            _greet(patient, deadline, request)
-        _watch(patients, request.duration)
-        for patient in patients:
-            _take_down(patient, request)
+        for examination in examinations:
+            _greet(examination, deadline, request)
+        _watch(examinations, request.duration)
+        for examination in examinations:
+            _take_down(examination, request)
         log = None
-        feeds = [p.watching for p in patients if p.watching is not None and p.facts.role == "feed"]
+        feeds = [p.watching for p in examinations if p.watching is not None and p.facts.role == "feed"]
         if request.wal_location is not None and feeds:
-            for patient in patients:  # what is not taken any more must hold nobody back
-                if patient.link is not None:
-                    patient.link.hang_up()
+            for examination in examinations:  # what is not taken any more must hold nobody back
+                if examination.link is not None:
+                    examination.link.hang_up()
             log = compare(request.wal_location, feeds[0].watcher, feeds[0].messages, request.wait)
-    for patient in patients:
-        _look_again(patient, request)
-    _compare_sides(patients)
-    return Examination([patient.facts for patient in patients], log)
+    for examination in examinations:
+        _look_again(examination, request)
+    _compare_sides(examinations)
+    return Examination([examination.facts for examination in examinations], log)
 
 
-def _patients(request: Request) -> Iterator[_Patient]:
+def _examinations(request: Request) -> Iterator[_Examination]:
     options = parse(ReadOptions, request.given)
     if not (options.connect or options.bind):
         raise OptionError("neither connect nor bind is set; name the feed, as in --connect tcp://feed:5556")
@@ -139,31 +139,31 @@ def _patients(request: Request) -> Iterator[_Patient]:
             alone = replace(
                 options, **{"connect": Endpoints(), "bind": Endpoints(), side: Endpoints((endpoint,))}
             )
-            yield _Patient(alone, {**others, side: str(endpoint)}, endpoint, facts)
+            yield _Examination(alone, {**others, side: str(endpoint)}, endpoint, facts)
 
 
-def _call_on(patient: _Patient, stack: ExitStack) -> None:
+def _call_on(examination: _Examination, stack: ExitStack) -> None:
     try:
-        patient.link = stack.enter_context(Link(patient.options))
+        examination.link = stack.enter_context(Link(examination.options))
     except (EndpointError, UnicodeError):
-        if patient.options.bind:
+        if examination.options.bind:
             raise
         # A host that does not resolve, or is no name at all: the glance says so.
 
 
-def _greet(patient: _Patient, deadline: float, request: Request) -> None:
+def _greet(examination: _Examination, deadline: float, request: Request) -> None:
     """Wait for the handshake, and ask who is there."""
-    link = patient.link
+    link = examination.link
     shaken = link is not None and link.shake_hands(max(0.0, deadline - time.monotonic()))
-    if patient.options.connect:
-        patient.add(glance=glance(patient.endpoint, min(_GLANCE_SECONDS, max(0.5, request.wait))))
+    if examination.options.connect:
+        examination.add(glance=glance(examination.endpoint, min(_GLANCE_SECONDS, max(0.5, request.wait))))
     if link is not None and shaken:
-        patient.watching = Watching(link, patient.given)
+        examination.watching = Watching(link, examination.given)
 
 
-def _watch(patients: list[_Patient], seconds: float) -> None:
+def _watch(examinations: list[_Examination], seconds: float) -> None:
     poller = zmq.Poller()
-    pairs = [(p.link, p.watching) for p in patients if p.link is not None and p.watching is not None]
+    pairs = [(p.link, p.watching) for p in examinations if p.link is not None and p.watching is not None]
     for link, _ in pairs:
         poller.register(link.socket, zmq.POLLIN)
     end = time.monotonic() + seconds if pairs else 0.0
@@ -182,39 +182,39 @@ def _watch(patients: list[_Patient], seconds: float) -> None:
         watching.end()
 
 
-def _take_down(patient: _Patient, request: Request) -> None:
-    """The figures of the connection, while it is there."""
-    link, watching, each = patient.link, patient.watching, request.expected.consume
+def _take_down(examination: _Examination, request: Request) -> None:
+    """Record the figures of the connection while it is up."""
+    link, watching, each = examination.link, examination.watching, request.expected.consume
     if link is None:
         return
     if watching is not None:
-        patient.add(buffers=link.buffers, traffic=watching.traffic)
+        examination.add(buffers=link.buffers, traffic=watching.traffic)
         if watching.traffic is not None:
-            patient.add(numbers=watching.numbers)
-            if each and patient.facts.role == "feed":
-                patient.add(consumed=consume(link, watching, each, request.duration))
-    patient.add(handshake=link.handshake)
+            examination.add(numbers=watching.numbers)
+            if each and examination.facts.role == "feed":
+                examination.add(consumed=consume(link, watching, each, request.duration))
+    examination.add(handshake=link.handshake)
 
 
-def _look_again(patient: _Patient, request: Request) -> None:
+def _look_again(examination: _Examination, request: Request) -> None:
     """On connections of their own: the stall, and what explains that nothing came or that it broke."""
-    link, watching, options = patient.link, patient.watching, patient.options
+    link, watching, options = examination.link, examination.watching, examination.options
     if link is None or watching is None:
         return
     seconds = min(_MOST_SECOND_LOOK, request.duration)
     limit = options.zmq.get("maxmsgsize")
-    if options.socket_type == "SUB" and patient.facts.handshake.disconnects and limit is not None:
+    if options.socket_type == "SUB" and examination.facts.handshake.disconnects and limit is not None:
         lifted = ZmqOptions({name: value for name, value in options.zmq.items() if name != "maxmsgsize"})
         seen = _peek(replace(options, zmq=lifted), request.wait, seconds, int(limit))
         if seen is not None and seen.largest_frame > int(limit):
-            patient.add(limit_hit=seen.largest_frame)
-    if watching.traffic is None and patient.facts.filtered:
+            examination.add(limit_hit=seen.largest_frame)
+    if watching.traffic is None and examination.facts.filtered:
         seen = _peek(replace(options, topics=Topics(("",))), request.wait, seconds)
         if seen is not None and seen.traffic is not None:
-            patient.add(elsewhere=[topic for topic, _ in seen.traffic.topics] or ["(one frame)"])
+            examination.add(elsewhere=[topic for topic, _ in seen.traffic.topics] or ["(one frame)"])
     if request.stall and watching.traffic is not None:
-        parsed = parse_framing({**patient.given, **watching.framing_options, "rcvhwm": str(STALL_RCVHWM)})
-        patient.add(stalled=stall(parsed, request.stall, request.wait, watching, request.expected.hwm))
+        parsed = parse_framing({**examination.given, **watching.framing_options, "rcvhwm": str(STALL_RCVHWM)})
+        examination.add(stalled=stall(parsed, request.stall, request.wait, watching, request.expected.hwm))
 
 
 def _peek(
@@ -232,15 +232,15 @@ def _peek(
         return seen
 
 
-def _compare_sides(patients: list[_Patient]) -> None:
+def _compare_sides(examinations: list[_Examination]) -> None:
     """Count what is missing in a feed and came from upstream."""
-    seen = [(p, p.watching.watcher) for p in patients if p.watching is not None]
+    seen = [(p, p.watching.watcher) for p in examinations if p.watching is not None]
     above = [f for p, f in seen if p.facts.role == "upstream" and f is not None and f.tracker is not None]
-    for patient, below in seen:
-        if patient.facts.role == "upstream" or below is None or below.tracker is None:
+    for examination, below in seen:
+        if examination.facts.role == "upstream" or below is None or below.tracker is None:
             continue
         if any(set(side.last) & set(below.last) for side in above):
-            patient.add(lost_behind=sum(side.has_of(below) for side in above))
+            examination.add(lost_behind=sum(side.has_of(below) for side in above))
 
 
 def _mechanism(options: ReadOptions) -> str:

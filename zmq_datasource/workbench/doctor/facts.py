@@ -28,7 +28,7 @@ class _Facts(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
 
 
 class Expected(_Facts, frozen=True, kw_only=True, rename="camel"):
-    """What the user says it should be.
+    """What the user says that the feed should be.
 
     Attributes:
         hwm: The high-water mark meant for the sender's socket.
@@ -64,7 +64,7 @@ class Glance(_Facts, frozen=True, kw_only=True, rename="camel"):
 
 
 class Handshake(_Facts, frozen=True, kw_only=True, rename="camel"):
-    """How connecting went.
+    """How the connection was made, or why not.
 
     Attributes:
         state: ``failed`` by an event of libzmq's, ``hung_up`` by the peer, ``none`` if there was none.
@@ -83,7 +83,7 @@ class Handshake(_Facts, frozen=True, kw_only=True, rename="camel"):
 
 
 class Traffic(_Facts, frozen=True, kw_only=True, rename="camel"):
-    """What came while watching.
+    """The messages that came while the doctor watched.
 
     Attributes:
         seconds: From the first message to the end of watching.

@@ -100,7 +100,7 @@ class Link:
 
     @property
     def handshake(self) -> Handshake:
-        """How it went so far."""
+        """How the handshake went so far."""
         watch = self._watch
         failure = None if watch.connections else watch.failure
         unshaken: Literal["failed", "hung_up", "none"] = (

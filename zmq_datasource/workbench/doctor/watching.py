@@ -122,7 +122,7 @@ class Watching:
 
     @property
     def largest_frame(self) -> int:
-        """Bytes."""
+        """Bytes of the largest frame."""
         return self._tally.largest_frame
 
     @property
@@ -131,7 +131,7 @@ class Watching:
 
     @property
     def wire_bytes(self) -> float:
-        """Of one message on the wire, on average."""
+        """Bytes of one message on the wire, on average."""
         return self._tally.wire_bytes / self.messages if self.messages else 1.0
 
     @property

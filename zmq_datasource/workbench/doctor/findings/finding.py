@@ -15,7 +15,7 @@ __all__ = ["Case", "Conditions", "Finding", "Severity", "find", "texts"]
 
 
 class Severity(StrEnum):
-    """How bad it is.
+    """How serious a finding is.
 
     ``unreachable``: the endpoint could not be examined. ``warning``: messages are lost, or will be, or
     something is not as it was said to be. ``note``: worth knowing, and no fault.
@@ -27,7 +27,7 @@ class Severity(StrEnum):
 
 
 class Finding(msgspec.Struct, frozen=True, kw_only=True):
-    """One thing that was found.
+    """One problem or fact that the doctor found.
 
     Attributes:
         id: Stable, for scripts.
