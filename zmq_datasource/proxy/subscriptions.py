@@ -192,9 +192,6 @@ class Subscriptions:
         self._count_time()
         self._present.discard(name)
 
-    def is_present(self, name: str) -> bool:
-        return name in self._present
-
     @property
     def unsaved(self) -> str | None:
         """Why the disk refuses what somebody waits for; it is tried again whenever something is to be saved."""
