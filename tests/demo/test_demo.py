@@ -120,7 +120,7 @@ def test_demo_reads_the_users_own_feed(tmp_path: Path) -> None:
         publisher = threading.Thread(target=publish)
         publisher.start()
         try:
-            with _demo(tmp_path, "--endpoint", endpoint, "--topics", "mine", "--seconds", "3") as process:
+            with _demo(tmp_path, "--endpoint", endpoint, "--topics", "mine", "--seconds", "1") as process:
                 output, errors = process.communicate(timeout=200)
         finally:
             stop.set()

@@ -288,8 +288,8 @@ def chaos(directory: Path, seed: int, rounds: int, count: int, lines: int) -> No
     assert Counter(row["value"] for row in rows) == Counter(written), killed
     assert sorted(row["id"] for row in rows) == list(range(len(written)))
     by_batch = Counter(row["sequence"] for row in rows)
-    assert set(by_batch.values()) == {lines}
-    assert len(by_batch) == count
+    # A file a batch; Spark's file source, killed between its own log and the query's, gives a batch two.
+    assert all(size % lines == 0 for size in by_batch.values()), by_batch
 
 
 def test_a_query_reads_what_a_receiver_has_acknowledged_before_it_began(
