@@ -37,7 +37,7 @@ class Sender:
     the task failed, and Spark will run it again.
 
     Args:
-        letters: Where rows go that cannot be sent; None drops them (``noblock``) or fails.
+        dead_letters: Where rows go that cannot be sent; None drops them (``noblock``) or fails.
         publisher: Who numbers the messages, with ``framing=sequenced``. A row that is dropped keeps
             its number, so that a receiver sees that it is missing.
         keep: Bytes of sent rows that are kept at least, to be sent again should a connection be lost.

@@ -24,7 +24,7 @@ class Unsent:
     """Decides about rows that a task does not send, and counts them.
 
     Args:
-        letters: Where they go; None drops them, with ``noblock``.
+        dead_letters: Where they go; None drops them, with ``noblock``.
         counters: The task's account.
 
     Attributes:
