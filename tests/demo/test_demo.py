@@ -20,7 +20,7 @@ import pytest
 import zmq
 from click.testing import CliRunner
 
-from tests.support import bound
+from tests.support import bound, wait_for
 from zmq_datasource.cli import main
 from zmq_datasource.counters import SinkCounters
 from zmq_datasource.demo.counts import QueryCounts, Tally
@@ -48,8 +48,7 @@ def _demo(tmp_path: Path, *arguments: str) -> Iterator[subprocess.Popen[str]]:
         with process:
             yield process
         # A process that is told to end needs a moment for its last lines.
-        _, alive = psutil.wait_procs(_marked(mark), timeout=3)
-        assert [left.cmdline() for left in alive] == []
+        wait_for(lambda: not _marked(mark), "the end of every process of the demo", 10)
     finally:
         for left in _marked(mark):
             left.kill()

@@ -225,8 +225,10 @@ class Driver:
                 continue
         if not workers:
             return False
-        chance.choice(workers).kill()
-        return True
+        with suppress(psutil.NoSuchProcess):  # it has ended meanwhile
+            chance.choice(workers).kill()
+            return True
+        return False
 
     def said(self) -> str:
         return self._log.read_text(errors="replace")[-3000:]

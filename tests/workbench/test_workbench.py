@@ -219,4 +219,4 @@ def test_the_plan_is_shown_with_its_warnings() -> None:
     result = CliRunner().invoke(main, arguments)
     assert result.exit_code == 0, result.output
     assert "10,000 messages: 1,000 a second for 10 s" in result.output
-    assert "Warning: a stall of 10 s needs a mark of" in result.output
+    assert "Warning: a stall of 10 s needs a high-water mark of" in result.output
