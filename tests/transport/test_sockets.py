@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import socket as stdlib_socket
+import sys
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
@@ -26,6 +27,8 @@ from zmq_datasource.options import ReadOptions, WriteOptions
 from zmq_datasource.options.types import Endpoint
 from zmq_datasource.transport import peers
 from zmq_datasource.transport.attach import attach
+from zmq_datasource.transport.kernel import io_threads_sleep
+from zmq_datasource.transport.opened import OpenSocket
 from zmq_datasource.transport.peers import PeerWatch, security_of
 from zmq_datasource.transport.pyzmq_internals import more_frames
 from zmq_datasource.transport.spec import SocketSpec, check_socket_options, new_socket
@@ -329,3 +332,39 @@ def test_more_frames_tells_the_frames_of_a_message_apart(
 def test_an_ipv6_endpoint_needs_no_further_option(context: Context) -> None:
     sock = new_socket(context, SocketSpec.of_source(stream_options(bind="tcp://[::1]:5556")))
     assert sock.getsockopt(zmq.IPV6) == 1
+
+
+def test_a_queue_counts_as_empty_only_while_the_io_thread_sleeps(
+    context: Context, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a busy machine it waits for a processor while the kernel's queue is empty and its own is not."""
+    pull, endpoint = bound(context, zmq.PULL)
+    opened = OpenSocket(SocketSpec.of_sink(write_options(connect=endpoint)))
+    try:
+        opened.socket.send(b"1")
+        assert pull.recv() == b"1"
+        with monkeypatch.context() as patch:
+            patch.setattr("zmq_datasource.transport.opened.io_threads_sleep", lambda: False)
+            assert not opened.settle(patience=0.05)
+        assert opened.settle(patience=10.0)
+    finally:
+        opened.close(0)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux says what its threads do")
+def test_an_io_thread_with_work_is_seen_and_one_without(context: Context) -> None:
+    pull, endpoint = bound(context, zmq.PULL)
+    push = context.socket(zmq.PUSH)
+    push.connect(endpoint)
+    wait_for(io_threads_sleep, "the threads to have nothing to do")
+
+    def busy() -> bool:
+        push.send(b"x" * 100_000)
+        pull.recv()
+        push.send(b"x" * 100_000, zmq.NOBLOCK)
+        seen = not io_threads_sleep()
+        pull.recv()
+        return seen
+
+    wait_for(busy, "an I/O thread at work")
+    wait_for(io_threads_sleep, "the threads to have nothing to do")
