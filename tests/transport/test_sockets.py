@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import socket as stdlib_socket
 import sys
+import threading
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
@@ -27,7 +28,7 @@ from zmq_datasource.options import ReadOptions, WriteOptions
 from zmq_datasource.options.types import Endpoint
 from zmq_datasource.transport import peers
 from zmq_datasource.transport.attach import attach
-from zmq_datasource.transport.kernel import io_threads_sleep
+from zmq_datasource.transport.kernel import io_threads, io_threads_sleep
 from zmq_datasource.transport.opened import OpenSocket
 from zmq_datasource.transport.peers import PeerWatch, security_of
 from zmq_datasource.transport.pyzmq_internals import more_frames
@@ -344,7 +345,7 @@ def test_a_queue_counts_as_empty_only_while_the_io_thread_sleeps(
         opened.socket.send(b"1")
         assert pull.recv() == b"1"
         with monkeypatch.context() as patch:
-            patch.setattr("zmq_datasource.transport.opened.io_threads_sleep", lambda: False)
+            patch.setattr("zmq_datasource.transport.opened.io_threads_sleep", lambda threads: False)
             assert not opened.settle(patience=0.05)
         assert opened.settle(patience=10.0)
     finally:
@@ -353,18 +354,47 @@ def test_a_queue_counts_as_empty_only_while_the_io_thread_sleeps(
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux says what its threads do")
 def test_an_io_thread_with_work_is_seen_and_one_without(context: Context) -> None:
+    others = io_threads()
     pull, endpoint = bound(context, zmq.PULL)
+    own = io_threads() - others
+    assert len(own) == 1
     push = context.socket(zmq.PUSH)
     push.connect(endpoint)
-    wait_for(io_threads_sleep, "the threads to have nothing to do")
+    wait_for(lambda: io_threads_sleep(own), "the threads to have nothing to do")
 
     def busy() -> bool:
         push.send(b"x" * 100_000)
         pull.recv()
         push.send(b"x" * 100_000, zmq.NOBLOCK)
-        seen = not io_threads_sleep()
+        seen = not io_threads_sleep(own)
         pull.recv()
         return seen
 
     wait_for(busy, "an I/O thread at work")
-    wait_for(io_threads_sleep, "the threads to have nothing to do")
+    wait_for(lambda: io_threads_sleep(own), "the threads to have nothing to do")
+
+
+def test_a_busy_socket_of_another_context_holds_up_no_close(context: Context) -> None:
+    other, address = bound(context, zmq.PULL)
+    busy = context.socket(zmq.PUSH)
+    busy.connect(address)
+    pull, endpoint = bound(context, zmq.PULL)
+    ended = threading.Event()
+
+    def keep_busy() -> None:
+        while not ended.is_set():
+            for _ in range(100):
+                busy.send(b"x" * 10_000)
+            for _ in range(100):
+                other.recv()
+
+    thread = threading.Thread(target=keep_busy)
+    thread.start()
+    try:
+        opened = OpenSocket(SocketSpec.of_sink(write_options(connect=endpoint)))
+        opened.socket.send(b"1")
+        assert pull.recv() == b"1"
+        assert opened.close(10_000)
+    finally:
+        ended.set()
+        thread.join(30)

@@ -10,7 +10,7 @@ import struct
 import sys
 import termios
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -28,6 +28,7 @@ __all__ = [
     "ended_in_order",
     "find_dead_peers",
     "hang_up",
+    "io_threads",
     "io_threads_sleep",
     "passed",
     "unread",
@@ -167,29 +168,39 @@ _LOOKS, _LOOK_SECONDS = 3, 0.005
 _THREADS = Path("/proc/self/task")
 
 
-def wait_until_written(socks: Sequence[stdlib_socket.socket], deadline: float) -> bool:
-    """Wait until neither libzmq nor the kernel has anything of these connections left to send."""
+def wait_until_written(
+    socks: Sequence[stdlib_socket.socket], deadline: float, threads: Iterable[Path] = ()
+) -> bool:
+    """Wait until neither these I/O threads nor the kernel has anything of these connections left to send."""
     empty = 0 if socks else _LOOKS
     while empty < _LOOKS:
-        empty = 0 if any(map(unwritten, socks)) or not io_threads_sleep() else empty + 1
+        empty = 0 if any(map(unwritten, socks)) or not io_threads_sleep(threads) else empty + 1
         if time.monotonic() >= deadline:
             return False
         time.sleep(_LOOK_SECONDS)
     return True
 
 
-def io_threads_sleep() -> bool:
-    """Whether libzmq's I/O threads in this process sleep; True where the system does not tell.
+def io_threads() -> set[Path]:
+    """libzmq's I/O threads in this process; empty where the system does not list them."""
+    found = set()
+    for thread in _THREADS.glob("*"):
+        with suppress(OSError):  # it has ended meanwhile
+            if (thread / "comm").read_bytes().startswith(b"ZMQbg/IO"):
+                found.add(thread)
+    return found
+
+
+def io_threads_sleep(threads: Iterable[Path]) -> bool:
+    """Whether these I/O threads sleep.
 
     Each writes what is queued as soon as the kernel has room. So while the kernel's queue is empty, one that
     sleeps has nothing to write, and one that waits for a processor, on a busy machine for long, may have.
     """
-    for thread in _THREADS.glob("*"):
+    for thread in threads:
         with suppress(OSError):  # it has ended meanwhile
-            if (thread / "comm").read_bytes().startswith(b"ZMQbg/IO"):
-                state = (thread / "stat").read_bytes().rpartition(b")")[2].split()[0]
-                if state != b"S":
-                    return False
+            if (thread / "stat").read_bytes().rpartition(b")")[2].split()[0] != b"S":
+                return False
     return True
 
 

@@ -123,7 +123,7 @@ class Numbers(_Facts, frozen=True, kw_only=True, rename="camel"):
         judged: Whether there are numbers that could be followed.
         counters: How many counted by themselves.
         missed_first: Messages of the counters' beginning that were sent before the first that came.
-        lost, gaps, duplicates, late, restarts: As ``sequences`` judges.
+        lost, gaps, duplicates, late, restarts: As ``sequences`` tracks them.
         malformed: Messages that do not fit the framing.
     """
 
