@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import zmq
 
-__all__ = ["MoreFrames", "more_frames", "recv_of", "send_of"]
+__all__ = ["MoreFrames", "functions_of_libzmq", "more_frames", "recv_of", "send_of"]
 
 
 def send_of(sock: zmq.Socket[bytes]) -> Callable[..., object]:
@@ -22,6 +22,34 @@ def recv_of(sock: zmq.Socket[bytes]) -> Callable[..., Any]:
     """``sock.recv`` without what pyzmq's Python class does around it for every message."""
     recv: Callable[..., Any] = super(zmq.Socket, sock).recv
     return recv
+
+
+# In the order in which _core.c takes them.
+_FUNCTIONS = (
+    *(
+        "zmq_msg_init",
+        "zmq_msg_recv",
+        "zmq_msg_data",
+        "zmq_msg_size",
+        "zmq_msg_more",
+        "zmq_msg_get",
+        "zmq_msg_close",
+    ),
+    *("zmq_send", "zmq_getsockopt", "zmq_errno"),
+)
+
+
+def functions_of_libzmq() -> tuple[int, ...] | None:
+    """The addresses of what the compiled core calls of pyzmq's own libzmq; None if they cannot be had."""
+    try:
+        from zmq.backend.cython import _zmq  # noqa: PLC0415 - pyzmq on PyPy has no such module
+
+        # The extension module is linked with libzmq, so its symbols are found through it.
+        library = ctypes.CDLL(_zmq.__file__)
+        addresses = [ctypes.cast(getattr(library, name), ctypes.c_void_p).value for name in _FUNCTIONS]
+    except (ImportError, AttributeError, OSError):
+        return None
+    return tuple(address for address in addresses if address)
 
 
 class MoreFrames(NamedTuple):
