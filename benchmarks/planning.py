@@ -13,6 +13,7 @@ from benchmarks.peers import in_process
 from zmq_datasource.log.layout import PARTITION
 from zmq_datasource.log.storage import LogStorage
 from zmq_datasource.log.writer import LogWriter
+from zmq_datasource.messages.columns import raw_of
 from zmq_datasource.messages.framing import decode_plain
 from zmq_datasource.options import StreamReadOptions
 from zmq_datasource.options.parser import parse
@@ -66,7 +67,7 @@ def _make_log(location: str, chunks: int) -> None:
     log = LogWriter(LogStorage(location), chunk_bytes=1, max_bytes=1 << 40, sync=False)
     log.open()
     try:
-        message = decode_plain([b"x"], [(0, 1)])
+        message = decode_plain(raw_of([b"x"]), [(0, 1)])
         for _ in range(chunks):
             log.append(message)
     finally:

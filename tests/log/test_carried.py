@@ -11,6 +11,7 @@ from tests.support import stream_options
 from zmq_datasource.acknowledged.transactions import CommittedTransactions, Transaction
 from zmq_datasource.counters import SourceCounters
 from zmq_datasource.log.carried import CarriedState, Envelope
+from zmq_datasource.messages.columns import raw_of
 from zmq_datasource.source.intake import Arrival, Intake
 
 COUNTERS = (
@@ -57,7 +58,7 @@ def test_the_bytes_of_a_ledger_never_change() -> None:
 )
 def test_the_bytes_of_an_intake_never_change(framing: str, sequences: bytes) -> None:
     it = intake(framing=framing)
-    it.read([[b"t", b"p", bytes(8), b"v"]], [Arrival(5, 1, "tcp://feed:1")])
+    it.read(raw_of([[b"t", b"p", bytes(8), b"v"]]), [Arrival(5, 1, "tcp://feed:1")])
     assert it.full() == it.delta().replace(b'"counters":[]', b'"counters":[["p",1,0,0,0,0,false,null]]')
     assert it.full() == COUNTERS % (1, 1) + b'"sequences":' + sequences + b"}"
 

@@ -16,6 +16,7 @@ from zmq_datasource.errors import DamagedChunkError, DataLossError, ZmqDataSourc
 from zmq_datasource.log.chunk import fingerprint, read_chunk, write_batches
 from zmq_datasource.log.layout import chunk_name
 from zmq_datasource.log.storage import LogStorage
+from zmq_datasource.messages.columns import raw_of
 from zmq_datasource.messages.framing import decode_plain
 from zmq_datasource.messages.schemas import LOG_SCHEMA, number_rows
 
@@ -34,7 +35,7 @@ def write(storage: LogStorage, *sizes: int) -> str:
     batches, first = [], 0
     for size in sizes:
         messages = [[b"topic", b"value %d" % i] for i in range(first, first + size)]
-        batches.append(number_rows(decode_plain(messages, [(0, size)]), 0, first))
+        batches.append(number_rows(decode_plain(raw_of(messages), [(0, size)]), 0, first))
         first += size
     name = chunk_name(0, first)
     storage.write_chunk(name, lambda file: write_batches(file, batches), sync=True)
@@ -113,7 +114,7 @@ def test_a_missing_chunk_is_data_loss_and_says_where_to_look(storage: LogStorage
     )
 )
 def test_a_fingerprint_survives_the_way_through_a_file(messages: list[bytes | list[bytes]]) -> None:
-    batch = number_rows(decode_plain(messages, [(7, len(messages))]), 0, 0)
+    batch = number_rows(decode_plain(raw_of(messages), [(7, len(messages))]), 0, 0)
     sink = pa.BufferOutputStream()
     write_batches(sink, [batch])
     read, _ = pa.ipc.open_file(sink.getvalue()).get_batch_with_custom_metadata(0)

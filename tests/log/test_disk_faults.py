@@ -44,6 +44,7 @@ from zmq_datasource.source.ingest import Ingest
 Context = zmq.Context[Socket]
 needs_root = pytest.mark.skipif(os.getuid() != 0, reason="mounting a tmpfs needs root")
 MESSAGES, SIZE = 2000, 500
+SOME = 100  # which one look at the socket may take all at once
 
 
 @pytest.fixture
@@ -66,9 +67,9 @@ def ingesting(location: Path, connect: str | None = None, **options: Any) -> Ite
 
 
 @contextmanager
-def pushing(push: Socket, count: int = MESSAGES) -> Iterator[Callable[[], int]]:
-    """Send numbers, as fast as they are taken; how many were."""
-    sent = 0
+def pushing(push: Socket, count: int = MESSAGES, first: int = 0) -> Iterator[Callable[[], int]]:
+    """Send numbers from ``first`` on, as fast as they are taken; up to which were."""
+    sent = first
     end = threading.Event()
 
     def run() -> None:
@@ -111,8 +112,10 @@ def test_a_full_disk_holds_a_push_back_and_costs_nothing(context: Context, disk:
     push, endpoint = bound(context, zmq.PUSH, sndhwm=10, sndbuf=4096)
     with ingesting(disk / "log", endpoint, rcvhwm=10, zmq_rcvbuf=4096) as ingest:
         blocker = fill_disk(disk)
-        with pushing(push) as sent:
-            wait_for(lambda: ingest.counters.paused_by == "diskFault", "the pause")
+        for number in range(SOME):
+            push.send(b"%d" % number)
+        wait_for(lambda: ingest.counters.paused_by == "diskFault", "the pause")
+        with pushing(push, first=SOME) as sent:
             wait_for(lambda: sent() and not push.poll(200, zmq.POLLOUT), "the sender is held back")
             assert sent() < MESSAGES
             began = time.monotonic()

@@ -22,7 +22,8 @@ from zmq_datasource.log.layout import Chunk, StateFile
 from zmq_datasource.log.state import SavedState, StateRecord, StateRecorder, read_saved_state
 from zmq_datasource.log.storage import LogStorage
 from zmq_datasource.log.writer import LogWriter
-from zmq_datasource.messages.framing import RawMessage, to_rows
+from zmq_datasource.messages.columns import RawMessage, raw_of
+from zmq_datasource.messages.framing import to_rows
 from zmq_datasource.sequences import state as sequences_state
 from zmq_datasource.source.intake import Arrival, Intake
 from zmq_datasource.source.kept import read_gaps
@@ -311,7 +312,7 @@ def test_whenever_it_dies_state_and_rows_belong_together(
             [b"t", name.encode(), n.to_bytes(8, "big"), b"%d" % n] for name, n in numbers
         ]
         if messages:
-            batch, _ = feed.read(messages, [Arrival(0, len(messages), "tcp://feed:1")])
+            batch, _ = feed.read(raw_of(messages), [Arrival(0, len(messages), "tcp://feed:1")])
             log.append(batch)
             feed.rows += batch.num_rows
         if then != "append":
@@ -344,7 +345,7 @@ def test_a_hundred_thousand_publishers_cost_a_chunk_only_what_has_changed(tmp_pa
         messages: list[RawMessage] = [
             [b"", b"publisher-%d" % p, number.to_bytes(8, "big"), b"v"] for p in publishers
         ]
-        batch, _ = feed.read(messages, [Arrival(0, len(messages), "tcp://feed:1")])
+        batch, _ = feed.read(raw_of(messages), [Arrival(0, len(messages), "tcp://feed:1")])
         log.append(batch)
         log.cut().result()
 
@@ -366,7 +367,7 @@ def test_rows_say_how_their_frames_come_back(tmp_path: Path) -> None:
     feed = Intake(stream_options(connect="tcp://feed:1", framing="vllm"), SourceCounters())
     log = writer(tmp_path, feed)
     sent: list[RawMessage] = [[b"t", n.to_bytes(8, "big"), b"v"] for n in range(3)]
-    log.append(feed.read(sent, [Arrival(0, 3, "tcp://feed:1")])[0])
+    log.append(feed.read(raw_of(sent), [Arrival(0, 3, "tcp://feed:1")])[0])
     log.close()
     rows = log_rows(tmp_path)
     assert rows.column("frames").null_count == 3
@@ -381,7 +382,7 @@ def test_no_flipped_bit_gives_wrong_frames_or_a_wrong_state(framing: str, tmp_pa
     log = writer(tmp_path, feed)
     sequence = [n.to_bytes(8, "big") if framing == "vllm" else n.to_bytes(4, "little") for n in (0, 2)]
     sent: list[RawMessage] = [[b"t", n, b"v"] if framing == "vllm" else [b"t", b"v", n] for n in sequence]
-    log.append(feed.read(sent, [Arrival(0, 2, "tcp://feed:1")])[0])
+    log.append(feed.read(raw_of(sent), [Arrival(0, 2, "tcp://feed:1")])[0])
     log.close()
     (chunk,) = LogStorage(str(tmp_path)).chunks()
     path = tmp_path / "0" / chunk.name
@@ -429,7 +430,7 @@ def test_long_names_are_remembered_short(tmp_path: Path) -> None:
     feed = Intake(stream_options(connect="tcp://feed:1", framing="sequenced"), SourceCounters())
     names = [bytes(100_000) + b"%d" % n for n in range(20)] + [b"\xff" * 300, b"0xff", b"plain"]
     messages: list[RawMessage] = [[b"", name, bytes(8), b"v"] for name in names]
-    batch, _ = feed.read(messages, [Arrival(0, len(messages), "tcp://feed:1")])
+    batch, _ = feed.read(raw_of(messages), [Arrival(0, len(messages), "tcp://feed:1")])
     assert len(set(batch.column("publisher").to_pylist())) == len(names)
     saved_text = feed.full()
     assert len(saved_text) < 1000 * len(names)
@@ -437,7 +438,7 @@ def test_long_names_are_remembered_short(tmp_path: Path) -> None:
     assert again.restore(saved_text, None)
     assert again.tracker is not None
     assert len(again.tracker.expected) == len(names)
-    batch, _ = again.read(messages, [Arrival(0, len(messages), "tcp://feed:1")])
+    batch, _ = again.read(raw_of(messages), [Arrival(0, len(messages), "tcp://feed:1")])
     assert again.tracker.totals.duplicates == len(names)
 
 
@@ -452,7 +453,7 @@ def test_a_feed_that_is_numbered_in_another_way_leaves_nothing_of_the_old_behind
         log = writer(tmp_path, feed)
         feed.restore(log.saved.full, log.saved.delta)
         sent: list[RawMessage] = [[b"", b"p%d" % turn, n.to_bytes(8, "big"), b"v"] for n in (0, 2)]
-        log.append(feed.read(sent, [Arrival(0, 2, "tcp://feed:1")])[0])
+        log.append(feed.read(raw_of(sent), [Arrival(0, 2, "tcp://feed:1")])[0])
         log.cut().result()
         if turn == 0:
             log.cut(keep=True).result()

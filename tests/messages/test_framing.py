@@ -7,12 +7,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from zmq_datasource.messages.framing import RawMessage, decode_plain, to_rows
+from zmq_datasource.messages.columns import RawMessage, raw_of
+from zmq_datasource.messages.framing import decode_plain, to_rows
 from zmq_datasource.messages.schemas import MESSAGE_SCHEMA, number_rows, row_schema
 
 
 def rows(messages: list[RawMessage], include_frames: bool = True) -> list[dict[str, object]]:
-    batch = decode_plain(messages, [(0, len(messages))])
+    batch = decode_plain(raw_of(messages), [(0, len(messages))])
     batch.validate(full=True)
     return to_rows(number_rows(batch, 0, 100), include_frames).to_pylist()
 
@@ -38,12 +39,12 @@ def test_the_first_frame_is_the_topic_and_the_last_the_value(
 
 
 def test_ordinary_messages_are_stored_once() -> None:
-    batch = decode_plain([b"v", [b"t", b"v"], [b"a", b"b", b"c"], [b"\xff", b"v"]], [(0, 4)])
+    batch = decode_plain(raw_of([b"v", [b"t", b"v"], [b"a", b"b", b"c"], [b"\xff", b"v"]]), [(0, 4)])
     assert batch.column("frames").to_pylist() == [None, None, [b"a", b"b", b"c"], [b"\xff", b"v"]]
 
 
 def test_a_topic_that_holds_the_replacement_character_itself_is_not_bad() -> None:
-    batch = decode_plain([["\ufffd".encode(), b"v"], [b"\xff", b"v"]], [(0, 2)])
+    batch = decode_plain(raw_of([["\ufffd".encode(), b"v"], [b"\xff", b"v"]]), [(0, 2)])
     assert batch.column("frames").to_pylist() == [None, [b"\xff", b"v"]]
 
 
@@ -59,7 +60,7 @@ def test_frames_come_back_exactly_whatever_they_are(sent: list[RawMessage]) -> N
 
 
 def test_the_schema_is_the_declared_one() -> None:
-    assert decode_plain([b"v"], [(0, 1)]).schema == MESSAGE_SCHEMA
-    batch = to_rows(number_rows(decode_plain([b"v"], [(0, 1)]), 0, 0), include_frames=False)
+    assert decode_plain(raw_of([b"v"]), [(0, 1)]).schema == MESSAGE_SCHEMA
+    batch = to_rows(number_rows(decode_plain(raw_of([b"v"]), [(0, 1)]), 0, 0), include_frames=False)
     assert batch.schema == row_schema(False)
     assert pa.types.is_timestamp(batch.schema.field("timestamp").type)

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from tests.support import DATA, stream_options
 from zmq_datasource.counters import SourceCounters
-from zmq_datasource.messages.framing import RawMessage, to_rows
+from zmq_datasource.messages.columns import RawMessage, raw_of
+from zmq_datasource.messages.framing import to_rows
 from zmq_datasource.messages.framing.fields import UnfitError
 from zmq_datasource.messages.framing.replay import Reply, read_reply, request
 from zmq_datasource.messages.schemas import number_rows
@@ -31,7 +32,7 @@ def intake(**options: Any) -> Intake:
 
 def read(framing: Intake, messages: list[RawMessage]) -> tuple[list[dict[str, Any]], list[str]]:
     """The rows, and the reasons of the messages that did not fit."""
-    batch, findings = framing.read(messages, [Arrival(0, len(messages), "tcp://feed:1")])
+    batch, findings = framing.read(raw_of(messages), [Arrival(0, len(messages), "tcp://feed:1")])
     batch.validate(full=True)
     rows = to_rows(number_rows(batch, 0, 0), include_frames=True).to_pylist()
     return rows, [malformed.reason for malformed in findings.malformed]
@@ -77,7 +78,9 @@ def test_the_endpoint_tells_publishers_apart_that_do_not_name_themselves() -> No
     message = [b"t", bytes(8), b"v"]
     runs = [Arrival(0, 2, "tcp://feed:1"), Arrival(1, 2, "tcp://feed:2"), Arrival(2, 1, "tcp://feed:1")]
     for bad in (False, True):
-        batch, _ = framing.read([message, [b"bad"] if bad else message, message, message, message], runs)
+        batch, _ = framing.read(
+            raw_of([message, [b"bad"] if bad else message, message, message, message]), runs
+        )
         expected = ["tcp://feed:1", *([] if bad else ["tcp://feed:1"]), *["tcp://feed:2"] * 2, "tcp://feed:1"]
         assert batch.column("publisher").to_pylist() == expected
         assert to_rows(number_rows(batch, 0, 0), include_frames=True).to_pylist()[-1]["frames"] == message

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pyarrow as pa
 
+from zmq_datasource.messages.columns import only_rows, raw_of
 from zmq_datasource.messages.framing.presets import whole_layout
-from zmq_datasource.messages.rows import frames_of_rows, message_rows, text_of, times_of
-from zmq_datasource.messages.schemas import MESSAGE_SCHEMA
+from zmq_datasource.messages.rows import message_rows, text_of, times_of
+from zmq_datasource.messages.schemas import FRAMES, MESSAGE_SCHEMA
 from zmq_datasource.options.framing import Framing
 
 TIMES = times_of([(7, 1), (8, 1)])
@@ -23,7 +24,7 @@ def test_each_column_finds_its_place() -> None:
     batch = message_rows(
         pa.array([b"a", b"b"], pa.binary()),
         TIMES,
-        frames=[None, [b"x", b"y"]],
+        frames=pa.array([None, [b"x", b"y"]], FRAMES),
         sequence=pa.array([1, 2], pa.int64()),
         topic=pa.array(["t", None], pa.string()),
         publisher=pa.array(["p", "q"], pa.string()),
@@ -38,13 +39,14 @@ def test_no_rows_are_rows_too() -> None:
 
 
 def test_only_rows_that_need_them_keep_frames() -> None:
-    assert frames_of_rows({1}, 3, lambda at: [b"%d" % at]) == [None, [b"1"], None]
-    assert frames_of_rows(set(), 3, lambda at: [b"%d" % at]) is None
+    raw = raw_of([b"0", b"1", [b"2", b"3"]])
+    assert only_rows(raw, {1, 2}).to_pylist() == [None, [b"1"], [b"2", b"3"]]
+    assert only_rows(raw, pa.array([True, False, False])).to_pylist() == [[b"0"], None, None]
 
 
 def test_topics_that_are_no_text_are_told_whatever_holds_them() -> None:
     topics = [b"a", None, b"\xff", "\ufffd".encode()]
-    for given in (topics, pa.array(topics, pa.binary()), pa.array([b"z", *topics], pa.binary())[1:]):
+    for given in (pa.array(topics, pa.binary()), pa.array([b"z", *topics], pa.binary())[1:]):
         text, bad = text_of(given)
         assert text.to_pylist() == ["a", None, "\ufffd", "\ufffd"]
         assert bad == {2}
@@ -60,5 +62,6 @@ def test_logs_keep_no_frames_where_fields_are_all_that_there_was() -> None:
 def test_a_message_without_a_topic_has_no_frame_for_it() -> None:
     layout = whole_layout("vllm")
     assert layout is not None
-    frames = layout.frames_of([b"t", None], [None, None], [1, 2], [b"a", b"b"])
-    assert frames == [[b"t", (1).to_bytes(8, "big"), b"a"], [(2).to_bytes(8, "big"), b"b"]]
+    topics, values = pa.array([b"t", None], pa.binary()), pa.array([b"a", b"b"], pa.binary())
+    frames = layout.frames_of(topics, topics, pa.array([1, 2], pa.int64()), values)
+    assert frames.to_pylist() == [[b"t", (1).to_bytes(8, "big"), b"a"], [(2).to_bytes(8, "big"), b"b"]]

@@ -13,6 +13,7 @@ from tests.support import Socket, log_rows, wait_for
 from tests.support.proxies import ProxyThreads, drain, endpoints, publisher, receive, subscriber
 from zmq_datasource import LogFormatError, LogLockedError, OptionError, Producer
 from zmq_datasource.log import storage as storage_module
+from zmq_datasource.messages.columns import raw_of
 from zmq_datasource.messages.framing import decode_plain
 from zmq_datasource.options import ProxyOptions
 from zmq_datasource.options.parser import parse
@@ -87,20 +88,20 @@ def test_large_messages_take_another_way_and_are_the_same(
 def test_rows_are_those_of_plain_framing() -> None:
     sent: list[bytes | list[bytes]] = [[b"a", b"1"], b"2", [b"b", b"x", b"3"], [b"\xff\xfe", b"4"]]
     messages = Messages([b"a", None, b"b", b"\xff\xfe"], [b"1", b"2", b"3", b"4"], {2: [b"b", b"x", b"3"]})
-    assert rows_of(messages, 7).equals(decode_plain(sent, [(7, 4)]))
+    assert rows_of(messages, 7).equals(decode_plain(raw_of(sent), [(7, 4)]))
     framed = Messages(
         [b"a", None, b"b", b"\xff\xfe"],
         [zmq.Frame(b"1"), b"2", b"3", zmq.Frame(b"4")],
         {2: [b"b", zmq.Frame(b"x"), b"3"]},
     )
-    assert rows_of(framed, 7).equals(decode_plain(sent, [(7, 4)]))
+    assert rows_of(framed, 7).equals(decode_plain(raw_of(sent), [(7, 4)]))
     back = messages_of(rows_of(messages, 7))
     assert [back.frames(at) for at in range(4)] == [[m] if isinstance(m, bytes) else m for m in sent]
 
 
 def test_rows_without_any_topic() -> None:
     batch = rows_of(Messages([None, None], [b"1", b"2"], {}), 7)
-    assert batch.equals(decode_plain([b"1", b"2"], [(7, 2)]))
+    assert batch.equals(decode_plain(raw_of([b"1", b"2"]), [(7, 2)]))
     assert isinstance(batch, pa.RecordBatch)
 
 

@@ -9,13 +9,14 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.support.sequence_model import Model
 from zmq_datasource.options import Numbering
-from zmq_datasource.sequences import SequenceFindings, SequenceTracker, state
+from zmq_datasource.sequences import Key, Keys, Run, SequenceFindings, SequenceTracker, runs_of, state
 
 KEY = b"p"
 PLAIN = Numbering(("publisher",))
@@ -29,12 +30,21 @@ NUMBERINGS = [
 ]
 
 
+def in_runs(keys: Sequence[Key], numbers: Sequence[int]) -> list[Run]:
+    """Messages in their order, as the tracker is given them."""
+    if not keys:
+        return []
+    names = list(dict.fromkeys(keys))
+    codes = pa.array([names.index(key) for key in keys]) if len(names) > 1 else None
+    return runs_of(Keys(names, codes), pa.array(numbers, pa.int64()))
+
+
 def tracker(numbering: Numbering = PLAIN, counters: int = 1000, gaps: int = 1000) -> SequenceTracker:
     return SequenceTracker(numbering, counters, gaps)
 
 
 def see(tracked: SequenceTracker, *numbers: int, key: bytes = KEY, when: int = 7) -> SequenceFindings:
-    return tracked.track([key] * len(numbers), numbers, lambda row: when)
+    return tracked.track(in_runs([key] * len(numbers), numbers), lambda row: when)
 
 
 def missing(tracked: SequenceTracker, key: bytes = KEY) -> list[tuple[int, int]]:
@@ -146,7 +156,7 @@ def test_an_announcement_of_a_publisher_never_heard_is_where_judging_begins() ->
 
 def test_counters_are_judged_apart() -> None:
     tracked = tracker()
-    tracked.track([b"a", b"b", b"a", b"b"], [0, 10, 1, 12], lambda row: 0)
+    tracked.track(in_runs([b"a", b"b", b"a", b"b"], [0, 10, 1, 12]), lambda row: 0)
     assert missing(tracked, b"a") == []
     assert missing(tracked, b"b") == [(11, 11)]
 
@@ -333,7 +343,7 @@ def test_a_judge_restored_goes_on_like_the_one_that_was_saved(
     for turn, (messages, in_full) in enumerate(steps):
         keys, numbers = [key for key, _ in messages], [number for _, number in messages]
         for one in (tracked, twin):
-            one.track(keys, numbers, lambda row: 0)
+            one.track(in_runs(keys, numbers), lambda row: 0)
         if in_full:
             base = through_json(state.full(tracked))
         saved = through_json(state.delta(tracked))
@@ -366,7 +376,7 @@ def memory(tracked: SequenceTracker) -> object:
 def test_a_large_delta_asks_for_a_full_one() -> None:
     tracked = tracker(counters=100_000)
     names = [b"%d" % n for n in range(5000)]
-    tracked.track(names, [0] * 5000, lambda row: 0)
+    tracked.track(in_runs(names, [0] * 5000), lambda row: 0)
     assert state.is_large(tracked)
     state.full(tracked)
     assert not state.is_large(tracked)
@@ -414,7 +424,7 @@ def test_memory_is_a_few_hundred_bytes_a_publisher(publishers: int) -> None:
         for batch in range(0, publishers, 1000):
             names = [b"publisher-%d" % n for n in range(batch, batch + 1000)]
             for numbers in ([0] * 1000, [2] * 1000):
-                tracked.track(names, numbers, lambda row: 0)
+                tracked.track(in_runs(names, numbers), lambda row: 0)
         used, _ = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()

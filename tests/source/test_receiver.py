@@ -9,6 +9,7 @@ import zmq_datasource.source.receiver as receiver_module
 from tests.support import Socket, bind_when_free, bound, free_endpoint, stream_options, wait_for
 from zmq_datasource.counters import SourceCounters
 from zmq_datasource.source.receiver import Receiver
+from zmq_datasource.transport import core
 
 Context = zmq.Context[Socket]
 
@@ -132,7 +133,7 @@ def test_a_round_over_many_sockets_is_bounded_as_a_whole_and_takes_them_in_turn(
 def test_a_message_no_row_can_hold_is_counted_and_does_not_stop_the_feed(
     context: Context, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(receiver_module, "MAX_MESSAGE_BYTES", 1000)
+    monkeypatch.setattr(core, "MAX_MESSAGE_BYTES", 1000)
     monkeypatch.setattr(receiver_module, "_ROUND_BYTES", 1)
     push, endpoint = bound(context, zmq.PUSH)
     counters = SourceCounters()

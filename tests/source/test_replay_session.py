@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 
 from zmq_datasource.counters import SourceCounters
+from zmq_datasource.messages.columns import integers_of
 from zmq_datasource.messages.framing.replay import END, request
 from zmq_datasource.options import Numbering
-from zmq_datasource.sequences import Gap, Sample, SequenceTracker
+from zmq_datasource.sequences import Gap, Keys, Sample, SequenceTracker, runs_of
 from zmq_datasource.sequences.tracker import SequenceFindings
 from zmq_datasource.source.replay_session import ReplaySession
 
@@ -39,7 +40,7 @@ class Asking:
 
     def hear(self, *numbers: int) -> None:
         """The live flow brings these."""
-        self.tracker.track([KEY] * len(numbers), numbers, lambda row: 0)
+        self.tracker.track(runs_of(Keys([KEY]), integers_of(numbers)), lambda row: 0)
         self.it.heard(self.now)
 
     def step(self, live_waits: bool = False) -> list[Gap]:

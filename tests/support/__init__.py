@@ -21,6 +21,7 @@ import zmq
 from tests.support.ports import free_port
 from zmq_datasource.log.reader import read_index, read_slices, slices
 from zmq_datasource.log.storage import LogStorage
+from zmq_datasource.messages.columns import raw_of
 from zmq_datasource.messages.framing import decode_plain
 from zmq_datasource.options import StreamReadOptions, WriteOptions
 from zmq_datasource.options.parser import parse
@@ -181,7 +182,7 @@ def _text(options: dict[str, Any]) -> dict[str, str]:
 def batch_of(values: Iterable[bytes], timestamp: int = 0) -> pa.RecordBatch:
     """Messages of one frame each, as a receiver hands them over."""
     listed = list(values)
-    return decode_plain(listed, [(timestamp, len(listed))])
+    return decode_plain(raw_of(listed), [(timestamp, len(listed))])
 
 
 def flips(path: Path, positions: Iterable[int], bit: int) -> Iterator[int]:

@@ -16,8 +16,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from zmq_datasource.errors import ProtocolError
+from zmq_datasource.messages.columns import join_frames, only_rows
 from zmq_datasource.messages.framing import decode_plain
-from zmq_datasource.messages.rows import frames_of_rows, message_rows, text_of, times_of
+from zmq_datasource.messages.rows import message_rows, text_of, times_of
 from zmq_datasource.messages.schemas import FRAMES
 
 __all__ = [
@@ -325,10 +326,10 @@ def _make_rows(message: Data, columns: dict[str, pa.Array], timestamp: int) -> p
     producer = pa.repeat(pa.scalar(message.producer), message.rows)
     number = pa.repeat(pa.scalar(message.number, pa.int64()), message.rows)
     if "frames" in columns:
-        lists = columns["frames"].to_pylist()
-        if not all(lists):
+        messages = columns["frames"]
+        if messages.null_count or pc.any(pc.equal(pc.list_value_length(messages), 0)).as_py():
             raise ProtocolError("a message without frames")
-        return decode_plain([f if len(f) > 1 else f[0] for f in lists], timestamps, producer, number)
+        return decode_plain(messages, timestamps, producer, number)
     value, topic, bad = columns["value"], None, set[int]()
     if "topic" in columns:
         topic, bad = text_of(columns["topic"])
@@ -338,9 +339,7 @@ def _make_rows(message: Data, columns: dict[str, pa.Array], timestamp: int) -> p
         topic=topic,
         publisher=producer,
         sequence=number,
-        frames=frames_of_rows(
-            bad, message.rows, lambda row: [columns["topic"][row].as_py(), value[row].as_py()]
-        ),
+        frames=only_rows(join_frames([columns["topic"], value]), bad) if bad else None,
     )
 
 

@@ -7,13 +7,14 @@ that is not UTF-8 does not come back from text, so such a row keeps its frames; 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Sequence
 
 import pyarrow as pa
 
-from zmq_datasource.messages.schemas import FRAMES, MESSAGE_SCHEMA
+from zmq_datasource.messages.columns import binary_of
+from zmq_datasource.messages.schemas import MESSAGE_SCHEMA
 
-__all__ = ["frames_of_rows", "message_rows", "text_of", "times_of"]
+__all__ = ["message_rows", "text_of", "times_of"]
 
 # Kept, because asking the schema takes longer than all else for a batch of one message.
 _TYPES = {field.name: field.type for field in MESSAGE_SCHEMA}
@@ -26,7 +27,7 @@ def message_rows(
     topic: pa.Array | None = None,
     publisher: pa.Array | None = None,
     sequence: pa.Array | None = None,
-    frames: Sequence[list[bytes] | None] | None = None,
+    frames: pa.Array | None = None,
 ) -> pa.RecordBatch:
     """A batch with ``MESSAGE_SCHEMA``; a column that is None is null in each row.
 
@@ -41,18 +42,11 @@ def message_rows(
         "publisher": publisher,
         "sequence": sequence,
         "timestamp": timestamp,
-        "frames": None if frames is None else pa.array(frames, FRAMES),
+        "frames": frames,
     }
     rows = len(value)
     columns = [pa.nulls(rows, kind) if given[name] is None else given[name] for name, kind in _TYPES.items()]
     return pa.RecordBatch.from_arrays(columns, schema=MESSAGE_SCHEMA)
-
-
-def frames_of_rows(
-    rows: Collection[int], count: int, message: Callable[[int], list[bytes]]
-) -> list[list[bytes] | None] | None:
-    """``frames`` for ``message_rows`` where only these of ``count`` rows must keep theirs."""
-    return [message(at) if at in rows else None for at in range(count)] if rows else None
 
 
 def times_of(timestamps: Sequence[tuple[int, int]]) -> pa.Array:
@@ -62,20 +56,19 @@ def times_of(timestamps: Sequence[tuple[int, int]]) -> pa.Array:
     return pa.concat_arrays(times).cast(kind) if times else pa.nulls(0, kind)
 
 
-def text_of(topics: pa.Array | Sequence[bytes | None]) -> tuple[pa.Array, set[int]]:
+def text_of(topics: pa.Array) -> tuple[pa.Array, set[int]]:
     """Topics as strings, and the rows whose bytes were not UTF-8."""
-    raw = topics if isinstance(topics, pa.Array) else pa.array(topics, pa.binary())
     try:
-        return raw.cast(pa.string()), set()
+        return topics.cast(pa.string()), set()
     except pa.ArrowInvalid:
-        given = raw.to_pylist()
+        given = topics.to_pylist()
         texts = [None if t is None else _readable(t) for t in given]
         bad = {
             row
             for row, (t, text) in enumerate(zip(given, texts, strict=True))
             if t is not None and text is not None and text.encode() != t
         }
-        return pa.array(texts, pa.string()), bad
+        return binary_of([None if text is None else text.encode() for text in texts]).cast(pa.string()), bad
 
 
 # Of a topic that is no text, so much is shown: bad bytes become three each, and a column holds 2 GiB.

@@ -8,7 +8,8 @@ from typing import Any, NamedTuple, TypeAlias
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from zmq_datasource.messages.rows import frames_of_rows, message_rows, text_of, times_of
+from zmq_datasource.messages.columns import raw_of
+from zmq_datasource.messages.framing import decode_plain
 
 __all__ = ["Frame", "Messages", "messages_of", "rows_of"]
 
@@ -55,15 +56,8 @@ def rows_of(messages: Messages, timestamp: int) -> pa.RecordBatch:
     Args:
         timestamp: When they were received, in microseconds since the epoch.
     """
-    rows = len(messages)
-    topic, bad = None, set[int]()
-    if any(first is not None for first in messages.topics):
-        topic, bad = text_of(messages.topics)
-    return message_rows(
-        _values(messages.values),
-        times_of([(timestamp, rows)]),
-        topic=topic,
-        frames=frames_of_rows(bad.union(messages.others), rows, messages.copied),
+    return decode_plain(
+        raw_of([messages.copied(at) for at in range(len(messages))]), [(timestamp, len(messages))]
     )
 
 

@@ -25,14 +25,15 @@ number ``n`` of a counter that expects ``e``:
 Memory is bounded: of counters, the one not heard for longest is forgotten first; of gaps, the
 oldest. What was lost stays counted.
 
-Modules: ``gaps`` is the table of gaps, ``tracker`` the rules, ``records`` what it remembers and says, ``state`` what
-survives the process.
+Modules: ``gaps`` is the table of gaps, ``runs`` finds where numbers go on by one, ``tracker`` the rules,
+``records`` what it remembers and says, ``state`` what survives the process.
 """
 
 from __future__ import annotations
 
 from zmq_datasource.sequences.gaps import Gap, Key
 from zmq_datasource.sequences.records import Sample, SequenceFindings, Totals
+from zmq_datasource.sequences.runs import Keys, Run, runs_of
 from zmq_datasource.sequences.tracker import SequenceTracker
 
-__all__ = ["Gap", "Key", "Sample", "SequenceFindings", "SequenceTracker", "Totals"]
+__all__ = ["Gap", "Key", "Keys", "Run", "Sample", "SequenceFindings", "SequenceTracker", "Totals", "runs_of"]

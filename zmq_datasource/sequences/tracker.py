@@ -5,11 +5,12 @@ A *position* is a number that never wraps: a counter's number plus its whole tur
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 
 from zmq_datasource.options import Numbering
 from zmq_datasource.sequences.gaps import Gap, GapTable, Key
 from zmq_datasource.sequences.records import Ahead, Counter, SequenceFindings, Totals
+from zmq_datasource.sequences.runs import Run
 
 __all__ = ["SequenceTracker"]
 
@@ -43,39 +44,26 @@ class SequenceTracker:
 
     # The live flow.
 
-    def track(
-        self, keys: Sequence[Key], numbers: Sequence[int], when: Callable[[int], int]
-    ) -> SequenceFindings:
-        """Track messages in the order in which they came.
+    def track(self, runs: Iterable[Run], when: Callable[[int], int]) -> SequenceFindings:
+        """Track messages in the order in which they came; what one counter tells says nothing of another.
 
         Args:
-            keys: For each message, which counter it belongs to.
             when: From a message's place to when it was received, in microseconds since the epoch.
         """
         findings = SequenceFindings()
-        expected = self.expected
-        if keys and keys.count(keys[0]) == len(keys) and self._runs_on(keys[0], numbers):
-            expected[keys[0]] = numbers[-1] + 1
-            self._hear({keys[0]})
-            return findings
-        get = expected.get
-        for row, (key, number) in enumerate(zip(keys, numbers, strict=True)):
-            # The loop that every message passes: nothing but what the usual case needs.
-            if get(key) == number:
-                expected[key] = number + 1
-            else:
-                self._track_one(key, number, row, when(row), findings)
-        self._hear(set(keys))
+        heard = set()
+        for run in runs:
+            key, first, count = run.key, run.first, run.count
+            for offset in range(count):
+                if self.expected.get(key) == first + offset:  # and so it is with all that follow
+                    self.expected[key] = first + count
+                    break
+                place = run.place(offset)
+                self._track_one(key, first + offset, place, when(place), findings)
+            heard.add(key)
+        self._hear(heard)
         self._forget(findings)
         return findings
-
-    def _runs_on(self, key: Key, numbers: Sequence[int]) -> bool:
-        first = numbers[0]
-        return (
-            self.expected.get(key) == first
-            and numbers[-1] - first == len(numbers) - 1
-            and list(numbers) == list(range(first, first + len(numbers)))
-        )
 
     def _track_one(self, key: Key, number: int, row: int, when: int, findings: SequenceFindings) -> None:
         if key not in self.expected:

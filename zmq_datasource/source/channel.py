@@ -6,18 +6,18 @@ tell which of its connections a message came by, so then each endpoint has a soc
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import msgspec
 import zmq
 
 from zmq_datasource.counters import SourceCounters
-from zmq_datasource.messages.framing import RawMessage, subscriptions
+from zmq_datasource.messages.framing import subscriptions
 from zmq_datasource.options import ReadOptions
 from zmq_datasource.options.types import Endpoints
 from zmq_datasource.source.replayer import Replayer
+from zmq_datasource.transport.core import Inbox, Taken
 from zmq_datasource.transport.opened import OpenSocket
-from zmq_datasource.transport.pyzmq_internals import more_frames
 from zmq_datasource.transport.spec import SocketSpec
 from zmq_datasource.transport.unfinished import Unfinished
 
@@ -59,7 +59,6 @@ class Channel:
         """
         self.opened = OpenSocket(self._spec, self._prepare)
         self.socket = self.opened.socket
-        self._more = more_frames(self.socket)
         self._unfinished = Unfinished(self.opened)
         if self.replayer is not None:
             self.replayer.open()
@@ -115,76 +114,12 @@ class Channel:
         if self.replayer is not None:
             self.replayer.heard()
 
-    def take(
-        self, messages: list[RawMessage], most: int, first: int, room: int, clock: Callable[[], float]
-    ) -> tuple[int, int]:
-        """Take messages until none is there, or no room.
-
-        Args:
-            messages: Where to put them.
-            most: Their number.
-            first: The flags with which the first is received: 0 waits up to ``WAIT_MS``.
-            room: Bytes after which it is enough; the last message may be larger.
-            clock: Seconds since the epoch.
-
-        Returns:
-            When the first came (microseconds since the epoch, 0 if none did), and the room left.
-        """
-        take = self._take_carefully if self._unfinished.careful else self._take_quickly
-        return take(messages, most, first, room, clock)
-
-    def _take_quickly(
-        self, messages: list[RawMessage], most: int, first: int, room: int, clock: Callable[[], float]
-    ) -> tuple[int, int]:
-        # Local names and nothing but what bounds the round: this loop sets the source's speed.
-        recv, noblock = self.socket.recv, int(zmq.NOBLOCK)
-        ask_more, more = self._more
-        append = messages.append
-        timestamp = 0
-        try:
-            frame = recv(first)
-            timestamp = int(clock() * 1_000_000)
-            for turn in range(most):
-                if turn:
-                    frame = recv(noblock)
-                ask_more()
-                if more.value:
-                    message = self._rest(frame)
-                    append(message)
-                    room -= sum(map(len, message))
-                else:
-                    append(frame)
-                    room -= len(frame)
-                if room <= 0:
-                    break
-        except zmq.Again:
+    def take(self, inbox: Inbox, most: int, room: int, wait: bool) -> Taken:
+        """Take messages until none is there, or no room: ``Inbox.take``, which waits up to ``WAIT_MS``."""
+        taken = self._unfinished.take(inbox, most, room, wait)
+        if taken.empty:
             self.opened.watch.found_empty()
-        return timestamp, room
-
-    def _rest(self, first: bytes) -> list[bytes]:
-        """The whole message; its frames arrive together, so none of these waits."""
-        message = [first]
-        while self._more.flag.value:
-            message.append(self.socket.recv(zmq.NOBLOCK))
-            self._more.ask()
-        return message
-
-    def _take_carefully(
-        self, messages: list[RawMessage], most: int, first: int, room: int, clock: Callable[[], float]
-    ) -> tuple[int, int]:
-        """The same, while some connection may be sending a message that never ends."""
-        timestamp = 0
-        try:
-            for turn in range(most):
-                message = self._unfinished.receive(int(zmq.NOBLOCK) if turn else first)
-                timestamp = timestamp or int(clock() * 1_000_000)
-                messages.append(message if len(message) > 1 else message[0])
-                room -= sum(map(len, message))
-                if room <= 0:
-                    break
-        except zmq.Again:
-            self.opened.watch.found_empty()
-        return timestamp, room
+        return taken
 
 
 def make_channels(options: ReadOptions, counters: SourceCounters) -> list[Channel]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from itertools import accumulate, repeat
+from itertools import accumulate
 from typing import Any, NamedTuple
 
 import pyarrow as pa
@@ -18,16 +18,21 @@ import xxhash
 
 from zmq_datasource.counters import SourceCounters
 from zmq_datasource.log.carried import CarriedState, Envelope
-from zmq_datasource.messages.framing import (
-    Fields,
-    RawMessage,
-    decode_plain,
-    make_batch,
-    make_framing,
-)
+from zmq_datasource.messages.columns import binary_of, integers_of, raw_of
+from zmq_datasource.messages.framing import Fields, decode_plain, make_batch, make_framing
 from zmq_datasource.messages.framing.replay import Reply
 from zmq_datasource.options import FramingOptions, Numbering
-from zmq_datasource.sequences import Gap, Key, Sample, SequenceFindings, SequenceTracker, state
+from zmq_datasource.sequences import (
+    Gap,
+    Key,
+    Keys,
+    Run,
+    Sample,
+    SequenceFindings,
+    SequenceTracker,
+    runs_of,
+    state,
+)
 
 __all__ = ["Arrival", "Findings", "Intake", "MalformedMessage"]
 
@@ -87,13 +92,12 @@ class Intake(CarriedState):
             else SequenceTracker(numbering, options.max_publishers, options.max_gaps)
         )
 
-    def read(
-        self, messages: Sequence[RawMessage], arrivals: Sequence[Arrival]
-    ) -> tuple[pa.RecordBatch, Findings]:
+    def read(self, raw: pa.ListArray, arrivals: Sequence[Arrival]) -> tuple[pa.RecordBatch, Findings]:
         """Messages of the live flow to rows.
 
         Args:
-            runs: Where and when they came from, in their order.
+            raw: One or more, as they came.
+            arrivals: Where and when they came from, in their order.
 
         Returns:
             A batch with ``messages.MESSAGE_SCHEMA``, and what is to be said of it.
@@ -101,30 +105,31 @@ class Intake(CarriedState):
         findings = Findings()
         timestamps = [(arrival.timestamp, arrival.messages) for arrival in arrivals]
         if self._framing is None:
-            batch = decode_plain(messages, timestamps)
+            batch = decode_plain(raw, timestamps)
         else:
-            fields = self._framing.decode(messages)
+            fields = self._framing.decode(raw)
             origin = _origins(arrivals)
-            self._keep_dead_letters(fields, messages, origin, findings)
+            self._keep_dead_letters(fields, raw, origin, findings)
             if self.tracker is not None:
                 fields = self._track(self.tracker, fields, arrivals, origin, findings)
-            batch = make_batch(self._options.framing, fields, messages, timestamps, self._endpoints(arrivals))
+            batch = make_batch(self._options.framing, fields, raw, timestamps, self._endpoints(arrivals))
         self._count(batch)
         return batch, findings
 
     def _keep_dead_letters(
         self,
         fields: Fields,
-        messages: Sequence[RawMessage],
+        raw: pa.ListArray,
         origin: Callable[[int], Arrival],
         findings: Findings,
     ) -> None:
         self._counters.control += fields.skipped + len(fields.announced)
         self._counters.malformed += len(fields.malformed)
         for row, reason in fields.malformed:
-            message, arrival = messages[row], origin(row)
-            frames = message if isinstance(message, list) else [message]
-            findings.malformed.append(MalformedMessage(reason, frames, arrival.timestamp, arrival.endpoint))
+            arrival = origin(row)
+            findings.malformed.append(
+                MalformedMessage(reason, raw[row].as_py(), arrival.timestamp, arrival.endpoint)
+            )
         self._changed = self._changed or bool(fields.skipped or fields.announced or fields.malformed)
 
     def _track(
@@ -137,12 +142,12 @@ class Intake(CarriedState):
     ) -> Fields:
         for arrival in arrivals:
             tracker.connections[arrival.endpoint.encode()] = arrival.connection
-        if fields.sequences:
-            keys = _keys(tracker.numbering.by, fields, arrivals)
-            tracked = tracker.track(keys, fields.sequences, lambda at: origin(fields.row(at)).timestamp)
+        if fields.sequences is not None and len(fields):
+            runs = runs_of(_keys(tracker.numbering.by, fields, arrivals), fields.sequences)
+            tracked = tracker.track(runs, lambda at: origin(fields.row(at)).timestamp)
             findings.add(tracked)
-            if self._options.replay_endpoint and fields.topics:
-                self._note_latest(tracker, keys, fields.topics, fields.sequences, fields.values)
+            if self._options.replay_endpoint and fields.topics is not None:
+                self._note_latest(tracker, runs, fields)
             left_out = tracked.overlapping + (tracked.duplicates if self._options.deduplicate else [])
             if left_out:
                 self._changed = True
@@ -158,21 +163,16 @@ class Intake(CarriedState):
             findings.add(tracker.announce(key if len(key) > 1 else key[0], last, arrival.timestamp, end=end))
         return fields
 
-    def _note_latest(
-        self,
-        tracker: SequenceTracker,
-        keys: Sequence[Key],
-        topics: Sequence[bytes | None],
-        sequences: Sequence[int],
-        values: Sequence[bytes],
-    ) -> None:
+    def _note_latest(self, tracker: SequenceTracker, runs: Sequence[Run], fields: Fields) -> None:
         """Remember of each endpoint what a replay is compared with: the topic, and the latest message."""
-        for key, last in dict(zip(keys, range(len(keys)), strict=True)).items():
+        assert fields.topics is not None
+        for key, run in {run.key: run for run in runs}.items():  # the runs of one counter are in their order
             counter = tracker.counters.get(key)
             if counter is not None:  # it may be forgotten already
-                counter.topic = topics[last]
-                if sequences[last] + 1 == tracker.next_number(key):
-                    counter.sample = Sample.of(sequences[last], values[last])
+                at, number = run.place(run.count - 1), run.first + run.count - 1
+                counter.topic = fields.topics[at].as_py()
+                if number + 1 == tracker.next_number(key):
+                    counter.sample = Sample.of(number, fields.values[at].as_py())
 
     def read_replies(
         self, replies: Sequence[Reply], arrival: Arrival, onwards: bool, anew: bool
@@ -202,15 +202,17 @@ class Intake(CarriedState):
         topic = None if counter is None else counter.topic
         topics = [topic if reply.topic is None else reply.topic for reply in kept]
         sequences = [reply.sequence for reply in kept if reply.sequence is not None]
-        fields = Fields([reply.value for reply in kept], topics, None, sequences)
+        fields = Fields(
+            binary_of([reply.value for reply in kept]), binary_of(topics), None, integers_of(sequences)
+        )
         if sequences and counter is not None and sequences[-1] + 1 == self.tracker.next_number(key):
             counter.sample = Sample.of(sequences[-1], kept[-1].value)
-        messages: list[RawMessage] = [
+        messages = [
             [*([] if reply.topic is None else [reply.topic]), sequence.to_bytes(8, "big"), reply.value]
             for reply, sequence in zip(kept, sequences, strict=True)
         ]
         origins = self._endpoints([arrival._replace(messages=len(kept))])
-        batch = make_batch(self._options.framing, fields, messages, [(timestamp, len(kept))], origins)
+        batch = make_batch(self._options.framing, fields, raw_of(messages), [(timestamp, len(kept))], origins)
         self._counters.replayed += len(kept)
         self._count(batch)
         findings = Findings()
@@ -297,32 +299,36 @@ def _origins(arrivals: Sequence[Arrival]) -> Callable[[int], Arrival]:
 _MOST_NAME_BYTES = 256
 
 
-def _bounded(name: bytes) -> bytes:
+def _bounded(name: Key) -> bytes:
+    assert isinstance(name, bytes)
     if len(name) <= _MOST_NAME_BYTES:
         return name
     return name[: _MOST_NAME_BYTES - 32] + xxhash.xxh3_128_hexdigest(name).encode()
 
 
-def _bounded_names(names: Sequence[bytes]) -> Sequence[bytes]:
-    return names if max(map(len, names)) <= _MOST_NAME_BYTES else [_bounded(name) for name in names]
-
-
-def _keys(by: Sequence[str], fields: Fields, arrivals: Sequence[Arrival]) -> Sequence[Key]:
-    columns: list[Sequence[bytes]] = []
+def _keys(by: Sequence[str], fields: Fields, arrivals: Sequence[Arrival]) -> Keys:
+    parts: list[Keys] = []
     for name in by:
-        if name == "publisher":
-            assert fields.publishers is not None
-            columns.append(_bounded_names(fields.publishers))
-        elif name == "topic":
-            assert fields.topics is not None
-            columns.append(_bounded_names([topic or b"" for topic in fields.topics]))
+        if name == "endpoint":
+            parts.append(_endpoints(fields, arrivals))
         else:
-            columns.append(_endpoints(fields, arrivals))
-    return columns[0] if len(columns) == 1 else list(zip(*columns, strict=True))
+            column = fields.publishers if name == "publisher" else fields.topics
+            assert column is not None
+            keys = Keys.of(column.fill_null(b"") if column.null_count else column)
+            parts.append(Keys([_bounded(each) for each in keys.names], keys.codes))
+    return parts[0] if len(parts) == 1 else Keys.joined(parts)
 
 
-def _endpoints(fields: Fields, arrivals: Sequence[Arrival]) -> list[bytes]:
-    if len({arrival.endpoint for arrival in arrivals}) == 1:
-        return [arrivals[0].endpoint.encode()] * len(fields)
-    everyone = [name for arrival in arrivals for name in repeat(arrival.endpoint.encode(), arrival.messages)]
-    return everyone if fields.rows is None else [everyone[row] for row in fields.rows]
+def _endpoints(fields: Fields, arrivals: Sequence[Arrival]) -> Keys:
+    names = list(dict.fromkeys(arrival.endpoint.encode() for arrival in arrivals))
+    if len(names) == 1:
+        return Keys(names)
+    codes = {name: pa.scalar(code, pa.int32()) for code, name in enumerate(names)}
+    return Keys(
+        names,
+        fields.of(
+            pa.concat_arrays(
+                [pa.repeat(codes[arrival.endpoint.encode()], arrival.messages) for arrival in arrivals]
+            )
+        ),
+    )

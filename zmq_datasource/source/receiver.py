@@ -19,7 +19,6 @@ import zmq
 
 from zmq_datasource.counters import SourceCounters
 from zmq_datasource.errors import SocketError
-from zmq_datasource.messages.framing import RawMessage
 from zmq_datasource.messages.schemas import MAX_MESSAGE_BYTES, MESSAGE_SCHEMA, warm_up_arrow
 from zmq_datasource.options import ReadOptions
 from zmq_datasource.sequences import SequenceTracker
@@ -28,6 +27,7 @@ from zmq_datasource.source.dead_letters import DeadLetters
 from zmq_datasource.source.incidents import Incidents
 from zmq_datasource.source.intake import Arrival, Findings, Intake
 from zmq_datasource.source.replayer import Replayer
+from zmq_datasource.transport.core import Inbox
 from zmq_datasource.transport.peers import count_connections
 
 __all__ = ["Receiver"]
@@ -36,7 +36,7 @@ _log = logging.getLogger(__name__)
 
 # Bounds of one round over all sockets: no round keeps the thread from its other duties for long, and
 # none takes more than about this much (or one message). So what is handed over always fits an Arrow batch.
-ROUND_MESSAGES = 1024
+ROUND_MESSAGES = 4096
 _ROUND_BYTES = 4 << 20
 # When to make a record batch of what was received: Spark is fastest with 10,000 rows and more.
 BATCH_MESSAGES = 16_384
@@ -71,9 +71,8 @@ class Receiver:
         self.intake = Intake(options, counters)
         self._channels = make_channels(options, counters)
         self._poller: zmq.Poller | None = None
-        self._messages: list[RawMessage] = []
+        self._inbox = Inbox()
         self._arrivals: list[Arrival] = []
-        self._live_bytes = 0
         self._turn = 0  # the channel that a round begins with
         self._next_housekeeping = 0.0
 
@@ -134,12 +133,12 @@ class Receiver:
     @property
     def pending(self) -> int:
         """Messages received but not handed over yet."""
-        return len(self._messages) + sum(c.replayer.session.pending for c in self._channels if c.replayer)
+        return self._inbox.messages + sum(c.replayer.session.pending for c in self._channels if c.replayer)
 
     @property
     def pending_bytes(self) -> int:
         """Bytes of the pending messages."""
-        return self._live_bytes + sum(c.replayer.session.pending_bytes for c in self._channels if c.replayer)
+        return self._inbox.size + sum(c.replayer.session.pending_bytes for c in self._channels if c.replayer)
 
     @property
     def waiting(self) -> bool:
@@ -173,7 +172,7 @@ class Receiver:
             self._next_housekeeping = now + _HOUSEKEEPING_SECONDS
         room = min(_ROUND_BYTES, self._batch_bytes)
         if self._poller is None:
-            return self._receive_from(self._channels[0], most, 0, room)
+            return self._receive_from(self._channels[0], most, room, True)
         taken = 0
         ready = dict(self._poller.poll(WAIT_MS))
         for _ in self._channels:
@@ -183,34 +182,35 @@ class Receiver:
                 taken += replayer.receive(most, before + room)
                 room -= replayer.session.pending_bytes - before
             if room > 0 and channel.socket in ready and not channel.held:
-                before = self._live_bytes
-                taken += self._receive_from(channel, most, int(zmq.NOBLOCK), room)
-                room -= self._live_bytes - before
+                before = self._inbox.size
+                taken += self._receive_from(channel, most, room, False)
+                room -= self._inbox.size - before
             self._turn = (self._turn + 1) % len(self._channels)
             if room <= 0:  # the others come first in the next round
                 break
         return taken
 
-    def _receive_from(self, channel: Channel, most: int, first: int, limit: int) -> int:
-        messages = self._messages
-        before = len(messages)
-        timestamp, room = channel.take(messages, most, first, limit, self._clock)
-        if room < limit - MAX_MESSAGE_BYTES:
-            room += self._discard_oversize(messages)
-        taken = len(messages) - before
-        if taken:
-            channel.took(taken)
-            self._arrivals.append(Arrival(timestamp, taken, channel.name, channel.connection()))
-        self._live_bytes += limit - room
-        return taken
+    def _receive_from(self, channel: Channel, most: int, room: int, wait: bool) -> int:
+        taken = channel.take(self._inbox, most, room, wait)
+        if taken.excess:
+            self._counters.oversize += 1
+            _log.error(
+                "discarded a message of %d bytes: a row holds at most %d; have it sent in parts",
+                taken.excess,
+                MAX_MESSAGE_BYTES,
+            )
+        if taken.messages:
+            channel.took(taken.messages)
+            now = int(self._clock() * 1_000_000)
+            self._arrivals.append(Arrival(now, taken.messages, channel.name, channel.connection()))
+        return taken.messages
 
     def take(self) -> pa.RecordBatch:
         """Hand over what was received, as a batch with ``messages.MESSAGE_SCHEMA``."""
-        messages, arrivals = self._messages, self._arrivals
-        self._messages, self._arrivals, self._live_bytes = [], [], 0
         batches = []
-        if messages:
-            batch, findings = self.intake.read(messages, arrivals)
+        if self._inbox.messages:
+            arrivals, self._arrivals = self._arrivals, []
+            batch, findings = self.intake.read(self._inbox.hand_over(), arrivals)
             batches.append(batch)
             self._note(findings)
         for channel in self._channels:
@@ -277,24 +277,6 @@ class Receiver:
         for channel in self._channels:
             channel.opened.watch.update()
             channel.opened.watch.report_absent(leaving=True)
-
-    def _discard_oversize(self, messages: list[RawMessage]) -> int:
-        """Discard the last message if no row can hold it; return the bytes that were freed.
-
-        Only the last one of a round can be so large, because it ends the round.
-        """
-        message = messages[-1]
-        size = sum(map(len, message)) if isinstance(message, list) else len(message)
-        if size <= MAX_MESSAGE_BYTES:
-            return 0
-        messages.pop()
-        self._counters.oversize += 1
-        _log.error(
-            "discarded a message of %d bytes: a row holds at most %d; have it sent in parts",
-            size,
-            MAX_MESSAGE_BYTES,
-        )
-        return size
 
 
 # Made of nulls, because Arrow imports pandas, where there is one, to look at Python objects.

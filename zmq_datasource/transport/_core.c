@@ -227,6 +227,8 @@ static int begin(Inbox *inbox)
     if (inbox->messages.size)
         return 0;
     for (int i = 0; i < MOST_SPARE && inbox->data.memory == NULL; i++) {
+        if (spare[i].memory == NULL)
+            continue;
         inbox->data.memory = spare[i].memory;
         inbox->data.capacity = spare[i].capacity;
         spare[i].memory = NULL;

@@ -95,7 +95,7 @@ class Inbox:
         most: int,
         room: int,
         wait: bool = False,
-        largest: int = MAX_MESSAGE_BYTES,
+        largest: int | None = None,
     ) -> Taken:
         """Take messages until none is there, or no room.
 
@@ -103,7 +103,8 @@ class Inbox:
             most: Their number.
             room: Bytes after which it is enough; the last message may be larger.
             wait: Whether to wait for the first, up to the socket's RCVTIMEO.
-            largest: Bytes of the largest message that is kept. A larger one is discarded, and is the last.
+            largest: Bytes of the largest message that is kept, by default what a row can hold. A larger one is
+                discarded, and is the last.
 
         Raises:
             zmq.ZMQError: The socket cannot be received from. What was taken before is kept.
@@ -112,6 +113,8 @@ class Inbox:
         if sock.closed:
             raise zmq.ZMQError(zmq.ENOTSOCK)
         given = sock if _compiled is None else sock.underlying
+        if largest is None:
+            largest = MAX_MESSAGE_BYTES
         messages, excess, error = self._filled.take(given, most, room, largest, wait)
         if error and error != errno.EAGAIN:
             if error == errno.ENOMEM:

@@ -23,6 +23,7 @@ from dataclasses import dataclass
 import zmq
 
 from zmq_datasource.messages.schemas import MAX_MESSAGE_BYTES
+from zmq_datasource.transport.core import Inbox, Taken
 from zmq_datasource.transport.kernel import Connection, connections, hang_up
 from zmq_datasource.transport.opened import OpenSocket
 from zmq_datasource.transport.peers import PeerWatch
@@ -75,6 +76,21 @@ class Unfinished:
         frames = self._socket.recv_multipart(flags, copy=False)
         self.saw(int(frames[-1].get(zmq.MessageOption.SRCFD)))
         return [frame.bytes for frame in frames]
+
+    def take(self, inbox: Inbox, most: int, room: int, wait: bool) -> Taken:
+        """``inbox.take``, and while there is a suspect see where each message comes from."""
+        if not self.careful:
+            return inbox.take(self._socket, most, room, wait)
+        messages, begin = 0, inbox.size
+        while messages < most and inbox.size - begin < room:
+            one = inbox.take(self._socket, 1, room, wait and not messages)
+            messages += one.messages
+            if one.empty:
+                return Taken(messages, 0, True)
+            self.saw(inbox.origin)
+            if one.excess:
+                return Taken(messages, one.excess, False)
+        return Taken(messages, 0, False)
 
     def saw(self, descriptor: int) -> None:
         """A message was read that came by this connection; for who reads with the origin anyway."""

@@ -1,13 +1,12 @@
 """Frames to message fields, and back: pure functions over bytes, many messages a call.
 
-A *raw message* is what a receive loop collects without looking: ``bytes`` for a message of
-one frame, a list of ``bytes`` for more.
+*Raw messages* are what a receive loop collects without looking: lists of frames, as one column (``messages.columns``).
 
 The rules:
 
 * Whatever the bytes are, ``decode`` returns: what does not fit is named, with a reason, and
   what fits beside it is not touched.
-* Messages that look alike take no Python step per message; a mixed lot is read one by one.
+* Messages that fit take no Python step each; those that do not are looked at one by one.
 * A framing knows where the fields are, not what the numbers mean: that is ``sequences``.
 
 Modules: ``fields`` is what a decoder gives; ``layout`` reads messages whose fields are at fixed
@@ -18,7 +17,7 @@ options ask for; ``plain`` needs none; ``rows`` makes Arrow of it and gives the 
 
 from __future__ import annotations
 
-from zmq_datasource.messages.framing.fields import Announced, Fields, Malformed, RawMessage
+from zmq_datasource.messages.framing.fields import Announced, Fields, Malformed
 from zmq_datasource.messages.framing.plain import decode_plain
 from zmq_datasource.messages.framing.presets import Framing, make_framing, subscriptions
 from zmq_datasource.messages.framing.rows import make_batch, name_of, to_rows
@@ -28,7 +27,6 @@ __all__ = [
     "Fields",
     "Framing",
     "Malformed",
-    "RawMessage",
     "decode_plain",
     "make_batch",
     "make_framing",

@@ -11,9 +11,10 @@ Source: dafka_proto.xml and the generated dafka_proto.c of zeromq/dafka.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import pyarrow as pa
 
-from zmq_datasource.messages.framing.fields import Announced, Fields, Malformed, RawMessage, UnfitError
+from zmq_datasource.messages.columns import binary_of, integers_of
+from zmq_datasource.messages.framing.fields import Announced, Fields, Malformed, UnfitError
 
 __all__ = ["DafkaFraming"]
 
@@ -25,7 +26,7 @@ _VERSION = 1
 class DafkaFraming:
     """``topic`` is the subject, ``publisher`` the producer's address."""
 
-    def decode(self, messages: Sequence[RawMessage]) -> Fields:
+    def decode(self, raw: pa.ListArray) -> Fields:
         """Read the fields; never raises for what the bytes are."""
         values: list[bytes] = []
         topics: list[bytes | None] = []
@@ -35,8 +36,7 @@ class DafkaFraming:
         malformed: list[Malformed] = []
         announced: list[Announced] = []
         skipped = 0
-        for row, message in enumerate(messages):
-            frames = message if isinstance(message, list) else [message]
+        for row, frames in enumerate(raw.to_pylist()):
             kind = frames[0][:1]
             if kind in _OF_OTHERS:
                 skipped += 1
@@ -59,7 +59,16 @@ class DafkaFraming:
             publishers.append(publisher)
             sequences.append(sequence)
             values.append(frames[1])
-        return Fields(values, topics, publishers, sequences, rows, malformed, announced, skipped)
+        return Fields(
+            binary_of(values),
+            binary_of(topics),
+            binary_of(publishers),
+            integers_of(sequences),
+            integers_of(rows),
+            malformed=malformed,
+            announced=announced,
+            skipped=skipped,
+        )
 
 
 def _read(frame: bytes) -> tuple[bytes, bytes, int]:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field
-from typing import NamedTuple, TypeAlias
+from collections.abc import Collection
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
-__all__ = ["Announced", "Fields", "Malformed", "RawMessage", "UnfitError"]
+import pyarrow as pa
 
-RawMessage: TypeAlias = bytes | list[bytes]
+from zmq_datasource.messages.columns import integers_of
+
+__all__ = ["Announced", "Fields", "Malformed", "UnfitError"]
 
 
 class UnfitError(Exception):
@@ -40,18 +42,22 @@ class Fields:
     """Columns of equal length, an entry for each message that fits.
 
     Attributes:
-        rows: The places of these messages among those decoded; None if it is all of them.
-        topics, publishers, sequences: None where the framing has none. A topic may be None in a
-            message that has none.
+        values: Binary, as are topics and publishers.
+        topics, publishers, sequences: None where the framing has none. A topic may be null in a message that has none.
+            Sequences have 64 bits.
+        rows: The places of these messages among those decoded (64 bits); None if it is all of them.
+        plain_frames: Messages of so many frames are their topic and value, or their value alone, as with plain framing;
+            0 if none are.
         malformed, announced: The other messages.
         skipped: How many more had no content (heartbeats).
     """
 
-    values: Sequence[bytes]
-    topics: Sequence[bytes | None] | None = None
-    publishers: Sequence[bytes] | None = None
-    sequences: Sequence[int] | None = None
-    rows: Sequence[int] | None = None
+    values: pa.Array
+    topics: pa.Array | None = None
+    publishers: pa.Array | None = None
+    sequences: pa.Array | None = None
+    rows: pa.Array | None = None
+    plain_frames: int = 0
     malformed: list[Malformed] = field(default_factory=list)
     announced: list[Announced] = field(default_factory=list)
     skipped: int = 0
@@ -61,19 +67,25 @@ class Fields:
 
     def row(self, position: int) -> int:
         """Where the message at this position is among those decoded."""
-        return position if self.rows is None else self.rows[position]
+        return position if self.rows is None else int(self.rows[position].as_py())
+
+    def of(self, everything: pa.Array) -> pa.Array:
+        """From a column of all messages that were decoded: that of these."""
+        return everything if self.rows is None else everything.take(self.rows)
 
     def without(self, positions: Collection[int]) -> Fields:
         """The same without the messages at these positions."""
         left_out = set(positions)
-        kept = [position for position in range(len(self)) if position not in left_out]
-        return Fields(
-            values=[self.values[at] for at in kept],
-            topics=self.topics and [self.topics[at] for at in kept],
-            publishers=self.publishers and [self.publishers[at] for at in kept],
-            sequences=self.sequences and [self.sequences[at] for at in kept],
-            rows=[self.row(at) for at in kept],
-            malformed=self.malformed,
-            announced=self.announced,
-            skipped=self.skipped,
+        kept = integers_of([position for position in range(len(self)) if position not in left_out])
+        return replace(
+            self,
+            values=self.values.take(kept),
+            topics=_taken(self.topics, kept),
+            publishers=_taken(self.publishers, kept),
+            sequences=_taken(self.sequences, kept),
+            rows=kept if self.rows is None else self.rows.take(kept),
         )
+
+
+def _taken(column: pa.Array | None, places: pa.Array) -> pa.Array | None:
+    return None if column is None else column.take(places)

@@ -9,11 +9,11 @@ Source: jupyter-client's documentation, "Messaging in Jupyter", wire protocol 5.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import msgspec
+import pyarrow as pa
 
-from zmq_datasource.messages.framing.fields import Fields, Malformed, RawMessage, UnfitError
+from zmq_datasource.messages.columns import binary_of, integers_of
+from zmq_datasource.messages.framing.fields import Fields, Malformed, UnfitError
 
 __all__ = ["JupyterFraming"]
 
@@ -30,16 +30,16 @@ class JupyterFraming:
     def __init__(self) -> None:
         self._header = msgspec.json.Decoder(_Header)
 
-    def decode(self, messages: Sequence[RawMessage]) -> Fields:
+    def decode(self, raw: pa.ListArray) -> Fields:
         """Read the fields; never raises for what the bytes are."""
         values: list[bytes] = []
         topics: list[bytes | None] = []
         publishers: list[bytes] = []
         rows: list[int] = []
         malformed: list[Malformed] = []
-        for row, message in enumerate(messages):
+        for row, frames in enumerate(raw.to_pylist()):
             try:
-                topic, session, content = self._read(message if isinstance(message, list) else [message])
+                topic, session, content = self._read(frames)
             except UnfitError as e:
                 malformed.append(Malformed(row, str(e)))
                 continue
@@ -47,7 +47,13 @@ class JupyterFraming:
             topics.append(topic)
             publishers.append(session)
             values.append(content)
-        return Fields(values, topics, publishers, rows=rows, malformed=malformed)
+        return Fields(
+            binary_of(values),
+            binary_of(topics),
+            binary_of(publishers),
+            rows=integers_of(rows),
+            malformed=malformed,
+        )
 
     def _read(self, frames: list[bytes]) -> tuple[bytes | None, bytes, bytes]:
         if _DELIMITER not in frames:

@@ -2,18 +2,32 @@
 
 from __future__ import annotations
 
-import struct
-from collections.abc import Sequence
+from array import array
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
 import msgspec
+import pyarrow as pa
+import pyarrow.compute as pc
 
-from zmq_datasource.messages.framing.fields import Announced, Fields, Malformed, RawMessage, UnfitError
+from zmq_datasource.messages.columns import (
+    all_true,
+    binary_of,
+    frame_at,
+    frame_counts,
+    integers_of,
+    join_frames,
+    numbers_from,
+    numbers_to,
+)
+from zmq_datasource.messages.framing.fields import Announced, Fields, Malformed, UnfitError
 
 __all__ = ["BinarySequence", "JsonSequence", "Layout", "SequenceField"]
 
 _LARGEST = 2**63 - 1  # what a BIGINT holds
+_FAR = 2**31 - 1  # behind the end of every frame
 
 
 class SequenceField(Protocol):
@@ -26,8 +40,11 @@ class SequenceField(Protocol):
     def read(self, frame: bytes) -> int:
         """The number in one such frame; UnfitError if there is none."""
 
-    def read_all(self, frames: Sequence[bytes]) -> Sequence[int]:
-        """The numbers of many; UnfitError if any of them has none."""
+    def fitting(self, frames: pa.Array) -> pa.Array:
+        """Which of many may have a number, by their size."""
+
+    def read_all(self, frames: pa.Array) -> tuple[pa.Array, pa.Array]:
+        """The numbers of frames that are ``fitting``, and which of them are numbers that a counter can have."""
 
 
 @dataclass(frozen=True)
@@ -60,22 +77,24 @@ class BinarySequence:
             number = int.from_bytes(frame[self.offset : end], self.endian, signed=self.signed)
         return _within(number, self.low, self.high)
 
-    def write_all(self, numbers: Sequence[int]) -> list[bytes]:
+    def write_all(self, numbers: pa.Array) -> pa.Array:
         """The whole frames that these numbers were read from."""
-        return [number.to_bytes(self.width, self.endian, signed=self.signed) for number in numbers]
+        return numbers_to(numbers, self.width, self.endian)
 
-    def read_all(self, frames: Sequence[bytes]) -> Sequence[int]:
+    def fitting(self, frames: pa.Array) -> pa.Array:
+        sizes = pc.binary_length(frames)
+        if self.offset is None:
+            return pc.equal(sizes, self.width)
+        return pc.greater_equal(sizes, self.offset + self.width)
+
+    def read_all(self, frames: pa.Array) -> tuple[pa.Array, pa.Array]:
         if self.offset is not None:
-            end = self.offset + self.width
-            frames = [frame[self.offset : end] for frame in frames]
-        if set(map(len, frames)) != {self.width}:
-            raise UnfitError("some are too short or too long")
-        order = ">" if self.endian == "big" else "<"
-        kind = {(4, False): "I", (4, True): "i", (8, False): "Q", (8, True): "q"}[self.width, self.signed]
-        numbers = struct.unpack(f"{order}{len(frames)}{kind}", b"".join(frames))
-        _within(min(numbers), self.low, self.high)
-        _within(max(numbers), self.low, self.high)
-        return numbers
+            frames = pc.binary_slice(frames, self.offset, self.offset + self.width)
+        numbers = numbers_from(frames, self.width, self.endian, self.signed)
+        low = self.low
+        if not self.signed and self.low < 0:  # what has wrapped around is beyond all that a column holds
+            low = 0
+        return numbers, pc.and_(pc.greater_equal(numbers, low), pc.less_equal(numbers, self.high))
 
 
 # A header is small; a large text would keep the receiving thread from the socket.
@@ -111,14 +130,59 @@ class JsonSequence:
             found = found.found
         return _within(found, self._low, self._high)
 
-    def read_all(self, frames: Sequence[bytes]) -> Sequence[int]:
-        return [self.read(frame) for frame in frames]
+    def fitting(self, frames: pa.Array) -> pa.Array:
+        return pc.less_equal(pc.binary_length(frames), _MOST_HEADER_BYTES)
+
+    def read_all(self, frames: pa.Array) -> tuple[pa.Array, pa.Array]:
+        numbers = array("q", bytes(8 * len(frames)))
+        fits = array("b", bytes(len(frames)))
+        for row, frame in enumerate(frames.to_pylist()):
+            with suppress(UnfitError):
+                numbers[row] = self.read(frame)
+                fits[row] = 1
+        return integers_of(numbers), pa.Array.from_buffers(
+            pa.int8(), len(frames), [None, pa.py_buffer(fits)]
+        ).cast(pa.bool_())
 
 
 def _within(number: int, low: int, high: int) -> int:
     if not low <= number <= high:
         raise UnfitError(f"the sequence {number} is outside {low} to {high}")
     return number
+
+
+class _Fitting:
+    """The messages that fit, as far as was looked.
+
+    Attributes:
+        rows: Their places; None if it is all of them.
+    """
+
+    def __init__(self, raw: pa.ListArray) -> None:
+        self._all = self._raw = raw
+        self.rows: pa.Array | None = None
+        self._frames: dict[int, pa.Array] = {}
+
+    def keep(self, mask: pa.Array) -> None:
+        """Leave out those for which this does not hold."""
+        if all_true(mask):
+            return
+        rows = pa.arange(0, len(self._all)) if self.rows is None else self.rows
+        self.rows = rows.filter(mask)
+        self._raw = self._raw.filter(mask)
+        self._frames.clear()
+
+    def frame(self, place: int) -> pa.Array:
+        """One frame of each."""
+        if place not in self._frames:
+            self._frames[place] = frame_at(self._raw, place)
+        return self._frames[place]
+
+    def others(self) -> Iterator[int]:
+        """The places of those that do not fit, in order."""
+        if self.rows is not None:
+            everywhere = pa.arange(0, len(self._all))
+            yield from everywhere.filter(pc.invert(pc.is_in(everywhere, value_set=self.rows))).to_pylist()
 
 
 @dataclass(frozen=True)
@@ -142,78 +206,64 @@ class Layout:
     controls: frozenset[bytes] = frozenset()
     ends: bool = False
 
-    def decode(self, messages: Sequence[RawMessage]) -> Fields:
+    def decode(self, raw: pa.ListArray) -> Fields:
         """Read the fields; never raises for what the bytes are."""
-        try:
-            return self._decode_alike(messages)
-        except (UnfitError, ValueError):
-            return self._decode_each(messages)
-
-    def _decode_alike(self, messages: Sequence[RawMessage]) -> Fields:
-        """All at once; UnfitError or ValueError if one of them is not like the others."""
-        columns: list[Sequence[bytes]]
-        kinds = set(map(type, messages))
-        if kinds == {list}:
-            columns = list(zip(*messages, strict=True))
-        elif kinds == {bytes}:
-            columns = [messages]  # type: ignore[list-item]
-        else:
-            raise UnfitError("some have one frame, others more")
-        self._check_count(len(columns))
-        topics = None if self.topic is None else columns[self.topic]
-        if topics is not None and self.controls and not self.controls.isdisjoint(topics):
-            raise UnfitError("some have no content")
-        values = columns[self.value]
+        fitting = _Fitting(raw)
+        counts = frame_counts(raw)
+        fitting.keep(pc.greater_equal(counts, self.frames) if self.more else pc.equal(counts, self.frames))
+        topics = None if self.topic is None else fitting.frame(self.topic)
+        if topics is not None and self.controls:
+            fitting.keep(pc.invert(pc.is_in(topics, value_set=binary_of(sorted(self.controls)))))
         if self.value_offset:
-            if min(map(len, values)) < self.value_offset:
-                raise UnfitError("some have no value")
-            values = [frame[self.value_offset :] for frame in values]
-        return Fields(
-            values=values,
-            topics=topics,
-            publishers=None if self.publisher is None else columns[self.publisher],
-            sequences=None if self.sequence is None else self.sequence.read_all(columns[self.sequence.frame]),
+            fitting.keep(pc.greater_equal(pc.binary_length(fitting.frame(self.value)), self.value_offset))
+        sequences = None
+        if self.sequence is not None:
+            fitting.keep(self.sequence.fitting(fitting.frame(self.sequence.frame)))
+            sequences, fits = self.sequence.read_all(fitting.frame(self.sequence.frame))
+            if not all_true(fits):
+                sequences = sequences.filter(fits)
+            fitting.keep(fits)
+        values = fitting.frame(self.value)
+        if self.value_offset:
+            values = pc.binary_slice(values, self.value_offset, _FAR)  # without an end Arrow 26 fails
+        fields = Fields(
+            values,
+            None if self.topic is None else fitting.frame(self.topic),
+            None if self.publisher is None else fitting.frame(self.publisher),
+            sequences,
+            fitting.rows,
+            self._plain_frames,
         )
-
-    def _decode_each(self, messages: Sequence[RawMessage]) -> Fields:
-        rows: list[int] = []
-        topics: list[bytes | None] = []
-        publishers: list[bytes] = []
-        sequences: list[int] = []
-        values: list[bytes] = []
-        fields = Fields(values)
-        for row, message in enumerate(messages):
-            frames = message if isinstance(message, list) else [message]
-            try:
-                if self._is_control(frames):
-                    fields.skipped += 1
-                    continue
-                if self.ends and len(frames) == self.frames - 1:
-                    fields.announced.append(self._announced(row, frames))
-                    continue
-                self._check_count(len(frames))
-                value = frames[self.value]
-                if len(value) < self.value_offset:
-                    raise UnfitError(
-                        f"the frame with the value has {len(value)} bytes, {self.value_offset} needed"
-                    )
-                # First, because it may be unfit: the lists must stay equally long.
-                if self.sequence is not None:
-                    sequences.append(self.sequence.read(frames[self.sequence.frame]))
-            except UnfitError as e:
-                fields.malformed.append(Malformed(row, str(e)))
-                continue
-            rows.append(row)
-            values.append(value[self.value_offset :])
-            if self.topic is not None:
-                topics.append(frames[self.topic])
-            if self.publisher is not None:
-                publishers.append(frames[self.publisher])
-        fields.rows = rows
-        fields.topics = None if self.topic is None else topics
-        fields.publishers = None if self.publisher is None else publishers
-        fields.sequences = None if self.sequence is None else sequences
+        for row in fitting.others():
+            self._tell(fields, row, raw[row].as_py())
         return fields
+
+    @property
+    def _plain_frames(self) -> int:
+        """Messages of how many frames have the topic and the value, or the value, and nothing else; 0 for none."""
+        if self.value_offset or self.value not in (-1, (0 if self.topic is None else 1)):
+            return 0
+        return {None: 1, 0: 2}.get(self.topic, 0)
+
+    def _tell(self, fields: Fields, row: int, frames: list[bytes]) -> None:
+        """Say what is to be said of a message that has no row."""
+        if self._is_control(frames):
+            fields.skipped += 1
+            return
+        try:
+            if self.ends and len(frames) == self.frames - 1:
+                fields.announced.append(self._announced(row, frames))
+                return
+            self._check_count(len(frames))
+            size = len(frames[self.value])
+            if size < self.value_offset:
+                raise UnfitError(f"the frame with the value has {size} bytes, {self.value_offset} needed")
+            assert self.sequence is not None, "all else is fine"
+            self.sequence.read(frames[self.sequence.frame])
+        except UnfitError as e:
+            fields.malformed.append(Malformed(row, str(e)))
+        else:
+            raise AssertionError(f"message {row} was said not to fit, and does")
 
     @property
     def whole(self) -> bool:
@@ -225,13 +275,9 @@ class Layout:
         return sequence.offset is None and named == set(range(self.frames))
 
     def frames_of(
-        self,
-        topics: Sequence[bytes | None],
-        publishers: Sequence[bytes | None],
-        sequences: Sequence[int],
-        values: Sequence[bytes],
-    ) -> list[list[bytes]]:
-        """The frames of messages, from their fields; of a ``whole`` layout. A topic of None is no frame."""
+        self, topics: pa.Array, publishers: pa.Array, sequences: pa.Array, values: pa.Array
+    ) -> pa.ListArray:
+        """The frames of messages, from their fields; of a ``whole`` layout. A topic of null is no frame."""
         assert isinstance(self.sequence, BinarySequence), "a layout that is whole"
         places = {
             self.topic: topics,
@@ -239,11 +285,7 @@ class Layout:
             self.sequence.frame: self.sequence.write_all(sequences),
             self.value: values,
         }
-        columns = [places[at] for at in range(self.frames)]
-        messages = map(list, zip(*columns, strict=True))
-        if None in topics:
-            return [[frame for frame in frames if frame is not None] for frames in messages]
-        return list(messages)
+        return join_frames([places[at] for at in range(self.frames)])
 
     def _check_count(self, count: int) -> None:
         if count == self.frames or (self.more and count > self.frames):

@@ -12,10 +12,18 @@ from collections.abc import Sequence
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from zmq_datasource.messages.framing.fields import Fields, RawMessage
+from zmq_datasource.messages.columns import (
+    all_true,
+    binary_of,
+    frame_counts,
+    integers_of,
+    join_frames,
+    only_rows,
+)
+from zmq_datasource.messages.framing.fields import Fields
 from zmq_datasource.messages.framing.presets import whole_layout
-from zmq_datasource.messages.rows import frames_of_rows, message_rows, text_of, times_of
-from zmq_datasource.messages.schemas import FRAMES, FRAMING, LOG_SCHEMA, row_schema
+from zmq_datasource.messages.rows import message_rows, text_of, times_of
+from zmq_datasource.messages.schemas import FRAMING, LOG_SCHEMA, row_schema
 
 __all__ = ["make_batch", "name_of", "to_rows"]
 
@@ -25,14 +33,14 @@ _MOST_SHOWN_BYTES = 1 << 10
 def make_batch(
     framing: str,
     fields: Fields,
-    messages: Sequence[RawMessage],
+    raw: pa.ListArray,
     timestamps: Sequence[tuple[int, int]],
     endpoints: Sequence[tuple[str, int]] | None = None,
 ) -> pa.RecordBatch:
     """A batch with ``MESSAGE_SCHEMA``, a row for each message in ``fields``.
 
     Args:
-        messages: All messages that were decoded.
+        raw: All messages that were decoded.
         timestamps: When those were received; see ``decode_plain``.
         endpoints: In the same way, where they came from: their publisher, if they name none.
     """
@@ -46,39 +54,36 @@ def make_batch(
     elif endpoints is not None:
         publisher = _origins(fields, endpoints)
     batch = message_rows(
-        pa.array(fields.values, pa.binary()),
-        _times(fields, timestamps),
+        fields.values,
+        fields.of(times_of(timestamps)),
         topic=topic,
         publisher=publisher,
-        sequence=None if fields.sequences is None else pa.array(fields.sequences, pa.int64()),
-        frames=_kept_frames(framing, fields, messages, bad),
+        sequence=fields.sequences,
+        frames=_kept_frames(framing, fields, raw, bad),
     )
     return (
         batch if whole_layout(framing) is None else batch.replace_schema_metadata({FRAMING: framing.encode()})
     )
 
 
-def _names(publishers: Sequence[bytes]) -> tuple[pa.Array, set[int]]:
+def _names(publishers: pa.Array) -> tuple[pa.Array, set[int]]:
     """Publishers as strings, and the rows whose bytes were not UTF-8: those show in hex, to stay distinct."""
-    raw = pa.array(publishers, pa.binary())
     try:
-        return raw.cast(pa.string()), set()
+        return publishers.cast(pa.string()), set()
     except pa.ArrowInvalid:
-        texts = [name_of(name) for name in publishers]
-        bad = {
-            row
-            for row, (name, text) in enumerate(zip(publishers, texts, strict=True))
-            if text.encode() != name
-        }
-        return pa.array(texts, pa.string()), bad
+        given = publishers.to_pylist()
+        texts = [name_of(name).encode() for name in given]
+        bad = {row for row, (name, text) in enumerate(zip(given, texts, strict=True)) if text != name}
+        return binary_of(texts).cast(pa.string()), bad
 
 
 def _origins(fields: Fields, endpoints: Sequence[tuple[str, int]]) -> pa.Array:
     """The endpoint of each message."""
     if len({endpoint for endpoint, _ in endpoints}) == 1:
         return pa.repeat(pa.scalar(endpoints[0][0], pa.string()), len(fields))
-    everyone = pa.concat_arrays([pa.repeat(pa.scalar(name, pa.string()), count) for name, count in endpoints])
-    return everyone if fields.rows is None else everyone.take(pa.array(fields.rows, pa.int64()))
+    return fields.of(
+        pa.concat_arrays([pa.repeat(pa.scalar(name, pa.string()), count) for name, count in endpoints])
+    )
 
 
 def name_of(name: bytes) -> str:
@@ -89,30 +94,15 @@ def name_of(name: bytes) -> str:
         return f"0x{name[:_MOST_SHOWN_BYTES].hex()}"
 
 
-def _times(fields: Fields, timestamps: Sequence[tuple[int, int]]) -> pa.Array:
-    times = times_of(timestamps)
-    return times if fields.rows is None else times.take(pa.array(fields.rows, pa.int64()))
-
-
-def _kept_frames(
-    framing: str, fields: Fields, messages: Sequence[RawMessage], bad: set[int]
-) -> list[list[bytes] | None] | None:
+def _kept_frames(framing: str, fields: Fields, raw: pa.ListArray, bad: set[int]) -> pa.Array | None:
     """The frames of the rows whose other columns do not give them back."""
     if whole_layout(framing) is not None:
-        return frames_of_rows(bad, len(fields), lambda at: _frames_of(messages[fields.row(at)]))
-    if fields.values is messages and fields.topics is None:  # each of one frame
-        return None
-    kept: list[list[bytes] | None] = []
-    for at in range(len(fields)):
-        message = _frames_of(messages[fields.row(at)])
-        topic = None if fields.topics is None else fields.topics[at]
-        plain = [fields.values[at]] if topic is None else [topic, fields.values[at]]
-        kept.append(None if message == plain and at not in bad else message)
-    return kept
-
-
-def _frames_of(message: RawMessage) -> list[bytes]:
-    return message if isinstance(message, list) else [message]
+        return only_rows(fields.of(raw), bad) if bad else None
+    messages = fields.of(raw)
+    plain = pc.equal(frame_counts(messages), fields.plain_frames)
+    if bad:
+        plain = pc.and_not(plain, pc.is_in(pa.arange(0, len(fields)), value_set=integers_of(sorted(bad))))
+    return None if all_true(plain) else only_rows(messages, pc.invert(plain))
 
 
 def to_rows(batch: pa.RecordBatch, include_frames: bool) -> pa.RecordBatch:
@@ -130,14 +120,17 @@ def _all_frames(batch: pa.RecordBatch) -> pa.Array:
         return stored
     layout = whole_layout((batch.schema.metadata or {}).get(FRAMING, b"").decode())
     without = batch if stored.null_count == len(stored) else batch.filter(pc.is_null(stored))
-    topics = pc.cast(without.column("topic"), pa.binary()).to_pylist()
-    values = without.column("value").to_pylist()
+    topics = pc.cast(without.column("topic"), pa.binary())
+    values = without.column("value")
     if layout is None:  # plain
-        frames = [[v] if t is None else [t, v] for t, v in zip(topics, values, strict=True)]
+        frames = join_frames([topics, values])
     else:
-        publishers = pc.cast(without.column("publisher"), pa.binary()).to_pylist()
-        frames = layout.frames_of(topics, publishers, without.column("sequence").to_pylist(), values)
-    if without is not batch:
-        missing = iter(frames)
-        frames = [next(missing) if kept is None else kept for kept in stored.to_pylist()]
-    return pa.array(frames, FRAMES)
+        publishers = pc.cast(without.column("publisher"), pa.binary())
+        frames = layout.frames_of(topics, publishers, without.column("sequence"), values)
+    if without is batch:
+        return frames
+    # A list of each row that has one stored, and behind them those that were put together.
+    missing = pc.is_null(stored)
+    places = pc.subtract(pc.cumulative_sum(missing.cast(pa.int64())), 1)
+    both = pa.concat_arrays([stored, frames])
+    return both.take(pc.if_else(missing, pc.add(places, len(stored)), pa.arange(0, len(stored))))

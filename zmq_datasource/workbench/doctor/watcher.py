@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TypeAlias
 
+import pyarrow as pa
 from msgspec.structs import replace
 
 from zmq_datasource.errors import OptionError
-from zmq_datasource.messages.framing import Fields, RawMessage, make_framing
+from zmq_datasource.messages.columns import RawMessage, raw_of
+from zmq_datasource.messages.framing import Fields, make_framing
 from zmq_datasource.options import ReadOptions
 from zmq_datasource.options.parser import parse
-from zmq_datasource.sequences import SequenceTracker
+from zmq_datasource.sequences import Keys, SequenceTracker, runs_of
 from zmq_datasource.workbench.doctor.facts import Numbers
 
 __all__ = ["Key", "SequenceWatcher", "parse_framing"]
@@ -29,15 +31,14 @@ def parse_framing(given: dict[str, str]) -> ReadOptions:
         return parse(ReadOptions, {**given, "sequenceBy": "none"})
 
 
-def _keys(by: Sequence[str], fields: Fields) -> list[Key]:
+def _keys(by: Sequence[str], fields: Fields) -> Keys:
     """For each message, which counter it belongs to; all are of one endpoint."""
-    count = len(fields)
-    columns = {
-        "publisher": fields.publishers or [b""] * count,
-        "topic": [topic or b"" for topic in fields.topics or [b""] * count],
-        "endpoint": [b""] * count,
-    }
-    return list(zip(*(columns[name] for name in by), strict=True))
+    columns = {"publisher": fields.publishers, "topic": fields.topics, "endpoint": None}
+    return Keys.joined([_parts(columns[name]) for name in by])
+
+
+def _parts(column: pa.Array | None) -> Keys:
+    return Keys([b""]) if column is None else Keys.of(column.fill_null(b""))
 
 
 class SequenceWatcher:
@@ -64,13 +65,17 @@ class SequenceWatcher:
         """Track messages in their order; return their counters and numbers."""
         if self._framing is None or not messages:
             return []
-        fields = self._framing.decode(messages)
+        fields = self._framing.decode(raw_of(messages))
         self.malformed += len(fields.malformed)
-        if self.tracker is None or not fields.sequences:
+        if self.tracker is None or fields.sequences is None or not len(fields):
             return []
         keys = _keys(self.by, fields)
-        self.tracker.track(keys, fields.sequences, lambda _: 0)
-        numbered = list(zip(keys, fields.sequences, strict=True))
+        self.tracker.track(runs_of(keys, fields.sequences), lambda _: 0)
+        codes = [0] * len(fields) if keys.codes is None else keys.codes.to_pylist()
+        numbered = [
+            (keys.names[code], number)
+            for code, number in zip(codes, fields.sequences.to_pylist(), strict=True)
+        ]
         for key, number in numbered:
             self.first.setdefault(key, number)
             self.last[key] = number

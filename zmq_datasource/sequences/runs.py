@@ -1,0 +1,127 @@
+"""Numbers by columns: which counter each message belongs to, and the runs in which its numbers go up by one.
+
+A publisher counts on nearly always. So of many messages only the beginnings of runs are looked at one by one.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from zmq_datasource.sequences.gaps import Key
+
+__all__ = ["Keys", "Run", "runs_of"]
+
+
+@dataclass(frozen=True)
+class Keys:
+    """Which counter each message belongs to.
+
+    Attributes:
+        names: The counters, each once.
+        codes: For each message the place of its counter in there; None if there is only one.
+    """
+
+    names: Sequence[Key]
+    codes: pa.Array | None = None
+
+    @classmethod
+    def of(cls, names: pa.Array) -> Keys:
+        """From the name of each message's counter, which is binary."""
+        encoded = names.dictionary_encode()
+        distinct = encoded.dictionary.to_pylist()
+        return cls(distinct, None if len(distinct) == 1 else encoded.indices)
+
+    @classmethod
+    def joined(cls, parts: Sequence[Keys]) -> Keys:
+        """Counters that are told apart by each of several names."""
+        names: list[tuple[bytes, ...]] = [()]
+        codes: pa.Array | None = None
+        for part in parts:
+            width = len(part.names)
+            names = [(*name, more) for name in names for more in part.names if isinstance(more, bytes)]
+            if codes is not None:
+                codes = pc.multiply(codes, width)
+            if part.codes is not None:
+                more_codes = part.codes.cast(pa.int64())
+                codes = more_codes if codes is None else pc.add(codes, more_codes)
+            if codes is not None:  # only the combinations that there are
+                encoded = codes.dictionary_encode()
+                names = [names[code] for code in encoded.dictionary.to_pylist()]
+                codes = encoded.indices.cast(pa.int64())
+        return cls(names, None if len(names) == 1 else codes)
+
+
+class Run:
+    """Messages of one counter whose numbers go up by one.
+
+    Attributes:
+        key: The counter.
+        first: The number of the first of them.
+        count: How many there are.
+    """
+
+    __slots__ = ("_at", "_places", "count", "first", "key")
+
+    def __init__(self, key: Key, first: int, count: int, at: int, places: pa.Array | None) -> None:
+        self.key, self.first, self.count = key, first, count
+        self._at, self._places = at, places
+
+    def place(self, offset: int) -> int:
+        """Where one of them is among all messages."""
+        at = self._at + offset
+        return at if self._places is None else int(self._places[at].as_py())
+
+
+def runs_of(keys: Keys, numbers: pa.Array) -> list[Run]:
+    """The runs of messages in the order in which they came; by the first of each.
+
+    Args:
+        numbers: One or more, of 64 bits.
+    """
+    if keys.codes is None:
+        places = None
+        breaks = _breaks(numbers, None)
+    else:
+        places = pc.array_sort_indices(keys.codes)  # which keeps the order of those that are equal
+        codes = keys.codes.take(places)
+        numbers = numbers.take(places)
+        breaks = _breaks(numbers, codes)
+    begins, ends = [0, *breaks], [*breaks, len(numbers)]
+    firsts = _at(numbers, begins)
+    if places is None:
+        return [
+            Run(keys.names[0], first, end - at, at, None)
+            for first, at, end in zip(firsts, begins, ends, strict=True)
+        ]
+    named = [keys.names[code] for code in _at(codes, begins)]
+    runs = [
+        Run(name, first, end - at, at, places)
+        for name, first, at, end in zip(named, firsts, begins, ends, strict=True)
+    ]
+    return sorted(runs, key=lambda run: run.place(0))
+
+
+def _at(column: pa.Array, places: Sequence[int]) -> list[int]:
+    if len(places) == 1:
+        return [column[places[0]].as_py()]
+    listed: list[int] = column.take(_integers(places)).to_pylist()
+    return listed
+
+
+def _integers(numbers: Sequence[int]) -> pa.Array:
+    return pa.Array.from_buffers(pa.int64(), len(numbers), [None, pa.py_buffer(array("q", numbers))])
+
+
+def _breaks(numbers: pa.Array, codes: pa.Array | None) -> list[int]:
+    """Where another run begins, but the first."""
+    ends = pc.not_equal(pc.subtract(numbers[1:], numbers[:-1]), 1)
+    if codes is not None:
+        ends = pc.or_(ends, pc.not_equal(codes[1:], codes[:-1]))
+    if not ends.true_count:
+        return []
+    return [at + 1 for at in pc.indices_nonzero(ends).to_pylist()]
