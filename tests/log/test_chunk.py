@@ -18,7 +18,8 @@ from zmq_datasource.log.layout import chunk_name
 from zmq_datasource.log.storage import LogStorage
 from zmq_datasource.messages.columns import raw_of
 from zmq_datasource.messages.framing import decode_plain
-from zmq_datasource.messages.schemas import LOG_SCHEMA, number_rows
+from zmq_datasource.messages.rows import number_rows
+from zmq_datasource.messages.schemas import LOG_SCHEMA
 
 GOLDEN = DATA / "log-format-1"
 

@@ -19,7 +19,7 @@ from zmq_datasource.log.persistence import Persistence
 from zmq_datasource.log.retention import Retention
 from zmq_datasource.log.sealer import Job, Sealer
 from zmq_datasource.log.state import StateRecord
-from zmq_datasource.messages.schemas import number_rows
+from zmq_datasource.messages.rows import number_rows
 
 ROWS = batch_of([b"x"] * 10)
 _NO_STATE = StateRecord()

@@ -17,7 +17,7 @@ from zmq_datasource.messages.columns import RawMessage, raw_of
 from zmq_datasource.messages.framing import to_rows
 from zmq_datasource.messages.framing.fields import UnfitError
 from zmq_datasource.messages.framing.replay import Reply, read_reply, request
-from zmq_datasource.messages.schemas import number_rows
+from zmq_datasource.messages.rows import number_rows
 from zmq_datasource.source.intake import Arrival, Intake
 from zmq_datasource.source.kept import read_gaps
 

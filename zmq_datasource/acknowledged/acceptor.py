@@ -17,7 +17,6 @@ from zmq_datasource.acknowledged.transactions import CommittedTransactions
 from zmq_datasource.counters import SourceCounters
 from zmq_datasource.log.filler import FillerFacts
 from zmq_datasource.log.storage import LogStorage
-from zmq_datasource.messages.schemas import warm_up_arrow
 from zmq_datasource.transport.opened import OpenSocket
 from zmq_datasource.transport.peers import count_connections
 from zmq_datasource.transport.spec import SocketSpec
@@ -74,7 +73,6 @@ class Acceptor:
             OptionError, EndpointError: It cannot be opened as asked.
             LogError: What was staged and is not needed cannot be removed.
         """
-        warm_up_arrow()
         self._reception.recover(self._monotonic())
         self._open = OpenSocket(self._spec, self._prepare)
         self._socket = self._open.socket

@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from zmq_datasource.errors import ProtocolError
-from zmq_datasource.messages.columns import join_frames, only_rows
+from zmq_datasource.messages.columns import join_frames, number, only_rows, text
 from zmq_datasource.messages.framing import decode_plain
 from zmq_datasource.messages.rows import message_rows, text_of, times_of
 from zmq_datasource.messages.schemas import FRAMES
@@ -323,13 +323,13 @@ def rows_of(message: Data, buffers: Sequence[bytes], timestamp: int) -> pa.Recor
 
 def _make_rows(message: Data, columns: dict[str, pa.Array], timestamp: int) -> pa.RecordBatch:
     timestamps = [(timestamp, message.rows)]
-    producer = pa.repeat(pa.scalar(message.producer), message.rows)
-    number = pa.repeat(pa.scalar(message.number, pa.int64()), message.rows)
+    producer = pa.repeat(text(message.producer), message.rows)
+    numbers = pa.repeat(number(message.number), message.rows)
     if "frames" in columns:
         messages = columns["frames"]
-        if messages.null_count or pc.any(pc.equal(pc.list_value_length(messages), 0)).as_py():
+        if messages.null_count or pc.min(pc.list_value_length(messages)).as_py() == 0:
             raise ProtocolError("a message without frames")
-        return decode_plain(messages, timestamps, producer, number)
+        return decode_plain(messages, timestamps, producer, numbers)
     value, topic, bad = columns["value"], None, set[int]()
     if "topic" in columns:
         topic, bad = text_of(columns["topic"])
@@ -338,7 +338,7 @@ def _make_rows(message: Data, columns: dict[str, pa.Array], timestamp: int) -> p
         times_of(timestamps),
         topic=topic,
         publisher=producer,
-        sequence=number,
+        sequence=numbers,
         frames=only_rows(join_frames([columns["topic"], value]), bad) if bad else None,
     )
 

@@ -23,7 +23,7 @@ from zmq_datasource.log.retention import MakeRoom, Retention
 from zmq_datasource.log.sealer import Job, Sealer
 from zmq_datasource.log.state import Carried, SavedState, StateRecorder
 from zmq_datasource.log.storage import LogStorage
-from zmq_datasource.messages.schemas import number_rows
+from zmq_datasource.messages.rows import number_rows
 
 __all__ = ["LogWriter"]
 

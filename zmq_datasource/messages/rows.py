@@ -11,10 +11,10 @@ from collections.abc import Sequence
 
 import pyarrow as pa
 
-from zmq_datasource.messages.columns import binary_of
-from zmq_datasource.messages.schemas import MESSAGE_SCHEMA
+from zmq_datasource.messages.columns import binary_of, number
+from zmq_datasource.messages.schemas import LOG_SCHEMA, MESSAGE_SCHEMA
 
-__all__ = ["message_rows", "text_of", "times_of"]
+__all__ = ["message_rows", "number_rows", "text_of", "times_of"]
 
 # Kept, because asking the schema takes longer than all else for a batch of one message.
 _TYPES = {field.name: field.type for field in MESSAGE_SCHEMA}
@@ -49,10 +49,19 @@ def message_rows(
     return pa.RecordBatch.from_arrays(columns, schema=MESSAGE_SCHEMA)
 
 
+def number_rows(messages: pa.RecordBatch, partition: int, first_id: int) -> pa.RecordBatch:
+    """Put ``partition`` and contiguous ids from ``first_id`` on in front of ``messages``."""
+    rows = messages.num_rows
+    partitions = pa.repeat(number(partition, pa.int32()), rows)
+    ids = pa.arange(first_id, first_id + rows)
+    schema = LOG_SCHEMA.with_metadata(messages.schema.metadata)
+    return pa.RecordBatch.from_arrays([partitions, ids, *messages.columns], schema=schema)
+
+
 def times_of(timestamps: Sequence[tuple[int, int]]) -> pa.Array:
     """Runs of (microseconds since the epoch, number of messages) as a column."""
     kind = _TYPES["timestamp"]
-    times = [pa.repeat(pa.scalar(time, pa.int64()), count) for time, count in timestamps]
+    times = [pa.repeat(number(time), count) for time, count in timestamps]
     return pa.concat_arrays(times).cast(kind) if times else pa.nulls(0, kind)
 
 

@@ -19,10 +19,8 @@ __all__ = [
     "LOG_SCHEMA",
     "MAX_MESSAGE_BYTES",
     "MESSAGE_SCHEMA",
-    "number_rows",
     "row_schema",
     "spark_ddl",
-    "warm_up_arrow",
 ]
 
 # One message must fit an Arrow array with 32-bit offsets and a JVM byte array, with room to spare.
@@ -56,15 +54,6 @@ _SPARK_TYPES = {
 }
 
 
-def warm_up_arrow() -> None:
-    """Have Arrow import pandas now, where there is one, and not for the first message.
-
-    That takes up to a third of a second, in which a fast publisher's queue would run over. To be called before a socket
-    is opened.
-    """
-    pa.array([b""], pa.binary())
-
-
 def row_schema(include_frames: bool) -> pa.Schema:
     """The Arrow schema of the rows that Spark reads."""
     return LOG_SCHEMA if include_frames else LOG_SCHEMA.remove(LOG_SCHEMA.get_field_index("frames"))
@@ -73,12 +62,3 @@ def row_schema(include_frames: bool) -> pa.Schema:
 def spark_ddl(include_frames: bool) -> str:
     """The same schema as Spark DDL text."""
     return ", ".join(f"{f.name} {_SPARK_TYPES[f.type]}" for f in row_schema(include_frames))
-
-
-def number_rows(messages: pa.RecordBatch, partition: int, first_id: int) -> pa.RecordBatch:
-    """Put ``partition`` and contiguous ids from ``first_id`` on in front of ``messages``."""
-    rows = messages.num_rows
-    partitions = pa.repeat(pa.scalar(partition, pa.int32()), rows)
-    ids = pa.arange(first_id, first_id + rows)
-    schema = LOG_SCHEMA.with_metadata(messages.schema.metadata)
-    return pa.RecordBatch.from_arrays([partitions, ids, *messages.columns], schema=schema)

@@ -24,7 +24,6 @@ from zmq_datasource.acknowledged.acceptor import Acceptor, AcceptorTerms
 from zmq_datasource.acknowledged.transactions import CommittedTransactions
 from zmq_datasource.counters import SourceCounters
 from zmq_datasource.errors import LogFormatError
-from zmq_datasource.messages.schemas import warm_up_arrow
 from zmq_datasource.options import ProxyOptions
 from zmq_datasource.proxy.backend import NO_SUBSCRIBERS, Backend
 from zmq_datasource.proxy.fronts import Front, now_us
@@ -85,7 +84,6 @@ class LiveFlow:
             OptionError, EndpointError: A socket cannot be opened as asked.
         """
         options = self._options
-        warm_up_arrow()
         with ExitStack() as stack:
             self._written, self._notifies = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
             stack.callback(os.close, self._written)

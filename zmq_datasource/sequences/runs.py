@@ -45,7 +45,7 @@ class Keys:
             width = len(part.names)
             names = [(*name, more) for name in names for more in part.names if isinstance(more, bytes)]
             if codes is not None:
-                codes = pc.multiply(codes, width)
+                codes = pc.multiply(codes, _integers([width])[0])
             if part.codes is not None:
                 more_codes = part.codes.cast(pa.int64())
                 codes = more_codes if codes is None else pc.add(codes, more_codes)
@@ -119,7 +119,7 @@ def _integers(numbers: Sequence[int]) -> pa.Array:
 
 def _breaks(numbers: pa.Array, codes: pa.Array | None) -> list[int]:
     """Where another run begins, but the first."""
-    ends = pc.not_equal(pc.subtract(numbers[1:], numbers[:-1]), 1)
+    ends = pc.not_equal(pc.subtract(numbers[1:], numbers[:-1]), _integers([1])[0])
     if codes is not None:
         ends = pc.or_(ends, pc.not_equal(codes[1:], codes[:-1]))
     if not ends.true_count:

@@ -18,7 +18,7 @@ import xxhash
 
 from zmq_datasource.counters import SourceCounters
 from zmq_datasource.log.carried import CarriedState, Envelope
-from zmq_datasource.messages.columns import binary_of, integers_of, raw_of
+from zmq_datasource.messages.columns import binary_of, integers_of, number, raw_of
 from zmq_datasource.messages.framing import Fields, decode_plain, make_batch, make_framing
 from zmq_datasource.messages.framing.replay import Reply
 from zmq_datasource.options import FramingOptions, Numbering
@@ -314,7 +314,7 @@ def _keys(by: Sequence[str], fields: Fields, arrivals: Sequence[Arrival]) -> Key
         else:
             column = fields.publishers if name == "publisher" else fields.topics
             assert column is not None
-            keys = Keys.of(column.fill_null(b"") if column.null_count else column)
+            keys = Keys.of(column.fill_null(binary_of([b""])[0]) if column.null_count else column)
             parts.append(Keys([_bounded(each) for each in keys.names], keys.codes))
     return parts[0] if len(parts) == 1 else Keys.joined(parts)
 
@@ -323,7 +323,7 @@ def _endpoints(fields: Fields, arrivals: Sequence[Arrival]) -> Keys:
     names = list(dict.fromkeys(arrival.endpoint.encode() for arrival in arrivals))
     if len(names) == 1:
         return Keys(names)
-    codes = {name: pa.scalar(code, pa.int32()) for code, name in enumerate(names)}
+    codes = {name: number(code) for code, name in enumerate(names)}
     return Keys(
         names,
         fields.of(

@@ -19,7 +19,7 @@ import zmq
 
 from zmq_datasource.counters import SourceCounters
 from zmq_datasource.errors import SocketError
-from zmq_datasource.messages.schemas import MAX_MESSAGE_BYTES, MESSAGE_SCHEMA, warm_up_arrow
+from zmq_datasource.messages.schemas import MAX_MESSAGE_BYTES, MESSAGE_SCHEMA
 from zmq_datasource.options import ReadOptions
 from zmq_datasource.sequences import SequenceTracker
 from zmq_datasource.source.channel import WAIT_MS, Channel, make_channels
@@ -82,7 +82,6 @@ class Receiver:
         Raises:
             OptionError, EndpointError: They cannot be opened as asked.
         """
-        warm_up_arrow()
         with ExitStack() as stack:
             dead_letters = None
             if self._options.dead_letter_location is not None:

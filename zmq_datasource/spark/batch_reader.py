@@ -15,7 +15,7 @@ from zmq_datasource.log.index import ChunkIndex
 from zmq_datasource.log.reader import read_index, split_range
 from zmq_datasource.log.storage import LogStorage
 from zmq_datasource.messages.framing import to_rows
-from zmq_datasource.messages.schemas import number_rows
+from zmq_datasource.messages.rows import number_rows
 from zmq_datasource.options import BatchReadOptions
 from zmq_datasource.options.types import Position
 from zmq_datasource.source.receiver import ROUND_MESSAGES, Receiver

@@ -19,6 +19,7 @@ from zmq_datasource.messages.columns import (
     frame_counts,
     integers_of,
     join_frames,
+    number,
     numbers_from,
     numbers_to,
 )
@@ -69,13 +70,13 @@ class BinarySequence:
         if self.offset is None:
             if len(frame) != self.width:
                 raise UnfitError(f"the sequence has {len(frame)} bytes, {self.width} expected")
-            number = int.from_bytes(frame, self.endian, signed=self.signed)
+            value = int.from_bytes(frame, self.endian, signed=self.signed)
         else:
             end = self.offset + self.width
             if len(frame) < end:
                 raise UnfitError(f"the frame with the sequence has {len(frame)} bytes, {end} needed")
-            number = int.from_bytes(frame[self.offset : end], self.endian, signed=self.signed)
-        return _within(number, self.low, self.high)
+            value = int.from_bytes(frame[self.offset : end], self.endian, signed=self.signed)
+        return _within(value, self.low, self.high)
 
     def write_all(self, numbers: pa.Array) -> pa.Array:
         """The whole frames that these numbers were read from."""
@@ -84,8 +85,8 @@ class BinarySequence:
     def fitting(self, frames: pa.Array) -> pa.Array:
         sizes = pc.binary_length(frames)
         if self.offset is None:
-            return pc.equal(sizes, self.width)
-        return pc.greater_equal(sizes, self.offset + self.width)
+            return pc.equal(sizes, number(self.width, pa.int32()))
+        return pc.greater_equal(sizes, number(self.offset + self.width, pa.int32()))
 
     def read_all(self, frames: pa.Array) -> tuple[pa.Array, pa.Array]:
         if self.offset is not None:
@@ -94,7 +95,9 @@ class BinarySequence:
         low = self.low
         if not self.signed and self.low < 0:  # what has wrapped around is beyond all that a column holds
             low = 0
-        return numbers, pc.and_(pc.greater_equal(numbers, low), pc.less_equal(numbers, self.high))
+        return numbers, pc.and_(
+            pc.greater_equal(numbers, number(low)), pc.less_equal(numbers, number(self.high))
+        )
 
 
 # A header is small; a large text would keep the receiving thread from the socket.
@@ -131,7 +134,7 @@ class JsonSequence:
         return _within(found, self._low, self._high)
 
     def fitting(self, frames: pa.Array) -> pa.Array:
-        return pc.less_equal(pc.binary_length(frames), _MOST_HEADER_BYTES)
+        return pc.less_equal(pc.binary_length(frames), number(_MOST_HEADER_BYTES, pa.int32()))
 
     def read_all(self, frames: pa.Array) -> tuple[pa.Array, pa.Array]:
         numbers = array("q", bytes(8 * len(frames)))
@@ -145,10 +148,10 @@ class JsonSequence:
         ).cast(pa.bool_())
 
 
-def _within(number: int, low: int, high: int) -> int:
-    if not low <= number <= high:
-        raise UnfitError(f"the sequence {number} is outside {low} to {high}")
-    return number
+def _within(value: int, low: int, high: int) -> int:
+    if not low <= value <= high:
+        raise UnfitError(f"the sequence {value} is outside {low} to {high}")
+    return value
 
 
 class _Fitting:
@@ -210,12 +213,17 @@ class Layout:
         """Read the fields; never raises for what the bytes are."""
         fitting = _Fitting(raw)
         counts = frame_counts(raw)
-        fitting.keep(pc.greater_equal(counts, self.frames) if self.more else pc.equal(counts, self.frames))
+        expected = number(self.frames, pa.int32())
+        fitting.keep(pc.greater_equal(counts, expected) if self.more else pc.equal(counts, expected))
         topics = None if self.topic is None else fitting.frame(self.topic)
         if topics is not None and self.controls:
             fitting.keep(pc.invert(pc.is_in(topics, value_set=binary_of(sorted(self.controls)))))
         if self.value_offset:
-            fitting.keep(pc.greater_equal(pc.binary_length(fitting.frame(self.value)), self.value_offset))
+            fitting.keep(
+                pc.greater_equal(
+                    pc.binary_length(fitting.frame(self.value)), number(self.value_offset, pa.int32())
+                )
+            )
         sequences = None
         if self.sequence is not None:
             fitting.keep(self.sequence.fitting(fitting.frame(self.sequence.frame)))

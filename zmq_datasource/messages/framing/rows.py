@@ -18,7 +18,9 @@ from zmq_datasource.messages.columns import (
     frame_counts,
     integers_of,
     join_frames,
+    number,
     only_rows,
+    text,
 )
 from zmq_datasource.messages.framing.fields import Fields
 from zmq_datasource.messages.framing.presets import whole_layout
@@ -80,10 +82,8 @@ def _names(publishers: pa.Array) -> tuple[pa.Array, set[int]]:
 def _origins(fields: Fields, endpoints: Sequence[tuple[str, int]]) -> pa.Array:
     """The endpoint of each message."""
     if len({endpoint for endpoint, _ in endpoints}) == 1:
-        return pa.repeat(pa.scalar(endpoints[0][0], pa.string()), len(fields))
-    return fields.of(
-        pa.concat_arrays([pa.repeat(pa.scalar(name, pa.string()), count) for name, count in endpoints])
-    )
+        return pa.repeat(text(endpoints[0][0]), len(fields))
+    return fields.of(pa.concat_arrays([pa.repeat(text(name), count) for name, count in endpoints]))
 
 
 def name_of(name: bytes) -> str:
@@ -99,7 +99,7 @@ def _kept_frames(framing: str, fields: Fields, raw: pa.ListArray, bad: set[int])
     if whole_layout(framing) is not None:
         return only_rows(fields.of(raw), bad) if bad else None
     messages = fields.of(raw)
-    plain = pc.equal(frame_counts(messages), fields.plain_frames)
+    plain = pc.equal(frame_counts(messages), number(fields.plain_frames, pa.int32()))
     if bad:
         plain = pc.and_not(plain, pc.is_in(pa.arange(0, len(fields)), value_set=integers_of(sorted(bad))))
     return None if all_true(plain) else only_rows(messages, pc.invert(plain))
@@ -131,6 +131,6 @@ def _all_frames(batch: pa.RecordBatch) -> pa.Array:
         return frames
     # A list of each row that has one stored, and behind them those that were put together.
     missing = pc.is_null(stored)
-    places = pc.subtract(pc.cumulative_sum(missing.cast(pa.int64())), 1)
+    places = pc.subtract(pc.cumulative_sum(missing.cast(pa.int64())), number(1))
     both = pa.concat_arrays([stored, frames])
-    return both.take(pc.if_else(missing, pc.add(places, len(stored)), pa.arange(0, len(stored))))
+    return both.take(pc.if_else(missing, pc.add(places, number(len(stored))), pa.arange(0, len(stored))))
