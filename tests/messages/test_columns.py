@@ -1,0 +1,117 @@
+"""Messages as columns: made, taken apart and joined, wherever a column begins in its buffers."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from zmq_datasource.messages.columns import (
+    RawMessage,
+    binary_of,
+    frame_at,
+    integers_of,
+    join_frames,
+    number,
+    numbers_from,
+    numbers_to,
+    only_rows,
+    raw_of,
+    text,
+)
+
+messages = st.lists(st.lists(st.binary(max_size=9), min_size=1, max_size=4), max_size=20)
+
+
+def listed(sent: list[list[bytes]]) -> list[RawMessage]:
+    return [*sent]
+
+
+@given(st.lists(st.none() | st.binary(max_size=9), max_size=20))
+def test_bytes_and_nulls_become_a_column(contents: list[bytes | None]) -> None:
+    column = binary_of(contents)
+    column.validate(full=True)
+    assert column.to_pylist() == contents
+    assert column.null_count == contents.count(None)
+
+
+@given(messages)
+def test_raw_messages_are_lists_of_their_frames(sent: list[list[bytes]]) -> None:
+    raw = raw_of(listed(sent))
+    raw.validate(full=True)
+    assert raw.to_pylist() == sent
+    assert raw_of([b"alone"]).to_pylist() == [[b"alone"]]
+
+
+@given(messages, st.integers(0, 3), st.booleans())
+def test_a_frame_is_found_from_either_end(sent: list[list[bytes]], place: int, backwards: bool) -> None:
+    at = -1 - place if backwards else place
+    long_enough = [frames for frames in sent if len(frames) > place]
+    assert frame_at(raw_of(listed(long_enough)), at).to_pylist() == [frames[at] for frames in long_enough]
+
+
+def test_frames_are_found_in_a_part_of_a_column() -> None:
+    raw = raw_of([[b"a", b"b"], [b"c"], [b"d", b"e", b"f"], [b"g"]])
+    assert frame_at(raw[1:], -1).to_pylist() == [b"c", b"f", b"g"]
+    assert frame_at(raw[1:2], 0).to_pylist() == [b"c"]
+    assert only_rows(raw[1:], {1}).to_pylist() == [None, [b"d", b"e", b"f"], None]
+
+
+@given(st.lists(st.tuples(st.none() | st.binary(max_size=3), st.none() | st.binary(max_size=3)), max_size=20))
+def test_columns_join_to_frames_and_a_null_is_none(rows: list[tuple[bytes | None, bytes | None]]) -> None:
+    columns = [binary_of([row[at] for row in rows]) for at in (0, 1)]
+    for given_columns in (columns, [pa.concat_arrays([binary_of([b"x"]), column])[1:] for column in columns]):
+        joined = join_frames(given_columns)
+        joined.validate(full=True)
+        assert joined.to_pylist() == [[frame for frame in row if frame is not None] for row in rows]
+
+
+@pytest.mark.parametrize("signed", [True, False])
+@pytest.mark.parametrize("endian", ["big", "little"])
+@pytest.mark.parametrize("width", [4, 8])
+def test_numbers_come_from_bytes_and_go_back(width: int, endian: str, signed: bool) -> None:
+    low = -(2 ** (8 * width - 1)) if signed else 0
+    given_numbers = [low, low + 1, 0, 1, 2 ** (8 * width - 1) - 1]
+    frames = [value.to_bytes(width, endian, signed=signed) for value in given_numbers]  # type: ignore[arg-type]
+    for column in (binary_of(frames), binary_of([b"before", *frames])[1:]):
+        numbers = numbers_from(column, width, endian, signed)
+        assert numbers.to_pylist() == given_numbers
+        assert numbers_to(numbers, width, endian).to_pylist() == frames
+
+
+def test_a_number_beyond_what_a_column_holds_is_negative() -> None:
+    assert numbers_from(binary_of([b"\xff" * 8]), 8, "big", signed=False).to_pylist() == [-1]
+
+
+def test_scalars_are_arrows_own() -> None:
+    assert number(2**40).equals(pa.scalar(2**40, pa.int64()))
+    assert number(-1, pa.int32()).equals(pa.scalar(-1, pa.int32()))
+    assert text("\u00e9").equals(pa.scalar("\u00e9", pa.string()))
+    assert integers_of([]).type == pa.int64()
+
+
+_RECEIVING = """
+import sys
+from tests.support import stream_options
+from zmq_datasource.counters import SourceCounters
+from zmq_datasource.messages.columns import raw_of
+from zmq_datasource.messages.rows import number_rows
+from zmq_datasource.source.intake import Arrival, Intake
+
+fit, odd = [b"t", b"p", bytes(8), b"v"], [b"t", bytes(8), b"v"]
+for framing in ("plain", "sequenced", "vllm", "bitcoin", "clone", "dafka", "jupyter"):
+    intake = Intake(stream_options(connect="tcp://a:1,tcp://b:1", framing=framing), SourceCounters())
+    raw = raw_of([fit, odd, [b"\\xff", bytes(8), b"v"], [b"\\xff", b"p", bytes(8), b"v"], b"v"])
+    batch, _ = intake.read(raw, [Arrival(1, 3, "tcp://a:1"), Arrival(2, 2, "tcp://b:1")])
+    number_rows(batch, 0, 7)
+assert "pandas" not in sys.modules
+"""
+
+
+def test_no_message_makes_arrow_import_pandas() -> None:
+    """It takes 0.2 s in which a fast publisher's queue runs over, and 40 MB in each process."""
+    subprocess.run([sys.executable, "-c", _RECEIVING], check=True, timeout=60)
