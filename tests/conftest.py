@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -45,13 +46,23 @@ _LONGEST = {
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """What takes longest comes first, so that of several workers none is waited for at the end."""
+    """What takes longest comes first, so that of several workers none is waited for at the end.
+
+    In turn from each of those files: three demos side by side would have the machine to themselves, and their Spark
+    gives up a Python process that has not connected back within 10 s.
+    """
     tests = Path(__file__).parent
     assert all((tests / name).exists() for name in _LONGEST)
+    before: Counter[str] = Counter()
 
-    def order(item: pytest.Item) -> tuple[bool, bool]:
+    def order(item: pytest.Item) -> tuple[bool, bool, int]:
         name = item.path.relative_to(tests).as_posix()
-        return name not in _LONGEST, item.get_closest_marker("spark") is None
+        before[name] += 1
+        return (
+            name not in _LONGEST,
+            item.get_closest_marker("spark") is None,
+            (name in _LONGEST) * before[name],
+        )
 
     items.sort(key=order)
 
