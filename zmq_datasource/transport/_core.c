@@ -218,11 +218,12 @@ static int begin(Inbox *inbox)
 {
     if (inbox->messages.size)
         return 0;
-    for (int i = 0; i < MOST_SPARE && inbox->data.memory == NULL; i++) {
-        inbox->data.memory = spare[i].memory;
-        inbox->data.capacity = spare[i].capacity;
-        spare[i].memory = NULL;
-    }
+    for (int i = 0; i < MOST_SPARE && inbox->data.memory == NULL; i++)
+        if (spare[i].memory != NULL) {
+            inbox->data.memory = spare[i].memory;
+            inbox->data.capacity = spare[i].capacity;
+            spare[i].memory = NULL;
+        }
     inbox->frames.size = 0;
     return append_offset(&inbox->frames, 0) < 0 || append_offset(&inbox->messages, 0) < 0 ? -1 : 0;
 }
@@ -616,10 +617,8 @@ static PyObject *outbox_new(PyTypeObject *type, PyObject *args, PyObject *names)
     if (!PyArg_ParseTuple(args, "O!n:Outbox", &PyTuple_Type, &described, &rows))
         return NULL;
     Py_ssize_t count = PyTuple_Size(described);
-    if (count < 1 || count > MOST_COLUMNS)
-        return PyErr_Format(PyExc_ValueError, "%zd columns: 1 to %d are possible", count, (int)MOST_COLUMNS);
-    if (rows < 0)
-        return PyErr_Format(PyExc_ValueError, "%zd rows", rows);
+    if (count < 1 || count > MOST_COLUMNS || rows < 0)
+        return PyErr_Format(PyExc_ValueError, "%zd rows of %zd columns: 1 to %d columns are possible", rows, count, (int)MOST_COLUMNS);
     Outbox *outbox = (Outbox *)new_object(type); /* zeroed, and so are its buffers: releasing them does nothing */
     if (outbox == NULL)
         return NULL;

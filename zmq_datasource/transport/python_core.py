@@ -20,6 +20,7 @@ __all__ = ["Inbox", "Outbox"]
 _NOBLOCK, _SNDMORE = int(zmq.NOBLOCK), int(zmq.SNDMORE)
 _MOST_BYTES = 2**31 - 1  # what offsets of 32 bits reach
 _LARGEST_NUMBER = 2**63 - 1
+_MOST_COLUMNS = 8
 
 
 class Inbox:
@@ -83,6 +84,10 @@ class Outbox:
     """See ``core.Outbox``."""
 
     def __init__(self, columns: Sequence[tuple[Any, ...]], rows: int) -> None:
+        if not 1 <= len(columns) <= _MOST_COLUMNS or rows < 0:
+            raise ValueError(
+                f"{rows} rows of {len(columns)} columns: 1 to {_MOST_COLUMNS} columns are possible"
+            )
         self._columns = [_Column(rows, *column) for column in columns]
         self._rows = rows
         for row in range(rows):
