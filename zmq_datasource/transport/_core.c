@@ -32,7 +32,7 @@ enum { MOST_COLUMNS = 8 };
 
 typedef struct {
     _Alignas(void *) unsigned char opaque[64];
-} message_t; /* zmq_msg_t */
+} message_t; /* zmq_msg_t of libzmq 4 */
 
 /* In the order in which `load` is given them. */
 static struct {
@@ -145,7 +145,8 @@ static PyType_Slot block_slots[] = {
     {0, NULL},
 };
 static PyType_Spec block_spec = {
-    "zmq_datasource.transport._core.Block", sizeof(Block), 0, Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION, block_slots,
+    "zmq_datasource.transport._core.Block", sizeof(Block), 0, Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION,
+    block_slots,
 };
 
 /* A buffer that grows. */
@@ -266,7 +267,8 @@ static Outcome take_one(Inbox *inbox, void *sock, int flags, size_t largest)
             break;
         error = next_frame(&frame, sock, 0, flags);
     }
-    inbox->origin = zmq.msg_get(&frame, SRCFD);
+    if (!error)
+        inbox->origin = zmq.msg_get(&frame, SRCFD);
     zmq.msg_close(&frame);
     if (!error && kept == 0 && size <= largest)
         kept = append_offset(&inbox->messages, (size_t)count_of(&inbox->frames));
@@ -618,7 +620,7 @@ static PyObject *outbox_new(PyTypeObject *type, PyObject *args, PyObject *names)
         return NULL;
     Py_ssize_t count = PyTuple_Size(described);
     if (count < 1 || count > MOST_COLUMNS || rows < 0)
-        return PyErr_Format(PyExc_ValueError, "%zd rows of %zd columns: 1 to %d columns are possible", rows, count, (int)MOST_COLUMNS);
+        return PyErr_Format(PyExc_ValueError, "%zd rows of %zd columns: 1 to %d are possible", rows, count, (int)MOST_COLUMNS);
     Outbox *outbox = (Outbox *)new_object(type); /* zeroed, and so are its buffers: releasing them does nothing */
     if (outbox == NULL)
         return NULL;
