@@ -11,7 +11,7 @@ export PYSPARK_PYTHON := $(abspath $(BIN)/python)
 WORKERS ?= 3
 PARALLEL := --numprocesses $(WORKERS) --dist load --maxschedchunk 1
 
-.PHONY: demo test chaos test-long check fast bench docs notebook clean
+.PHONY: demo test chaos test-long check fast sanitize bench docs notebook wheel clean
 
 demo: $(VENV)/.package ## A live feed through Spark and out again; ARGS="--endpoint tcp://..." for your own
 	$(JAVA) $(BIN)/zmq-datasource demo $(ARGS)
@@ -37,6 +37,9 @@ check: $(VENV)/.dev ## Lint, format, types, layers, generated docs
 fast: $(VENV)/.dev ## The tests that need no Spark
 	$(BIN)/python -m pytest -m "not spark"
 
+sanitize: $(VENV)/.dev ## The compiled core's tests under ASan and UBSan
+	scripts/sanitize.sh $(BIN)/python build/sanitize
+
 bench: $(VENV)/.dev ## Measure side by side; writes benchmarks/RESULTS.md
 	$(JAVA) $(BIN)/python -m benchmarks $(ARGS)
 
@@ -46,6 +49,9 @@ docs: $(VENV)/.dev ## Generate the references of options and metrics
 notebook: $(VENV)/.notebook ## Open the notebooks
 	$(JAVA) $(BIN)/jupyter lab notebooks
 
+wheel: $(VENV)/.made ## The sdist and wheels in dist/, each tried in an environment of its own
+	scripts/wheel.sh $(BIN)/python build/wheel dist
+
 $(VENV)/spark.jsa: $(VENV)/.dev tests/support/spark_archive.py # Spark's classes, for each JVM of the tests to start in half the time
 	$(JAVA) $(BIN)/python -m tests.support.spark_archive $(abspath $@)
 
@@ -54,19 +60,21 @@ clean:
 
 # The package alone, which the demo needs; all that it is worked on with; JupyterLab, to look at the notebooks.
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --editable
+# An editable install compiles the core, and does it again when it has changed.
+INSTALLED := pyproject.toml hatch_build.py zmq_datasource/transport/_core.c
 
 $(VENV)/.made: scripts/python.sh
 	scripts/python.sh $(PYTHON) $(VENV)
 	touch $@
 
-$(VENV)/.package: $(VENV)/.made pyproject.toml
+$(VENV)/.package: $(VENV)/.made $(INSTALLED)
 	$(INSTALL) ".[spark]"
 	touch $@
 
-$(VENV)/.dev: $(VENV)/.made pyproject.toml
+$(VENV)/.dev: $(VENV)/.made $(INSTALLED)
 	$(INSTALL) ".[dev]"
 	touch $(VENV)/.package $@
 
-$(VENV)/.notebook: $(VENV)/.made pyproject.toml
+$(VENV)/.notebook: $(VENV)/.made $(INSTALLED)
 	$(INSTALL) ".[notebook]"
 	touch $(VENV)/.package $@

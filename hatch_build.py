@@ -14,47 +14,51 @@ from typing import Any
 
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
-_PACKAGE = "zmq_datasource.transport"
-_SOURCE = "zmq_datasource/transport/_core.c"
+_DIRECTORY = Path("zmq_datasource", "transport")
 
 
 class CustomBuildHook(BuildHookInterface):  # type: ignore[type-arg]
-    """Puts ``_core.abi3.so`` beside its source, from where editable installs use it and wheels take it."""
+    """Gives wheels the compiled core, and puts it beside its source for editable installs."""
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
         if self.target_name != "wheel":
             return
+        root = Path(self.root)
+        editable = version == "editable"
+        if editable:  # what an older source was compiled to must not be used
+            for stale in (root / _DIRECTORY).glob("_core.*.so"):
+                stale.unlink()
         wanted = os.environ.get("ZMQ_DATASOURCE_CORE", "")
-        for stale in (Path(self.root) / _SOURCE).parent.glob("_core.*.so"):
-            stale.unlink()
         if wanted == "python":
             return
         try:
-            built = _compile(Path(self.root))
+            built = _compile(root, root / (_DIRECTORY if editable else "build"))
         except Exception as e:
             if wanted == "compiled":
                 raise
             self.app.display_warning(f"the compiled core is left out, so that everything is slower: {e}")
             return
-        build_data["artifacts"].append(built.relative_to(self.root).as_posix())
+        if not editable:
+            build_data["force_include"][str(built)] = (_DIRECTORY / built.name).as_posix()
         build_data["pure_python"] = False
         platform = sysconfig.get_platform().replace("-", "_").replace(".", "_")
         build_data["tag"] = f"cp311-abi3-{platform}"
 
 
-def _compile(root: Path) -> Path:
+def _compile(root: Path, directory: Path) -> Path:
+    """The shared library, made in ``directory``."""
     from setuptools import Distribution, Extension  # noqa: PLC0415 - a build may do without it
 
     core = Extension(
-        f"{_PACKAGE}._core",
-        [str(root / _SOURCE)],
+        "_core",
+        [str(root / _DIRECTORY / "_core.c")],
         py_limited_api=True,
         extra_compile_args=[] if sys.platform == "win32" else ["-std=c11", "-O2", "-Wall", "-Wextra"],
     )
     distribution = Distribution({"name": "zmq_datasource", "ext_modules": [core]})
     command = distribution.get_command_obj("build_ext")
     command.build_temp = str(root / "build")
-    command.build_lib = str(root)
+    command.build_lib = str(directory)
     command.ensure_finalized()
     command.run()
     (output,) = command.get_outputs()

@@ -41,6 +41,7 @@ PROMETHEUS = {"type": "prometheus", "uid": "${DS_PROMETHEUS}"}
 # A progress event as Spark writes it, with everything that can be filled in.
 SOURCE_METRICS = {
     "source": "SUB tcp://feed:5556",
+    "core": "compiled",
     **receiver_metrics(SourceCounters()),
     **sequence_metrics(SourceCounters(), Totals()),
     "messagesReceivedPerSecond": 12.5,

@@ -19,6 +19,7 @@ from zmq_datasource.monitoring.catalogue import SOURCE
 from zmq_datasource.monitoring.source import SourceMonitor
 from zmq_datasource.source.follow import FollowingSource
 from zmq_datasource.source.ingest import Ingest
+from zmq_datasource.transport import core
 
 Context = zmq.Context[Socket]
 
@@ -56,6 +57,7 @@ def test_the_backlog_is_what_is_in_no_finished_batch(context: Context, tmp_path:
             lambda: metrics if (metrics := monitor.metrics())["backlogAgeMs"] >= 20 else None, "an age"
         )
         assert shown["backlogMessages"] == shown["messagesReceived"] == 100
+        assert shown["core"] == core.NAME
         assert 100_000 < shown["backlogBytes"] == shown["logBytes"] < 150_000
         assert shown["backlogAgeMs"] <= (time.time() - began) * 1000 + 1
         monitor.read_to(60)

@@ -6,12 +6,15 @@ from typing import Any
 
 import click
 import pytest
+import zmq
 from click.testing import CliRunner
 
+import zmq_datasource
 from zmq_datasource.cli import main
 from zmq_datasource.cli.types import given_options, option_of, other_options
 from zmq_datasource.options import ProxyOptions, ReadOptions
 from zmq_datasource.options.parser import describe
+from zmq_datasource.transport import core
 
 
 @click.command()
@@ -25,6 +28,12 @@ def command(others: tuple[str, ...], socket_type: str, **named: Any) -> None:
 def run(*arguments: str) -> str:
     result = CliRunner().invoke(command, arguments)
     return " ".join(result.output.split())
+
+
+def test_the_version_names_the_core_and_libzmq() -> None:
+    told = CliRunner().invoke(main, ["--version"], prog_name="zmq-datasource").output
+    libraries = f"{core.NAME} core, libzmq {zmq.zmq_version()}"
+    assert told == f"zmq-datasource, version {zmq_datasource.__version__} ({libraries})\n"
 
 
 def test_what_is_not_set_is_left_to_the_declaration() -> None:

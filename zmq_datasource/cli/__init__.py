@@ -16,8 +16,28 @@ from zmq_datasource.cli.top import top
 __all__ = ["main"]
 
 
+def _show_version(context: click.Context, _: click.Parameter, asked: bool) -> None:
+    if not asked or context.resilient_parsing:
+        return
+    import zmq  # noqa: PLC0415 - only who asks for it
+
+    from zmq_datasource import __version__  # noqa: PLC0415
+    from zmq_datasource.transport import core  # noqa: PLC0415
+
+    libraries = f"{core.NAME} core, libzmq {zmq.zmq_version()}"
+    click.echo(f"{context.info_name}, version {__version__} ({libraries})")
+    context.exit()
+
+
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
-@click.version_option(package_name="zmq_datasource")
+@click.option(
+    "--version",
+    is_flag=True,
+    is_eager=True,
+    expose_value=False,
+    callback=_show_version,
+    help="Show the version, which core is in use, and libzmq's version.",
+)
 def main() -> None:
     """ZeroMQ as a source and sink of Spark Structured Streaming."""
 

@@ -55,6 +55,16 @@ def _numbered(
 
 SOURCE = (
     _now("source", "", "Socket type and endpoints; or the log that is followed.", type="STRING"),
+    _now(
+        "core",
+        "",
+        "What takes messages from the socket: the `compiled` core, or `python` where that was not built.",
+        "core",
+        type="STRING",
+        label="core",
+        keys=("compiled", "python"),
+        series_doc="Which core takes messages from the socket.",
+    ),
     _log(
         "messagesReceived",
         "messages",

@@ -17,6 +17,7 @@ from zmq_datasource.monitoring.figures import kept_metrics, reader_metrics, rece
 from zmq_datasource.monitoring.store import MetricsStore, iso
 from zmq_datasource.options import StreamReadOptions
 from zmq_datasource.source.log_source import LogSource
+from zmq_datasource.transport import core
 
 __all__ = ["SourceMonitor"]
 
@@ -100,7 +101,8 @@ class SourceMonitor:
         figures: dict[str, Any]
         if facts.receives:
             last = counters.last_received
-            figures = receiver_metrics(counters) | {"lastReceived": iso(last) if last else None}
+            figures = receiver_metrics(counters)
+            figures |= {"core": core.NAME, "lastReceived": iso(last) if last else None}
         else:
             figures = {} if facts.receiver is None else dict(kept_metrics(facts.receiver))
             figures |= reader_metrics(counters)

@@ -2,24 +2,27 @@
  *
  * `Inbox.take` receives messages into buffers that Arrow can use as they are: the bytes of all frames one after the
  * other, where each frame ends, and how many frames each message has. `Outbox.give` sends rows of columns. Everything
- * else is Python: what a socket is, which messages fit, what becomes of a row that finds no room. core.py has the same
- * two in Python, and says what they mean.
+ * else is Python: what a socket is, which messages fit, what becomes of a row that finds no room. core.py says what the
+ * two mean, and python_core.py has the same two in Python.
  *
  * The rules:
  *
- * - libzmq is the one that pyzmq has loaded. `load` is given the addresses of its functions, and a call the pointer
- *   of a pyzmq socket, so nothing is linked and no header of libzmq is needed.
+ * - libzmq is the one that pyzmq has loaded. `load` is given the addresses of its functions, and a call a pyzmq socket,
+ *   which knows its pointer, so nothing is linked and no header of libzmq is needed.
  * - While the GIL is released nothing of Python is touched but memory that this call holds: the inbox, which refuses a
  *   second call, and buffers that are exported to it.
  * - A message is taken or sent whole. One that cannot be taken (no memory, too large) leaves no trace in the buffers.
+ * - A signal ends a call with EINTR, and Python's handlers run when it is back in Python: they may close the socket.
  * - No offset that comes from outside is trusted: all rows of an outbox are checked before the first of them is sent.
- * - Limited API of Python 3.11: one binary for it and all later releases.
+ * - Limited API of Python 3.11: one binary for it and all later releases. What is static is guarded by the GIL.
  */
 #define Py_LIMITED_API 0x030B0000
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
+#include <structmember.h>
 
 #include <errno.h>
+#include <stddef.h>
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
@@ -29,8 +32,9 @@ enum { MOST_COLUMNS = 8 };
 
 typedef struct {
     _Alignas(void *) unsigned char opaque[64];
-} message_t; /* zmq_msg_t */
+} message_t; /* zmq_msg_t of libzmq 4 */
 
+/* In the order in which `load` is given them. */
 static struct {
     int (*msg_init)(message_t *);
     int (*msg_recv)(message_t *, void *, int);
@@ -44,31 +48,31 @@ static struct {
     int (*error)(void);
 } zmq;
 
-/* The order in which `load` is given them. */
-static void **const functions[] = {
-    (void **)&zmq.msg_init, (void **)&zmq.msg_recv,  (void **)&zmq.msg_data, (void **)&zmq.msg_size,   (void **)&zmq.msg_more,
-    (void **)&zmq.msg_get,  (void **)&zmq.msg_close, (void **)&zmq.send,     (void **)&zmq.getsockopt, (void **)&zmq.error,
-};
-enum { FUNCTIONS = sizeof functions / sizeof *functions };
-
 static PyObject *load(PyObject *module, PyObject *addresses)
 {
+    void *found[sizeof zmq / sizeof(void *)];
+    const int count = sizeof found / sizeof *found;
     (void)module;
-    if (!PyTuple_Check(addresses) || PyTuple_Size(addresses) != FUNCTIONS)
-        return PyErr_Format(PyExc_ValueError, "a tuple of %d addresses is needed", (int)FUNCTIONS);
-    for (int i = 0; i < FUNCTIONS; i++) {
-        void *address = PyLong_AsVoidPtr(PyTuple_GetItem(addresses, i));
-        if (address == NULL)
+    if (!PyTuple_Check(addresses) || PyTuple_Size(addresses) != count)
+        return PyErr_Format(PyExc_ValueError, "a tuple of %d addresses is needed", count);
+    for (int i = 0; i < count; i++) {
+        found[i] = PyLong_AsVoidPtr(PyTuple_GetItem(addresses, i));
+        if (found[i] == NULL)
             return PyErr_Occurred() ? NULL : PyErr_Format(PyExc_ValueError, "address %d is null", i);
-        *functions[i] = address;
     }
+    _Static_assert(sizeof found == sizeof zmq, "a pointer to a function is as large as any");
+    memcpy(&zmq, found, sizeof zmq);
     Py_RETURN_NONE;
 }
 
-/* The pointer of a socket; NULL with an error set if it is none, or `load` was not called. */
-static void *socket_of(PyObject *pointer)
+/* What libzmq calls a socket of pyzmq; NULL with an error set if it is closed. */
+static void *socket_of(PyObject *given)
 {
+    PyObject *pointer = PyObject_GetAttrString(given, "underlying");
+    if (pointer == NULL)
+        return NULL;
     void *sock = PyLong_AsVoidPtr(pointer);
+    Py_DECREF(pointer);
     if (sock == NULL && !PyErr_Occurred())
         PyErr_SetString(PyExc_ValueError, "the socket is closed");
     if (sock != NULL && zmq.msg_init == NULL) {
@@ -100,7 +104,7 @@ typedef struct {
 } Block;
 
 /* Memory for the next batch: what the system gives anew costs as much again as filling it, page by page. Touched only
- * while the GIL is held. */
+ * while the GIL is held; a block that is alive is not in it. */
 enum { MOST_SPARE = 4, LEAST_SPARE_BYTES = 1 << 16, MOST_SPARE_BYTES = 16 << 20 };
 static struct {
     char *memory;
@@ -141,7 +145,8 @@ static PyType_Slot block_slots[] = {
     {0, NULL},
 };
 static PyType_Spec block_spec = {
-    "zmq_datasource.transport._core.Block", sizeof(Block), 0, Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION, block_slots,
+    "zmq_datasource.transport._core.Block", sizeof(Block), 0, Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION,
+    block_slots,
 };
 
 /* A buffer that grows. */
@@ -151,62 +156,50 @@ typedef struct {
     size_t size, capacity; /* bytes */
 } Growing;
 
-static int reserve(Growing *buffer, size_t more)
+static int append(Growing *buffer, const void *content, size_t size)
 {
-    if (more <= buffer->capacity - buffer->size)
-        return 0;
-    size_t needed = buffer->size + more, doubled = buffer->capacity < 4096 ? 4096 : 2 * buffer->capacity;
-    size_t capacity = needed > doubled ? needed : doubled;
-    char *memory = realloc(buffer->memory, capacity);
-    if (memory == NULL)
-        return -1;
-    buffer->memory = memory;
-    buffer->capacity = capacity;
-    return 0;
-}
-
-static void append(Growing *buffer, const void *content, size_t size)
-{
-    if (size) {
-        memcpy(buffer->memory + buffer->size, content, size);
-        buffer->size += size;
+    if (size > buffer->capacity - buffer->size) {
+        size_t needed = buffer->size + size, doubled = buffer->capacity < 4096 ? 4096 : 2 * buffer->capacity;
+        size_t capacity = needed > doubled ? needed : doubled;
+        char *memory = realloc(buffer->memory, capacity);
+        if (memory == NULL)
+            return -1;
+        buffer->memory = memory;
+        buffer->capacity = capacity;
     }
+    if (size)
+        memcpy(buffer->memory + buffer->size, content, size);
+    buffer->size += size;
+    return 0;
 }
 
 static int append_offset(Growing *buffer, size_t offset)
 {
     int32_t value = (int32_t)offset;
-    if (reserve(buffer, sizeof value) < 0)
-        return -1;
-    append(buffer, &value, sizeof value);
-    return 0;
+    return offset > INT32_MAX ? -1 : append(buffer, &value, sizeof value);
 }
 
-/* What was filled as a Block; the buffer starts anew. */
-static PyObject *hand_over(Growing *buffer)
+/* Move what was filled into a block; the buffer starts anew. Nothing here can go wrong. */
+static void hand_over(Growing *buffer, Block *block)
 {
-    Block *block = (Block *)new_object(block_type);
-    if (block == NULL)
-        return NULL;
-    if (buffer->size < buffer->capacity / 4) { /* a few bytes do not hold what many need next time */
-        block->memory = malloc(buffer->size + 1);
-        if (block->memory == NULL) {
-            Py_DECREF((PyObject *)block);
-            return PyErr_NoMemory();
-        }
-        memcpy(block->memory, buffer->memory, buffer->size);
-        block->size = block->capacity = buffer->size;
-        buffer->size = 0;
-        if (buffer->capacity <= MOST_SPARE_BYTES)
-            return (PyObject *)block;
-        free(buffer->memory);
-    } else {
+    char *copy = NULL;
+    if (buffer->size < buffer->capacity / 4) /* a few bytes do not hold what many need next time */
+        copy = malloc(buffer->size + 1);
+    block->size = buffer->size;
+    if (copy == NULL) {
         block->memory = buffer->memory;
-        block->size = buffer->size;
         block->capacity = buffer->capacity;
+        *buffer = (Growing){0};
+        return;
     }
-    *buffer = (Growing){0};
-    return (PyObject *)block;
+    memcpy(copy, buffer->memory, buffer->size);
+    block->memory = copy;
+    block->capacity = buffer->size;
+    buffer->size = 0;
+    if (buffer->capacity > MOST_SPARE_BYTES) {
+        free(buffer->memory);
+        *buffer = (Growing){0};
+    }
 }
 
 /* Inbox: messages that were taken and not handed over. */
@@ -226,13 +219,12 @@ static int begin(Inbox *inbox)
 {
     if (inbox->messages.size)
         return 0;
-    for (int i = 0; i < MOST_SPARE && inbox->data.memory == NULL; i++) {
-        if (spare[i].memory == NULL)
-            continue;
-        inbox->data.memory = spare[i].memory;
-        inbox->data.capacity = spare[i].capacity;
-        spare[i].memory = NULL;
-    }
+    for (int i = 0; i < MOST_SPARE && inbox->data.memory == NULL; i++)
+        if (spare[i].memory != NULL) {
+            inbox->data.memory = spare[i].memory;
+            inbox->data.capacity = spare[i].capacity;
+            spare[i].memory = NULL;
+        }
     inbox->frames.size = 0;
     return append_offset(&inbox->frames, 0) < 0 || append_offset(&inbox->messages, 0) < 0 ? -1 : 0;
 }
@@ -242,131 +234,113 @@ typedef struct {
     size_t excess; /* the size of a message that was discarded because it is too large */
 } Outcome;
 
-/* One message. What can go wrong goes wrong before the buffers show it. */
-static Outcome take_one(Inbox *inbox, void *sock, int flags, size_t largest, int with_origin)
+/* A message arrives whole: only its first frame is waited for, and only that one is left for a signal. */
+static int next_frame(message_t *frame, void *sock, int first, int flags)
 {
-    Growing *data = &inbox->data, *frames = &inbox->frames;
-    size_t data_before = data->size, frames_before = frames->size, size = 0;
-    int error = 0, more = 1, first = 1;
-    for (; more; first = 0) {
-        message_t frame;
-        int received;
-        zmq.msg_init(&frame);
-        do /* a message arrives whole: only its first frame is waited for */
-            received = zmq.msg_recv(&frame, sock, first ? flags : DONTWAIT);
-        while (received < 0 && !first && zmq.error() == EINTR);
-        if (received < 0) {
-            error = zmq.error();
-            zmq.msg_close(&frame);
+    int error;
+    do
+        error = zmq.msg_recv(frame, sock, first ? flags : DONTWAIT) < 0 ? zmq.error() : 0;
+    while (error == EINTR && !first);
+    return error;
+}
+
+static int keep(Inbox *inbox, message_t *frame)
+{
+    if (append(&inbox->data, zmq.msg_data(frame), zmq.msg_size(frame)) < 0)
+        return -1;
+    return append_offset(&inbox->frames, inbox->data.size);
+}
+
+/* One message. If anything goes wrong with it, it is received to its end, and the buffers are what they were. */
+static Outcome take_one(Inbox *inbox, void *sock, int flags, size_t largest)
+{
+    size_t data = inbox->data.size, frames = inbox->frames.size, size = 0;
+    int kept = 0, error;
+    message_t frame;
+    zmq.msg_init(&frame);
+    error = next_frame(&frame, sock, 1, flags);
+    while (!error) {
+        size += zmq.msg_size(&frame);
+        if (kept == 0 && size <= largest)
+            kept = keep(inbox, &frame);
+        if (!zmq.msg_more(&frame))
             break;
-        }
-        size_t length = zmq.msg_size(&frame);
-        size += length;
-        if (!error && size <= largest) {
-            if (data->size + length > INT32_MAX || reserve(data, length) < 0)
-                error = ENOMEM;
-            else {
-                append(data, zmq.msg_data(&frame), length);
-                if (append_offset(frames, data->size) < 0)
-                    error = ENOMEM;
-            }
-        }
-        more = zmq.msg_more(&frame);
-        if (!more && with_origin)
-            inbox->origin = zmq.msg_get(&frame, SRCFD);
-        zmq.msg_close(&frame);
+        error = next_frame(&frame, sock, 0, flags);
     }
-    if (!error && size <= largest && append_offset(&inbox->messages, (size_t)count_of(frames)) < 0)
-        error = ENOMEM;
-    if (error || size > largest) {
-        data->size = data_before;
-        frames->size = frames_before;
+    if (!error)
+        inbox->origin = zmq.msg_get(&frame, SRCFD);
+    zmq.msg_close(&frame);
+    if (!error && kept == 0 && size <= largest)
+        kept = append_offset(&inbox->messages, (size_t)count_of(&inbox->frames));
+    if (error || kept < 0 || size > largest) {
+        inbox->data.size = data;
+        inbox->frames.size = frames;
     }
-    return (Outcome){error, size > largest ? size : 0};
+    return (Outcome){error || kept == 0 ? error : ENOMEM, size > largest ? size : 0};
 }
 
 static PyObject *inbox_take(PyObject *self, PyObject *args)
 {
     Inbox *inbox = (Inbox *)self;
-    PyObject *pointer;
-    Py_ssize_t most, room, largest;
-    int wait, error = 0;
-    if (!PyArg_ParseTuple(args, "Onnnp:take", &pointer, &most, &room, &largest, &wait))
+    PyObject *given;
+    Py_ssize_t most, room, largest, taken = 0;
+    int wait;
+    Outcome outcome = {0};
+    if (!PyArg_ParseTuple(args, "Onnnp:take", &given, &most, &room, &largest, &wait))
         return NULL;
-    void *sock = socket_of(pointer);
+    if (largest < 0 || largest > INT32_MAX)
+        return PyErr_Format(PyExc_ValueError, "largest is %zd: what offsets of 32 bits reach is possible", largest);
+    void *sock = socket_of(given);
     if (sock == NULL)
         return NULL;
     if (inbox->busy)
         return PyErr_Format(PyExc_RuntimeError, "another thread is using this inbox");
     if (begin(inbox) < 0)
         return PyErr_NoMemory();
-    Py_ssize_t before = count_of(&inbox->messages);
-    size_t start = inbox->data.size, excess = 0;
+    size_t enough = inbox->data.size + (size_t)(room > 0 ? room : 0);
+    size_t last = (size_t)(INT32_MAX - largest); /* behind it a message may not fit */
     inbox->busy = 1;
-    for (;;) {
-        Py_BEGIN_ALLOW_THREADS
-        Py_ssize_t taken = count_of(&inbox->messages) - before;
-        for (error = 0; taken < most && (Py_ssize_t)(inbox->data.size - start) < room; taken++) {
-            Outcome outcome = take_one(inbox, sock, wait && !taken ? 0 : DONTWAIT, (size_t)largest, most == 1);
-            error = outcome.error;
-            excess = outcome.excess;
-            if (error || excess)
-                break;
-        }
-        Py_END_ALLOW_THREADS
-        if (error != EINTR)
+    Py_BEGIN_ALLOW_THREADS
+    while (taken < most && inbox->data.size < enough && inbox->data.size <= last) {
+        outcome = take_one(inbox, sock, wait && !taken ? 0 : DONTWAIT, (size_t)largest);
+        if (outcome.error || outcome.excess)
             break;
-        if (PyErr_CheckSignals() < 0) {
-            inbox->busy = 0;
-            return NULL;
-        }
+        taken++;
     }
+    Py_END_ALLOW_THREADS
     inbox->busy = 0;
-    return Py_BuildValue("nni", count_of(&inbox->messages) - before, (Py_ssize_t)excess, error);
+    return Py_BuildValue("nni", taken, (Py_ssize_t)outcome.excess, outcome.error);
 }
 
 static PyObject *inbox_hand_over(PyObject *self, PyObject *nothing)
 {
     Inbox *inbox = (Inbox *)self;
+    Growing *filled[] = {&inbox->data, &inbox->frames, &inbox->messages};
+    PyObject *blocks = PyTuple_New(3);
     (void)nothing;
-    if (inbox->busy)
-        return PyErr_Format(PyExc_RuntimeError, "another thread is using this inbox");
-    if (begin(inbox) < 0)
-        return PyErr_NoMemory();
-    PyObject *data = hand_over(&inbox->data), *frames = hand_over(&inbox->frames), *messages = hand_over(&inbox->messages);
-    if (data == NULL || frames == NULL || messages == NULL) {
-        Py_XDECREF(data);
-        Py_XDECREF(frames);
-        Py_XDECREF(messages);
+    if (blocks == NULL)
         return NULL;
+    for (int i = 0; i < 3; i++) {
+        PyObject *block = new_object(block_type);
+        if (block == NULL || PyTuple_SetItem(blocks, i, block) < 0) {
+            Py_DECREF(blocks);
+            return NULL;
+        }
     }
-    return Py_BuildValue("NNN", data, frames, messages);
+    /* What made blocks may have run other code. From here on nothing does. */
+    if (inbox->busy || begin(inbox) < 0) {
+        Py_DECREF(blocks);
+        return inbox->busy ? PyErr_Format(PyExc_RuntimeError, "another thread is using this inbox") : PyErr_NoMemory();
+    }
+    for (int i = 0; i < 3; i++)
+        hand_over(filled[i], (Block *)PyTuple_GetItem(blocks, i));
+    return blocks;
 }
 
 static PyObject *inbox_messages(PyObject *self, void *closure)
 {
     (void)closure;
     return PyLong_FromSsize_t(count_of(&((Inbox *)self)->messages));
-}
-
-static PyObject *inbox_size(PyObject *self, void *closure)
-{
-    (void)closure;
-    return PyLong_FromSize_t(((Inbox *)self)->data.size);
-}
-
-static PyObject *inbox_origin(PyObject *self, void *closure)
-{
-    (void)closure;
-    return PyLong_FromLong(((Inbox *)self)->origin);
-}
-
-static PyObject *inbox_new(PyTypeObject *type, PyObject *args, PyObject *names)
-{
-    (void)names;
-    if (!PyArg_ParseTuple(args, ":Inbox"))
-        return NULL;
-    return new_object(type); /* zeroed */
 }
 
 static void inbox_dealloc(PyObject *self)
@@ -385,16 +359,19 @@ static PyMethodDef inbox_methods[] = {
 };
 static PyGetSetDef inbox_getset[] = {
     {"messages", inbox_messages, NULL, "How many messages it holds.", NULL},
-    {"size", inbox_size, NULL, "The bytes of their frames.", NULL},
-    {"origin", inbox_origin, NULL, "The descriptor of the connection that the last message came by, taken alone.", NULL},
+    {0},
+};
+static PyMemberDef inbox_members[] = {
+    {"size", T_PYSSIZET, offsetof(Inbox, data.size), READONLY, "The bytes of their frames."},
+    {"origin", T_INT, offsetof(Inbox, origin), READONLY, "The connection that the last message came by; -1 without one."},
     {0},
 };
 static PyType_Slot inbox_slots[] = {
     {Py_tp_doc, "Messages that were taken and not handed over."},
-    {Py_tp_new, inbox_new},
     {Py_tp_dealloc, inbox_dealloc},
     {Py_tp_methods, inbox_methods},
     {Py_tp_getset, inbox_getset},
+    {Py_tp_members, inbox_members},
     {0, NULL},
 };
 static PyType_Spec inbox_spec = {
@@ -410,57 +387,56 @@ typedef struct {
     int wide;           /* whether offsets have 64 bits */
     int empty;          /* whether a null is an empty frame; else it is none */
     int64_t first;      /* where the column begins in its buffers; of NUMBER the number of row 0 */
+    int64_t inner;      /* FRAMES: where the frames begin in theirs */
     int64_t number;     /* FRAMES: what to put behind the first frame, for row 0; -1 for nothing */
-    Py_buffer data, offsets, valid, lists;
+    union {
+        struct {
+            Py_buffer data, offsets, valid, lists;
+        };
+        Py_buffer held[4];
+    };
 } Column;
-
-#define BUFFERS_OF(column) {&(column)->data, &(column)->offsets, &(column)->valid, &(column)->lists}
 
 typedef struct {
     const char *content;
     size_t size;
 } Frame;
 
-/* Offset i of a column; -1 if there is none. */
-static int64_t offset_at(const Column *column, int64_t i)
+/* Number i of a buffer of offsets; -1 if there is none. Nobody promises that they are aligned. */
+static int64_t offset_at(const Py_buffer *offsets, int wide, int64_t i)
 {
-    const Py_buffer *offsets = &column->offsets;
-    if (i < 0 || i >= offsets->len / (column->wide ? 8 : 4))
+    int64_t value = 0;
+    int32_t narrow;
+    if (i < 0 || i >= offsets->len / (wide ? 8 : 4))
         return -1;
-    return column->wide ? ((const int64_t *)offsets->buf)[i] : ((const int32_t *)offsets->buf)[i];
-}
-
-static int is_null(const Column *column, int64_t i)
-{
-    return column->valid.buf != NULL && !(((const uint8_t *)column->valid.buf)[i >> 3] >> (i & 7) & 1);
-}
-
-/* Element i of the bytes; false if it is outside of them. */
-static int element(const Column *column, int64_t i, Frame *frame)
-{
-    int64_t begin = offset_at(column, i), end = offset_at(column, i + 1);
-    if (begin < 0 || end < begin || end > column->data.len)
-        return 0;
-    frame->content = (const char *)column->data.buf + begin;
-    frame->size = (size_t)(end - begin);
-    return 1;
-}
-
-static void big_endian(uint64_t number, char out[8])
-{
-    for (int i = 7; i >= 0; i--, number >>= 8)
-        out[i] = (char)(number & 0xff);
-}
-
-static int send_frame(void *sock, Frame frame, int flags)
-{
-    while (zmq.send(sock, frame.content, frame.size, flags) < 0) {
-        int error = zmq.error();
-        if (error != EINTR)
-            return error;
+    if (wide)
+        memcpy(&value, (const char *)offsets->buf + 8 * i, 8);
+    else {
+        memcpy(&narrow, (const char *)offsets->buf + 4 * i, 4);
+        value = narrow;
     }
-    return 0;
+    return value;
 }
+
+/* From where to where element i reaches; false if the offsets do not tell, or lead out of what has `size`. */
+static int range_at(const Py_buffer *offsets, int wide, int64_t i, int64_t size, int64_t *begin, int64_t *end)
+{
+    *begin = offset_at(offsets, wide, i);
+    *end = *begin < 0 ? -1 : offset_at(offsets, wide, i + 1);
+    return *begin >= 0 && *begin <= *end && *end <= size;
+}
+
+/* Whether element i is there: 1 or 0, or -1 if the bits do not reach to it. */
+static int is_valid(const Column *column, int64_t i)
+{
+    if (column->valid.buf == NULL)
+        return 1;
+    if (i < 0 || i / 8 >= column->valid.len)
+        return -1;
+    return ((const uint8_t *)column->valid.buf)[i / 8] >> (i % 8) & 1;
+}
+
+static const Frame nothing = {"", 0};
 
 /* libzmq looks at its mailbox only now and then; asking for the events makes it look for room. */
 static void refresh(void *sock)
@@ -470,97 +446,105 @@ static void refresh(void *sock)
     zmq.getsockopt(sock, EVENTS, &events, &size);
 }
 
-/* The first frame decides: once it is in, none of the others is refused. */
-static int send_first(void *sock, Frame frame, int flags)
-{
-    if (zmq.send(sock, frame.content, frame.size, flags) >= 0)
-        return 0;
-    int error = zmq.error();
-    if (error != EAGAIN || !(flags & DONTWAIT))
-        return error;
-    refresh(sock);
-    return zmq.send(sock, frame.content, frame.size, flags) >= 0 ? 0 : zmq.error();
-}
-
 /* Passes the frames of a message on, one behind: only what follows tells whether more follow. */
 typedef struct {
     void *sock; /* NULL: only count */
     int flags;  /* of the first frame */
-    int count;
-    int error;
+    int64_t count;
+    size_t size; /* of all frames */
+    int error, lost;
     Frame last;
-    char last_number[8];
+    char number[8]; /* what the last frame is, if it is a number */
 } Message;
 
-static void pass(Message *message)
+static int send_frame(void *sock, Frame frame, int flags)
 {
-    if (message->sock == NULL || message->error)
+    return zmq.send(sock, frame.content, frame.size, flags) < 0 ? zmq.error() : 0;
+}
+
+/* The first frame decides: once it is in, libzmq refuses another only because the connection is lost that the message was
+ * on its way to. It has forgotten the message then, and swallows the rest of it, which must be given. */
+static void pass(Message *message, int more)
+{
+    void *sock = message->sock;
+    int first = message->count == 1, flags = more | (first ? message->flags : DONTWAIT);
+    if (sock == NULL || message->error)
         return;
-    message->error = message->count == 1 ? send_first(message->sock, message->last, message->flags | SNDMORE)
-                                         : send_frame(message->sock, message->last, SNDMORE);
+    int error = send_frame(sock, message->last, flags);
+    if (first && error == EAGAIN && flags & DONTWAIT) {
+        refresh(sock);
+        error = send_frame(sock, message->last, flags);
+    }
+    while (!first && error == EINTR)
+        error = send_frame(sock, message->last, flags);
+    message->lost |= !first && error == EAGAIN;
+    message->error = message->lost ? 0 : error;
 }
 
 static void add_frame(Message *message, Frame frame)
 {
     if (message->count)
-        pass(message);
+        pass(message, SNDMORE);
     message->count++;
+    message->size += frame.size;
     message->last = frame;
 }
 
-static void add_number(Message *message, int64_t number)
+static void add_number(Message *message, uint64_t number)
 {
     char bytes[8];
-    big_endian((uint64_t)number, bytes);
-    if (message->count)
-        pass(message); /* before the number that it may be is overwritten */
-    memcpy(message->last_number, bytes, 8);
-    message->count++;
-    message->last = (Frame){message->last_number, 8};
+    for (int i = 7; i >= 0; i--, number >>= 8)
+        bytes[i] = (char)(number & 0xff);
+    add_frame(message, (Frame){bytes, 8}); /* which passes on what `number` may be needed for */
+    memcpy(message->number, bytes, 8);
+    message->last.content = message->number;
+}
+
+/* Element i of the bytes; false if it is outside of them. */
+static int add_element(Message *message, const Column *column, int64_t i)
+{
+    int64_t begin, end;
+    if (!range_at(&column->offsets, column->wide, i, column->data.len, &begin, &end))
+        return 0;
+    add_frame(message, begin == end ? nothing : (Frame){(const char *)column->data.buf + begin, (size_t)(end - begin)});
+    return 1;
+}
+
+static int add_list(Message *message, const Column *column, int64_t i, int64_t row)
+{
+    int64_t begin, end;
+    if (!range_at(&column->lists, 0, i, INT32_MAX, &begin, &end) || begin == end)
+        return 0;
+    int alone = end - begin == 1, numbered = column->number >= 0;
+    if (numbered && alone) /* what stands for the topic is empty */
+        add_frame(message, nothing);
+    for (int64_t at = begin; at < end; at++) {
+        if (numbered && at == begin + !alone)
+            add_number(message, (uint64_t)(column->number + row));
+        if (!add_element(message, column, column->inner + at))
+            return 0;
+    }
+    return 1;
 }
 
 /* Add what a column has of a row; false if the column does not reach there. */
 static int add_row(Message *message, const Column *column, int64_t row)
 {
-    Frame frame;
     int64_t i = column->first + row;
+    int valid = is_valid(column, i);
     switch (column->kind) {
     case SAME:
         add_frame(message, (Frame){column->data.buf, (size_t)column->data.len});
         return 1;
     case NUMBER:
-        add_number(message, i);
+        add_number(message, (uint64_t)i);
         return 1;
     case FRAME:
-        if (i < 0 || (column->valid.buf != NULL && i >= 8 * column->valid.len))
-            return 0;
-        if (is_null(column, i)) {
-            if (column->empty)
-                add_frame(message, (Frame){"", 0});
-            return 1;
-        }
-        if (!element(column, i, &frame))
-            return 0;
-        add_frame(message, frame);
-        return 1;
+        if (valid == 0 && column->empty)
+            add_frame(message, nothing);
+        return valid == 1 ? add_element(message, column, i) : valid == 0;
     case FRAMES:
-        if (i < 0 || i + 1 >= column->lists.len / 4)
-            return 0;
-        int64_t begin = ((const int32_t *)column->lists.buf)[i], end = ((const int32_t *)column->lists.buf)[i + 1];
-        if (begin < 0 || end < begin)
-            return 0;
-        if (column->number >= 0 && end - begin <= 1) { /* a value alone: what stands for the topic is empty */
-            add_frame(message, (Frame){"", 0});
-            add_number(message, column->number + row);
-        }
-        for (int64_t at = begin; at < end; at++) {
-            if (!element(column, at, &frame))
-                return 0;
-            add_frame(message, frame);
-            if (column->number >= 0 && at == begin && end - begin > 1)
-                add_number(message, column->number + row);
-        }
-        return 1;
+        return valid == 1 && add_list(message, column, i, row);
     }
     return 0;
 }
@@ -579,31 +563,34 @@ static Py_ssize_t check(const Column *columns, int count, Py_ssize_t rows)
     return rows;
 }
 
+/* 0 if a row is sent; EINTR if it is not, and is to be tried again at once. */
 static int give_one(void *sock, const Column *columns, int count, Py_ssize_t row, int flags)
 {
     Message message = {.sock = sock, .flags = flags};
     for (int i = 0; i < count; i++)
         add_row(&message, &columns[i], row);
-    if (message.error)
-        return message.error;
-    return message.count == 1 ? send_first(sock, message.last, flags) : send_frame(sock, message.last, 0);
+    pass(&message, 0);
+    return message.lost ? EINTR : message.error;
 }
 
-static int as_column(PyObject *described, Column *column)
+static int as_column(PyObject *described, Column *column, Py_ssize_t rows)
 {
-    PyObject *data, *offsets, *valid, *lists;
+    PyObject *given[4];
     int kind;
-    long long first, number;
-    if (!PyArg_ParseTuple(described, "iOOOOppLL", &kind, &data, &offsets, &valid, &lists, &column->wide, &column->empty, &first,
-                          &number))
+    long long first, inner, number;
+    if (!PyArg_ParseTuple(described, "iOOOOppLLL", &kind, &given[0], &given[1], &given[2], &given[3], &column->wide,
+                          &column->empty, &first, &inner, &number))
         return -1;
+    if (first < 0 || first > INT64_MAX - rows || inner < 0 || inner > INT64_MAX - INT32_MAX || number > INT64_MAX - rows) {
+        PyErr_SetString(PyExc_ValueError, "a column begins below 0, or its numbers do not fit 63 bits");
+        return -1;
+    }
     column->kind = (enum Kind)kind;
     column->first = first;
+    column->inner = inner;
     column->number = number;
-    PyObject *given[] = {data, offsets, valid, lists};
-    Py_buffer *held[] = BUFFERS_OF(column);
     for (int i = 0; i < 4; i++)
-        if (given[i] != Py_None && PyObject_GetBuffer(given[i], held[i], PyBUF_SIMPLE) < 0)
+        if (given[i] != Py_None && PyObject_GetBuffer(given[i], &column->held[i], PyBUF_SIMPLE) < 0)
             return -1;
     return 0;
 }
@@ -618,11 +605,9 @@ typedef struct {
 static void outbox_dealloc(PyObject *self)
 {
     Outbox *outbox = (Outbox *)self;
-    for (int i = 0; i < outbox->count; i++) {
-        Py_buffer *held[] = BUFFERS_OF(&outbox->columns[i]);
+    for (int i = 0; i < outbox->count; i++)
         for (int j = 0; j < 4; j++)
-            PyBuffer_Release(held[j]);
-    }
+            PyBuffer_Release(&outbox->columns[i].held[j]);
     free_object(self);
 }
 
@@ -634,62 +619,78 @@ static PyObject *outbox_new(PyTypeObject *type, PyObject *args, PyObject *names)
     if (!PyArg_ParseTuple(args, "O!n:Outbox", &PyTuple_Type, &described, &rows))
         return NULL;
     Py_ssize_t count = PyTuple_Size(described);
-    if (count < 1 || count > MOST_COLUMNS)
-        return PyErr_Format(PyExc_ValueError, "%zd columns: 1 to %d are possible", count, (int)MOST_COLUMNS);
+    if (count < 1 || count > MOST_COLUMNS || rows < 0)
+        return PyErr_Format(PyExc_ValueError, "%zd rows of %zd columns: 1 to %d are possible", rows, count, (int)MOST_COLUMNS);
     Outbox *outbox = (Outbox *)new_object(type); /* zeroed, and so are its buffers: releasing them does nothing */
     if (outbox == NULL)
         return NULL;
     outbox->rows = rows;
-    for (; outbox->count < count; outbox->count++)
-        if (as_column(PyTuple_GetItem(described, outbox->count), &outbox->columns[outbox->count]) < 0) {
-            outbox->count++;
-            Py_DECREF(outbox);
+    while (outbox->count < count) {
+        int i = outbox->count++; /* counted first, so that what it has of its buffers is released */
+        if (as_column(PyTuple_GetItem(described, i), &outbox->columns[i], rows) < 0) {
+            Py_DECREF((PyObject *)outbox);
             return NULL;
         }
+    }
     Py_BEGIN_ALLOW_THREADS
     row = check(outbox->columns, outbox->count, rows);
     Py_END_ALLOW_THREADS
     if (row < rows) {
-        Py_DECREF(outbox);
+        Py_DECREF((PyObject *)outbox);
         return PyErr_Format(PyExc_ValueError, "row %zd has no frame, or is not within its column", row);
     }
     return (PyObject *)outbox;
 }
 
+static int within(const Outbox *outbox, Py_ssize_t start, Py_ssize_t end)
+{
+    if (start >= 0 && start <= end && end <= outbox->rows)
+        return 1;
+    PyErr_Format(PyExc_ValueError, "rows %zd to %zd of %zd", start, end, outbox->rows);
+    return 0;
+}
+
+static PyObject *outbox_size(PyObject *self, PyObject *args)
+{
+    Outbox *outbox = (Outbox *)self;
+    Py_ssize_t start, end;
+    Message message = {0};
+    if (!PyArg_ParseTuple(args, "nn:size", &start, &end) || !within(outbox, start, end))
+        return NULL;
+    Py_BEGIN_ALLOW_THREADS
+    for (Py_ssize_t row = start; row < end; row++)
+        for (int i = 0; i < outbox->count; i++)
+            add_row(&message, &outbox->columns[i], row);
+    Py_END_ALLOW_THREADS
+    return PyLong_FromSize_t(message.size);
+}
+
 static PyObject *outbox_give(PyObject *self, PyObject *args)
 {
     Outbox *outbox = (Outbox *)self;
-    PyObject *pointer;
-    Py_ssize_t start, end, every;
+    PyObject *given;
+    Py_ssize_t start, end, every, row;
     int wait, error = 0;
-    if (!PyArg_ParseTuple(args, "Onnpn:give", &pointer, &start, &end, &wait, &every))
+    if (!PyArg_ParseTuple(args, "Onnpn:give", &given, &start, &end, &wait, &every) || !within(outbox, start, end))
         return NULL;
-    void *sock = socket_of(pointer);
+    void *sock = socket_of(given);
     if (sock == NULL)
         return NULL;
-    if (start < 0 || end > outbox->rows)
-        return PyErr_Format(PyExc_ValueError, "rows %zd to %zd of %zd", start, end, outbox->rows);
-    Py_ssize_t row = start;
-    while (row < end) {
-        Py_BEGIN_ALLOW_THREADS
-        for (error = 0; row < end; row++) {
-            if (every && (row - start) % every == 0)
-                refresh(sock);
-            error = give_one(sock, outbox->columns, outbox->count, row, wait ? 0 : DONTWAIT);
-            if (error)
-                break;
-        }
-        Py_END_ALLOW_THREADS
-        if (error != EINTR)
+    Py_BEGIN_ALLOW_THREADS
+    for (row = start; row < end; row++) {
+        if (every > 0 && (row - start) % every == 0)
+            refresh(sock);
+        error = give_one(sock, outbox->columns, outbox->count, row, wait ? 0 : DONTWAIT);
+        if (error)
             break;
-        if (PyErr_CheckSignals() < 0)
-            return NULL;
     }
+    Py_END_ALLOW_THREADS
     return Py_BuildValue("ni", row, error);
 }
 
 static PyMethodDef outbox_methods[] = {
     {"give", outbox_give, METH_VARARGS, "give(socket, start, end, wait, refresh) -> (position, errno)"},
+    {"size", outbox_size, METH_VARARGS, "size(start, end) -> bytes of all frames"},
     {0},
 };
 static PyType_Slot outbox_slots[] = {
@@ -708,25 +709,26 @@ static PyMethodDef methods[] = {
     {0},
 };
 
-static int fill(PyObject *module)
-{
-    block_type = (PyTypeObject *)PyType_FromModuleAndSpec(module, &block_spec, NULL);
-    PyObject *inbox = PyType_FromModuleAndSpec(module, &inbox_spec, NULL);
-    PyObject *outbox = PyType_FromModuleAndSpec(module, &outbox_spec, NULL);
-    if (block_type == NULL || inbox == NULL || outbox == NULL || PyModule_AddObjectRef(module, "Inbox", inbox) < 0 ||
-        PyModule_AddObjectRef(module, "Outbox", outbox) < 0)
-        return -1;
-    Py_DECREF(inbox);
-    Py_DECREF(outbox);
-    return 0;
-}
-
-static PyModuleDef_Slot module_slots[] = {{Py_mod_exec, fill}, {0, NULL}};
 static PyModuleDef module_definition = {
-    PyModuleDef_HEAD_INIT, "_core", "Messages between libzmq and Arrow's buffers.", 0, methods, module_slots, NULL, NULL, NULL,
+    PyModuleDef_HEAD_INIT, "_core", "Messages between libzmq and Arrow's buffers.", -1, methods, NULL, NULL, NULL, NULL,
 };
+
+static int add_type(PyObject *module, const char *name, PyType_Spec *spec)
+{
+    PyObject *type = PyType_FromSpec(spec);
+    int added = type == NULL ? -1 : PyModule_AddObjectRef(module, name, type);
+    Py_XDECREF(type);
+    return added;
+}
 
 PyMODINIT_FUNC PyInit__core(void)
 {
-    return PyModuleDef_Init(&module_definition);
+    PyObject *module = PyModule_Create(&module_definition);
+    block_type = (PyTypeObject *)PyType_FromSpec(&block_spec); /* for as long as the process lives */
+    if (module == NULL || block_type == NULL || add_type(module, "Inbox", &inbox_spec) < 0 ||
+        add_type(module, "Outbox", &outbox_spec) < 0) {
+        Py_XDECREF(module);
+        return NULL;
+    }
+    return module;
 }

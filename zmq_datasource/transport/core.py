@@ -34,24 +34,28 @@ __all__ = [
 
 
 def _load() -> Any:
-    """The compiled core, ready for use; None if there is none."""
+    """The compiled core, ready for use; without one the core in Python."""
     if os.environ.get("ZMQ_DATASOURCE_CORE") == "python":
-        return None
+        return python_core
     try:
         from zmq_datasource.transport import _core  # type: ignore[attr-defined]  # noqa: PLC0415 - it may not be there
     except ImportError:
-        return None
+        return python_core
     addresses = functions_of_libzmq()
     if addresses is None:
-        return None
+        return python_core
     _core.load(addresses)
     return _core
 
 
-_compiled = _load()
+_implementation = _load()
 
 # Which is in use: "compiled" or "python".
-NAME = "python" if _compiled is None else "compiled"
+NAME = "python" if _implementation is python_core else "compiled"
+
+
+def _error(number: int) -> zmq.ZMQError:
+    return zmq.ContextTerminated() if number == zmq.ETERM else zmq.ZMQError(number)
 
 
 class Taken(NamedTuple):
@@ -72,7 +76,7 @@ class Inbox:
     """Messages that were taken from sockets and not handed over. For one thread."""
 
     def __init__(self) -> None:
-        self._filled: Any = python_core.Inbox() if _compiled is None else _compiled.Inbox()
+        self._filled: Any = _implementation.Inbox()
 
     @property
     def messages(self) -> int:
@@ -86,7 +90,7 @@ class Inbox:
 
     @property
     def origin(self) -> int:
-        """The descriptor of the connection that the last message came by, if it was taken alone (``most=1``)."""
+        """The descriptor of the connection that the last message came by, if it was taken alone (``most=1``); or -1."""
         return int(self._filled.origin)
 
     def take(
@@ -97,30 +101,33 @@ class Inbox:
         wait: bool = False,
         largest: int | None = None,
     ) -> Taken:
-        """Take messages until none is there, or no room.
+        """Take messages until none is there, or no room; or a signal came, whose handler runs then.
+
+        An inbox reaches 2 GiB at most, and takes nothing if it has no room for one of the largest messages.
 
         Args:
             most: Their number.
             room: Bytes after which it is enough; the last message may be larger.
             wait: Whether to wait for the first, up to the socket's RCVTIMEO.
-            largest: Bytes of the largest message that is kept, by default what a row can hold. A larger one is
-                discarded, and is the last.
+            largest: Bytes of the largest message that is kept, below 2 GiB; by default what a row can hold. A larger
+                one is discarded, and is the last.
 
         Raises:
             zmq.ZMQError: The socket cannot be received from. What was taken before is kept.
-            MemoryError: There is no memory for a message, which is lost.
+            MemoryError: There is no memory for a message, which is lost. What was taken before is kept.
         """
-        if sock.closed:
-            raise zmq.ZMQError(zmq.ENOTSOCK)
-        given = sock if _compiled is None else sock.underlying
         if largest is None:
             largest = MAX_MESSAGE_BYTES
-        messages, excess, error = self._filled.take(given, most, room, largest, wait)
-        if error and error != errno.EAGAIN:
-            if error == errno.ENOMEM:
-                raise MemoryError("receiving a message")
-            raise zmq.ZMQError(error)
-        return Taken(messages, excess, bool(error))
+        messages, excess, error = 0, 0, errno.EINTR
+        while error == errno.EINTR and not messages:
+            if sock.closed:
+                raise zmq.ZMQError(zmq.ENOTSOCK)
+            messages, excess, error = self._filled.take(sock, most, room, largest, wait)
+        if error == errno.ENOMEM:
+            raise MemoryError("receiving a message")
+        if error not in (0, errno.EAGAIN, errno.EINTR):
+            raise _error(error)
+        return Taken(messages, excess, error == errno.EAGAIN)
 
     def hand_over(self) -> pa.ListArray:
         """The messages, as lists of their frames (``messages.schemas.FRAMES``); the inbox is empty then."""
@@ -135,19 +142,18 @@ class Inbox:
 
 @dataclass(frozen=True)
 class FrameColumn:
-    """A frame of each row: binary, of 32 or 64 bit offsets. A null is no frame, or with ``empty`` one without bytes."""
+    """A frame of each row: binary or text, of 32 or 64 bit offsets.
+
+    A null is no frame, or with ``empty`` one without bytes.
+    """
 
     values: pa.Array
     empty: bool = False
 
     def described(self) -> tuple[Any, ...]:
+        wide = _is_wide(self.values.type)
         valid, offsets, data = self.values.buffers()
-        wide = pa.types.is_large_binary(self.values.type)
-        return 0, data, offsets, valid, None, wide, self.empty, self.values.offset, -1
-
-    def frames(self, row: int) -> list[bytes]:
-        value = self.values[row].as_py()
-        return [value] if value is not None else [b""] * self.empty
+        return 0, data, offsets, valid, None, wide, self.empty, self.values.offset, 0, -1
 
 
 @dataclass(frozen=True)
@@ -157,10 +163,7 @@ class SameColumn:
     content: bytes
 
     def described(self) -> tuple[Any, ...]:
-        return 1, self.content, None, None, None, False, False, 0, -1
-
-    def frames(self, row: int) -> list[bytes]:
-        return [self.content]
+        return 1, self.content, None, None, None, False, False, 0, 0, -1
 
 
 @dataclass(frozen=True)
@@ -174,15 +177,12 @@ class NumberColumn:
     first: int
 
     def described(self) -> tuple[Any, ...]:
-        return 2, None, None, None, None, False, False, self.first, -1
-
-    def frames(self, row: int) -> list[bytes]:
-        return [(self.first + row).to_bytes(8, "big")]
+        return 2, None, None, None, None, False, False, self.first, 0, -1
 
 
 @dataclass(frozen=True)
 class FramesColumn:
-    """All frames of each row, as a list of binary.
+    """All frames of each row, as a list of binary; none of them is null.
 
     Attributes:
         number: If not -1, each message gets its number (of row 0 this) behind its first frame; one of a single
@@ -194,20 +194,26 @@ class FramesColumn:
 
     def described(self) -> tuple[Any, ...]:
         messages = self.messages
-        contents = messages.values
-        if contents.offset:
-            messages = pa.concat_arrays([messages, messages.slice(0, 0)])
-            contents = messages.values
-        _, offsets, data = contents.buffers()
-        wide = pa.types.is_large_binary(contents.type)
-        return 3, data, offsets, None, messages.buffers()[1], wide, False, messages.offset, self.number
+        if not pa.types.is_list(messages.type):
+            raise TypeError(f"lists with offsets of 32 bits are needed, and not {messages.type}")
+        wide = _is_wide(messages.type.value_type)
+        frames = messages.values
+        valid, lists = messages.buffers()[:2]
+        _, offsets, data = frames.buffers()
+        return 3, data, offsets, valid, lists, wide, False, messages.offset, frames.offset, self.number
 
-    def frames(self, row: int) -> list[bytes]:
-        frames = self.messages[row].as_py()
-        if self.number < 0:
-            return list(frames)
-        number = (self.number + row).to_bytes(8, "big")
-        return [b"", number, *frames] if len(frames) == 1 else [frames[0], number, *frames[1:]]
+
+def _is_wide(values: pa.DataType) -> bool:
+    """Whether offsets have 64 bits.
+
+    Raises:
+        TypeError: There are no offsets.
+    """
+    if pa.types.is_binary(values) or pa.types.is_string(values):
+        return False
+    if pa.types.is_large_binary(values) or pa.types.is_large_string(values):
+        return True
+    raise TypeError(f"frames are binary, and not {values}")
 
 
 Column: TypeAlias = FrameColumn | SameColumn | NumberColumn | FramesColumn
@@ -221,15 +227,16 @@ class Outbox:
         rows: How many.
 
     Raises:
-        ValueError: A row has no frame, or a column's offsets lead out of it.
+        ValueError: A row has no frame, a column's offsets lead out of it, or its numbers do not fit 63 bits.
+        TypeError: A column has no binary.
     """
 
     def __init__(self, columns: Sequence[Column], rows: int) -> None:
-        self._rows: Any
-        if _compiled is None:
-            self._rows = python_core.Outbox([column.frames for column in columns], rows)
-        else:
-            self._rows = _compiled.Outbox(tuple(column.described() for column in columns), rows)
+        self._rows: Any = _implementation.Outbox(tuple(column.described() for column in columns), rows)
+
+    def size(self, start: int, end: int) -> int:
+        """The bytes of all frames of the rows from ``start`` up to ``end``."""
+        return int(self._rows.size(start, end))
 
     def give(
         self, sock: zmq.Socket[bytes], start: int, end: int, wait: bool = False, refresh_every: int = 0
@@ -248,12 +255,13 @@ class Outbox:
             The row that found no room, or ``end``.
 
         Raises:
-            zmq.ZMQError: The socket cannot be sent to.
+            zmq.ZMQError: The socket cannot be sent to, and may hold a part of a message: it is to be closed.
         """
-        if sock.closed:
-            raise zmq.ZMQError(zmq.ENOTSOCK)
-        given = sock if _compiled is None else sock.underlying
-        position, error = self._rows.give(given, start, end, wait, refresh_every)
-        if error and error != errno.EAGAIN:
-            raise zmq.ZMQError(error)
-        return int(position)
+        error = errno.EINTR
+        while error == errno.EINTR:
+            if sock.closed:
+                raise zmq.ZMQError(zmq.ENOTSOCK)
+            start, error = self._rows.give(sock, start, end, wait, refresh_every)
+        if error not in (0, errno.EAGAIN):
+            raise _error(error)
+        return int(start)

@@ -1,12 +1,15 @@
-"""The compiled core's two halves in Python, for where it could not be built: the same calls, the same answers."""
+"""The compiled core's two halves in Python, for where it could not be built: the same calls, the same answers.
+
+``core.py`` says what they mean; what is given to them, and what they give, is as in ``_core.c``.
+"""
 
 from __future__ import annotations
 
 import errno
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import accumulate
-from typing import Any
+from typing import Any, Literal
 
 import zmq
 
@@ -15,109 +18,205 @@ from zmq_datasource.transport.pyzmq_internals import more_frames, recv_of, send_
 __all__ = ["Inbox", "Outbox"]
 
 _NOBLOCK, _SNDMORE = int(zmq.NOBLOCK), int(zmq.SNDMORE)
-_MOST_BYTES = 2**31 - 1  # what 32-bit offsets reach
+_MOST_BYTES = 2**31 - 1  # what offsets of 32 bits reach
+_LARGEST_NUMBER = 2**63 - 1
+_MOST_COLUMNS = 8
 
 
 class Inbox:
-    """See ``core.Inbox`` and ``_core.c``; ``take`` is given the pyzmq socket."""
+    """See ``core.Inbox``."""
 
     def __init__(self) -> None:
-        self._frames: list[bytes] = []
-        self._ends = array("i", [0])
+        # In one list, so that a signal's handler that raises leaves messages that are whole.
+        self._messages: list[list[bytes]] = []
         self.size = 0
         self.origin = -1
 
     @property
     def messages(self) -> int:
-        return len(self._ends) - 1
+        return len(self._messages)
 
     def take(
         self, sock: zmq.Socket[bytes], most: int, room: int, largest: int, wait: bool
     ) -> tuple[int, int, int]:
+        if not 0 <= largest <= _MOST_BYTES:
+            raise ValueError(f"largest is {largest}: what offsets of 32 bits reach is possible")
         recv, more = recv_of(sock), more_frames(sock)
-        taken, start, excess = 0, self.size, 0
-        while taken < most and self.size - start < room:
+        taken, enough = 0, self.size + room
+        while taken < most and self.size < enough and self.size <= _MOST_BYTES - largest:
             try:
-                first = recv(0 if wait and not taken else _NOBLOCK, most != 1)
+                frames = [recv(0 if wait and not taken else _NOBLOCK, most != 1)]
+                more.ask()
+                while more.flag.value:
+                    frames.append(recv(_NOBLOCK, most != 1))
+                    more.ask()
             except zmq.ZMQError as e:
                 return taken, 0, int(e.errno or errno.EIO)
-            frames = [first]
-            more.ask()
-            while more.flag.value:
-                frames.append(recv(_NOBLOCK, most != 1))
-                more.ask()
             if most == 1:
-                self.origin = int(frames[-1].get(zmq.MessageOption.SRCFD))
+                self.origin = _origin(frames[-1])
                 frames = [frame.bytes for frame in frames]
             size = sum(map(len, frames))
             if size > largest:
-                excess = size
-                break
-            if self.size + size > _MOST_BYTES:
-                return taken, 0, errno.ENOMEM
-            self._frames += frames
-            self._ends.append(len(self._frames))
+                return taken, size, 0
+            self._messages.append(frames)
             self.size += size
             taken += 1
-        return taken, excess, 0
+        return taken, 0, 0
 
     def hand_over(self) -> tuple[bytes, array[int], array[int]]:
-        frames, ends = self._frames, self._ends
-        self._frames, self._ends, self.size = [], array("i", [0]), 0
-        return b"".join(frames), array("i", accumulate(map(len, frames), initial=0)), ends
+        messages, self._messages, self.size = self._messages, [], 0
+        frames = [frame for message in messages for frame in message]
+        return b"".join(frames), _offsets(frames), _offsets(messages)
+
+
+def _offsets(parts: Sequence[Sequence[Any]]) -> array[int]:
+    return array("i", accumulate(map(len, parts), initial=0))
+
+
+def _origin(frame: zmq.Frame) -> int:
+    try:
+        return int(frame.get(zmq.MessageOption.SRCFD))
+    except zmq.ZMQError:  # it came by inproc
+        return -1
 
 
 class Outbox:
-    """See ``core.Outbox``; ``give`` is given the pyzmq socket.
+    """See ``core.Outbox``."""
 
-    Args:
-        columns: From a row to the frames that a column has of it.
-    """
-
-    def __init__(self, columns: Sequence[Callable[[int], list[bytes]]], rows: int) -> None:
-        self._columns = columns
-        for row in range(rows):
-            try:
-                frames = self._message(row)
-            except IndexError:
-                frames = []
-            if not frames:
-                raise ValueError(f"row {row} has no frame, or is not within its column")
+    def __init__(self, columns: Sequence[tuple[Any, ...]], rows: int) -> None:
+        if not 1 <= len(columns) <= _MOST_COLUMNS or rows < 0:
+            raise ValueError(
+                f"{rows} rows of {len(columns)} columns: 1 to {_MOST_COLUMNS} are possible"
+            )
+        self._columns = [_Column(rows, *column) for column in columns]
         self._rows = rows
+        for row in range(rows):
+            if not self._is_whole(row):
+                raise ValueError(f"row {row} has no frame, or is not within its column")
 
-    def _message(self, row: int) -> list[bytes]:
-        return [frame for column in self._columns for frame in column(row)]
+    def _is_whole(self, row: int) -> bool:
+        try:
+            return bool(self._message(row))
+        except IndexError:
+            return False
+
+    def _message(self, row: int) -> list[Any]:
+        return [frame for column in self._columns for frame in column.frames(row)]
+
+    def size(self, start: int, end: int) -> int:
+        return sum(len(frame) for row in self._within(start, end) for frame in self._message(row))
 
     def give(
         self, sock: zmq.Socket[bytes], start: int, end: int, wait: bool, refresh_every: int
     ) -> tuple[int, int]:
-        if start < 0 or end > self._rows:
-            raise ValueError(f"rows {start} to {end} of {self._rows}")
         send = send_of(sock)
-        for row in range(start, end):
-            if refresh_every and (row - start) % refresh_every == 0:
+        flags = 0 if wait else _NOBLOCK
+        for row in self._within(start, end):
+            if refresh_every > 0 and (row - start) % refresh_every == 0:
                 sock.getsockopt(zmq.EVENTS)
-            message = self._message(row)
-            flags = 0 if wait else _NOBLOCK
+            first, *rest = self._message(row)
             try:
                 try:
-                    _send(send, message, flags)
+                    send(first, flags | _SNDMORE if rest else flags)
                 except zmq.Again:
                     if wait:
                         raise
                     sock.getsockopt(zmq.EVENTS)
-                    _send(send, message, flags)
+                    send(first, flags | _SNDMORE if rest else flags)
+                if not _send_rest(send, rest):
+                    return row, errno.EINTR
             except zmq.ZMQError as e:
                 return row, int(e.errno or errno.EIO)
         return end, 0
 
+    def _within(self, start: int, end: int) -> range:
+        if not 0 <= start <= end <= self._rows:
+            raise ValueError(f"rows {start} to {end} of {self._rows}")
+        return range(start, end)
 
-def _send(send: Callable[..., Any], message: Sequence[bytes], flags: int) -> None:
-    """A queue has room for a message or has not: once the first frame is in, none of the others is refused."""
-    if len(message) == 1:
-        send(message[0], flags)
-        return
-    send(message[0], flags | _SNDMORE)
-    for frame in message[1:-1]:
-        send(frame, _SNDMORE)
-    send(message[-1], 0)
+
+def _send_rest(send: Any, frames: Sequence[Any]) -> bool:
+    """Send what follows a first frame; False if that was in vain.
+
+    It is refused only if the connection is lost that the message was on its way to. libzmq has forgotten the message
+    then, and swallows the rest of it, which must be given.
+    """
+    lost = False
+    for at, frame in enumerate(frames, 1):
+        try:
+            send(frame, _NOBLOCK | _SNDMORE if at < len(frames) else _NOBLOCK)
+        except zmq.Again:
+            lost = True
+    return not lost
+
+
+class _Column:
+    """What a column has of a row; an IndexError if it does not reach there."""
+
+    def __init__(
+        self,
+        rows: int,
+        kind: int,
+        data: Any,
+        offsets: Any,
+        valid: Any,
+        lists: Any,
+        wide: bool,
+        empty: bool,
+        first: int,
+        inner: int,
+        number: int,
+    ) -> None:
+        if first < 0 or inner < 0 or max(first, inner, number) > _LARGEST_NUMBER - rows:
+            raise ValueError("a column begins below 0, or its numbers do not fit 63 bits")
+        self._data = _view(data, "B")
+        self._offsets = _view(offsets, "q" if wide else "i")
+        self._valid = None if valid is None else _view(valid, "B")
+        self._lists = _view(lists, "i")
+        self._empty, self._first, self._inner, self._number = empty, first, inner, number
+        self.frames = (self._frame, self._same, self._count, self._list)[kind]
+
+    def _frame(self, row: int) -> Sequence[Any]:
+        i = self._first + row
+        if self._is_valid(i):
+            return [self._element(i)]
+        return [b""] if self._empty else []
+
+    def _same(self, row: int) -> Sequence[Any]:
+        return [self._data]
+
+    def _count(self, row: int) -> Sequence[Any]:
+        return [(self._first + row).to_bytes(8, "big")]
+
+    def _list(self, row: int) -> Sequence[Any]:
+        i = self._first + row
+        begin, end = _range(self._lists, i)
+        if begin == end or not self._is_valid(i):
+            raise IndexError(i)
+        frames = [self._element(self._inner + at) for at in range(begin, end)]
+        if self._number < 0:
+            return frames
+        number = (self._number + row).to_bytes(8, "big")
+        return [b"", number, *frames] if len(frames) == 1 else [frames[0], number, *frames[1:]]
+
+    def _is_valid(self, i: int) -> bool:
+        return self._valid is None or bool(self._valid[i >> 3] >> (i & 7) & 1)
+
+    def _element(self, i: int) -> memoryview:
+        begin, end = _range(self._offsets, i)
+        if end > len(self._data):
+            raise IndexError(i)
+        return self._data[begin:end]
+
+
+def _view(buffer: Any, kind: Literal["B", "i", "q"]) -> memoryview:
+    items = array(kind)
+    size = 0 if buffer is None else memoryview(buffer).nbytes // items.itemsize * items.itemsize
+    return memoryview(buffer)[:size].cast(kind) if size else memoryview(items)
+
+
+def _range(offsets: memoryview, i: int) -> tuple[int, int]:
+    begin, end = offsets[i], offsets[i + 1]
+    if not 0 <= begin <= end:
+        raise IndexError(i)
+    return begin, end

@@ -41,6 +41,8 @@ _FUNCTIONS = (
 
 def functions_of_libzmq() -> tuple[int, ...] | None:
     """The addresses of what the compiled core calls of pyzmq's own libzmq; None if they cannot be had."""
+    if zmq.zmq_version_info()[0] != 4:  # its messages may have another size
+        return None
     try:
         from zmq.backend.cython import _zmq  # noqa: PLC0415 - pyzmq on PyPy has no such module
 

@@ -1,0 +1,15 @@
+"""Tests of the core run with each of the two."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.transport.cores import implementation
+from zmq_datasource.transport import core
+
+
+@pytest.fixture(params=["compiled", "python"])
+def core_name(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Which core is in use."""
+    monkeypatch.setattr(core, "_implementation", implementation(request.param))
+    return str(request.param)

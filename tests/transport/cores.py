@@ -1,0 +1,104 @@
+"""What the tests of both cores share: pairs of sockets, and columns with whatever offsets."""
+
+from __future__ import annotations
+
+import itertools
+from array import array
+from collections.abc import Sequence
+from types import ModuleType
+from typing import Any
+
+import pyarrow as pa
+import pytest
+import zmq
+
+from tests.support import Socket
+from zmq_datasource.messages.schemas import FRAMES
+from zmq_datasource.transport import core, python_core
+
+Context = zmq.Context[Socket]
+Frames = list[list[bytes]]
+MIB = 1 << 20
+LARGEST = 2**31 - 1  # what offsets of 32 bits reach
+
+_IN_USE: ModuleType = core._implementation
+_numbers = itertools.count()
+
+
+def implementation(name: str) -> ModuleType:
+    """The core of that name; without the compiled one the test is skipped."""
+    if name == "python":
+        return python_core
+    if core.NAME != "compiled":
+        pytest.skip("the compiled core is not in use")
+    return _IN_USE
+
+
+def pair(
+    context: Context, send: int = zmq.PUSH, receive: int = zmq.PULL, hwm: int = 0
+) -> tuple[Socket, Socket]:
+    """Two sockets that are connected, where what is sent can be received at once."""
+    sender, receiver = context.socket(send), context.socket(receive)
+    sender.sndhwm = receiver.rcvhwm = hwm
+    receiver.rcvtimeo = sender.sndtimeo = 20_000
+    endpoint = f"inproc://core-{next(_numbers)}"
+    sender.bind(endpoint)
+    receiver.connect(endpoint)
+    return sender, receiver
+
+
+def send(sender: Socket, messages: Sequence[Sequence[bytes]]) -> None:
+    for message in messages:
+        sender.send_multipart(message)
+
+
+def take_all(receiver: Socket, inbox: core.Inbox | None = None, **bounds: Any) -> Frames:
+    """Everything that is there, through an inbox."""
+    inbox = inbox or core.Inbox()
+    inbox.take(receiver, **{"most": 1 << 30, "room": 1 << 30, **bounds})
+    return handed_over(inbox)
+
+
+def handed_over(inbox: core.Inbox) -> Frames:
+    messages = inbox.hand_over()
+    messages.validate(full=True)
+    assert messages.type == FRAMES
+    return messages.to_pylist()  # type: ignore[no-any-return]
+
+
+def read_all(receiver: Socket) -> Frames:
+    """Everything that is there, by pyzmq."""
+    messages = []
+    while receiver.poll(0):
+        messages.append(receiver.recv_multipart())
+    return messages
+
+
+def give_all(sender: Socket, columns: Sequence[core.Column], rows: int) -> None:
+    assert core.Outbox(columns, rows).give(sender, 0, rows) == rows
+
+
+def lists(messages: Sequence[Sequence[bytes | None] | None], kind: pa.DataType = FRAMES) -> pa.Array:
+    return pa.array(messages, kind)
+
+
+def offsets(*values: int, kind: str = "i") -> pa.Buffer:
+    return pa.py_buffer(array(kind, values))
+
+
+def binary(data: bytes, *ends: int, wide: bool = False, offset: int = 0) -> pa.Array:
+    """Binary with these offsets, whatever they are."""
+    memory = bytearray(offsets(*[0] * len(ends), kind="q" if wide else "i"))
+    buffers = [None, pa.py_buffer(memory), pa.py_buffer(data)]
+    kind = pa.large_binary() if wide else pa.binary()
+    made = pa.Array.from_buffers(kind, len(ends) - 1 - offset, buffers, offset=offset)
+    memory[:] = bytes(offsets(*ends, kind="q" if wide else "i"))  # some of which Arrow would refuse
+    return made
+
+
+def raw_lists(contents: pa.Array, *ends: int) -> pa.Array:
+    """Lists of a binary array with these offsets, whatever they are."""
+    memory = bytearray(offsets(*[0] * len(ends)))
+    made = pa.Array.from_buffers(FRAMES, len(ends) - 1, [None, pa.py_buffer(memory)], children=[contents])
+    memory[:] = bytes(offsets(*ends))
+    return made

@@ -1,0 +1,444 @@
+"""Both cores, the compiled one and the one in Python: which is in use, and what they take from sockets."""
+
+from __future__ import annotations
+
+import itertools
+import shutil
+import signal
+import subprocess
+import sys
+import sysconfig
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from os import environ
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import psutil
+import pyarrow as pa
+import pytest
+import zmq
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.support import bound, wait_for
+from tests.transport.cores import (
+    LARGEST,
+    MIB,
+    Context,
+    Frames,
+    give_all,
+    handed_over,
+    implementation,
+    lists,
+    pair,
+    read_all,
+    send,
+    take_all,
+)
+from zmq_datasource.transport import core
+from zmq_datasource.transport.core import (
+    FramesColumn,
+    Inbox,
+    NumberColumn,
+    Outbox,
+    SameColumn,
+    Taken,
+)
+
+pytestmark = pytest.mark.usefixtures("core_name")
+
+
+@contextmanager
+def on_alarm(handler: Any, after: float, every: float = 0.0) -> Iterator[None]:
+    before = signal.signal(signal.SIGALRM, handler)
+    signal.setitimer(signal.ITIMER_REAL, after, every)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+class HandlerError(Exception):
+    """What a signal's handler raises."""
+
+
+def interrupt(*_: object) -> None:
+    raise HandlerError
+
+
+# Which core is in use.
+
+
+def test_where_there_is_a_compiler_the_compiled_core_is_in_use() -> None:
+    if environ.get("ZMQ_DATASOURCE_CORE") == "python":
+        pytest.skip("the core in Python was asked for")
+    compiler = (sysconfig.get_config_var("CC") or "cc").split()[0]
+    if shutil.which(compiler) is None or not Path(sysconfig.get_path("include"), "Python.h").exists():
+        pytest.skip("there is nothing to compile it with")
+    assert core.NAME == "compiled", "pip install -e . builds it"
+
+
+def test_the_compiled_core_is_left_out_where_it_is_not_wanted() -> None:
+    code = "from zmq_datasource.transport import core; print(core.NAME)"
+    wanted = environ | {"ZMQ_DATASOURCE_CORE": "python"}
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=wanted, capture_output=True, text=True, check=True
+    )
+    assert done.stdout == "python\n"
+
+
+def test_no_function_of_libzmq_is_called_that_is_not_there() -> None:
+    compiled = implementation("compiled")
+    for wrong in ((), (1,) * 9, [1] * 10, (1,) * 9 + (0,)):
+        with pytest.raises(ValueError, match="address"):
+            compiled.load(wrong)
+    with pytest.raises(TypeError):
+        compiled.load((1,) * 9 + ("x",))
+
+
+# Taking.
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        [b""],
+        [b"", b"", b""],
+        [b"x" * 5_000_000],
+        [b"", b"y" * 70_000, b"", b"z"],
+        [b"%d" % i for i in range(10_000)],
+    ],
+    ids=["no byte", "no byte in three frames", "larger than the buffer", "mixed", "10,000 frames"],
+)
+def test_messages_of_any_shape_come_whole(context: Context, message: list[bytes]) -> None:
+    push, pull = pair(context)
+    send(push, [[b"before"], message, message, [b"behind"]])
+    assert take_all(pull) == [[b"before"], message, message, [b"behind"]]
+
+
+def test_an_inbox_says_what_it_holds_until_it_is_handed_over(context: Context) -> None:
+    push, pull = pair(context)
+    inbox = Inbox()
+    assert (inbox.messages, inbox.size, handed_over(inbox)) == (0, 0, [])
+    send(push, [[b"a", b"bc"], [b"def"]])
+    assert inbox.take(pull, most=10, room=MIB) == Taken(2, 0, True)
+    send(push, [[b"g"]])
+    assert inbox.take(pull, most=10, room=MIB) == Taken(1, 0, True)
+    assert (inbox.messages, inbox.size) == (3, 7)
+    assert handed_over(inbox) == [[b"a", b"bc"], [b"def"], [b"g"]]
+    assert (inbox.messages, inbox.size, handed_over(inbox)) == (0, 0, [])
+
+
+def test_no_more_is_taken_than_was_asked_for(context: Context) -> None:
+    push, pull = pair(context)
+    send(push, [[b"0123456789"]] * 10)
+    inbox = Inbox()
+    for bounds in ({"most": 0, "room": MIB}, {"most": 9, "room": 0}, {"most": -1, "room": -1}):
+        assert inbox.take(pull, **bounds) == Taken(0, 0, False)
+    assert inbox.take(pull, most=3, room=MIB) == Taken(3, 0, False)
+    assert inbox.take(pull, most=9, room=20) == Taken(2, 0, False)
+    assert inbox.take(pull, most=9, room=21) == Taken(3, 0, False)
+    assert inbox.take(pull, most=2, room=MIB) == Taken(2, 0, False)
+    assert inbox.take(pull, most=1, room=MIB) == Taken(0, 0, True)
+    assert inbox.messages == 10
+
+
+@pytest.mark.parametrize("huge", [[b"x" * 101], [b"x" * 60, b"y" * 60, b"z"], [b""] + [b"x" * 10] * 11])
+def test_a_message_that_is_too_large_leaves_no_trace(context: Context, huge: list[bytes]) -> None:
+    push, pull = pair(context)
+    inbox = Inbox()
+    send(push, [[b"a", b"x" * 99], huge, [b"x" * 100], huge])
+    assert inbox.take(pull, 9, MIB, largest=100) == Taken(1, sum(map(len, huge)), False)
+    assert inbox.take(pull, 9, MIB, largest=100) == Taken(1, sum(map(len, huge)), False)
+    assert inbox.take(pull, 9, MIB, largest=100) == Taken(0, 0, True)
+    assert handed_over(inbox) == [[b"a", b"x" * 99], [b"x" * 100]]
+
+
+def test_a_message_stays_in_the_socket_until_the_largest_has_room(context: Context) -> None:
+    push, pull = pair(context)
+    inbox = Inbox()
+    send(push, [[b"a"], [b"b"]])
+    assert inbox.take(pull, 9, MIB, largest=LARGEST) == Taken(1, 0, False)
+    assert inbox.take(pull, 9, MIB, largest=LARGEST) == Taken(0, 0, False)
+    assert inbox.take(pull, 9, MIB, largest=LARGEST - 1).messages == 1
+    assert handed_over(inbox) == [[b"a"], [b"b"]]
+    for largest in (-1, LARGEST + 1):
+        with pytest.raises(ValueError, match="32 bits"):
+            inbox.take(pull, 9, MIB, largest=largest)
+
+
+@pytest.mark.long
+def test_an_inbox_reaches_all_that_its_offsets_reach(context: Context) -> None:
+    push, pull = pair(context)
+    inbox = Inbox()
+    half = bytes(1 << 30)
+    for frame in (half[1:], half, b"one more"):
+        push.send(frame, copy=False)
+    assert inbox.take(pull, 9, LARGEST) == Taken(2, 0, False)
+    assert inbox.size == LARGEST
+    messages = inbox.hand_over()
+    messages.validate()
+    assert [len(message[0].as_buffer()) for message in messages] == [(1 << 30) - 1, 1 << 30]
+    assert take_all(pull, inbox) == [[b"one more"]]
+
+
+def test_waiting_ends_with_a_message_or_with_the_timeout(context: Context) -> None:
+    push, pull = pair(context)
+    pull.rcvtimeo = 50
+    inbox = Inbox()
+    began = time.monotonic()
+    assert inbox.take(pull, 9, MIB, wait=True) == Taken(0, 0, True)
+    assert 0.04 < time.monotonic() - began < 10
+    pull.rcvtimeo = -1
+    timer = threading.Timer(0.05, push.send, [b"late"])
+    timer.start()
+    assert inbox.take(pull, 1, MIB, wait=True) == Taken(1, 0, False)
+    timer.join()
+    assert handed_over(inbox) == [[b"late"]]
+
+
+def test_a_message_taken_alone_tells_by_which_connection_it_came(context: Context) -> None:
+    router, endpoint = bound(context, zmq.ROUTER)
+    router.rcvtimeo = 10_000
+    dealer = context.socket(zmq.DEALER)
+    dealer.connect(endpoint)
+    send(dealer, [[b"", b"first"], [b"", b"second"]])
+    inbox = Inbox()
+    assert inbox.take(router, 1, MIB, wait=True).messages == 1
+    assert router.poll(10_000)
+    reference = router.recv_multipart(copy=False)
+    assert inbox.origin == reference[-1].get(zmq.MessageOption.SRCFD) > 0
+    assert handed_over(inbox) == [[reference[0].bytes, b"", b"first"]]
+    push, pull = pair(context)
+    push.send(b"by no connection")
+    assert (inbox.take(pull, 1, MIB).messages, inbox.origin) == (1, -1)
+
+
+# Buffers.
+
+
+def test_what_was_handed_over_never_changes(context: Context) -> None:
+    push, pull = pair(context)
+    inbox, other = Inbox(), Inbox()
+    held: list[tuple[pa.Array, Frames]] = []
+    for turn in range(40):
+        messages = [[b"%d" % turn, bytes([turn]) * size] for size in (10, 70_000, turn * 20_000)]
+        send(push, messages)
+        into = (inbox, other)[turn % 3 == 0]
+        into.take(pull, 3, 1 << 30)
+        held.append((into.hand_over(), messages))
+        if turn % 2:
+            del held[turn // 4]  # its memory may be used again, and that of no other
+        if turn == 30:
+            inbox = Inbox()
+    del inbox, other, into
+    for array, messages in held:
+        array.validate(full=True)
+        assert array.to_pylist() == messages
+
+
+def test_memory_is_given_back(context: Context) -> None:
+    push, pull = pair(context)
+    inbox, frame = Inbox(), b"x" * MIB
+    process = psutil.Process()
+
+    def rounds(count: int) -> None:
+        for _ in range(count):
+            send(push, [[frame]] * 30)
+            inbox.take(pull, 30, 1 << 30)
+            messages = inbox.hand_over()
+            read_all(pull)
+            give_all(push, [FramesColumn(messages)], 30)
+            read_all(pull)
+
+    rounds(3)
+    before = process.memory_info().rss
+    rounds(30)
+    assert process.memory_info().rss - before < 15 * 30 * MIB
+
+
+def test_a_small_batch_does_not_hold_the_memory_of_a_large_one(context: Context) -> None:
+    push, pull = pair(context)
+    inbox = Inbox()
+    send(push, [[b"x" * 8 * MIB]])
+    inbox.take(pull, 1, MIB)
+    inbox.hand_over()
+    send(push, [[b"small"]])
+    inbox.take(pull, 1, MIB)
+    small = inbox.hand_over()
+    send(push, [[b"y" * 8 * MIB]])
+    inbox.take(pull, 1, MIB)
+    assert small.to_pylist() == [[b"small"]]
+    assert small.get_total_buffer_size() < 1000
+
+
+# Signals, other threads, and sockets that go.
+
+
+def test_a_signal_while_waiting_runs_its_handler_and_nothing_else_changes(context: Context) -> None:
+    push, pull = pair(context)
+    with on_alarm(lambda *_: push.send(b"from the handler"), 0.05):
+        assert Inbox().take(pull, 9, MIB, wait=True).messages == 1
+    push, pull = pair(context, hwm=1)
+    rows = Outbox([SameColumn(b"row")], 100)
+    start = rows.give(push, 0, 100)
+    with on_alarm(lambda *_: read_all(pull), 0.05, 0.05):
+        assert rows.give(push, start, start + 3, wait=True) == start + 3
+
+
+def test_a_handler_that_raises_ends_the_waiting_and_loses_nothing(context: Context) -> None:
+    push, pull = pair(context)
+    inbox = Inbox()
+    send(push, [[b"a"]])
+    inbox.take(pull, 9, MIB)
+    with pytest.raises(HandlerError), on_alarm(interrupt, 0.05):
+        inbox.take(pull, 9, MIB, wait=True)
+    send(push, [[b"b"]])
+    assert inbox.take(pull, 9, MIB, wait=True).messages == 1
+    assert handed_over(inbox) == [[b"a"], [b"b"]]
+    push, pull = pair(context, hwm=1)
+    rows = Outbox([SameColumn(b"row"), SameColumn(b"whole")], 100)
+    start = rows.give(push, 0, 100)
+    with pytest.raises(HandlerError), on_alarm(interrupt, 0.05):
+        rows.give(push, start, start + 1, wait=True)
+    assert read_all(pull) == [[b"row", b"whole"]] * start
+
+
+def test_in_a_storm_of_signals_each_message_arrives_once(context: Context) -> None:
+    count = 30_000
+    push, pull = pair(context)
+    rows = Outbox([SameColumn(b"topic"), NumberColumn(0)], count)
+    inbox = Inbox()
+    calls = itertools.count()
+    with on_alarm(lambda *_: next(calls), 0.0001, 0.0001):
+        assert rows.give(push, 0, count, wait=True) == count
+        while not inbox.take(pull, count, 10_000).empty:
+            pass
+    assert next(calls) > 1
+    assert handed_over(inbox) == [[b"topic", i.to_bytes(8, "big")] for i in range(count)]
+
+
+def test_what_was_taken_is_in_the_inbox_whenever_a_handler_raises(context: Context, core_name: str) -> None:
+    if core_name == "python":
+        pytest.skip("in Python a handler runs between any two steps, so that one message may be gone with it")
+    count = 30_000
+    push, pull = pair(context)
+    give_all(push, [NumberColumn(0)], count)
+    inbox = Inbox()
+    interruptions = 0
+
+    def interrupt_taking(_: int, frame: FrameType | None) -> None:
+        if frame is not None and frame.f_code is Inbox.take.__code__:
+            raise HandlerError
+
+    with on_alarm(interrupt_taking, 0.0001, 0.0001):
+        while inbox.messages < count:
+            try:
+                inbox.take(pull, 1000, MIB)
+            except HandlerError:
+                interruptions += 1
+    assert interruptions
+    assert handed_over(inbox) == [[i.to_bytes(8, "big")] for i in range(count)]
+
+
+def test_a_handler_may_close_the_socket_that_is_waited_for(context: Context, core_name: str) -> None:
+    if core_name == "python":
+        pytest.skip("pyzmq goes on with the socket that it had")
+    push, pull = pair(context)
+    with pytest.raises(zmq.ZMQError, match="non-socket"), on_alarm(lambda *_: pull.close(), 0.05):
+        Inbox().take(pull, 9, MIB, wait=True)
+    push, pull = pair(context, hwm=1)
+    rows = Outbox([SameColumn(b"row")], 100)
+    start = rows.give(push, 0, 100)
+    with pytest.raises(zmq.ZMQError, match="non-socket"), on_alarm(lambda *_: push.close(), 0.05):
+        rows.give(push, start, 100, wait=True)
+
+
+def test_a_closed_socket_is_said_to_be_none(context: Context) -> None:
+    push, pull = pair(context)
+    for sock in (push, pull):
+        sock.close()
+    with pytest.raises(zmq.ZMQError, match="non-socket"):
+        Inbox().take(pull, 9, MIB)
+    with pytest.raises(zmq.ZMQError, match="non-socket"):
+        Outbox([SameColumn(b"")], 1).give(push, 0, 1)
+
+
+def test_a_context_that_is_terminated_ends_the_waiting_and_keeps_what_was_taken() -> None:
+    context = zmq.Context[zmq.Socket[bytes]]()
+    push, pull = pair(context, hwm=2)
+    push.sndtimeo = pull.rcvtimeo = -1
+    rows = Outbox([SameColumn(b"row")], 100)
+    start = rows.give(push, 0, 100)
+    inbox = Inbox()
+    assert inbox.take(pull, 1, MIB).messages == 1
+    terminate = threading.Timer(0.1, context.term)
+    terminate.start()
+    with pytest.raises(zmq.ContextTerminated):
+        while True:  # what is there, and then nothing
+            inbox.take(pull, 100, MIB, wait=True)
+    with pytest.raises(zmq.ContextTerminated):
+        while True:
+            start = rows.give(push, start, 100, wait=True)
+    for sock in (push, pull):
+        sock.close(linger=0)
+    terminate.join(10)
+    assert 1 <= len(handed_over(inbox)) <= 100
+
+
+def test_two_threads_cannot_fill_one_inbox(context: Context, core_name: str) -> None:
+    if core_name == "python":
+        pytest.skip("the core in Python relies on its callers")
+    push, pull = pair(context)
+    inbox = Inbox()
+    waiting = threading.Thread(target=inbox.take, args=(pull, 1, MIB, True))
+    waiting.start()
+
+    def refused() -> bool:
+        try:
+            inbox.hand_over()
+        except RuntimeError:
+            return True
+        return False
+
+    wait_for(refused, "the thread waits")
+    with pytest.raises(RuntimeError, match="another thread"):
+        inbox.take(pull, 1, MIB)
+    push.send(b"for the thread")
+    waiting.join(10)
+    assert handed_over(inbox) == [[b"for the thread"]]
+
+
+# Both.
+
+
+@given(
+    messages=st.lists(st.lists(st.binary(max_size=60), min_size=1, max_size=6), max_size=30),
+    skip=st.integers(0, 3),
+    most=st.integers(1, 7),
+    room=st.integers(1, 200),
+    cores=st.tuples(*[st.sampled_from(["compiled", "python"])] * 2),
+)
+def test_what_one_core_gives_the_other_takes(
+    messages: Frames, skip: int, most: int, room: int, cores: tuple[str, str]
+) -> None:
+    with pytest.MonkeyPatch.context() as patch, zmq.Context[zmq.Socket[bytes]]() as context:
+        push, pull = pair(context)
+        patch.setattr(core, "_implementation", implementation(cores[0]))
+        part = lists(messages)[skip:]
+        give_all(push, [FramesColumn(part)], len(part))
+        patch.setattr(core, "_implementation", implementation(cores[1]))
+        inbox = Inbox()
+        taken = []
+        while not (done := inbox.take(pull, most, room)).empty:
+            assert done.messages <= most
+            taken += handed_over(inbox)
+        taken += handed_over(inbox)
+        assert taken == messages[skip:]
+        for sock in (push, pull):
+            sock.close(0)

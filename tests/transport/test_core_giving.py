@@ -1,0 +1,288 @@
+"""Both cores: rows of columns go out as they are, whole, and as far as there is room."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import pyarrow as pa
+import pytest
+import zmq
+
+from tests.support import bound, wait_for
+from tests.transport.cores import (
+    LARGEST,
+    MIB,
+    Context,
+    Frames,
+    binary,
+    give_all,
+    lists,
+    offsets,
+    pair,
+    raw_lists,
+    read_all,
+)
+from zmq_datasource.messages.schemas import FRAMES
+from zmq_datasource.transport import core
+from zmq_datasource.transport.core import (
+    FrameColumn,
+    FramesColumn,
+    NumberColumn,
+    Outbox,
+    SameColumn,
+)
+
+pytestmark = pytest.mark.usefixtures("core_name")
+
+
+def test_columns_make_the_frames_of_a_message(context: Context) -> None:
+    push, pull = pair(context)
+    values = pa.array([b"a", None, b"", b"d"])
+    topics = pa.array(["t", "u", None, "ü"])
+    give_all(
+        push, [FrameColumn(topics), SameColumn(b"same"), NumberColumn(255), FrameColumn(values, True)], 4
+    )
+    assert read_all(pull) == [
+        [b"t", b"same", (255).to_bytes(8, "big"), b"a"],
+        [b"u", b"same", (256).to_bytes(8, "big"), b""],
+        [b"same", (257).to_bytes(8, "big"), b""],
+        ["ü".encode(), b"same", (258).to_bytes(8, "big"), b"d"],
+    ]
+
+
+@pytest.mark.parametrize("kind", [pa.binary(), pa.large_binary(), pa.string(), pa.large_string()])
+def test_a_slice_of_a_column_is_what_it_shows(context: Context, kind: pa.DataType) -> None:
+    push, pull = pair(context)
+    values = pa.array([None if i % 7 == 0 else "v" * i for i in range(100)], kind)
+    for part in (values, values[3:], values[9:57], values[64:66], values[8:][5:20], values[100:]):
+        give_all(push, [FrameColumn(part, empty=True), SameColumn(b".")], len(part))
+        frames = part.cast(pa.large_binary()).to_pylist()
+        assert read_all(pull) == [[frame or b"", b"."] for frame in frames]
+
+
+def test_a_slice_of_lists_is_what_it_shows(context: Context) -> None:
+    push, pull = pair(context)
+    messages = [[b"%d" % i] * (i % 4 + 1) for i in range(50)]
+    for kind in (FRAMES, pa.list_(pa.large_binary())):
+        column = lists(messages, kind)
+        inner = pa.ListArray.from_arrays([0, 1, 3], column.values[5:8])
+        assert inner.values.offset
+        for part in (
+            column,
+            column[1:],
+            column[10:31],
+            column[50:],
+            column.filter(pa.array([True] * 50)),
+            inner,
+        ):
+            give_all(push, [FramesColumn(part)], len(part))
+            assert read_all(pull) == part.to_pylist()
+
+
+def test_a_number_goes_behind_the_first_frame_and_never_takes_the_last_place(context: Context) -> None:
+    push, pull = pair(context)
+    give_all(push, [FramesColumn(lists([[b"v"], [b"t", b"v"], [b"t", b"x", b"v"]])[1:], number=258)], 2)
+    give_all(push, [FramesColumn(lists([[b"v"]]), number=0)], 1)
+    assert read_all(pull) == [
+        [b"t", (258).to_bytes(8, "big"), b"v"],
+        [b"t", (259).to_bytes(8, "big"), b"x", b"v"],
+        [b"", bytes(8), b"v"],
+    ]
+
+
+def test_numbers_side_by_side_are_not_mixed_up(context: Context) -> None:
+    push, pull = pair(context)
+    give_all(push, [NumberColumn(1), NumberColumn(2**63 - 3), NumberColumn(3)], 2)
+    assert [[int.from_bytes(frame, "big") for frame in message] for message in read_all(pull)] == [
+        [1, 2**63 - 3, 3],
+        [2, 2**63 - 2, 4],
+    ]
+
+
+def test_offsets_need_not_be_aligned(context: Context) -> None:
+    push, pull = pair(context)
+    data, ends = pa.py_buffer(b"abc"), pa.py_buffer(b"?" + bytes(offsets(0, 1, 3)))[1:]
+    values = pa.Array.from_buffers(pa.binary(), 2, [None, ends, data])
+    places = pa.py_buffer(b"?" + bytes(offsets(0, 1, 2)))[1:]
+    messages = pa.Array.from_buffers(FRAMES, 2, [None, places], children=[values])
+    wide = pa.py_buffer(b"?" + bytes(offsets(0, 1, 3, kind="q")))[1:]
+    for column in (
+        FrameColumn(values),
+        FramesColumn(messages),
+        FrameColumn(pa.Array.from_buffers(pa.large_binary(), 2, [None, wide, data])),
+    ):
+        give_all(push, [column], 2)
+        assert read_all(pull) == [[b"a"], [b"bc"]]
+
+
+GOOD = binary(b"abcdef", 0, 1, 2, 3)
+NOT_WHOLE = {
+    "decreasing": FrameColumn(binary(b"abc", 0, 2, 1, 3)),
+    "negative at first": FrameColumn(binary(b"abc", -1, 1, 2, 3)),
+    "negative": FrameColumn(binary(b"abc", 0, 1, -2, 3)),
+    "beyond the data": FrameColumn(binary(b"abc", 0, 1, 2, 4)),
+    "far beyond the data": FrameColumn(binary(b"abc", 0, 1, 2, LARGEST)),
+    "wide, far beyond the data": FrameColumn(binary(b"abc", 0, 1, 2, 2**62, wide=True)),
+    "wide, negative": FrameColumn(binary(b"abc", -(2**62), 1, 2, 3, wide=True)),
+    "wide, decreasing": FrameColumn(binary(b"abc", 0, 3, 2, 3, wide=True)),
+    "too few rows": FrameColumn(binary(b"abc", 0, 1, 2)),
+    "too few rows behind an offset": FrameColumn(binary(b"abc", 0, 1, 2, 3, offset=1)),
+    "no frame": FrameColumn(pa.array([b"a", b"b", None])),
+    "lists, decreasing": FramesColumn(raw_lists(GOOD, 0, 1, 2, 1)),
+    "lists, negative": FramesColumn(raw_lists(GOOD, -1, 1, 2, 3)),
+    "lists, beyond the frames": FramesColumn(raw_lists(GOOD, 0, 1, 2, 4)),
+    "lists, far beyond the frames": FramesColumn(raw_lists(GOOD, 0, 1, 2, LARGEST)),
+    "an empty list": FramesColumn(raw_lists(GOOD, 0, 1, 2, 2)),
+    "an empty list with a number": FramesColumn(raw_lists(GOOD, 0, 1, 2, 2), number=5),
+    "frames of a list, decreasing": FramesColumn(raw_lists(binary(b"abc", 0, 1, 2, 1), 0, 1, 2, 3)),
+    "frames of a list, beyond the data": FramesColumn(raw_lists(binary(b"abc", 0, 1, 9, 3), 0, 1, 2, 3)),
+    "no list": FramesColumn(lists([[b"a"], [b"b"], None])),
+    "no list with a number": FramesColumn(lists([[b"a"], [b"b"], None]), number=5),
+    "too few lists": FramesColumn(lists([[b"a"], [b"b"]])),
+    "a number below 0": NumberColumn(-1),
+    "numbers beyond 63 bits": NumberColumn(2**63 - 2),
+    "numbers in lists beyond 63 bits": FramesColumn(lists([[b"a"]] * 3), number=2**63 - 2),
+}
+
+
+@pytest.mark.parametrize("column", NOT_WHOLE.values(), ids=NOT_WHOLE.keys())
+def test_rows_that_are_not_whole_are_refused_before_anything_is_sent(column: core.Column) -> None:
+    with pytest.raises(ValueError, match=r"row|column"):
+        Outbox([column], 3)
+
+
+@pytest.mark.parametrize(
+    "column",
+    [
+        FrameColumn(pa.array([1, 2, 3])),
+        FrameColumn(pa.array([b"a"] * 3, pa.binary_view())),
+        FrameColumn(pa.array([b"a"] * 3, pa.binary(1))),
+        FrameColumn(lists([[b"a"]] * 3)),
+        FramesColumn(lists([[b"a"]] * 3, pa.large_list(pa.binary()))),
+        FramesColumn(pa.array([b"a"] * 3)),
+        FramesColumn(pa.array([[1]] * 3)),
+    ],
+    ids=str,
+)
+def test_columns_that_are_not_binary_are_refused(column: core.Column) -> None:
+    with pytest.raises(TypeError, match=r"binary|lists"):
+        Outbox([column], 3)
+
+
+def test_rows_that_do_not_exist_are_refused(context: Context) -> None:
+    push, pull = pair(context)
+    rows = Outbox([SameColumn(b"row")], 3)
+    for start, end in ((-1, 2), (0, 4), (2, 1), (4, 4)):
+        with pytest.raises(ValueError, match="rows"):
+            rows.give(push, start, end)
+        with pytest.raises(ValueError, match="rows"):
+            rows.size(start, end)
+    assert rows.give(push, 3, 3) == 3
+    assert read_all(pull) == []
+    for columns, count in (([], 1), ([SameColumn(b"")] * 9, 1), ([SameColumn(b"")], -1)):
+        with pytest.raises(ValueError, match=r"row|column"):
+            Outbox(columns, count)
+
+
+def test_rows_know_their_size() -> None:
+    frames = lists([[b"a"], [b"bb", b"ccc"]])
+    assert Outbox([FramesColumn(frames)], 2).size(0, 2) == 6
+    assert Outbox([FramesColumn(frames, number=0)], 2).size(0, 2) == 22
+    assert (
+        Outbox([FrameColumn(pa.array([None, b"xx"])), NumberColumn(0), SameColumn(b"s")], 2).size(1, 2) == 11
+    )
+
+
+# Room.
+
+
+@pytest.mark.parametrize("frames", [1, 3])
+def test_sending_stops_at_the_row_that_finds_no_room(context: Context, frames: int) -> None:
+    push, pull = pair(context, hwm=10)
+    rows = Outbox([SameColumn(b"frame")] * (frames - 1) + [NumberColumn(0)], 200)
+    expected = [[b"frame"] * (frames - 1) + [i.to_bytes(8, "big")] for i in range(200)]
+    position, received, refusals = 0, [], 0
+    while position < 200:
+        position = rows.give(push, position, 200)
+        received += read_all(pull)
+        assert received == expected[:position]
+        refusals += 1
+    assert refusals > 5
+
+
+def test_waiting_for_room_ends_with_room_or_with_the_timeout(context: Context) -> None:
+    push, pull = pair(context, hwm=10)
+    push.sndtimeo = 50
+    rows = Outbox([SameColumn(b"frame"), NumberColumn(0)], 200)
+    began = time.monotonic()
+    start = rows.give(push, 0, 200, wait=True)
+    assert 0 < start < 200
+    assert 0.04 < time.monotonic() - began < 10
+    push.sndtimeo = 20_000
+    received: Frames = []
+
+    def receive() -> None:
+        while len(received) < 200:
+            received.append(pull.recv_multipart())
+
+    reader = threading.Thread(target=receive)
+    reader.start()
+    assert rows.give(push, start, 200, wait=True) == 200
+    reader.join(20)
+    assert received == [[b"frame", i.to_bytes(8, "big")] for i in range(200)]
+
+
+def test_nobody_there_is_no_room(context: Context) -> None:
+    push = context.socket(zmq.PUSH)
+    push.bind("inproc://nobody")
+    assert Outbox([SameColumn(b"a"), SameColumn(b"b")], 5).give(push, 0, 5) == 0
+
+
+def test_a_queue_that_would_drop_is_looked_at_in_time(context: Context) -> None:
+    pub, endpoint = bound(context, zmq.PUB, sndhwm=10)
+    sub = context.socket(zmq.SUB)
+    sub.rcvtimeo = 10_000
+    sub.connect(endpoint)
+    sub.subscribe(b"")
+    rows = Outbox([NumberColumn(0)], 3000)
+
+    def subscribed() -> bool:
+        pub.send(b"are you there")
+        return bool(sub.poll(10))
+
+    wait_for(subscribed, "a subscription")
+    while sub.recv() != b"the last":
+        if not sub.poll(50):
+            pub.send(b"the last")
+    for row in range(3000):  # in lock-step its queue is never full
+        assert rows.give(pub, row, row + 1, refresh_every=1) == row + 1
+        assert sub.recv() == row.to_bytes(8, "big")
+
+
+@pytest.mark.parametrize("wait", [False, True])
+@pytest.mark.parametrize("kinds", [(zmq.PUSH, zmq.PULL), (zmq.DEALER, zmq.DEALER)])
+def test_a_message_whose_connection_is_lost_on_the_way_is_whole_or_not_at_all(
+    context: Context, kinds: tuple[int, int], wait: bool
+) -> None:
+    """What libzmq swallows of it in silence is gone with the connection; the next message keeps its first frames."""
+    messages = [[b"%d" % i, *[b"x" * MIB] * 30, b"end"] for i in range(2)]
+    rows = Outbox([FramesColumn(lists(messages))], 2)
+    for delay in (0.002, 0.006):
+        sender, receiver = pair(context, *kinds)
+        sender.sndtimeo = 100
+        leaving = threading.Timer(delay, receiver.close, [0])
+        leaving.start()
+        start = rows.give(sender, 0, 2, wait)
+        leaving.join()
+        receiver = context.socket(kinds[1])
+        receiver.connect(sender.last_endpoint.decode())
+        sender.sndtimeo = 20_000
+        assert rows.give(sender, start, 2, wait=True) == 2
+        sender.send(b"behind")
+        *received, last = read_all(receiver)
+        assert last == [b"behind"]
+        assert received == messages[2 - len(received) :]
+        assert len(received) >= 2 - start
+        for sock in (sender, receiver):
+            sock.close(0)
