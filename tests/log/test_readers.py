@@ -253,20 +253,20 @@ def test_an_older_listing_does_not_replace_a_newer_one(
     followed = LogFollower(LogStorage(str(tmp_path)), "query")
     followed.refresh()
     listed, go_on = threading.Event(), threading.Event()
-    list_chunks = LogStorage.chunks
+    list_names = LogStorage.names
 
-    def slow(storage: LogStorage) -> list[Chunk]:
-        found = list(list_chunks(storage))
+    def slow(storage: LogStorage) -> set[str]:
+        found = list_names(storage)
         if threading.current_thread() is metrics:
             listed.set()
             assert go_on.wait(30)
         return found
 
     def refresh() -> None:
-        followed._next_listing = 0.0
+        followed._next_look = 0.0
         followed.refresh()
 
-    monkeypatch.setattr(LogStorage, "chunks", slow)
+    monkeypatch.setattr(LogStorage, "names", slow)
     metrics, spark = threading.Thread(target=refresh), threading.Thread(target=refresh)
     metrics.start()
     assert listed.wait(30)

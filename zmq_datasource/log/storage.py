@@ -41,7 +41,7 @@ from zmq_datasource.log.layout import (
     growing_name,
     parse_chunk_name,
     parse_growing_name,
-    parse_state_name,
+    state_files,
 )
 from zmq_datasource.log.reader_files import ReaderFiles
 from zmq_datasource.log.staged_files import StagedFiles
@@ -268,7 +268,7 @@ class LogStorage(StagedFiles, ReaderFiles):
 
     def growing(self) -> list[int]:
         """The first ids of the open chunks there are: one at most, unless something went wrong."""
-        found = (parse_growing_name(entry.name) for entry in self._entries())
+        found = map(parse_growing_name, self.names())
         return sorted(first for first in found if first is not None)
 
     def read_growing(self, first: int) -> pa.Buffer:
@@ -293,8 +293,7 @@ class LogStorage(StagedFiles, ReaderFiles):
 
     def states(self) -> list[StateFile]:
         """The state files of a partition, oldest first."""
-        found = (parse_state_name(entry.name) for entry in self._entries())
-        return sorted(file for file in found if file is not None)
+        return state_files(self.names())
 
     def read_state(self, file: StateFile) -> bytes:
         """The content of a state file; FileNotFoundError if it is gone."""
