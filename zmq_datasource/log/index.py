@@ -72,7 +72,9 @@ class ChunkIndex:
             return ()
         low = max(bisect_right(self._firsts, start) - 1, 0)
         high = bisect_right(self._firsts, end - 1)
-        return [chunk for chunk in self._chunks[low:high] if chunk.end > start]
+        if self._chunks[low].end <= start:
+            low += 1
+        return self._chunks[low:high]
 
     def size_of(self, start: int, end: int) -> int:
         """Bytes of the ids ``[start, end)``; within a chunk, messages count as equally long."""

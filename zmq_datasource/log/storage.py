@@ -48,6 +48,9 @@ from zmq_datasource.log.staged_files import StagedFiles
 
 __all__ = ["LogStorage", "default_location"]
 
+# Mapping a file, and giving the mapping back, costs as much as reading so many bytes, about.
+_MAPPED_BYTES = 256 << 10
+
 
 def default_location(identity: Mapping[str, Any]) -> str:
     """The directory of a feed's log on this machine when the user names none.
@@ -156,12 +159,16 @@ class LogStorage(StagedFiles, ReaderFiles):
             return None
 
     def open_chunk(self, name: str) -> pa.NativeFile:
-        """Memory-map a chunk for reading; FileNotFoundError if it is gone."""
-        return pa.memory_map(self.path_of(name))
+        """Open a chunk for reading, mapped or, if it is small, read; FileNotFoundError if it is gone."""
+        path = self.path_of(name)
+        with open(path, "rb", buffering=0) as file:
+            if os.fstat(file.fileno()).st_size < _MAPPED_BYTES:
+                return pa.BufferReader(file.read())
+        return pa.memory_map(path)
 
     def path_of(self, name: str) -> str:
         """Where a file of the partition is, for messages."""
-        return str(self._directory / name)
+        return os.path.join(self._directory, name)  # for each of many chunks; a tenth of what a Path costs
 
     def write_chunk(self, name: str, write: Callable[[pa.NativeFile], None], sync: bool) -> Chunk:
         """Make a chunk appear, whole, under its name.
