@@ -218,7 +218,7 @@ def test_a_trigger_without_news_lists_nothing(tmp_path: Path, monkeypatch: pytes
 
     for name in ("names", "_entries", "find_chunk"):
         monkeypatch.setattr(LogStorage, name, counted(name, getattr(LogStorage, name)))
-    monkeypatch.setattr("zmq_datasource.log.follower._LOOKING_SECONDS", 0.0)
+    monkeypatch.setattr("zmq_datasource.log.follower.LOOKING_SECONDS", 0.0)
     monkeypatch.setattr("zmq_datasource.log.listing._RELISTING_SECONDS", 1e9)
     monkeypatch.setattr("signal.signal", lambda *_: None)
     it = ZmqStreamReader(stream_options(walLocation=tmp_path))

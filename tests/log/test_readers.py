@@ -280,6 +280,21 @@ def test_an_older_listing_does_not_replace_a_newer_one(
     log.close()
 
 
+def test_who_follows_a_log_waits_for_a_chunk_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Spark asks an idle query a hundred times a second, and each answer costs it more than it costs us."""
+    log = written(tmp_path, 2)
+    with reader(tmp_path) as it:
+        end = it.latestOffset(it.initialOffset(), ALL)
+        monkeypatch.setattr("zmq_datasource.spark.stream_reader._ASKED_AGAIN_SECONDS", 60)
+        assert it.latestOffset(end, ALL) == end
+        monkeypatch.setattr("zmq_datasource.spark.stream_reader._IDLE_SECONDS", 3600)
+        later = threading.Timer(0.2, write, (log, 1))
+        later.start()
+        assert it.latestOffset(end, ALL)["next"] == {"0": 3}
+        later.join()
+    log.close()
+
+
 # Ids are never given twice.
 
 

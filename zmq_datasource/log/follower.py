@@ -11,9 +11,9 @@ from zmq_datasource.log.listing import ChunkListing
 from zmq_datasource.log.reader_files import ReaderPosition
 from zmq_datasource.log.storage import LogStorage
 
-__all__ = ["LogFollower"]
+__all__ = ["LOOKING_SECONDS", "LogFollower"]
 
-_LOOKING_SECONDS = 0.05
+LOOKING_SECONDS = 0.05
 # A writer that deletes, or another reader that records its position, is done with that soon.
 _PLACING_SECONDS = 30.0
 
@@ -72,7 +72,7 @@ class LogFollower(ReadableLog):
                 "query a new checkpoint"
             )
         self._listing.refresh()
-        self._next_look = began + _LOOKING_SECONDS
+        self._next_look = began + LOOKING_SECONDS
 
     def commit(self, end: int) -> None:
         """This reader will never again ask for an id below ``end``."""
