@@ -141,3 +141,19 @@ def test_the_format_of_a_log_never_changes() -> None:
 def test_every_error_of_storage_is_ours() -> None:
     assert issubclass(DamagedChunkError, ZmqDataSourceError)
     assert issubclass(DataLossError, ZmqDataSourceError)
+
+
+def test_of_many_chunks_only_large_ones_are_mapped(
+    storage: LogStorage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A mapping costs a small chunk more than all the rest of reading it."""
+    mapped: list[str] = []
+    memory_map = pa.memory_map
+    monkeypatch.setattr("pyarrow.memory_map", lambda path: mapped.append(path) or memory_map(path))
+    sizes = [10, 1 << 20, 10]
+    for first, size in enumerate(sizes):
+        rows = number_rows(batch_of([b"x" * size]), 0, first)
+        name = chunk_name(first, first + 1)
+        storage.write_chunk(name, lambda file, rows=rows: write_batches(file, [rows]), sync=False)  # type: ignore[misc]
+        assert values(storage, name, first, first + 1) == [b"x" * size]
+    assert mapped == [storage.path_of(chunk_name(1, 2))]

@@ -92,3 +92,19 @@ def test_a_batch_is_split_by_size() -> None:
 
 def test_nothing_is_shared_out_of_an_empty_range() -> None:
     assert split_range([], 5, 5, 4, 100) == []
+
+
+@given(counts, st.data())
+def test_the_size_of_a_range_is_that_of_its_chunks_and_of_parts_of_them(
+    counts: list[int], data: st.DataObject
+) -> None:
+    index = index_of(*counts, size=1000)
+    index.remove_front(data.draw(st.integers(0, len(counts) - 1)))
+    start = data.draw(st.integers(0, index.end))
+    end = data.draw(st.integers(0, index.end + 5))
+    parts = [
+        chunk.size * (min(end, chunk.end) - max(start, chunk.first)) / (chunk.end - chunk.first)
+        for chunk in index.covering(start, end)
+    ]
+    assert index.size_of(start, end) == pytest.approx(sum(parts), abs=0.51)
+    assert index.size_of(0, index.end) == index.size == 1000 * len(index)

@@ -253,20 +253,20 @@ def test_an_older_listing_does_not_replace_a_newer_one(
     followed = LogFollower(LogStorage(str(tmp_path)), "query")
     followed.refresh()
     listed, go_on = threading.Event(), threading.Event()
-    list_chunks = LogStorage.chunks
+    list_names = LogStorage.names
 
-    def slow(storage: LogStorage) -> list[Chunk]:
-        found = list(list_chunks(storage))
+    def slow(storage: LogStorage) -> set[str]:
+        found = list_names(storage)
         if threading.current_thread() is metrics:
             listed.set()
             assert go_on.wait(30)
         return found
 
     def refresh() -> None:
-        followed._next_listing = 0.0
+        followed._next_look = 0.0
         followed.refresh()
 
-    monkeypatch.setattr(LogStorage, "chunks", slow)
+    monkeypatch.setattr(LogStorage, "names", slow)
     metrics, spark = threading.Thread(target=refresh), threading.Thread(target=refresh)
     metrics.start()
     assert listed.wait(30)
@@ -277,6 +277,21 @@ def test_an_older_listing_does_not_replace_a_newer_one(
     metrics.join(30)
     spark.join(30)
     assert followed.durable_end == 3
+    log.close()
+
+
+def test_who_follows_a_log_waits_for_a_chunk_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Spark asks an idle query a hundred times a second, and each answer costs it more than it costs us."""
+    log = written(tmp_path, 2)
+    with reader(tmp_path) as it:
+        end = it.latestOffset(it.initialOffset(), ALL)
+        monkeypatch.setattr("zmq_datasource.spark.stream_reader._ASKED_AGAIN_SECONDS", 60)
+        assert it.latestOffset(end, ALL) == end
+        monkeypatch.setattr("zmq_datasource.spark.stream_reader._IDLE_SECONDS", 3600)
+        later = threading.Timer(0.2, write, (log, 1))
+        later.start()
+        assert it.latestOffset(end, ALL)["next"] == {"0": 3}
+        later.join()
     log.close()
 
 

@@ -281,6 +281,40 @@ def test_a_location_without_metrics_is_an_error_that_says_what_to_name(tmp_path:
         store(tmp_path).newest(required=True)
 
 
+def test_each_file_of_a_history_is_opened_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened: Counter[str] = Counter()
+    load = store_module._load
+
+    def counted(system: object, path: str) -> bytes | None:
+        opened[path] += 1
+        return load(system, path)
+
+    for number in range(100):
+        record = {"source": "SUB x", "sourceMetrics": {"rcvhwm": number}}
+        store(tmp_path).write_report("log-0", record, NOW + number)
+    monkeypatch.setattr(store_module, "_load", counted)
+    listed = store(tmp_path).files()
+    assert not opened
+    records = [json.loads(text) for text in store(tmp_path).read(listed)]
+    assert sorted(record["sourceMetrics"]["rcvhwm"] for record in records) == list(range(100))
+    assert opened == dict.fromkeys(listed, 1)
+
+
+def test_a_history_lacks_what_is_gone_and_what_is_none_of_ours(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    for batch in range(4):
+        store(tmp_path).write_batch(entry(batch), NOW)
+    listed = store(tmp_path).files()
+    paths = files(tmp_path)
+    paths[0].unlink()
+    paths[1].write_bytes(b"\xff")
+    paths[2].write_bytes(b"")
+    records = [json.loads(text) for text in store(tmp_path).read(listed)]
+    assert [record["batch"] for record in records] == [3]
+    assert caplog.text.count("it is left out") == 2
+
+
 def test_the_table_shows_rates_between_reports_and_leaves_out_the_silent(tmp_path: Path) -> None:
     report = {
         "source": "SUB tcp://feed:1",

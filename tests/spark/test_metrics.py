@@ -23,7 +23,9 @@ from tests.support import Consuming, Socket, bound, offer, wait_for
 from tests.support.streams import feed, idle_events, rows_read, wait_for_rows
 from zmq_datasource import MetricsError, ZmqMetricsListener, live_view, metrics, metrics_dataframe
 from zmq_datasource.monitoring.catalogue import SOURCE, TOTAL
+from zmq_datasource.monitoring.store import MetricsStore
 from zmq_datasource.monitoring.view import LiveView
+from zmq_datasource.options.types import Location
 from zmq_datasource.spark.live import _records as live_records
 
 pytestmark = pytest.mark.spark
@@ -381,6 +383,18 @@ def test_the_history_is_a_dataframe_of_both_sides(
         "max(sourceMetrics.messagesReceived)", "max(sourceMetrics.backlogMessages) > 0", "max(next)"
     )
     assert tuple(reports.first()) == (1000, True, 1000)
+
+
+def test_a_history_of_many_small_files_is_read_by_few_tasks(spark: SparkSession, tmp_path: Path) -> None:
+    """Spark's own reader makes a task of 32 files, which costs more than to read them."""
+    store = MetricsStore(Location(str(tmp_path)))
+    for number in range(1200):
+        record = {"source": "PULL x", "next": number, "sourceMetrics": {"messagesReceived": number}}
+        store.write_report("log-0", record, 1e9 + number)
+    history = metrics_dataframe(spark, str(tmp_path))
+    found = history.selectExpr("count(*)", "count(distinct timestamp)", "max(sourceMetrics.messagesReceived)")
+    assert tuple(found.first() or ()) == (1200, 1200, 1199)
+    assert history.rdd.getNumPartitions() <= max(3, spark.sparkContext.defaultParallelism)
 
 
 def test_with_a_location_the_newest_report_shows_through_a_long_batch(

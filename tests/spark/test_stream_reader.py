@@ -6,7 +6,7 @@ import json
 import pickle
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -106,6 +106,40 @@ def test_only_who_asks_again_at_once_waits_for_news(
         monkeypatch.setattr("zmq_datasource.spark.stream_reader._IDLE_SECONDS", 3600)
         push.send(b"v")
         assert it.latestOffset(start, ALL)["next"]["0"] == 1
+
+
+def test_waiting_for_news_does_not_look_for_them(
+    context: Context, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An idle query does nothing else: it costs what its waiting costs."""
+    looks: list[int] = []
+    received_end = Ingest.received_end
+
+    def looking(it: Ingest) -> int:
+        looks.append(1)
+        return int(received_end.__get__(it))
+
+    _, endpoint = bound(context, zmq.PUSH)
+    with reader(endpoint, tmp_path) as it:
+        start = it.initialOffset()
+        assert it.latestOffset(start, ALL) == start
+        monkeypatch.setattr(Ingest, "received_end", property(looking))
+        monkeypatch.setattr("zmq_datasource.spark.stream_reader._ASKED_AGAIN_SECONDS", 60)
+        monkeypatch.setattr("zmq_datasource.spark.stream_reader._IDLE_SECONDS", 0.5)
+        assert it.latestOffset(start, ALL) == start
+    assert len(looks) < 10
+
+
+def test_the_end_of_receiving_ends_a_wait_for_news(
+    context: Context, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, endpoint = bound(context, zmq.PUSH)
+    monkeypatch.setattr("zmq_datasource.source.log_receiver.LogReceiver.receive", lambda _: 1 // 0)
+    with suppress(ZeroDivisionError), reader(endpoint, tmp_path) as it:
+        start = it.initialOffset()
+        it._source.wait_for_more(0, 3600)  # type: ignore[union-attr]
+        with pytest.raises(ZeroDivisionError):
+            it.latestOffset(start, ALL)
 
 
 def test_a_range_gives_the_same_rows_again_in_another_process(context: Context, tmp_path: Path) -> None:

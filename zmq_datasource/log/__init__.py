@@ -36,6 +36,6 @@ Layers: ``layout`` names things, ``storage`` touches the file system (``files``,
 ``index`` the list of them, ``contents`` what a process knows of a partition while that changes. Who writes a
 partition takes it over by ``recovery``; its ``writer`` numbers and cuts, its ``sealer`` writes in a thread of its own,
 for as long as ``persistence`` says, and ``retention`` deletes. Who reads a log uses ``reader``, or reads along with
-``follower``. Several partitions of a log have a storage (``LogStorage.of``) and a writer each, and share ``log.json``
-only.
+``follower``, whose ``listing`` costs what is new. Several partitions of a log have a storage (``LogStorage.of``) and
+a writer each, and share ``log.json`` only.
 """

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from zmq_datasource.log.growing import Grown
 from zmq_datasource.log.index import ChunkIndex
@@ -38,6 +38,13 @@ class Contents:
         """Take over the chunks that were found on the disk."""
         with self._lock:
             self._index = index
+
+    def follow(self, gone: int, new: Iterable[Chunk]) -> None:
+        """Take over what has changed on the disk: so many front chunks are gone, and new ones follow the last."""
+        with self._lock:
+            self._index.remove_front(gone)
+            for chunk in new:
+                self._index.append(chunk)
 
     # The way of messages: appended, written, sealed.
 
@@ -122,6 +129,11 @@ class Contents:
         with self._lock:
             return self._index.covering(start, end)
 
+    def size_of(self, start: int, end: int) -> int:
+        """Bytes of the ids ``[start, end)`` on the disk."""
+        with self._lock:
+            return self._index.size_of(start, end)
+
     def occupied(self, done: float) -> int:
         """Bytes on the disk and in memory.
 
@@ -167,3 +179,7 @@ class ReadableLog:
     def covering(self, start: int, end: int) -> Sequence[Chunk]:
         """The chunks that hold any id of ``[start, end)``."""
         return self._contents.covering(start, end)
+
+    def size_of(self, start: int, end: int) -> int:
+        """Bytes of the ids ``[start, end)``, about: within a chunk, messages count as equally long."""
+        return self._contents.size_of(start, end)

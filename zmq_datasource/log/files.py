@@ -93,6 +93,20 @@ class PartitionFiles:
         with suppress(FileNotFoundError), os.scandir(self._directory) as entries:
             yield from entries
 
+    def names(self) -> set[str]:
+        """The same, but for the price of the names alone."""
+        with suppress(FileNotFoundError):
+            return set(os.listdir(self._directory))
+        return set()
+
+    def stamp(self) -> tuple[int, ...]:
+        """What is another whenever a name has come or gone, as finely as the file system tells the time."""
+        with suppress(FileNotFoundError):
+            found = self._directory.stat()
+            # The time of modification can be set back by whoever restores a directory.
+            return found.st_ino, found.st_mtime_ns, found.st_ctime_ns
+        return ()
+
     def _remove(self, path: Path, what: str = "") -> None:
         """Delete a file; one that is gone already is fine."""
         with writing(f"removing {what}{path}"):

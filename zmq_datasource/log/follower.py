@@ -7,13 +7,13 @@ import time
 
 from zmq_datasource.errors import DataLossError
 from zmq_datasource.log.contents import ReadableLog
-from zmq_datasource.log.reader import read_index
+from zmq_datasource.log.listing import ChunkListing
 from zmq_datasource.log.reader_files import ReaderPosition
 from zmq_datasource.log.storage import LogStorage
 
-__all__ = ["LogFollower"]
+__all__ = ["LOOKING_SECONDS", "LogFollower"]
 
-_LISTING_SECONDS = 0.05
+LOOKING_SECONDS = 0.05
 # A writer that deletes, or another reader that records its position, is done with that soon.
 _PLACING_SECONDS = 30.0
 
@@ -32,8 +32,9 @@ class LogFollower(ReadableLog):
         super().__init__()
         self._storage = storage
         self._reader = reader
-        self._listing = threading.Lock()  # Spark's calls and the metrics' thread meet here
-        self._next_listing = 0.0
+        self._listing = ChunkListing(storage, self._contents)
+        self._looking = threading.Lock()  # Spark's calls and the metrics' thread meet here
+        self._next_look = 0.0
         self._position: ReaderPosition | None = None
         self.log_id = storage.log_id()
 
@@ -45,7 +46,7 @@ class LogFollower(ReadableLog):
         """
         with self._storage.placing(_PLACING_SECONDS):
             self._position = self._storage.position(self._reader)
-            self._list()
+            self._look()
             self._write_position(self.earliest, self.given)
 
     @property
@@ -54,15 +55,15 @@ class LogFollower(ReadableLog):
         return None if self._position is None else self._position.given
 
     def refresh(self) -> None:
-        """List what there is, if the last listing is not quite new.
+        """Look for what has changed, if the last look is not quite new.
 
         One thread at a time: of two listings at once, the one that began first could be the last to be kept.
         """
-        with self._listing:
-            if time.monotonic() >= self._next_listing:
-                self._list()
+        with self._looking:
+            if time.monotonic() >= self._next_look:
+                self._look()
 
-    def _list(self) -> None:
+    def _look(self) -> None:
         began = time.monotonic()
         found = self._storage.log_id()
         if found != self.log_id:
@@ -70,8 +71,8 @@ class LogFollower(ReadableLog):
                 f"reading along log {self._storage.root}: it was made anew ({found}, not {self.log_id}); give the "
                 "query a new checkpoint"
             )
-        self._contents.replace(read_index(self._storage))
-        self._next_listing = began + _LISTING_SECONDS
+        self._listing.refresh()
+        self._next_look = began + LOOKING_SECONDS
 
     def commit(self, end: int) -> None:
         """This reader will never again ask for an id below ``end``."""

@@ -25,9 +25,15 @@ class ChunkIndex:
         self._start = start
         self._chunks: list[Chunk] = []
         self._firsts: list[int] = []
-        self.size = 0
+        self._bytes_before: list[int] = []  # of all chunks that ever were in front of each
+        self._bytes = 0
         for chunk in sorted(chunks):
             self.append(chunk)
+
+    @property
+    def size(self) -> int:
+        """Bytes of all chunks."""
+        return self._bytes - self._bytes_before[0] if self._chunks else 0
 
     def __len__(self) -> int:
         return len(self._chunks)
@@ -57,7 +63,8 @@ class ChunkIndex:
             )
         self._chunks.append(chunk)
         self._firsts.append(chunk.first)
-        self.size += chunk.size
+        self._bytes_before.append(self._bytes)
+        self._bytes += chunk.size
 
     def covering(self, start: int, end: int) -> Sequence[Chunk]:
         """The chunks that hold any id of ``[start, end)``, in order."""
@@ -65,7 +72,21 @@ class ChunkIndex:
             return ()
         low = max(bisect_right(self._firsts, start) - 1, 0)
         high = bisect_right(self._firsts, end - 1)
-        return [chunk for chunk in self._chunks[low:high] if chunk.end > start]
+        if self._chunks[low].end <= start:
+            low += 1
+        return self._chunks[low:high]
+
+    def size_of(self, start: int, end: int) -> int:
+        """Bytes of the ids ``[start, end)``; within a chunk, messages count as equally long."""
+        return round(self._bytes_below(end) - self._bytes_below(start)) if start < end else 0
+
+    def _bytes_below(self, limit: int) -> float:
+        """Bytes of the ids below a limit, and of all chunks that ever were in front."""
+        at = bisect_right(self._firsts, limit) - 1
+        if at < 0:
+            return self._bytes - self.size
+        first, end, size, _ = self._chunks[at]
+        return self._bytes_before[at] + size * (min(limit, end) - first) / (end - first)
 
     def sealed_by(self, now: float) -> None:
         """No chunk was sealed later than now, whatever the clock said then."""
@@ -92,8 +113,7 @@ class ChunkIndex:
 
     def remove_front(self, count: int) -> None:
         """Forget the first ``count`` chunks."""
-        self.size -= sum(chunk.size for chunk in self._chunks[:count])
-        del self._chunks[:count], self._firsts[:count]
+        del self._chunks[:count], self._firsts[:count], self._bytes_before[:count]
 
     def remove_below(self, earliest: int) -> None:
         """Forget what lies wholly below an id; never the newest."""

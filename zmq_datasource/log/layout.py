@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from typing import NamedTuple
 
 __all__ = [
@@ -22,9 +23,11 @@ __all__ = [
     "StateFile",
     "chunk_name",
     "growing_name",
+    "newest_chunk",
     "parse_chunk_name",
     "parse_growing_name",
     "parse_state_name",
+    "state_files",
 ]
 
 FORMAT_VERSION = 1
@@ -45,7 +48,8 @@ TEMPORARY_PREFIX = "."
 # A chunk that is being written group by group; see log.growing.
 _GROWING_NAME = re.compile(r"\.open-(\d{20})\.arrow")
 _CHUNK_NAME = re.compile(r"(\d{20})-(\d{20})\.arrow")
-_STATE_NAME = re.compile(r"state-(\d{20})-(\d{20})\.json")
+_STATE_PREFIX = "state-"
+_STATE_NAME = re.compile(_STATE_PREFIX + r"(\d{20})-(\d{20})\.json")
 
 
 class Chunk(NamedTuple):
@@ -87,6 +91,12 @@ def parse_chunk_name(name: str) -> tuple[int, int] | None:
     return (first, end) if first < end else None
 
 
+def newest_chunk(names: Iterable[str]) -> tuple[int, int] | None:
+    """The highest ids that a chunk's name declares, or None if there is no chunk."""
+    # Their order is that of their ids; so few names are looked at.
+    return next(filter(None, map(parse_chunk_name, sorted(names, reverse=True))), None)
+
+
 class StateFile(NamedTuple):
     """A state file: how new it is, and the end of the messages that it is about."""
 
@@ -95,10 +105,16 @@ class StateFile(NamedTuple):
 
     @property
     def name(self) -> str:
-        return f"state-{self.version:020d}-{self.end:020d}.json"
+        return f"{_STATE_PREFIX}{self.version:020d}-{self.end:020d}.json"
 
 
 def parse_state_name(name: str) -> StateFile | None:
     """What a state file's name declares, or None for another file."""
     match = _STATE_NAME.fullmatch(name)
     return None if match is None else StateFile(int(match[1]), int(match[2]))
+
+
+def state_files(names: Iterable[str]) -> list[StateFile]:
+    """The state files among other files, oldest first."""
+    found = (parse_state_name(name) for name in names if name.startswith(_STATE_PREFIX))
+    return sorted(file for file in found if file is not None)

@@ -16,7 +16,7 @@ import xxhash
 
 from zmq_datasource.errors import DamagedChunkError, LogFormatError
 from zmq_datasource.log.chunk import read_metadata
-from zmq_datasource.log.layout import Chunk, StateFile
+from zmq_datasource.log.layout import StateFile, chunk_name, newest_chunk, state_files
 from zmq_datasource.log.storage import LogStorage
 
 __all__ = ["Carried", "SavedState", "StateRecord", "StateRecorder", "no_saved_state", "read_saved_state"]
@@ -135,16 +135,16 @@ def read_saved_state(storage: LogStorage) -> SavedState:
 
 def no_saved_state(storage: LogStorage) -> SavedState:
     """Nothing, but newer than whatever there is that cannot be used."""
-    newest = max(storage.chunks(), default=None)
-    carried = SavedState() if newest is None else _read_chunk(storage, newest)
-    return SavedState(max([carried.version, *(file.version for file in storage.states())]))
+    names = storage.names()
+    carried = _carried(storage, newest_chunk(names))
+    return SavedState(max([carried.version, *(file.version for file in state_files(names))]))
 
 
 def _read(storage: LogStorage) -> SavedState:
-    files = storage.states()
-    newest = max(storage.chunks(), default=None)
-    carried = SavedState() if newest is None else _read_chunk(storage, newest)
-    end = 0 if newest is None else newest.end
+    names = storage.names()
+    files, newest = state_files(names), newest_chunk(names)
+    carried = _carried(storage, newest)
+    end = 0 if newest is None else newest[1]
     alone = [file for file in files if file.version > carried.version and file.end <= end]
     if alone:
         return SavedState(alone[-1].version, alone[-1].version, _read_file(storage, alone[-1]))
@@ -156,13 +156,17 @@ def _read(storage: LogStorage) -> SavedState:
     return carried._replace(full=_read_file(storage, base))
 
 
-def _read_chunk(storage: LogStorage, chunk: Chunk) -> SavedState:
-    metadata = read_metadata(storage, chunk.name)
+def _carried(storage: LogStorage, chunk: tuple[int, int] | None) -> SavedState:
+    """What a chunk carries."""
+    if chunk is None:
+        return SavedState()
+    name = chunk_name(*chunk)
+    metadata = read_metadata(storage, name)
     if not metadata.keys() & {_STATE, _VERSION, _BASE, _CHECKSUM}:
         return SavedState()
     if metadata.get(_CHECKSUM) != _checksum(metadata):
         raise DamagedChunkError.of(
-            f"reading the state in chunk {storage.path_of(chunk.name)}: its checksum differs; the file "
+            f"reading the state in chunk {storage.path_of(name)}: its checksum differs; the file "
             "was changed after it was written"
         )
     base = int(metadata[_BASE]) if metadata.get(_BASE) else None

@@ -119,14 +119,10 @@ class SourceMonitor:
         end = log.durable_end
         read_to = self._source.resumed_at if self._read_to is None else self._read_to
         start = min(max(read_to, log.earliest), end)
-        sizes = (
-            chunk.size * (min(end, chunk.end) - max(start, chunk.first)) / (chunk.end - chunk.first)
-            for chunk in log.covering(start, end)
-        )
         oldest = self._received_at(start) if start < end else None
         return {
             "backlogMessages": end - start + max(0, log.unsealed),
-            "backlogBytes": round(sum(sizes)) + log.unsealed_bytes,
+            "backlogBytes": log.size_of(start, end) + log.unsealed_bytes,
             "backlogAgeMs": 0 if oldest is None else max(0, round((self._clock() - oldest) * 1000)),
             "logBytes": log.size,
             "logChunks": log.chunks,

@@ -26,7 +26,8 @@ import random
 import threading
 import uuid
 from bisect import bisect_right
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -46,6 +47,9 @@ __all__ = ["FORMAT", "MetricsStore", "iso", "total_metrics"]
 _log = logging.getLogger(__name__)
 
 FORMAT = 1
+_KINDS = ("sources", "sinks")
+# At once, because an object store takes its time for each file.
+_READING_THREADS = 16
 # How many files are written between two looks for expired ones, about.
 _EXPIRY_FILES = 50
 
@@ -191,6 +195,36 @@ class MetricsStore:
                             break
         return found
 
+    def files(self) -> list[str]:
+        """All files, for ``read``, those of a series in their order.
+
+        Raises:
+            MetricsError: The file system refused, or there are none.
+        """
+        with self._storing("listing metrics") as (system, root):
+            found = [path for kind in _KINDS for path in _files(system, f"{root}/{kind}", recursive=True)]
+        self._require(found)
+        return found
+
+    def read(self, paths: Sequence[str]) -> Iterator[str]:
+        """What is in those files, as JSON. Leaves out what is gone by now, and what is no record.
+
+        Raises:
+            MetricsError: The file system refused.
+        """
+        with self._storing("reading metrics") as (system, _), ThreadPoolExecutor(_READING_THREADS) as pool:
+            # A share for each thread: on a local file system a file costs less than to hand it to a thread.
+            shares = [paths[at::_READING_THREADS] for at in range(_READING_THREADS)]
+            for records in pool.map(functools.partial(_texts, system), shares):
+                yield from records
+
+    def _require(self, files: Collection[object]) -> None:
+        if not files:
+            raise MetricsError(
+                f"reading metrics in {self._location}: there are none; name the metricsLocation of a source or sink "
+                "that has run"
+            )
+
     def newest(self, *, required: bool = False) -> list[dict[str, Any]]:
         """The newest record of each series, sources first.
 
@@ -202,17 +236,14 @@ class MetricsStore:
         """
         series: dict[tuple[str, str], list[str]] = {}
         with self._storing("reading metrics") as (system, root):
-            for kind in ("sources", "sinks"):
+            for kind in _KINDS:
                 for path in _files(system, f"{root}/{kind}", recursive=True):
                     name = "" if kind == "sources" else _parts(path)[0]
                     series.setdefault((posixpath.dirname(path), name), []).append(path)
             found = (map(functools.partial(_read, system), reversed(paths)) for paths in series.values())
             records = [next(filter(None, tried), None) for tried in found]
-        if required and not series:
-            raise MetricsError(
-                f"reading metrics in {self._location}: there are none; name the metricsLocation of a source or sink "
-                "that has run"
-            )
+        if required:
+            self._require(series)
         return [record for record in records if record is not None]
 
     @contextmanager
@@ -268,11 +299,30 @@ def _files(system: Any, directory: str, prefix: str = "", recursive: bool = Fals
 
 def _read(system: Any, path: str) -> dict[str, Any] | None:
     """A record; None if there is none, or none of ours, which is said."""
+    return _record_in(path, _load(system, path))
+
+
+def _texts(system: Any, paths: Sequence[str]) -> list[str]:
+    """What is in the files that hold a record."""
+    found = ((path, _load(system, path)) for path in paths)
+    return [content.decode() for path, content in found if content is not None and _record_in(path, content)]
+
+
+def _load(system: Any, path: str) -> bytes | None:
+    """What is in a file; None if it is gone."""
     try:
         with system.open_input_stream(path) as file:
-            record = msgspec.json.decode(file.read())
+            return bytes(file.read())
     except FileNotFoundError:
         return None
+
+
+def _record_in(path: str, content: bytes | None) -> dict[str, Any] | None:
+    """The record in a file; None if it is none of ours, which is said."""
+    if content is None:
+        return None
+    try:
+        record = msgspec.json.decode(content)
     # Bytes that are no UTF-8 are a ValueError, and text nested without end a RecursionError.
     except (msgspec.DecodeError, ValueError, RecursionError) as e:
         _log.warning("reading %s: %s; it is left out", path, e)

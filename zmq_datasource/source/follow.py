@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import time
 from typing import Literal
 
 from zmq_datasource.counters import SourceCounters
 from zmq_datasource.errors import LogError
 from zmq_datasource.host.limited_logging import LimitedLog
-from zmq_datasource.log.follower import LogFollower
+from zmq_datasource.log.follower import LOOKING_SECONDS, LogFollower
 from zmq_datasource.log.persistence import Persistence
 from zmq_datasource.log.state import read_saved_state
 from zmq_datasource.log.storage import LogStorage
@@ -84,8 +85,11 @@ class FollowingSource:
         self.log.refresh()
         return self.log.durable_end
 
-    def wait_for_more(self, _end: int, _seconds: float) -> None:
-        """Return at once: nobody here learns when there is more; whoever asks has the directory listed."""
+    def wait_for_more(self, end: int, seconds: float) -> None:
+        """Look now and then whether there is something behind ``end``, for so many seconds."""
+        deadline = time.monotonic() + seconds
+        while self.seal() <= end and (left := deadline - time.monotonic()) > 0:
+            time.sleep(min(left, LOOKING_SECONDS))
 
     def gather(self, _timeout: float, _idle_timeout: float | None) -> int:
         """What is there is there: it is received whether a query runs or not."""

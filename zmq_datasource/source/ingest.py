@@ -202,13 +202,14 @@ class Ingest:
         return self.log.durable_end + self.log.unsealed + self._filler.facts().pending
 
     def wait_for_more(self, end: int, seconds: float) -> None:
-        """Wait until something is received behind ``end``, receiving is in trouble, or so many seconds have passed."""
+        """Wait until something is received behind ``end``, receiving has ended, or so many seconds have passed."""
         deadline = time.monotonic() + seconds
-        log = self.log
-        while self.received_end <= end and time.monotonic() < deadline:
+        log, heard = self.log, self._receiving.heard
+        while self.received_end <= end and (left := deadline - time.monotonic()) > 0:
             if self._receiving.failure is not None or log.full or log.fault:
                 return
-            time.sleep(WAIT_MS / 1000)
+            heard.wait(left)  # an idle query does little else; polling would be most of what it costs
+            heard.clear()
 
     def give(self, _begin: int, end: int) -> None:
         """The log's own query is about to be given the ids below ``end``.

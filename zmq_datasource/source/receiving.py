@@ -51,6 +51,7 @@ class ReceivingThread:
     Attributes:
         failure: Why receiving has ended, if it has.
         last_received: When a message last came, monotonic.
+        heard: Set when a message has come, or receiving has ended; for the calling thread to clear and wait for.
     """
 
     def __init__(
@@ -75,6 +76,7 @@ class ReceivingThread:
         self._kept_at = time.monotonic()
         self.failure: Exception | None = None
         self.last_received = time.monotonic()
+        self.heard = threading.Event()
 
     def start(self) -> None:
         """Open the sockets and begin to receive.
@@ -136,6 +138,7 @@ class ReceivingThread:
             return
         _log.error("receiving ended: %s", e)
         self.failure = e
+        self.heard.set()
         if self._seal_wanted:
             self._seal_wanted = False
             self._sealed.set_exception(e)
@@ -149,6 +152,8 @@ class ReceivingThread:
             if filler.receive():
                 self.last_received = time.monotonic()
                 self._counters.last_received = time.time()
+                if not self.heard.is_set():
+                    self.heard.set()
             now = time.monotonic()
             if self._seal_wanted:
                 self._answer_seal()

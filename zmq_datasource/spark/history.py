@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING
+
+import pyarrow as pa
+from pyspark.sql.functions import from_json
 
 from zmq_datasource.monitoring.catalogue import SINK, SOURCE, TOTAL
 from zmq_datasource.monitoring.metric import Metric
@@ -15,6 +18,9 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 __all__ = ["HISTORY_DDL", "metrics_dataframe"]
+
+# Of a day's reports about a hundred shares; a share is what a task holds at a time.
+_SHARE_FILES = 500
 
 
 def _struct(metrics: Iterable[Metric]) -> str:
@@ -36,18 +42,26 @@ def metrics_dataframe(spark: SparkSession, location: str) -> DataFrame:
     ``sourceMetrics``) or a sink's committed batch (``sink``: ``query``, ``name``, ``execution``, ``batch``, ``sink``,
     ``sinkMetrics`` of the batch, ``sinkTotal`` up to it). docs/metrics.md has the fields and their units.
 
+    The files there are now are read whenever rows are asked for, by executors; those removed meanwhile are left out.
+
     Raises:
         MetricsError: There are no metrics.
     """
-    MetricsStore(Location(location)).newest(required=True)  # says clearly if there is nothing
-    reader = spark.read.schema(HISTORY_DDL).option("recursiveFileLookup", True)
-    reader = reader.option("ignoreMissingFiles", True)  # which their writers remove once they are old
-    return reader.option("pathGlobFilter", "*.json").json(_for_spark(location))
+    store = MetricsStore(Location(location if "://" in location else os.path.abspath(location)))
+    files = store.files()
+    # Files this small cost Spark's own reader, which takes few of them for a task, most of its time.
+    shares = [files[at : at + _SHARE_FILES] for at in range(0, len(files), _SHARE_FILES)]
+    records = spark.createDataFrame(pa.table({"files": shares})).mapInArrow(_reading(store), "record STRING")
+    return records.select(from_json("record", HISTORY_DDL).alias("record")).select("record.*")
 
 
-def _for_spark(location: str) -> str:
-    """The location as Spark names it: whose default file system may not be the local one."""
-    if "://" in location:
-        # Hadoop's S3 file system has another scheme than pyarrow's.
-        return location.replace("s3://", "s3a://", 1)
-    return f"file://{os.path.abspath(location)}"
+def _reading(store: MetricsStore) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+    """What reads shares of the files, on an executor."""
+
+    def read(shares: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in shares:
+            for files in batch.column("files"):
+                records = pa.array(store.read(files.as_py()), pa.string())
+                yield pa.RecordBatch.from_arrays([records], ["record"])
+
+    return read

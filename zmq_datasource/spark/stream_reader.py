@@ -47,7 +47,7 @@ _log = logging.getLogger(__name__)
 # As long as there is nothing new, Spark asks again every 10 ms (spark.sql.streaming.pollingDelay). Whoever asks again
 # that soon is answered when there is something, or after this long. Another source of the query waits as long with us.
 _ASKED_AGAIN_SECONDS = 0.05
-_IDLE_SECONDS = 0.05
+_IDLE_SECONDS = 0.1
 
 
 class ZmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
