@@ -486,6 +486,7 @@ typedef struct {
     int flags;  /* of the first frame */
     int count;
     int error;
+    size_t size; /* of all frames */
     Frame last;
     char last_number[8];
 } Message;
@@ -503,6 +504,7 @@ static void add_frame(Message *message, Frame frame)
     if (message->count)
         pass(message);
     message->count++;
+    message->size += frame.size;
     message->last = frame;
 }
 
@@ -514,6 +516,7 @@ static void add_number(Message *message, int64_t number)
         pass(message); /* before the number that it may be is overwritten */
     memcpy(message->last_number, bytes, 8);
     message->count++;
+    message->size += 8;
     message->last = (Frame){message->last_number, 8};
 }
 
@@ -654,6 +657,25 @@ static PyObject *outbox_new(PyTypeObject *type, PyObject *args, PyObject *names)
     return (PyObject *)outbox;
 }
 
+static PyObject *outbox_size(PyObject *self, PyObject *args)
+{
+    Outbox *outbox = (Outbox *)self;
+    Py_ssize_t start, end, size = 0;
+    if (!PyArg_ParseTuple(args, "nn:size", &start, &end))
+        return NULL;
+    if (start < 0 || end > outbox->rows)
+        return PyErr_Format(PyExc_ValueError, "rows %zd to %zd of %zd", start, end, outbox->rows);
+    Py_BEGIN_ALLOW_THREADS
+    for (Py_ssize_t row = start; row < end; row++) {
+        Message message = {0};
+        for (int i = 0; i < outbox->count; i++)
+            add_row(&message, &outbox->columns[i], row);
+        size += (Py_ssize_t)message.size;
+    }
+    Py_END_ALLOW_THREADS
+    return PyLong_FromSsize_t(size);
+}
+
 static PyObject *outbox_give(PyObject *self, PyObject *args)
 {
     Outbox *outbox = (Outbox *)self;
@@ -688,6 +710,7 @@ static PyObject *outbox_give(PyObject *self, PyObject *args)
 
 static PyMethodDef outbox_methods[] = {
     {"give", outbox_give, METH_VARARGS, "give(socket, start, end, wait, refresh) -> (position, errno)"},
+    {"size", outbox_size, METH_VARARGS, "size(start, end) -> bytes"},
     {0},
 };
 static PyType_Slot outbox_slots[] = {

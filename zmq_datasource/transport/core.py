@@ -142,9 +142,9 @@ class FrameColumn:
         wide = pa.types.is_large_binary(self.values.type)
         return 0, data, offsets, valid, None, wide, self.empty, self.values.offset, -1
 
-    def frames(self, row: int) -> list[bytes]:
-        value = self.values[row].as_py()
-        return [value] if value is not None else [b""] * self.empty
+    def frames(self, rows: int) -> list[list[bytes]]:
+        none = [b""] * self.empty
+        return [none if value is None else [value] for value in self.values[:rows].to_pylist()]
 
 
 @dataclass(frozen=True)
@@ -156,8 +156,8 @@ class SameColumn:
     def described(self) -> tuple[Any, ...]:
         return 1, self.content, None, None, None, False, False, 0, -1
 
-    def frames(self, row: int) -> list[bytes]:
-        return [self.content]
+    def frames(self, rows: int) -> list[list[bytes]]:
+        return [[self.content]] * rows
 
 
 @dataclass(frozen=True)
@@ -173,8 +173,8 @@ class NumberColumn:
     def described(self) -> tuple[Any, ...]:
         return 2, None, None, None, None, False, False, self.first, -1
 
-    def frames(self, row: int) -> list[bytes]:
-        return [(self.first + row).to_bytes(8, "big")]
+    def frames(self, rows: int) -> list[list[bytes]]:
+        return [[number.to_bytes(8, "big")] for number in range(self.first, self.first + rows)]
 
 
 @dataclass(frozen=True)
@@ -199,12 +199,15 @@ class FramesColumn:
         wide = pa.types.is_large_binary(contents.type)
         return 3, data, offsets, None, messages.buffers()[1], wide, False, messages.offset, self.number
 
-    def frames(self, row: int) -> list[bytes]:
-        frames = self.messages[row].as_py()
+    def frames(self, rows: int) -> list[list[bytes]]:
+        messages: list[list[bytes]] = self.messages[:rows].to_pylist()
         if self.number < 0:
-            return list(frames)
-        number = (self.number + row).to_bytes(8, "big")
-        return [b"", number, *frames] if len(frames) == 1 else [frames[0], number, *frames[1:]]
+            return messages
+        numbers = (number.to_bytes(8, "big") for number in range(self.number, self.number + rows))
+        return [
+            [b"", number, *frames] if len(frames) <= 1 else [frames[0], number, *frames[1:]]
+            for number, frames in zip(numbers, messages, strict=False)
+        ]
 
 
 Column: TypeAlias = FrameColumn | SameColumn | NumberColumn | FramesColumn
@@ -224,9 +227,13 @@ class Outbox:
     def __init__(self, columns: Sequence[Column], rows: int) -> None:
         self._rows: Any
         if _compiled is None:
-            self._rows = python_core.Outbox([column.frames for column in columns], rows)
+            self._rows = python_core.Outbox([column.frames(rows) for column in columns], rows)
         else:
             self._rows = _compiled.Outbox(tuple(column.described() for column in columns), rows)
+
+    def size(self, start: int, end: int) -> int:
+        """The bytes of all frames of the rows from ``start`` up to ``end``."""
+        return int(self._rows.size(start, end))
 
     def give(
         self, sock: zmq.Socket[bytes], start: int, end: int, wait: bool = False, refresh_every: int = 0

@@ -71,34 +71,33 @@ class Outbox:
     """See ``core.Outbox``; ``give`` is given the pyzmq socket.
 
     Args:
-        columns: From a row to the frames that a column has of it.
+        columns: The frames that each has of every row.
     """
 
-    def __init__(self, columns: Sequence[Callable[[int], list[bytes]]], rows: int) -> None:
-        self._columns = columns
-        for row in range(rows):
-            try:
-                frames = self._message(row)
-            except IndexError:
-                frames = []
-            if not frames:
-                raise ValueError(f"row {row} has no frame, or is not within its column")
+    def __init__(self, columns: Sequence[Sequence[list[bytes]]], rows: int) -> None:
+        messages, *others = columns
+        for column in others:
+            messages = [frames + more for frames, more in zip(messages, column, strict=False)]
+        if len(messages) < rows or not all(messages):
+            wrong = next((row for row, frames in enumerate(messages) if not frames), len(messages))
+            raise ValueError(f"row {wrong} has no frame, or is not within its column")
+        self._messages = messages
+        self._ends = list(accumulate((sum(map(len, frames)) for frames in messages), initial=0))
         self._rows = rows
 
-    def _message(self, row: int) -> list[bytes]:
-        return [frame for column in self._columns for frame in column(row)]
+    def size(self, start: int, end: int) -> int:
+        return self._ends[end] - self._ends[start]
 
     def give(
         self, sock: zmq.Socket[bytes], start: int, end: int, wait: bool, refresh_every: int
     ) -> tuple[int, int]:
         if start < 0 or end > self._rows:
             raise ValueError(f"rows {start} to {end} of {self._rows}")
-        send = send_of(sock)
+        send, flags = send_of(sock), 0 if wait else _NOBLOCK
         for row in range(start, end):
             if refresh_every and (row - start) % refresh_every == 0:
                 sock.getsockopt(zmq.EVENTS)
-            message = self._message(row)
-            flags = 0 if wait else _NOBLOCK
+            message = self._messages[row]
             try:
                 try:
                     _send(send, message, flags)
