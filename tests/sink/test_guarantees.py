@@ -10,7 +10,7 @@ from collections import Counter
 import pytest
 import zmq
 
-from tests.support import Socket, free_endpoint, wait_for, write_options
+from tests.support import Socket, binary, free_endpoint, wait_for, write_options
 from zmq_datasource.errors import NoPeerError
 from zmq_datasource.sink.sender import Sender
 
@@ -72,7 +72,7 @@ def test_what_a_sink_has_sent_may_die_with_its_consumer(kind: str) -> None:
     endpoint = free_endpoint()
     with Consumer("PULL" if kind == "PUSH" else "SUB", endpoint, 100) as consumer:
         with Sender(write_options(connect=endpoint, socketType=kind, sndhwm=5000)) as sender:
-            sender.send_values([b"%d" % n for n in range(1000)])
+            sender.send_values(binary([b"%d" % n for n in range(1000)]))
             counters = sender.finish()
         assert counters.sent == counters.rows == 1000
         consumer.wait_for(100)
@@ -85,12 +85,12 @@ def test_a_sink_whose_consumer_dies_meanwhile_sends_the_rest_to_the_next(context
     endpoint = free_endpoint()
     options = write_options(connect=endpoint, sndhwm=10, zmq_sndbuf=4096, zmq_reconnect_ivl=20)
     with Consumer("PULL", endpoint, 10) as consumer, Sender(options) as sender:
-        sender.send_values([b"x" * 1000] * 200)
+        sender.send_values(binary([b"x" * 1000] * 200))
         consumer.wait_for(10)
         consumer.kill()
         following = context.socket(zmq.PULL)
         wait_for(lambda: _bind(following, endpoint), "the endpoint free")
-        sender.send_values([b"y" * 1000] * 20)
+        sender.send_values(binary([b"y" * 1000] * 20))
         # The loss may be noticed as late as here. All of it finds room in what follows.
         counters = sender.finish()
         got: Counter[bytes] = Counter()
@@ -116,13 +116,13 @@ def test_a_sink_whose_consumer_is_gone_at_the_end_fails_its_task() -> None:
     endpoint = free_endpoint()
     options = write_options(connect=endpoint, sndhwm=1000, linger="300ms", connectTimeout="2s")
     with Consumer("PULL", endpoint, 10) as consumer, Sender(options) as sender:
-        sender.send_values([b"x"] * 10)
+        sender.send_values(binary([b"x"] * 10))
         consumer.wait_for(10)
         consumer.kill()
         wait_for(
             lambda: (sender._socket.watch.update(), not sender._socket.watch.peers)[1],
             "the connection to break",
         )
-        sender.send_values([b"y"] * 10)
+        sender.send_values(binary([b"y"] * 10))
         with pytest.raises(NoPeerError, match="sending rows again whose connection was lost"):
             sender.finish()

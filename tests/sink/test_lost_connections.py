@@ -7,7 +7,6 @@ import threading
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
 import pytest
 import zmq
 from pyarrow import parquet
@@ -15,6 +14,7 @@ from pyarrow import parquet
 from tests.support import (
     Consuming,
     Socket,
+    binary,
     bind_when_free,
     bound,
     free_endpoint,
@@ -38,7 +38,7 @@ def rows(count: int) -> list[bytes]:
 
 def send(sender: Sender, values: list[bytes], at_once: int = 1000) -> None:
     for at in range(0, len(values), at_once):
-        sender.send_values(pa.array(values[at : at + at_once], pa.binary()))
+        sender.send_values(binary(values[at : at + at_once]))
 
 
 def wait_for_all(values: list[bytes], *consumers: Consuming) -> None:
@@ -201,7 +201,7 @@ def test_a_connection_is_lost_and_nobody_comes_back(context: Context) -> None:
     pull, endpoint = bound(context, zmq.PULL, rcvhwm=1, rcvbuf=4096)
     options = write_options(connect=endpoint, connectTimeout="2s", zmq_sndbuf=4096, sendTimeout="300ms")
     with Sender(options) as sender:
-        sender.send_values(rows(900))
+        sender.send_values(binary(rows(900)))
         pull.recv()
         threading.Timer(0.05, pull.close, [0]).start()
         with pytest.raises(SocketError, match=r"0 peers up|sending rows again whose connection was lost"):
@@ -213,7 +213,7 @@ def test_a_row_that_the_peer_cannot_bear_ends_the_task_and_says_so(context: Cont
     _, endpoint = bound(context, zmq.PULL, maxmsgsize=1000)
     options = write_options(connect=endpoint, sendTimeout="300ms", zmq_reconnect_ivl=10)
     with Sender(options) as sender, pytest.raises(ConnectionLostError, match=r"zmq\.maxmsgsize"):
-        sender.send_values([b"x" * 2000])
+        sender.send_values(binary([b"x" * 2000]))
         sender.finish()
 
 
@@ -272,7 +272,7 @@ def test_with_dead_letters_what_may_be_lost_is_kept(context: Context, tmp_path: 
         Sender(options, letters) as sender,
     ):
         topics = [b"t" if at % 2 else None for at in range(900)]
-        sender.send_values(pa.array(values, pa.binary()), pa.array(topics, pa.binary()))
+        sender.send_values(binary(values), binary(topics))
         pull.recv()
         threading.Timer(0.05, pull.close, [0]).start()
         counters = sender.finish()
@@ -316,7 +316,7 @@ def test_a_silent_connection_hides_no_loss(context: Context) -> None:
     arriving.start()
     with Sender(write_options(bind=endpoint)) as sender:
         arriving.join(30)
-        sender.send_values(rows(10))
+        sender.send_values(binary(rows(10)))
         take(pull, 10)
         pull.close()
         lose(sender)
@@ -341,7 +341,7 @@ def test_what_is_kept_to_be_sent_again_is_bounded(context: Context) -> None:
         Sender(write_options(connect=middlebox.endpoint), keep=keep) as sender,
     ):
         for at in range(0, len(values), 100):
-            sender.send_values(values[at : at + 100])
+            sender.send_values(binary(values[at : at + 100]))
             most = max(most, sum(part.size for part in sender._recovery._in_flight.parts))
         counters = sender.finish()
         wait_for_all(values, consuming)

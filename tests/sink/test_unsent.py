@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support import write_options
+from tests.support import binary, write_options
 from zmq_datasource.counters import SinkCounters
 from zmq_datasource.options.types import Location
 from zmq_datasource.sink.dead_letters import StagedDeadLetters
@@ -20,7 +20,7 @@ from zmq_datasource.sink.unsent import RefusalLog, Unsent
 )
 def test_each_row_has_its_reason(tmp_path: Path, noblock: bool, anybody: bool, reason: str) -> None:
     options = write_options(connect="tcp://127.0.0.1:1", noblock=noblock)
-    part = Part([b"a", b"b"], None, None, 0)
+    part = Part(binary([b"a", b"b"]), None, None, 0)
     with StagedDeadLetters(Location(tmp_path), "q", 0, 0) as letters:
         for kept in (letters, None):
             counters = SinkCounters()
@@ -44,7 +44,7 @@ def test_what_a_task_does_without_a_row_is_decided_by_its_options(tmp_path: Path
 def test_rows_that_are_written_off_were_sent_no_more(tmp_path: Path) -> None:
     """Those that had been given up before are not counted again."""
     options = write_options(connect="tcp://127.0.0.1:1", noblock=True)
-    part = Part([b"a", b"bb", b"ccc"], None, None, 0, sent=2, sent_bytes=4, given_up={1})
+    part = Part(binary([b"a", b"bb", b"ccc"]), None, None, 0, sent=2, sent_bytes=4, given_up={1})
     with StagedDeadLetters(Location(tmp_path), "q", 0, 0) as letters:
         for kept in (letters, None):
             counters = SinkCounters(rows=3, sent=2, bytes=4)

@@ -9,7 +9,7 @@ import subprocess
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeVar
@@ -177,6 +177,11 @@ def _text(options: dict[str, Any]) -> dict[str, str]:
         name.replace("zmq_", "zmq.", 1): str(value).lower() if isinstance(value, bool) else str(value)
         for name, value in options.items()
     }
+
+
+def binary(values: Sequence[bytes | None]) -> pa.Array:
+    """A column of bytes, as Spark hands it to a sink."""
+    return pa.array(values, pa.binary())
 
 
 def batch_of(values: Iterable[bytes], timestamp: int = 0) -> pa.RecordBatch:

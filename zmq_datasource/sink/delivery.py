@@ -1,13 +1,13 @@
-"""Rows through a socket: made into messages, sent, tried again, counted. The sink's hot loop."""
+"""Rows through a socket: made into messages, sent, tried again, counted.
+
+As many rows as find room are sent in one call. Only the one that finds none is dealt with by itself: it waits, is tried
+again or given up; behind it the others go on.
+"""
 
 from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Sequence
-from itertools import repeat
-
-import zmq
 
 from zmq_datasource.counters import SinkCounters
 from zmq_datasource.errors import SendTimeoutError
@@ -15,12 +15,22 @@ from zmq_datasource.options import WriteOptions
 from zmq_datasource.sink.in_flight import Part
 from zmq_datasource.sink.sending_socket import SendingSocket
 from zmq_datasource.sink.unsent import Unsent
+from zmq_datasource.transport.core import (
+    Column,
+    FrameColumn,
+    FramesColumn,
+    NumberColumn,
+    Outbox,
+    SameColumn,
+)
 
 __all__ = ["Delivery"]
 
 _log = logging.getLogger(__name__)
 
 _LONGEST_INTERVAL = 10.0
+# Rows in one call, during which Python sees no signal.
+_AT_ONCE = 10_000
 
 
 class Delivery:
@@ -41,7 +51,6 @@ class Delivery:
         self._counters = counters
         self._publisher = publisher
         self._sequenced = options.framing == "sequenced"
-        self._plain = not (self._sequenced or unsent.goes_on or options.max_retries)
         self._stuck = False
 
     def send(self, sock: SendingSocket, part: Part, again: bool = False) -> None:
@@ -53,28 +62,40 @@ class Delivery:
         Raises:
             SendTimeoutError: The queues stayed full for ``sendTimeout``, and the task does not go on without the row.
         """
-        listed = part.listed()
+        rows = Outbox(self._columns(part), len(part))
         if not again:
-            self._counters.rows += len(listed)
-        if self._plain and part.frames is None and part.topics is None and sock.has_peer:
-            self._send_plain(sock, listed.values, part, again)
-            return
-        for at, message in enumerate(self._messages(listed)):
-            if at in part.given_up:
-                continue
-            size = sum(map(len, message))
-            if sock.has_peer and self._deliver(sock, message):
-                if again:
-                    self._counters.resent += 1
+            self._counters.rows += len(part)
+        start = 0
+        for end in (*sorted(part.given_up), len(part)):
+            self._send_rows(sock, part, rows, start, end, again)
+            start = end + 1
+
+    def _send_rows(
+        self, sock: SendingSocket, part: Part, rows: Outbox, start: int, end: int, again: bool
+    ) -> None:
+        """Send those from ``start`` up to ``end``, of which none was given up before."""
+        while start < end:
+            most = min(end, start + _AT_ONCE)
+            at = sock.give(rows, start, most) if sock.has_peer else start
+            if at > start:
+                self._stuck = False
+                self._note_sent(part, rows, start, at, again)
+            if at < most:
+                if sock.has_peer and self._insist(sock, rows, at):
+                    self._note_sent(part, rows, at, at + 1, again)
                 else:
-                    self._count(part, 1, size)
-                continue
-            if again:
-                self._count(part, -1, -size)
-            if not self._unsent.goes_on:
-                raise self._timed_out(sock, part.first + at)
-            part.given_up.add(at)
-            self._unsent.give_up(listed, at, anybody=sock.peers_now() > 0 and sock.has_peer)
+                    self._give_up(sock, part, rows, at, again)
+                at += 1
+            start = at
+
+    def _columns(self, part: Part) -> list[Column]:
+        if part.frames is not None:
+            return [FramesColumn(part.frames)]
+        value = FrameColumn(part.values)
+        if self._sequenced:
+            topic = SameColumn(b"") if part.topics is None else FrameColumn(part.topics, empty=True)
+            return [topic, SameColumn(self._publisher), NumberColumn(part.first), value]
+        return [value] if part.topics is None else [FrameColumn(part.topics), value]
 
     def announce_end(self, sock: SendingSocket) -> None:
         """Say how many messages there were: a receiver cannot miss the last ones otherwise."""
@@ -82,46 +103,15 @@ class Delivery:
             return
         linger, patience = self._options.linger, self._options.send_timeout * 1000
         sock.limit_waiting(round(patience if linger < 0 else min(patience, linger)))
-        try:
-            sock.put([b"", self._publisher, self._counters.rows.to_bytes(8, "big")])
-        except zmq.Again:
+        end = Outbox([SameColumn(b""), SameColumn(self._publisher), NumberColumn(self._counters.rows)], 1)
+        if not sock.give(end, 0, 1, wait=True):
             _log.warning(
                 "the queues stayed full: a receiver cannot see whether the last messages are missing"
             )
 
-    def _messages(self, part: Part) -> Sequence[list[bytes]]:
-        values, topics = part.values, part.topics
-        if part.frames is not None:
-            return part.frames  # type: ignore[no-any-return]
-        if self._sequenced:
-            return [
-                [topic or b"", self._publisher, number.to_bytes(8, "big"), value]
-                for number, (topic, value) in enumerate(zip(topics or repeat(None), values), part.first)  # noqa: B905 - repeat() has no end
-            ]
-        if topics is None:
-            return [[value] for value in values]
-        return [[v] if t is None else [t, v] for t, v in zip(topics, values, strict=True)]
-
-    def _send_plain(self, sock: SendingSocket, values: Sequence[bytes], part: Part, again: bool) -> None:
-        """The fast path: one frame, waiting only where the queue is full."""
-        send, noblock, full = sock.send, int(zmq.NOBLOCK), zmq.Again
-        sent = 0
-        try:
-            for sent, value in enumerate(values):  # noqa: B007 - after an error it says how many
-                try:
-                    send(value, noblock)
-                except full:
-                    self._wait_and_send(sock, [value])
-        except full as e:
-            raise self._timed_out(sock, part.first + sent) from e
-        if again:
-            self._counters.resent += len(values)
-        else:
-            self._count(part, len(values), sum(map(len, values)))
-
-    def _deliver(self, sock: SendingSocket, message: list[bytes]) -> bool:
-        """Send a message, if need be again and again; False if that was in vain."""
-        if sock.offer(message) or self._wait(sock, message):
+    def _insist(self, sock: SendingSocket, rows: Outbox, at: int) -> bool:
+        """Send a row that has found no room, if need be again and again; False if that was in vain."""
+        if self._wait(sock, rows, at):
             self._stuck = False
             return True
         if self._stuck:  # the one before it has waited for both
@@ -132,27 +122,34 @@ class Delivery:
             self._counters.blocked_seconds += interval
             interval = min(interval * 2, _LONGEST_INTERVAL)
             self._counters.retries += 1
-            if sock.offer(message) or self._wait(sock, message):
+            if sock.give(rows, at, at + 1) > at or self._wait(sock, rows, at):
                 return True
         self._stuck = True
         return False
 
-    def _wait(self, sock: SendingSocket, message: list[bytes]) -> bool:
+    def _wait(self, sock: SendingSocket, rows: Outbox, at: int) -> bool:
+        """Wait for room for a row, and count for how long; whether there was some within ``sendTimeout``."""
         if self._options.noblock or self._stuck:
             return False
-        try:
-            self._wait_and_send(sock, message)
-        except zmq.Again:
-            return False
-        return True
-
-    def _wait_and_send(self, sock: SendingSocket, message: list[bytes]) -> None:
-        """Wait for room, and count for how long; raises ``zmq.Again`` after ``sendTimeout``."""
         began = time.monotonic()
         try:
-            sock.put(message)
+            return sock.give(rows, at, at + 1, wait=True) > at
         finally:
             self._counters.blocked_seconds += time.monotonic() - began
+
+    def _give_up(self, sock: SendingSocket, part: Part, rows: Outbox, at: int, again: bool) -> None:
+        if again:
+            self._count(part, -1, -rows.size(at, at + 1))
+        if not self._unsent.goes_on:
+            raise self._timed_out(sock, part.first + at)
+        part.given_up.add(at)
+        self._unsent.give_up(part, at, anybody=sock.peers_now() > 0 and sock.has_peer)
+
+    def _note_sent(self, part: Part, rows: Outbox, start: int, end: int, again: bool) -> None:
+        if again:
+            self._counters.resent += end - start
+        else:
+            self._count(part, end - start, rows.size(start, end))
 
     def _count(self, part: Part, messages: int, size: int) -> None:
         """Count rows as sent, or take them back."""

@@ -8,20 +8,16 @@ its own, so ``KEEP`` bytes more than what such a moment leaves open stay here.
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass, field, replace
-from typing import Any, TypeAlias
+from dataclasses import dataclass, field
 
 import pyarrow as pa
 
-__all__ = ["KEEP", "Column", "InFlight", "Part"]
+__all__ = ["KEEP", "InFlight", "Part"]
 
 # The least that is kept of a task that has sent more. Twice as much is in memory, as the Arrow columns that
 # Spark has handed over. A TCP connection on Linux holds at most 4 MB at one end and 6 MB at the other unless
 # the system is set up otherwise, and through a middlebox there are two.
 KEEP = 32 << 20
-
-# The content of rows: a column of Arrow as it is, or Python objects; None if there is none.
-Column: TypeAlias = pa.Array | Any
 
 # What a row costs on its way besides its content: headers on the wire, offsets in Arrow.
 _ROW_BYTES = 16
@@ -29,31 +25,28 @@ _ROW_BYTES = 16
 
 @dataclass
 class Part:
-    """The rows of one call, and how many of them were sent.
+    """The rows of one call, in Arrow's columns, and how many of them were sent.
 
     Attributes:
+        values, topics: Binary; topics None if there are none.
+        frames: Lists of binary, in place of both.
         first: The number of the first of them in the task.
         sent: How many of them count as sent.
         sent_bytes: Of these.
         given_up: Positions of those that do not.
     """
 
-    values: Column
-    topics: Column
-    frames: Column
+    values: pa.Array | None
+    topics: pa.Array | None
+    frames: pa.Array | None
     first: int
     sent: int = 0
     sent_bytes: int = 0
     given_up: set[int] = field(default_factory=set)
 
-    def listed(self) -> Part:
-        """The same with Python objects for columns."""
-        return replace(
-            self, values=_listed(self.values), topics=_listed(self.topics), frames=_listed(self.frames)
-        )
-
     def __len__(self) -> int:
-        return len(self.values if self.frames is None else self.frames)
+        column = self.values if self.frames is None else self.frames
+        return 0 if column is None else len(column)
 
     def forget(self) -> None:
         """Keep only what is counted."""
@@ -64,10 +57,6 @@ class Part:
     def size(self) -> int:
         """Roughly what it takes in memory and on the wire."""
         return self.sent_bytes + self.sent * _ROW_BYTES
-
-
-def _listed(column: Column) -> Column:
-    return column.to_pylist() if isinstance(column, pa.Array) else column
 
 
 class InFlight:

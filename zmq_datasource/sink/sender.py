@@ -12,12 +12,14 @@ import time
 from types import TracebackType
 from typing import Self
 
+import pyarrow as pa
+
 from zmq_datasource.counters import SinkCounters
 from zmq_datasource.errors import FlushTimeoutError, NoPeerError
 from zmq_datasource.options import WriteOptions
 from zmq_datasource.sink.dead_letters import StagedDeadLetters
 from zmq_datasource.sink.delivery import Delivery
-from zmq_datasource.sink.in_flight import KEEP, Column, InFlight, Part
+from zmq_datasource.sink.in_flight import KEEP, InFlight, Part
 from zmq_datasource.sink.recovery import Attempts, Recovery
 from zmq_datasource.sink.sending_socket import SendingSocket
 from zmq_datasource.sink.unsent import Unsent
@@ -78,8 +80,11 @@ class Sender:
     ) -> None:
         self._socket.close(linger=0)
 
-    def send_values(self, values: Column, topics: Column = None) -> None:
-        """Send one message a value; with topics, each that is not None goes in front of its value.
+    def send_values(self, values: pa.Array, topics: pa.Array | None = None) -> None:
+        """Send one message a value; with topics, each that is not null goes in front of its value.
+
+        Args:
+            values, topics: Binary, of 32 or 64 bit offsets; no value is null.
 
         Raises:
             SendTimeoutError: The queues stayed full for ``sendTimeout`` (without ``noblock``).
@@ -87,8 +92,11 @@ class Sender:
         """
         self._take(Part(values, topics, None, self.counters.rows))
 
-    def send_frames(self, messages: Column) -> None:
+    def send_frames(self, messages: pa.Array) -> None:
         """Send messages of one or more frames each.
+
+        Args:
+            messages: Lists of binary, none of them empty or null, nor any of their frames.
 
         Raises:
             SendTimeoutError, ConnectionLostError: As in ``send_values``.

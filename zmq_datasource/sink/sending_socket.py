@@ -1,11 +1,6 @@
 """A sink's socket and its peers: opened, waited for, and watched for connections that are lost.
 
-The rules (measured in docs/zeromq-facts.md):
-
-* Nothing is sent before a peer is there: a finished handshake (PUSH) or a subscription (PUB).
-* ``send(NOBLOCK)`` may refuse although the queue has room, because libzmq looks at its own
-  mailbox only now and then. A message counts as refused only after the socket's events were
-  refreshed and a second try was refused too.
+Nothing is sent before a peer is there: a finished handshake (PUSH) or a subscription (PUB).
 """
 
 from __future__ import annotations
@@ -19,17 +14,14 @@ import zmq
 
 from zmq_datasource.errors import NoPeerError
 from zmq_datasource.options import WriteOptions
+from zmq_datasource.transport.core import Outbox
 from zmq_datasource.transport.kernel import ended_in_order
 from zmq_datasource.transport.opened import OpenSocket
-from zmq_datasource.transport.pyzmq_internals import send_of
 from zmq_datasource.transport.spec import SocketSpec
 
 __all__ = ["SendingSocket"]
 
 _log = logging.getLogger(__name__)
-
-# Plain numbers: arithmetic with pyzmq's flags costs as much as sending.
-_NOBLOCK, _SNDMORE = int(zmq.NOBLOCK), int(zmq.SNDMORE)
 
 
 class SendingSocket:
@@ -41,7 +33,6 @@ class SendingSocket:
 
     Attributes:
         watch: Who is up, and who was lost.
-        send: Sends one frame; ``send(frame, flags)``.
         has_peer: Whether anybody had come; if not, nothing is to be sent.
 
     Raises:
@@ -60,7 +51,6 @@ class SendingSocket:
         self._absent: set[str] = set()
         self._dealt_with = 0
         self._connections: list[tuple[socket, bool]] = []
-        self.send = send_of(self._socket)
         self.has_peer = True
         try:
             self._wait_for_peers(goes_on)
@@ -156,33 +146,13 @@ class SendingSocket:
 
     # Messages.
 
-    def offer(self, message: list[bytes]) -> bool:
-        """Send a message if a queue has room for it now."""
-        try:
-            self.put(message, _NOBLOCK)
-        except zmq.Again:
-            self.refresh()
-            try:
-                self.put(message, _NOBLOCK)
-            except zmq.Again:
-                return False
-        return True
+    def give(self, rows: Outbox, start: int, end: int, wait: bool = False) -> int:
+        """Send rows from ``start`` up to ``end`` as far as there is room; returns the one that finds none, or ``end``.
 
-    def put(self, message: list[bytes], flags: int = 0) -> None:
-        """Send a message, waiting for room up to ``sendTimeout`` unless ``flags`` say otherwise.
-
-        Raises:
-            zmq.Again: There was none.
+        Args:
+            wait: Whether each waits for room up to ``sendTimeout``.
         """
-        if len(message) == 1:
-            self.send(message[0], flags)
-            return
-        # A queue has room for a message or has not: once the first frame is in, none of the
-        # others is refused.
-        self.send(message[0], flags | _SNDMORE)
-        for frame in message[1:-1]:
-            self.send(frame, _SNDMORE)
-        self.send(message[-1], 0)
+        return rows.give(self._socket, start, end, wait)
 
     def refresh(self) -> None:
         """Have libzmq look at its mailbox: for room in queues, and for connections that have ended."""

@@ -42,17 +42,16 @@ class Unsent:
         self.goes_on = options.noblock or dead_letters is not None
         self.keeps = not options.noblock or dead_letters is not None
 
-    def give_up(self, listed: Part, at: int, anybody: bool) -> None:
+    def give_up(self, part: Part, at: int, anybody: bool) -> None:
         """A row finds no room.
 
         Args:
-            listed: Where it is, with Python objects for columns.
-            at: Its position there.
+            at: Its position in ``part``.
             anybody: Whether any peer is there.
         """
         reason = "no_peer" if not anybody else "hwm" if self._noblock else "timeout"
         self._refusals.note(reason)
-        self._keep_dead_letters(listed, at, reason)
+        self._keep_dead_letters(part, at, reason)
 
     def write_off(self, parts: Iterable[Part]) -> int:
         """What may be lost with a connection no longer counts as sent; returns how many rows."""
@@ -64,10 +63,9 @@ class Unsent:
             if self._dead_letters is None:
                 self._counters.dropped[_LOST] += part.sent
                 continue
-            listed = part.listed()
-            for at in range(len(listed)):
+            for at in range(len(part)):
                 if at not in part.given_up:
-                    self._keep_dead_letters(listed, at, _LOST)
+                    self._keep_dead_letters(part, at, _LOST)
         return lost
 
     def look(self) -> None:
@@ -78,18 +76,19 @@ class Unsent:
         """Log what is still to be said: no more rows come."""
         self._refusals.end()
 
-    def _keep_dead_letters(self, listed: Part, at: int, reason: str) -> None:
+    def _keep_dead_letters(self, part: Part, at: int, reason: str) -> None:
         if self._dead_letters is None:
             self._counters.dropped[reason] += 1
         else:
-            self._dead_letters.add(_row(listed, at), reason)
+            self._dead_letters.add(_row(part, at), reason)
             self._counters.dead_lettered[reason] += 1
 
 
 def _row(part: Part, at: int) -> Row:
-    if part.frames is not None:
-        return Row(None, None, part.frames[at])
-    return Row(part.topics[at] if part.topics is not None else None, part.values[at], None)
+    topic, value, frames = (
+        None if column is None else column[at].as_py() for column in (part.topics, part.values, part.frames)
+    )
+    return Row(topic, value, frames)
 
 
 class RefusalLog:

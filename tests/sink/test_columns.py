@@ -1,0 +1,110 @@
+"""From Arrow's columns to messages: every row as it is, however the columns lie in memory, by either core."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pyarrow as pa
+import pytest
+import zmq
+
+from tests.support import Socket, binary, bound, take, write_options
+from zmq_datasource.messages.schemas import FRAMES
+from zmq_datasource.sink.sender import Sender
+from zmq_datasource.transport import core
+
+Context = zmq.Context[Socket]
+
+
+@pytest.fixture(params=["python", "compiled"], autouse=True)
+def _core(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    if request.param == "python":
+        monkeypatch.setattr(core, "_compiled", None)
+    elif core.NAME != "compiled":
+        pytest.skip("the compiled core is not there, or not wanted")
+
+
+@contextmanager
+def sending(context: Context, **options: str) -> Iterator[tuple[Sender, Socket]]:
+    pull, endpoint = bound(context, zmq.PULL)
+    with Sender(write_options(connect=endpoint, **options), publisher="p") as sender:
+        yield sender, pull
+
+
+def numbered(first: int, *messages: tuple[bytes, bytes]) -> list[list[bytes]]:
+    return [
+        [topic, b"p", (first + at).to_bytes(8, "big"), value] for at, (topic, value) in enumerate(messages)
+    ]
+
+
+@pytest.mark.parametrize("kind", [pa.binary(), pa.large_binary()])
+def test_a_part_of_a_column_is_sent_and_no_more(context: Context, kind: pa.DataType) -> None:
+    values = pa.array([b"%d" % at * at for at in range(30)], kind)
+    topics = pa.array([None if at % 3 else b"t%d" % at for at in range(30)], kind)
+    expected = [[b"t%d" % at] * (at % 3 == 0) + [b"%d" % at * at] for at in range(11, 20)]
+    with sending(context) as (sender, pull):
+        sender.send_values(values.slice(11, 9), topics.slice(11, 9))
+        counters = sender.finish()
+    assert take(pull, 9) == expected
+    assert (counters.sent, counters.bytes) == (
+        9,
+        sum(len(frame) for message in expected for frame in message),
+    )
+
+
+@pytest.mark.parametrize("element", [pa.binary(), pa.large_binary()])
+def test_a_part_of_a_column_of_lists_is_sent_and_no_more(context: Context, element: pa.DataType) -> None:
+    messages = [[b"%d.%d" % (at, frame) for frame in range(1 + at % 4)] for at in range(30)]
+    with sending(context) as (sender, pull):
+        sender.send_frames(pa.array(messages, pa.list_(element)).slice(7, 13))
+        counters = sender.finish()
+    assert take(pull, 13) == messages[7:20]
+    assert counters.bytes == sum(len(frame) for message in messages[7:20] for frame in message)
+
+
+def test_lists_of_a_part_of_a_column_are_sent(context: Context) -> None:
+    frames = binary([b"not sent", b"a", b"b", b"c"]).slice(1)
+    with sending(context) as (sender, pull):
+        sender.send_frames(pa.ListArray.from_arrays(pa.array([0, 1, 3], pa.int32()), frames))
+        sender.finish()
+    assert take(pull, 2) == [[b"a"], [b"b", b"c"]]
+
+
+def test_a_null_topic_is_no_frame_and_an_empty_one_is(context: Context) -> None:
+    with sending(context) as (sender, pull):
+        sender.send_values(binary([b"", b"", b"v", b""]), binary([None, b"", b"t", b"t"]))
+        counters = sender.finish()
+    assert take(pull, 4) == [[b""], [b"", b""], [b"t", b"v"], [b"t", b""]]
+    assert (counters.sent, counters.bytes) == (4, 3)
+
+
+def test_bytes_behind_a_null_are_neither_sent_nor_counted(context: Context) -> None:
+    """Arrow allows them."""
+    offsets, valid = pa.py_buffer(b"\0\0\0\0\4\0\0\0\6\0\0\0"), pa.py_buffer(b"\2")
+    topics = pa.Array.from_buffers(pa.binary(), 2, [valid, offsets, pa.py_buffer(b"nulltt")])
+    with sending(context) as (sender, pull):
+        sender.send_values(binary([b"a", b"b"]), topics)
+        counters = sender.finish()
+    assert take(pull, 2) == [[b"a"], [b"tt", b"b"]]
+    assert counters.bytes == 4
+
+
+def test_numbers_go_on_and_a_null_topic_is_an_empty_frame(context: Context) -> None:
+    with sending(context, framing="sequenced") as (sender, pull):
+        sender.send_values(binary([b"a", b"b", b""]), binary([b"t", None, b""]))
+        sender.send_values(binary([b"skipped", b"c"]).slice(1))
+        counters = sender.finish()
+    sent = numbered(0, (b"t", b"a"), (b"", b"b"), (b"", b""), (b"", b"c"))
+    assert take(pull, 5) == [*sent, [b"", b"p", (4).to_bytes(8, "big")]]
+    assert (counters.rows, counters.bytes) == (4, sum(len(frame) for message in sent for frame in message))
+
+
+def test_no_rows_are_no_messages(context: Context) -> None:
+    with sending(context) as (sender, pull):
+        sender.send_values(binary([]))
+        sender.send_values(binary([b"a"]).slice(1), binary([None]).slice(1))
+        sender.send_frames(pa.array([], FRAMES))
+        counters = sender.finish()
+        assert not pull.poll(50)
+    assert (counters.rows, counters.sent, counters.bytes) == (0, 0, 0)

@@ -1,0 +1,187 @@
+"""Rows that find no room among others that do: waited for, tried again, given up; each counted once."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+import zmq
+from pyarrow import parquet
+
+from tests.support import Socket, binary, bound, wait_for, write_options
+from zmq_datasource.counters import SinkCounters
+from zmq_datasource.errors import SendTimeoutError
+from zmq_datasource.options.types import Location
+from zmq_datasource.sink.dead_letters import StagedDeadLetters
+from zmq_datasource.sink.delivery import Delivery
+from zmq_datasource.sink.in_flight import Part
+from zmq_datasource.sink.sender import Sender
+from zmq_datasource.sink.sending_socket import SendingSocket
+from zmq_datasource.sink.unsent import Unsent
+from zmq_datasource.transport.core import Outbox
+
+Context = zmq.Context[Socket]
+ENDPOINT = "tcp://127.0.0.1:1"
+
+
+class Script:
+    """Stands for a socket: refuses a row as often as is said, and notes what it takes."""
+
+    has_peer = True
+
+    def __init__(self, refused: dict[int, int]) -> None:
+        self.refused = refused
+        self.taken: list[int] = []
+        self.waited: list[int] = []
+
+    def give(self, rows: Outbox, start: int, end: int, wait: bool = False) -> int:
+        if wait:
+            self.waited.append(start)
+        for row in range(start, end):
+            if self.refused.get(row):
+                self.refused[row] -= 1
+                return row
+            self.taken.append(row)
+        return end
+
+    def peers_now(self) -> int:
+        return 1
+
+
+def deliver(
+    script: Script, part: Part, again: bool = False, letters: StagedDeadLetters | None = None, **options: Any
+) -> SinkCounters:
+    parsed, counters = write_options(connect=ENDPOINT, **options), SinkCounters()
+    if again:
+        counters.rows, counters.sent, counters.bytes = len(part), part.sent, part.sent_bytes
+    delivery = Delivery(parsed, Unsent(parsed, letters, counters), counters, b"p")
+    delivery.send(cast("SendingSocket", script), part, again)
+    return counters
+
+
+def part_of(count: int, **sent: Any) -> Part:
+    """Rows of as many bytes as their position says."""
+    return Part(binary([b"x" * at for at in range(count)]), None, None, 100, **sent)
+
+
+def test_a_row_without_room_waits_and_the_others_go_on_behind_it() -> None:
+    part = part_of(10)
+    script = Script({4: 1, 7: 1})
+    counters = deliver(script, part)
+    assert script.taken == list(range(10))
+    assert script.waited == [4, 7]
+    assert (counters.sent, counters.bytes) == (part.sent, part.sent_bytes) == (10, sum(range(10)))
+    assert counters.blocked_seconds > 0
+
+
+def test_with_noblock_the_row_without_room_is_dropped_alone() -> None:
+    part = part_of(10)
+    script = Script({0: 9, 4: 9, 5: 9, 9: 9})
+    counters = deliver(script, part, noblock=True)
+    assert script.taken == [1, 2, 3, 6, 7, 8]
+    assert not script.waited
+    assert part.given_up == {0, 4, 5, 9}
+    assert (counters.rows, counters.sent, dict(counters.dropped)) == (10, 6, {"hwm": 4})
+    assert counters.bytes == part.sent_bytes == sum(script.taken)
+
+
+def test_the_error_names_the_row_of_the_task() -> None:
+    part = part_of(10)
+    with pytest.raises(SendTimeoutError, match="sending row 106 of this task"):
+        deliver(Script({6: 99}), part)
+    assert part.sent == 6
+
+
+def test_retries_are_made_for_the_first_of_several_refused_rows() -> None:
+    """One is sent in between, and the next is patient again."""
+    part = part_of(10)
+    counters = deliver(Script({2: 99, 3: 99, 5: 99}), part, noblock=True, maxRetries=3, retryInterval="1ms")
+    assert part.given_up == {2, 3, 5}
+    assert counters.retries == 6
+    assert counters.blocked_seconds == pytest.approx(2 * 0.007)
+    assert counters.balanced
+
+
+def test_a_retry_that_helps_counts_its_row_as_sent() -> None:
+    part = part_of(10)
+    script = Script({2: 3})
+    counters = deliver(script, part, noblock=True, maxRetries=3, retryInterval="1ms")
+    assert script.taken == list(range(10))
+    assert (counters.sent, counters.retries, counters.dropped.total()) == (10, 3, 0)
+
+
+def test_what_was_given_up_is_not_sent_again() -> None:
+    given_up = {0, 3, 4, 9}
+    part = part_of(10, sent=6, sent_bytes=sum([1, 2, 5, 6, 7, 8]), given_up=set(given_up))
+    script = Script({})
+    counters = deliver(script, part, again=True)
+    assert script.taken == [1, 2, 5, 6, 7, 8]
+    assert (counters.resent, counters.sent, part.sent, part.given_up) == (6, 6, 6, given_up)
+
+
+def test_a_row_that_is_sent_again_in_vain_counts_as_sent_no_longer(tmp_path: Path) -> None:
+    part = part_of(10, sent=9, sent_bytes=sum([0, 1, 2, 4, 5, 6, 7, 8, 9]), given_up={3})
+    with StagedDeadLetters(Location(tmp_path), "q", 0, 0) as letters:
+        script = Script({5: 99})
+        counters = deliver(script, part, again=True, letters=letters)
+    assert script.taken == [0, 1, 2, 4, 6, 7, 8, 9]
+    assert part.given_up == {3, 5}
+    assert (counters.resent, counters.sent, part.sent) == (8, 8, 8)
+    assert counters.bytes == part.sent_bytes == sum(script.taken)
+    assert counters.dead_lettered == {"timeout": 1}
+
+
+@pytest.mark.parametrize("framing", ["plain", "sequenced"])
+def test_each_row_is_delivered_or_a_dead_letter(context: Context, tmp_path: Path, framing: str) -> None:
+    """To a consumer that stops and goes on, so that there is room for some of each call and not for others."""
+    rows, ended = 20_000, threading.Event()
+    pull, endpoint = bound(context, zmq.PULL, rcvhwm=50, rcvbuf=4096)
+    options = write_options(
+        connect=endpoint,
+        noblock=True,
+        sndhwm=50,
+        zmq_sndbuf=4096,
+        linger="20s",
+        framing=framing,
+        deadLetterLocation=tmp_path,
+    )
+    got: list[list[bytes]] = []
+
+    def read() -> None:
+        while pull.poll(50) or not ended.is_set():
+            for _ in range(200):
+                if pull.poll(0):
+                    got.append(pull.recv_multipart())
+            ended.wait(0.001)
+
+    reading = threading.Thread(target=read)
+    reading.start()
+    values = [b"%05d" % at + b"x" * 100 for at in range(rows)]
+    topics = [b"t" if at % 2 else None for at in range(rows)]
+    with (
+        StagedDeadLetters(Location(tmp_path), "q", 0, 0) as letters,
+        Sender(options, letters, publisher="p") as sender,
+    ):
+        for at in range(0, rows, 2000):
+            sender.send_values(binary(values[at : at + 2000]), binary(topics[at : at + 2000]))
+        counters = sender.finish()
+    wait_for(lambda: len([m for m in got if m[-1].endswith(b"x")]) >= counters.sent, "all that was sent")
+    ended.set()
+    reading.join(30)
+    assert counters.balanced
+    assert counters.dead_lettered["hwm"] == rows - counters.sent > 0
+    arrived = [message for message in got if message[-1].endswith(b"x")]
+    kept = parquet.read_table(tmp_path / "_staging" / "q-0" / str(letters.name)).to_pylist()
+    assert [message[-1] for message in arrived] == sorted(message[-1] for message in arrived)
+    assert sorted([message[-1] for message in arrived] + [row["value"] for row in kept]) == values
+    assert counters.bytes == sum(len(frame) for message in arrived for frame in message)
+    for row in kept:
+        assert row["topic"] == topics[int(row["value"][:5])]
+    for message in arrived:
+        at = int(message[-1][:5])
+        if framing == "sequenced":
+            assert message[:3] == [topics[at] or b"", b"p", at.to_bytes(8, "big")]
+        else:
+            assert message[:-1] == [t for t in [topics[at]] if t is not None]
