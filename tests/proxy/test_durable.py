@@ -28,7 +28,6 @@ from zmq_datasource.log.storage import LogStorage
 from zmq_datasource.log.writer import LogWriter
 from zmq_datasource.proxy import durable, durable_session, replays
 from zmq_datasource.proxy.pipes import start_line
-from zmq_datasource.proxy.rows import Messages
 from zmq_datasource.proxy.subscriptions import Subscription, Subscriptions
 from zmq_datasource.proxy.view import Progress
 from zmq_datasource.source.ingest import Ingest
@@ -643,12 +642,12 @@ def test_an_unexpected_error_at_one_subscriber_leaves_the_others_alone(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    known, read = Subscriptions.get, durable_session.messages_of
+    known, read = Subscriptions.get, durable_session.raw_messages
 
     def get(self: Subscriptions, name: str) -> Subscription | None:
         return known(self, name) if name != "unlucky" else 1 // 0  # type: ignore[return-value]
 
-    def messages_of(batch: pa.RecordBatch) -> Messages:
+    def raw_messages(batch: pa.RecordBatch) -> pa.ListArray:
         if b"bad" in batch.column("value").to_pylist():
             raise ZeroDivisionError("nobody has thought of this")
         return read(batch)
@@ -662,12 +661,12 @@ def test_an_unexpected_error_at_one_subscriber_leaves_the_others_alone(
             ):
                 pass
             with DurableSubscriber(proxy.sides["durable"], "other", topics=["b"]) as other:
-                monkeypatch.setattr(durable_session, "messages_of", messages_of)
+                monkeypatch.setattr(durable_session, "raw_messages", raw_messages)
                 feed(context, proxy, [b"b", b"bad"], [b"a", b"good"])
                 with pytest.raises(SubscriptionError, match="an unexpected error of the proxy"):
                     other.receive(30)
                 assert take(me, 1) == [b"good"]
-                monkeypatch.setattr(durable_session, "messages_of", read)
+                monkeypatch.setattr(durable_session, "raw_messages", read)
             with DurableSubscriber(proxy.sides["durable"], "other", topics=["b"]) as other:
                 assert take(other, 1) == [b"bad"]  # its position has not moved
         assert proxy.failure is None
@@ -680,14 +679,12 @@ def test_an_unexpected_error_in_one_replay_ends_only_that_one(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    read = replays.messages_of
+    read = replays.NumberColumn
 
-    def messages_of(batch: pa.RecordBatch) -> Messages:
-        if b"bad" in batch.column("value").to_pylist():
-            raise ZeroDivisionError("nobody has thought of this")
-        return read(batch)
+    def column(first: int) -> None:
+        raise ZeroDivisionError("nobody has thought of this")
 
-    monkeypatch.setattr(replays, "messages_of", messages_of)
+    monkeypatch.setattr(replays, "NumberColumn", column)
     with ProxyThreads(tmp_path, endpoints(*SIDES)) as proxy, caplog.at_level(logging.ERROR):
         feed(context, proxy, [b"a", b"good"])
         feed(context, proxy, [b"a", b"bad"])
@@ -696,7 +693,7 @@ def test_an_unexpected_error_in_one_replay_ends_only_that_one(
         asking.connect(proxy.sides["replay"])
         asking.send_multipart([b"", number(0) + number(2)])
         wait_for(lambda: "nobody has thought of this" in caplog.text, "the error to be told")
-        monkeypatch.setattr(replays, "messages_of", read)
+        monkeypatch.setattr(replays, "NumberColumn", read)
         asking.send_multipart([b"", number(0) + number(2)])
         got: list[bytes] = []
         while b"" not in got:  # the value of the last reply

@@ -8,9 +8,10 @@ import pyarrow as pa
 import pytest
 
 from zmq_datasource.errors import ProtocolError
+from zmq_datasource.messages.columns import raw_of
+from zmq_datasource.messages.framing import decode_plain
 from zmq_datasource.proxy.durable_protocol import EARLIEST, Lost, Message, Subscribe
 from zmq_datasource.proxy.durable_session import LEAST, DurableSession, Wire
-from zmq_datasource.proxy.rows import Messages, rows_of
 from zmq_datasource.proxy.subscriptions import Subscription, Subscriptions
 from zmq_datasource.proxy.view import Cursor
 from zmq_datasource.transport.kernel import Taken
@@ -42,8 +43,8 @@ class Log:
         if not ids:
             return None
         self.position = ids.stop
-        topics = [b"ab"[number % 2 :][:1] for number in ids]
-        batch = rows_of(Messages(list(topics), [bytes(self.size)] * len(ids), {}), 0)
+        messages = raw_of([[b"ab"[number % 2 :][:1], bytes(self.size)] for number in ids])
+        batch = decode_plain(messages, [(0, len(ids))])
         return batch.add_column(0, "id", pa.array(ids, pa.int64()))
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 from pathlib import Path
 
-import pyarrow as pa
 import pytest
 import zmq
 
@@ -13,11 +12,8 @@ from tests.support import Socket, log_rows, wait_for
 from tests.support.proxies import ProxyThreads, drain, endpoints, publisher, receive, subscriber
 from zmq_datasource import LogFormatError, LogLockedError, OptionError, Producer
 from zmq_datasource.log import storage as storage_module
-from zmq_datasource.messages.columns import raw_of
-from zmq_datasource.messages.framing import decode_plain
 from zmq_datasource.options import ProxyOptions
 from zmq_datasource.options.parser import parse
-from zmq_datasource.proxy.rows import Messages, messages_of, rows_of
 
 pytestmark = pytest.mark.spark  # they are many, and each has sockets to connect and to close
 
@@ -64,7 +60,7 @@ def test_plain_publishes_the_frames_as_they_came(context: zmq.Context[Socket], t
 
 
 @pytest.mark.parametrize("size", [10, 20_000])
-def test_large_messages_take_another_way_and_are_the_same(
+def test_messages_are_the_same_whatever_their_size(
     size: int, context: zmq.Context[Socket], tmp_path: Path
 ) -> None:
     sides = endpoints("pull", "publish")
@@ -83,26 +79,6 @@ def test_large_messages_take_another_way_and_are_the_same(
     rows = log_rows(tmp_path)
     assert rows.column("value").to_pylist() == [m[-1] for m in sent]
     assert rows.column("frames").to_pylist() == [m if len(m) > 2 else None for m in sent]
-
-
-def test_rows_are_those_of_plain_framing() -> None:
-    sent: list[bytes | list[bytes]] = [[b"a", b"1"], b"2", [b"b", b"x", b"3"], [b"\xff\xfe", b"4"]]
-    messages = Messages([b"a", None, b"b", b"\xff\xfe"], [b"1", b"2", b"3", b"4"], {2: [b"b", b"x", b"3"]})
-    assert rows_of(messages, 7).equals(decode_plain(raw_of(sent), [(7, 4)]))
-    framed = Messages(
-        [b"a", None, b"b", b"\xff\xfe"],
-        [zmq.Frame(b"1"), b"2", b"3", zmq.Frame(b"4")],
-        {2: [b"b", zmq.Frame(b"x"), b"3"]},
-    )
-    assert rows_of(framed, 7).equals(decode_plain(raw_of(sent), [(7, 4)]))
-    back = messages_of(rows_of(messages, 7))
-    assert [back.frames(at) for at in range(4)] == [[m] if isinstance(m, bytes) else m for m in sent]
-
-
-def test_rows_without_any_topic() -> None:
-    batch = rows_of(Messages([None, None], [b"1", b"2"], {}), 7)
-    assert batch.equals(decode_plain(raw_of([b"1", b"2"]), [(7, 2)]))
-    assert isinstance(batch, pa.RecordBatch)
 
 
 def test_nothing_is_published_before_it_is_on_disk(

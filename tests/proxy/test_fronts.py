@@ -1,4 +1,4 @@
-"""proxy.fronts: what comes from publishers, in portions that a log can take."""
+"""proxy.fronts: what comes from publishers, in rounds."""
 
 from __future__ import annotations
 
@@ -11,9 +11,8 @@ import zmq
 from tests.support import Socket, bound, wait_for
 from zmq_datasource.counters import SourceCounters
 from zmq_datasource.options.types import Endpoints
-from zmq_datasource.proxy import fronts
 from zmq_datasource.proxy.fronts import Front
-from zmq_datasource.proxy.rows import Messages
+from zmq_datasource.transport import core
 from zmq_datasource.transport.spec import SocketSpec
 
 Context = zmq.Context[Socket]
@@ -32,21 +31,29 @@ def pulling(endpoint: str, counters: SourceCounters) -> Iterator[Front]:
         yield front
 
 
-def test_what_a_batch_cannot_hold_at_once_comes_in_parts(
-    context: Context, monkeypatch: pytest.MonkeyPatch
+def test_a_message_that_no_row_can_hold_is_discarded_and_counted(
+    context: Context, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(fronts, "MAX_MESSAGE_BYTES", 1000)
+    monkeypatch.setattr(core, "MAX_MESSAGE_BYTES", 1000)
     push, endpoint = bound(context, zmq.PUSH)
     sent = [[b"%d" % i, b"." * 300, b"." * 100] for i in range(20)]  # the most in the middle
     counters = SourceCounters()
     with pulling(endpoint, counters) as front:
-        push.send_multipart([b"", b"x" * 1001, b""])
-        for message in sent:
+        for message in (sent[0], [b"", b"x" * 1001, b""], *sent[1:]):
             push.send_multipart(message)
-        parts: list[Messages] = []
-        wait_for(lambda: (parts.extend(front.receive()), sum(map(len, parts)) == len(sent))[1], "all of them")
-    got = [part.frames(at) for part in parts for at in range(len(part))]
+        got: list[list[bytes]] = []
+        wait_for(lambda: (got.extend(front.receive().to_pylist()), len(got) == len(sent))[1], "all of them")
     assert got == sent
-    for part in parts:
-        assert sum(sum(map(len, part.frames(at))) for at in range(len(part))) <= 1000
     assert counters.oversize == 1
+    assert "discarded a message of 1001 bytes" in caplog.text
+
+
+def test_a_round_ends_with_the_message_that_fills_it(context: Context) -> None:
+    push, endpoint = bound(context, zmq.PUSH)
+    with pulling(endpoint, SourceCounters()) as front:
+        for _ in range(10):
+            push.send(bytes(400 << 10))
+        wait_for(lambda: front.socket.getsockopt(zmq.EVENTS) & zmq.POLLIN, "the first")
+        rounds: list[int] = []
+        wait_for(lambda: (rounds.append(len(front.receive())), sum(rounds) == 10)[1], "all of them")
+    assert max(rounds) <= 3

@@ -23,6 +23,7 @@ from zmq_datasource.messages.schemas import FRAMES
 __all__ = [
     "RawMessage",
     "all_true",
+    "behind_first",
     "binary_of",
     "frame_at",
     "frame_counts",
@@ -91,6 +92,18 @@ def frame_at(raw: pa.ListArray, place: int) -> pa.Array:
         return frames
     places = pc.add(offsets[:-1] if place >= 0 else offsets[1:], number(place, pa.int32()))
     return frames.take(places)
+
+
+def behind_first(raw: pa.ListArray) -> pa.ListArray:
+    """Raw messages without their first frame, where it is not the only one."""
+    counts, frames = frame_counts(raw), raw.flatten()
+    several = pc.greater(counts, 1).cast(pa.int32())
+    ends = pc.cumulative_sum(counts)
+    removed = pc.subtract(ends, counts).filter(pc.equal(several, 1))
+    kept = frames.filter(pc.invert(pc.is_in(pa.arange(0, len(frames)).cast(pa.int32()), value_set=removed)))
+    begin = pa.repeat(pa.scalar(0, pa.int32()), 1)
+    ends = pa.concat_arrays([begin, pc.cumulative_sum(pc.subtract(counts, several))])
+    return pa.Array.from_buffers(FRAMES, len(raw), [None, ends.buffers()[1]], children=[kept])
 
 
 def join_frames(columns: Sequence[pa.Array]) -> pa.ListArray:

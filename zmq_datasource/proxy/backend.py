@@ -10,21 +10,20 @@ from __future__ import annotations
 
 import heapq
 import logging
-import struct
 import time
 from collections import deque
 from collections.abc import Mapping
 from contextlib import suppress
-from typing import Any
+from typing import Any, NamedTuple
 
 import zmq
 
 from zmq_datasource.options import ProxyOptions
 from zmq_datasource.proxy.journal import Numbered
 from zmq_datasource.proxy.specs import proxy_socket
+from zmq_datasource.transport.core import FramesColumn, Outbox
 from zmq_datasource.transport.kernel import Connection, connections, hang_up
 from zmq_datasource.transport.opened import OpenSocket
-from zmq_datasource.transport.pyzmq_internals import send_of
 
 __all__ = ["NO_SUBSCRIBERS", "Backend", "Stalled"]
 
@@ -33,7 +32,6 @@ _log = logging.getLogger(__name__)
 # libzmq learns from time to time only that a queue has room again; looking at the events makes it
 # look. At least so often, or it would drop for subscribers that have kept up.
 _REFRESH_EVERY = 64
-_PACK = struct.Struct(">Q").pack
 # Of a request to subscribe.
 _MOST_TOPIC_BYTES = 64 << 10
 # Requests that are taken at a time: the flow goes on in between.
@@ -65,6 +63,14 @@ class Stalled:
         self.since = now
 
 
+class _Pending(NamedTuple):
+    """Messages that were not all published yet, with the ids from ``first`` on."""
+
+    first: int
+    rows: int
+    outbox: Outbox
+
+
 class Backend:
     """Publishes to whoever is subscribed; in one thread.
 
@@ -87,8 +93,7 @@ class Backend:
         self._hangs_up = options.slow_subscriber == "disconnect"
         self._opened = OpenSocket(proxy_socket(options, "XPUB", options.publish), self._prepare)
         self.socket = self._opened.socket
-        self._send = send_of(self.socket)
-        self._pending: deque[Numbered] = deque()
+        self._pending: deque[_Pending] = deque()
         self._at = 0  # how far the first of those has come
         self._blocked_since: float | None = None
         self._stalled: dict[int, Stalled] = {}
@@ -135,16 +140,22 @@ class Backend:
 
     def publish(self, numbered: Numbered) -> None:
         """Give messages to libzmq; with ``wait``, as far as there is room."""
-        self._pending.append(numbered)
+        first, messages = numbered
+        # A message gets its id behind its first frame, which is the topic; one of a single frame has an empty topic.
+        column = FramesColumn(messages) if self._options.plain else FramesColumn(messages, number=first)
+        rows = len(messages)
+        self._pending.append(_Pending(first, rows, Outbox([column], rows)))
         if len(self._pending) == 1:
             self.go_on()
 
     def go_on(self) -> None:
         """Publish what has waited for room."""
         while self._pending:
-            numbered = self._pending[0]
-            self._at += self._publish(numbered, self._at)
-            if self._at < len(numbered.messages):
+            pending = self._pending[0]
+            reached = pending.outbox.give(self.socket, self._at, pending.rows, refresh_every=_REFRESH_EVERY)
+            self.published += reached - self._at
+            self._at = reached
+            if reached < pending.rows:
                 if self._blocked_since is None:
                     self._blocked_since = time.monotonic()
                 return
@@ -153,61 +164,6 @@ class Backend:
         if self._blocked_since is not None:
             self.waited_seconds += time.monotonic() - self._blocked_since
             self._blocked_since = None
-
-    def _publish(self, numbered: Numbered, start: int) -> int:
-        """How many messages from ``start`` on found room."""
-        refresh, events = self.socket.getsockopt, zmq.EVENTS
-        send = self._send_plain if self._options.plain else self._send_numbered
-        at, end = start, len(numbered.messages)
-        while at < end:
-            refresh(events)
-            part = min(at + _REFRESH_EVERY, end)
-            reached = send(numbered, at, part)
-            if reached == at:  # nothing at all, though libzmq has just looked
-                break
-            at = reached
-        self.published += at - start
-        return at - start
-
-    def _send_numbered(self, numbered: Numbered, start: int, end: int) -> int:
-        """Send as far as there is room; the place after the last one sent."""
-        send, noblock_more, more = self._send, int(zmq.NOBLOCK | zmq.SNDMORE), int(zmq.SNDMORE)
-        (topics, values, others), first = numbered.messages, numbered.first
-        numbers = map(_PACK, range(first + start, first + end))
-        at = start
-        try:
-            for at, topic, number, value in zip(
-                range(start, end), topics[start:end], numbers, values[start:end], strict=True
-            ):
-                # Without a topic a subscriber finds the value where it finds all others.
-                send(topic or b"", noblock_more)
-                send(number, more)
-                if others and at in others:
-                    for frame in others[at][1:-1]:
-                        send(frame, more)
-                send(value)
-        except zmq.Again:
-            return at  # there was no room for the first frame of this one
-        return end
-
-    def _send_plain(self, numbered: Numbered, start: int, end: int) -> int:
-        send, noblock, more = self._send, int(zmq.NOBLOCK), int(zmq.SNDMORE)
-        topics, values, others = numbered.messages
-        at = start
-        try:
-            for at in range(start, end):
-                topic = topics[at]
-                if topic is None:
-                    send(values[at], noblock)
-                    continue
-                send(topic, noblock | more)
-                if at in others:
-                    for frame in others[at][1:-1]:
-                        send(frame, more)
-                send(values[at])
-        except zmq.Again:
-            return at
-        return end
 
     # Who is there.
 

@@ -18,8 +18,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from zmq_datasource.errors import ProtocolError
+from zmq_datasource.messages.columns import frame_at, frame_counts
+from zmq_datasource.messages.framing import raw_messages
 from zmq_datasource.proxy.durable_protocol import Lost, Message, Subscribe
-from zmq_datasource.proxy.rows import messages_of
 from zmq_datasource.proxy.subscriptions import Subscription, Subscriptions
 from zmq_datasource.proxy.view import Cursor
 from zmq_datasource.transport.kernel import Taken
@@ -206,9 +207,8 @@ class DurableSession:
         if batch is None:
             return
         batch = _matching(batch, self.subscription.topics)
-        messages = messages_of(batch)
-        for at, number in enumerate(batch.column("id").to_pylist()):
-            frames = messages.frames(at)
+        messages = raw_messages(batch).to_pylist()
+        for number, frames in zip(batch.column("id").to_pylist(), messages, strict=True):
             self._pending.append(Message(number, tuple(frames if len(frames) > 1 else (b"", *frames))))
             self._pending_bytes += sum(map(len, frames))
         self._step_over()
@@ -234,8 +234,8 @@ def _matching(batch: pa.RecordBatch, topics: tuple[bytes, ...]) -> pa.RecordBatc
     names = pc.fill_null(pc.cast(batch.column("topic"), pa.binary()), b"")
     kept = batch.column("frames")
     if kept.null_count < len(kept):  # where a topic is no text, the column shows something else
-        pairs = zip(names.to_pylist(), kept.to_pylist(), strict=True)
-        names = pa.array([name if frames is None else frames[0] for name, frames in pairs], pa.binary())
+        messages = raw_messages(batch)
+        names = pc.if_else(pc.equal(frame_counts(messages), 1), b"", frame_at(messages, 0))
     mask = None
     for topic in topics:
         found = pc.starts_with(names, topic)

@@ -224,7 +224,8 @@ class LiveFlow:
         return not (cause or journal.behind or (self._backend is not None and self._backend.behind))
 
     def _take(self, front: Front) -> None:
-        for messages in front.receive():
+        messages = front.receive()
+        if len(messages):
             self.journal.append(messages, now_us())
             self.counters.last_received = time.time()
 

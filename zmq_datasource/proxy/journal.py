@@ -20,8 +20,8 @@ from zmq_datasource.log.layout import LOCK_WAIT_SECONDS
 from zmq_datasource.log.state import Carried, SavedState
 from zmq_datasource.log.storage import LogStorage
 from zmq_datasource.log.writer import LogWriter
+from zmq_datasource.messages.framing import decode_plain, raw_messages
 from zmq_datasource.options import ProxyOptions
-from zmq_datasource.proxy.rows import Messages, messages_of, rows_of
 from zmq_datasource.proxy.view import Progress
 
 __all__ = ["Journal", "Numbered"]
@@ -33,10 +33,10 @@ _MOST_GROUPS = 2
 
 
 class Numbered(NamedTuple):
-    """Messages that are durable, with the ids from ``first`` on."""
+    """Raw messages that are durable, with the ids from ``first`` on."""
 
     first: int
-    messages: Messages
+    messages: pa.ListArray
 
 
 class _Group(NamedTuple):
@@ -143,19 +143,19 @@ class Journal:
         """Whether more should not be received before some of it is written."""
         return self.busy and bool(self._uncut)
 
-    def append(self, messages: Messages, timestamp: int) -> None:
-        """Number messages that came at ``timestamp`` (microseconds since the epoch).
+    def append(self, messages: pa.ListArray, timestamp: int) -> None:
+        """Number raw messages that came at ``timestamp`` (microseconds since the epoch).
 
         Raises:
             LogError: The log can take nothing any more.
         """
-        batch = rows_of(messages, timestamp)
+        batch = decode_plain(messages, [(timestamp, len(messages))])
         self._counters.received += len(messages)
         self._counters.bytes += pc.sum(pc.binary_length(batch.column("value"))).as_py()
         self.log.append_whole([batch])
         self._note(messages)
 
-    def _note(self, messages: Messages) -> None:
+    def _note(self, messages: pa.ListArray) -> None:
         self._uncut.append(Numbered(self._next, messages))
         self._next += len(messages)
 
@@ -164,7 +164,7 @@ class Journal:
     def append_whole(self, batches: Iterable[pa.RecordBatch]) -> None:
         """Number the rows of transactions."""
         listed = [batch for batch in batches if batch.num_rows]
-        messages = [messages_of(batch) for batch in listed]  # all or nothing: what can fail comes first
+        messages = [raw_messages(batch) for batch in listed]  # all or nothing: what can fail comes first
         self.log.append_whole(listed)
         for taken in messages:
             self._note(taken)

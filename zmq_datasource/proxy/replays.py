@@ -9,23 +9,31 @@ has no place where to ask for it, and a publisher that does not know it is not d
 from __future__ import annotations
 
 import time
-from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
+import pyarrow as pa
 import zmq
 
 from zmq_datasource.errors import LogError
 from zmq_datasource.host.limited_logging import LimitedLog
+from zmq_datasource.messages.columns import behind_first
+from zmq_datasource.messages.framing import raw_messages
 from zmq_datasource.messages.framing.replay import END, TOPIC_WANTED
 from zmq_datasource.options import ProxyOptions
 from zmq_datasource.proxy.router import Router
-from zmq_datasource.proxy.rows import messages_of
 from zmq_datasource.proxy.view import Cursor, LogView
+from zmq_datasource.transport.core import (
+    Column,
+    FrameColumn,
+    FramesColumn,
+    NumberColumn,
+    Outbox,
+    SameColumn,
+)
 
 __all__ = ["ReplayServer"]
 
-_TURN_ROWS, _TURN_BYTES = 512, 4 << 20
-_TURN_MESSAGES = 256
+_TURN_ROWS, _TURN_BYTES = 256, 4 << 20
 _MOST_REQUEST_BYTES = 1024
 _MOST_CLIENTS = 64
 # A client that takes nothing for so long has given up.
@@ -40,7 +48,9 @@ class _Replay:
     end: int
     topics: bool
     moved: float
-    pending: deque[list[bytes]] = field(default_factory=deque)
+    pending: Outbox | None = None
+    rows: int = 0
+    at: int = 0  # of these, the next one to be sent
 
 
 class ReplayServer:
@@ -123,25 +133,27 @@ class ReplayServer:
         return len(self._replays)
 
     def _serve(self, peer: bytes, replay: _Replay) -> bool:
-        for _ in range(_TURN_MESSAGES):
-            if not replay.pending and not self._read(replay):
-                if replay.cursor.position < replay.end:
-                    return True  # deleted under our hands: look again
-                # As a reply, with an empty topic where replies have topics.
-                last = [END, b""] if not replay.topics else [b"", END, b""]
-                if self.router.send([peer, b"", *last]):
-                    del self._replays[peer]
-                return False
-            if not self.router.send([peer, b"", *replay.pending[0]]):
-                if time.monotonic() - replay.moved > _PATIENCE_SECONDS:
-                    del self._replays[peer]
-                return False
-            replay.pending.popleft()
-            replay.moved = time.monotonic()
-            self.sent += 1
+        if replay.pending is None and not self._read(peer, replay):
+            if replay.cursor.position < replay.end:
+                return True  # deleted under our hands: look again
+            # As a reply, with an empty topic where replies have topics.
+            last = [END, b""] if not replay.topics else [b"", END, b""]
+            if self.router.send([peer, b"", *last]):
+                del self._replays[peer]
+            return False
+        assert replay.pending is not None
+        reached = self.router.give(replay.pending, replay.at, replay.rows)
+        if reached > replay.at:
+            self.sent += reached - replay.at
+            replay.at, replay.moved = reached, time.monotonic()
+        if reached < replay.rows:
+            if time.monotonic() - replay.moved > _PATIENCE_SECONDS:
+                del self._replays[peer]
+            return False
+        replay.pending = None
         return True
 
-    def _read(self, replay: _Replay) -> bool:
+    def _read(self, peer: bytes, replay: _Replay) -> bool:
         cursor = replay.cursor
         cursor.skip_lost()  # what the log has no more is not replayed, as by any publisher
         if cursor.position >= replay.end:
@@ -149,11 +161,17 @@ class ReplayServer:
         batch = cursor.read(min(_TURN_ROWS, replay.end - cursor.position), _TURN_BYTES)
         if batch is None:
             return False
-        messages = messages_of(batch)
-        for at, position in enumerate(batch.column("id").to_pylist()):
-            topic, *rest = (
-                messages.frames(at) if messages.topics[at] is not None else [b"", messages.values[at]]
-            )
-            number = position.to_bytes(8, "big")
-            replay.pending.append([topic, number, *rest] if replay.topics else [number, *rest])
+        replay.pending = Outbox(_replies(peer, batch, replay.topics), batch.num_rows)
+        replay.rows, replay.at = batch.num_rows, 0
         return True
+
+
+def _replies(peer: bytes, batch: pa.RecordBatch, topics: bool) -> list[Column]:
+    """What rows of the log are as replies."""
+    first = batch.column("id")[0].as_py()
+    address = [SameColumn(peer), SameColumn(b"")]
+    if topics:
+        return [*address, FramesColumn(raw_messages(batch), number=first)]
+    if batch.column("frames").null_count == batch.num_rows:
+        return [*address, NumberColumn(first), FrameColumn(batch.column("value"))]
+    return [*address, NumberColumn(first), FramesColumn(behind_first(raw_messages(batch)))]

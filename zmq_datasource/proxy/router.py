@@ -12,6 +12,7 @@ import zmq
 from zmq_datasource.options import ProxyOptions
 from zmq_datasource.options.types import Endpoints
 from zmq_datasource.proxy.specs import proxy_socket
+from zmq_datasource.transport.core import Outbox
 from zmq_datasource.transport.opened import OpenSocket
 from zmq_datasource.transport.unfinished import Unfinished
 
@@ -105,6 +106,16 @@ class Router:
                     self.socket.getsockopt(zmq.EVENTS)
         self.stuck = True
         return False
+
+    def give(self, outbox: Outbox, start: int, end: int) -> int:
+        """Send rows whose first frame is the peer, as far as there is room; the row that found none, or ``end``.
+
+        Raises:
+            zmq.ZMQError: EHOSTUNREACH: the peer is gone.
+        """
+        reached = outbox.give(self.socket, start, end)
+        self.stuck = self.stuck or reached < end
+        return reached
 
     def close(self) -> None:
         self._opened.close(linger=0)

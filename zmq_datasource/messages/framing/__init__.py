@@ -20,7 +20,7 @@ from __future__ import annotations
 from zmq_datasource.messages.framing.fields import Announced, Fields, Malformed
 from zmq_datasource.messages.framing.plain import decode_plain
 from zmq_datasource.messages.framing.presets import Framing, make_framing, subscriptions
-from zmq_datasource.messages.framing.rows import make_batch, name_of, to_rows
+from zmq_datasource.messages.framing.rows import make_batch, name_of, raw_messages, to_rows
 
 __all__ = [
     "Announced",
@@ -31,6 +31,7 @@ __all__ = [
     "make_batch",
     "make_framing",
     "name_of",
+    "raw_messages",
     "subscriptions",
     "to_rows",
 ]

@@ -27,7 +27,7 @@ from zmq_datasource.messages.framing.presets import whole_layout
 from zmq_datasource.messages.rows import message_rows, text_of, times_of
 from zmq_datasource.messages.schemas import FRAMING, LOG_SCHEMA, row_schema
 
-__all__ = ["make_batch", "name_of", "to_rows"]
+__all__ = ["make_batch", "name_of", "raw_messages", "to_rows"]
 
 _MOST_SHOWN_BYTES = 1 << 10
 
@@ -110,11 +110,12 @@ def to_rows(batch: pa.RecordBatch, include_frames: bool) -> pa.RecordBatch:
     if not include_frames:
         return batch.select(row_schema(False).names).replace_schema_metadata(None)
     return batch.set_column(
-        batch.schema.get_field_index("frames"), LOG_SCHEMA.field("frames"), _all_frames(batch)
+        batch.schema.get_field_index("frames"), LOG_SCHEMA.field("frames"), raw_messages(batch)
     ).replace_schema_metadata(None)
 
 
-def _all_frames(batch: pa.RecordBatch) -> pa.Array:
+def raw_messages(batch: pa.RecordBatch) -> pa.ListArray:
+    """The messages of rows as they came, from what the rows keep of them."""
     stored = batch.column("frames")
     if stored.null_count == 0:
         return stored
