@@ -11,7 +11,7 @@ export PYSPARK_PYTHON := $(abspath $(BIN)/python)
 WORKERS ?= 3
 PARALLEL := --numprocesses $(WORKERS) --dist load --maxschedchunk 1
 
-.PHONY: demo test chaos test-long check fast bench docs notebook clean
+.PHONY: demo test chaos test-long check fast bench bench-kafka docs notebook clean
 
 demo: $(VENV)/.package ## A live feed through Spark and out again; ARGS="--endpoint tcp://..." for your own
 	$(JAVA) $(BIN)/zmq-datasource demo $(ARGS)
@@ -39,6 +39,9 @@ fast: $(VENV)/.dev ## The tests that need no Spark
 
 bench: $(VENV)/.dev ## Measure side by side; writes benchmarks/RESULTS.md
 	$(JAVA) $(BIN)/python -m benchmarks $(ARGS)
+
+bench-kafka: $(VENV)/.dev ## The same beside a Kafka broker, which Maven fetches; left out where there is none
+	$(JAVA) $(BIN)/python -m benchmarks --only kafka $(ARGS)
 
 docs: $(VENV)/.dev ## Generate the references of options and metrics
 	$(BIN)/python scripts/reference.py
