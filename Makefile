@@ -11,7 +11,7 @@ export PYSPARK_PYTHON := $(abspath $(BIN)/python)
 WORKERS ?= 3
 PARALLEL := --numprocesses $(WORKERS) --dist load --maxschedchunk 1
 
-.PHONY: demo test chaos test-long check fast sanitize bench docs notebook wheel clean
+.PHONY: demo test chaos test-long check fast sanitize bench bench-kafka docs notebook wheel clean
 
 demo: $(VENV)/.package ## A live feed through Spark and out again; ARGS="--endpoint tcp://..." for your own
 	$(JAVA) $(BIN)/zmq-datasource demo $(ARGS)
@@ -42,6 +42,9 @@ sanitize: $(VENV)/.dev ## The compiled core's tests under ASan and UBSan
 
 bench: $(VENV)/.dev ## Measure side by side; writes benchmarks/RESULTS.md
 	$(JAVA) $(BIN)/python -m benchmarks $(ARGS)
+
+bench-kafka: $(VENV)/.dev ## The same beside a Kafka broker, which Maven fetches; left out where there is none
+	$(JAVA) $(BIN)/python -m benchmarks --only kafka $(ARGS)
 
 docs: $(VENV)/.dev ## Generate the references of options and metrics
 	$(BIN)/python scripts/reference.py

@@ -11,6 +11,8 @@ from pathlib import Path
 import psutil
 import zmq
 
+from benchmarks.peers import peer_language
+
 __all__ = ["describe_machine"]
 
 
@@ -27,6 +29,7 @@ def describe_machine() -> dict[str, str]:
         "pyzmq": f"{zmq.pyzmq_version()} with libzmq {zmq.zmq_version()}",
         "pyarrow": version("pyarrow"),
         "zmq_datasource": version("zmq_datasource"),
+        "peers": peer_language(),
     }
 
 

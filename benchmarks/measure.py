@@ -5,15 +5,47 @@ from __future__ import annotations
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
-__all__ = ["MEGA", "Measurement", "interleaved", "temporary_directory", "wait_for"]
+__all__ = [
+    "MEGA",
+    "Measurement",
+    "Sample",
+    "Times",
+    "measured",
+    "size_name",
+    "temporary_directory",
+    "wait_for",
+]
 
 MEGA = 1_000_000
 _POLL_SECONDS = 0.02
+
+
+@dataclass(frozen=True)
+class Times:
+    """How long to measure.
+
+    Attributes:
+        seconds: Of the window that counts.
+        warm_up: Seconds before it, in which the same runs already.
+        rounds: How often everything is repeated, after a first round that is not counted: in it the JVM compiles.
+    """
+
+    seconds: float
+    warm_up: float
+    rounds: int
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One value of a quantity, and CPU seconds a message by process."""
+
+    value: float
+    cpu: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -21,12 +53,12 @@ class Measurement:
     """One quantity, measured once a round.
 
     Attributes:
-        section: ``source``, ``sequences``, ``sink``, ``transactions``, ``metrics``, ``proxy``, ``memory`` or
-            ``planning``.
+        section: As in ``run``.
         case: What was varied, as in ``100 B`` or ``10000 chunks``.
         method: What was measured.
         unit: Of the values.
         values: One a round.
+        cpu: Microseconds of CPU a message, by process, one a round; empty where that says nothing.
         scale: Size of the runs.
     """
 
@@ -35,6 +67,7 @@ class Measurement:
     method: str
     unit: str
     values: tuple[float, ...]
+    cpu: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
     scale: float = 1.0
 
     @property
@@ -42,7 +75,31 @@ class Measurement:
         return statistics.median(self.values)
 
 
-def wait_for(what: str, done: Callable[[], bool], seconds: float) -> None:
+def measured(
+    section: str, case: str, unit: str, methods: Mapping[str, Callable[[], Sample]], times: Times
+) -> Iterator[Measurement]:
+    """Every method once a round, interleaved, so that a slow minute of the machine hits all of them."""
+    samples: dict[str, list[Sample]] = {method: [] for method in methods}
+    for counted in range(-1, times.rounds):
+        for method, sample in methods.items():
+            found = sample()
+            if counted >= 0:
+                samples[method].append(found)
+    for method, of_rounds in samples.items():
+        processes = dict.fromkeys(name for one in of_rounds for name in one.cpu)
+        cpu = {name: tuple(one.cpu.get(name, 0.0) * MEGA for one in of_rounds) for name in processes}
+        yield Measurement(section, case, method, unit, tuple(one.value for one in of_rounds), cpu)
+
+
+def size_name(size: int) -> str:
+    """16 B, 100 kB, 1 MB."""
+    for unit, name in ((1_000_000, "MB"), (1_000, "kB")):
+        if size >= unit:
+            return f"{size // unit} {name}"
+    return f"{size} B"
+
+
+def wait_for(what: str, done: Callable[[], bool], seconds: float, poll: float = _POLL_SECONDS) -> None:
     """Poll until ``done()``.
 
     Raises:
@@ -52,7 +109,7 @@ def wait_for(what: str, done: Callable[[], bool], seconds: float) -> None:
     while not done():
         if time.monotonic() >= deadline:
             raise TimeoutError(f"waiting {seconds:.0f} s for {what}")
-        time.sleep(_POLL_SECONDS)
+        time.sleep(poll)
 
 
 @contextmanager
@@ -60,9 +117,3 @@ def temporary_directory() -> Iterator[Path]:
     """A directory that is removed at the end."""
     with tempfile.TemporaryDirectory(prefix="zmq-benchmark-", ignore_cleanup_errors=True) as name:
         yield Path(name)
-
-
-def interleaved(methods: Sequence[str], rounds: int) -> Iterator[str]:
-    """The methods, interleaved, so that a slow minute of the machine hits all of them."""
-    for _ in range(rounds):
-        yield from methods

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import Any
 
 from pyspark.sql import SparkSession
@@ -11,10 +12,9 @@ from pyspark.sql.datasource import DataSourceStreamReader
 from pyspark.sql.streaming.listener import StreamingQueryListener
 from pyspark.sql.types import StructType
 
-from benchmarks.measure import Measurement, interleaved, temporary_directory
-from benchmarks.peers import sender
-from benchmarks.queries import finished_at, noop_query
-from benchmarks.sink import sink_rows, stream_rates
+from benchmarks.measure import Measurement, Sample, Times, measured, temporary_directory
+from benchmarks.queries import live_rate
+from benchmarks.sink import stream_rate
 from zmq_datasource import ZmqDataSource, ZmqMetricsListener
 from zmq_datasource.spark.stream_reader import ZmqStreamReader
 
@@ -26,10 +26,6 @@ EMPTY_LISTENER, LISTENER = "bare, empty listener", "metered, our listener"
 _METHODS = (BARE, METERED, EMPTY_LISTENER, LISTENER)
 
 _SIZE = 100
-_MESSAGES = 2_400_000
-_MOST_SECONDS = 120.0
-# The difference that is looked for is smaller than what two runs differ by.
-_ROUNDS = 3
 
 
 class _BareReader(ZmqStreamReader):
@@ -58,28 +54,21 @@ class BareDataSource(ZmqDataSource):
         return reader
 
 
-def measure_metrics(spark: SparkSession, scale: float, rounds: int) -> Iterator[Measurement]:
+def measure_metrics(spark: SparkSession, times: Times) -> Iterator[Measurement]:
     """Messages a second of a source and of a sink, bare and metered, interleaved."""
     spark.dataSource.register(BareDataSource)
-    count = max(1000, round(_MESSAGES * scale))
-    yield from _interleaved("source", rounds, lambda method: _source_rate(spark, method, count))
-    with sink_rows(spark, _SIZE, count) as rows:
 
-        def rate(method: str) -> float:
-            with _options(spark, method) as (name, more):
-                return stream_rates(rows, name, more)[1]
+    def source(method: str) -> Sample:
+        with _options(spark, method) as (name, more):
+            return live_rate(spark, name, more, times, size=_SIZE)
 
-        yield from _interleaved("sink", rounds, rate)
+    def sink(method: str) -> Sample:
+        with _options(spark, method) as (name, more):
+            return stream_rate(spark, "PUSH", _SIZE, times, name, more)
 
-
-def _interleaved(case: str, rounds: int, rate: Callable[[str], float]) -> Iterator[Measurement]:
-    for method in _METHODS:
-        rate(method)  # warm-up
-    rates: dict[str, list[float]] = {method: [] for method in _METHODS}
-    for method in interleaved(_METHODS, rounds * _ROUNDS):
-        rates[method].append(rate(method))
-    for method, values in rates.items():
-        yield Measurement("metrics", f"{case}, {_SIZE} B", method, "messages/s", tuple(values))
+    for case, rate in (("source", source), ("sink", sink)):
+        methods = {method: partial(rate, method) for method in _METHODS}
+        yield from measured("metrics", f"{case}, {_SIZE} B", "messages/s", methods, times)
 
 
 @contextmanager
@@ -101,22 +90,3 @@ def _options(spark: SparkSession, method: str) -> Iterator[tuple[str, Mapping[st
 def _listen(spark: SparkSession, listener: StreamingQueryListener, stack: ExitStack) -> None:
     spark.streams.addListener(listener)
     stack.callback(spark.streams.removeListener, listener)
-
-
-def _source_rate(spark: SparkSession, method: str, count: int) -> float:
-    with (
-        temporary_directory() as scratch,
-        sender(_SIZE, count) as push,
-        _options(spark, method) as (name, more),
-    ):
-        options = {
-            "connect": push.endpoint,
-            "socketType": "PULL",
-            "walLocation": str(scratch / "log"),
-            **more,
-        }
-        with noop_query(spark, name, options, scratch / "checkpoint") as query:
-            finished_at(query, 1, _MOST_SECONDS)  # the primer
-            push.go()
-            ended = finished_at(query, count + 1, _MOST_SECONDS)
-            return float(count / (ended - push.answer(_MOST_SECONDS)))

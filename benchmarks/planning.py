@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 
 import zmq
 
-from benchmarks.measure import MEGA, Measurement, temporary_directory
+from benchmarks.measure import MEGA, Measurement, Times, temporary_directory
 from benchmarks.peers import in_process
 from zmq_datasource.log.layout import PARTITION
 from zmq_datasource.log.storage import LogStorage
@@ -28,12 +28,12 @@ _CALLS = 200
 _MOST_SECONDS = 120.0
 
 
-def measure_planning(rounds: int) -> Iterator[Measurement]:
+def measure_planning(times: Times) -> Iterator[Measurement]:
     """Microseconds a call, the median of many calls in each round."""
     for chunks in _CHUNKS:
         # A process of its own, because the reader takes over the signals of the one it runs in.
-        times = in_process(_time_calls, chunks, rounds, seconds=_MOST_SECONDS)
-        for call, values in times.items():
+        found = in_process(_time_calls, chunks, times.rounds, seconds=_MOST_SECONDS)
+        for call, values in found.items():
             yield Measurement("planning", f"{chunks} chunks", call, "µs", tuple(values))
 
 

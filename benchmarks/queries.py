@@ -1,31 +1,36 @@
-"""Spark for the benchmarks: a session, queries into the ``noop`` sink, and how far they are."""
+"""Spark for the benchmarks: a session, queries into the ``noop`` sink, and how fast they are once they run."""
 
 from __future__ import annotations
 
 import json
 import os
 import sys
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
+from typing import Any, NamedTuple
 
-import psutil
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
-from benchmarks.measure import wait_for
+from benchmarks.measure import Sample, Times, temporary_directory, wait_for
+from benchmarks.peers import peer
+from benchmarks.processes import cpu_seconds, per_message, source_runners
 from benchmarks.tutorial import TutorialDataSource
 from zmq_datasource import register
 
-__all__ = ["finished_at", "noop_query", "rows_done", "source_runners", "spark_session"]
+__all__ = ["Done", "done", "live_rate", "next_batch", "noop_query", "spark_session", "steady_rate"]
 
-_RUNNER = "python_streaming_source_runner"
 _RUNNER_SECONDS = 60.0
+_MOST_SECONDS = 120.0
+# Each look at a query costs the JVM a progress in JSON.
+_POLL_SECONDS = 0.1
 
 
 @contextmanager
-def spark_session(scratch: Path) -> Iterator[SparkSession]:
+def spark_session(scratch: Path, jars: Sequence[str] = ()) -> Iterator[SparkSession]:
     """A local session of two cores that keeps its files in ``scratch``."""
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     spark = (
@@ -36,9 +41,9 @@ def spark_session(scratch: Path) -> Iterator[SparkSession]:
         .config("spark.driver.memory", "4g")
         .config("spark.driver.bindAddress", "127.0.0.1")
         .config("spark.driver.host", "127.0.0.1")
+        .config("spark.jars", ",".join(jars))
         .config("spark.local.dir", str(scratch))
         .config("spark.sql.warehouse.dir", str(scratch / "warehouse"))
-        .config("spark.sql.streaming.numRecentProgressUpdates", "100000")
         .getOrCreate()
     )
     try:
@@ -72,18 +77,25 @@ def noop_query(
         wait_for("the source runner to end", lambda: not source_runners(), _RUNNER_SECONDS)
 
 
-def source_runners() -> list[psutil.Process]:
-    """The Python processes in which Spark's driver runs the sources of our queries."""
-    found = []
-    for process in psutil.Process().children(recursive=True):
-        with suppress(psutil.NoSuchProcess):
-            if any(_RUNNER in argument for argument in process.cmdline()):
-                found.append(process)
-    return found
+class Done(NamedTuple):
+    """How far a query is.
+
+    Attributes:
+        batch: The newest micro-batch that has ended; -1 if none has, or there was nothing to do since.
+        rows: In all of its micro-batches.
+        time: When the newest ended, in seconds since the epoch.
+    """
+
+    batch: int
+    rows: int
+    time: float
 
 
-def rows_done(query: StreamingQuery) -> int:
-    """How many rows the query's finished micro-batches had, as its newest offset tells.
+_NOTHING = Done(-1, 0, 0.0)
+
+
+def done(query: StreamingQuery) -> Done:
+    """How far it is.
 
     Raises:
         StreamingQueryException: The query has failed.
@@ -93,22 +105,69 @@ def rows_done(query: StreamingQuery) -> int:
         raise error if error is not None else RuntimeError("the query has stopped")
     progress = query.lastProgress
     if progress is None or progress.sources[0].endOffset is None:
-        return 0
-    offset = json.loads(progress.sources[0].endOffset)
-    return int(offset["count"] if "count" in offset else offset["next"]["0"])
+        return _NOTHING
+    ended = datetime.fromisoformat(progress.timestamp).timestamp()
+    ended += progress.durationMs.get("triggerExecution", 0) / 1000
+    rows = _rows(json.loads(progress.sources[0].endOffset))
+    return Done(progress.batchId if progress.numInputRows else -1, rows, ended)
 
 
-def finished_at(query: StreamingQuery, rows: int, seconds: float) -> float:
-    """Wait until ``rows`` rows are done; when the last micro-batch ended (seconds since the epoch).
+def next_batch(query: StreamingQuery, batch: int, seconds: float = _MOST_SECONDS) -> Done:
+    """Wait for the end of a micro-batch after this one."""
+    latest = _NOTHING
 
-    Raises:
-        TimeoutError: They were not done within ``seconds``.
-        RuntimeError: Spark counted another number of rows.
+    def ended() -> bool:
+        nonlocal latest
+        latest = done(query)
+        return bool(latest.batch > batch)
+
+    wait_for("a micro-batch", ended, seconds, _POLL_SECONDS)
+    return latest
+
+
+def steady_rate(query: StreamingQuery, times: Times, peers: Mapping[str, int]) -> Sample:
+    """Rows a second of a running query, from the end of one micro-batch to that of another, after a warm-up."""
+    warm = time.monotonic() + times.warm_up
+    first = next_batch(query, -1)
+    while time.monotonic() < warm:
+        first = next_batch(query, first.batch)
+    before = cpu_seconds(peers)
+    last = next_batch(query, first.batch)
+    while last.time - first.time < times.seconds:
+        last = next_batch(query, last.batch)
+    rows = last.rows - first.rows
+    return Sample(rows / (last.time - first.time), per_message(before, cpu_seconds(peers), rows))
+
+
+def live_rate(
+    spark: SparkSession,
+    source: str,
+    options: Mapping[str, str],
+    times: Times,
+    size: int,
+    shape: str = "plain",
+) -> Sample:
+    """Rows a second from a PUSH that never pauses, by way of ``format(source)``, to Spark's cheapest sink.
+
+    Args:
+        options: Of the source, but for where it connects and where its log is.
+        size: Of the messages, as ``shape``.
     """
-    wait_for(f"{rows} rows", lambda: rows_done(query) >= rows, seconds)
-    batches = [p for p in query.recentProgress if p.numInputRows]
-    counted = sum(p.numInputRows for p in batches)
-    if counted != rows:
-        raise RuntimeError(f"Spark counted {counted} rows of {rows} sent")
-    last = batches[-1]
-    return datetime.fromisoformat(last.timestamp).timestamp() + last.durationMs["triggerExecution"] / 1000
+    with temporary_directory() as scratch, peer("push", size=size, shape=shape) as push:
+        options = {"connect": push.endpoint, **options}
+        if source != "tutorial":
+            options |= {"socketType": "PULL", "walLocation": str(scratch / "log")}
+        with noop_query(spark, source, options, scratch / "checkpoint") as query:
+            push.go()
+            sample = steady_rate(query, times, {"sender": push.pid})
+            push.stop()  # a source that stops takes what is still there
+            return sample
+
+
+def _rows(offset: dict[str, Any]) -> int:
+    """How many rows there are up to an offset: the tutorial's, the rate source's, ours, or Kafka's of one topic."""
+    for total in ("count", "offset"):
+        if total in offset:
+            return int(offset[total])
+    parts = offset["next"] if "next" in offset else next(iter(offset.values()))
+    return sum(parts.values())

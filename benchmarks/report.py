@@ -3,89 +3,15 @@
 from __future__ import annotations
 
 import json
+import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from benchmarks.measure import Measurement
-from benchmarks.metrics import BARE, EMPTY_LISTENER, LISTENER, METERED
-from benchmarks.proxy import FORWARDING, JOURNALING, JOURNALING_PLAIN, UNSYNCED_JOURNAL
-from benchmarks.sequences import RECEIVER_JUDGED, RECEIVER_PLAIN, SPARK_JUDGED, SPARK_PLAIN
-from benchmarks.sink import BATCH, STREAM
-from benchmarks.source import DURABLE, RAW, TUTORIAL, UNSYNCED
-from benchmarks.transactions import ACKNOWLEDGED, PARQUET, PLAIN
+from benchmarks.targets import verdicts
+from benchmarks.titles import RATIOS, TITLES
 
 __all__ = ["write_results"]
-
-_TITLES = {
-    "source": (
-        "Source throughput",
-        "Messages a second, from the first message sent to the last row counted by Spark (`noop` sink, PULL "
-        "over tcp loopback, high-water marks of 1000). The sender is a blocking pyzmq loop in a process of "
-        f"its own, the same for all. *{RAW}*: a `recv()` loop, no Spark. *{TUTORIAL}*: a "
-        "`SimpleDataSourceStreamReader` with a list in memory, nothing durable, at most 10,000 messages or "
-        f"64 MiB a batch. *{DURABLE}*: this package as it is by default, every chunk forced to the disk.",
-    ),
-    "sequences": (
-        "The cost of judging sequences",
-        "Messages a second of 100 bytes of payload, the same on the wire for all columns of a row: read with "
-        "`framing=plain`, and with the framing that finds their numbers and judges them, with `deduplicate`. *Spark*: "
-        "as source throughput, log and all; *receiver*: the receiving thread alone, from the socket to Arrow, by "
-        "its own time. Target: "
-        "judged at least 0.7 of plain.",
-    ),
-    "sink": (
-        "Sink throughput",
-        "Messages a second that a PULL loop receives, between its first and its last message; *whole job* "
-        "counts all of Spark's job, from the call to its return. One Spark partition, a blocking PUSH. "
-        f"*{BATCH}* sends a cached DataFrame, *{STREAM}* a Parquet file.",
-    ),
-    "transactions": (
-        "Transactions",
-        "Rows of 100 bytes a second, from `df.write` of a cached DataFrame in two partitions until all are on disk. "
-        f"*{ACKNOWLEDGED}*: one transaction, staged, committed and acknowledged, into the log of a receiver process; "
-        f"*{PLAIN}*: plain messages into the same kind of log; *{PARQUET}*: `df.write.parquet`, in the same JVM (most "
-        "of whose bytes its encoding saves). Target: a million rows a second.",
-    ),
-    "metrics": (
-        "The cost of metrics",
-        "Messages a second of 100 bytes, as source throughput and as sink throughput (whole job of a stream). "
-        f"*{BARE}*: nothing is shown, no accumulator, no files. *{METERED}*: a report at each trigger, files at "
-        f"`metricsLocation`, an accumulator. *{LISTENER}*: a callback and Prometheus too, beside *{EMPTY_LISTENER}*, "
-        "because PySpark itself works some 20 ms for each event of a listener in Python. There is a batch as soon as "
-        "there is data. Target: at least 0.97.",
-    ),
-    "proxy": (
-        "The journaling proxy",
-        "From a publisher (XPUB) over a proxy to a subscriber, each a process of its own, tcp loopback, marks of "
-        "10,000, nobody drops: messages of topic and value a second, as fast as it goes, and how long one takes at a "
-        f"thousand a second. *{FORWARDING}*: libzmq's own, XSUB to XPUB, which writes nothing. *{UNSYNCED_JOURNAL}*: "
-        "ours, to the system's cache before it is published, with its id; "
-        f"*{JOURNALING}*: forced to the disk before; *{JOURNALING_PLAIN}*: not forced, and without ids, so that the "
-        "same frames go out. A log of 256 MiB. Target: half of libzmq's rate at 100 B, 0.8 of it at 10 kB.",
-    ),
-    "memory": (
-        "Memory",
-        "Resident memory of Spark's source runner, the Python process that receives, while a backlog of 2 GB "
-        "times the scale builds up that Spark does not read. Target: below 500 MB.",
-    ),
-    "planning": (
-        "Planning",
-        "Time of one call on the driver, for a micro-batch of the five newest chunks, by the length of the "
-        "log. Target: about the same.",
-    ),
-}
-_RATIOS = {
-    "source": ((DURABLE, TUTORIAL), (UNSYNCED, TUTORIAL), (DURABLE, RAW), (UNSYNCED, RAW)),
-    "sequences": ((SPARK_JUDGED, SPARK_PLAIN), (RECEIVER_JUDGED, RECEIVER_PLAIN)),
-    "sink": ((BATCH, RAW), (STREAM, RAW)),
-    "metrics": ((METERED, BARE), (LISTENER, EMPTY_LISTENER)),
-    "proxy": (
-        (UNSYNCED_JOURNAL, FORWARDING),
-        (JOURNALING, FORWARDING),
-        (JOURNALING_PLAIN, FORWARDING),
-    ),
-    "transactions": ((ACKNOWLEDGED, PLAIN), (ACKNOWLEDGED, PARQUET)),
-}
 
 
 def write_results(directory: Path, machine: Mapping[str, str], measured: Sequence[Measurement]) -> None:
@@ -104,6 +30,7 @@ def write_results(directory: Path, machine: Mapping[str, str], measured: Sequenc
                 "min": min(m.values),
                 "max": max(m.values),
                 "values": m.values,
+                "cpu": m.cpu,
                 "scale": m.scale,
             }
             for m in measured
@@ -118,27 +45,39 @@ def _before(directory: Path) -> list[Measurement]:
     path = directory / "results.json"
     if not path.exists():
         return []
-    known = json.loads(path.read_text(encoding="utf-8"))["measurements"]
     return [
-        Measurement(m["section"], m["case"], m["method"], m["unit"], tuple(m["values"]), m["scale"])
-        for m in known
+        Measurement(
+            m["section"],
+            m["case"],
+            m["method"],
+            m["unit"],
+            tuple(m["values"]),
+            {process: tuple(values) for process, values in m.get("cpu", {}).items()},
+            m["scale"],
+        )
+        for m in json.loads(path.read_text(encoding="utf-8"))["measurements"]
+        if m["section"] in TITLES
     ]
 
 
 def _lines(machine: Mapping[str, str], measured: Sequence[Measurement]) -> Iterator[str]:
     yield "# Benchmark results"
     yield ""
-    yield "Written by `python -m benchmarks`: medians, with least and most in brackets."
+    yield "Written by `python -m benchmarks`: medians, with least and most in brackets, of rounds in which the"
+    yield "methods take turns; a first round is not counted, and each measurement has a warm-up before its window."
+    yield "At scale 1 a window has 10 s. CPU is user and system time of all threads, in microseconds a message."
     yield ""
     yield from _table(("machine", ""), machine.items())
-    for section, (title, explanation) in _TITLES.items():
+    for section, (title, explanation) in TITLES.items():
         mine = [m for m in measured if m.section == section]
         if mine:
             yield f"## {title}"
             yield ""
-            yield f"{explanation} Scale {mine[0].scale:g}."
+            yield f"{explanation} Scale {mine[0].scale:g}, rounds {len(mine[0].values)}."
             yield ""
-            yield from _section(mine, _RATIOS.get(section, ()))
+            yield from _section(mine, RATIOS.get(section, ()))
+            yield from _verdicts(section, mine)
+            yield from _cpu(mine)
 
 
 def _section(measured: Sequence[Measurement], ratios: Sequence[tuple[str, str]]) -> Iterator[str]:
@@ -149,22 +88,70 @@ def _section(measured: Sequence[Measurement], ratios: Sequence[tuple[str, str]])
     unit = measured[0].unit
     yield from _table(
         ["", *(f"{method} ({unit})" if unit else method for method in methods)],
-        ([case, *(_shown(row[method]) for method in methods)] for case, row in by_case.items()),
+        (
+            [case, *(_shown(row[method]) if method in row else "" for method in methods)]
+            for case, row in by_case.items()
+        ),
     )
     if ratios:
         yield from _table(
             ["ratio", *(f"{ours} / {other}" for ours, other in ratios)],
             (
-                [case, *(f"{row[ours].median / row[other].median:.2f}" for ours, other in ratios)]
+                [case, *(_ratio(row.get(ours), row.get(other)) for ours, other in ratios)]
                 for case, row in by_case.items()
             ),
         )
 
 
+def _verdicts(section: str, measured: Sequence[Measurement]) -> Iterator[str]:
+    found = list(verdicts(section, measured))
+    if found:
+        yield from _table(
+            ("target", "", "which is", "measured", ""),
+            (
+                (v.figure, v.target, _number(v.wanted), _number(v.measured), "met" if v.met else "**missed**")
+                for v in found
+            ),
+        )
+
+
+def _cpu(measured: Sequence[Measurement]) -> Iterator[str]:
+    with_cpu = [m for m in measured if m.cpu]
+    processes = list(dict.fromkeys(process for m in with_cpu for process in m.cpu))
+    if processes:
+        yield from _table(
+            ("CPU a message (µs)", "", *processes, "all"),
+            (
+                (m.case, m.method, *(_median(m.cpu.get(p)) for p in processes), _number(_sum(m)))
+                for m in with_cpu
+            ),
+        )
+
+
+def _sum(measurement: Measurement) -> float:
+    return sum(map(statistics.median, measurement.cpu.values()))
+
+
+def _median(values: Sequence[float] | None) -> str:
+    return _number(statistics.median(values)) if values else ""
+
+
+def _ratio(ours: Measurement | None, other: Measurement | None) -> str:
+    return f"{ours.median / other.median:.2f}" if ours and other and other.median else ""
+
+
 def _shown(measurement: Measurement) -> str:
     values = measurement.values
-    median = f"{measurement.median:,.0f}"
-    return median if len(values) == 1 else f"{median} ({min(values):,.0f}–{max(values):,.0f})"
+    median = _number(measurement.median)
+    return median if len(values) == 1 else f"{median} ({_number(min(values))}–{_number(max(values))})"
+
+
+def _number(value: float) -> str:
+    """Three digits at least."""
+    if value == 0:
+        return "0"
+    digits = 0 if value >= 100 else 1 if value >= 10 else 2 if value >= 1 else 3
+    return f"{value:,.{digits}f}"
 
 
 def _table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterator[str]:

@@ -6,19 +6,24 @@ import argparse
 import json
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from pyspark.sql import SparkSession
+
+from benchmarks.framings import measure_framings
+from benchmarks.kafka import measure_kafka
+from benchmarks.loss import measure_loss
 from benchmarks.machine import describe_machine
-from benchmarks.measure import Measurement, temporary_directory
+from benchmarks.measure import Measurement, Times, temporary_directory
 from benchmarks.memory import measure_memory
 from benchmarks.metrics import measure_metrics
 from benchmarks.planning import measure_planning
 from benchmarks.proxy import measure_proxy
 from benchmarks.queries import spark_session
+from benchmarks.receiving import measure_receiving
 from benchmarks.report import write_results
-from benchmarks.sequences import measure_sequences
 from benchmarks.sink import measure_sink
 from benchmarks.source import measure_source
 from benchmarks.transactions import measure_transactions
@@ -26,7 +31,22 @@ from zmq_datasource.spark.worker import LOGGING_VARIABLE
 
 __all__ = ["main"]
 
-_SECTIONS = ("source", "sequences", "sink", "transactions", "metrics", "proxy", "memory", "planning")
+# Those that need no Spark of ours first; only ``kafka`` must be asked for.
+_ALONE: dict[str, Callable[[Times], Iterator[Measurement]]] = {
+    "planning": measure_planning,
+    "receiving": measure_receiving,
+    "proxy": measure_proxy,
+}
+_WITH_SPARK: dict[str, Callable[[SparkSession, Times], Iterator[Measurement]]] = {
+    "source": measure_source,
+    "framings": measure_framings,
+    "sink": measure_sink,
+    "transactions": measure_transactions,
+    "loss": measure_loss,
+    "metrics": measure_metrics,
+    "memory": measure_memory,
+}
+_SECONDS, _WARM_UP = 10.0, 3.0
 
 
 def main() -> None:
@@ -36,7 +56,8 @@ def main() -> None:
     measured = []
     with temporary_directory() as scratch:
         _quiet(scratch / "logging.json")
-        for measurement in _measure(arguments.only or _SECTIONS, scratch, arguments.scale, arguments.rounds):
+        times = Times(_SECONDS * arguments.scale, _WARM_UP * arguments.scale, arguments.rounds)
+        for measurement in _measure(arguments.only or [*_ALONE, *_WITH_SPARK], scratch, times):
             measured.append(replace(measurement, scale=arguments.scale))
             print(
                 f"{time.monotonic() - began:6.0f} s  {measurement.section}, {measurement.case}, "
@@ -53,26 +74,17 @@ def _quiet(configuration: Path) -> None:
     os.environ[LOGGING_VARIABLE] = str(configuration)
 
 
-def _measure(sections: Sequence[str], scratch: Path, scale: float, rounds: int) -> Iterator[Measurement]:
-    if "planning" in sections:
-        yield from measure_planning(rounds)
-    if "proxy" in sections:
-        yield from measure_proxy(scale, rounds)
-    if set(sections) <= {"planning", "proxy"}:
-        return
-    with spark_session(scratch) as spark:
-        if "source" in sections:
-            yield from measure_source(spark, scale, rounds)
-        if "sequences" in sections:
-            yield from measure_sequences(spark, scale, rounds)
-        if "sink" in sections:
-            yield from measure_sink(spark, scale, rounds)
-        if "transactions" in sections:
-            yield from measure_transactions(spark, scale, rounds)
-        if "metrics" in sections:
-            yield from measure_metrics(spark, scale, rounds)
-        if "memory" in sections:
-            yield from measure_memory(spark, scale)
+def _measure(sections: Sequence[str], scratch: Path, times: Times) -> Iterator[Measurement]:
+    for section, measure in _ALONE.items():
+        if section in sections:
+            yield from measure(times)
+    if "kafka" in sections:
+        yield from measure_kafka(scratch, times)
+    wanted = [measure for section, measure in _WITH_SPARK.items() if section in sections]
+    if wanted:
+        with spark_session(scratch) as spark:
+            for with_spark in wanted:
+                yield from with_spark(spark, times)
 
 
 def _arguments() -> argparse.Namespace:
@@ -81,14 +93,19 @@ def _arguments() -> argparse.Namespace:
         "--scale",
         type=float,
         default=1.0,
-        help="size of every run; 0.05 is a smoke run of two minutes (default: 1)",
+        help=f"of every run; 1 is a window of {_SECONDS:g} s after {_WARM_UP:g} s of warm-up (default: 1)",
     )
     parser.add_argument(
         "--rounds",
         type=int,
-        help="runs of each case (default: 3; below a scale of 0.5 it is 1)",
+        help="runs of each case, after one that does not count (default: 5; below a scale of 0.5 it is 1)",
     )
-    parser.add_argument("--only", choices=_SECTIONS, action="append", help="one section; may be repeated")
+    parser.add_argument(
+        "--only",
+        choices=[*_ALONE, *_WITH_SPARK, "kafka"],
+        action="append",
+        help="one section; may be repeated",
+    )
     parser.add_argument(
         "--output",
         type=Path,
@@ -97,7 +114,7 @@ def _arguments() -> argparse.Namespace:
     )
     arguments = parser.parse_args()
     if arguments.rounds is None:
-        arguments.rounds = 3 if arguments.scale >= 0.5 else 1
+        arguments.rounds = 5 if arguments.scale >= 0.5 else 1
     if arguments.scale <= 0 or arguments.rounds < 1:
         parser.error("--scale must be more than 0, --rounds at least 1")
     return arguments

@@ -1,106 +1,101 @@
-"""Sink throughput: rows of a cached DataFrame, and of a stream of files, through PUSH to a PULL."""
+"""Sink throughput: rows with a topic into a receiver in C, beside a loop in C that sends the same."""
 
 from __future__ import annotations
 
 import time
-from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass
-from pathlib import Path
-from types import MappingProxyType
+from functools import partial
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.functions import lit
 
-from benchmarks.measure import Measurement, interleaved, temporary_directory
-from benchmarks.peers import consumer, payload
-from benchmarks.source import RAW, raw_rate, size_name
+from benchmarks.measure import Measurement, Sample, Times, measured, size_name, temporary_directory, wait_for
+from benchmarks.peers import peer, window
+from benchmarks.processes import cpu_seconds, per_message
+from benchmarks.queries import steady_rate
 
-__all__ = ["BATCH", "STREAM", "Rows", "measure_sink", "sink_rows", "stream_rates"]
+__all__ = ["BATCH", "KINDS", "LOOP", "STREAM", "BatchWrites", "measure_sink", "stream_rate"]
 
-BATCH, STREAM = "df.write", "writeStream"
+LOOP, BATCH, STREAM = "a loop in C", "df.write", "writeStream"
+KINDS = {"PUSH": "pull", "PUB": "sub"}
 
-# Messages a second to expect, rough: only to choose how many a run sends.
-_SIZES = {16: 500_000, 100: 400_000, 1_000: 200_000, 100_000: 800}
-_RUN_SECONDS = 4.0
-_MOST_SECONDS = 120.0
-
-
-@dataclass(frozen=True)
-class Rows:
-    """``count`` rows with one ``value`` of ``size`` bytes each, in one partition, made beforehand."""
-
-    size: int
-    count: int
-    cached: DataFrame
-    files: Path
+# Rows a second to begin with; how many a run writes follows from the run before.
+_EXPECTED = {100: 500_000, 1_000: 200_000, 100_000: 2_000}
+_MOST_SECONDS = 180.0
 
 
-def measure_sink(spark: SparkSession, scale: float, rounds: int) -> Iterator[Measurement]:
-    """Messages a second between the first and the last received, and over the whole Spark job.
-
-    There is one Spark partition: one sending task against one raw sending loop.
-    """
-    with sink_rows(spark, 100, 1000) as rows:  # warm-up
-        _sink_rates(rows, _write_batch)
-        _sink_rates(rows, _write_stream)
-    for size, expected in _SIZES.items():
-        rates: dict[str, list[float]] = defaultdict(list)
-        count = max(10, round(expected * _RUN_SECONDS * scale))
-        with sink_rows(spark, size, count) as rows:
-            for method in interleaved((RAW, BATCH, STREAM), rounds):
-                if method == RAW:
-                    rates[RAW].append(raw_rate(size, count))
-                    continue
-                sending, whole = _sink_rates(rows, _write_batch if method == BATCH else _write_stream)
-                rates[method].append(sending)
-                rates[f"{method}, whole job"].append(whole)
-        for method, values in rates.items():
-            yield Measurement("sink", size_name(size), method, "messages/s", tuple(values))
+def measure_sink(spark: SparkSession, times: Times) -> Iterator[Measurement]:
+    """Messages a second. There is one Spark partition: one sending task against one loop."""
+    for kind, receiver in KINDS.items():
+        for size, expected in _EXPECTED.items():
+            methods: Mapping[str, Callable[[], Sample]] = {
+                LOOP: partial(_loop_rate, kind, size, times),
+                BATCH: BatchWrites(partial(_write, spark, kind, size), expected, times, receiver),
+                STREAM: partial(stream_rate, spark, kind, size, times),
+            }
+            yield from measured("sink", f"{kind}, {size_name(size)}", "messages/s", methods, times)
 
 
-@contextmanager
-def sink_rows(spark: SparkSession, size: int, count: int) -> Iterator[Rows]:
-    rows = spark.range(0, count, 1, 1).select(lit(payload(size)).alias("value"))
-    with temporary_directory() as scratch:
-        files = scratch / "rows"
-        rows.write.parquet(str(files))
-        cached = rows.cache()
-        cached.count()
+def stream_rate(
+    spark: SparkSession,
+    kind: str,
+    size: int,
+    times: Times,
+    name: str = "zmq",
+    options: Mapping[str, str] | None = None,
+) -> Sample:
+    """Rows a second of a streaming query into the data source ``name``, micro-batches of about a second."""
+    stream = spark.readStream.format("rate-micro-batch")
+    stream = stream.option("rowsPerBatch", _EXPECTED[size]).option("numPartitions", 1)
+    with temporary_directory() as checkpoint, peer(KINDS[kind], shape="topic") as receiver:
+        receiver.go()
+        writer = _rows(stream.load(), size).writeStream.format(name).options(**(options or {}))
+        writer = writer.option("socketType", kind).option("connect", receiver.endpoint)
+        query = writer.option("checkpointLocation", str(checkpoint)).start()
         try:
-            yield Rows(size, count, cached, files)
-        finally:
-            cached.unpersist(blocking=True)
-
-
-def _sink_rates(rows: Rows, write: Callable[[Rows, str], None]) -> tuple[float, float]:
-    with consumer(rows.count) as pull:
-        began = time.time()
-        write(rows, pull.endpoint)
-        whole = time.time() - began
-        first, last = pull.answer(_MOST_SECONDS), pull.answer(_MOST_SECONDS)
-    return (rows.count - 1) / (last - first), rows.count / whole
-
-
-def _write_batch(rows: Rows, endpoint: str) -> None:
-    rows.cached.write.format("zmq").mode("append").option("connect", endpoint).save()
-
-
-def stream_rates(rows: Rows, name: str, options: Mapping[str, str]) -> tuple[float, float]:
-    """Rows a second of a streaming query into the data source ``name``: while they are sent, and of the whole job."""
-    return _sink_rates(rows, lambda rows, endpoint: _write_stream(rows, endpoint, name, options))
-
-
-def _write_stream(
-    rows: Rows, endpoint: str, name: str = "zmq", options: Mapping[str, str] = MappingProxyType({})
-) -> None:
-    stream = rows.cached.sparkSession.readStream.schema(rows.cached.schema).parquet(str(rows.files))
-    with temporary_directory() as checkpoint:
-        writer = stream.writeStream.format(name).options(**options).option("connect", endpoint)
-        query = writer.option("checkpointLocation", str(checkpoint)).trigger(availableNow=True).start()
-        try:
-            if not query.awaitTermination(round(_MOST_SECONDS)):
-                raise TimeoutError(f"waiting {_MOST_SECONDS:.0f} s for {rows.count} rows to be sent")
+            return steady_rate(query, times, {"receiver": receiver.pid})
         finally:
             query.stop()
+
+
+class BatchWrites:
+    """Batch writes that take about as long as is asked for: rows a second from the call until the last is received.
+
+    Args:
+        write: Writes this many rows to this endpoint; when it returns, they have left.
+        expected: Rows a second to begin with.
+        kind: Of the peer that receives.
+    """
+
+    def __init__(self, write: Callable[[int, str], None], expected: float, times: Times, kind: str) -> None:
+        self._write, self._rate, self._times, self._kind = write, expected, times, kind
+
+    def __call__(self) -> Sample:
+        count = max(10, round(self._rate * self._times.seconds))
+        with peer(self._kind, shape="topic") as receiver:
+            receiver.go()
+            before, began = cpu_seconds({"receiver": receiver.pid}), time.time()
+            self._write(count, receiver.endpoint)
+            wait_for(f"{count} messages", lambda: receiver.mark().messages >= count, _MOST_SECONDS)
+            seconds, after = time.time() - began, cpu_seconds({"receiver": receiver.pid})
+        self._rate = count / seconds
+        return Sample(self._rate, per_message(before, after, count))
+
+
+def _write(spark: SparkSession, kind: str, size: int, count: int, endpoint: str) -> None:
+    writer = _rows(spark.range(0, count, 1, 1).toDF("n"), size).write.format("zmq").mode("append")
+    writer.option("socketType", kind).option("connect", endpoint).save()
+
+
+def _rows(df: DataFrame, size: int) -> DataFrame:
+    return df.select(lit("topic").alias("topic"), lit(b"x" * size).alias("value"))
+
+
+def _loop_rate(kind: str, size: int, times: Times) -> Sample:
+    with (
+        peer(KINDS[kind], shape="topic") as receiver,
+        peer(kind.lower(), connect=receiver.endpoint, shape="topic", size=size) as sender,
+    ):
+        receiver.go()
+        sender.go()
+        return window(receiver, times, {"sender": sender.pid, "receiver": receiver.pid})

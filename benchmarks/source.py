@@ -1,79 +1,135 @@
-"""Source throughput: from the first message sent to the last row counted by Spark."""
+"""Source throughput: rows a second of a query that runs, from a sender that never pauses."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from types import MappingProxyType
 
 from pyspark.sql import SparkSession
 
-from benchmarks.measure import Measurement, interleaved, temporary_directory
-from benchmarks.peers import consumer, sender
-from benchmarks.queries import finished_at, noop_query
+from benchmarks.measure import Measurement, Sample, Times, measured, size_name, temporary_directory, wait_for
+from benchmarks.peers import peer, window
+from benchmarks.processes import cpu_seconds, per_message
+from benchmarks.queries import live_rate, next_batch, noop_query
+from zmq_datasource.log.reader import read_index
+from zmq_datasource.log.storage import LogStorage
 
-__all__ = ["DURABLE", "RAW", "SIZES", "TUTORIAL", "UNSYNCED", "measure_source", "raw_rate", "size_name"]
+__all__ = [
+    "BACKLOG",
+    "DURABLE",
+    "RAW",
+    "TUTORIAL",
+    "UNSYNCED",
+    "backlog_rate",
+    "batch_of",
+    "filled_log",
+    "log_end",
+    "log_options",
+    "measure_source",
+]
 
-RAW, TUTORIAL, DURABLE, UNSYNCED = "raw pyzmq", "tutorial source", "zmq", "zmq, walSync=false"
-
-# Messages a second to expect, rough: only to choose how many a run sends.
-SIZES = {
-    16: {RAW: 1_200_000, TUTORIAL: 50_000, DURABLE: 400_000, UNSYNCED: 400_000},
-    100: {RAW: 1_000_000, TUTORIAL: 50_000, DURABLE: 400_000, UNSYNCED: 400_000},
-    1_000: {RAW: 400_000, TUTORIAL: 40_000, DURABLE: 150_000, UNSYNCED: 150_000},
-    100_000: {RAW: 8_000, TUTORIAL: 1_000, DURABLE: 2_000, UNSYNCED: 2_000},
-    1_000_000: {RAW: 800, TUTORIAL: 100, DURABLE: 200, UNSYNCED: 200},
-}
-_RUN_SECONDS = 4.0
-_MOST_SECONDS = 120.0
+RAW, TUTORIAL, DURABLE, UNSYNCED, BACKLOG = (
+    "raw pyzmq",
+    "tutorial source",
+    "zmq",
+    "zmq, walSync=false",
+    "the log alone",
+)
+_SIZES = (100, 1_000, 100_000, 1_000_000)
+_BACKLOG_BYTES, _BACKLOG_BATCHES = 2_000_000_000, 8
+_MOST_SECONDS = 180.0
 
 
-def size_name(size: int) -> str:
-    """16 B, 100 kB, 1 MB."""
-    for unit, name in ((1_000_000, "MB"), (1_000, "kB")):
-        if size >= unit:
-            return f"{size // unit} {name}"
-    return f"{size} B"
-
-
-def measure_source(spark: SparkSession, scale: float, rounds: int) -> Iterator[Measurement]:
+def measure_source(spark: SparkSession, times: Times) -> Iterator[Measurement]:
     """Messages a second for every size and method, the methods interleaved."""
-    methods: dict[str, Callable[[int, int], float]] = {
-        RAW: raw_rate,
-        TUTORIAL: lambda size, count: _query_rate(spark, TUTORIAL, size, count),
-        DURABLE: lambda size, count: _query_rate(spark, DURABLE, size, count),
-        UNSYNCED: lambda size, count: _query_rate(spark, UNSYNCED, size, count),
-    }
-    for measure in methods.values():
-        measure(100, 1000)  # warm-up
-    for size, expected in SIZES.items():
-        rates: dict[str, list[float]] = {method: [] for method in methods}
-        for method in interleaved(tuple(methods), rounds):
-            count = max(10, round(expected[method] * _RUN_SECONDS * scale))
-            rates[method].append(methods[method](size, count))
-        for method, values in rates.items():
-            yield Measurement("source", size_name(size), method, "messages/s", tuple(values))
-
-
-def raw_rate(size: int, count: int) -> float:
-    """Messages a second of a PUSH loop in one process into a PULL loop in another."""
-    with consumer(count + 1) as pull, sender(size, count, pull.endpoint) as push:
-        pull.answer(_MOST_SECONDS)  # the primer
-        push.go()
-        began = push.answer(_MOST_SECONDS)
-        return float(count / (pull.answer(_MOST_SECONDS) - began))
-
-
-def _query_rate(spark: SparkSession, method: str, size: int, count: int) -> float:
-    with temporary_directory() as scratch, sender(size, count) as push:
-        source, options = "tutorial", {"connect": push.endpoint}
-        if method != TUTORIAL:
-            source = "zmq"
-            options |= {
-                "socketType": "PULL",
-                "walLocation": str(scratch / "log"),
-                "walSync": str(method == DURABLE).lower(),
+    for size in _SIZES:
+        count = max(_BACKLOG_BATCHES, round(_BACKLOG_BYTES * min(1.0, times.seconds / 10) / size))
+        with filled_log(size, count) as log:
+            methods: Mapping[str, Callable[[], Sample]] = {
+                RAW: partial(_raw_rate, size, times),
+                TUTORIAL: partial(live_rate, spark, "tutorial", _tutorial_options(size), times, size=size),
+                DURABLE: partial(live_rate, spark, "zmq", {}, times, size=size),
+                UNSYNCED: partial(live_rate, spark, "zmq", {"walSync": "false"}, times, size=size),
+                BACKLOG: partial(backlog_rate, spark, "zmq", log_options(log, count), count, times),
             }
-        with noop_query(spark, source, options, scratch / "checkpoint") as query:
-            finished_at(query, 1, _MOST_SECONDS)  # the primer
+            yield from measured("source", size_name(size), "messages/s", methods, times)
+
+
+def _tutorial_options(size: int) -> Mapping[str, str]:
+    """More of large messages at once, and the JVM's heap is full: a batch passes through it in one piece."""
+    return {"seconds": "0.1"} if size >= 100_000 else {}
+
+
+def _raw_rate(size: int, times: Times) -> Sample:
+    """A PUSH loop in C into a PULL loop in Python."""
+    with peer("pull", python=True, size=size) as pull, peer("push", connect=pull.endpoint, size=size) as push:
+        pull.go()
+        push.go()
+        return window(pull, times, {"sender": push.pid, "receiver": pull.pid})
+
+
+@contextmanager
+def filled_log(size: int, count: int) -> Iterator[Path]:
+    """A log that a receiver has filled with ``count`` messages."""
+    with temporary_directory() as scratch, peer("push", size=size, count=count) as push:
+        command = [sys.executable, "-m", "zmq_datasource.cli", "receive", "--socket-type", "PULL"]
+        command += ["--connect", push.endpoint, "--wal-location", str(scratch / "log")]
+        command += ["-o", "walMaxBytes=1t", "-o", "walSync=false"]
+        receiver = subprocess.Popen(command, stderr=subprocess.DEVNULL)
+        try:
             push.go()
-            ended = finished_at(query, count + 1, _MOST_SECONDS)
-            return float(count / (ended - push.answer(_MOST_SECONDS)))
+            wait_for(f"{count} messages in a log", lambda: log_end(scratch / "log") >= count, _MOST_SECONDS)
+        finally:
+            receiver.terminate()
+            receiver.wait(30)
+        yield scratch / "log"
+
+
+def log_end(location: Path) -> int:
+    """How many messages were ever in a log."""
+    return read_index(LogStorage(str(location))).end
+
+
+def batch_of(count: int) -> int:
+    """How many messages of a backlog to read in one micro-batch."""
+    return -(-count // _BACKLOG_BATCHES)
+
+
+def log_options(log: Path, count: int) -> dict[str, str]:
+    """Of a query that only reads a log of ``count`` messages."""
+    return {
+        "walLocation": str(log),
+        "startingOffsets": "earliest",
+        "maxMessagesPerTrigger": str(batch_of(count)),
+    }
+
+
+def backlog_rate(
+    spark: SparkSession,
+    source: str,
+    options: Mapping[str, str],
+    count: int,
+    times: Times,
+    peers: Mapping[str, int] = MappingProxyType({}),
+) -> Sample:
+    """Of a query that reads a backlog of ``count``, all but its first micro-batch; as often as the time asks for."""
+    rows, seconds, cpu = 0, 0.0, Counter[str]()
+    while seconds < times.seconds:
+        if source == "zmq":
+            options = {**options, "reader": f"reader{time.monotonic_ns()}"}
+        with temporary_directory() as scratch, noop_query(spark, source, options, scratch) as query:
+            first = last = next_batch(query, -1)
+            before = cpu_seconds(peers)
+            while last.rows < count:
+                last = next_batch(query, last.batch)
+            cpu.update(per_message(before, cpu_seconds(peers), 1))
+        rows += last.rows - first.rows
+        seconds += last.time - first.time
+    return Sample(rows / seconds, {process: spent / rows for process, spent in cpu.items()})

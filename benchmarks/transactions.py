@@ -7,72 +7,69 @@ import socket as stdlib_socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 from pyspark.sql import DataFrame, SparkSession
 
-from benchmarks.measure import Measurement, interleaved, temporary_directory, wait_for
-from zmq_datasource.log.reader import read_index
-from zmq_datasource.log.storage import LogStorage
+from benchmarks.measure import Measurement, Sample, Times, measured, temporary_directory, wait_for
+from benchmarks.processes import cpu_seconds, per_message
+from benchmarks.source import log_end
 
-__all__ = ["ACKNOWLEDGED", "PARQUET", "PLAIN", "measure_transactions"]
+__all__ = ["ACKNOWLEDGED", "PARQUET", "PLAIN", "free_endpoint", "measure_transactions", "written_to_log"]
 
 ACKNOWLEDGED, PLAIN, PARQUET = "DEALER → ROUTER", "PUSH → PULL", "Parquet files"
 
-_ROWS = 2_000_000
+_ROWS_A_SECOND = 1_000_000
 _PARTITIONS = 2
 _MOST_SECONDS = 180.0
 
 
-def measure_transactions(spark: SparkSession, scale: float, rounds: int) -> Iterator[Measurement]:
+def measure_transactions(spark: SparkSession, times: Times) -> Iterator[Measurement]:
     """Rows of 100 bytes a second, from the call of ``df.write`` until all are on disk, for every method."""
-    rows = max(1000, round(_ROWS * scale))
-    df = (
-        spark.range(0, rows, 1, _PARTITIONS).selectExpr("cast(lpad(id, 100, 'x') as binary) as value").cache()
-    )
+    rows = max(1000, round(_ROWS_A_SECOND * times.seconds))
+    df = spark.range(0, rows, 1, _PARTITIONS)
+    df = df.selectExpr("cast(lpad(id, 100, 'x') as binary) as value").cache()
     df.count()
-    methods: dict[str, Callable[[], float]] = {
-        ACKNOWLEDGED: lambda: rows / _seconds_to_receiver(df, rows, "DEALER", "ROUTER"),
-        PLAIN: lambda: rows / _seconds_to_receiver(df, rows, "PUSH", "PULL"),
-        PARQUET: lambda: rows / _seconds_to_parquet(df),
+    methods: Mapping[str, Callable[[], Sample]] = {
+        ACKNOWLEDGED: partial(written_to_log, df, rows, "DEALER", "ROUTER"),
+        PLAIN: partial(written_to_log, df, rows, "PUSH", "PULL"),
+        PARQUET: partial(_written_to_parquet, df, rows),
     }
-    rates: dict[str, list[float]] = {method: [] for method in methods}
-    for measure in methods.values():
-        measure()  # warm-up
-    for method in interleaved(tuple(methods), rounds):
-        rates[method].append(methods[method]())
-    df.unpersist()
-    for method, values in rates.items():
-        yield Measurement("transactions", "100 B", method, "rows/s", tuple(values))
+    yield from measured("transactions", "100 B", "rows/s", methods, times)
+    df.unpersist(blocking=True)
 
 
-def _seconds_to_receiver(df: DataFrame, rows: int, sink: str, source: str) -> float:
-    with temporary_directory() as scratch, _receiver(scratch / "log", source) as endpoint:
-        began = time.monotonic()
+def written_to_log(df: DataFrame, rows: int, sink: str, source: str) -> Sample:
+    """Rows a second of one ``df.write`` until all are in the log of a receiver process."""
+    with temporary_directory() as scratch, _receiver(scratch / "log", source) as (endpoint, pid):
+        before, began = cpu_seconds({"receiver": pid}), time.monotonic()
         writer = df.write.format("zmq").mode("append").option("socketType", sink)
         writer.option("connect", endpoint).save()
-        wait_for("all rows in the log", lambda: _durable(scratch / "log") >= rows, _MOST_SECONDS)
-        return time.monotonic() - began
+        wait_for("all rows in the log", lambda: log_end(scratch / "log") >= rows, _MOST_SECONDS)
+        seconds, after = time.monotonic() - began, cpu_seconds({"receiver": pid})
+        return Sample(rows / seconds, per_message(before, after, rows))
 
 
-def _durable(location: Path) -> int:
-    return read_index(LogStorage(str(location))).end
+def free_endpoint() -> str:
+    """An endpoint that nobody has bound."""
+    with stdlib_socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return f"tcp://127.0.0.1:{probe.getsockname()[1]}"
 
 
 @contextmanager
-def _receiver(location: Path, source: str) -> Iterator[str]:
-    """``zmq-datasource receive`` in a process of its own."""
-    with stdlib_socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        endpoint = f"tcp://127.0.0.1:{probe.getsockname()[1]}"
+def _receiver(location: Path, source: str) -> Iterator[tuple[str, int]]:
+    """``zmq-datasource receive`` in a process of its own: its endpoint and process id."""
+    endpoint = free_endpoint()
     command = [sys.executable, "-m", "zmq_datasource.cli", "receive", "--socket-type", source]
-    command += ["--bind", endpoint, "--wal-location", str(location)]
+    command += ["--bind", endpoint, "--wal-location", str(location), "-o", "walMaxBytes=1t"]
     process = subprocess.Popen(command, stderr=subprocess.DEVNULL)
     try:
         wait_for("the receiver", lambda: _listens(endpoint), _MOST_SECONDS)
-        yield endpoint
+        yield endpoint, process.pid
     finally:
         process.send_signal(signal.SIGTERM)
         process.wait(30)
@@ -84,8 +81,9 @@ def _listens(endpoint: str) -> bool:
         return probe.connect_ex((host, int(port))) == 0
 
 
-def _seconds_to_parquet(df: DataFrame) -> float:
+def _written_to_parquet(df: DataFrame, rows: int) -> Sample:
     with temporary_directory() as scratch:
-        began = time.monotonic()
+        before, began = cpu_seconds({}), time.monotonic()
         df.write.parquet(str(scratch / "rows"))
-        return time.monotonic() - began
+        seconds = time.monotonic() - began
+        return Sample(rows / seconds, per_message(before, cpu_seconds({}), rows))

@@ -1,11 +1,17 @@
-"""The source that tutorials write: what comes at once goes into a list, its length is the offset.
+"""The source that tutorials write, as its author would write it for speed.
 
-Nothing is durable, every row is a Python tuple, and everything passes through the driver.
+Each trigger drains the socket, until nothing comes for a moment: a reader that is faster than its feed finds the
+queue empty again and again, and a micro-batch for every few messages would be slow. Nothing is durable, every row is
+a Python tuple, and everything passes through the driver. What was read is kept until it is committed, as Spark asks,
+in the lists that it was read into.
 """
 
 from __future__ import annotations
 
+import time
+from collections import deque
 from collections.abc import Iterator
+from itertools import chain
 
 import zmq
 from pyspark.sql.datasource import DataSource, SimpleDataSourceStreamReader
@@ -13,13 +19,14 @@ from pyspark.sql.types import StructType
 
 __all__ = ["TutorialDataSource"]
 
-# Bounds of one read, so that a fast feed does not keep it from ever returning.
-_MOST_MESSAGES = 10_000
-_MOST_BYTES = 64 << 20
+# A feed that never pauses would keep a read from ever returning. Nothing else limits it.
+_SECONDS = 1.0
+_LOOK_EVERY = 32  # messages between two looks at the clock
+_SILENCE_MS = 5
 
 
 class TutorialDataSource(DataSource):
-    """``format("tutorial")``; the option ``connect`` names the feed."""
+    """``format("tutorial")``; the option ``connect`` names the feed, ``seconds`` bounds a read."""
 
     @classmethod
     def name(cls) -> str:
@@ -29,15 +36,15 @@ class TutorialDataSource(DataSource):
         return "value BINARY"
 
     def simpleStreamReader(self, schema: StructType) -> SimpleDataSourceStreamReader:
-        return _TutorialReader(self.options["connect"])
+        return _TutorialReader(self.options["connect"], float(self.options.get("seconds", _SECONDS)))
 
 
 class _TutorialReader(SimpleDataSourceStreamReader):
-    def __init__(self, endpoint: str) -> None:
+    def __init__(self, endpoint: str, seconds: float) -> None:
         self._endpoint = endpoint
+        self._seconds = seconds
         self._socket: zmq.Socket[bytes] | None = None
-        self._kept: list[tuple[bytes]] = []
-        self._first = 0  # the offset of what is kept
+        self._kept: deque[tuple[int, list[tuple[bytes]]]] = deque()  # by the offset that each ends with
 
     def initialOffset(self) -> dict[str, int]:
         return {"count": 0}
@@ -45,22 +52,25 @@ class _TutorialReader(SimpleDataSourceStreamReader):
     def read(self, start: dict[str, int]) -> tuple[Iterator[tuple[bytes]], dict[str, int]]:
         if self._socket is None:
             self._socket = zmq.Context.instance().socket(zmq.PULL)
+            self._socket.setsockopt(zmq.RCVTIMEO, _SILENCE_MS)
             self._socket.connect(self._endpoint)
         rows: list[tuple[bytes]] = []
-        size = 0
-        while len(rows) < _MOST_MESSAGES and size < _MOST_BYTES:
-            try:
-                value = self._socket.recv(zmq.NOBLOCK)
-            except zmq.Again:
-                break
-            rows.append((value,))
-            size += len(value)
-        self._kept.extend(rows)
-        return iter(rows), {"count": start["count"] + len(rows)}
+        receive, add = self._socket.recv, rows.append
+        deadline = time.monotonic() + self._seconds
+        try:
+            while time.monotonic() < deadline:
+                for _ in range(_LOOK_EVERY):
+                    add((receive(),))
+        except zmq.Again:
+            pass
+        end = start["count"] + len(rows)
+        if rows:
+            self._kept.append((end, rows))
+        return iter(rows), {"count": end}
 
     def readBetweenOffsets(self, start: dict[str, int], end: dict[str, int]) -> Iterator[tuple[bytes]]:
-        return iter(self._kept[start["count"] - self._first : end["count"] - self._first])
+        return chain.from_iterable(rows for last, rows in self._kept if start["count"] < last <= end["count"])
 
     def commit(self, end: dict[str, int]) -> None:
-        del self._kept[: end["count"] - self._first]
-        self._first = end["count"]
+        while self._kept and self._kept[0][0] <= end["count"]:
+            self._kept.popleft()

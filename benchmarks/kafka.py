@@ -1,0 +1,311 @@
+"""Beside Kafka: the same Spark, the same machine, a broker of one node and Spark's own connector.
+
+Both come from Maven Central with ``mvn`` into ``build/``, once; where they cannot be had, the section is left out.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import socket as stdlib_socket
+import statistics
+import struct
+import subprocess
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
+from importlib.metadata import version
+from pathlib import Path
+
+from pyspark.sql import DataFrame, Row, SparkSession
+
+from benchmarks.measure import Measurement, Sample, Times, measured, temporary_directory, wait_for
+from benchmarks.peers import peer
+from benchmarks.processes import cpu_seconds, per_message
+from benchmarks.queries import live_rate, noop_query, spark_session, steady_rate
+from benchmarks.source import backlog_rate, batch_of, filled_log, log_options
+from benchmarks.transactions import written_to_log
+
+__all__ = ["KAFKA", "OURS", "measure_kafka"]
+
+KAFKA, OURS = "Kafka", "zmq"
+
+_BUILD = Path(__file__).parent.parent / "build" / "kafka"
+_BROKER = ("org.apache.kafka:kafka_2.13:4.1.0", "org.apache.kafka:kafka-tools:4.1.0")
+# The connector's jars, each by itself: of the newest version that Maven Central has of both, up to the installed
+# Spark's. What it needs else, the installed Spark has.
+_CONNECTORS = ("spark-sql-kafka-0-10_2.13", "spark-token-provider-kafka-0-10_2.13")
+_CONNECTOR_VERSIONS = ("4.2.0", "4.1.1", "4.0.0")
+_CLIENTS = ("org.apache.kafka:kafka-clients:3.9.2", "org.apache.commons:commons-pool2:2.13.1")
+_MAVEN_SECONDS = 300
+
+_SIZE, _PARTITIONS, _PACE = 100, 2, 1000
+_ROWS_A_SECOND = 500_000
+_MOST_SECONDS = 180.0
+_CLUSTER = "MkU3OEVBNTcwNTJENDM2Qg"
+_PROPERTIES = """\
+process.roles=broker,controller
+node.id=1
+controller.quorum.voters=1@{controller}
+listeners=PLAINTEXT://{endpoint},CONTROLLER://{controller}
+controller.listener.names=CONTROLLER
+log.dirs={data}
+num.partitions={partitions}
+offsets.topic.replication.factor=1
+transaction.state.log.replication.factor=1
+transaction.state.log.min.isr=1
+"""
+
+
+def measure_kafka(scratch: Path, times: Times) -> Iterator[Measurement]:
+    """Live, backlog, latency and sink, ours and Kafka's, interleaved; nothing where Kafka cannot be had."""
+    missing = _set_up()
+    if missing is not None:
+        print(f"kafka: skipped, {missing}", flush=True)
+        return
+    jars = sorted(str(jar) for jar in (_BUILD / "connector").glob("*.jar"))
+    with _broker() as broker, spark_session(scratch, jars) as spark:
+        count = max(1000, round(_ROWS_A_SECOND * times.seconds))
+        rows = spark.range(0, count, 1, _PARTITIONS)
+        rows = rows.selectExpr(f"cast(lpad(id, {_SIZE}, 'x') as binary) as value").cache()
+        rows.count()
+        broker.produce("backlog", count)
+        with filled_log(_SIZE, count) as log:
+            cases: Mapping[str, Mapping[str, Callable[[], Sample]]] = {
+                "live, messages/s": {
+                    KAFKA: partial(_live, spark, broker, times),
+                    OURS: partial(live_rate, spark, "zmq", {}, times, size=_SIZE),
+                },
+                "backlog, messages/s": {
+                    KAFKA: partial(_backlog, spark, broker, count, times),
+                    OURS: partial(backlog_rate, spark, "zmq", log_options(log, count), count, times),
+                },
+                "latency, p50 in ms": {
+                    KAFKA: partial(_latency, spark, broker, times),
+                    OURS: partial(_our_latency, spark, times),
+                },
+                "sink, rows/s": {
+                    KAFKA: partial(_sink, rows, broker, count),
+                    OURS: partial(written_to_log, rows, count, "DEALER", "ROUTER"),
+                },
+            }
+            for case, methods in cases.items():
+                yield from measured("kafka", case, "", methods, times)
+        rows.unpersist(blocking=True)
+
+
+# Getting it.
+
+
+def _set_up() -> str | None:
+    """Have the broker's and the connector's jars in ``build/kafka``; why they are not there, if they are not."""
+    if shutil.which("mvn") is None or shutil.which("java") is None:
+        return "mvn and java are needed"
+    if not (_BUILD / "broker").exists() and not _fetch("broker", _BROKER, needs=True):
+        return "Maven Central has no Kafka for us"
+    if (_BUILD / "connector").exists():
+        return None
+    installed = version("pyspark")
+    found = []
+    for name in _CONNECTORS:
+        tried = (f"org.apache.spark:{name}:{v}" for v in dict.fromkeys((installed, *_CONNECTOR_VERSIONS)))
+        found.append(next((jar for jar in tried if _fetch("try", [jar], needs=False)), ""))
+    if not all(found) or not _fetch("connector", [*found, *_CLIENTS], needs=False):
+        return f"Maven Central has no Kafka connector for Spark {installed}"
+    print(f"kafka: with {' and '.join(found)} in Spark {installed}", flush=True)
+    return None
+
+
+def _fetch(directory: str, jars: tuple[str, ...] | list[str], needs: bool) -> bool:
+    """Copy these jars, and what they need, into a directory of ``build/kafka``; whether that went well."""
+    _BUILD.mkdir(parents=True, exist_ok=True)
+    nothing = "<exclusions><exclusion><groupId>*</groupId><artifactId>*</artifactId></exclusion></exclusions>"
+    dependencies = ""
+    for jar in jars:
+        group, artifact, jar_version = jar.split(":")
+        dependencies += f"<dependency><groupId>{group}</groupId><artifactId>{artifact}</artifactId>"
+        dependencies += f"<version>{jar_version}</version>{'' if needs else nothing}</dependency>"
+    project = (
+        "<modelVersion>4.0.0</modelVersion><groupId>b</groupId><artifactId>b</artifactId><version>1</version>"
+    )
+    pom = _BUILD / "pom.xml"
+    pom.write_text(
+        f"<project>{project}<dependencies>{dependencies}</dependencies></project>", encoding="utf-8"
+    )
+    command = ["mvn", "--quiet", "--batch-mode", "--file", str(pom), "dependency:copy-dependencies"]
+    command += [f"-DoutputDirectory={_BUILD / 'part'}", "-DincludeScope=runtime"]
+    shutil.rmtree(_BUILD / "part", ignore_errors=True)
+    if subprocess.run(command, capture_output=True, timeout=_MAVEN_SECONDS, check=False).returncode:
+        return False
+    shutil.rmtree(_BUILD / directory, ignore_errors=True)
+    (_BUILD / "part").rename(_BUILD / directory)
+    return True
+
+
+# Running it.
+
+
+class _Broker:
+    def __init__(self, endpoint: str, pid: int) -> None:
+        self.endpoint = endpoint
+        self.pid = pid
+
+    def options(self, topic: str) -> dict[str, str]:
+        return {
+            "kafka.bootstrap.servers": self.endpoint,
+            "subscribe": topic,
+            "startingOffsets": "earliest",
+        }
+
+    @contextmanager
+    def producing(self, topic: str, count: int, rate: int = -1) -> Iterator[subprocess.Popen[bytes]]:
+        """Kafka's own producer, the fastest at hand, with batches as large as its load test uses."""
+        command = _java("org.apache.kafka.tools.ProducerPerformance", heap="512m")
+        command += ["--topic", topic, "--num-records", str(count), "--record-size", str(_SIZE)]
+        command += [
+            "--throughput",
+            str(rate),
+            "--producer-props",
+            f"bootstrap.servers={self.endpoint}",
+            "acks=1",
+        ]
+        if rate < 0:
+            command += ["batch.size=131072", "linger.ms=10", "buffer.memory=134217728"]
+        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        try:
+            yield process
+        finally:
+            process.kill()
+            process.wait()
+
+    def produce(self, topic: str, count: int) -> None:
+        with self.producing(topic, count) as producer:
+            if producer.wait(_MOST_SECONDS):
+                raise RuntimeError(f"the producer ended with {producer.returncode}")
+
+
+@contextmanager
+def _broker() -> Iterator[_Broker]:
+    """A broker that is its own controller, with its data in a temporary directory."""
+    with temporary_directory() as scratch:
+        endpoint, controller = f"127.0.0.1:{_free_port()}", f"127.0.0.1:{_free_port()}"
+        properties = scratch / "server.properties"
+        text = _PROPERTIES.format(
+            endpoint=endpoint, controller=controller, data=scratch / "data", partitions=_PARTITIONS
+        )
+        properties.write_text(text, encoding="utf-8")
+        format_storage = _java("kafka.tools.StorageTool", heap="256m")
+        format_storage += ["format", "-t", _CLUSTER, "-c", str(properties)]
+        subprocess.run(format_storage, check=True, capture_output=True)
+        process = subprocess.Popen(
+            [*_java("kafka.Kafka", heap="1g"), str(properties)],
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+        try:
+            host, port = endpoint.split(":")
+            wait_for("the broker", lambda: _listens(host, int(port)), _MOST_SECONDS)
+            yield _Broker(endpoint, process.pid)
+        finally:
+            process.send_signal(signal.SIGTERM)
+            try:
+                process.wait(30)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+
+
+def _java(program: str, heap: str) -> list[str]:
+    home = os.environ.get("JAVA_HOME")
+    java = f"{home}/bin/java" if home else "java"
+    return [java, f"-Xmx{heap}", "-XX:+UseG1GC", "-cp", f"{_BUILD / 'broker'}/*", program]
+
+
+def _free_port() -> int:
+    with stdlib_socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def _listens(host: str, port: int) -> bool:
+    with stdlib_socket.socket() as probe:
+        return probe.connect_ex((host, port)) == 0
+
+
+# Measuring it.
+
+
+def _live(spark: SparkSession, broker: _Broker, times: Times) -> Sample:
+    topic = f"live{time.monotonic_ns()}"
+    broker.produce(topic, 1)  # the topic exists
+    with (
+        temporary_directory() as checkpoint,
+        broker.producing(topic, 1 << 40) as producer,
+        noop_query(spark, "kafka", broker.options(topic), checkpoint) as query,
+    ):
+        return steady_rate(query, times, {"sender": producer.pid, "broker": broker.pid})
+
+
+def _backlog(spark: SparkSession, broker: _Broker, count: int, times: Times) -> Sample:
+    options = broker.options("backlog") | {"maxOffsetsPerTrigger": str(batch_of(count))}
+    return backlog_rate(spark, "kafka", options, count, times, {"broker": broker.pid})
+
+
+def _sink(rows: DataFrame, broker: _Broker, count: int) -> Sample:
+    topic = f"sink{time.monotonic_ns()}"
+    broker.produce(topic, 1)
+    before, began = cpu_seconds({"broker": broker.pid}), time.monotonic()
+    writer = rows.write.format("kafka").option("kafka.bootstrap.servers", broker.endpoint)
+    writer.option("topic", topic).option("kafka.batch.size", 131072).option("kafka.linger.ms", 10).save()
+    seconds = time.monotonic() - began
+    return Sample(count / seconds, per_message(before, cpu_seconds({"broker": broker.pid}), count))
+
+
+def _latency(spark: SparkSession, broker: _Broker, times: Times) -> Sample:
+    topic = f"latency{time.monotonic_ns()}"
+    broker.produce(topic, 1)
+    seconds = times.seconds + times.warm_up + 30
+    with broker.producing(topic, round(_PACE * seconds), _PACE):
+        stream = spark.readStream.format("kafka").options(**broker.options(topic)).load()
+        # The producer's time of sending, in whole milliseconds.
+        millis = stream.selectExpr("unix_millis(timestamp) as sent")
+        return _seen(millis, times, lambda row: float(row.sent / 1000))
+
+
+def _our_latency(spark: SparkSession, times: Times) -> Sample:
+    with temporary_directory() as scratch, peer("push", size=_SIZE, rate=_PACE, shape="stamped") as push:
+        push.go()
+        stream = spark.readStream.format("zmq").option("socketType", "PULL")
+        stream = stream.option("connect", push.endpoint).option("walLocation", str(scratch / "log"))
+        since = time.time() - time.monotonic()
+        sample = _seen(stream.load().select("value"), times, lambda row: since + _stamp(row.value))
+        push.stop()
+        return sample
+
+
+def _stamp(value: bytes) -> float:
+    """The sender's monotonic clock, in seconds."""
+    return float(struct.unpack_from("=Q", value)[0] / 1e9)
+
+
+def _seen(stream: DataFrame, times: Times, sent: Callable[[Row], float]) -> Sample:
+    """Milliseconds from sending until the user's function has the row, the median."""
+    latencies: list[float] = []
+    begin = time.monotonic() + times.warm_up
+
+    def look(batch: DataFrame, _: int) -> None:
+        rows = batch.collect()
+        now = time.time()
+        if time.monotonic() >= begin:
+            latencies.extend((now - sent(row)) * 1000 for row in rows)
+
+    with temporary_directory() as checkpoint:
+        query = stream.writeStream.option("checkpointLocation", str(checkpoint)).foreachBatch(look).start()
+        try:
+            time.sleep(times.warm_up + times.seconds)
+            wait_for("the first rows", lambda: bool(latencies), _MOST_SECONDS)
+        finally:
+            query.stop()
+    return Sample(statistics.median(latencies))

@@ -1,0 +1,117 @@
+"""What each section of ``RESULTS.md`` says of itself, in the order in which they come, and which ratios it shows."""
+
+from __future__ import annotations
+
+from benchmarks.framings import FRAMINGS, PLAIN
+from benchmarks.kafka import KAFKA, OURS
+from benchmarks.loss import BARE as BARE_RECEIVER
+from benchmarks.loss import OURS as WITH_SPARK
+from benchmarks.metrics import BARE, EMPTY_LISTENER, LISTENER, METERED
+from benchmarks.proxy import FORWARDING, JOURNALING, JOURNALING_PLAIN, UNSYNCED_JOURNAL
+from benchmarks.receiving import OTHERS, RECEIVING, SEALING
+from benchmarks.sink import BATCH, LOOP, STREAM
+from benchmarks.source import BACKLOG, DURABLE, RAW, TUTORIAL, UNSYNCED
+from benchmarks.transactions import ACKNOWLEDGED, PARQUET
+from benchmarks.transactions import PLAIN as PLAIN_MESSAGES
+
+__all__ = ["RATIOS", "TITLES"]
+
+TITLES = {
+    "source": (
+        "Source throughput",
+        "Messages a second of a running query, from the end of one micro-batch to the end of another "
+        "(`noop` sink, PULL over tcp loopback, high-water marks of 1000, two cores for all processes). "
+        f"The sender is a loop in C that never pauses. *{RAW}*: a `recv()` loop, no Spark. *{TUTORIAL}*: a "
+        "`SimpleDataSourceStreamReader` that drains the socket at each trigger, for at most a second, a "
+        f"tuple a message, nothing durable. *{DURABLE}*: this package as it is by default, every chunk "
+        f"forced to the disk. *{BACKLOG}*: no socket, a log filled beforehand is read: what the JVM and "
+        "its workers alone allow.",
+    ),
+    "framings": (
+        "The cost of judging sequences",
+        "Messages a second with 100 bytes of payload, as source throughput, log and all, for each "
+        f"framing, with `deduplicate`. *{PLAIN}*: one frame, no numbers; *numbered*: one frame that begins "
+        "with its number; the others have three frames, *sequenced* four from eight publishers.",
+    ),
+    "receiving": (
+        "What receiving costs",
+        f"Microseconds of CPU a message, by thread, of a receiver without Spark. *{RECEIVING}*: from the "
+        f"socket to Arrow; *{SEALING}*: from Arrow to the disk; *{OTHERS}*: the rest of the process.",
+    ),
+    "sink": (
+        "Sink throughput",
+        "Messages a second, each a topic and a value, into a loop in C. One Spark partition, a socket "
+        f"that waits when its peer is full (PUB with NODROP). *{LOOP}* sends the same without Spark. "
+        f"*{BATCH}*: one write, from the call until the last is received; *{STREAM}*: a query of "
+        "micro-batches of about a second, from the end of one to the end of another.",
+    ),
+    "transactions": (
+        "Transactions",
+        "Rows of 100 bytes a second, from `df.write` of a cached DataFrame in two partitions until all "
+        f"are on disk. *{ACKNOWLEDGED}*: one transaction, staged, committed and acknowledged, into the log "
+        f"of a receiver process; *{PLAIN_MESSAGES}*: plain messages into the same kind of log; "
+        f"*{PARQUET}*: `df.write.parquet`, in the same JVM (most of whose bytes its encoding saves).",
+    ),
+    "loss": (
+        "Loss at default marks",
+        "Messages of 100 bytes that a PUB in C, 100,000 a second, high-water marks of 1000 on both sides, "
+        "drops because its subscriber is too slow, while Spark computes on both cores. A publisher that "
+        f"was itself held up does not catch up in a burst. *{BARE_RECEIVER}*: a loop that does nothing "
+        f"else; *{WITH_SPARK}*: a running query.",
+    ),
+    "metrics": (
+        "The cost of metrics",
+        f"Messages a second of 100 bytes, as source throughput and as sink throughput (*{STREAM}*, PUSH). "
+        f"*{BARE}*: nothing is shown, no accumulator, no files. *{METERED}*: a report at each trigger, "
+        f"files at `metricsLocation`, an accumulator. *{LISTENER}*: a callback and Prometheus too, beside "
+        f"*{EMPTY_LISTENER}*, because PySpark itself works some 20 ms for each event of a listener in "
+        "Python. Target: at least 0.97.",
+    ),
+    "proxy": (
+        "The journaling proxy",
+        "From a publisher (XPUB) over a proxy to a subscriber, both in C, each a process of its own, tcp "
+        "loopback, marks of 10,000, nobody drops: messages of topic and value a second, as fast as it "
+        f"goes, and how long one takes at a thousand a second. *{FORWARDING}*: libzmq's own, XSUB to XPUB, "
+        f"which writes nothing. *{UNSYNCED_JOURNAL}*: ours, to the system's cache before it is published, "
+        f"with its id; *{JOURNALING}*: forced to the disk before; *{JOURNALING_PLAIN}*: not forced, and "
+        "without ids, so that the same frames go out. A log of 256 MiB.",
+    ),
+    "memory": (
+        "Memory",
+        "Resident memory of Spark's source runner, the Python process that receives, while a backlog of 2 "
+        "GB times the scale builds up that Spark does not read. Target: below 500 MB.",
+    ),
+    "planning": (
+        "Planning",
+        "Time of one call on the driver, for a micro-batch of the five newest chunks, by the length of "
+        "the log. Target: about the same.",
+    ),
+    "kafka": (
+        "Against Kafka",
+        "Messages of 100 bytes through the same Spark, into the `noop` sink, on the same two cores, which "
+        f"the broker shares. *{KAFKA}*: a broker of one node, two partitions, acknowledged by it, which "
+        f"leaves the disk to the system; fed by Kafka's own `ProducerPerformance`. *{OURS}*: by default, "
+        "each chunk forced to the disk; fed by a loop in C. *live*: as source throughput; *backlog*: what "
+        "was stored beforehand; *latency*: from sending to the user's function (`foreachBatch`), at a "
+        "thousand a second; *sink*: one `df.write` in two partitions until all are acknowledged (ours: a "
+        "DEALER's transaction into another process's log).",
+    ),
+}
+RATIOS = {
+    "source": (
+        (DURABLE, TUTORIAL),
+        (DURABLE, BACKLOG),
+        (DURABLE, RAW),
+        (UNSYNCED, RAW),
+    ),
+    "framings": tuple((framed, PLAIN) for framed in FRAMINGS if framed != PLAIN),
+    "sink": ((BATCH, LOOP), (STREAM, LOOP)),
+    "metrics": ((METERED, BARE), (LISTENER, EMPTY_LISTENER)),
+    "proxy": (
+        (UNSYNCED_JOURNAL, FORWARDING),
+        (JOURNALING, FORWARDING),
+        (JOURNALING_PLAIN, FORWARDING),
+    ),
+    "transactions": ((ACKNOWLEDGED, PLAIN_MESSAGES), (ACKNOWLEDGED, PARQUET)),
+    "kafka": ((OURS, KAFKA),),
+}
