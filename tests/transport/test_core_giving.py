@@ -163,7 +163,7 @@ def test_rows_that_are_not_whole_are_refused_before_anything_is_sent(column: cor
         FramesColumn(pa.array([b"a"] * 3)),
         FramesColumn(pa.array([[1]] * 3)),
     ],
-    ids=str,
+    ids=["numbers", "views", "fixed", "lists", "large lists", "no lists", "lists of numbers"],
 )
 def test_columns_that_are_not_binary_are_refused(column: core.Column) -> None:
     with pytest.raises(TypeError, match=r"binary|lists"):
