@@ -10,6 +10,7 @@ import pytest
 import zmq
 
 from tests.support import Socket, binary, bound, take, write_options
+from tests.transport.cores import implementation
 from zmq_datasource.messages.schemas import FRAMES
 from zmq_datasource.sink.sender import Sender
 from zmq_datasource.transport import core
@@ -19,10 +20,7 @@ Context = zmq.Context[Socket]
 
 @pytest.fixture(params=["python", "compiled"], autouse=True)
 def _core(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    if request.param == "python":
-        monkeypatch.setattr(core, "_compiled", None)
-    elif core.NAME != "compiled":
-        pytest.skip("the compiled core is not there, or not wanted")
+    monkeypatch.setattr(core, "_implementation", implementation(request.param))
 
 
 @contextmanager
