@@ -69,7 +69,7 @@ def reading(kind: str, endpoints: str, maxmsgsize: int = 1000) -> Iterator[Readi
             linger=0,
             zmq=stream_options(connect=endpoints, zmq_maxmsgsize=maxmsgsize).zmq,
         )
-        with closing(Front(spec, 1, SourceCounters())) as front:
+        with closing(Front(spec, 32, SourceCounters())) as front:  # so many messages a round
             if kind == "front XSUB":
                 front.subscribe([b"\x01"])
             watch = front._opened.watch
