@@ -13,7 +13,9 @@ from pathlib import Path
 from pyspark.sql import SparkSession
 
 from benchmarks.framings import measure_framings
+from benchmarks.growth import measure_backlog, measure_growth
 from benchmarks.kafka import measure_kafka
+from benchmarks.latency import measure_latency
 from benchmarks.loss import measure_loss
 from benchmarks.machine import describe_machine
 from benchmarks.measure import Measurement, Times, temporary_directory
@@ -35,6 +37,7 @@ __all__ = ["main"]
 _ALONE: dict[str, Callable[[Times], Iterator[Measurement]]] = {
     "planning": measure_planning,
     "receiving": measure_receiving,
+    "growth": measure_growth,
     "proxy": measure_proxy,
 }
 _WITH_SPARK: dict[str, Callable[[SparkSession, Times], Iterator[Measurement]]] = {
@@ -43,6 +46,8 @@ _WITH_SPARK: dict[str, Callable[[SparkSession, Times], Iterator[Measurement]]] =
     "sink": measure_sink,
     "transactions": measure_transactions,
     "loss": measure_loss,
+    "latency": measure_latency,
+    "backlog": measure_backlog,
     "metrics": measure_metrics,
     "memory": measure_memory,
 }

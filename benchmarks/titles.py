@@ -52,6 +52,21 @@ TITLES = {
         f"of a receiver process; *{PLAIN_MESSAGES}*: plain messages into the same kind of log; "
         f"*{PARQUET}*: `df.write.parquet`, in the same JVM (most of whose bytes its encoding saves).",
     ),
+    "latency": (
+        "Latency",
+        "Milliseconds from the sender's `zmq_send` until the user's function (`foreachBatch`) has the row, messages of "
+        "100 bytes at a fixed rate, PULL, each chunk forced to the disk, no trigger interval.",
+    ),
+    "backlog": (
+        "Reading a backlog",
+        "Messages of 100 bytes a second that a query reads from a log of so many, in eight micro-batches, all but the "
+        "first of them.",
+    ),
+    "growth": (
+        "Many topics, many publishers",
+        "Microseconds a message of 100 bytes costs the receiving thread, from libzmq's queue to rows, by how many topics "
+        "(`framing=bitcoin`) or publishers (`framing=sequenced`) come in turn, each with numbers of its own.",
+    ),
     "loss": (
         "Loss at default marks",
         "Messages of 100 bytes that a PUB in C, 100,000 a second, high-water marks of 1000 on both sides, "

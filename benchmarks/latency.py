@@ -1,0 +1,80 @@
+"""How long a message takes from its sender to the user's function, by how many there are."""
+
+from __future__ import annotations
+
+import struct
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+
+import pyarrow as pa
+from pyspark.sql import DataFrame, SparkSession
+
+from benchmarks.measure import Measurement, Sample, Times, measured, temporary_directory, wait_for
+from benchmarks.peers import peer
+
+__all__ = ["MEDIAN", "RATES", "TAIL", "latencies_of", "measure_latency"]
+
+RATES = (100, 1_000, 10_000, 100_000)
+MEDIAN, TAIL = "p50", "p99"
+_SIZE, _MOST_SECONDS = 100, 60.0
+# So many of a micro-batch are looked at: bringing all of them here would be what is measured.
+_MOST_LOOKED_AT = 1000
+
+
+def measure_latency(spark: SparkSession, times: Times) -> Iterator[Measurement]:
+    """Milliseconds, the median and the 99th of a hundred, for every rate."""
+    for rate in RATES:
+        found: dict[str, list[float]] = {}
+        methods = {
+            name: partial(_one, spark, rate, times, found, name, quantile)
+            for name, quantile in ((MEDIAN, 0.5), (TAIL, 0.99))
+        }
+        yield from measured("latency", f"{rate:,} messages/s", "ms", methods, times)
+
+
+def _one(
+    spark: SparkSession, rate: int, times: Times, found: dict[str, list[float]], name: str, quantile: float
+) -> Sample:
+    """One quantile of a run; both come from the same run."""
+    if name == MEDIAN:
+        found["run"] = sorted(_run(spark, rate, times))
+    values = found["run"]
+    return Sample(values[min(len(values) - 1, int(len(values) * quantile))])
+
+
+def _run(spark: SparkSession, rate: int, times: Times) -> list[float]:
+    with temporary_directory() as scratch, peer("push", size=_SIZE, rate=rate, shape="stamped") as push:
+        push.go()
+        stream = spark.readStream.format("zmq").option("socketType", "PULL")
+        stream = stream.option("connect", push.endpoint).option("walLocation", str(scratch / "log"))
+        found = latencies_of(stream.load().select("value"), times, _sent)
+        push.stop()
+        return found
+
+
+def _sent(values: pa.Array) -> list[float]:
+    """When the sender, whose clock is the monotonic one, has sent each, in seconds since the epoch."""
+    since = time.time() - time.monotonic()
+    return [since + struct.unpack_from("=Q", value)[0] / 1e9 for value in values.to_pylist()]
+
+
+def latencies_of(stream: DataFrame, times: Times, sent: Callable[[pa.Array], list[float]]) -> list[float]:
+    """Milliseconds from sending until the user's function has the row, of a column; some of each micro-batch."""
+    latencies: list[float] = []
+    begin = time.monotonic() + times.warm_up
+
+    def look(batch: DataFrame, _: int) -> None:
+        rows = batch.limit(_MOST_LOOKED_AT).toArrow()
+        now = time.time()
+        if time.monotonic() >= begin:
+            latencies.extend((now - when) * 1000 for when in sent(rows.column(0)))
+
+    with temporary_directory() as checkpoint:
+        query = stream.writeStream.option("checkpointLocation", str(checkpoint)).foreachBatch(look).start()
+        try:
+            time.sleep(times.warm_up + times.seconds)
+            wait_for("the first rows", lambda: bool(latencies), _MOST_SECONDS)
+        finally:
+            query.stop()
+    return latencies
