@@ -11,6 +11,7 @@ from pathlib import Path
 import psutil
 import zmq
 
+from benchmarks.kafka import kafka_jars
 from benchmarks.peers import peer_language
 
 __all__ = ["describe_machine"]
@@ -30,6 +31,7 @@ def describe_machine() -> dict[str, str]:
         "pyarrow": version("pyarrow"),
         "zmq_datasource": version("zmq_datasource"),
         "peers": peer_language(),
+        "Kafka": kafka_jars(),
     }
 
 
