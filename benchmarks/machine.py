@@ -13,6 +13,7 @@ import zmq
 
 from benchmarks.kafka import kafka_jars
 from benchmarks.peers import peer_language
+from zmq_datasource.transport import core
 
 __all__ = ["describe_machine"]
 
@@ -29,7 +30,7 @@ def describe_machine() -> dict[str, str]:
         "pyspark": version("pyspark"),
         "pyzmq": f"{zmq.pyzmq_version()} with libzmq {zmq.zmq_version()}",
         "pyarrow": version("pyarrow"),
-        "zmq_datasource": version("zmq_datasource"),
+        "zmq_datasource": f"{version('zmq_datasource')}, {core.NAME} core",
         "peers": peer_language(),
         "Kafka": kafka_jars(),
     }
