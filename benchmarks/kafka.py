@@ -28,7 +28,7 @@ from benchmarks.queries import live_rate, noop_query, spark_session, steady_rate
 from benchmarks.source import backlog_rate, batch_of, filled_log, log_options
 from benchmarks.transactions import written_to_log
 
-__all__ = ["KAFKA", "OURS", "measure_kafka"]
+__all__ = ["KAFKA", "OURS", "kafka_jars", "measure_kafka"]
 
 KAFKA, OURS = "Kafka", "zmq"
 
@@ -99,6 +99,12 @@ def measure_kafka(scratch: Path, times: Times) -> Iterator[Measurement]:
 # Getting it.
 
 
+def kafka_jars() -> str:
+    """Which broker and connector were fetched, for the results; nothing if none were."""
+    jars = [*_BUILD.glob("broker/kafka_2*.jar"), *_BUILD.glob("connector/spark*.jar")]
+    return ", ".join(sorted(jar.stem for jar in jars))
+
+
 def _set_up() -> str | None:
     """Have the broker's and the connector's jars in ``build/kafka``; why they are not there, if they are not."""
     if shutil.which("mvn") is None or shutil.which("java") is None:
@@ -114,7 +120,6 @@ def _set_up() -> str | None:
         found.append(next((jar for jar in tried if _fetch("try", [jar], needs=False)), ""))
     if not all(found) or not _fetch("connector", [*found, *_CLIENTS], needs=False):
         return f"Maven Central has no Kafka connector for Spark {installed}"
-    print(f"kafka: with {' and '.join(found)} in Spark {installed}", flush=True)
     return None
 
 
@@ -268,7 +273,8 @@ def _latency(spark: SparkSession, broker: _Broker, times: Times) -> Sample:
     broker.produce(topic, 1)
     seconds = times.seconds + times.warm_up + 30
     with broker.producing(topic, round(_PACE * seconds), _PACE):
-        stream = spark.readStream.format("kafka").options(**broker.options(topic)).load()
+        options = broker.options(topic) | {"startingOffsets": "latest"}
+        stream = spark.readStream.format("kafka").options(**options).load()
         # The producer's time of sending, in whole milliseconds.
         millis = stream.selectExpr("unix_millis(timestamp) as sent")
         return _seen(millis, times, lambda row: float(row.sent / 1000))

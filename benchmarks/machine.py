@@ -11,7 +11,9 @@ from pathlib import Path
 import psutil
 import zmq
 
+from benchmarks.kafka import kafka_jars
 from benchmarks.peers import peer_language
+from zmq_datasource.transport import core
 
 __all__ = ["describe_machine"]
 
@@ -28,8 +30,9 @@ def describe_machine() -> dict[str, str]:
         "pyspark": version("pyspark"),
         "pyzmq": f"{zmq.pyzmq_version()} with libzmq {zmq.zmq_version()}",
         "pyarrow": version("pyarrow"),
-        "zmq_datasource": version("zmq_datasource"),
+        "zmq_datasource": f"{version('zmq_datasource')}, {core.NAME} core",
         "peers": peer_language(),
+        "Kafka": kafka_jars(),
     }
 
 

@@ -60,7 +60,7 @@ def _rate(proxy: _Method, size: int, times: Times) -> Sample:
     for _ in range(_TRIES):
         with (
             proxy() as (front, back, pid),
-            peer("sub", connect=back, hwm=_HWM) as subscriber,
+            peer("sub", connect=back, hwm=_HWM, shape="topic") as subscriber,
             peer("pub", connect=front, hwm=_HWM, size=size, shape="topic") as publisher,
         ):
             subscriber.go()

@@ -46,6 +46,7 @@ def _cost(size: int, framing: str, times: Times) -> Sample:
             before, first = _ask(pipe), push.mark()
             time.sleep(seconds)
             after, last = _ask(pipe), push.mark()
+            push.stop()  # a receiver that ends takes what is still there
     # What is in the queues between is the same at both marks.
     messages = last.messages - first.messages
     cost = {thread: (after[thread] - before[thread]) / messages for thread in (*_THREADS.values(), OTHERS)}

@@ -16,6 +16,7 @@ __all__ = ["write_results"]
 
 def write_results(directory: Path, machine: Mapping[str, str], measured: Sequence[Measurement]) -> None:
     """Write both files; sections that were not measured this time stay as they were."""
+    directory.mkdir(parents=True, exist_ok=True)
     sections = {m.section for m in measured}
     measured = [*(m for m in _before(directory) if m.section not in sections), *measured]
     results = {
@@ -67,7 +68,7 @@ def _lines(machine: Mapping[str, str], measured: Sequence[Measurement]) -> Itera
     yield "methods take turns; a first round is not counted, and each measurement has a warm-up before its window."
     yield "At scale 1 a window has 10 s. CPU is user and system time of all threads, in microseconds a message."
     yield ""
-    yield from _table(("machine", ""), machine.items())
+    yield from _table(("machine", ""), ((name, value) for name, value in machine.items() if value))
     for section, (title, explanation) in TITLES.items():
         mine = [m for m in measured if m.section == section]
         if mine:

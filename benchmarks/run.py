@@ -8,6 +8,7 @@ import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from itertools import groupby
 from pathlib import Path
 
 from pyspark.sql import SparkSession
@@ -58,18 +59,22 @@ def main() -> None:
     """Measure, and write ``results.json`` and ``RESULTS.md``."""
     arguments = _arguments()
     began = time.monotonic()
-    measured = []
+    machine = describe_machine()
     with temporary_directory() as scratch:
         _quiet(scratch / "logging.json")
         times = Times(_SECONDS * arguments.scale, _WARM_UP * arguments.scale, arguments.rounds)
-        for measurement in _measure(arguments.only or [*_ALONE, *_WITH_SPARK], scratch, times):
-            measured.append(replace(measurement, scale=arguments.scale))
-            print(
-                f"{time.monotonic() - began:6.0f} s  {measurement.section}, {measurement.case}, "
-                f"{measurement.method}: {measurement.median:,.0f} {measurement.unit}",
-                flush=True,
-            )
-    write_results(arguments.output, describe_machine(), measured)
+        found = _measure(arguments.only or [*_ALONE, *_WITH_SPARK], scratch, times)
+        for _, section in groupby(found, key=lambda measurement: measurement.section):
+            measured = []
+            for measurement in section:
+                measured.append(replace(measurement, scale=arguments.scale))
+                print(
+                    f"{time.monotonic() - began:6.0f} s  {measurement.section}, {measurement.case}, "
+                    f"{measurement.method}: {measurement.median:,.2f} {measurement.unit}",
+                    flush=True,
+                )
+            # Section by section, so that an error in a later one costs nothing.
+            write_results(arguments.output, machine, measured)
 
 
 def _quiet(configuration: Path) -> None:

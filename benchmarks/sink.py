@@ -9,27 +9,31 @@ from functools import partial
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.functions import lit
 
+from benchmarks.discard import DiscardDataSource
 from benchmarks.measure import Measurement, Sample, Times, measured, size_name, temporary_directory, wait_for
 from benchmarks.peers import peer, window
 from benchmarks.processes import cpu_seconds, per_message
 from benchmarks.queries import steady_rate
 
-__all__ = ["BATCH", "KINDS", "LOOP", "STREAM", "BatchWrites", "measure_sink", "stream_rate"]
+__all__ = ["BATCH", "KINDS", "LOOP", "NOTHING", "STREAM", "BatchWrites", "measure_sink", "stream_rate"]
 
-LOOP, BATCH, STREAM = "a loop in C", "df.write", "writeStream"
+LOOP, NOTHING, BATCH, STREAM = "a loop in C", "df.write into nothing", "df.write", "writeStream"
 KINDS = {"PUSH": "pull", "PUB": "sub"}
 
 # Rows a second to begin with; how many a run writes follows from the run before.
 _EXPECTED = {100: 500_000, 1_000: 200_000, 100_000: 2_000}
+_BATCH_ROWS = {100: 1_000_000, 1_000: 300_000, 100_000: 3_000}
 _MOST_SECONDS = 180.0
 
 
 def measure_sink(spark: SparkSession, times: Times) -> Iterator[Measurement]:
     """Messages a second. There is one Spark partition: one sending task against one loop."""
+    spark.dataSource.register(DiscardDataSource)
     for kind, receiver in KINDS.items():
         for size, expected in _EXPECTED.items():
             methods: Mapping[str, Callable[[], Sample]] = {
                 LOOP: partial(_loop_rate, kind, size, times),
+                NOTHING: BatchWrites(partial(_discard, spark, size), expected, times, None),
                 BATCH: BatchWrites(partial(_write, spark, kind, size), expected, times, receiver),
                 STREAM: partial(stream_rate, spark, kind, size, times),
             }
@@ -44,9 +48,9 @@ def stream_rate(
     name: str = "zmq",
     options: Mapping[str, str] | None = None,
 ) -> Sample:
-    """Rows a second of a streaming query into the data source ``name``, micro-batches of about a second."""
+    """Rows a second of a streaming query into the data source ``name``, with micro-batches of 100 MB and more."""
     stream = spark.readStream.format("rate-micro-batch")
-    stream = stream.option("rowsPerBatch", _EXPECTED[size]).option("numPartitions", 1)
+    stream = stream.option("rowsPerBatch", _BATCH_ROWS[size]).option("numPartitions", 1)
     with temporary_directory() as checkpoint, peer(KINDS[kind], shape="topic") as receiver:
         receiver.go()
         writer = _rows(stream.load(), size).writeStream.format(name).options(**(options or {}))
@@ -64,22 +68,36 @@ class BatchWrites:
     Args:
         write: Writes this many rows to this endpoint; when it returns, they have left.
         expected: Rows a second to begin with.
-        kind: Of the peer that receives.
+        kind: Of the peer that receives; None if none does.
     """
 
-    def __init__(self, write: Callable[[int, str], None], expected: float, times: Times, kind: str) -> None:
+    def __init__(
+        self, write: Callable[[int, str], None], expected: float, times: Times, kind: str | None
+    ) -> None:
         self._write, self._rate, self._times, self._kind = write, expected, times, kind
 
     def __call__(self) -> Sample:
         count = max(10, round(self._rate * self._times.seconds))
+        if self._kind is None:
+            return self._timed(count, "", {}, lambda: True)
         with peer(self._kind, shape="topic") as receiver:
             receiver.go()
-            before, began = cpu_seconds({"receiver": receiver.pid}), time.time()
-            self._write(count, receiver.endpoint)
-            wait_for(f"{count} messages", lambda: receiver.mark().messages >= count, _MOST_SECONDS)
-            seconds, after = time.time() - began, cpu_seconds({"receiver": receiver.pid})
+            peers = {"receiver": receiver.pid}
+            return self._timed(count, receiver.endpoint, peers, lambda: receiver.mark().messages >= count)
+
+    def _timed(
+        self, count: int, endpoint: str, peers: Mapping[str, int], received: Callable[[], bool]
+    ) -> Sample:
+        before, began = cpu_seconds(peers), time.time()
+        self._write(count, endpoint)
+        wait_for(f"{count} messages", received, _MOST_SECONDS)
+        seconds, after = time.time() - began, cpu_seconds(peers)
         self._rate = count / seconds
         return Sample(self._rate, per_message(before, after, count))
+
+
+def _discard(spark: SparkSession, size: int, count: int, endpoint: str) -> None:
+    _rows(spark.range(0, count, 1, 1).toDF("n"), size).write.format("discard").mode("append").save()
 
 
 def _write(spark: SparkSession, kind: str, size: int, count: int, endpoint: str) -> None:

@@ -9,7 +9,7 @@ from benchmarks.loss import OURS as WITH_SPARK
 from benchmarks.metrics import BARE, EMPTY_LISTENER, LISTENER, METERED
 from benchmarks.proxy import FORWARDING, JOURNALING, JOURNALING_PLAIN, UNSYNCED_JOURNAL
 from benchmarks.receiving import OTHERS, RECEIVING, SEALING
-from benchmarks.sink import BATCH, LOOP, STREAM
+from benchmarks.sink import BATCH, LOOP, NOTHING, STREAM
 from benchmarks.source import BACKLOG, DURABLE, RAW, TUTORIAL, UNSYNCED
 from benchmarks.transactions import ACKNOWLEDGED, PARQUET
 from benchmarks.transactions import PLAIN as PLAIN_MESSAGES
@@ -42,8 +42,9 @@ TITLES = {
         "Sink throughput",
         "Messages a second, each a topic and a value, into a loop in C. One Spark partition, a socket "
         f"that waits when its peer is full (PUB with NODROP). *{LOOP}* sends the same without Spark. "
-        f"*{BATCH}*: one write, from the call until the last is received; *{STREAM}*: a query of "
-        "micro-batches of about a second, from the end of one to the end of another.",
+        f"*{NOTHING}*: a sink in Python that takes Arrow batches and does nothing, so what Spark itself "
+        f"allows. *{BATCH}*: one write, from the call until the last is received; *{STREAM}*: a query of "
+        "micro-batches of 100 MB and more, from the end of one to the end of another.",
     ),
     "transactions": (
         "Transactions",
@@ -120,7 +121,7 @@ RATIOS = {
         (UNSYNCED, RAW),
     ),
     "framings": tuple((framed, PLAIN) for framed in FRAMINGS if framed != PLAIN),
-    "sink": ((BATCH, LOOP), (STREAM, LOOP)),
+    "sink": ((BATCH, LOOP), (BATCH, NOTHING), (STREAM, LOOP)),
     "metrics": ((METERED, BARE), (LISTENER, EMPTY_LISTENER)),
     "proxy": (
         (UNSYNCED_JOURNAL, FORWARDING),
