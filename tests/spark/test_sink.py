@@ -76,6 +76,22 @@ def test_topics_and_frames_are_written(spark: SparkSession, context: Context) ->
     assert sorted(take(pull, 3)) == [[b"a", b"", b"c"], [b"t", b"v"], [b"w"]]
 
 
+def test_columns_with_64_bit_offsets_are_written(spark: SparkSession, context: Context) -> None:
+    pull, endpoint = bound(context, zmq.PULL)
+    spark.conf.set("spark.sql.execution.arrow.useLargeVarTypes", True)
+    try:
+        write(
+            spark.createDataFrame([("t", "v"), (None, "")], "topic STRING, value STRING").coalesce(1),
+            connect=endpoint,
+        )
+        write(
+            spark.createDataFrame([([b"a", b"", b"c"],)], "frames ARRAY<BINARY>").coalesce(1), connect=endpoint
+        )
+    finally:
+        spark.conf.unset("spark.sql.execution.arrow.useLargeVarTypes")
+    assert sorted(take(pull, 3)) == [[b""], [b"a", b"", b"c"], [b"t", b"v"]]
+
+
 def test_what_was_read_can_be_written_as_it_is(spark: SparkSession, context: Context, tmp_path: Path) -> None:
     push, source = bound(context, zmq.PUSH)
     pull, sink = bound(context, zmq.PULL)
