@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import itertools
 import shutil
 import signal
@@ -256,10 +257,15 @@ def test_memory_is_given_back(context: Context) -> None:
             give_all(push, [FramesColumn(messages)], 30)
             read_all(pull)
 
+    def resident() -> int:
+        trim = getattr(ctypes.CDLL(None), "malloc_trim", lambda _: None)
+        trim(0)  # what glibc keeps for itself is not meant
+        return int(process.memory_info().rss)
+
     rounds(3)
-    before = process.memory_info().rss
+    before = resident()
     rounds(30)
-    assert process.memory_info().rss - before < 15 * 30 * MIB
+    assert resident() - before < 10 * 30 * MIB
 
 
 def test_a_small_batch_does_not_hold_the_memory_of_a_large_one(context: Context) -> None:
@@ -422,23 +428,24 @@ def test_two_threads_cannot_fill_one_inbox(context: Context, core_name: str) -> 
     skip=st.integers(0, 3),
     most=st.integers(1, 7),
     room=st.integers(1, 200),
-    cores=st.tuples(*[st.sampled_from(["compiled", "python"])] * 2),
+    cores=st.tuples(*[st.sampled_from(sorted({core.NAME, "python"}))] * 2),
 )
 def test_what_one_core_gives_the_other_takes(
     messages: Frames, skip: int, most: int, room: int, cores: tuple[str, str]
 ) -> None:
-    with pytest.MonkeyPatch.context() as patch, zmq.Context[zmq.Socket[bytes]]() as context:
-        push, pull = pair(context)
-        patch.setattr(core, "_implementation", implementation(cores[0]))
-        part = lists(messages)[skip:]
-        give_all(push, [FramesColumn(part)], len(part))
-        patch.setattr(core, "_implementation", implementation(cores[1]))
-        inbox = Inbox()
-        taken = []
-        while not (done := inbox.take(pull, most, room)).empty:
-            assert done.messages <= most
-            taken += handed_over(inbox)
-        taken += handed_over(inbox)
-        assert taken == messages[skip:]
-        for sock in (push, pull):
-            sock.close(0)
+    context = zmq.Context[zmq.Socket[bytes]]()
+    push, pull = pair(context)
+    try:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(core, "_implementation", implementation(cores[0]))
+            part = lists(messages)[skip:]
+            give_all(push, [FramesColumn(part)], len(part))
+            patch.setattr(core, "_implementation", implementation(cores[1]))
+            inbox = Inbox()
+            taken = []
+            while not (done := inbox.take(pull, most, room)).empty:
+                assert done.messages <= most
+                taken += handed_over(inbox)
+            assert taken + handed_over(inbox) == messages[skip:]
+    finally:
+        context.destroy(linger=0)

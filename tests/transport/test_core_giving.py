@@ -260,6 +260,11 @@ def test_a_queue_that_would_drop_is_looked_at_in_time(context: Context) -> None:
         assert sub.recv() == row.to_bytes(8, "big")
 
 
+def _wait_until_nobody_is_there(sender: zmq.Socket[bytes]) -> None:
+    """Until libzmq knows that a connection is gone, more goes after it."""
+    wait_for(lambda: not sender.poll(0, zmq.POLLOUT), "the end of the connection")
+
+
 @pytest.mark.parametrize("wait", [False, True])
 @pytest.mark.parametrize("kinds", [(zmq.PUSH, zmq.PULL), (zmq.DEALER, zmq.DEALER)])
 def test_a_message_whose_connection_is_lost_on_the_way_is_whole_or_not_at_all(
@@ -275,6 +280,7 @@ def test_a_message_whose_connection_is_lost_on_the_way_is_whole_or_not_at_all(
         leaving.start()
         start = rows.give(sender, 0, 2, wait)
         leaving.join()
+        _wait_until_nobody_is_there(sender)
         receiver = context.socket(kinds[1])
         receiver.connect(sender.last_endpoint.decode())
         sender.sndtimeo = 20_000

@@ -172,7 +172,11 @@ class _Column:
         self._valid = None if valid is None else _view(valid, "B")
         self._lists = _view(lists, "i")
         self._empty, self._first, self._inner, self._number = empty, first, inner, number
-        self.frames = (self._frame, self._same, self._count, self._list)[kind]
+        self._kind = kind
+
+    def frames(self, row: int) -> Sequence[Any]:
+        # Bound methods kept here would make a cycle, which holds the buffers until it is collected.
+        return (_Column._frame, _Column._same, _Column._count, _Column._list)[self._kind](self, row)
 
     def _frame(self, row: int) -> Sequence[Any]:
         i = self._first + row
