@@ -85,9 +85,7 @@ class Outbox:
 
     def __init__(self, columns: Sequence[tuple[Any, ...]], rows: int) -> None:
         if not 1 <= len(columns) <= _MOST_COLUMNS or rows < 0:
-            raise ValueError(
-                f"{rows} rows of {len(columns)} columns: 1 to {_MOST_COLUMNS} are possible"
-            )
+            raise ValueError(f"{rows} rows of {len(columns)} columns: 1 to {_MOST_COLUMNS} are possible")
         self._columns = [_Column(rows, *column) for column in columns]
         self._rows = rows
         for row in range(rows):
