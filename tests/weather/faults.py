@@ -75,7 +75,7 @@ def install(page: Path, root: Path) -> None:
         return isinstance(path, (str, os.PathLike)) and os.fspath(path).startswith(below)  # type: ignore[arg-type]
 
     real_open, real_fsync, real_rename, real_time = builtins.open, os.fsync, os.rename, time.time
-    real_os_open, real_pwrite = os.open, os.pwrite
+    real_os_open, real_pwritev = os.open, os.pwritev
     notes = os.open(_notes(page), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
 
     def note(*words: object) -> None:
@@ -105,16 +105,17 @@ def install(page: Path, root: Path) -> None:
             faults.meet("open" if faults.disk == "emfile" else "read")
         return real_os_open(path, *args, **kwargs)
 
-    def pwrite(descriptor: int, content: Any, offset: int) -> int:
+    def pwritev(descriptor: int, parts: Any, offset: int) -> int:
         path = os.readlink(f"/proc/self/fd/{descriptor}")
         if concerns(path):
             note("written", path)
             try:
                 faults.meet("write")
             except OSError:
-                real_pwrite(descriptor, memoryview(content)[: len(content) // 2], offset)
+                content = b"".join(parts)
+                real_pwritev(descriptor, [content[: len(content) // 2]], offset)
                 raise
-        return real_pwrite(descriptor, content, offset)
+        return real_pwritev(descriptor, parts, offset)
 
     def fsync(descriptor: Any) -> None:
         number = descriptor if isinstance(descriptor, int) else descriptor.fileno()
@@ -133,7 +134,7 @@ def install(page: Path, root: Path) -> None:
         real_rename(source, target, **kwargs)
 
     builtins.open = io.open = open_  # type: ignore[assignment]
-    os.fsync, os.rename, os.open, os.pwrite = fsync, rename, os_open, pwrite
+    os.fsync, os.rename, os.open, os.pwritev = fsync, rename, os_open, pwritev
     time.time = lambda: real_time() + faults.clock
 
     import pyarrow as pa  # noqa: PLC0415 - only now

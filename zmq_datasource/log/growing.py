@@ -27,7 +27,7 @@ import pyarrow.ipc
 from zmq_datasource.errors import DiskFaultError, LogFormatError
 from zmq_datasource.log.chunk import CHECKSUM, fingerprint, ids_of, is_intact, write_chunk
 from zmq_datasource.log.layout import Chunk, chunk_name
-from zmq_datasource.log.storage import LogStorage
+from zmq_datasource.log.storage import LogStorage, Part
 from zmq_datasource.messages.schemas import LOG_SCHEMA
 
 __all__ = ["Groups", "GrowingChunk", "GrowingTail", "Grown", "read_groups", "seal_groups", "write_compact"]
@@ -57,10 +57,10 @@ class _Memory:
     closed = False
 
     def __init__(self) -> None:
-        self._parts: list[bytes] = []
+        self._parts: list[Part] = []
         self._end = 0
 
-    def write(self, part: bytes) -> int:
+    def write(self, part: Part) -> int:
         self._parts.append(part)
         self._end += len(part)
         return len(part)
@@ -71,10 +71,10 @@ class _Memory:
     def flush(self) -> None:
         """Do nothing: ``take`` returns what was written."""
 
-    def take(self) -> bytes:
-        """What was written since the last call."""
+    def take(self) -> list[Part]:
+        """What was written since the last call; the columns' own buffers are among it, not copies of them."""
         parts, self._parts = self._parts, []
-        return b"".join(parts)
+        return parts
 
 
 class GrowingChunk:
@@ -91,7 +91,7 @@ class GrowingChunk:
         self._first = first
         self._end = self._written_end = first
         self._size = 0
-        self._unwritten = b""
+        self._unwritten: list[Part] = []
         # While they are small: what a compact chunk is made of.
         self._small: list[pa.RecordBatch] | None = []
         self._metadata: Mapping[bytes, bytes] = {}
@@ -126,9 +126,8 @@ class GrowingChunk:
         """
         self._unwritten += self._memory.take()
         if self._unwritten:
-            self._storage.write_growing(self._first, self._size, self._unwritten, sync)
-        self._size += len(self._unwritten)
-        self._unwritten, self._written_end = b"", self._end
+            self._size = self._storage.write_growing(self._first, self._size, self._unwritten, sync)
+        self._unwritten, self._written_end = [], self._end
 
     def finish(self, sync: bool) -> Chunk:
         """Make it an ordinary chunk; of one with many small groups, as from a slow feed, a compact one.
@@ -228,7 +227,7 @@ def seal_groups(storage: LogStorage, first: int, content: pa.Buffer, groups: Gro
     with pa.ipc.new_file(memory, LOG_SCHEMA) as writer:
         for batch, written in zip(groups.batches, groups.written, strict=True):
             writer.write_batch(batch, custom_metadata=written)
-        held = memory.take()
+        held = b"".join(memory.take())
     if content.slice(0, len(held)).to_pybytes() != held:  # another release of Arrow has written it
         return write_compact(storage, groups.batches, groups.metadata, sync)
     storage.end_growing_at(first, len(held))
@@ -295,14 +294,14 @@ class GrowingTail:
         """
         if size <= self._read:
             return
-        content = bytearray()
-        while len(content) < size - self._read:
-            part = os.pread(self._descriptor, size - self._read - len(content), self._read + len(content))
-            if not part:
+        content, filled = memoryview(bytearray(size - self._read)), 0
+        while filled < len(content):
+            count = os.preadv(self._descriptor, [content[filled:]], self._read + filled)
+            if not count:
                 raise LogFormatError(
                     f"reading the open chunk from id {self.first}: it is shorter than it was said to be"
                 )
-            content += part
+            filled += count
         self._read = size
         messages = pa.ipc.MessageReader.open_stream(pa.py_buffer(content))
         for message in messages:

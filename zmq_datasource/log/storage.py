@@ -13,10 +13,12 @@ import socket
 import stat
 import tempfile
 import uuid
-from collections.abc import Callable, Iterator, Mapping
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import pyarrow as pa
 
@@ -46,7 +48,12 @@ from zmq_datasource.log.layout import (
 from zmq_datasource.log.reader_files import ReaderFiles
 from zmq_datasource.log.staged_files import StagedFiles
 
-__all__ = ["LogStorage", "default_location"]
+__all__ = ["LogStorage", "Part", "default_location"]
+
+# Of what is written to a file.
+Part: TypeAlias = bytes | pa.Buffer
+# That one call of the system takes.
+_MOST_PARTS = 1024
 
 # Mapping a file, and giving the mapping back, costs as much as reading so many bytes, about.
 _MAPPED_BYTES = 256 << 10
@@ -220,10 +227,13 @@ class LogStorage(StagedFiles, ReaderFiles):
         """A file descriptor for reading an open chunk while it grows; FileNotFoundError if it is sealed already."""
         return os.open(self._growing_path(first), os.O_RDONLY)
 
-    def write_growing(self, first: int, offset: int, content: bytes, sync: bool) -> None:
-        """Make an open chunk go on with this from ``offset`` on, where it ends.
+    def write_growing(self, first: int, offset: int, parts: Sequence[Part], sync: bool) -> int:
+        """Make an open chunk go on with these from ``offset`` on, where it ends.
 
         May be repeated: what was not forced to the disk is written again, because the system may have forgotten it.
+
+        Returns:
+            Where it ends now.
 
         Raises:
             LogWriteError: The file system refused; the chunk ends at ``offset`` still, as far as can be.
@@ -232,7 +242,7 @@ class LogStorage(StagedFiles, ReaderFiles):
         with writing(f"writing {path}"):
             descriptor = os.open(path, os.O_RDWR | (0 if offset else os.O_CREAT | os.O_TRUNC), 0o666)
             try:
-                _write_whole(descriptor, content, offset)
+                end = _write_whole(descriptor, parts, offset)
                 if sync:
                     sync_file(path)
             except BaseException:
@@ -243,6 +253,7 @@ class LogStorage(StagedFiles, ReaderFiles):
                 os.close(descriptor)
             if sync and not offset:
                 sync_directory(path.parent)
+        return end
 
     def end_growing_at(self, first: int, size: int) -> None:
         """Remove what is behind this place of an open chunk."""
@@ -341,8 +352,14 @@ class LogStorage(StagedFiles, ReaderFiles):
         )
 
 
-def _write_whole(descriptor: int, content: bytes, offset: int) -> None:
-    rest = memoryview(content)
+def _write_whole(descriptor: int, parts: Sequence[Part], offset: int) -> int:
+    """Write all of it from ``offset`` on; where it ends."""
+    rest = deque(memoryview(part) for part in parts)
     while rest:
-        written = os.pwrite(descriptor, rest, offset)
-        rest, offset = rest[written:], offset + written
+        written = os.pwritev(descriptor, list(islice(rest, _MOST_PARTS)), offset)
+        offset += written
+        while rest and written >= len(rest[0]):
+            written -= len(rest.popleft())
+        if written:
+            rest[0] = rest[0][written:]
+    return offset

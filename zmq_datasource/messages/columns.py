@@ -12,6 +12,7 @@ from __future__ import annotations
 import sys
 from array import array
 from collections.abc import Collection, Sequence
+from functools import lru_cache
 from itertools import accumulate
 from typing import TypeAlias
 
@@ -47,6 +48,7 @@ def integers_of(numbers: Sequence[int]) -> pa.Array:
     return pa.Array.from_buffers(pa.int64(), len(numbers), [None, pa.py_buffer(array("q", numbers))])
 
 
+@lru_cache(256)  # most are the same each time, and each takes several calls of Arrow
 def number(value: int, kind: pa.DataType = pa.int64()) -> pa.Scalar:  # noqa: B008 - Arrow's types never change
     """One of Python's numbers for Arrow to compute with."""
     return integers_of([value]).cast(kind)[0]

@@ -7,6 +7,7 @@ that is not UTF-8 does not come back from text, so such a row keeps its frames; 
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence
 
 import pyarrow as pa
@@ -61,8 +62,10 @@ def number_rows(messages: pa.RecordBatch, partition: int, first_id: int) -> pa.R
 def times_of(timestamps: Sequence[tuple[int, int]]) -> pa.Array:
     """Runs of (microseconds since the epoch, number of messages) as a column."""
     kind = _TYPES["timestamp"]
-    times = [pa.repeat(number(time), count) for time, count in timestamps]
-    return pa.concat_arrays(times).cast(kind) if times else pa.nulls(0, kind)
+    times = array("q")
+    for time, count in timestamps:
+        times += array("q", [time]) * count
+    return pa.Array.from_buffers(kind, len(times), [None, pa.py_buffer(times)])
 
 
 def text_of(topics: pa.Array) -> tuple[pa.Array, set[int]]:

@@ -30,6 +30,8 @@ _log = logging.getLogger(__name__)
 
 _START_SECONDS = 60.0
 _END_SECONDS = 30.0
+# How often a server that nobody reads through hears how far the log has come.
+_IDLE_SECONDS = 0.1
 _STATUS_SECONDS = 0.5
 _LINE_SECONDS = 10.0
 # The status while a server process has said nothing yet.
@@ -59,7 +61,7 @@ def run(
     """
     options = parse(ProxyOptions, given)
     with ExitStack() as stack:
-        companion = _Companion(given)
+        companion = _Companion(given, serves=bool(options.durable or options.replay))
         flow = stack.enter_context(LiveFlow(options, companion.tell))
         companion.start(flow)
         stack.callback(companion.end)
@@ -85,10 +87,18 @@ def run(
 
 
 class _Companion:
-    """The server process, and another one if it is killed."""
+    """The server process, and another one if it is killed.
 
-    def __init__(self, given: Mapping[str, str]) -> None:
+    Args:
+        given: Its options, as text.
+        serves: Whether anybody reads the log through it. If not, it is not woken for every group of messages: all it
+            does is to say what Spark queries still need.
+    """
+
+    def __init__(self, given: Mapping[str, str], serves: bool) -> None:
         self._given = given
+        self._serves = serves
+        self._next_line = 0.0
 
     def start(self, flow: LiveFlow) -> None:
         """Start the process; ``flow`` listens to it from now on."""
@@ -138,8 +148,14 @@ class _Companion:
 
     def tell(self, progress: Progress) -> None:
         """How far the log has come."""
-        if self._again_at is None:
-            self._server.tell(progress)
+        if self._again_at is not None:
+            return
+        if not self._serves:
+            now = time.monotonic()
+            if now < self._next_line:
+                return
+            self._next_line = now + _IDLE_SECONDS
+        self._server.tell(progress)
 
     @property
     def status(self) -> Mapping[str, Any]:

@@ -32,7 +32,7 @@ class Progress(NamedTuple):
 
 
 class LogView:
-    """What of a log partition can be read now.
+    """What of a log partition can be read now. The open chunk is read once somebody asks for its rows.
 
     Args:
         storage: The log; written by another process on this machine.
@@ -42,6 +42,7 @@ class LogView:
         self._storage = storage
         self._index = ChunkIndex()
         self._tail: GrowingTail | None = None
+        self._grown = Grown(0, 0, 0)  # how far the tail may be read
         self.refresh()
 
     def refresh(self) -> None:
@@ -49,11 +50,7 @@ class LogView:
         self._index = read_index(self._storage)
 
     def follow(self, progress: Progress) -> None:
-        """Take over how far the writer says that the log has come.
-
-        Raises:
-            LogError: The files are not what a writer writes.
-        """
+        """Take over how far the writer says that the log has come."""
         earliest, sealed, grown = progress
         if sealed > self._index.end:
             self._append_sealed(sealed)
@@ -70,7 +67,7 @@ class LogView:
                     self.refresh()
                     return
                 self._tail = tail
-            tail.read_to(grown.bytes)
+            self._grown = grown
 
     def _append_sealed(self, end: int) -> None:
         """One chunk more, most of the time: a directory of many need not be listed for that."""
@@ -91,16 +88,18 @@ class LogView:
     @property
     def end(self) -> int:
         """The id after the last one."""
-        return self._index.end if self._tail is None else max(self._tail.end, self._index.end)
+        return self._index.end if self._tail is None else max(self._grown.end, self._index.end)
 
     def batches(self, start: int) -> Iterator[pa.RecordBatch]:
         """Rows from ``start`` on, as far as they can be read without looking again.
 
         Raises:
             DataLossError: A chunk was deleted meanwhile.
+            LogFormatError: The open chunk is not what a writer writes.
         """
         tail = self._tail
         if tail is not None and start >= tail.first:
+            tail.read_to(self._grown.bytes)
             for batch in list(tail.batches):
                 first = batch.column("id")[0].as_py()
                 if first + batch.num_rows > start:
@@ -140,7 +139,7 @@ class Cursor:
         """Up to so many rows and bytes, one at least, and step behind them; None if there are none at present.
 
         Raises:
-            DamagedChunkError: The log's bytes are not what was written.
+            LogError: The log's bytes are not what was written.
         """
         if self._rest is None:
             try:

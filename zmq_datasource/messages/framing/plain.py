@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from zmq_datasource.messages.columns import all_true, frame_at, frame_counts, integers_of, number, only_rows
+from zmq_datasource.messages.columns import frame_at, frame_counts, integers_of, number, only_rows
 from zmq_datasource.messages.rows import message_rows, text_of, times_of
 
 __all__ = ["decode_plain"]
@@ -34,16 +34,18 @@ def decode_plain(
     topic: pa.Array | None = None
     kept: pa.Array | None = None
     counts = frame_counts(raw)
-    alone = pc.equal(counts, number(1, pa.int32()))
-    if not all_true(alone):
+    # What all have in common is not computed for each: for a few messages every call counts.
+    fewest, most = pc.min_max(counts).as_py().values()
+    if most and most > 1:
         first = raw.offsets[:-1]
-        if alone.true_count:
-            first = pc.if_else(alone, pa.nulls(1, pa.int32())[0], first)
+        if fewest == 1:
+            first = pc.if_else(pc.equal(counts, number(1, pa.int32())), pa.nulls(1, pa.int32())[0], first)
         topic, bad = text_of(raw.values.take(first))
-        long = pc.greater(counts, number(2, pa.int32()))
-        if bad:
-            long = pc.or_(long, pc.is_in(pa.arange(0, len(raw)), value_set=integers_of(sorted(bad))))
-        kept = only_rows(raw, long) if long.true_count else None
+        if bad or most > 2:
+            long = pc.greater(counts, number(2, pa.int32()))
+            if bad:
+                long = pc.or_(long, pc.is_in(pa.arange(0, len(raw)), value_set=integers_of(sorted(bad))))
+            kept = only_rows(raw, long)
     return message_rows(
         frame_at(raw, -1),
         times_of(timestamps),
