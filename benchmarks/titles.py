@@ -65,8 +65,8 @@ TITLES = {
     ),
     "growth": (
         "Many topics, many publishers",
-        "Microseconds a message of 100 bytes costs the receiving thread, from libzmq's queue to rows, by how many topics "
-        "(`framing=bitcoin`) or publishers (`framing=sequenced`) come in turn, each with numbers of its own.",
+        "Microseconds a message of 100 bytes costs the receiving thread, from libzmq's queue to rows, by how many "
+        "topics (`framing=bitcoin`) or publishers (`framing=sequenced`) come in turn, each with numbers of its own.",
     ),
     "loss": (
         "Loss at default marks",

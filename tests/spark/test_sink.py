@@ -85,7 +85,8 @@ def test_columns_with_64_bit_offsets_are_written(spark: SparkSession, context: C
             connect=endpoint,
         )
         write(
-            spark.createDataFrame([([b"a", b"", b"c"],)], "frames ARRAY<BINARY>").coalesce(1), connect=endpoint
+            spark.createDataFrame([([b"a", b"", b"c"],)], "frames ARRAY<BINARY>").coalesce(1),
+            connect=endpoint,
         )
     finally:
         spark.conf.unset("spark.sql.execution.arrow.useLargeVarTypes")
