@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
@@ -43,12 +44,15 @@ def measure_proxy(times: Times) -> Iterator[Measurement]:
         JOURNALING_PLAIN: partial(_journaling, sync=False, plain=True),
     }
     for size in _SIZES:
-        rates = {method: partial(_rate, proxy, size, times) for method, proxy in proxies.items()}
+        rates = {
+            method: partial(_tried, partial(_rate, proxy, size, times)) for method, proxy in proxies.items()
+        }
         yield from measured("proxy", f"{size_name(size)}, messages/s", "", rates, times)
     for size in _SIZES:
         tails: dict[str, list[float]] = {method: [] for method in proxies}
         paced = {
-            method: partial(_latency, proxy, size, times, tails[method]) for method, proxy in proxies.items()
+            method: partial(_tried, partial(_latency, proxy, size, times, tails[method]))
+            for method, proxy in proxies.items()
         }
         yield from measured("proxy", f"{size_name(size)}, p50 in µs", "", paced, times)
         for method, values in tails.items():
@@ -56,22 +60,26 @@ def measure_proxy(times: Times) -> Iterator[Measurement]:
             yield Measurement("proxy", f"{size_name(size)}, p99 in µs", method, "", tuple(values[1:]))
 
 
-def _rate(proxy: _Method, size: int, times: Times) -> Sample:
+def _tried(run: Callable[[], Sample]) -> Sample:
+    """libzmq's own proxy, with an XPUB that does not drop, stands still for ever now and then: then once more."""
     for _ in range(_TRIES):
-        with (
-            proxy() as (front, back, pid),
-            peer("sub", connect=back, hwm=_HWM, shape="topic") as subscriber,
-            peer("pub", connect=front, hwm=_HWM, size=size, shape="topic") as publisher,
-        ):
-            subscriber.go()
-            publisher.go()
-            peers = {"publisher": publisher.pid, "proxy": pid, "subscriber": subscriber.pid}
-            try:
-                return window(subscriber, times, peers)
-            except RuntimeError as e:
-                # libzmq's own proxy, with an XPUB that does not drop, stands still for ever now and then.
-                print(f"{e}; once more", flush=True)
+        try:
+            return run()
+        except RuntimeError as e:
+            print(f"{e}; once more", flush=True)
     raise TimeoutError(f"{_TRIES} times no message came through a proxy")
+
+
+def _rate(proxy: _Method, size: int, times: Times) -> Sample:
+    with (
+        proxy() as (front, back, pid),
+        peer("sub", connect=back, hwm=_HWM, shape="topic") as subscriber,
+        peer("pub", connect=front, hwm=_HWM, size=size, shape="topic") as publisher,
+    ):
+        subscriber.go()
+        publisher.go()
+        peers = {"publisher": publisher.pid, "proxy": pid, "subscriber": subscriber.pid}
+        return window(subscriber, times, peers)
 
 
 def _latency(proxy: _Method, size: int, times: Times, tails: list[float]) -> Sample:
@@ -83,12 +91,12 @@ def _latency(proxy: _Method, size: int, times: Times, tails: list[float]) -> Sam
     ):
         subscriber.go()
         publisher.go()
-        window(subscriber, Times(times.warm_up / 2, times.warm_up / 2, 1), {})
-        subscriber.latency()
+        time.sleep(times.warm_up)
+        subscriber.latency()  # of the warm-up
         window(subscriber, Times(times.seconds, 0.0, 1), {})
         found = subscriber.latency()
-        tails.append(found["p99"])
-        return Sample(found["p50"])
+    tails.append(found["p99"])
+    return Sample(found["p50"])
 
 
 @contextmanager
