@@ -115,7 +115,7 @@ class GrowingChunk:
         self._metadata = metadata
         if self._small is not None:
             self._small += batches
-            if sum(batch.nbytes for batch in batches) >= len(batches) * _SMALL_BATCH_BYTES:
+            if _size(batches) >= len(batches) * _SMALL_BATCH_BYTES:
                 self._small = None
 
     def write(self, sync: bool) -> None:
@@ -158,9 +158,14 @@ def write_compact(
     Raises:
         LogWriteError: The file system refused; nothing appeared.
     """
-    if sum(batch.nbytes for batch in batches) < _MOST_COMPACT_BYTES:
+    if _size(batches) < _MOST_COMPACT_BYTES:
         batches = [pa.concat_batches(batches)]
     return write_chunk(storage, batches, metadata, sync)
+
+
+def _size(batches: Sequence[pa.RecordBatch]) -> int:
+    """Bytes in memory. (``nbytes`` is the same for what is no slice, and for a thousand batches takes 50 ms.)"""
+    return sum(batch.get_total_buffer_size() for batch in batches)
 
 
 class Groups(NamedTuple):

@@ -151,7 +151,9 @@ class LogWriter(ReadableLog):
                 batch = number_rows(messages, self._storage.partition, next_id)
                 numbered.append(batch)
                 next_id += batch.num_rows
-                size += batch.nbytes
+                size += (
+                    batch.get_total_buffer_size()
+                )  # of what is no slice as much as nbytes, and far quicker
         # Nothing from here on can fail half-way.
         self._batches += numbered
         self._next = next_id

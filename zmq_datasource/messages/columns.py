@@ -26,6 +26,7 @@ __all__ = [
     "all_true",
     "behind_first",
     "binary_of",
+    "data_bytes",
     "frame_at",
     "frame_counts",
     "integers_of",
@@ -72,6 +73,12 @@ def binary_of(contents: Sequence[bytes | None]) -> pa.Array:
     return pa.Array.from_buffers(
         pa.binary(), len(contents), [valid, pa.py_buffer(ends), pa.py_buffer(b"".join(present))]
     )
+
+
+def data_bytes(column: pa.Array) -> int:
+    """How many bytes the binary values of a column have together."""
+    offsets = memoryview(column.buffers()[1])[4 * column.offset :].cast("i")
+    return offsets[len(column)] - offsets[0] if len(column) else 0
 
 
 def raw_of(messages: Sequence[RawMessage]) -> pa.ListArray:

@@ -12,7 +12,6 @@ from concurrent.futures import Future
 from typing import NamedTuple
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from zmq_datasource.counters import SourceCounters
 from zmq_datasource.errors import LogWriteError
@@ -20,6 +19,7 @@ from zmq_datasource.log.layout import LOCK_WAIT_SECONDS
 from zmq_datasource.log.state import Carried, SavedState
 from zmq_datasource.log.storage import LogStorage
 from zmq_datasource.log.writer import LogWriter
+from zmq_datasource.messages.columns import data_bytes
 from zmq_datasource.messages.framing import decode_plain, raw_messages
 from zmq_datasource.options import ProxyOptions
 from zmq_datasource.proxy.view import Progress
@@ -151,7 +151,7 @@ class Journal:
         """
         batch = decode_plain(messages, [(timestamp, len(messages))])
         self._counters.received += len(messages)
-        self._counters.bytes += pc.sum(pc.binary_length(batch.column("value"))).as_py()
+        self._counters.bytes += data_bytes(batch.column("value"))
         self.log.append_whole([batch])
         self._note(messages)
 
