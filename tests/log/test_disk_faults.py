@@ -346,11 +346,14 @@ def test_a_full_disk_holds_a_proxys_push_back_and_costs_nothing(context: Context
     ):
         sub = subscriber(context, proxy, b"", rcvhwm=100_000)
         push.connect(sides["pull"])
-        with pushing(push) as sent:
-            first = durable.receive(60)
-            assert first is not None
-            blocker = fill_disk(disk)
-            wait_for(lambda: proxy.flow.status()["diskFault"], "the pause")
+        push.send(b"0")
+        first = durable.receive(60)
+        assert first is not None
+        blocker = fill_disk(disk)
+        for number in range(1, SOME):
+            push.send(b"%d" % number + b" " * SIZE)
+        wait_for(lambda: proxy.flow.status()["diskFault"], "the pause")
+        with pushing(push, first=SOME) as sent:
             wait_for(lambda: sent() and not push.poll(200, zmq.POLLOUT), "the sender is held back")
             assert sent() < MESSAGES
             durable.ack(first, wait=True)  # which takes no room

@@ -21,10 +21,11 @@ from zmq_datasource.transport.opened import OpenSocket
 from zmq_datasource.transport.spec import SocketSpec
 from zmq_datasource.transport.unfinished import Unfinished
 
-__all__ = ["WAIT_MS", "Channel", "make_channels"]
+__all__ = ["SILENT_MS", "WAIT_MS", "Channel", "make_channels"]
 
-# How long a round waits for its first message; the delay of the thread's other duties.
-WAIT_MS = 10
+# How long a round waits for its first message; the delay of the thread's other duties. A feed that has been silent for
+# a while has none but housekeeping, and what comes ends the wait.
+WAIT_MS, SILENT_MS = 10, 100
 
 
 class Channel:
@@ -50,6 +51,7 @@ class Channel:
         self.replayer = replayer
         self._counts = counts
         self._known_connections = 0
+        self._wait_ms = WAIT_MS
 
     def open(self) -> None:
         """Open the sockets.
@@ -64,7 +66,7 @@ class Channel:
             self.replayer.open()
 
     def _prepare(self, sock: zmq.Socket[bytes]) -> None:
-        sock.setsockopt(zmq.RCVTIMEO, WAIT_MS)
+        sock.setsockopt(zmq.RCVTIMEO, self._wait_ms)
         for prefix in self._prefixes:
             sock.setsockopt(zmq.SUBSCRIBE, prefix)
 
@@ -108,6 +110,12 @@ class Channel:
                 self._known_connections = watch.connections
                 self.replayer.heard()
 
+    def wait_up_to(self, milliseconds: int) -> None:
+        """From now on a ``take`` waits no longer."""
+        if milliseconds != self._wait_ms:
+            self._wait_ms = milliseconds
+            self.socket.setsockopt(zmq.RCVTIMEO, milliseconds)
+
     def took(self, count: int) -> None:
         """Count messages that were taken elsewhere."""
         self.opened.watch.taken += count
@@ -115,7 +123,7 @@ class Channel:
             self.replayer.heard()
 
     def take(self, inbox: Inbox, most: int, room: int, wait: bool) -> Taken:
-        """Take messages until none is there, or no room: ``Inbox.take``, which waits up to ``WAIT_MS``."""
+        """Take messages until none is there, or no room: as ``Inbox.take``."""
         taken = self._unfinished.take(inbox, most, room, wait)
         if taken.empty:
             self.opened.watch.found_empty()

@@ -22,7 +22,7 @@ from zmq_datasource.errors import SocketError
 from zmq_datasource.messages.schemas import MAX_MESSAGE_BYTES, MESSAGE_SCHEMA
 from zmq_datasource.options import ReadOptions
 from zmq_datasource.sequences import SequenceTracker
-from zmq_datasource.source.channel import WAIT_MS, Channel, make_channels
+from zmq_datasource.source.channel import SILENT_MS, WAIT_MS, Channel, make_channels
 from zmq_datasource.source.dead_letters import DeadLetters
 from zmq_datasource.source.incidents import Incidents
 from zmq_datasource.source.intake import Arrival, Findings, Intake
@@ -42,6 +42,8 @@ _ROUND_BYTES = 4 << 20
 BATCH_MESSAGES = 16_384
 BATCH_BYTES = 8 << 20
 _HOUSEKEEPING_SECONDS = 0.1
+# A feed is silent if nothing has come for so long: what was received is sealed by then, or 0.1 s later than it might be.
+_SILENT_SECONDS = 2.0
 
 
 class Receiver:
@@ -75,6 +77,7 @@ class Receiver:
         self._arrivals: list[Arrival] = []
         self._turn = 0  # the channel that a round begins with
         self._next_housekeeping = 0.0
+        self._silent_from = time.monotonic() + _SILENT_SECONDS
 
     def __enter__(self) -> Self:
         """Open the sockets.
@@ -157,7 +160,7 @@ class Receiver:
         return self._incidents.failure
 
     def receive(self, most: int = ROUND_MESSAGES) -> int:
-        """One round: wait up to ``WAIT_MS`` for a message, then take what is there, from the sockets in turn.
+        """One round: wait a moment for a message, then take what is there, from the sockets in turn.
 
         Args:
             most: Take no more than this many messages from a socket.
@@ -171,7 +174,9 @@ class Receiver:
             self._next_housekeeping = now + _HOUSEKEEPING_SECONDS
         room = min(_ROUND_BYTES, self._batch_bytes)
         if self._poller is None:
-            return self._receive_from(self._channels[0], most, room, True)
+            channel = self._channels[0]
+            channel.wait_up_to(SILENT_MS if now >= self._silent_from else WAIT_MS)
+            return self._receive_from(channel, most, room, True)
         taken = 0
         ready = dict(self._poller.poll(WAIT_MS))
         for _ in self._channels:
@@ -200,8 +205,9 @@ class Receiver:
             )
         if taken.messages:
             channel.took(taken.messages)
-            now = int(self._clock() * 1_000_000)
-            self._arrivals.append(Arrival(now, taken.messages, channel.name, channel.connection()))
+            self._silent_from = time.monotonic() + _SILENT_SECONDS
+            timestamp = int(self._clock() * 1_000_000)
+            self._arrivals.append(Arrival(timestamp, taken.messages, channel.name, channel.connection()))
         return taken.messages
 
     def take(self) -> pa.RecordBatch:
