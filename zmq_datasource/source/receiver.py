@@ -42,7 +42,7 @@ _ROUND_BYTES = 4 << 20
 BATCH_MESSAGES = 16_384
 BATCH_BYTES = 8 << 20
 _HOUSEKEEPING_SECONDS = 0.1
-# A feed is silent if nothing has come for so long: what was received is sealed by then, or 0.1 s later than it might be.
+# A feed is silent if nothing has come for so long. What was received is sealed by then, or 0.1 s late.
 _SILENT_SECONDS = 2.0
 
 
