@@ -151,9 +151,8 @@ class LogWriter(ReadableLog):
                 batch = number_rows(messages, self._storage.partition, next_id)
                 numbered.append(batch)
                 next_id += batch.num_rows
-                size += (
-                    batch.get_total_buffer_size()
-                )  # of what is no slice as much as nbytes, and far quicker
+                # As much as nbytes, for it is no slice, and far quicker.
+                size += batch.get_total_buffer_size()
         # Nothing from here on can fail half-way.
         self._batches += numbered
         self._next = next_id
