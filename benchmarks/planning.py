@@ -13,8 +13,8 @@ from benchmarks.peers import in_process
 from zmq_datasource.log.layout import PARTITION
 from zmq_datasource.log.storage import LogStorage
 from zmq_datasource.log.writer import LogWriter
-from zmq_datasource.messages.columns import raw_of
 from zmq_datasource.messages.framing import decode_plain
+from zmq_datasource.messages.raw import raw_of
 from zmq_datasource.options import StreamReadOptions
 from zmq_datasource.options.parser import parse
 from zmq_datasource.spark.stream_reader import ZmqStreamReader

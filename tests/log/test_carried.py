@@ -11,7 +11,7 @@ from tests.support import stream_options
 from zmq_datasource.acknowledged.transactions import CommittedTransactions, Transaction
 from zmq_datasource.counters import SourceCounters
 from zmq_datasource.log.carried import CarriedState, Envelope
-from zmq_datasource.messages.columns import raw_of
+from zmq_datasource.messages.raw import raw_of
 from zmq_datasource.source.intake import Arrival, Intake
 
 COUNTERS = (

@@ -16,8 +16,8 @@ from zmq_datasource.errors import DamagedChunkError, DataLossError, ZmqDataSourc
 from zmq_datasource.log.chunk import fingerprint, read_chunk, write_batches
 from zmq_datasource.log.layout import chunk_name
 from zmq_datasource.log.storage import LogStorage
-from zmq_datasource.messages.columns import raw_of
 from zmq_datasource.messages.framing import decode_plain
+from zmq_datasource.messages.raw import raw_of
 from zmq_datasource.messages.rows import number_rows
 from zmq_datasource.messages.schemas import LOG_SCHEMA
 

@@ -22,8 +22,8 @@ from zmq_datasource.log.layout import Chunk, StateFile
 from zmq_datasource.log.state import SavedState, StateRecord, StateRecorder, read_saved_state
 from zmq_datasource.log.storage import LogStorage
 from zmq_datasource.log.writer import LogWriter
-from zmq_datasource.messages.columns import RawMessage, raw_of
 from zmq_datasource.messages.framing import to_rows
+from zmq_datasource.messages.raw import RawMessage, raw_of
 from zmq_datasource.sequences import state as sequences_state
 from zmq_datasource.source.intake import Arrival, Intake
 from zmq_datasource.source.kept import read_gaps

@@ -11,18 +11,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from zmq_datasource.messages.columns import (
-    RawMessage,
     binary_of,
-    frame_at,
     integers_of,
     join_frames,
     number,
     numbers_from,
     numbers_to,
-    only_rows,
-    raw_of,
     text,
 )
+from zmq_datasource.messages.raw import RawMessage, RawMessages, raw_of
 
 messages = st.lists(st.lists(st.binary(max_size=9), min_size=1, max_size=4), max_size=20)
 
@@ -42,23 +39,40 @@ def test_bytes_and_nulls_become_a_column(contents: list[bytes | None]) -> None:
 @given(messages)
 def test_raw_messages_are_lists_of_their_frames(sent: list[list[bytes]]) -> None:
     raw = raw_of(listed(sent))
-    raw.validate(full=True)
-    assert raw.to_pylist() == sent
-    assert raw_of([b"alone"]).to_pylist() == [[b"alone"]]
+    lists = raw.lists()
+    lists.validate(full=True)
+    assert lists.to_pylist() == sent
+    assert raw_of([b"alone"]).lists().to_pylist() == [[b"alone"]]
+    assert raw.counts().to_pylist() == list(map(len, sent))
+    assert [raw.message(row) for row in range(len(raw))] == sent
+    behind = pa.concat_arrays([raw_of([[b"x", b"y", b"z"]]).lists(), lists])[1:]
+    for again in (RawMessages.of_lists(lists), RawMessages.of_lists(behind)):
+        assert again.lists().to_pylist() == sent
+        assert again.last.to_pylist() == [frames[-1] for frames in sent]
+        assert again.first.to_pylist() == [frames[0] if len(frames) > 1 else None for frames in sent]
+
+
+@given(messages, st.data())
+def test_some_raw_messages_are_raw_messages(sent: list[list[bytes]], data: st.DataObject) -> None:
+    mask = data.draw(st.lists(st.booleans(), min_size=len(sent), max_size=len(sent)))
+    expected = [frames for frames, kept in zip(sent, mask, strict=True) if kept]
+    raw = raw_of(listed(sent))
+    places = [place for place, kept in enumerate(mask) if kept]
+    some = (raw.filter(pa.array(mask, pa.bool_())), raw.take(integers_of(places)))
+    for part in some:
+        assert part.lists().to_pylist() == expected
+    only = [frames if kept else None for frames, kept in zip(sent, mask, strict=True)]
+    assert raw.only(places).to_pylist() == raw.only(pa.array(mask, pa.bool_())).to_pylist() == only
 
 
 @given(messages, st.integers(0, 3), st.booleans())
 def test_a_frame_is_found_from_either_end(sent: list[list[bytes]], place: int, backwards: bool) -> None:
     at = -1 - place if backwards else place
     long_enough = [frames for frames in sent if len(frames) > place]
-    assert frame_at(raw_of(listed(long_enough)), at).to_pylist() == [frames[at] for frames in long_enough]
-
-
-def test_frames_are_found_in_a_part_of_a_column() -> None:
-    raw = raw_of([[b"a", b"b"], [b"c"], [b"d", b"e", b"f"], [b"g"]])
-    assert frame_at(raw[1:], -1).to_pylist() == [b"c", b"f", b"g"]
-    assert frame_at(raw[1:2], 0).to_pylist() == [b"c"]
-    assert only_rows(raw[1:], {1}).to_pylist() == [None, [b"d", b"e", b"f"], None]
+    assert raw_of(listed(long_enough)).frame(at).to_pylist() == [frames[at] for frames in long_enough]
+    alike = [frames for frames in sent if len(frames) == place + 1]
+    for end in (place, -1 - place):
+        assert raw_of(listed(alike)).frame(end).to_pylist() == [frames[end] for frames in alike]
 
 
 @given(st.lists(st.tuples(st.none() | st.binary(max_size=3), st.none() | st.binary(max_size=3)), max_size=20))
@@ -98,7 +112,7 @@ _RECEIVING = """
 import sys
 from tests.support import stream_options
 from zmq_datasource.counters import SourceCounters
-from zmq_datasource.messages.columns import raw_of
+from zmq_datasource.messages.raw import raw_of
 from zmq_datasource.messages.rows import number_rows
 from zmq_datasource.source.intake import Arrival, Intake
 

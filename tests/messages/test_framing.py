@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from zmq_datasource.messages.columns import RawMessage, raw_of
 from zmq_datasource.messages.framing import decode_plain, to_rows
+from zmq_datasource.messages.raw import RawMessage, raw_of
 from zmq_datasource.messages.rows import number_rows
 from zmq_datasource.messages.schemas import MESSAGE_SCHEMA, row_schema
 

@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 
 from tests.support import DATA, stream_options
 from zmq_datasource.counters import SourceCounters
-from zmq_datasource.messages.columns import RawMessage, raw_of
 from zmq_datasource.messages.framing import to_rows
 from zmq_datasource.messages.framing.fields import UnfitError
 from zmq_datasource.messages.framing.replay import Reply, read_reply, request
+from zmq_datasource.messages.raw import RawMessage, raw_of
 from zmq_datasource.messages.rows import number_rows
 from zmq_datasource.source.intake import Arrival, Intake
 from zmq_datasource.source.kept import read_gaps

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pyarrow as pa
 
-from zmq_datasource.messages.columns import only_rows, raw_of
+from zmq_datasource.messages.columns import only_rows
 from zmq_datasource.messages.framing.presets import whole_layout
+from zmq_datasource.messages.raw import raw_of
 from zmq_datasource.messages.rows import message_rows, text_of, times_of
 from zmq_datasource.messages.schemas import FRAMES, MESSAGE_SCHEMA
 from zmq_datasource.options.framing import Framing
@@ -39,7 +40,7 @@ def test_no_rows_are_rows_too() -> None:
 
 
 def test_only_rows_that_need_them_keep_frames() -> None:
-    raw = raw_of([b"0", b"1", [b"2", b"3"]])
+    raw = raw_of([b"0", b"1", [b"2", b"3"]]).lists()
     assert only_rows(raw, {1, 2}).to_pylist() == [None, [b"1"], [b"2", b"3"]]
     assert only_rows(raw, pa.array([True, False, False])).to_pylist() == [[b"0"], None, None]
 
@@ -63,5 +64,8 @@ def test_a_message_without_a_topic_has_no_frame_for_it() -> None:
     layout = whole_layout("vllm")
     assert layout is not None
     topics, values = pa.array([b"t", None], pa.binary()), pa.array([b"a", b"b"], pa.binary())
-    frames = layout.frames_of(topics, topics, pa.array([1, 2], pa.int64()), values)
-    assert frames.to_pylist() == [[b"t", (1).to_bytes(8, "big"), b"a"], [(2).to_bytes(8, "big"), b"b"]]
+    messages = layout.messages_of(topics, topics, pa.array([1, 2], pa.int64()), values)
+    assert messages.lists().to_pylist() == [
+        [b"t", (1).to_bytes(8, "big"), b"a"],
+        [(2).to_bytes(8, "big"), b"b"],
+    ]

@@ -26,6 +26,7 @@ from zmq_datasource import (
 )
 from zmq_datasource.log.storage import LogStorage
 from zmq_datasource.log.writer import LogWriter
+from zmq_datasource.messages.raw import RawMessages
 from zmq_datasource.proxy import durable, durable_session, replays
 from zmq_datasource.proxy.pipes import start_line
 from zmq_datasource.proxy.subscriptions import Subscription, Subscriptions
@@ -647,7 +648,7 @@ def test_an_unexpected_error_at_one_subscriber_leaves_the_others_alone(
     def get(self: Subscriptions, name: str) -> Subscription | None:
         return known(self, name) if name != "unlucky" else 1 // 0  # type: ignore[return-value]
 
-    def raw_messages(batch: pa.RecordBatch) -> pa.ListArray:
+    def raw_messages(batch: pa.RecordBatch) -> RawMessages:
         if b"bad" in batch.column("value").to_pylist():
             raise ZeroDivisionError("nobody has thought of this")
         return read(batch)

@@ -8,8 +8,8 @@ import pyarrow as pa
 import pytest
 
 from zmq_datasource.errors import ProtocolError
-from zmq_datasource.messages.columns import raw_of
 from zmq_datasource.messages.framing import decode_plain
+from zmq_datasource.messages.raw import raw_of
 from zmq_datasource.proxy.durable_protocol import EARLIEST, Lost, Message, Subscribe
 from zmq_datasource.proxy.durable_session import LEAST, DurableSession, Wire
 from zmq_datasource.proxy.subscriptions import Subscription, Subscriptions

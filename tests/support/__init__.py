@@ -21,8 +21,8 @@ import zmq
 from tests.support.ports import free_port
 from zmq_datasource.log.reader import read_index, read_slices, slices
 from zmq_datasource.log.storage import LogStorage
-from zmq_datasource.messages.columns import raw_of
 from zmq_datasource.messages.framing import decode_plain
+from zmq_datasource.messages.raw import raw_of
 from zmq_datasource.options import StreamReadOptions, WriteOptions
 from zmq_datasource.options.parser import parse
 from zmq_datasource.source.channel import Channel

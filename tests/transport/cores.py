@@ -60,9 +60,13 @@ def take_all(receiver: Socket, inbox: core.Inbox | None = None, **bounds: Any) -
 
 
 def handed_over(inbox: core.Inbox) -> Frames:
-    messages = inbox.hand_over()
+    raw = inbox.hand_over()
+    for column in (raw.first, raw.last, raw.middle):
+        if column is not None:
+            column.validate(full=True)
+            assert len(column) == len(raw)
+    messages = raw.lists()
     messages.validate(full=True)
-    assert messages.type == FRAMES
     return messages.to_pylist()  # type: ignore[no-any-return]
 
 

@@ -48,6 +48,7 @@ from zmq_datasource.transport.core import (
     Outbox,
     SameColumn,
     Taken,
+    columns_of,
 )
 
 pytestmark = pytest.mark.usefixtures("core_name")
@@ -182,9 +183,9 @@ def test_an_inbox_reaches_all_that_its_offsets_reach(context: Context) -> None:
         push.send(frame, copy=False)
     assert inbox.take(pull, 9, LARGEST) == Taken(2, 0, False)
     assert inbox.size == LARGEST
-    messages = inbox.hand_over()
+    messages = inbox.hand_over().last
     messages.validate()
-    assert [len(message[0].as_buffer()) for message in messages] == [(1 << 30) - 1, 1 << 30]
+    assert [len(message.as_buffer()) for message in messages] == [(1 << 30) - 1, 1 << 30]
     assert take_all(pull, inbox) == [[b"one more"]]
 
 
@@ -232,7 +233,7 @@ def test_what_was_handed_over_never_changes(context: Context) -> None:
         send(push, messages)
         into = (inbox, other)[turn % 3 == 0]
         into.take(pull, 3, 1 << 30)
-        held.append((into.hand_over(), messages))
+        held.append((into.hand_over().lists(), messages))
         if turn % 2:
             del held[turn // 4]  # its memory may be used again, and that of no other
         if turn == 30:
@@ -254,7 +255,7 @@ def test_memory_is_given_back(context: Context) -> None:
             inbox.take(pull, 30, 1 << 30)
             messages = inbox.hand_over()
             read_all(pull)
-            give_all(push, [FramesColumn(messages)], 30)
+            give_all(push, columns_of(messages), 30)
             read_all(pull)
 
     def resident() -> int:
@@ -279,8 +280,8 @@ def test_a_small_batch_does_not_hold_the_memory_of_a_large_one(context: Context)
     small = inbox.hand_over()
     send(push, [[b"y" * 8 * MIB]])
     inbox.take(pull, 1, MIB)
-    assert small.to_pylist() == [[b"small"]]
-    assert small.get_total_buffer_size() < 1000
+    assert small.lists().to_pylist() == [[b"small"]]
+    assert small.last.get_total_buffer_size() < 1000
 
 
 # Signals, other threads, and sockets that go.

@@ -23,6 +23,7 @@ from tests.transport.cores import (
     raw_lists,
     read_all,
 )
+from zmq_datasource.messages.raw import raw_of
 from zmq_datasource.messages.schemas import FRAMES
 from zmq_datasource.transport import core
 from zmq_datasource.transport.core import (
@@ -31,6 +32,7 @@ from zmq_datasource.transport.core import (
     NumberColumn,
     Outbox,
     SameColumn,
+    columns_of,
 )
 
 pytestmark = pytest.mark.usefixtures("core_name")
@@ -82,8 +84,8 @@ def test_a_slice_of_lists_is_what_it_shows(context: Context) -> None:
 
 def test_a_number_goes_behind_the_first_frame_and_never_takes_the_last_place(context: Context) -> None:
     push, pull = pair(context)
-    give_all(push, [FramesColumn(lists([[b"v"], [b"t", b"v"], [b"t", b"x", b"v"]])[1:], number=258)], 2)
-    give_all(push, [FramesColumn(lists([[b"v"]]), number=0)], 1)
+    give_all(push, columns_of(raw_of([[b"t", b"v"], [b"t", b"x", b"v"]]), 258), 2)
+    give_all(push, columns_of(raw_of([b"v"]), 0), 1)
     assert read_all(pull) == [
         [b"t", (258).to_bytes(8, "big"), b"v"],
         [b"t", (259).to_bytes(8, "big"), b"x", b"v"],
@@ -134,15 +136,12 @@ NOT_WHOLE = {
     "lists, beyond the frames": FramesColumn(raw_lists(GOOD, 0, 1, 2, 4)),
     "lists, far beyond the frames": FramesColumn(raw_lists(GOOD, 0, 1, 2, LARGEST)),
     "an empty list": FramesColumn(raw_lists(GOOD, 0, 1, 2, 2)),
-    "an empty list with a number": FramesColumn(raw_lists(GOOD, 0, 1, 2, 2), number=5),
     "frames of a list, decreasing": FramesColumn(raw_lists(binary(b"abc", 0, 1, 2, 1), 0, 1, 2, 3)),
     "frames of a list, beyond the data": FramesColumn(raw_lists(binary(b"abc", 0, 1, 9, 3), 0, 1, 2, 3)),
     "no list": FramesColumn(lists([[b"a"], [b"b"], None])),
-    "no list with a number": FramesColumn(lists([[b"a"], [b"b"], None]), number=5),
     "too few lists": FramesColumn(lists([[b"a"], [b"b"]])),
     "a number below 0": NumberColumn(-1),
     "numbers beyond 63 bits": NumberColumn(2**63 - 2),
-    "numbers in lists beyond 63 bits": FramesColumn(lists([[b"a"]] * 3), number=2**63 - 2),
 }
 
 
@@ -188,7 +187,7 @@ def test_rows_that_do_not_exist_are_refused(context: Context) -> None:
 def test_rows_know_their_size() -> None:
     frames = lists([[b"a"], [b"bb", b"ccc"]])
     assert Outbox([FramesColumn(frames)], 2).size(0, 2) == 6
-    assert Outbox([FramesColumn(frames, number=0)], 2).size(0, 2) == 22
+    assert Outbox([FramesColumn(frames), NumberColumn(0)], 2).size(0, 2) == 22
     assert (
         Outbox([FrameColumn(pa.array([None, b"xx"])), NumberColumn(0), SameColumn(b"s")], 2).size(1, 2) == 11
     )

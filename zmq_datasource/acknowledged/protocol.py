@@ -18,6 +18,7 @@ import pyarrow.compute as pc
 from zmq_datasource.errors import ProtocolError
 from zmq_datasource.messages.columns import join_frames, number, only_rows, text
 from zmq_datasource.messages.framing import decode_plain
+from zmq_datasource.messages.raw import RawMessages
 from zmq_datasource.messages.rows import message_rows, text_of, times_of
 from zmq_datasource.messages.schemas import FRAMES
 
@@ -329,7 +330,7 @@ def _make_rows(message: Data, columns: dict[str, pa.Array], timestamp: int) -> p
         messages = columns["frames"]
         if messages.null_count or pc.min(pc.list_value_length(messages)).as_py() == 0:
             raise ProtocolError("a message without frames")
-        return decode_plain(messages, timestamps, producer, numbers)
+        return decode_plain(RawMessages.of_lists(messages), timestamps, producer, numbers)
     value, topic, bad = columns["value"], None, set[int]()
     if "topic" in columns:
         topic, bad = text_of(columns["topic"])

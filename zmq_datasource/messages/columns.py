@@ -1,7 +1,5 @@
 """Messages as columns of Arrow, made and taken apart without a Python object for each.
 
-*Raw messages* are messages as they came from a socket: an array of lists of frames (``schemas.FRAMES``).
-
 Nothing here, nor elsewhere on a message's way, has Arrow look at a Python object, not even at a number: for that it
 imports pandas where there is one, which takes 0.2 s and 40 MB in each process. So numbers and texts become Arrow's
 scalars by ``number`` and ``text``.
@@ -14,7 +12,6 @@ from array import array
 from collections.abc import Collection, Sequence
 from functools import lru_cache
 from itertools import accumulate
-from typing import TypeAlias
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -22,26 +19,17 @@ import pyarrow.compute as pc
 from zmq_datasource.messages.schemas import FRAMES
 
 __all__ = [
-    "RawMessage",
     "all_true",
-    "behind_first",
     "binary_of",
     "data_bytes",
-    "frame_at",
-    "frame_counts",
     "integers_of",
     "join_frames",
     "number",
     "numbers_from",
     "numbers_to",
     "only_rows",
-    "raw_of",
     "text",
 ]
-
-
-# One of them as Python's bytes, for who looks at messages one by one: of a single frame, or a list of frames.
-RawMessage: TypeAlias = bytes | list[bytes]
 
 
 def integers_of(numbers: Sequence[int]) -> pa.Array:
@@ -81,42 +69,8 @@ def data_bytes(column: pa.Array) -> int:
     return offsets[len(column)] - offsets[0] if len(column) else 0
 
 
-def raw_of(messages: Sequence[RawMessage]) -> pa.ListArray:
-    """Raw messages from Python's."""
-    lists = [[message] if isinstance(message, bytes) else message for message in messages]
-    ends = array("i", accumulate(map(len, lists), initial=0))
-    frames = binary_of([frame for message in lists for frame in message])
-    return pa.Array.from_buffers(FRAMES, len(lists), [None, pa.py_buffer(ends)], children=[frames])
-
-
-def frame_counts(raw: pa.ListArray) -> pa.Array:
-    """How many frames each message has."""
-    return pc.list_value_length(raw)
-
-
-def frame_at(raw: pa.ListArray, place: int) -> pa.Array:
-    """One frame of each message, which has to have it; negative places count from the end."""
-    frames, offsets = raw.values, raw.offsets
-    if len(frames) == len(raw):  # each has one, unless some have none
-        return frames
-    places = pc.add(offsets[:-1] if place >= 0 else offsets[1:], number(place, pa.int32()))
-    return frames.take(places)
-
-
-def behind_first(raw: pa.ListArray) -> pa.ListArray:
-    """Raw messages without their first frame, where it is not the only one."""
-    counts, frames = frame_counts(raw), raw.flatten()
-    several = pc.greater(counts, 1).cast(pa.int32())
-    ends = pc.cumulative_sum(counts)
-    removed = pc.subtract(ends, counts).filter(pc.equal(several, 1))
-    kept = frames.filter(pc.invert(pc.is_in(pa.arange(0, len(frames)).cast(pa.int32()), value_set=removed)))
-    begin = pa.repeat(pa.scalar(0, pa.int32()), 1)
-    ends = pa.concat_arrays([begin, pc.cumulative_sum(pc.subtract(counts, several))])
-    return pa.Array.from_buffers(FRAMES, len(raw), [None, ends.buffers()[1]], children=[kept])
-
-
 def join_frames(columns: Sequence[pa.Array]) -> pa.ListArray:
-    """Raw messages from the columns of their frames, in this order; a null is no frame."""
+    """Lists of frames from the columns of them, in this order; a null is no frame."""
     rows, width = len(columns[0]), len(columns)
     places = array("q", bytes(8 * rows * width))
     for at in range(width):
@@ -132,11 +86,11 @@ def join_frames(columns: Sequence[pa.Array]) -> pa.ListArray:
     return pa.Array.from_buffers(FRAMES, rows, [None, ends.buffers()[1]], children=[frames])
 
 
-def only_rows(raw: pa.ListArray, rows: Collection[int] | pa.Array) -> pa.ListArray:
+def only_rows(lists: pa.ListArray, rows: Collection[int] | pa.Array) -> pa.ListArray:
     """The same with a null for each row but these: by their places, or by a mask."""
     if not isinstance(rows, pa.Array):
-        rows = pc.is_in(pa.arange(0, len(raw)), value_set=integers_of(sorted(rows)))
-    return raw.take(pc.if_else(rows, pa.arange(0, len(raw)), pa.nulls(1, pa.int64())[0]))
+        rows = pc.is_in(pa.arange(0, len(lists)), value_set=integers_of(sorted(rows)))
+    return lists.take(pc.if_else(rows, pa.arange(0, len(lists)), pa.nulls(1, pa.int64())[0]))
 
 
 def all_true(mask: pa.Array) -> bool:

@@ -21,7 +21,7 @@ import zmq
 from zmq_datasource.options import ProxyOptions
 from zmq_datasource.proxy.journal import Numbered
 from zmq_datasource.proxy.specs import proxy_socket
-from zmq_datasource.transport.core import FramesColumn, Outbox
+from zmq_datasource.transport.core import Outbox, columns_of
 from zmq_datasource.transport.kernel import Connection, connections, hang_up
 from zmq_datasource.transport.opened import OpenSocket
 
@@ -141,10 +141,9 @@ class Backend:
     def publish(self, numbered: Numbered) -> None:
         """Give messages to libzmq; with ``wait``, as far as there is room."""
         first, messages = numbered
-        # A message gets its id behind its first frame, which is the topic; one of a single frame has an empty topic.
-        column = FramesColumn(messages) if self._options.plain else FramesColumn(messages, number=first)
+        columns = columns_of(messages, None if self._options.plain else first)
         rows = len(messages)
-        self._pending.append(_Pending(first, rows, Outbox([column], rows)))
+        self._pending.append(_Pending(first, rows, Outbox(columns, rows)))
         if len(self._pending) == 1:
             self.go_on()
 

@@ -18,7 +18,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from zmq_datasource.errors import ProtocolError
-from zmq_datasource.messages.columns import frame_at, frame_counts
 from zmq_datasource.messages.framing import raw_messages
 from zmq_datasource.proxy.durable_protocol import Lost, Message, Subscribe
 from zmq_datasource.proxy.subscriptions import Subscription, Subscriptions
@@ -207,7 +206,7 @@ class DurableSession:
         if batch is None:
             return
         batch = _matching(batch, self.subscription.topics)
-        messages = raw_messages(batch).to_pylist()
+        messages = raw_messages(batch).lists().to_pylist()
         for number, frames in zip(batch.column("id").to_pylist(), messages, strict=True):
             self._pending.append(Message(number, tuple(frames if len(frames) > 1 else (b"", *frames))))
             self._pending_bytes += sum(map(len, frames))
@@ -234,8 +233,7 @@ def _matching(batch: pa.RecordBatch, topics: tuple[bytes, ...]) -> pa.RecordBatc
     names = pc.fill_null(pc.cast(batch.column("topic"), pa.binary()), b"")
     kept = batch.column("frames")
     if kept.null_count < len(kept):  # where a topic is no text, the column shows something else
-        messages = raw_messages(batch)
-        names = pc.if_else(pc.equal(frame_counts(messages), 1), b"", frame_at(messages, 0))
+        names = pc.fill_null(raw_messages(batch).first, b"")
     mask = None
     for topic in topics:
         found = pc.starts_with(names, topic)

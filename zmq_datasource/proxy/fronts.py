@@ -6,10 +6,10 @@ import logging
 import time
 from collections.abc import Sequence
 
-import pyarrow as pa
 import zmq
 
 from zmq_datasource.counters import SourceCounters
+from zmq_datasource.messages.raw import RawMessages
 from zmq_datasource.messages.schemas import MAX_MESSAGE_BYTES
 from zmq_datasource.transport.core import Inbox
 from zmq_datasource.transport.opened import OpenSocket
@@ -50,7 +50,7 @@ class Front:
         for request in requests:
             self.socket.send(request)
 
-    def receive(self) -> pa.ListArray:
+    def receive(self) -> RawMessages:
         """What is there, up to the bounds of a round, as raw messages."""
         inbox = self._inbox
         while inbox.messages < ROUND_MESSAGES and inbox.size < self._round_bytes:

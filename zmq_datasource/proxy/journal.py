@@ -21,6 +21,7 @@ from zmq_datasource.log.storage import LogStorage
 from zmq_datasource.log.writer import LogWriter
 from zmq_datasource.messages.columns import data_bytes
 from zmq_datasource.messages.framing import decode_plain, raw_messages
+from zmq_datasource.messages.raw import RawMessages
 from zmq_datasource.options import ProxyOptions
 from zmq_datasource.proxy.view import Progress
 
@@ -36,7 +37,7 @@ class Numbered(NamedTuple):
     """Raw messages that are durable, with the ids from ``first`` on."""
 
     first: int
-    messages: pa.ListArray
+    messages: RawMessages
 
 
 class _Group(NamedTuple):
@@ -143,7 +144,7 @@ class Journal:
         """Whether more should not be received before some of it is written."""
         return self.busy and bool(self._uncut)
 
-    def append(self, messages: pa.ListArray, timestamp: int) -> None:
+    def append(self, messages: RawMessages, timestamp: int) -> None:
         """Number raw messages that came at ``timestamp`` (microseconds since the epoch).
 
         Raises:
@@ -155,7 +156,7 @@ class Journal:
         self.log.append_whole([batch])
         self._note(messages)
 
-    def _note(self, messages: pa.ListArray) -> None:
+    def _note(self, messages: RawMessages) -> None:
         self._uncut.append(Numbered(self._next, messages))
         self._next += len(messages)
 

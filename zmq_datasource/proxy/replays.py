@@ -16,7 +16,6 @@ import zmq
 
 from zmq_datasource.errors import LogError
 from zmq_datasource.host.limited_logging import LimitedLog
-from zmq_datasource.messages.columns import behind_first
 from zmq_datasource.messages.framing import raw_messages
 from zmq_datasource.messages.framing.replay import END, TOPIC_WANTED
 from zmq_datasource.options import ProxyOptions
@@ -24,11 +23,9 @@ from zmq_datasource.proxy.router import Router
 from zmq_datasource.proxy.view import Cursor, LogView
 from zmq_datasource.transport.core import (
     Column,
-    FrameColumn,
-    FramesColumn,
-    NumberColumn,
     Outbox,
     SameColumn,
+    columns_of,
 )
 
 __all__ = ["ReplayServer"]
@@ -171,7 +168,6 @@ def _replies(peer: bytes, batch: pa.RecordBatch, topics: bool) -> list[Column]:
     first = batch.column("id")[0].as_py()
     address = [SameColumn(peer), SameColumn(b"")]
     if topics:
-        return [*address, FramesColumn(raw_messages(batch), number=first)]
-    if batch.column("frames").null_count == batch.num_rows:
-        return [*address, NumberColumn(first), FrameColumn(batch.column("value"))]
-    return [*address, NumberColumn(first), FramesColumn(behind_first(raw_messages(batch)))]
+        return [*address, *columns_of(raw_messages(batch), first)]
+    _, number, *others = columns_of(raw_messages(batch), first)
+    return [*address, number, *others]

@@ -18,9 +18,10 @@ import xxhash
 
 from zmq_datasource.counters import SourceCounters
 from zmq_datasource.log.carried import CarriedState, Envelope
-from zmq_datasource.messages.columns import binary_of, integers_of, number, raw_of
+from zmq_datasource.messages.columns import binary_of, integers_of, number
 from zmq_datasource.messages.framing import Fields, decode_plain, make_batch, make_framing
 from zmq_datasource.messages.framing.replay import Reply
+from zmq_datasource.messages.raw import RawMessages, raw_of
 from zmq_datasource.options import FramingOptions, Numbering
 from zmq_datasource.sequences import (
     Gap,
@@ -92,7 +93,7 @@ class Intake(CarriedState):
             else SequenceTracker(numbering, options.max_publishers, options.max_gaps)
         )
 
-    def read(self, raw: pa.ListArray, arrivals: Sequence[Arrival]) -> tuple[pa.RecordBatch, Findings]:
+    def read(self, raw: RawMessages, arrivals: Sequence[Arrival]) -> tuple[pa.RecordBatch, Findings]:
         """Messages of the live flow to rows.
 
         Args:
@@ -119,7 +120,7 @@ class Intake(CarriedState):
     def _keep_dead_letters(
         self,
         fields: Fields,
-        raw: pa.ListArray,
+        raw: RawMessages,
         origin: Callable[[int], Arrival],
         findings: Findings,
     ) -> None:
@@ -128,7 +129,7 @@ class Intake(CarriedState):
         for row, reason in fields.malformed:
             arrival = origin(row)
             findings.malformed.append(
-                MalformedMessage(reason, raw[row].as_py(), arrival.timestamp, arrival.endpoint)
+                MalformedMessage(reason, raw.message(row), arrival.timestamp, arrival.endpoint)
             )
         self._changed = self._changed or bool(fields.skipped or fields.announced or fields.malformed)
 

@@ -1,7 +1,7 @@
 /* Messages between libzmq and Arrow's buffers, many in one call and without the GIL.
  *
- * `Inbox.take` receives messages into buffers that Arrow can use as they are: the bytes of all frames one after the
- * other, where each frame ends, and how many frames each message has. `Outbox.give` sends rows of columns. Everything
+ * `Inbox.take` receives messages into buffers that Arrow can use as they are: a column of first frames, one of last
+ * frames, and lists of those between. `Outbox.give` sends rows of columns. Everything
  * else is Python: what a socket is, which messages fit, what becomes of a row that finds no room. core.py says what the
  * two mean, and python_core.py has the same two in Python.
  *
@@ -105,7 +105,7 @@ typedef struct {
 
 /* Memory for the next batch: what the system gives anew costs as much again as filling it, page by page. Touched only
  * while the GIL is held; a block that is alive is not in it. */
-enum { MOST_SPARE = 4, LEAST_SPARE_BYTES = 1 << 16, MOST_SPARE_BYTES = 16 << 20 };
+enum { MOST_SPARE = 8, LEAST_SPARE_BYTES = 1 << 16, MOST_SPARE_BYTES = 16 << 20 };
 static struct {
     char *memory;
     size_t capacity;
@@ -205,34 +205,46 @@ static void hand_over(Growing *buffer, Block *block)
 /* Inbox: messages that were taken and not handed over. */
 
 typedef struct {
+    Growing data, ends; /* of a column of frames; offsets begin with a 0 */
+} Frames;
+
+enum { FIRST, MIDDLE, LAST, COLUMNS };
+
+/* A message's only frame is its last. */
+typedef struct {
     PyObject_HEAD
-    Growing data, frames, messages; /* both offsets begin with a 0 */
+    union {
+        struct {
+            Frames frames[COLUMNS];
+            Growing lists;   /* where the middle frames of each message end */
+            Growing several; /* a bit for each message: whether it has a first frame */
+        };
+        Growing filled[2 * COLUMNS + 2];
+    };
+    Py_ssize_t messages, size;
     int origin, busy;
 } Inbox;
 
-static Py_ssize_t count_of(const Growing *offsets)
-{
-    return offsets->size ? (Py_ssize_t)(offsets->size / sizeof(int32_t)) - 1 : 0;
-}
+enum { FILLED = 2 * COLUMNS + 2 };
 
 static int begin(Inbox *inbox)
 {
-    if (inbox->messages.size)
+    if (inbox->lists.size)
         return 0;
-    for (int i = 0; i < MOST_SPARE && inbox->data.memory == NULL; i++)
-        if (spare[i].memory != NULL) {
-            inbox->data.memory = spare[i].memory;
-            inbox->data.capacity = spare[i].capacity;
-            spare[i].memory = NULL;
-        }
-    inbox->frames.size = 0;
-    return append_offset(&inbox->frames, 0) < 0 || append_offset(&inbox->messages, 0) < 0 ? -1 : 0;
+    for (int i = 0; i < COLUMNS; i++) {
+        Frames *column = &inbox->frames[i];
+        for (int j = 0; j < MOST_SPARE && column->data.memory == NULL; j++)
+            if (spare[j].memory != NULL) {
+                column->data.memory = spare[j].memory;
+                column->data.capacity = spare[j].capacity;
+                spare[j].memory = NULL;
+            }
+        column->ends.size = 0;
+        if (append_offset(&column->ends, 0) < 0)
+            return -1;
+    }
+    return append_offset(&inbox->lists, 0);
 }
-
-typedef struct {
-    int error;     /* why nothing was taken; 0 if a message was */
-    size_t excess; /* the size of a message that was discarded because it is too large */
-} Outcome;
 
 /* A message arrives whole: only its first frame is waited for, and only that one is left for a signal. */
 static int next_frame(message_t *frame, void *sock, int first, int flags)
@@ -244,26 +256,51 @@ static int next_frame(message_t *frame, void *sock, int first, int flags)
     return error;
 }
 
-static int keep(Inbox *inbox, message_t *frame)
+static int keep(Frames *column, message_t *frame)
 {
-    if (append(&inbox->data, zmq.msg_data(frame), zmq.msg_size(frame)) < 0)
+    if (frame != NULL && append(&column->data, zmq.msg_data(frame), zmq.msg_size(frame)) < 0)
         return -1;
-    return append_offset(&inbox->frames, inbox->data.size);
+    return append_offset(&column->ends, column->data.size);
 }
+
+/* What is to be said of a message beside its frames. */
+static int end_message(Inbox *inbox, int frames)
+{
+    char none = 0;
+    if (frames == 1 && keep(&inbox->frames[FIRST], NULL) < 0)
+        return -1;
+    if (append_offset(&inbox->lists, inbox->frames[MIDDLE].ends.size / sizeof(int32_t) - 1) < 0)
+        return -1;
+    if (inbox->messages % 8 == 0 && append(&inbox->several, &none, 1) < 0)
+        return -1;
+    if (frames > 1)
+        inbox->several.memory[inbox->messages / 8] |= (char)(1 << inbox->messages % 8);
+    inbox->messages++;
+    return 0;
+}
+
+typedef struct {
+    int error;     /* why nothing was taken; 0 if a message was */
+    size_t excess; /* the size of a message that was discarded because it is too large */
+} Outcome;
 
 /* One message. If anything goes wrong with it, it is received to its end, and the buffers are what they were. */
 static Outcome take_one(Inbox *inbox, void *sock, int flags, size_t largest)
 {
-    size_t data = inbox->data.size, frames = inbox->frames.size, size = 0;
-    int kept = 0, error;
+    size_t before[FILLED], size = 0;
+    int kept = 0, error, frames = 0;
     message_t frame;
+    for (int i = 0; i < FILLED; i++)
+        before[i] = inbox->filled[i].size;
     zmq.msg_init(&frame);
     error = next_frame(&frame, sock, 1, flags);
     while (!error) {
+        int more = zmq.msg_more(&frame);
         size += zmq.msg_size(&frame);
         if (kept == 0 && size <= largest)
-            kept = keep(inbox, &frame);
-        if (!zmq.msg_more(&frame))
+            kept = keep(&inbox->frames[!more ? LAST : frames ? MIDDLE : FIRST], &frame);
+        frames += frames < 2;
+        if (!more)
             break;
         error = next_frame(&frame, sock, 0, flags);
     }
@@ -271,11 +308,12 @@ static Outcome take_one(Inbox *inbox, void *sock, int flags, size_t largest)
         inbox->origin = zmq.msg_get(&frame, SRCFD);
     zmq.msg_close(&frame);
     if (!error && kept == 0 && size <= largest)
-        kept = append_offset(&inbox->messages, (size_t)count_of(&inbox->frames));
-    if (error || kept < 0 || size > largest) {
-        inbox->data.size = data;
-        inbox->frames.size = frames;
-    }
+        kept = end_message(inbox, frames);
+    if (error || kept < 0 || size > largest)
+        for (int i = 0; i < FILLED; i++)
+            inbox->filled[i].size = before[i];
+    else
+        inbox->size += (Py_ssize_t)size;
     return (Outcome){error || kept == 0 ? error : ENOMEM, size > largest ? size : 0};
 }
 
@@ -297,11 +335,10 @@ static PyObject *inbox_take(PyObject *self, PyObject *args)
         return PyErr_Format(PyExc_RuntimeError, "another thread is using this inbox");
     if (begin(inbox) < 0)
         return PyErr_NoMemory();
-    size_t enough = inbox->data.size + (size_t)(room > 0 ? room : 0);
-    size_t last = (size_t)(INT32_MAX - largest); /* behind it a message may not fit */
+    Py_ssize_t start = inbox->size, last = INT32_MAX - largest; /* behind it a message may not fit */
     inbox->busy = 1;
     Py_BEGIN_ALLOW_THREADS
-    while (taken < most && inbox->data.size < enough && inbox->data.size <= last) {
+    while (taken < most && inbox->size - start < room && inbox->size <= last) {
         outcome = take_one(inbox, sock, wait && !taken ? 0 : DONTWAIT, (size_t)largest);
         if (outcome.error || outcome.excess)
             break;
@@ -315,12 +352,11 @@ static PyObject *inbox_take(PyObject *self, PyObject *args)
 static PyObject *inbox_hand_over(PyObject *self, PyObject *nothing)
 {
     Inbox *inbox = (Inbox *)self;
-    Growing *filled[] = {&inbox->data, &inbox->frames, &inbox->messages};
-    PyObject *blocks = PyTuple_New(3);
+    PyObject *blocks = PyTuple_New(FILLED);
     (void)nothing;
     if (blocks == NULL)
         return NULL;
-    for (int i = 0; i < 3; i++) {
+    for (int i = 0; i < FILLED; i++) {
         PyObject *block = new_object(block_type);
         if (block == NULL || PyTuple_SetItem(blocks, i, block) < 0) {
             Py_DECREF(blocks);
@@ -332,37 +368,27 @@ static PyObject *inbox_hand_over(PyObject *self, PyObject *nothing)
         Py_DECREF(blocks);
         return inbox->busy ? PyErr_Format(PyExc_RuntimeError, "another thread is using this inbox") : PyErr_NoMemory();
     }
-    for (int i = 0; i < 3; i++)
-        hand_over(filled[i], (Block *)PyTuple_GetItem(blocks, i));
+    for (int i = 0; i < FILLED; i++)
+        hand_over(&inbox->filled[i], (Block *)PyTuple_GetItem(blocks, i));
+    inbox->messages = inbox->size = 0;
     return blocks;
-}
-
-static PyObject *inbox_messages(PyObject *self, void *closure)
-{
-    (void)closure;
-    return PyLong_FromSsize_t(count_of(&((Inbox *)self)->messages));
 }
 
 static void inbox_dealloc(PyObject *self)
 {
-    Inbox *inbox = (Inbox *)self;
-    free(inbox->data.memory);
-    free(inbox->frames.memory);
-    free(inbox->messages.memory);
+    for (int i = 0; i < FILLED; i++)
+        free(((Inbox *)self)->filled[i].memory);
     free_object(self);
 }
 
 static PyMethodDef inbox_methods[] = {
     {"take", inbox_take, METH_VARARGS, "take(socket, most, room, largest, wait) -> (taken, excess, errno)"},
-    {"hand_over", inbox_hand_over, METH_NOARGS, "hand_over() -> (data, frames, messages)"},
-    {0},
-};
-static PyGetSetDef inbox_getset[] = {
-    {"messages", inbox_messages, NULL, "How many messages it holds.", NULL},
+    {"hand_over", inbox_hand_over, METH_NOARGS, "hand_over() -> data and ends of first, middle and last frames, ends of lists, bits"},
     {0},
 };
 static PyMemberDef inbox_members[] = {
-    {"size", T_PYSSIZET, offsetof(Inbox, data.size), READONLY, "The bytes of their frames."},
+    {"messages", T_PYSSIZET, offsetof(Inbox, messages), READONLY, "How many messages it holds."},
+    {"size", T_PYSSIZET, offsetof(Inbox, size), READONLY, "The bytes of their frames."},
     {"origin", T_INT, offsetof(Inbox, origin), READONLY, "The connection that the last message came by; -1 without one."},
     {0},
 };
@@ -370,7 +396,6 @@ static PyType_Slot inbox_slots[] = {
     {Py_tp_doc, "Messages that were taken and not handed over."},
     {Py_tp_dealloc, inbox_dealloc},
     {Py_tp_methods, inbox_methods},
-    {Py_tp_getset, inbox_getset},
     {Py_tp_members, inbox_members},
     {0, NULL},
 };
@@ -388,7 +413,6 @@ typedef struct {
     int empty;          /* whether a null is an empty frame; else it is none */
     int64_t first;      /* where the column begins in its buffers; of NUMBER the number of row 0 */
     int64_t inner;      /* FRAMES: where the frames begin in theirs */
-    int64_t number;     /* FRAMES: what to put behind the first frame, for row 0; -1 for nothing */
     union {
         struct {
             Py_buffer data, offsets, valid, lists;
@@ -510,20 +534,14 @@ static int add_element(Message *message, const Column *column, int64_t i)
     return 1;
 }
 
-static int add_list(Message *message, const Column *column, int64_t i, int64_t row)
+static int add_list(Message *message, const Column *column, int64_t i)
 {
     int64_t begin, end;
-    if (!range_at(&column->lists, 0, i, INT32_MAX, &begin, &end) || begin == end)
+    if (!range_at(&column->lists, 0, i, INT32_MAX, &begin, &end))
         return 0;
-    int alone = end - begin == 1, numbered = column->number >= 0;
-    if (numbered && alone) /* what stands for the topic is empty */
-        add_frame(message, nothing);
-    for (int64_t at = begin; at < end; at++) {
-        if (numbered && at == begin + !alone)
-            add_number(message, (uint64_t)(column->number + row));
+    for (int64_t at = begin; at < end; at++)
         if (!add_element(message, column, column->inner + at))
             return 0;
-    }
     return 1;
 }
 
@@ -544,7 +562,7 @@ static int add_row(Message *message, const Column *column, int64_t row)
             add_frame(message, nothing);
         return valid == 1 ? add_element(message, column, i) : valid == 0;
     case FRAMES:
-        return valid == 1 && add_list(message, column, i, row);
+        return valid == 1 && add_list(message, column, i);
     }
     return 0;
 }
@@ -577,18 +595,17 @@ static int as_column(PyObject *described, Column *column, Py_ssize_t rows)
 {
     PyObject *given[4];
     int kind;
-    long long first, inner, number;
-    if (!PyArg_ParseTuple(described, "iOOOOppLLL", &kind, &given[0], &given[1], &given[2], &given[3], &column->wide,
-                          &column->empty, &first, &inner, &number))
+    long long first, inner;
+    if (!PyArg_ParseTuple(described, "iOOOOppLL", &kind, &given[0], &given[1], &given[2], &given[3], &column->wide,
+                          &column->empty, &first, &inner))
         return -1;
-    if (first < 0 || first > INT64_MAX - rows || inner < 0 || inner > INT64_MAX - INT32_MAX || number > INT64_MAX - rows) {
+    if (first < 0 || first > INT64_MAX - rows || inner < 0 || inner > INT64_MAX - INT32_MAX) {
         PyErr_SetString(PyExc_ValueError, "a column begins below 0, or its numbers do not fit 63 bits");
         return -1;
     }
     column->kind = (enum Kind)kind;
     column->first = first;
     column->inner = inner;
-    column->number = number;
     for (int i = 0; i < 4; i++)
         if (given[i] != Py_None && PyObject_GetBuffer(given[i], &column->held[i], PyBUF_SIMPLE) < 0)
             return -1;

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple, TypeAlias
 import pyarrow as pa
 import zmq
 
+from zmq_datasource.messages.raw import RawMessages
 from zmq_datasource.messages.schemas import FRAMES, MAX_MESSAGE_BYTES
 from zmq_datasource.transport import python_core
 from zmq_datasource.transport.pyzmq_internals import functions_of_libzmq
@@ -30,6 +31,7 @@ __all__ = [
     "Outbox",
     "SameColumn",
     "Taken",
+    "columns_of",
 ]
 
 
@@ -129,12 +131,23 @@ class Inbox:
             raise _error(error)
         return Taken(messages, excess, error == errno.EAGAIN)
 
-    def hand_over(self) -> pa.ListArray:
-        """The messages, as lists of their frames (``messages.schemas.FRAMES``); the inbox is empty then."""
-        data, frames, messages = map(pa.py_buffer, self._filled.hand_over())
-        count = messages.size // 4 - 1
-        contents = pa.Array.from_buffers(pa.binary(), frames.size // 4 - 1, [None, frames, data])
-        return pa.Array.from_buffers(FRAMES, count, [None, messages], children=[contents])
+    def hand_over(self) -> RawMessages:
+        """The messages; the inbox is empty then."""
+        count = self.messages
+        buffers = [pa.py_buffer(filled) for filled in self._filled.hand_over()]
+        first, middle, last = (_column(*buffers[at : at + 2]) for at in (0, 2, 4))
+        lists, several = buffers[6:]
+        if count:
+            first = pa.Array.from_buffers(pa.binary(), count, [several, *first.buffers()[1:]])
+        return RawMessages(
+            first,
+            last,
+            pa.Array.from_buffers(FRAMES, count, [None, lists], children=[middle]) if len(middle) else None,
+        )
+
+
+def _column(data: pa.Buffer, ends: pa.Buffer) -> pa.Array:
+    return pa.Array.from_buffers(pa.binary(), ends.size // 4 - 1, [None, ends, data])
 
 
 # Rows to messages: the columns of a message's frames, in their order.
@@ -153,7 +166,7 @@ class FrameColumn:
     def described(self) -> tuple[Any, ...]:
         wide = _is_wide(self.values.type)
         valid, offsets, data = self.values.buffers()
-        return 0, data, offsets, valid, None, wide, self.empty, self.values.offset, 0, -1
+        return 0, data, offsets, valid, None, wide, self.empty, self.values.offset, 0
 
 
 @dataclass(frozen=True)
@@ -163,7 +176,7 @@ class SameColumn:
     content: bytes
 
     def described(self) -> tuple[Any, ...]:
-        return 1, self.content, None, None, None, False, False, 0, 0, -1
+        return 1, self.content, None, None, None, False, False, 0, 0
 
 
 @dataclass(frozen=True)
@@ -177,20 +190,14 @@ class NumberColumn:
     first: int
 
     def described(self) -> tuple[Any, ...]:
-        return 2, None, None, None, None, False, False, self.first, 0, -1
+        return 2, None, None, None, None, False, False, self.first, 0
 
 
 @dataclass(frozen=True)
 class FramesColumn:
-    """All frames of each row, as a list of binary; none of them is null.
-
-    Attributes:
-        number: If not -1, each message gets its number (of row 0 this) behind its first frame; one of a single
-            frame gets an empty frame in front of it, so that its value stays the last.
-    """
+    """Frames of each row, as a list of binary; neither a list nor a frame is null."""
 
     messages: pa.Array
-    number: int = -1
 
     def described(self) -> tuple[Any, ...]:
         messages = self.messages
@@ -200,7 +207,7 @@ class FramesColumn:
         frames = messages.values
         valid, lists = messages.buffers()[:2]
         _, offsets, data = frames.buffers()
-        return 3, data, offsets, valid, lists, wide, False, messages.offset, frames.offset, self.number
+        return 3, data, offsets, valid, lists, wide, False, messages.offset, frames.offset
 
 
 def _is_wide(values: pa.DataType) -> bool:
@@ -217,6 +224,18 @@ def _is_wide(values: pa.DataType) -> bool:
 
 
 Column: TypeAlias = FrameColumn | SameColumn | NumberColumn | FramesColumn
+
+
+def columns_of(raw: RawMessages, number: int | None = None) -> list[Column]:
+    """Raw messages as they came.
+
+    Args:
+        number: If given, each gets its number (the first of them this) behind its first frame; one of a single frame
+            gets an empty frame in front of it, so that its value stays the last.
+    """
+    numbers: list[Column] = [] if number is None else [NumberColumn(number)]
+    middle: list[Column] = [] if raw.middle is None else [FramesColumn(raw.middle)]
+    return [FrameColumn(raw.first, empty=bool(numbers)), *numbers, *middle, FrameColumn(raw.last)]
 
 
 class Outbox:

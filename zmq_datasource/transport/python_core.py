@@ -63,10 +63,17 @@ class Inbox:
             taken += 1
         return taken, 0, 0
 
-    def hand_over(self) -> tuple[bytes, array[int], array[int]]:
+    def hand_over(self) -> tuple[bytes | bytearray | array[int], ...]:
         messages, self._messages, self.size = self._messages, [], 0
-        frames = [frame for message in messages for frame in message]
-        return b"".join(frames), _offsets(frames), _offsets(messages)
+        first = [message[0] if len(message) > 1 else b"" for message in messages]
+        middle = [message[1:-1] for message in messages]
+        between = [frame for frames in middle for frame in frames]
+        last = [message[-1] for message in messages]
+        several = bytearray((len(messages) + 7) // 8)
+        for row, message in enumerate(messages):
+            several[row >> 3] |= (len(message) > 1) << (row & 7)
+        columns = [part for frames in (first, between, last) for part in (b"".join(frames), _offsets(frames))]
+        return *columns, _offsets(middle), several
 
 
 def _offsets(parts: Sequence[Sequence[Any]]) -> array[int]:
@@ -164,15 +171,14 @@ class _Column:
         empty: bool,
         first: int,
         inner: int,
-        number: int,
     ) -> None:
-        if first < 0 or inner < 0 or max(first, inner, number) > _LARGEST_NUMBER - rows:
+        if first < 0 or inner < 0 or max(first, inner) > _LARGEST_NUMBER - rows:
             raise ValueError("a column begins below 0, or its numbers do not fit 63 bits")
         self._data = _view(data, "B")
         self._offsets = _view(offsets, "q" if wide else "i")
         self._valid = None if valid is None else _view(valid, "B")
         self._lists = _view(lists, "i")
-        self._empty, self._first, self._inner, self._number = empty, first, inner, number
+        self._empty, self._first, self._inner = empty, first, inner
         self._kind = kind
 
     def frames(self, row: int) -> Sequence[Any]:
@@ -194,13 +200,9 @@ class _Column:
     def _list(self, row: int) -> Sequence[Any]:
         i = self._first + row
         begin, end = _range(self._lists, i)
-        if begin == end or not self._is_valid(i):
+        if not self._is_valid(i):
             raise IndexError(i)
-        frames = [self._element(self._inner + at) for at in range(begin, end)]
-        if self._number < 0:
-            return frames
-        number = (self._number + row).to_bytes(8, "big")
-        return [b"", number, *frames] if len(frames) == 1 else [frames[0], number, *frames[1:]]
+        return [self._element(self._inner + at) for at in range(begin, end)]
 
     def _is_valid(self, i: int) -> bool:
         return self._valid is None or bool(self._valid[i >> 3] >> (i & 7) & 1)

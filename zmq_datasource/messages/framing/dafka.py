@@ -11,10 +11,9 @@ Source: dafka_proto.xml and the generated dafka_proto.c of zeromq/dafka.
 
 from __future__ import annotations
 
-import pyarrow as pa
-
 from zmq_datasource.messages.columns import binary_of, integers_of
 from zmq_datasource.messages.framing.fields import Announced, Fields, Malformed, UnfitError
+from zmq_datasource.messages.raw import RawMessages
 
 __all__ = ["DafkaFraming"]
 
@@ -26,7 +25,7 @@ _VERSION = 1
 class DafkaFraming:
     """``topic`` is the subject, ``publisher`` the producer's address."""
 
-    def decode(self, raw: pa.ListArray) -> Fields:
+    def decode(self, raw: RawMessages) -> Fields:
         """Read the fields; never raises for what the bytes are."""
         values: list[bytes] = []
         topics: list[bytes | None] = []
@@ -36,7 +35,7 @@ class DafkaFraming:
         malformed: list[Malformed] = []
         announced: list[Announced] = []
         skipped = 0
-        for row, frames in enumerate(raw.to_pylist()):
+        for row, frames in enumerate(raw.lists().to_pylist()):
             kind = frames[0][:1]
             if kind in _OF_OTHERS:
                 skipped += 1

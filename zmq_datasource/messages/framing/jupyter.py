@@ -10,10 +10,10 @@ Source: jupyter-client's documentation, "Messaging in Jupyter", wire protocol 5.
 from __future__ import annotations
 
 import msgspec
-import pyarrow as pa
 
 from zmq_datasource.messages.columns import binary_of, integers_of
 from zmq_datasource.messages.framing.fields import Fields, Malformed, UnfitError
+from zmq_datasource.messages.raw import RawMessages
 
 __all__ = ["JupyterFraming"]
 
@@ -30,14 +30,14 @@ class JupyterFraming:
     def __init__(self) -> None:
         self._header = msgspec.json.Decoder(_Header)
 
-    def decode(self, raw: pa.ListArray) -> Fields:
+    def decode(self, raw: RawMessages) -> Fields:
         """Read the fields; never raises for what the bytes are."""
         values: list[bytes] = []
         topics: list[bytes | None] = []
         publishers: list[bytes] = []
         rows: list[int] = []
         malformed: list[Malformed] = []
-        for row, frames in enumerate(raw.to_pylist()):
+        for row, frames in enumerate(raw.lists().to_pylist()):
             try:
                 topic, session, content = self._read(frames)
             except UnfitError as e:

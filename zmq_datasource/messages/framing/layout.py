@@ -15,8 +15,6 @@ import pyarrow.compute as pc
 from zmq_datasource.messages.columns import (
     all_true,
     binary_of,
-    frame_at,
-    frame_counts,
     integers_of,
     join_frames,
     number,
@@ -24,6 +22,7 @@ from zmq_datasource.messages.columns import (
     numbers_to,
 )
 from zmq_datasource.messages.framing.fields import Announced, Fields, Malformed, UnfitError
+from zmq_datasource.messages.raw import RawMessages
 
 __all__ = ["BinarySequence", "JsonSequence", "Layout", "SequenceField"]
 
@@ -161,7 +160,7 @@ class _Fitting:
         rows: Their places; None if it is all of them.
     """
 
-    def __init__(self, raw: pa.ListArray) -> None:
+    def __init__(self, raw: RawMessages) -> None:
         self._all = self._raw = raw
         self.rows: pa.Array | None = None
         self._frames: dict[int, pa.Array] = {}
@@ -178,7 +177,7 @@ class _Fitting:
     def frame(self, place: int) -> pa.Array:
         """One frame of each."""
         if place not in self._frames:
-            self._frames[place] = frame_at(self._raw, place)
+            self._frames[place] = self._raw.frame(place)
         return self._frames[place]
 
     def others(self) -> Iterator[int]:
@@ -209,10 +208,10 @@ class Layout:
     controls: frozenset[bytes] = frozenset()
     ends: bool = False
 
-    def decode(self, raw: pa.ListArray) -> Fields:
+    def decode(self, raw: RawMessages) -> Fields:
         """Read the fields; never raises for what the bytes are."""
         fitting = _Fitting(raw)
-        counts = frame_counts(raw)
+        counts = raw.counts()
         expected = number(self.frames, pa.int32())
         fitting.keep(pc.greater_equal(counts, expected) if self.more else pc.equal(counts, expected))
         topics = None if self.topic is None else fitting.frame(self.topic)
@@ -243,7 +242,7 @@ class Layout:
             self._plain_frames,
         )
         for row in fitting.others():
-            self._tell(fields, row, raw[row].as_py())
+            self._tell(fields, row, raw.message(row))
         return fields
 
     @property
@@ -275,17 +274,17 @@ class Layout:
 
     @property
     def whole(self) -> bool:
-        """Whether each frame is a field, so that ``frames_of`` gives all of them back."""
+        """Whether each frame is a field, so that ``messages_of`` gives all of them back."""
         sequence = self.sequence
         if self.more or self.value_offset or not isinstance(sequence, BinarySequence):
             return False
         named = {self.topic, self.publisher, sequence.frame, self.value} - {None}
         return sequence.offset is None and named == set(range(self.frames))
 
-    def frames_of(
+    def messages_of(
         self, topics: pa.Array, publishers: pa.Array, sequences: pa.Array, values: pa.Array
-    ) -> pa.ListArray:
-        """The frames of messages, from their fields; of a ``whole`` layout. A topic of null is no frame."""
+    ) -> RawMessages:
+        """Messages from their fields; of a ``whole`` layout. A topic of null is no frame."""
         assert isinstance(self.sequence, BinarySequence), "a layout that is whole"
         places = {
             self.topic: topics,
@@ -293,7 +292,10 @@ class Layout:
             self.sequence.frame: self.sequence.write_all(sequences),
             self.value: values,
         }
-        return join_frames([places[at] for at in range(self.frames)])
+        columns = [places[at] for at in range(self.frames)]
+        if topics.null_count:
+            return RawMessages.of_lists(join_frames(columns))
+        return RawMessages(columns[0], columns[-1], join_frames(columns[1:-1]))
 
     def _check_count(self, count: int) -> None:
         if count == self.frames or (self.more and count > self.frames):

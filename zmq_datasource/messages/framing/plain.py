@@ -12,14 +12,15 @@ from collections.abc import Sequence
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from zmq_datasource.messages.columns import frame_at, frame_counts, integers_of, number, only_rows
+from zmq_datasource.messages.columns import integers_of, number
+from zmq_datasource.messages.raw import RawMessages
 from zmq_datasource.messages.rows import message_rows, text_of, times_of
 
 __all__ = ["decode_plain"]
 
 
 def decode_plain(
-    raw: pa.ListArray,
+    raw: RawMessages,
     timestamps: Sequence[tuple[int, int]],
     publisher: pa.Array | None = None,
     sequence: pa.Array | None = None,
@@ -31,23 +32,17 @@ def decode_plain(
             since the epoch, number of messages).
         publisher, sequence: Who sent them, and with which numbers, if that is known from elsewhere.
     """
-    topic: pa.Array | None = None
+    topic, bad = None, set[int]()
+    if raw.first.null_count < len(raw):
+        topic, bad = text_of(raw.first)
     kept: pa.Array | None = None
-    counts = frame_counts(raw)
-    # What all have in common is not computed for each: for a few messages every call counts.
-    fewest, most = pc.min_max(counts).as_py().values()
-    if most and most > 1:
-        first = raw.offsets[:-1]
-        if fewest == 1:
-            first = pc.if_else(pc.equal(counts, number(1, pa.int32())), pa.nulls(1, pa.int32())[0], first)
-        topic, bad = text_of(raw.values.take(first))
-        if bad or most > 2:
-            long = pc.greater(counts, number(2, pa.int32()))
-            if bad:
-                long = pc.or_(long, pc.is_in(pa.arange(0, len(raw)), value_set=integers_of(sorted(bad))))
-            kept = only_rows(raw, long)
+    if bad or raw.middle is not None:
+        long = pc.is_in(pa.arange(0, len(raw)), value_set=integers_of(sorted(bad)))
+        if raw.middle is not None:
+            long = pc.or_(long, pc.greater(pc.list_value_length(raw.middle), number(0, pa.int32())))
+        kept = raw.only(long)
     return message_rows(
-        frame_at(raw, -1),
+        raw.last,
         times_of(timestamps),
         topic=topic,
         publisher=publisher,

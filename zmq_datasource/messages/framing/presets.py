@@ -6,12 +6,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Literal, Protocol, cast
 
-import pyarrow as pa
-
 from zmq_datasource.messages.framing.dafka import DafkaFraming
 from zmq_datasource.messages.framing.fields import Fields
 from zmq_datasource.messages.framing.jupyter import JupyterFraming
 from zmq_datasource.messages.framing.layout import BinarySequence, JsonSequence, Layout, SequenceField
+from zmq_datasource.messages.raw import RawMessages
 from zmq_datasource.options import FramingOptions, Numbering
 
 __all__ = ["Framing", "make_framing", "subscriptions", "whole_layout"]
@@ -20,7 +19,7 @@ __all__ = ["Framing", "make_framing", "subscriptions", "whole_layout"]
 class Framing(Protocol):
     """Finds the fields of raw messages."""
 
-    def decode(self, raw: pa.ListArray) -> Fields:
+    def decode(self, raw: RawMessages) -> Fields:
         """Read the fields of one message or more; never raises for what the bytes are."""
 
 

@@ -15,15 +15,14 @@ import pyarrow.compute as pc
 from zmq_datasource.messages.columns import (
     all_true,
     binary_of,
-    frame_counts,
     integers_of,
-    join_frames,
     number,
     only_rows,
     text,
 )
 from zmq_datasource.messages.framing.fields import Fields
 from zmq_datasource.messages.framing.presets import whole_layout
+from zmq_datasource.messages.raw import RawMessages
 from zmq_datasource.messages.rows import message_rows, text_of, times_of
 from zmq_datasource.messages.schemas import FRAMING, LOG_SCHEMA, row_schema
 
@@ -35,7 +34,7 @@ _MOST_SHOWN_BYTES = 1 << 10
 def make_batch(
     framing: str,
     fields: Fields,
-    raw: pa.ListArray,
+    raw: RawMessages,
     timestamps: Sequence[tuple[int, int]],
     endpoints: Sequence[tuple[str, int]] | None = None,
 ) -> pa.RecordBatch:
@@ -94,15 +93,14 @@ def name_of(name: bytes) -> str:
         return f"0x{name[:_MOST_SHOWN_BYTES].hex()}"
 
 
-def _kept_frames(framing: str, fields: Fields, raw: pa.ListArray, bad: set[int]) -> pa.Array | None:
+def _kept_frames(framing: str, fields: Fields, raw: RawMessages, bad: set[int]) -> pa.Array | None:
     """The frames of the rows whose other columns do not give them back."""
     if whole_layout(framing) is not None:
-        return only_rows(fields.of(raw), bad) if bad else None
-    messages = fields.of(raw)
-    plain = pc.equal(frame_counts(messages), number(fields.plain_frames, pa.int32()))
+        return only_rows(fields.of(raw.lists()), bad) if bad else None
+    plain = pc.equal(fields.of(raw.counts()), number(fields.plain_frames, pa.int32()))
     if bad:
         plain = pc.and_not(plain, pc.is_in(pa.arange(0, len(fields)), value_set=integers_of(sorted(bad))))
-    return None if all_true(plain) else only_rows(messages, pc.invert(plain))
+    return None if all_true(plain) else only_rows(fields.of(raw.lists()), pc.invert(plain))
 
 
 def to_rows(batch: pa.RecordBatch, include_frames: bool) -> pa.RecordBatch:
@@ -110,28 +108,32 @@ def to_rows(batch: pa.RecordBatch, include_frames: bool) -> pa.RecordBatch:
     if not include_frames:
         return batch.select(row_schema(False).names).replace_schema_metadata(None)
     return batch.set_column(
-        batch.schema.get_field_index("frames"), LOG_SCHEMA.field("frames"), raw_messages(batch)
+        batch.schema.get_field_index("frames"), LOG_SCHEMA.field("frames"), raw_messages(batch).lists()
     ).replace_schema_metadata(None)
 
 
-def raw_messages(batch: pa.RecordBatch) -> pa.ListArray:
+def raw_messages(batch: pa.RecordBatch) -> RawMessages:
     """The messages of rows as they came, from what the rows keep of them."""
     stored = batch.column("frames")
     if stored.null_count == 0:
-        return stored
-    layout = whole_layout((batch.schema.metadata or {}).get(FRAMING, b"").decode())
-    without = batch if stored.null_count == len(stored) else batch.filter(pc.is_null(stored))
-    topics = pc.cast(without.column("topic"), pa.binary())
-    values = without.column("value")
-    if layout is None:  # plain
-        frames = join_frames([topics, values])
-    else:
-        publishers = pc.cast(without.column("publisher"), pa.binary())
-        frames = layout.frames_of(topics, publishers, without.column("sequence"), values)
-    if without is batch:
-        return frames
-    # A list of each row that has one stored, and behind them those that were put together.
+        return RawMessages.of_lists(stored)
+    if stored.null_count == len(stored):
+        return _of_fields(batch)
+    # All frames of each row that has them stored, and behind them those that were put together.
     missing = pc.is_null(stored)
+    frames = _of_fields(batch.filter(missing)).lists()
     places = pc.subtract(pc.cumulative_sum(missing.cast(pa.int64())), number(1))
     both = pa.concat_arrays([stored, frames])
-    return both.take(pc.if_else(missing, pc.add(places, number(len(stored))), pa.arange(0, len(stored))))
+    return RawMessages.of_lists(
+        both.take(pc.if_else(missing, pc.add(places, number(len(stored))), pa.arange(0, len(stored))))
+    )
+
+
+def _of_fields(batch: pa.RecordBatch) -> RawMessages:
+    layout = whole_layout((batch.schema.metadata or {}).get(FRAMING, b"").decode())
+    topics = pc.cast(batch.column("topic"), pa.binary())
+    values = batch.column("value")
+    if layout is None:  # plain
+        return RawMessages(topics, values)
+    publishers = pc.cast(batch.column("publisher"), pa.binary())
+    return layout.messages_of(topics, publishers, batch.column("sequence"), values)

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from zmq_datasource.errors import OptionError
-from zmq_datasource.messages.columns import RawMessage
+from zmq_datasource.messages.raw import RawMessage
 from zmq_datasource.options import ReadOptions
 from zmq_datasource.options.parser import parse
 from zmq_datasource.workbench.doctor.watcher import Key, SequenceWatcher

@@ -9,8 +9,8 @@ from typing import Literal, Self
 
 import zmq
 
-from zmq_datasource.messages.columns import RawMessage
 from zmq_datasource.messages.framing import subscriptions
+from zmq_datasource.messages.raw import RawMessage
 from zmq_datasource.options import ReadOptions
 from zmq_datasource.transport.kernel import unread, unsent_by_peer
 from zmq_datasource.transport.opened import OpenSocket

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import zmq
 
-from zmq_datasource.messages.columns import RawMessage
+from zmq_datasource.messages.raw import RawMessage
 from zmq_datasource.options import ReadOptions
 from zmq_datasource.workbench.doctor.facts import Consumed, Outcome, Stalled
 from zmq_datasource.workbench.doctor.hwm import beyond, explain

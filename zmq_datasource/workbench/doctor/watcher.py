@@ -9,8 +9,8 @@ import pyarrow as pa
 from msgspec.structs import replace
 
 from zmq_datasource.errors import OptionError
-from zmq_datasource.messages.columns import RawMessage, raw_of
 from zmq_datasource.messages.framing import Fields, make_framing
+from zmq_datasource.messages.raw import RawMessage, raw_of
 from zmq_datasource.options import ReadOptions
 from zmq_datasource.options.parser import parse
 from zmq_datasource.sequences import Keys, SequenceTracker, runs_of

@@ -8,8 +8,8 @@ from array import array
 from collections import Counter
 from collections.abc import Sequence
 
-from zmq_datasource.messages.columns import RawMessage
 from zmq_datasource.messages.framing import name_of
+from zmq_datasource.messages.raw import RawMessage
 from zmq_datasource.workbench.doctor.facts import Numbers, Traffic
 from zmq_datasource.workbench.doctor.guess import SAMPLE, Guess, guess
 from zmq_datasource.workbench.doctor.link import ROUND, Link
