@@ -42,7 +42,9 @@ def test_a_message_that_no_row_can_hold_is_discarded_and_counted(
         for message in (sent[0], [b"", b"x" * 1001, b""], *sent[1:]):
             push.send_multipart(message)
         got: list[list[bytes]] = []
-        wait_for(lambda: (got.extend(front.receive().to_pylist()), len(got) == len(sent))[1], "all of them")
+        wait_for(
+            lambda: (got.extend(front.receive().lists().to_pylist()), len(got) == len(sent))[1], "all of them"
+        )
     assert got == sent
     assert counters.oversize == 1
     assert "discarded a message of 1001 bytes" in caplog.text
