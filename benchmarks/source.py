@@ -63,8 +63,8 @@ def measure_source(spark: SparkSession, times: Times) -> Iterator[Measurement]:
 
 
 def _tutorial_options(size: int) -> Mapping[str, str]:
-    """More of large messages at once, and the JVM's heap is full: a batch passes through it in one piece."""
-    return {"seconds": "0.1"} if size >= 100_000 else {}
+    """More of larger messages at once, and the JVM's heap is full: a batch passes through it in one piece."""
+    return {"seconds": "0.1"} if size > 100 else {}
 
 
 def _raw_rate(size: int, times: Times) -> Sample:

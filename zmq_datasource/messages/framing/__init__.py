@@ -1,6 +1,6 @@
 """Frames to message fields, and back: pure functions over bytes, many messages a call.
 
-*Raw messages* are what a receive loop collects without looking: lists of frames, as one column (``messages.columns``).
+*Raw messages* are what a receive loop collects without looking: columns of frames (``messages.raw``).
 
 The rules:
 
