@@ -105,7 +105,7 @@ typedef struct {
 
 /* Memory for the next batch: what the system gives anew costs as much again as filling it, page by page. Touched only
  * while the GIL is held; a block that is alive is not in it. */
-enum { MOST_SPARE = 8, LEAST_SPARE_BYTES = 1 << 16, MOST_SPARE_BYTES = 16 << 20 };
+enum { MOST_SPARE = 8, LEAST_SPARE_BYTES = 1 << 16, MOST_SPARE_BYTES = 16 << 20, MOST_BYTES_OF_ALL = 64 << 20 };
 static struct {
     char *memory;
     size_t capacity;
@@ -113,7 +113,10 @@ static struct {
 
 static void let_go(char *memory, size_t capacity)
 {
-    if (capacity >= LEAST_SPARE_BYTES && capacity <= MOST_SPARE_BYTES)
+    size_t all = capacity;
+    for (int i = 0; i < MOST_SPARE; i++)
+        all += spare[i].memory == NULL ? 0 : spare[i].capacity;
+    if (capacity >= LEAST_SPARE_BYTES && capacity <= MOST_SPARE_BYTES && all <= MOST_BYTES_OF_ALL)
         for (int i = 0; i < MOST_SPARE; i++)
             if (spare[i].memory == NULL) {
                 spare[i].memory = memory;
