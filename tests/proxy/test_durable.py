@@ -680,12 +680,12 @@ def test_an_unexpected_error_in_one_replay_ends_only_that_one(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    read = replays.NumberColumn
+    read = replays.columns_of
 
-    def column(first: int) -> None:
+    def columns_of(raw: RawMessages, number: int | None = None) -> None:
         raise ZeroDivisionError("nobody has thought of this")
 
-    monkeypatch.setattr(replays, "NumberColumn", column)
+    monkeypatch.setattr(replays, "columns_of", columns_of)
     with ProxyThreads(tmp_path, endpoints(*SIDES)) as proxy, caplog.at_level(logging.ERROR):
         feed(context, proxy, [b"a", b"good"])
         feed(context, proxy, [b"a", b"bad"])
@@ -694,7 +694,7 @@ def test_an_unexpected_error_in_one_replay_ends_only_that_one(
         asking.connect(proxy.sides["replay"])
         asking.send_multipart([b"", number(0) + number(2)])
         wait_for(lambda: "nobody has thought of this" in caplog.text, "the error to be told")
-        monkeypatch.setattr(replays, "NumberColumn", read)
+        monkeypatch.setattr(replays, "columns_of", read)
         asking.send_multipart([b"", number(0) + number(2)])
         got: list[bytes] = []
         while b"" not in got:  # the value of the last reply
