@@ -28,9 +28,9 @@ __all__ = [
     "ended_in_order",
     "find_dead_peers",
     "hang_up",
-    "io_threads",
     "io_threads_sleep",
     "passed",
+    "threads",
     "unread",
     "unsent_by_peer",
     "unwritten",
@@ -181,25 +181,23 @@ def wait_until_written(
     return True
 
 
-def io_threads() -> set[Path]:
-    """libzmq's I/O threads in this process; empty where the system does not list them."""
-    found = set()
-    for thread in _THREADS.glob("*"):
-        with suppress(OSError):  # it has ended meanwhile
-            if (thread / "comm").read_bytes().startswith(b"ZMQbg/IO"):
-                found.add(thread)
-    return found
+def threads() -> set[Path]:
+    """The threads of this process; empty where the system does not list them."""
+    return set(_THREADS.glob("*"))
 
 
 def io_threads_sleep(threads: Iterable[Path]) -> bool:
-    """Whether these I/O threads sleep.
+    """Whether those of these threads sleep that are I/O threads of libzmq.
 
     Each writes what is queued as soon as the kernel has room. So while the kernel's queue is empty, one that
     sleeps has nothing to write, and one that waits for a processor, on a busy machine for long, may have.
+
+    What a thread is, it says itself once it runs: so it is asked for only here, and not when it was made.
     """
     for thread in threads:
         with suppress(OSError):  # it has ended meanwhile
-            if (thread / "stat").read_bytes().rpartition(b")")[2].split()[0] != b"S":
+            name, state = (thread / "stat").read_bytes().rpartition(b")")[::2]
+            if name.partition(b"(")[2].startswith(b"ZMQbg/IO") and state.split()[0] != b"S":
                 return False
     return True
 

@@ -14,9 +14,9 @@ from zmq_datasource.transport.attach import attach
 from zmq_datasource.transport.kernel import (
     ended,
     ended_in_order,
-    io_threads,
     io_threads_sleep,
     passed,
+    threads,
     unwritten,
     wait_until_written,
 )
@@ -50,7 +50,7 @@ class OpenSocket:
         prepare: Callable[[zmq.Socket[bytes]], object] = lambda _: None,
         check_hosts: bool = True,
     ) -> None:
-        others = io_threads()  # of other contexts, which may always be busy
+        others = threads()  # of other contexts, which may always be busy
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         try:
             self.socket = new_socket(self._context, spec)
@@ -60,7 +60,7 @@ class OpenSocket:
         self.watch = PeerWatch(
             self._context, self.socket, spec.connect, bool(spec.bind), security_of(spec.zmq)
         )
-        self._io_threads = io_threads() - others
+        self._threads = threads() - others
         self.lost = False
         try:
             prepare(self.socket)
@@ -88,7 +88,7 @@ class OpenSocket:
         with ExitStack() as stack:
             held = [(stack.enter_context(s), ipc) for s, ipc in self.watch.hold()] if linger else []
             cut = self.watch.cut
-            written = wait_until_written([sock for sock, _ in held], deadline, self._io_threads)
+            written = wait_until_written([sock for sock, _ in held], deadline, self._threads)
             left = -1 if linger < 0 else max(0, round((deadline - time.monotonic()) * 1000))
             self.socket.close(left)
             # A connection that is lost while libzmq lingers takes along what was in it, and is not made anew.
@@ -119,7 +119,7 @@ class OpenSocket:
             end, deadline, empty, before = now + most, now + patience, 0, None
             while empty < looks:
                 unsent = [unwritten(sock) for sock, _ in held]
-                if any(unsent) or not io_threads_sleep(self._io_threads):
+                if any(unsent) or not io_threads_sleep(self._threads):
                     taken = [
                         passed(sock, ipc, left)[0] for (sock, ipc), left in zip(held, unsent, strict=True)
                     ]
