@@ -27,6 +27,7 @@ _START_SECONDS = 30.0
 _STOP_SECONDS = 10.0
 _TICK = 0.005
 _REPORT_SECONDS = 0.1
+_QUEUE_SECONDS = 10
 # After stop, a consumer takes what is still on its way until nothing has come for so long.
 _QUIET_MS = 500
 
@@ -98,6 +99,8 @@ def publish(pipe: Connection, subscribers: int, per_second: int) -> None:
     with zmq.Context() as context, context.socket(zmq.XPUB) as socket:
         socket.setsockopt(zmq.XPUB_VERBOSE, 1)
         socket.setsockopt(zmq.LINGER, 2000)
+        # What is due after a pause of a busy machine goes out at once, and is not to run over.
+        socket.setsockopt(zmq.SNDHWM, _QUEUE_SECONDS * per_second)
         port = socket.bind_to_random_port("tcp://127.0.0.1")
         pipe.send(f"tcp://127.0.0.1:{port}")
         subscribed = 0
