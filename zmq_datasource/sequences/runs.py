@@ -42,17 +42,17 @@ class Keys:
         names: list[tuple[bytes, ...]] = [()]
         codes: pa.Array | None = None
         for part in parts:
-            width = len(part.names)
-            names = [(*name, more) for name in names for more in part.names if isinstance(more, bytes)]
-            if codes is not None:
-                codes = pc.multiply(codes, _integers([width])[0])
-            if part.codes is not None:
-                more_codes = part.codes.cast(pa.int64())
-                codes = more_codes if codes is None else pc.add(codes, more_codes)
-            if codes is not None:  # only the combinations that there are
-                encoded = codes.dictionary_encode()
-                names = [names[code] for code in encoded.dictionary.to_pylist()]
-                codes = encoded.indices.cast(pa.int64())
+            more = [name for name in part.names if isinstance(name, bytes)]
+            if part.codes is not None or codes is not None:
+                joined = pc.multiply(_integers([0])[0] if codes is None else codes, _integers([len(more)])[0])
+                if part.codes is not None:
+                    joined = pc.add(part.codes.cast(pa.int64()), joined)
+                encoded = joined.dictionary_encode()
+                combined, codes = encoded.dictionary.to_pylist(), encoded.indices.cast(pa.int64())
+            else:
+                combined = [0]
+            # Only the combinations that there are: of all that there could be, peers could make any number.
+            names = [(*names[code // len(more)], more[code % len(more)]) for code in combined]
         return cls(names, None if len(names) == 1 else codes)
 
 
