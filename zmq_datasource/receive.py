@@ -40,6 +40,8 @@ def receive_until_stopped(options: Mapping[str, str]) -> None:
     stop = threading.Event()
     before = [(s, signal.signal(s, lambda *_: stop.set())) for s in (signal.SIGTERM, signal.SIGINT)]
     try:
+        if not _become_writer(ingest, stop):
+            return
         ingest.start()
         monitor = SourceMonitor(ingest, parsed)
         monitor.start()
@@ -51,6 +53,22 @@ def receive_until_stopped(options: Mapping[str, str]) -> None:
     finally:
         for number, handler in before:
             signal.signal(number, handler)
+
+
+def _become_writer(ingest: Ingest, stop: threading.Event) -> bool:
+    """Wait until nobody else receives this feed into the log; False if that was cut short."""
+    waiting = False
+    while not stop.is_set():
+        if ingest.open_unless_received():
+            return True
+        if not waiting:
+            waiting = True
+            _log.info(
+                "another process receives this feed into log %s; waiting to receive in its place",
+                ingest.storage.root,
+            )
+        stop.wait(_TICK_SECONDS)
+    return False
 
 
 def _report_until(stop: threading.Event, ingest: Ingest, monitor: SourceMonitor) -> None:
@@ -86,5 +104,5 @@ def _why_full(ingest: Ingest) -> str:
     slowest = min(readers, key=lambda name: readers[name])
     return (
         f"{full}: the query with reader={slowest} still needs the messages from id {readers[slowest]} on. If it is "
-        f"gone for ever, remove {ingest.storage.reader_path(slowest)}"
+        f"gone for ever, remove {ingest.storage.reader_path(slowest)}, or set a shorter readerTimeout"
     )

@@ -31,6 +31,7 @@ from zmq_datasource import (
     TransactionError,
 )
 from zmq_datasource.acknowledged.reception import Reception
+from zmq_datasource.log.reader_files import ReaderPosition
 from zmq_datasource.log.storage import LogStorage
 from zmq_datasource.spark.stream_reader import ZmqStreamReader
 
@@ -314,7 +315,7 @@ def read(it: ZmqStreamReader, start_: dict[str, Any], end: dict[str, Any]) -> li
 
 
 def _without_patience(lock: Any) -> Any:
-    return lambda self, path, wait, *texts: lock(self, path, 0.0, *texts)
+    return lambda self, path, wait, *texts, **more: lock(self, path, 0.0, *texts, **more)
 
 
 def test_a_query_reads_a_log_that_another_process_fills(
@@ -367,8 +368,8 @@ def test_a_reader_that_has_not_committed_keeps_what_it_needs(tmp_path: Path) -> 
             producer.flush()
         ingest.commit_readers()
         assert ingest.log.earliest == 0
-        storage.write_reader("fast", 3)
-        storage.write_reader("slow", 1)
+        storage.write_reader("fast", ReaderPosition(3))
+        storage.write_reader("slow", ReaderPosition(1))
         ingest.commit_readers()
         assert ingest.log.earliest == 1
         assert storage.readers() == {"fast": 3, "slow": 1}

@@ -9,6 +9,7 @@ import pyarrow as pa
 
 from zmq_datasource.errors import LogLockedError
 from zmq_datasource.log.layout import Chunk, StateFile, chunk_name, parse_chunk_name
+from zmq_datasource.log.reader_files import ReaderPosition
 from zmq_datasource.log.storage import LogStorage
 
 
@@ -49,8 +50,8 @@ class FilesInMemory(LogStorage):
     def remove_states(self, but: int | None) -> None:
         self._do(f"keep state {but}")
 
-    def readers(self) -> dict[str, int]:
-        return self.marks
+    def positions(self) -> dict[str, ReaderPosition]:
+        return {name: ReaderPosition(needed) for name, needed in self.marks.items()}
 
     @contextmanager
     def placing(self, wait: float) -> Iterator[None]:

@@ -37,6 +37,7 @@ from zmq_datasource import DurableSubscriber, Producer
 from zmq_datasource.errors import DiskFaultError, LogWriteError, SubscriptionError
 from zmq_datasource.log import files as files_module
 from zmq_datasource.log import storage as storage_module
+from zmq_datasource.log.reader_files import ReaderPosition
 from zmq_datasource.log.storage import LogStorage
 from zmq_datasource.log.writer import LogWriter
 from zmq_datasource.source.ingest import Ingest
@@ -263,8 +264,9 @@ def test_a_query_begins_on_a_full_disk_once_there_is_room(
     write = LogStorage.write_start
     monkeypatch.setattr(LogStorage, "write_start", remember)
     try:
-        assert reader.initialOffset()["next"] == {"0": 0}
-        assert LogStorage(str(disk / "log")).read_start() == (0, "latest")
+        initial = reader.initialOffset()
+        assert initial["next"] == {"0": 0}
+        assert LogStorage(str(disk / "log")).read_start(initial["reader"]) == (0, "latest")
     finally:
         reader.stop()
 
@@ -294,10 +296,10 @@ def test_a_reader_says_on_a_full_disk_what_it_needs_no_more(disk: Path) -> None:
     """Or its log could not be emptied, and the disk would stay full."""
     storage = LogStorage(str(disk / "log"))
     storage.open_log()
-    storage.write_reader("desk", 1)
+    storage.write_reader("desk", ReaderPosition(1))
     fill_disk(disk)
     for position in (10, 9_999_999, 10_000_000):
-        storage.write_reader("desk", position)
+        storage.write_reader("desk", ReaderPosition(position))
         assert storage.readers() == {"desk": position}
     assert len(list((disk / "log" / "0" / "readers").iterdir())) == 1
 

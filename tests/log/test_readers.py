@@ -21,6 +21,7 @@ from zmq_datasource.cli import main
 from zmq_datasource.errors import DataLossError
 from zmq_datasource.log.follower import LogFollower
 from zmq_datasource.log.layout import Chunk
+from zmq_datasource.log.reader_files import ReaderPosition
 from zmq_datasource.log.storage import LogStorage
 from zmq_datasource.log.writer import LogWriter
 from zmq_datasource.source.ingest import Ingest
@@ -145,7 +146,7 @@ def test_a_full_log_that_nobody_has_read_says_so(
     try:
         push.send(b"x" * 60_000)
         wait_for(lambda: "no query has read it yet" in caplog.text, "the warning")
-        LogStorage(str(tmp_path)).write_reader("slow", 0)
+        LogStorage(str(tmp_path)).write_reader("slow", ReaderPosition(0))
         wait_for(lambda: "the query with reader=slow still needs" in caplog.text, "who is slow")
         assert str(tmp_path / "0" / "readers" / "slow.json") in caplog.text
     finally:
@@ -214,7 +215,7 @@ def test_a_query_that_comes_again_under_another_name_keeps_what_it_goes_on_with(
         end = it.latestOffset(begin, ALL)
     with reader(tmp_path, reader="renamed") as it:  # the batch was planned, not committed
         shares = it.partitions(begin, end)
-        LogStorage(str(tmp_path)).write_reader("query", 5)
+        LogStorage(str(tmp_path)).write_reader("query", ReaderPosition(5))
         log.commit(5)
         assert [batch.num_rows for share in shares for batch in it.read(share)] == [1] * 5
     log.close()
@@ -233,16 +234,16 @@ def test_a_writer_deletes_nothing_while_a_reader_marks_its_place(tmp_path: Path)
 def test_a_beginning_that_is_gone_is_told_with_its_way_out(tmp_path: Path) -> None:
     """A full proxy deletes what a reader still needs, if it is told to."""
     written(tmp_path, 5).close()
-    with reader(tmp_path) as it:
+    with reader(tmp_path, reader="desk") as it:
         it.initialOffset()
     for chunk in chunks(tmp_path)[:3]:
         (tmp_path / "0" / chunk.name).unlink()
-    path = tmp_path / "0" / "readers" / "query.start.json"
-    with reader(tmp_path) as it, pytest.raises(DataLossError, match=f"remove {path}"):
+    path = tmp_path / "0" / "readers" / "desk.start.json"
+    with reader(tmp_path, reader="desk") as it, pytest.raises(DataLossError, match=f"remove {path}"):
         it.initialOffset()
-    with reader(tmp_path, failOnDataLoss=False) as it:
+    with reader(tmp_path, reader="desk", failOnDataLoss=False) as it:
         assert it.initialOffset()["next"] == {"0": 3}
-    with reader(tmp_path) as it:
+    with reader(tmp_path, reader="desk") as it:
         assert it.initialOffset()["next"] == {"0": 3}
 
 
@@ -250,7 +251,7 @@ def test_an_older_listing_does_not_replace_a_newer_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     log = written(tmp_path, 2)
-    followed = LogFollower(LogStorage(str(tmp_path)), "query")
+    followed = LogFollower(LogStorage(str(tmp_path)))
     followed.refresh()
     listed, go_on = threading.Event(), threading.Event()
     list_names = LogStorage.names
@@ -378,7 +379,7 @@ def test_a_query_on_an_older_copy_is_refused_though_its_ids_were_given_again(
 ) -> None:
     push, endpoint = bound(context, zmq.PUSH)
     log = tmp_path / "log"
-    with receiving(log, endpoint) as ingest, reader(log) as it:
+    with receiving(log, endpoint) as ingest, reader(log, reader="desk") as it:
         sealed(ingest, push, 1)
         middle = it.latestOffset(it.initialOffset(), ALL)
         copy = copied(log)
@@ -391,7 +392,7 @@ def test_a_query_on_an_older_copy_is_refused_though_its_ids_were_given_again(
             it.latestOffset(end, ALL)
         with reader(log) as it, pytest.raises(DataLossError, match="the log is an older copy"):
             it.partitions(middle, end)
-        (log / "0" / "readers" / "query.json").unlink()
+        (log / "0" / "readers" / "desk.json").unlink()
         with reader(log) as it:
             assert it.latestOffset(end, ALL)["next"] == {"0": 3}
 
@@ -399,11 +400,11 @@ def test_a_query_on_an_older_copy_is_refused_though_its_ids_were_given_again(
 def test_a_position_of_an_earlier_release_is_read(tmp_path: Path) -> None:
     written(tmp_path, 5).close()
     storage = LogStorage(str(tmp_path))
-    storage.write_reader("query", 2)
-    with reader(tmp_path) as it:
+    storage.write_reader("query", ReaderPosition(2))
+    with reader(tmp_path, reader="query") as it:
         start = {"log": storage.log_id(), "next": {"0": 4}}
         assert it.latestOffset(start, ALL)["next"] == {"0": 5}
-    assert storage.positions()["query"] == (4, 5)
+    assert storage.positions()["query"] == (4, 5, True)
 
 
 # Batches.
@@ -417,9 +418,9 @@ def test_no_chunk_is_cut_for_a_batch_that_is_held_back(context: Context, tmp_pat
 
         def polled(received: int) -> bool:
             assert it.latestOffset(begin, ALL) == begin
-            ingest = it._source
-            assert isinstance(ingest, Ingest)
-            return ingest.received_end == received
+            assert it._source is not None
+            assert it._source.receives
+            return it._source.received_end == received
 
         for received in range(1, 20):
             push.send(b"v")

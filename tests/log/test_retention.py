@@ -13,6 +13,7 @@ from zmq_datasource.log.contents import Contents
 from zmq_datasource.log.growing import Grown
 from zmq_datasource.log.index import ChunkIndex
 from zmq_datasource.log.layout import Chunk
+from zmq_datasource.log.reader_files import ReaderPosition
 from zmq_datasource.log.retention import Retention
 
 
@@ -107,11 +108,11 @@ def test_nothing_goes_while_readers_cannot_be_asked(
 ) -> None:
     log = Log(3)
 
-    def damaged() -> dict[str, int]:
+    def damaged() -> dict[str, ReaderPosition]:
         raise LogFormatError("reading one.json: it holds no position of a reader")
 
     with monkeypatch.context() as fault:
-        fault.setattr(log.files, "readers", damaged)
+        fault.setattr(log.files, "positions", damaged)
         log.retention.commit(30)
     assert log.files.did == []
     assert "no position" in caplog.text

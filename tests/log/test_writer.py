@@ -449,11 +449,11 @@ def test_the_default_location_is_private_and_the_same_for_the_same_feed(
 def test_a_first_offset_is_kept_until_it_is_forgotten(tmp_path: Path) -> None:
     log = writer(tmp_path)
     storage = LogStorage(str(tmp_path))
-    assert storage.read_start() is None
-    storage.write_start(7, "latest")
-    assert storage.read_start() == (7, "latest")
-    storage.remove_start()
-    assert storage.read_start() is None
+    assert storage.read_start("desk") is None
+    storage.write_start("desk", 7, "latest")
+    assert storage.read_start("desk") == (7, "latest")
+    storage.remove_start("desk")
+    assert storage.read_start("desk") is None
     log.close()
 
 

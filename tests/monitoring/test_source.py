@@ -17,7 +17,7 @@ import zmq_datasource.monitoring.source as source_module
 from tests.support import Socket, bound, free_endpoint, offer, stream_options, wait_for
 from zmq_datasource.monitoring.catalogue import SOURCE
 from zmq_datasource.monitoring.source import SourceMonitor
-from zmq_datasource.source.follow import FollowingSource
+from zmq_datasource.source.feed import Feed
 from zmq_datasource.source.ingest import Ingest
 from zmq_datasource.transport import core
 
@@ -230,7 +230,8 @@ def test_a_query_that_follows_a_log_shows_what_its_receiver_counted(context: Con
         for number in (1, 2, 5):
             pub.send_multipart([b"key", number.to_bytes(8, "big"), b"", b"", b"value"])
         wait_for(lambda: ingest.seal() == 3, "three messages")
-        follow = FollowingSource(parsed)
+        follow = Feed(parsed)
+        follow.open()
         follow.start()
         monitor = SourceMonitor(follow, parsed)
         monitor.read_to(1)

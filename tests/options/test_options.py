@@ -209,7 +209,7 @@ REFUSALS = [
     (StreamReadOptions, {**FEED, "transactionTimeout": "1m"}, "transactionTimeout", "socketType=ROUTER"),
     (StreamReadOptions, {"walLocation": "/x", "zmq.rcvbuf": "1"}, "zmq.*", "opens no socket"),
     (BatchReadOptions, {**BOUND, **ROUTER}, "socketType=ROUTER", "zmq-datasource receive"),
-    (StreamReadOptions, {**FEED, "reader": "x"}, "reader", "another process fills"),
+    (StreamReadOptions, {"walLocation": "/x", "readerTimeout": "1h"}, "readerTimeout", "only reads its log"),
     (StreamReadOptions, {"walLocation": "/x", "reader": "a/b"}, "reader='a/b'", "regex"),
     (StreamReadOptions, {"walLocation": "/x", "walRetention": "1h"}, "walRetention", "only reads its log"),
     (StreamReadOptions, {"walLocation": "/x", "rcvhwm": "5"}, "rcvhwm", "only reads its log"),

@@ -10,6 +10,7 @@ import pytest
 import zmq
 from chispa import assert_df_equality
 from pyspark.sql import SparkSession
+from pyspark.sql.streaming import StreamingQuery
 
 from tests.support import Socket, bound, wait_for
 from tests.support.streams import (
@@ -295,3 +296,36 @@ def test_a_secret_shows_in_no_plan_and_no_progress(
         wait_for(lambda: query.lastProgress or query.exception(), "a first progress")
         assert secret not in str(query.lastProgress)
     assert secret not in capsys.readouterr().out
+
+
+def ends_of(query: StreamingQuery) -> list[int]:
+    """How far each of its sources has come."""
+    sources = query.lastProgress["sources"]
+    return [json.loads(source["endOffset"])["next"]["0"] for source in sources]
+
+
+def test_queries_on_one_feed_share_its_receiver(
+    spark: SparkSession, context: Context, tmp_path: Path
+) -> None:
+    """Two of one DataFrame, and a union of two loads; the receiving one ends, and begins again from its checkpoint."""
+    push, endpoint = bound(context, zmq.PUSH)
+    options = {"connect": endpoint, "walLocation": tmp_path / "wal", "startingOffsets": "earliest"}
+    df = feed(spark, **options)
+    both = feed(spark, **options).union(feed(spark, **options))
+    outs = [tmp_path / "one", tmp_path / "two", tmp_path / "both"]
+    with running(df, outs[1]) as two:
+        send_numbers(push, 0, 100)
+        with running(df, outs[0]) as one, running(both, outs[2]) as union:
+            for query in (one, two, union):
+                wait_for_rows(query, 100)
+            two.stop()  # it receives
+            send_numbers(push, 100, 200)
+            for query in (one, union):
+                wait_for_rows(query, 200)
+            again = start(df, outs[1])
+            wait_for_rows(again, 200)
+            again.stop()
+            wait_for(lambda: ends_of(union) == [200, 200], "both loads")
+    expected = [(i, i) for i in range(200)]
+    assert ids_and_numbers(spark, outs[0]) == ids_and_numbers(spark, outs[1]) == expected
+    assert ids_and_numbers(spark, outs[2]) == [row for row in expected for _ in range(2)]

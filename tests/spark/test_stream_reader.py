@@ -160,12 +160,12 @@ def test_the_first_batch_is_repeated_from_where_it_began(context: Context, tmp_p
         start = it.initialOffset()
         end = advance(it, push, start, 10)
     with reader(endpoint, tmp_path) as it:  # the batch was planned, not committed
-        assert it.initialOffset() == start
+        assert it.initialOffset()["next"] == start["next"]
         assert ids(it, it.initialOffset(), end) == list(range(10))
         later = advance(it, push, end, 5)  # it is done now, Spark asks for the next
         it.commit(end)
     with reader(endpoint, tmp_path) as it:  # a new query, with a new checkpoint
-        assert it.initialOffset() == later
+        assert it.initialOffset()["next"] == later["next"]
     with reader(endpoint, tmp_path, startingOffsets="earliest", failOnDataLoss=False) as it:
         assert it.initialOffset()["next"] == {"0": 10}  # an option that differs is no repetition
 

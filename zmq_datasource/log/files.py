@@ -129,20 +129,30 @@ class PartitionFiles:
                     raise
             sync_directory(path.parent)
 
-    def _lock(self, path: Path, wait: float, act: str, way_out: str, sign: bool = True) -> WriterLock:
-        with writing(f"creating {path.parent}"):
-            make_directory(path.parent)
-            file = open(path, "a+")  # noqa: SIM115 - it is held open
+    def _lock(
+        self, path: Path, wait: float, act: str, way_out: str, sign: bool = True, note: str = ""
+    ) -> WriterLock:
+        """Hold the lock of a file.
+
+        Args:
+            wait: Seconds to wait for its holder.
+            sign: Whether to write into it who holds it.
+            note: What else to write into it, in one line; ``_lock_note`` reads it.
+        """
         deadline = time.monotonic() + wait
         warned = False
+        file = self._lock_file(path)
         while True:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
+                if _is_at(file, path):
+                    break
+                file.close()  # whoever held it has removed the file
+                file = self._lock_file(path)
             except BlockingIOError as e:
                 if time.monotonic() >= deadline:
                     file.seek(0)
-                    holder = file.read().strip() or "a writer that did not say who it is"
+                    holder = file.readline().strip() or "a writer that did not say who it is"
                     file.close()
                     raise LogLockedError(f"{act}: it is held by {holder}; {way_out}") from e
                 if not warned:
@@ -156,12 +166,33 @@ class PartitionFiles:
             return WriterLock(file)
         holder = f"process {os.getpid()} on {socket.gethostname()}, since {time.strftime('%F %T %z')}\n"
         try:
-            os.ftruncate(file.fileno(), 0)
-            os.write(file.fileno(), holder.encode())
+            # Over what is there, which a full disk takes too.
+            text = f"{holder}{note}\n".encode()
+            os.pwrite(file.fileno(), text, 0)
+            os.ftruncate(file.fileno(), len(text))
         except OSError as e:
             # The lock holds without it, and a log that has filled its disk must be opened to be emptied.
             _log.warning("writing %s, which says who holds the lock: %s", path, e.strerror)
         return WriterLock(file)
+
+    def _lock_file(self, path: Path) -> IO[str]:
+        with writing(f"creating {path.parent}"):
+            make_directory(path.parent)
+            # Not for appending, which would write behind what is there.
+            return open(os.open(path, os.O_RDWR | os.O_CREAT, 0o666), "r+")
+
+    def _lock_note(self, path: Path) -> str:
+        """What the last holder of a lock has written into it; empty if it has not."""
+        with suppress(OSError):
+            return "".join(path.read_text(errors="replace").splitlines()[1:2])
+        return ""
+
+
+def _is_at(file: IO[str], path: Path) -> bool:
+    """Whether an open file is still the one at a path."""
+    with suppress(FileNotFoundError):
+        return os.path.samestat(os.fstat(file.fileno()), path.stat())
+    return False
 
 
 @contextmanager

@@ -8,7 +8,6 @@ from typing import NamedTuple
 
 __all__ = [
     "FORMAT_VERSION",
-    "GIVEN_NAME",
     "LOCK_NAME",
     "LOCK_WAIT_SECONDS",
     "LOG_NAME",
@@ -16,7 +15,6 @@ __all__ = [
     "POSITIONS_LOCK_NAME",
     "READERS_NAME",
     "STAGING_NAME",
-    "START_NAME",
     "SUBSCRIPTIONS_NAME",
     "TEMPORARY_PREFIX",
     "Chunk",
@@ -37,8 +35,6 @@ LOG_NAME = "log.json"
 LOCK_NAME = "writer.lock"
 # For so long a process that ends, or was killed a moment ago, may hold a log's lock: through its last drain or write.
 LOCK_WAIT_SECONDS = 15.0
-START_NAME = "start.json"
-GIVEN_NAME = "given.json"
 POSITIONS_LOCK_NAME = "marks.lock"
 STAGING_NAME = "staging"
 READERS_NAME = "readers"

@@ -2,7 +2,7 @@
 
 The rules:
 
-* Whoever reads a log that another process writes has a *position*: below ``next`` it needs nothing. Positions are
+* Every query that reads a log has a *position*: below ``next`` it needs nothing. Positions are
   recorded, and chunks deleted, under one lock: what a reader has listed after it recorded its position is not deleted.
 * An id that was handed to a query is noted before, durably (``given``). Whoever opens the log to write compares it
   with the log's end, so that an id whose message is gone is not given to another message.
@@ -11,6 +11,7 @@ The rules:
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -19,45 +20,43 @@ from typing import NamedTuple
 from zmq_datasource.errors import LogFormatError
 from zmq_datasource.log.files import PartitionFiles, WriterLock, reading
 from zmq_datasource.log.layout import (
-    GIVEN_NAME,
     LOCK_WAIT_SECONDS,
     POSITIONS_LOCK_NAME,
     READERS_NAME,
-    START_NAME,
     SUBSCRIPTIONS_NAME,
     TEMPORARY_PREFIX,
 )
 
 __all__ = ["ReaderFiles", "ReaderPosition"]
 
+_POSITION_SUFFIX, _START_SUFFIX = ".json", ".start.json"
+
 
 class ReaderPosition(NamedTuple):
     """Of one reader: the first id that it still needs, and the one after the last that it was ever given.
 
-    ``given`` is None in a file that an earlier release has written.
+    Attributes:
+        given: None where the chunks themselves vouch for what was given: the log's own query, with ``walSync``.
+        named: Whether its user has named it. One that nobody has named gives way when the log needs the room.
     """
 
     next: int
-    given: int | None
+    given: int | None = None
+    named: bool = True
 
 
 class ReaderFiles(PartitionFiles):
     """Small JSON files, each replaced as a whole."""
 
-    def _start_path(self, reader: str | None) -> Path:
-        name = START_NAME if reader is None else f"{READERS_NAME}/{reader}.{START_NAME}"
-        return self._directory / name
+    def _start_path(self, reader: str) -> Path:
+        return self._directory / READERS_NAME / f"{reader}{_START_SUFFIX}"
 
-    def start_path(self, reader: str | None) -> str:
+    def start_path(self, reader: str) -> str:
         """Where ``write_start`` writes, for messages."""
         return str(self._start_path(reader))
 
-    def read_start(self, reader: str | None = None) -> tuple[int, str] | None:
-        """What ``write_start`` wrote: first id and reason, while the query's first batch is not done.
-
-        Args:
-            reader: Which query, of those that read a log that somebody else writes.
-        """
+    def read_start(self, reader: str) -> tuple[int, str] | None:
+        """What ``write_start`` wrote: first id and reason, while the query's first batch is not done."""
         path = self._start_path(reader)
         match self._read_json(path):
             case None:
@@ -66,30 +65,46 @@ class ReaderFiles(PartitionFiles):
                 return next_id, position
         raise LogFormatError(f"reading {path}: it holds no message id")
 
-    def write_start(self, next_id: int, position: str, reader: str | None = None) -> None:
+    def write_start(self, reader: str, next_id: int, position: str) -> None:
         """Remember, durably, the first id that a query was given, and by which ``startingOffsets``."""
         path = self._start_path(reader)
         self._replace(path, {"next": next_id, "startingOffsets": position})
 
-    def remove_start(self, reader: str | None = None) -> None:
+    def remove_start(self, reader: str) -> None:
         """Delete a query's start: its first batch is done."""
         self._remove(self._start_path(reader))
 
+    def starting(self) -> list[str]:
+        """The readers whose first batch is not done."""
+        return [name.removesuffix(_START_SUFFIX) for name in self._reader_names(_START_SUFFIX)]
+
     def _reader_path(self, reader: str) -> Path:
-        return self._directory / READERS_NAME / f"{reader}.json"
+        return self._directory / READERS_NAME / f"{reader}{_POSITION_SUFFIX}"
 
     def reader_path(self, reader: str) -> str:
         """Where a reader's position is, for messages."""
         return str(self._reader_path(reader))
 
-    def write_reader(self, reader: str, next_id: int, given: int | None = None) -> None:
-        """A query that does not write the log is done with everything below ``next_id``."""
-        content = {"next": next_id} if given is None else {"next": next_id, "given": given}
+    def write_reader(self, reader: str, position: ReaderPosition) -> None:
+        """Record, durably, the position of a reader."""
+        content: dict[str, int | bool] = {"next": position.next}
+        if position.given is not None:
+            content["given"] = position.given
+        if not position.named:
+            content["named"] = False
         self._replace(self._reader_path(reader), content)
 
     def remove_reader(self, reader: str) -> None:
-        """Delete a reader's position: it needs no messages any more."""
+        """Delete a reader's position and start: it needs no messages any more."""
         self._remove(self._reader_path(reader))
+        self._remove(self._start_path(reader))
+
+    def moved_at(self, reader: str) -> float | None:
+        """When a reader's position was last recorded, in seconds since the epoch; None if it is gone."""
+        path = self._reader_path(reader)
+        with suppress(FileNotFoundError), reading(path):
+            return path.stat().st_mtime
+        return None
 
     def position(self, reader: str) -> ReaderPosition | None:
         """What ``write_reader`` wrote; None if there is no such reader, or it is gone for ever."""
@@ -97,22 +112,19 @@ class ReaderFiles(PartitionFiles):
         match self._read_json(path):
             case None:
                 return None
-            case {"next": int(next_id), "given": int(given)}:
-                return ReaderPosition(next_id, given)
-            case {"next": int(next_id)}:
-                return ReaderPosition(next_id, None)
+            case {"next": int(next_id), **rest}:
+                given, named = rest.get("given"), rest.get("named", True)
+                if isinstance(named, bool) and (given is None or isinstance(given, int)):
+                    return ReaderPosition(next_id, given, named)
         raise LogFormatError(f"reading {path}: it holds no position of a reader")
 
     def positions(self) -> dict[str, ReaderPosition]:
         """The positions of all readers, by name."""
         found = {}
-        directory = self._directory / READERS_NAME
-        with reading(directory):
-            paths = list(directory.glob("*.json"))
-        for path in paths:
-            name = path.name.removesuffix(".json")
-            if name.startswith(TEMPORARY_PREFIX) or name.endswith(".start"):
+        for file in self._reader_names(_POSITION_SUFFIX):
+            if file.endswith(_START_SUFFIX):
                 continue
+            name = file.removesuffix(_POSITION_SUFFIX)
             position = self.position(name)
             if position is not None:
                 found[name] = position
@@ -121,6 +133,15 @@ class ReaderFiles(PartitionFiles):
     def readers(self) -> dict[str, int]:
         """The first id that each reader still needs."""
         return {name: position.next for name, position in self.positions().items()}
+
+    def _reader_names(self, suffix: str) -> list[str]:
+        directory = self._directory / READERS_NAME
+        try:
+            with reading(directory):
+                names = os.listdir(directory)
+        except FileNotFoundError:
+            return []
+        return [name for name in names if name.endswith(suffix) and not name.startswith(TEMPORARY_PREFIX)]
 
     @contextmanager
     def placing(self, wait: float = LOCK_WAIT_SECONDS) -> Iterator[None]:
@@ -137,26 +158,15 @@ class ReaderFiles(PartitionFiles):
         finally:
             lock.release()
 
-    def write_given(self, next_id: int) -> None:
-        """The log's own query is about to be given the ids below ``next_id``."""
-        self._replace(self._directory / GIVEN_NAME, {"next": next_id})
-
-    def read_given(self) -> int:
-        """What ``write_given`` wrote last; 0 if nothing ever was."""
-        path = self._directory / GIVEN_NAME
-        match self._read_json(path):
-            case None:
-                return 0
-            case {"next": int(next_id)}:
-                return next_id
-        raise LogFormatError(f"reading {path}: it holds no message id")
-
-    def given(self) -> tuple[int, str]:
+    def given(self) -> tuple[int, str] | None:
         """The id after the last one that any query was given, as far as that was noted, and where it says so."""
-        found = [(self.read_given(), str(self._directory / GIVEN_NAME))]
-        for name, position in self.positions().items():
-            found.append((max(position.next, position.given or 0), self.reader_path(name)))
-        return max(found)
+        return max(
+            (
+                (max(position.next, position.given or 0), self.reader_path(name))
+                for name, position in self.positions().items()
+            ),
+            default=None,
+        )
 
     def _read_json(self, path: Path) -> object:
         """What a file holds; None if there is none."""
@@ -164,19 +174,23 @@ class ReaderFiles(PartitionFiles):
             return json.loads(path.read_bytes())
         return None
 
-    def lock_reader(self, reader: str) -> WriterLock:
-        """Become the one query that reads along under this name.
+    def lock_reader(self, reader: str, wait: float = LOCK_WAIT_SECONDS) -> WriterLock:
+        """Become the one query that reads under this name.
+
+        Args:
+            wait: Seconds to wait for one that is just stopping.
 
         Raises:
             LogLockedError: Another one does; says who.
         """
         path = self._directory / READERS_NAME / f"{reader}.lock"
         return self._lock(
-            path,
-            LOCK_WAIT_SECONDS,
-            f"reading along log {self.root} as {reader!r}",
-            "give each such query a reader of its own",
+            path, wait, f"reading log {self.root} as {reader!r}", "give each query a reader of its own"
         )
+
+    def remove_reader_lock(self, reader: str) -> None:
+        """Delete the file of a lock. Only for its holder."""
+        self._remove(self._directory / READERS_NAME / f"{reader}.lock")
 
     def read_subscriptions(self) -> bytes | None:
         """What ``write_subscriptions`` wrote; None if nothing ever was."""

@@ -37,11 +37,14 @@ class Opened(NamedTuple):
     saved: SavedState
 
 
-def open_partition(storage: LogStorage, lock_wait: float, sync: bool, persistence: Persistence) -> Opened:
+def open_partition(
+    storage: LogStorage, lock_wait: float, feed: str, sync: bool, persistence: Persistence
+) -> Opened:
     """Create or recover a log partition, and become its writer. May be repeated.
 
     Args:
         lock_wait: Seconds to wait for a previous writer that is just stopping.
+        feed: As in ``LogStorage.lock``.
         sync: Whether chunks are forced to the disk. If not, those that a crash of the machine has torn are renamed.
         persistence: For what is written.
 
@@ -50,7 +53,7 @@ def open_partition(storage: LogStorage, lock_wait: float, sync: bool, persistenc
     """
     with writing(f"opening log {storage.root}"):  # listing it may meet a fault, too
         log_id = storage.open_log()
-        lock = storage.lock(lock_wait)
+        lock = storage.lock(lock_wait, feed)
         try:
             chunks = _recover(storage, sync, persistence)
             with storage.placing():
@@ -66,8 +69,9 @@ def open_partition(storage: LogStorage, lock_wait: float, sync: bool, persistenc
 
 def _check_given(storage: LogStorage, end: int) -> None:
     """Refuse to give ids again that a query was given."""
-    given, path = storage.given()
-    if given > end:
+    found = storage.given()
+    if found is not None and found[0] > end:
+        given, path = found
         raise DataLossError(
             f"opening log {storage.root}: it ends at id {end}, and {path} says that queries were "
             f"given the ids below {given}: its newest chunks are gone (after a crash of the machine with "

@@ -14,6 +14,7 @@ from zmq_datasource.errors import LogError, LogLockedError, LogWriteError
 from zmq_datasource.log.contents import Contents
 from zmq_datasource.log.index import ChunkIndex
 from zmq_datasource.log.layout import Chunk
+from zmq_datasource.log.readers import Readers
 from zmq_datasource.log.storage import LogStorage
 
 __all__ = ["MakeRoom", "Retention"]
@@ -36,6 +37,7 @@ class Retention:
         chunk_bytes: Size of a chunk.
         make_room: Whether chunks are deleted before their time so that the log never gets full: none, those
             that are committed (``done``), or the oldest, needed or not (``any``).
+        readers: Who else needs the messages.
         clock: Seconds since the epoch; compared with the files' modification times.
 
     Attributes:
@@ -51,10 +53,12 @@ class Retention:
         max_bytes: int,
         chunk_bytes: int,
         make_room: MakeRoom = "none",
+        readers: Readers | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
         self._storage = storage
         self._contents = contents
+        self._readers = readers or Readers(storage)
         self._seconds = seconds
         self._max_bytes = max_bytes
         self._reserved_bytes = _RESERVED_CHUNKS * chunk_bytes
@@ -112,10 +116,11 @@ class Retention:
     def _needed_by_readers(self) -> int:
         """The first id that a reader still needs."""
         try:
-            return min(self._storage.readers().values(), default=self._contents.end)
+            needed = self._readers.needed()
         except LogError as e:  # what it may still need stays
             _log.warning("%s", e)
             return self._contents.earliest
+        return self._contents.end if needed is None else needed
 
     def _removable(self, done: int, index: ChunkIndex) -> Sequence[Chunk]:
         """The front chunks that are not needed from id ``done`` on, or whose room is needed more."""

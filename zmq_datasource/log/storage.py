@@ -22,7 +22,7 @@ from typing import Any, TypeAlias
 
 import pyarrow as pa
 
-from zmq_datasource.errors import LogError, LogFormatError
+from zmq_datasource.errors import LogError, LogFormatError, LogLockedError
 from zmq_datasource.log.files import (
     WriterLock,
     make_directory,
@@ -335,11 +335,12 @@ class LogStorage(StagedFiles, ReaderFiles):
             if file.version != but:
                 self._remove(self._directory / file.name)
 
-    def lock(self, wait: float) -> WriterLock:
+    def lock(self, wait: float, feed: str = "") -> WriterLock:
         """Become the writer of a partition.
 
         Args:
             wait: Seconds to wait for a writer that is just stopping.
+            feed: What is received, for ``feed`` to tell others.
 
         Raises:
             LogLockedError: Another writer holds it still; says who.
@@ -349,7 +350,20 @@ class LogStorage(StagedFiles, ReaderFiles):
             wait,
             f"opening log {self.root}",
             "stop that query or proxy, or give this one a walLocation of its own",
+            note=feed,
         )
+
+    def is_written(self) -> bool:
+        """Whether somebody is the writer of the partition, at this moment."""
+        try:
+            self._lock(self._directory / LOCK_NAME, 0.0, f"opening log {self.root}", "", sign=False).release()
+        except LogLockedError:
+            return True
+        return False
+
+    def feed(self) -> str:
+        """What the writer of the partition receives, as it said to ``lock``; of the last one, if there is none now."""
+        return self._lock_note(self._directory / LOCK_NAME)
 
 
 def _write_whole(descriptor: int, parts: Sequence[Part], offset: int) -> int:

@@ -18,6 +18,7 @@ from zmq_datasource.errors import LogError
 from zmq_datasource.log.contents import ReadableLog
 from zmq_datasource.log.growing import Grown
 from zmq_datasource.log.persistence import Persistence
+from zmq_datasource.log.readers import Readers
 from zmq_datasource.log.recovery import open_partition
 from zmq_datasource.log.retention import MakeRoom, Retention
 from zmq_datasource.log.sealer import Job, Sealer
@@ -44,6 +45,7 @@ class LogWriter(ReadableLog):
         retry_timeout: Seconds that the sealing thread tries again what the disk refuses for now.
         make_room: Whether chunks are deleted before their time: see ``Retention``.
         carried: Whose state the log keeps beside the rows; it is asked whenever a chunk is cut.
+        readers: Who else needs the messages; those of whom there is a record, unless given.
         clock: Seconds since the epoch; compared with the files' modification times.
 
     Attributes:
@@ -64,6 +66,7 @@ class LogWriter(ReadableLog):
         retry_timeout: float = 0.0,
         make_room: MakeRoom = "none",
         carried: Carried | None = None,
+        readers: Readers | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
         super().__init__()
@@ -77,6 +80,7 @@ class LogWriter(ReadableLog):
             max_bytes=max_bytes,
             chunk_bytes=chunk_bytes,
             make_room=make_room,
+            readers=readers,
             clock=clock,
         )
         self._persistence = Persistence(retry_timeout, self.retention.remove_expired)
@@ -91,17 +95,18 @@ class LogWriter(ReadableLog):
         self._batches: list[pa.RecordBatch] = []
         self._grows = False  # whether some of it was handed over already
 
-    def open(self, lock_wait: float = 0.0) -> None:
+    def open(self, lock_wait: float = 0.0, feed: str = "") -> None:
         """Create or recover the partition, and become its writer. A disk that refuses is waited for, as later on.
 
         Args:
             lock_wait: Seconds to wait for a previous writer that is just stopping.
+            feed: As in ``LogStorage.lock``.
 
         Raises:
             LogError: Held by another, damaged, or not writable.
         """
         opened = self._persistence.insist(
-            partial(open_partition, self._storage, lock_wait, self._sync, self._persistence)
+            partial(open_partition, self._storage, lock_wait, feed, self._sync, self._persistence)
         )
         self.log_id, self.saved = opened.log_id, opened.saved
         self._contents.replace(opened.chunks)

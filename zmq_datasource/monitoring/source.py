@@ -45,8 +45,10 @@ class SourceMonitor:
         self._clock = clock
         self._lock = threading.Lock()  # Spark's calls and the reporting thread meet here
         self._name = f"{options.socket_type} {options.endpoints}"
-        if source.reader is not None:  # several may read along
-            self._name = f"log {source.storage.root} ({source.reader})"
+        if not options.endpoints:
+            self._name = f"log {source.storage.root}"
+        if source.reader is not None:  # several may read it
+            self._name += f" ({source.reader})"
         self._read_to: int | None = None
         self._rate = _Rate()
         self._oldest: tuple[int, float | None] = (-1, None)
@@ -146,18 +148,18 @@ class SourceMonitor:
     # The reporting thread.
 
     def _report(self) -> None:
-        options, log = self._options, self._source.log
+        options, log_id = self._options, self._source.log.log_id
         assert options.metrics_location is not None, "without a location there are no reports"
         store = MetricsStore(options.metrics_location, options.metrics_retention)
-        head = {"log": log.log_id, "walLocation": self._source.storage.root, "source": self._name}
-        # The process that fills a log, and each query that reads along, report of it.
+        head = {"log": log_id, "walLocation": self._source.storage.root, "source": self._name}
+        # A process that fills a log without a query, and each query, report of it.
         reader = self._source.reader
-        series = f"{log.log_id}-{PARTITION}" if reader is None else f"{log.log_id}-{PARTITION}-{reader}"
+        series = f"{log_id}-{PARTITION}" if reader is None else f"{log_id}-{PARTITION}-{reader}"
         ended = False
         while not ended:
             ended = self._stopping.wait(options.metrics_interval)
             try:
-                record = head | {"next": log.durable_end, "sourceMetrics": self.metrics()}
+                record = head | {"next": self._source.log.durable_end, "sourceMetrics": self.metrics()}
                 self._writing_since = time.monotonic()
                 store.write_report(series, record, self._clock())
                 store.expire_reports(series, self._clock())

@@ -7,6 +7,7 @@ from typing import Annotated, ClassVar
 
 from zmq_datasource.errors import OptionError
 from zmq_datasource.options.framing import FramingOptions
+from zmq_datasource.options.offsets import READER_PATTERN
 from zmq_datasource.options.parser import Role, doc
 from zmq_datasource.options.socket import SocketOptions
 from zmq_datasource.options.types import (
@@ -236,14 +237,24 @@ class ReadOptions(FramingOptions, frozen=True, kw_only=True, rename="camel"):
     )
 
     reader: Annotated[
-        str,
+        str | None,
         doc(
-            "Names a query that reads a log which another process fills (`walLocation` without an endpoint). What all "
-            "such queries have committed may be deleted there; each needs a name of its own.",
+            "Names the query among those that read the same log; each needs a name of its own. The log keeps what a "
+            "named query still needs even when it is full and the query does not run, until `readerTimeout`. Unset, "
+            "the query gets a name that its checkpoint keeps.",
             Role.STREAM,
-            pattern="^[A-Za-z0-9_-]{1,64}$",
+            pattern=READER_PATTERN,
         ),
-    ] = "query"
+    ] = None
+    reader_timeout: Annotated[
+        Duration,
+        doc(
+            "How long the log keeps what a query that does not run still needs. After that its position is dropped, "
+            "with a warning.",
+            Role.STREAM,
+            Role.WRITER,
+        ),
+    ] = Duration(7 * 86_400)
 
     title: ClassVar[str] = "read option"
     elsewhere: ClassVar[Mapping[str, str]] = {
@@ -338,11 +349,7 @@ class StreamReadOptions(ReadOptions, frozen=True, kw_only=True, rename="camel"):
                 "neither connect nor bind is set; name the feed, as in .option('connect', 'tcp://feed:5556'), or with "
                 "walLocation alone the log that zmq-datasource receive fills"
             )
-        if live:
-            self.refuse(
-                ("reader",), "is for a log that another process fills (walLocation without an endpoint)"
-            )
-        else:
+        if not live:
             self._refuse_socket(
                 Role.WRITER,
                 "is for the process that receives; this query only reads its log",

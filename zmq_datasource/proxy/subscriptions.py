@@ -15,6 +15,7 @@ import msgspec
 
 from zmq_datasource.errors import DataLossError, DiskFaultError, LogFormatError
 from zmq_datasource.host.limited_logging import LimitedLog
+from zmq_datasource.log.reader_files import ReaderPosition
 from zmq_datasource.log.storage import LogStorage
 
 __all__ = ["READER", "Subscription", "Subscriptions"]
@@ -155,7 +156,7 @@ class Subscriptions:
         """Keep what a new one needs until the writer has heard of it; see ``forget_marks``."""
         self._held_from = first if self._held_from is None else min(first, self._held_from)
         self._held_since = self._clock()
-        self._storage.write_reader(READER, self._held_from)
+        self._storage.write_reader(READER, ReaderPosition(self._held_from))
 
     def let_go(self) -> None:
         """The writer has heard by now, many times, which of the subscriptions needs the earliest message."""

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import time
-from typing import Literal
 
 from zmq_datasource.counters import SourceCounters
 from zmq_datasource.errors import LogError
 from zmq_datasource.host.limited_logging import LimitedLog
 from zmq_datasource.log.follower import LOOKING_SECONDS, LogFollower
-from zmq_datasource.log.persistence import Persistence
 from zmq_datasource.log.state import read_saved_state
 from zmq_datasource.log.storage import LogStorage
-from zmq_datasource.options import StreamReadOptions
 from zmq_datasource.sequences import Totals
 from zmq_datasource.source.kept import read_counters
 from zmq_datasource.source.log_source import SourceFacts
@@ -24,56 +21,37 @@ class FollowingSource:
     """A ``LogSource`` that reads along; opens no socket and does not keep the log from its writer.
 
     Args:
-        options: ``walLocation`` and ``reader``.
+        storage: Of the log.
     """
 
-    # What a log holds that somebody else fills was received for whoever reads it.
-    default_position: Literal["earliest"] = "earliest"
+    reader = None  # it is for any query
+    vouches = False  # another process knows what is on the disk
 
-    def __init__(self, options: StreamReadOptions) -> None:
-        assert options.wal_location is not None, "options ask for an endpoint or a log"
-        self._options = options
+    def __init__(self, storage: LogStorage) -> None:
         self.counters = SourceCounters()
-        self.reader = options.reader
-        self.storage = LogStorage(options.wal_location)
+        self.storage = storage
         self.log: LogFollower
-        self._persistence = Persistence(options.wal_retry_timeout)
         self._faults = LimitedLog(__name__, "states that could not be read")
         self._kept: tuple[int, SourceCounters | None, Totals | None] = (-1, None, None)
-        self._is_open = False
         self.resumed_at = 0
 
     def open(self) -> None:
-        """Find the log, and keep what there is from being deleted until ``give`` says what is needed.
-
-        A disk that refuses is waited for.
+        """Find the log.
 
         Raises:
             LogFormatError: There is none.
-            LogLockedError: Another query reads it under this name.
         """
-        self._persistence.insist(self._open)
-
-    def _open(self) -> None:
-        self.log = LogFollower(self.storage, self.reader)
-        self._lock = self.storage.lock_reader(self.reader)
-        try:
-            self.log.open()
-        except LogError:
-            self._lock.release()
-            raise
-        self._is_open = True
+        self.log = LogFollower(self.storage)
+        self.look()
         self.resumed_at = self.log.durable_end
 
-    def start(self) -> None:
-        """Open the log, unless that is done; receiving is somebody else's."""
-        if not self._is_open:
-            self.open()
+    def look(self) -> int:
+        """List the log; the first id there is."""
+        self.log.look()
+        return self.log.earliest
 
-    @property
-    def given(self) -> int | None:
-        """The id after the last one that was ever given to a query of this name; None if that is not known."""
-        return self.log.given
+    def start(self) -> None:
+        """Receiving is somebody else's."""
 
     @property
     def received_end(self) -> int:
@@ -95,13 +73,8 @@ class FollowingSource:
         """What is there is there: it is received whether a query runs or not."""
         return self.seal()
 
-    def give(self, begin: int, end: int) -> None:
-        """The query is about to be given the ids from ``begin`` to ``end``, and needs nothing below."""
-        self.log.give(begin, end)
-
     def commit(self, end: int) -> None:
-        """The query is done with what is below ``end``."""
-        self.log.commit(end)
+        """Deleting is somebody else's, too."""
 
     def facts(self) -> SourceFacts:
         """What the log keeps of its writer's account, as of its newest chunk."""
@@ -116,6 +89,5 @@ class FollowingSource:
         return SourceFacts(self.counters, receiver, received=end, receives=False, totals=totals)
 
     def stop(self) -> None:
-        """Let another query have the name."""
+        """Say what was left unsaid."""
         self._faults.flush()
-        self._lock.release()

@@ -5,20 +5,23 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import logging
 import time
 from concurrent.futures import Future
-from typing import Literal
+from typing import Any
 
 from zmq_datasource.acknowledged.acceptor import Acceptor, AcceptorTerms
 from zmq_datasource.acknowledged.transactions import CommittedTransactions
 from zmq_datasource.counters import SourceCounters
-from zmq_datasource.errors import LogError, LogFormatError
+from zmq_datasource.errors import LogError, LogFormatError, LogLockedError
 from zmq_datasource.host.limited_logging import LimitedLog
 from zmq_datasource.host.open_files import allow_many_files
 from zmq_datasource.log.carried import CarriedState
 from zmq_datasource.log.filler import Filler
 from zmq_datasource.log.layout import LOCK_WAIT_SECONDS
+from zmq_datasource.log.readers import Readers
 from zmq_datasource.log.storage import LogStorage, default_location
 from zmq_datasource.log.writer import LogWriter
 from zmq_datasource.options import StreamReadOptions
@@ -29,40 +32,62 @@ from zmq_datasource.source.receiver import Receiver
 from zmq_datasource.source.receiving import ReceivingThread
 from zmq_datasource.transport.spec import SocketSpec
 
-__all__ = ["Ingest", "log_location"]
+__all__ = ["Ingest", "feed_of", "log_location"]
 
 _log = logging.getLogger(__name__)
 
 # A disk that answers nothing, not even that it refuses.
 _SEAL_SECONDS = 120.0
 _SEAL_TICK = 0.1
+_LOCK_TICK = 0.05
+# Of the options of framing those by which the same message would be another row.
+_ROWS_BY = (
+    *("framing", "topic_frame", "publisher_frame", "value_frame", "value_offset"),
+    *(
+        "sequence_frame",
+        "sequence_offset",
+        "sequence_width",
+        "sequence_endian",
+        "sequence_signed",
+        "sequence_path",
+    ),
+    *("sequence_by", "sequence_start", "sequence_end", "sequence_restart", "sequence_window", "deduplicate"),
+)
 
 
 def log_location(options: StreamReadOptions) -> str:
     """Where this feed's log is: ``walLocation``, or this machine's default for the feed."""
     if options.wal_location is not None:
         return options.wal_location
-    return default_location(
-        {
-            "socketType": options.socket_type,
-            "connect": sorted(map(str, options.connect)),
-            "bind": sorted(map(str, options.bind)),
-            "topics": sorted(options.topics),
-        }
-    )
+    return default_location(_where_from(options))
+
+
+def _where_from(options: StreamReadOptions) -> dict[str, Any]:
+    return {
+        "socketType": options.socket_type,
+        "connect": sorted(map(str, options.connect)),
+        "bind": sorted(map(str, options.bind)),
+        "topics": sorted(options.topics),
+    }
+
+
+def feed_of(options: StreamReadOptions) -> str:
+    """What tells feeds apart: where messages come from, and what becomes of them. One line of text."""
+    framing = {name: str(getattr(options, name)) for name in _ROWS_BY}
+    text = json.dumps({**_where_from(options), **framing}, sort_keys=True, separators=(",", ":"))
+    return f"feed {hashlib.sha256(text.encode()).hexdigest()[:16]}"
 
 
 class Ingest:
     """A ``LogSource`` that receives a feed into its log, from ``start`` to ``stop``."""
 
-    default_position: Literal["latest"] = "latest"
-    reader = None  # the log's own query
-    given = None  # its position is compared with the log's end before anything is received
+    reader = None  # it is for any query, or none
 
     def __init__(self, options: StreamReadOptions) -> None:
         self._options = options
         self.counters = SourceCounters()
         self.storage = LogStorage(log_location(options))
+        self.readers = Readers(self.storage, options.reader_timeout)
         chunk_bytes = min(options.wal_chunk_bytes, options.wal_max_bytes)
         # The log asks for the state at every cut, and the filler appends to the log.
         if options.socket_type == "ROUTER":
@@ -81,7 +106,6 @@ class Ingest:
             self._filler, self.log, self._state, self.counters, options.wal_flush_interval
         )
         self._reader_faults = LimitedLog(__name__, "warnings about readers")
-        self._given = 0
         self._is_open = self._started = False
         self.resumed_at = 0
 
@@ -95,22 +119,48 @@ class Ingest:
             sync=options.wal_sync,
             retry_timeout=options.wal_retry_timeout,
             carried=state,
+            readers=self.readers,
         )
 
-    def open(self) -> None:
+    def open(self, lock_wait: float = LOCK_WAIT_SECONDS) -> None:
         """Become the log's writer; receive nothing yet.
 
         From then on ``resumed_at`` is the id of the first message received by this process.
+
+        Args:
+            lock_wait: Seconds to wait for a writer that is just stopping.
 
         Raises:
             LogError: See the message.
         """
         allow_many_files()
-        self.log.open(LOCK_WAIT_SECONDS)
+        self.log.open(lock_wait, feed_of(self._options))
         self.resumed_at = self.log.durable_end
         self._remember()
-        self._given = self.storage.read_given()
         self._is_open = True
+
+    def open_unless_received(self) -> bool:
+        """Become the log's writer, unless another process receives the same feed into it.
+
+        Returns:
+            Whether this process is the writer now.
+
+        Raises:
+            LogError: As ``open``; ``LogLockedError`` if another feed is received into it.
+        """
+        deadline = time.monotonic() + LOCK_WAIT_SECONDS
+        while True:
+            try:
+                self.open(0.0)
+            except LogLockedError:
+                if self.storage.feed() == feed_of(self._options):
+                    return False
+                # One that has the lock may not have said yet what it receives; one that does something else may end.
+                if time.monotonic() >= deadline:
+                    raise
+                time.sleep(_LOCK_TICK)
+            else:
+                return True
 
     def start(self) -> None:
         """Open the log, unless that is done, and the socket; begin to receive. Once is enough.
@@ -162,26 +212,35 @@ class Ingest:
         self._receiving.raise_failure()
 
     def commit_readers(self) -> int | None:
-        """Delete what all queries have read that follow this log without writing it.
+        """Delete what all queries have read that follow this log.
 
         Returns:
             How far all of them have come; None if there are none.
         """
-        readers = self.storage.readers()
-        if not readers:
+        needed = self.readers.needed(self.log.full)
+        if needed is None:
             return None
-        end = min(*readers.values(), self.log.durable_end)
+        end = min(needed, self.log.durable_end)
         self.log.commit(end)
         return end
 
     def commit(self, end: int) -> None:
-        """The query that writes the log is done with what is below ``end``; what others read stays."""
+        """The query in this process is done with what is below ``end``; what others read stays."""
         try:
-            readers = self.storage.readers()
+            needed = self.readers.needed(self.log.full)
         except LogFormatError as e:  # what a reader may still need stays
             self._reader_faults.warn("%s", e)
             return
-        self.log.commit(min([end, *readers.values()]))
+        self.log.commit(end if needed is None else min(end, needed))
+
+    @property
+    def vouches(self) -> bool:
+        """Whether a chunk is on the disk before a query is given it, so that no id can be given twice."""
+        return self._options.wal_sync
+
+    def look(self) -> int:
+        """The first id there is."""
+        return self.log.earliest
 
     def facts(self) -> SourceFacts:
         """What there is to tell, as of now."""
@@ -210,15 +269,6 @@ class Ingest:
                 return
             heard.wait(left)  # an idle query does little else; polling would be most of what it costs
             heard.clear()
-
-    def give(self, _begin: int, end: int) -> None:
-        """The log's own query is about to be given the ids below ``end``.
-
-        A chunk that was forced to the disk says so itself.
-        """
-        if end > self._given and not self._options.wal_sync:
-            self.storage.write_given(end)
-            self._given = end
 
     def seal(self, patient: bool = False) -> int:
         """Make durable what was received before this call, unless the disk refuses at present.

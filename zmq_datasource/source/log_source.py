@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 from zmq_datasource.counters import SourceCounters
 from zmq_datasource.log.follower import LogFollower
@@ -42,39 +42,44 @@ class LogSource(Protocol):
         counters: What is counted in this process.
         storage: Where the log is.
         resumed_at: Where the log ended when it was opened.
-        default_position: Where a query begins that says nothing.
-        reader: The name under which the log is read; None for the query that fills it.
+        reader: The name under which a query reads the log; None for a receiver without a query.
+        vouches: Whether what a query is given was forced to the disk by this process.
     """
 
-    counters: SourceCounters
     storage: LogStorage
     resumed_at: int
 
     @property
-    def default_position(self) -> Literal["earliest", "latest"]: ...
+    def counters(self) -> SourceCounters: ...
 
     @property
     def reader(self) -> str | None: ...
+
+    @property
+    def vouches(self) -> bool: ...
 
     @property
     def log(self) -> LogWriter | LogFollower:
         """The log that is read; there from ``open`` on."""
 
     @property
-    def given(self) -> int | None:
-        """The id after the last one that was ever given to this reader; None where the log itself knows."""
-
-    @property
     def received_end(self) -> int:
         """The id after the last message received, as far as known here; those on their way between threads may miss."""
 
     def open(self) -> None:
-        """Find the log, and keep what is needed of it; receive nothing yet.
+        """Find the log; receive nothing yet.
 
         A disk that refuses is waited for.
 
         Raises:
             LogError: See the message.
+        """
+
+    def look(self) -> int:
+        """List the log, if another process writes it; the first id there is.
+
+        Raises:
+            LogError: It cannot be listed.
         """
 
     def start(self) -> None:
@@ -100,11 +105,8 @@ class LogSource(Protocol):
     def wait_for_more(self, end: int, seconds: float) -> None:
         """Wait until something is received behind ``end``, or so many seconds, where somebody tells of it."""
 
-    def give(self, begin: int, end: int) -> None:
-        """The query is about to be given the ids from ``begin`` to ``end``, and needs nothing below."""
-
     def commit(self, end: int) -> None:
-        """The query is done with what is below ``end``."""
+        """The query in this process is done with what is below ``end``."""
 
     def facts(self) -> SourceFacts:
         """What there is to tell, as of now.

@@ -14,7 +14,7 @@ from zmq_datasource.options.offsets import Offset
 from zmq_datasource.options.types import Position
 
 if TYPE_CHECKING:
-    from zmq_datasource.source.log_source import LogSource
+    from zmq_datasource.source.feed import Feed
 
 __all__ = ["Positions"]
 
@@ -31,7 +31,7 @@ class Positions:
         options: ``startingOffsets`` and ``failOnDataLoss``.
     """
 
-    def __init__(self, source: LogSource, options: StreamReadOptions) -> None:
+    def __init__(self, source: Feed, options: StreamReadOptions) -> None:
         self._source = source
         self._options = options
         self._persistence = Persistence(options.wal_retry_timeout)
@@ -43,7 +43,19 @@ class Positions:
 
     def offset(self, next_id: int) -> dict[str, Any]:
         """The offset that Spark gets for an id."""
-        return Offset(self._source.log.log_id, {PARTITION: next_id}).to_json()
+        return Offset(self._source.log.log_id, {PARTITION: next_id}, self._source.reader).to_json()
+
+    def after(self, start: dict[str, Any], begin: int, end: int) -> dict[str, Any]:
+        """The offset of ``end``; where nothing has come since ``start``, which means ``begin``, that one.
+
+        Spark compares their text, and one that an earlier release has written names no reader.
+        """
+        offset = Offset.from_json(start)
+        return (
+            start
+            if end == begin == offset.next.get(PARTITION) and self._is_ours(offset)
+            else self.offset(end)
+        )
 
     def initial(self) -> int:
         """Where a query without a checkpoint starts; kept with the log until ``read_from`` another place.
@@ -53,12 +65,12 @@ class Positions:
         """
         if self._initial is None:
             source = self._source
-            position = self._options.starting_offsets or Position(source.default_position, None)
+            position = source.starting_position
             first = self._kept_start(str(position))
             if first is None:
-                first = self._starting_position(position)
+                first = self._first_of(position)
                 self._persistence.insist(
-                    partial(source.storage.write_start, first, str(position), source.reader)
+                    partial(source.storage.write_start, source.reader, first, str(position))
                 )
             self._persistence.insist(partial(source.give, first, first))
             self._initial = first
@@ -70,7 +82,7 @@ class Positions:
             self._persistence.insist(partial(self._source.storage.remove_start, self._source.reader))
             self._first_batch_done = True
 
-    def _starting_position(self, position: Position) -> int:
+    def _first_of(self, position: Position) -> int:
         if position.offset is not None:
             return self._resolve(position.offset)
         return self._source.log.earliest if position.word == "earliest" else self._source.resumed_at
@@ -103,7 +115,6 @@ class Positions:
         source, offset = self._source, Offset.from_json(position)
         next_id, given = self._resolve(offset), source.given
         if self._is_ours(offset) and given is not None and offset.next[PARTITION] > given:
-            assert source.reader is not None, "only who reads along knows what it was given"
             path = source.storage.reader_path(source.reader)
             raise DataLossError(
                 f"reading from log {source.storage.root}: the offset says {offset.next[PARTITION]}, and {path} says "
@@ -112,6 +123,28 @@ class Positions:
                 "checkpoint. If the query only had another name (reader) meanwhile, remove that file"
             )
         return next_id
+
+    def range(self, start: dict[str, Any], end: dict[str, Any]) -> tuple[int, int]:
+        """The ids that a batch was planned for.
+
+        Raises:
+            DataLossError: As ``id_of``.
+        """
+        source, reader = self._source, Offset.from_json(end).reader
+        if (
+            self._initial is not None
+            and reader not in (None, source.reader)
+            and Offset.from_json(start).reader == source.reader
+        ):
+            # A first batch that an earlier run of this query has planned and not finished. Spark had no offset yet by
+            # which it could be recognised, and was told another beginning. Where it began, its position says.
+            assert reader is not None
+            kept = source.storage.position(reader)
+            if kept is not None:
+                if source.go_on_as(reader):
+                    self._initial = kept.next
+                return self._resolve(Offset(source.log.log_id, {PARTITION: kept.next})), self.id_of(end)
+        return self.id_of(start), self.id_of(end)
 
     def ends_here(self, position: dict[str, Any]) -> bool:
         """Whether a batch that ends there was planned on this log.

@@ -31,6 +31,7 @@ from zmq_datasource.log.layout import PARTITION
 from zmq_datasource.log.persistence import Persistence
 from zmq_datasource.log.reader import end_within_bytes, split_range
 from zmq_datasource.options import StreamReadOptions
+from zmq_datasource.options.offsets import Offset
 from zmq_datasource.spark.admission import Admission
 from zmq_datasource.spark.partition_reader import LogInputPartition, read_log_partition
 from zmq_datasource.spark.positions import Positions
@@ -38,7 +39,7 @@ from zmq_datasource.spark.worker import set_up_worker
 
 if TYPE_CHECKING:
     from zmq_datasource.monitoring.source import SourceMonitor
-    from zmq_datasource.source.log_source import LogSource
+    from zmq_datasource.source.feed import Feed
 
 __all__ = ["RefusedStreamReader", "ZmqStreamReader"]
 
@@ -56,7 +57,7 @@ class ZmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def __init__(self, options: StreamReadOptions) -> None:
         self._options = options
         # Only in the source runner:
-        self._source: LogSource | None = None
+        self._source: Feed | None = None
         self._positions: Positions | None = None
         self._monitor: SourceMonitor | None = None
         self._admission = Admission(options)
@@ -65,33 +66,34 @@ class ZmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._target: int | None = None
         self._idle_at = 0.0  # when Spark last heard that there is nothing new
 
-    def _opened(self) -> tuple[LogSource, Positions]:
-        """The log, filled here or by somebody else, and what offsets mean in it; opened on the first call.
+    def _opened(self, position: dict[str, Any] | None = None) -> tuple[Feed, Positions]:
+        """What the query reads, and what offsets mean in it; opened on the first call.
 
         Nothing is received before a position was compared with the log's end, or new messages could get the ids of
         those that an older position is about.
+
+        Args:
+            position: The newest that Spark has said in this call; None if the query has no checkpoint.
         """
         if self._source is None:
             # The source runner alone receives; the processes that plan and read do without all of this.
-            from zmq_datasource.source.follow import FollowingSource  # noqa: PLC0415
-            from zmq_datasource.source.ingest import Ingest  # noqa: PLC0415
+            from zmq_datasource.source.feed import Feed  # noqa: PLC0415
 
             set_up_worker()
-            live = self._options.connect or self._options.bind
-            self._source = Ingest(self._options) if live else FollowingSource(self._options)
+            self._source = Feed(self._options)
             _stop_on_sigterm()
-            # Covers a SIGTERM that arrives between the end of a call and Spark's stop().
-            atexit.register(self.stop)
             try:
-                self._source.open()
-            except Exception:
+                self._source.open(None if position is None else Offset.from_json(position).reader)
+            except BaseException:
                 self._source = None
                 raise
+            # Covers a SIGTERM that arrives between the end of a call and Spark's stop().
+            atexit.register(self.stop)
             self._positions = Positions(self._source, self._options)
         assert self._positions is not None
         return self._source, self._positions
 
-    def _receive(self, source: LogSource) -> None:
+    def _receive(self, source: Feed) -> None:
         """Begin to receive, on the first call."""
         if self._monitor is not None:
             return
@@ -124,7 +126,7 @@ class ZmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
         """The end of the next batch: everything received so far, made durable, within the limits."""
-        source, positions = self._opened()
+        source, positions = self._opened(start)
         begin = positions.id_of(start)
         self._receive(source)
         if self._monitor is not None:
@@ -142,9 +144,9 @@ class ZmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._idle_at = time.monotonic()
         # Whether a log that another process writes is full, is not seen from here: it gets `begin` each time.
         self._persistence.insist(partial(source.give, begin, end))
-        return positions.offset(end)
+        return positions.after(start, begin, end)
 
-    def _end(self, source: LogSource, begin: int, limit: ReadLimit) -> int:
+    def _end(self, source: Feed, begin: int, limit: ReadLimit) -> int:
         if isinstance(limit, ReadAllAvailable):
             return max(begin, self._gather(source))
         if self._available_now and self._target is None:
@@ -169,7 +171,7 @@ class ZmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """
         self._available_now = True
 
-    def _gather(self, source: LogSource) -> int:
+    def _gather(self, source: Feed) -> int:
         return source.gather(self._options.timeout, self._options.idle_timeout)
 
     def reportLatestOffset(self) -> dict[str, Any] | None:
@@ -180,10 +182,10 @@ class ZmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         """Share the ids from ``start`` to ``end`` out among tasks."""
-        source, positions = self._opened()
+        source, positions = self._opened(end)
         if not positions.ends_here(end):
             return []
-        low, high = positions.id_of(start), positions.id_of(end)
+        low, high = positions.range(start, end)
         self._receive(source)
         if self._monitor is not None:
             self._monitor.read_to(low)  # after a restart this is the first that is heard of it
@@ -207,7 +209,7 @@ class ZmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def commit(self, end: dict[str, Any]) -> None:
         """Spark is done with everything below ``end``."""
         self._idle_at = 0.0  # there was a batch, if only for another source: the next is not to wait for us
-        source, positions = self._opened()
+        source, positions = self._opened(end)
         done = positions.committed(end)
         if done is not None:
             self._persistence.insist(partial(source.commit, done))

@@ -1,0 +1,564 @@
+"""Queries that share a feed: each gets every message, one receives, and another goes on when it ends. No JVM."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import zmq
+from pyspark.sql.streaming.datasource import ReadMaxRows
+
+from tests.support import (
+    Socket,
+    batch_of,
+    bind_when_free,
+    bound,
+    free_endpoint,
+    log_rows,
+    stream_options,
+    wait_for,
+)
+from zmq_datasource import Producer
+from zmq_datasource.errors import DataLossError, EndpointError, LogLockedError
+from zmq_datasource.log.layout import READERS_NAME
+from zmq_datasource.log.reader import read_index
+from zmq_datasource.log.reader_files import ReaderPosition
+from zmq_datasource.log.readers import Readers
+from zmq_datasource.log.storage import LogStorage
+from zmq_datasource.log.writer import LogWriter
+from zmq_datasource.source import feed as feed_module
+from zmq_datasource.source import ingest as ingest_module
+from zmq_datasource.spark.stream_reader import ZmqStreamReader
+
+Context = zmq.Context[Socket]
+ALL = ReadMaxRows(1)  # any limit: ours are options
+Offset = dict[str, Any]
+
+
+@pytest.fixture(autouse=True)
+def _in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("signal.signal", lambda *_: None)  # pytest's own process keeps its handlers
+    monkeypatch.setattr("zmq_datasource.source.receiving._QUIET_SECONDS", 0.02)
+    monkeypatch.setattr(feed_module, "_STANDBY_SECONDS", 0.01)
+
+
+class Query:
+    """Spark's order of steps, as far as a source sees them; ``rows`` is what was committed.
+
+    Args:
+        checkpoint: The offset that an earlier run has ended at; None if there was none.
+    """
+
+    def __init__(self, location: Path, checkpoint: Offset | None = None, **options: Any) -> None:
+        if "connect" in options or "bind" in options:
+            options = {"socketType": "PULL", "walFlushInterval": "20ms", **options}
+        self.reader = ZmqStreamReader(stream_options(walLocation=location, **options))
+        self.rows: list[tuple[int, bytes]] = []
+        self._checkpoint = checkpoint
+
+    def begin(self) -> Offset:
+        """Where the next batch begins; as Spark does, asks for it until there was one."""
+        return self.reader.initialOffset() if self._checkpoint is None else self._checkpoint
+
+    def plan(self) -> tuple[Offset, Offset]:
+        begin = self.begin()
+        return begin, self.reader.latestOffset(begin, ALL)
+
+    def run(self, begin: Offset, end: Offset) -> None:
+        if begin != end:
+            self.rows += read(self.reader, begin, end)
+            self.reader.commit(end)
+            self._checkpoint = end
+
+    def step(self) -> int:
+        self.run(*self.plan())
+        return len(self.rows)
+
+    def until(self, count: int) -> None:
+        wait_for(lambda: self.step() >= count, f"{count} rows")
+
+    @property
+    def checkpoint(self) -> Offset:
+        assert self._checkpoint is not None
+        return self._checkpoint
+
+    @property
+    def name(self) -> str:
+        assert self.reader._source is not None
+        return self.reader._source.reader
+
+    @property
+    def receives(self) -> bool:
+        return self.reader._source is not None and self.reader._source.receives
+
+
+def read(reader: ZmqStreamReader, begin: Offset, end: Offset) -> list[tuple[int, bytes]]:
+    batches = [batch for share in reader.partitions(begin, end) for batch in reader.read(share)]
+    return [
+        row
+        for batch in batches
+        for row in zip(batch.column("id").to_pylist(), batch.column("value").to_pylist(), strict=True)
+    ]
+
+
+@contextmanager
+def querying(location: Path, checkpoint: Offset | None = None, **options: Any) -> Iterator[Query]:
+    query = Query(location, checkpoint, **options)
+    try:
+        yield query
+    finally:
+        query.reader.stop()
+
+
+def numbered(count: int, start: int = 0) -> list[tuple[int, bytes]]:
+    return [(i, b"%d" % i) for i in range(start, count)]
+
+
+def send(sock: Socket, start: int, end: int) -> None:
+    for i in range(start, end):
+        sock.send(b"%d" % i)
+
+
+def positions(location: Path) -> list[str]:
+    return sorted(LogStorage(str(location)).positions())
+
+
+def ends_at(location: Path, end: int) -> bool:
+    return read_index(LogStorage(str(location))).end == end
+
+
+def filled(location: Path, chunks: int) -> LogWriter:
+    """A log with chunks of a message each: 0, 1, ..."""
+    log = LogWriter(LogStorage(str(location)), chunk_bytes=1 << 20, max_bytes=1 << 30)
+    log.open()
+    for number in range(chunks):
+        log.append(batch_of([b"%d" % number]))
+        log.cut().result(30)
+    return log
+
+
+# Everybody gets everything.
+
+
+def test_each_query_on_a_feed_gets_every_message(context: Context, tmp_path: Path) -> None:
+    push, endpoint = bound(context, zmq.PUSH)
+    with querying(tmp_path, connect=endpoint) as one, querying(tmp_path, connect=endpoint) as two:
+        one.step(), two.step()
+        assert (one.receives, two.receives) == (True, False)
+        send(push, 0, 500)
+        one.until(500), two.until(500)
+        assert one.rows == two.rows == numbered(500)
+        assert one.name != two.name
+
+
+def test_a_query_joins_a_feed_that_is_received_already(context: Context, tmp_path: Path) -> None:
+    push, endpoint = bound(context, zmq.PUSH)
+    with querying(tmp_path, connect=endpoint) as one:
+        one.step()
+        send(push, 0, 100)
+        one.until(100)
+        with querying(tmp_path, connect=endpoint) as two:
+            two.step()  # at a socket the default is what comes from now on
+            send(push, 100, 200)
+            two.until(100)
+        assert two.rows == numbered(200, 100)
+
+
+def test_what_one_query_has_not_read_is_kept_from_the_other(context: Context, tmp_path: Path) -> None:
+    push, endpoint = bound(context, zmq.PUSH)
+    with querying(tmp_path, connect=endpoint) as fast, querying(tmp_path, connect=endpoint) as slow:
+        fast.step(), slow.step()
+        for count in range(10, 110, 10):
+            send(push, count - 10, count)
+            fast.until(count)
+            assert fast.step() == count
+        slow.until(100)
+        assert slow.rows == numbered(100)
+        slow.step(), fast.step()
+        send(push, 100, 101)
+        fast.until(101), slow.until(101), slow.step()
+        # What both are done with goes.
+        wait_for(lambda: fast.step() and log_rows(tmp_path).num_rows == 1, "one row left")
+
+
+def test_another_feed_in_the_same_log_is_refused(
+    context: Context, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its query would get messages of a feed that it did not ask for."""
+    monkeypatch.setattr(ingest_module, "LOCK_WAIT_SECONDS", 0.1)
+    _, endpoint = bound(context, zmq.PUSH)
+    other = free_endpoint()
+    with querying(tmp_path, connect=endpoint) as one:
+        one.step()
+        for options in ({"connect": other}, {"connect": endpoint, "framing": "sequenced"}):
+            with (
+                querying(tmp_path, **options) as two,
+                pytest.raises(LogLockedError, match="walLocation of its own"),
+            ):
+                two.step()
+
+
+# One ends, another receives.
+
+
+def test_when_the_receiving_query_stops_another_goes_on(context: Context, tmp_path: Path) -> None:
+    push, endpoint = bound(context, zmq.PUSH)
+    with querying(tmp_path, connect=endpoint) as two:
+        with querying(tmp_path, connect=endpoint) as one:
+            one.step(), two.step()  # the first to ask receives
+            assert one.receives
+            send(push, 0, 100)
+            one.until(100)
+            checkpoint = one.checkpoint
+        wait_for(lambda: two.receives, "the other query to receive")
+        send(push, 100, 200)
+        two.until(200)
+        assert two.rows == numbered(200)
+        assert two.name != checkpoint["reader"]
+        with querying(tmp_path, checkpoint, connect=endpoint) as again:
+            again.until(100)
+            assert not again.receives
+            assert again.rows == numbered(200, 100)
+            assert again.name == checkpoint["reader"]
+
+
+@pytest.mark.parametrize("socket_type", ["PULL", "ROUTER"])
+def test_when_the_receiving_process_is_killed_a_query_goes_on(
+    context: Context, tmp_path: Path, socket_type: str
+) -> None:
+    """What was acknowledged, or sealed, is there once; ids go on."""
+    endpoint = free_endpoint()
+    options = {"socketType": socket_type, "bind": endpoint, "walFlushInterval": "20ms"}
+    arguments = [f"{name}={value}" for name, value in (options | {"walLocation": str(tmp_path)}).items()]
+    driver = subprocess.Popen(
+        [sys.executable, "-m", "tests.support.ingest_driver", *arguments],
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert driver.stdout is not None
+        assert driver.stdout.readline() == "0\n"
+        with querying(tmp_path, **options) as query:
+            query.step()
+            assert not query.receives
+            with sender(context, endpoint, socket_type) as push:
+                for number in range(100):
+                    push(b"%d" % number)
+                query.until(100)
+                driver.kill()
+                driver.wait(10)
+                for number in range(100, 200):
+                    push(b"%d" % number)
+                query.until(200)
+            assert query.receives
+            assert query.rows == numbered(200)
+    finally:
+        driver.kill()
+        driver.communicate(timeout=10)
+
+
+@contextmanager
+def sender(context: Context, endpoint: str, socket_type: str) -> Iterator[Any]:
+    if socket_type == "ROUTER":
+        with Producer(endpoint) as producer:
+
+            def transaction(value: bytes) -> None:
+                producer.send(value)
+                producer.flush()
+
+            yield transaction
+        return
+    push = context.socket(zmq.PUSH)
+    push.setsockopt(zmq.IMMEDIATE, 1)  # waits for a connection that stands
+    push.connect(endpoint)
+    yield push.send
+
+
+def test_a_query_that_cannot_receive_in_place_of_another_says_why(
+    context: Context, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(feed_module, "_TAKEOVER_SECONDS", 0.1)
+    endpoint = free_endpoint()
+    with querying(tmp_path, bind=endpoint) as one, querying(tmp_path, bind=endpoint) as two:
+        one.step(), two.step()
+        one.reader.stop()
+        # Whoever is quicker: the port, or the query that stands by.
+        taken = context.socket(zmq.PULL)
+        wait_for(lambda: two.receives, "the second to receive")
+        with querying(tmp_path, bind=endpoint) as three:
+            three.step()
+            monkeypatch.setattr("zmq_datasource.source.ingest.Ingest.start", _after(taken, endpoint))
+            two.reader.stop()
+            with pytest.raises(EndpointError, match="in use"):
+                wait_for(lambda: three.step() < 0, "an error")
+
+
+def _after(taken: Socket, endpoint: str) -> Any:
+    start = ingest_module.Ingest.start
+
+    def taking(ingest: ingest_module.Ingest) -> None:
+        if not taken.getsockopt(zmq.LAST_ENDPOINT):
+            bind_when_free(taken, endpoint)
+        start(ingest)
+
+    return taking
+
+
+def test_receive_stands_by_for_another(tmp_path: Path) -> None:
+    endpoint = free_endpoint()
+    command = [sys.executable, "-m", "zmq_datasource.cli", "receive", "--bind", endpoint]
+    command += ["--wal-location", str(tmp_path), "-o", "walFlushInterval=20ms"]
+    first = subprocess.Popen(command, stderr=subprocess.DEVNULL)
+    second = None
+    try:
+        with Producer(endpoint) as producer:
+            producer.send("a")
+            producer.flush()
+            second = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+            assert second.stderr is not None
+            while "waiting to receive in its place" not in (line := second.stderr.readline()):
+                assert line, "it has ended"
+            first.send_signal(signal.SIGKILL)
+            first.wait(10)
+            producer.send("b")
+            producer.flush()
+        assert log_rows(tmp_path).column("value").to_pylist() == [b"a", b"b"]
+        second.send_signal(signal.SIGTERM)
+        second.communicate(timeout=30)
+        assert second.returncode == 0
+    finally:
+        for process in filter(None, (first, second)):
+            process.kill()
+            process.communicate(timeout=10)
+
+
+# A query's name.
+
+
+def test_a_query_goes_on_under_the_name_that_its_checkpoint_has(tmp_path: Path) -> None:
+    filled(tmp_path, 4).close()
+    with querying(tmp_path, maxMessagesPerTrigger=1) as query:
+        query.step(), query.step()
+        name = query.name
+    with querying(tmp_path, query.checkpoint) as query:
+        query.step()
+        assert (query.name, query.rows) == (name, numbered(4, 2))
+    assert positions(tmp_path) == [name]
+
+
+def test_a_query_that_was_given_nothing_begins_where_it_was_told(context: Context, tmp_path: Path) -> None:
+    push, endpoint = bound(context, zmq.PUSH)
+    with querying(tmp_path, connect=endpoint) as query:
+        query.begin()
+        name = query.name
+        send(push, 0, 10)
+        wait_for(lambda: ends_at(tmp_path, 10), "ten rows")
+    with querying(tmp_path, connect=endpoint) as query:  # latest, and it has no checkpoint
+        query.until(10)
+        assert (query.name, query.rows) == (name, numbered(10))
+    with querying(tmp_path, connect=endpoint) as query:
+        query.begin()
+        assert query.name != name
+
+
+def test_a_first_batch_is_repeated_as_it_was_planned(context: Context, tmp_path: Path) -> None:
+    """Spark has noted its end, and asks for its beginning once more; also after two crashes."""
+    push, endpoint = bound(context, zmq.PUSH)
+    filled(tmp_path, 5).close()  # which is before the beginning
+    with querying(tmp_path, connect=endpoint) as query:
+        begin, end = first_batch(query, push, 5, 15)
+        planned = read(query.reader, begin, end)
+        name = query.name
+        send(push, 15, 25)
+        wait_for(lambda: ends_at(tmp_path, 25), "all of it")
+    for _ in range(2):
+        with querying(tmp_path, connect=endpoint) as query:
+            assert read(query.reader, query.begin(), end) == planned
+            assert query.name == name
+    with querying(tmp_path, connect=endpoint) as query:
+        query.run(query.begin(), end)
+        query.until(20)
+        assert query.rows == numbered(25, 5)
+    assert positions(tmp_path) == [name]
+
+
+def first_batch(query: Query, push: Socket, start: int, end: int) -> tuple[Offset, Offset]:
+    begin = query.begin()
+    send(push, start, end)
+    planned = wait_for(lambda: (it := query.reader.latestOffset(begin, ALL)) != begin and it, "a batch")
+    assert isinstance(planned, dict)
+    return begin, planned
+
+
+def test_a_first_batch_that_spark_has_not_noted_is_planned_again(context: Context, tmp_path: Path) -> None:
+    """With latest, and without a checkpoint: nothing else tells that this is that query again."""
+    push, endpoint = bound(context, zmq.PUSH)
+    with querying(tmp_path, connect=endpoint) as query:
+        first_batch(query, push, 0, 10)
+    for _ in range(2):
+        with querying(tmp_path, connect=endpoint) as query:
+            begin, end = query.plan()
+            assert read(query.reader, begin, end) == numbered(10)
+    with querying(tmp_path, connect=endpoint) as query:
+        query.until(10)
+        query.step()  # the first batch is done
+    with querying(tmp_path, connect=endpoint) as another:
+        another.step()
+        assert another.rows == []
+
+
+def test_a_copy_of_a_checkpoint_gets_a_name_of_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(feed_module, "LOCK_WAIT_SECONDS", 0.1)
+    filled(tmp_path, 4).close()
+    with querying(tmp_path, maxMessagesPerTrigger=1) as one:
+        one.step()
+        with querying(tmp_path, one.checkpoint) as two:
+            two.step()
+            assert two.name != one.name
+            assert two.rows == numbered(4, 1)
+        for _ in range(3):
+            one.step()
+        assert one.rows == numbered(4)
+
+
+def test_two_queries_cannot_have_one_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(feed_module, "LOCK_WAIT_SECONDS", 0.1)
+    filled(tmp_path, 1).close()
+    with (
+        querying(tmp_path, reader="desk") as one,
+        querying(tmp_path, reader="desk") as two,
+    ):
+        one.step()
+        with pytest.raises(LogLockedError, match="reader of its own"):
+            two.step()
+
+
+def test_a_lock_whose_file_was_removed_locks_nobody_out_of_nothing(tmp_path: Path) -> None:
+    """Of two that come just then, one has the name."""
+    storage = LogStorage(str(tmp_path))
+    holder = storage.lock_reader("desk", 0.0)
+    storage.remove_reader_lock("desk")
+    again = storage.lock_reader("desk", 0.0)
+    holder.release()
+    with pytest.raises(LogLockedError):
+        storage.lock_reader("desk", 0.0)
+    again.release()
+    storage.lock_reader("desk", 0.0).release()
+
+
+# Readers that do not run.
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = time.time()
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_a_reader_that_has_not_run_for_long_is_dropped(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    storage, clock = LogStorage(str(tmp_path)), Clock()
+    readers = Readers(storage, 100.0, clock)
+    for name, needed in (("gone", 1), ("runs", 2), ("fresh", 3)):
+        storage.write_reader(name, ReaderPosition(needed))
+    lock = storage.lock_reader("runs", 0.0)
+    clock.now += 50
+    assert readers.needed() == 1
+    clock.now += 100
+    os.utime(storage.reader_path("fresh"), (clock.now, clock.now))
+    assert readers.needed() == 2
+    assert "'gone' still needs is kept no longer" in caplog.text
+    assert "readerTimeout" in caplog.text
+    assert positions(tmp_path) == ["fresh", "runs"]
+    assert sorted(os.listdir(tmp_path / "0" / READERS_NAME)) == ["fresh.json", "runs.json", "runs.lock"]
+    lock.release()
+
+
+def test_a_reader_without_a_name_gives_way_to_one_that_runs_when_the_log_is_full(tmp_path: Path) -> None:
+    storage = LogStorage(str(tmp_path))
+    readers = Readers(storage)
+    storage.write_reader("unnamed", ReaderPosition(1, None, False))
+    storage.write_reader("other", ReaderPosition(3, None, False))
+    assert readers.needed(full=True) == 1  # nobody runs: nobody would gain from it
+    lock = storage.lock_reader("other", 0.0)
+    assert readers.needed() == 1  # there is room
+    assert readers.needed(full=True) == 3
+    storage.write_reader("named", ReaderPosition(2))
+    assert readers.needed(full=True) == 2
+    lock.release()
+    readers.own = "mine"
+    storage.write_reader("first", ReaderPosition(0, None, False))
+    assert readers.needed(full=True) == 2
+
+
+def test_a_query_whose_position_was_dropped_says_so(context: Context, tmp_path: Path) -> None:
+    """Through the queries themselves: the log is full, one query runs, and one does not come back in time."""
+    push, endpoint = bound(context, zmq.PUSH)
+    options = {"connect": endpoint, "walMaxBytes": "50k"}
+    with querying(tmp_path, **options) as running:
+        running.step()
+        with querying(tmp_path, **options) as gone:
+            gone.step()
+            push.send(b"0")
+            gone.until(1)
+        for count in range(1, 40):
+            push.send(b"x" * 5000)
+            running.until(count + 1)
+        with querying(tmp_path, gone.checkpoint, **options) as gone, pytest.raises(DataLossError):
+            gone.step()
+        assert [i for i, _ in running.rows] == list(range(40))
+
+
+def test_a_named_query_that_is_away_holds_a_full_log(context: Context, tmp_path: Path) -> None:
+    push, endpoint = bound(context, zmq.PUSH, sndhwm=10)
+    options = {"connect": endpoint, "walMaxBytes": "50k", "rcvhwm": 10}
+    with querying(tmp_path, **options) as running:
+        running.step()
+        with querying(tmp_path, reader="desk", **options) as away:
+            away.step()
+            push.send(b"x" * 5000)
+            away.until(1)
+        running.until(1)
+        sent = 1
+        while push.poll(300, zmq.POLLOUT):
+            push.send(b"x" * 5000)
+            sent += 1
+            running.step()
+        assert len(running.rows) < sent  # the log is full, and so is what is before it
+        with querying(tmp_path, away.checkpoint, reader="desk", **options) as away:
+            wait_for(lambda: (running.step(), away.step() >= sent - 1)[1], "all of it")
+        assert [i for i, _ in away.rows] == list(range(1, sent))
+
+
+def test_a_restored_copy_of_the_log_is_no_place_for_the_ids_after_it(
+    context: Context, tmp_path: Path
+) -> None:
+    """A query that followed was given ids that the copy does not have; whoever opens the log to write refuses."""
+    push, endpoint = bound(context, zmq.PUSH)
+    log = tmp_path / "log"
+    with querying(log, connect=endpoint) as one, querying(log, connect=endpoint) as two:
+        one.step(), two.step()
+        push.send(b"0")
+        one.until(1), two.until(1)
+        copy = shutil.copytree(log, tmp_path / "copy")
+        push.send(b"1")
+        one.until(2), two.until(2)
+    shutil.rmtree(log)
+    Path(copy).rename(log)
+    for query in (one, two):
+        with querying(log, query.checkpoint, connect=endpoint) as it, pytest.raises(DataLossError):
+            it.step()

@@ -1,0 +1,150 @@
+"""The position of one query in a log: held under a name while it runs, and recorded for whoever deletes."""
+
+from __future__ import annotations
+
+import logging
+import time
+import uuid
+from collections.abc import Callable
+from typing import Self
+
+from zmq_datasource.errors import LogLockedError, LogWriteError
+from zmq_datasource.log.files import WriterLock
+from zmq_datasource.log.reader_files import ReaderPosition
+from zmq_datasource.log.storage import LogStorage
+
+__all__ = ["HeldPosition"]
+
+_log = logging.getLogger(__name__)
+
+# How often the position of the query that also writes the log is recorded. An older one keeps more than is needed.
+_LAZY_SECONDS = 1.0
+# A writer that deletes, or another reader that records its position, is done with that soon.
+_PLACING_SECONDS = 30.0
+
+
+class HeldPosition:
+    """Of one query, which nobody else may use meanwhile.
+
+    Args:
+        storage: Of the log partition.
+        name: The name; None makes one that nobody has.
+        named: Whether the name is its user's.
+        wait: Seconds to wait for a query of this name that is just stopping.
+
+    Attributes:
+        name: Under which the position is recorded.
+        given: The id after the last one that was ever given to a query of this name; None if that is not known.
+
+    Raises:
+        LogLockedError: Another query of this name runs.
+    """
+
+    def __init__(self, storage: LogStorage, name: str | None, named: bool, wait: float) -> None:
+        self._storage = storage
+        self.name = name or f"query-{uuid.uuid4().hex[:12]}"
+        self._lock: WriterLock = storage.lock_reader(self.name, wait)
+        try:
+            self._position = storage.position(self.name)
+        except BaseException:
+            self._lock.release()
+            raise
+        self.given = None if self._position is None else self._position.given
+        self._named = named or (self._position is not None and self._position.named)
+        self._recorded_at = 0.0
+        self._gave = False
+
+    @classmethod
+    def of_a_start(cls, storage: LogStorage, position: str) -> Self | None:
+        """Begin where a query was told to begin that has ended before its first batch was done.
+
+        Whether the query that begins now is that one again, nothing tells: it has no checkpoint. If it is, nothing of
+        what has come meanwhile may be missing.
+
+        Args:
+            position: The ``startingOffsets`` by which it was told.
+        """
+        for name in storage.starting():
+            try:
+                held = cls(storage, name, False, 0.0)
+            except LogLockedError:
+                continue
+            start, recorded = storage.read_start(name), held._position
+            if start is None or start[1] != position or recorded is None or recorded.named:
+                held.release()
+            elif (recorded.given or 0) <= start[0]:
+                return held
+            else:
+                return held._succeeded(*start)
+        return None
+
+    def _succeeded(self, first: int, position: str) -> Self:
+        """Another name that begins at the same place.
+
+        This one's position stays: if Spark has noted the batch that was given under it, it is repeated under it.
+        """
+        other = type(self)(self._storage, None, False, 0.0)
+        other._record(first, None)
+        self._storage.write_start(other.name, first, position)
+        self._storage.remove_start(self.name)
+        self.release()
+        return other
+
+    def place(self, look: Callable[[], int]) -> None:
+        """Record a position before all that there is, so that none of it is deleted from then on.
+
+        Args:
+            look: Lists the log; returns its first id.
+
+        Raises:
+            LogError: The log cannot be listed, or the disk refuses.
+        """
+        with self._storage.placing(_PLACING_SECONDS):
+            self._record(look(), self.given)
+
+    def give(self, begin: int, end: int, vouched: bool) -> None:
+        """The query is about to be given the ids from ``begin`` to ``end``, and needs nothing below.
+
+        Args:
+            vouched: Whether what is given needs no record: this process writes the log, and forces chunks to the disk.
+        """
+        if not vouched:
+            self._record(begin, max(end, self.given or 0))
+        elif end > begin and not self._gave:
+            self._record(begin, end)  # see of_a_start
+        elif self.given is not None and end > self.given:
+            self._record(begin, None)
+        self._gave = self._gave or end > begin
+
+    def commit(self, end: int, lazily: bool, now: bool = False) -> None:
+        """The query will never again ask for an id below ``end``.
+
+        Args:
+            lazily: Whether who deletes knows this without a record. Then one is made now and then, and a disk that
+                refuses it costs nothing but room.
+            now: Whether one is made in any case.
+        """
+        if not lazily:
+            self._record(end, self.given)
+        elif now or time.monotonic() - self._recorded_at >= _LAZY_SECONDS:
+            try:
+                self._record(end, self.given)
+            except LogWriteError as e:
+                _log.warning("recording that %r needs nothing below id %d: %s", self.name, end, e)
+
+    def _record(self, needed: int, given: int | None) -> None:
+        position = ReaderPosition(needed, given, self._named)
+        if position != self._position:
+            self._storage.write_reader(self.name, position)
+            self._position, self.given = position, given
+        self._recorded_at = time.monotonic()
+
+    def discard(self) -> None:
+        """End, and have nothing kept for this name any more."""
+        self._storage.remove_reader(self.name)
+        self._storage.remove_reader_lock(self.name)
+        self.release()
+
+    def release(self) -> None:
+        """Let another query have the name."""
+        self._lock.release()

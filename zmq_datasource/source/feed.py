@@ -1,0 +1,283 @@
+"""What one query reads: a log that this process fills or another one, and the query's own position in it.
+
+The rules:
+
+* Of the processes that want to receive a feed into one log, the one that has the log's lock does. The others follow
+  that log, each with a position of its own.
+* When the lock is free, because the receiving query was stopped, or killed, or its host is gone, one of those that
+  follow takes it and goes on receiving (``zmq-standby``).
+* A query's position is its reader's: the one that the option ``reader`` names, or the one that the offsets in its
+  checkpoint name. A query without either gets a name.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from functools import partial
+
+from zmq_datasource.counters import SourceCounters
+from zmq_datasource.errors import LogLockedError, ZmqDataSourceError
+from zmq_datasource.host.limited_logging import LimitedLog
+from zmq_datasource.log.follower import LogFollower
+from zmq_datasource.log.held_position import HeldPosition
+from zmq_datasource.log.layout import LOCK_WAIT_SECONDS
+from zmq_datasource.log.persistence import Persistence
+from zmq_datasource.log.storage import LogStorage
+from zmq_datasource.log.writer import LogWriter
+from zmq_datasource.options import StreamReadOptions
+from zmq_datasource.options.types import Position
+from zmq_datasource.source.follow import FollowingSource
+from zmq_datasource.source.ingest import Ingest, log_location
+from zmq_datasource.source.log_source import LogSource, SourceFacts
+
+__all__ = ["Feed"]
+
+_log = logging.getLogger(__name__)
+
+# How often a query that follows looks whether the log's lock is free.
+_STANDBY_SECONDS = 0.25
+# A process that ends may hold the port for a moment longer than the log.
+_TAKEOVER_SECONDS = 15.0
+_JOIN_SECONDS = 5.0
+
+
+class Feed:
+    """A ``LogSource`` of one query; of the methods ``facts`` may be called by any thread, the rest is for one.
+
+    Args:
+        options: Of the query.
+    """
+
+    def __init__(self, options: StreamReadOptions) -> None:
+        self._options = options
+        self._is_live = bool(options.connect or options.bind)
+        self._persistence = Persistence(options.wal_retry_timeout)
+        self._source: LogSource
+        self._position: HeldPosition
+        self._committed: int | None = None
+        self._standby = threading.Thread(target=self._stand_by, name="zmq-standby", daemon=True)
+        self._stopping = threading.Event()
+        self._failure: Exception | None = None
+        self._faults = LimitedLog(__name__, "attempts to receive in place of another process")
+        self.storage = LogStorage(log_location(options))
+        self.starting_position = options.starting_offsets or Position(
+            # What a log holds that somebody else fills was received for whoever reads it.
+            "latest" if self._is_live else "earliest",
+            None,
+        )
+        self.resumed_at = 0
+
+    def open(self, reader: str | None = None) -> None:
+        """Find the log, become its writer if nobody is, and keep what there is from being deleted.
+
+        Args:
+            reader: What the query's checkpoint says; None if there is none.
+
+        Raises:
+            LogFormatError: There is no log, and none to be made.
+            LogLockedError: Another query reads under this name, or another feed is received into the log.
+            LogError: See the message.
+        """
+        self._source = self._open_source()
+        try:
+            self._position = self._persistence.insist(partial(self._hold_position, reader))
+            try:
+                self._place()
+            except BaseException:
+                self._position.release()
+                raise
+        except BaseException:
+            self._source.stop()
+            raise
+        self.resumed_at = self._source.log.durable_end
+
+    def _open_source(self) -> LogSource:
+        if self._is_live:
+            ingest = Ingest(self._options)
+            if ingest.open_unless_received():
+                return ingest
+            _log.info(
+                "another process receives this feed into log %s; this query follows it", self.storage.root
+            )
+        following = FollowingSource(self.storage)
+        self._persistence.insist(following.open)
+        return following
+
+    def _hold_position(self, reader: str | None) -> HeldPosition:
+        if self._options.reader is not None:
+            return HeldPosition(self.storage, self._options.reader, True, LOCK_WAIT_SECONDS)
+        if reader is not None:
+            try:
+                return HeldPosition(self.storage, reader, False, LOCK_WAIT_SECONDS)
+            except LogLockedError as e:  # the checkpoint was copied
+                _log.warning("%s. This query goes on under a name of its own", e)
+        else:
+            held = HeldPosition.of_a_start(self.storage, str(self.starting_position))
+            if held is not None:
+                return held
+        return HeldPosition(self.storage, None, False, 0.0)
+
+    def _place(self) -> None:
+        if isinstance(self._source, Ingest):
+            self._source.readers.own = self.reader
+        self._persistence.insist(partial(self._position.place, self._source.look))
+
+    def go_on_as(self, reader: str) -> bool:
+        """Take the name under which an earlier run of this query had planned its first batch.
+
+        Returns:
+            False if another query has it.
+        """
+        try:
+            held = HeldPosition(self.storage, reader, False, LOCK_WAIT_SECONDS)
+        except LogLockedError as e:
+            _log.warning("%s. This query goes on as %r", e, self.reader)
+            return False
+        before, self._position = self._position, held
+        if isinstance(self._source, Ingest):
+            self._source.readers.own = reader
+        self._persistence.insist(before.discard)
+        return True
+
+    def start(self) -> None:
+        """Begin to receive, or to stand by; after ``open``. Once is enough.
+
+        Raises:
+            EndpointError, OptionError: See the message. Others can have the log and the name then.
+        """
+        try:
+            self._source.start()
+        except BaseException:
+            self._position.release()
+            raise
+        if self._is_live and not self.receives and self._standby.ident is None:
+            self._standby.start()
+
+    @property
+    def receives(self) -> bool:
+        """Whether this process fills the log."""
+        return isinstance(self._source, Ingest)
+
+    @property
+    def reader(self) -> str:
+        """The name under which this query reads the log."""
+        return self._position.name
+
+    @property
+    def given(self) -> int | None:
+        """The id after the last one that was ever given to this reader; None where that is not recorded."""
+        return self._position.given
+
+    @property
+    def counters(self) -> SourceCounters:
+        """What is counted in this process."""
+        return self._source.counters
+
+    @property
+    def vouches(self) -> bool:
+        """Whether what the query is given was forced to the disk by this process."""
+        return self._source.vouches
+
+    @property
+    def log(self) -> LogWriter | LogFollower:
+        """The log that is read."""
+        return self._source.log
+
+    @property
+    def received_end(self) -> int:
+        """The id after the last message received, as far as known here."""
+        return self._source.received_end
+
+    def look(self) -> int:
+        """List the log, if another process writes it; the first id there is."""
+        return self._source.look()
+
+    def seal(self) -> int:
+        """Make durable what was received before this call, as far as this process receives; the durable end."""
+        self._raise_failure()
+        return self._source.seal()
+
+    def gather(self, timeout: float, idle_timeout: float | None) -> int:
+        """Receive for a while, then seal; what another process receives is taken as it is."""
+        self._raise_failure()
+        return self._source.gather(timeout, idle_timeout)
+
+    def wait_for_more(self, end: int, seconds: float) -> None:
+        """Wait until there is something behind ``end``, or so many seconds."""
+        self._source.wait_for_more(end, seconds)
+
+    def give(self, begin: int, end: int) -> None:
+        """The query is about to be given the ids from ``begin`` to ``end``, and needs nothing below."""
+        self._position.give(begin, end, self._source.vouches)
+
+    def commit(self, end: int) -> None:
+        """The query is done with what is below ``end``."""
+        self._committed = end
+        source = self._source
+        self._position.commit(end, lazily=isinstance(source, Ingest))
+        source.commit(end)
+
+    def facts(self) -> SourceFacts:
+        """What there is to tell, as of now."""
+        return self._source.facts()
+
+    def stop(self) -> None:
+        """End receiving or following, and let others have the log and the name.
+
+        Raises:
+            LogError: What was received last could not be sealed.
+        """
+        self._stopping.set()
+        if self._standby.ident is not None:
+            self._standby.join(_JOIN_SECONDS)
+        try:
+            if self._committed is not None:
+                self._position.commit(self._committed, lazily=True, now=True)
+            self._source.stop()
+        finally:
+            self._position.release()
+
+    def _raise_failure(self) -> None:
+        if self._failure is not None:
+            raise self._failure
+
+    # The standing-by thread.
+
+    def _stand_by(self) -> None:
+        deadline = None
+        while not self._stopping.wait(_STANDBY_SECONDS):
+            try:
+                if not self.storage.is_written() and self._take_over():
+                    return
+                deadline = None
+            except LogLockedError:
+                deadline = None  # another one was quicker
+            except ZmqDataSourceError as e:
+                now = time.monotonic()
+                deadline = now + _TAKEOVER_SECONDS if deadline is None else deadline
+                if now >= deadline:
+                    self._failure = e
+                    return
+                self._faults.warn("receiving in place of a process that has ended: %s", e)
+
+    def _take_over(self) -> bool:
+        """Become the one that receives; False if that is no longer wanted."""
+        ingest, before = Ingest(self._options), self._source
+        ingest.readers.own = self.reader
+        ingest.open(0.0)
+        ingest.start()
+        if self._stopping.is_set():
+            ingest.stop()
+            return False
+        ingest.counters.data_losses += before.counters.data_losses
+        ingest.counters.expired += before.counters.expired
+        self._source = ingest
+        _log.warning(
+            "the process that received into log %s has ended; this query receives in its place, from id %d on",
+            self.storage.root,
+            ingest.resumed_at,
+        )
+        before.stop()
+        return True
