@@ -18,6 +18,7 @@ from zmq_datasource.options import (
     WriteOptions,
 )
 from zmq_datasource.options.parser import describe, parse
+from zmq_datasource.options.types import Endpoints
 
 FEED = {"connect": "tcp://feed:5556"}
 
@@ -32,6 +33,21 @@ def test_connect_and_bind_go_together() -> None:
     options = parse(StreamReadOptions, {"connect": "tcp://a:1, ipc:///tmp/x", "bind": "tcp://*:2"})
     assert [str(e) for e in options.connect] == ["tcp://a:1", "ipc:///tmp/x"]
     assert [str(e) for e in options.bind] == ["tcp://*:2"]
+
+
+@pytest.mark.parametrize(
+    ("text", "endpoints"),
+    [
+        ("tcp://vllm-[0-2]:5557", ["tcp://vllm-0:5557", "tcp://vllm-1:5557", "tcp://vllm-2:5557"]),
+        ("tcp://host:[5557-5558], tcp://other:1", ["tcp://host:5557", "tcp://host:5558", "tcp://other:1"]),
+        ("tcp://n[08-10]:1", ["tcp://n08:1", "tcp://n09:1", "tcp://n10:1"]),
+        ("tcp://a[0-1]:[1-2]", ["tcp://a0:1", "tcp://a0:2", "tcp://a1:1", "tcp://a1:2"]),
+        ("tcp://[::1]:5555", ["tcp://[::1]:5555"]),
+        ("tcp://a[7-7]:1", ["tcp://a7:1"]),
+    ],
+)
+def test_endpoints_may_hold_ranges(text: str, endpoints: list[str]) -> None:
+    assert [str(endpoint) for endpoint in Endpoints.read(text)] == endpoints
 
 
 @pytest.mark.parametrize(
@@ -207,6 +223,10 @@ REFUSALS = [
         "1s or more",
     ),
     (StreamReadOptions, {**FEED, "transactionTimeout": "1m"}, "transactionTimeout", "socketType=ROUTER"),
+    (StreamReadOptions, {"connect": "tcp://a[3-1]:1"}, "[3-1]", "must go up"),
+    (StreamReadOptions, {"connect": "tcp://a[0-1000]:1"}, "[0-1000]", "more than 1000"),
+    (StreamReadOptions, {"connect": "tcp://a[0-99]:[1-11]"}, "1100 endpoints", "1000 are the most"),
+    (StreamReadOptions, {"connect": "tcp://a[0-1]:1,tcp://a1:1"}, "tcp://a1:1", "more than once"),
     (StreamReadOptions, {"walLocation": "/x", "zmq.rcvbuf": "1"}, "zmq.*", "opens no socket"),
     (BatchReadOptions, {**BOUND, **ROUTER}, "socketType=ROUTER", "zmq-datasource receive"),
     (StreamReadOptions, {"walLocation": "/x", "readerTimeout": "1h"}, "readerTimeout", "only reads its log"),

@@ -207,6 +207,22 @@ def test_another_feed_in_the_same_log_is_refused(
                 two.step()
 
 
+def test_endpoints_come_and_go_between_runs(context: Context, tmp_path: Path) -> None:
+    """The log and the checkpoint stay good."""
+    pushes = [bound(context, zmq.PUSH) for _ in range(3)]
+    checkpoint, rows = None, 0
+    for names in ((0,), (0, 1), (1, 2)):
+        connect = ",".join(pushes[name][1] for name in names)
+        with querying(tmp_path, checkpoint, connect=connect) as query:
+            query.step()
+            for name in names:
+                pushes[name][0].send(b"%d" % name)
+            query.until(len(names))
+            assert [i for i, _ in query.rows] == list(range(rows, rows + len(names)))
+            assert sorted(value for _, value in query.rows) == [b"%d" % name for name in names]
+            checkpoint, rows = query.checkpoint, rows + len(names)
+
+
 # One ends, another receives.
 
 

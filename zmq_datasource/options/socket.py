@@ -15,7 +15,10 @@ __all__ = ["SocketOptions", "check_security"]
 class SocketOptions(OptionSet, frozen=True, kw_only=True, rename="camel"):
     """What every socket has. Subclasses add their side."""
 
-    connect: Annotated[Endpoints, doc("Endpoints to connect to, comma-separated.")] = Endpoints()
+    connect: Annotated[
+        Endpoints,
+        doc("Endpoints to connect to, comma-separated. `tcp://vllm-[0-7]:5557` stands for eight of them."),
+    ] = Endpoints()
     bind: Annotated[Endpoints, doc("Endpoints to bind, comma-separated.")] = Endpoints()
 
     elsewhere: ClassVar[Mapping[str, str]] = dict.fromkeys(

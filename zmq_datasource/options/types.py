@@ -308,8 +308,27 @@ class Endpoint(NamedTuple):
         return cls(transport, address)
 
 
+_RANGE = re.compile(r"\[(\d+)-(\d+)\]")
+_MOST_ENDPOINTS = 1000
+
+
+def _each(text: str) -> list[str]:
+    """What a text with ranges stands for, the last of them counting fastest: ``a-[0-1]`` is ``a-0``, ``a-1``."""
+    found = _RANGE.search(text)
+    if found is None:
+        return [text]
+    first, last = found[1], found[2]
+    if int(first) > int(last):
+        raise ValueError(f"the range {found[0]} of {text!r} must go up")
+    if int(last) - int(first) >= _MOST_ENDPOINTS:
+        raise ValueError(f"the range {found[0]} of {text!r} has more than {_MOST_ENDPOINTS} numbers")
+    width = len(first) if first.startswith("0") else 0  # [00-15] keeps its zeros
+    head, tails = text[: found.start()], _each(text[found.end() :])
+    return [f"{head}{n:0{width}d}{tail}" for n in range(int(first), int(last) + 1) for tail in tails]
+
+
 class Endpoints(tuple[Endpoint, ...]):
-    """Comma-separated endpoints."""
+    """Comma-separated endpoints, of which each may hold ranges of numbers: ``tcp://vllm-[0-7]:5557``."""
 
     def __str__(self) -> str:
         return ",".join(map(str, self))
@@ -319,7 +338,11 @@ class Endpoints(tuple[Endpoint, ...]):
         parts = [part.strip() for part in text.split(",") if part.strip()]
         if not parts:
             raise ValueError("it names no endpoint; write tcp://host:port or ipc://path")
-        endpoints = cls(Endpoint.read(part) for part in parts)
+        endpoints = cls(Endpoint.read(one) for part in parts for one in _each(part))
+        if len(endpoints) > _MOST_ENDPOINTS:
+            raise ValueError(
+                f"it names {len(endpoints)} endpoints; {_MOST_ENDPOINTS} are the most of one socket"
+            )
         doubles = {str(e) for e in endpoints if endpoints.count(e) > 1}
         if doubles:
             raise ValueError(f"{', '.join(sorted(doubles))} is named more than once")
