@@ -18,7 +18,7 @@ from zmq_datasource.options import (
     WriteOptions,
 )
 from zmq_datasource.options.parser import describe, parse
-from zmq_datasource.options.types import Endpoints
+from zmq_datasource.options.types import Endpoints, Timestamp
 
 FEED = {"connect": "tcp://feed:5556"}
 
@@ -33,6 +33,20 @@ def test_connect_and_bind_go_together() -> None:
     options = parse(StreamReadOptions, {"connect": "tcp://a:1, ipc:///tmp/x", "bind": "tcp://*:2"})
     assert [str(e) for e in options.connect] == ["tcp://a:1", "ipc:///tmp/x"]
     assert [str(e) for e in options.bind] == ["tcp://*:2"]
+
+
+@pytest.mark.parametrize(
+    ("text", "micros"),
+    [
+        ("1500", 1_500_000),
+        ("1970-01-01T00:00:01.5Z", 1_500_000),
+        ("1970-01-01T01:00:01.500001+01:00", 1_500_001),
+        ("2026-11-22 10:00:00+00:00", 1_795_341_600_000_000),
+    ],
+)
+def test_times_are_milliseconds_or_iso(text: str, micros: int) -> None:
+    assert Timestamp.read(text) == micros
+    assert Timestamp.read(str(Timestamp.read(text))) == micros
 
 
 @pytest.mark.parametrize(
@@ -154,6 +168,23 @@ REFUSALS = [
     (StreamReadOptions, {**FEED, "topics": "[x"}, "topics='[x'", "JSON list"),
     (StreamReadOptions, {**FEED, "startingOffsets": "yesterday"}, "'yesterday'", "earliest, latest"),
     (StreamReadOptions, {**FEED, "startingOffsets": '{"next": {"x": 1}}'}, "'x'", "log partition"),
+    (StreamReadOptions, {**FEED, "startingTimestamp": "yesterday"}, "'yesterday'", "milliseconds since"),
+    (StreamReadOptions, {**FEED, "startingTimestamp": "2026-11-22T10:00:00"}, "no time zone", ":00Z"),
+    (StreamReadOptions, {**FEED, "startingTimestamp": "-1"}, "'-1'", "milliseconds since"),
+    (
+        StreamReadOptions,
+        {**FEED, "startingTimestamp": "1", "startingOffsets": "latest"},
+        "startingTimestamp",
+        "keep one",
+    ),
+    (StreamReadOptions, {**FEED, "endingTimestamp": "1"}, "endingTimestamp", "batch read"),
+    (BatchReadOptions, {**FEED, "startingTimestamp": "1"}, "startingTimestamp", "walLocation"),
+    (
+        StreamReadOptions,
+        {**FEED, "startingOffsetsByTimestampStrategy": "latest"},
+        "startingOffsetsByTimestampStrategy",
+        "needs startingTimestamp",
+    ),
     (StreamReadOptions, {**FEED, "maxMessages": "5"}, "maxMessages", "batch read"),
     (StreamReadOptions, {**FEED, "minMessagesPerTrigger": "9", "maxMessagesPerTrigger": "5"}, "=9", "=5"),
     (BatchReadOptions, {}, "neither", "walLocation"),

@@ -28,7 +28,7 @@ from tests.support import (
     wait_for,
 )
 from zmq_datasource import Producer
-from zmq_datasource.errors import DataLossError, EndpointError, LogLockedError
+from zmq_datasource.errors import DataLossError, EndpointError, LogLockedError, OptionError
 from zmq_datasource.log.layout import READERS_NAME
 from zmq_datasource.log.reader import read_index
 from zmq_datasource.log.reader_files import ReaderPosition
@@ -221,6 +221,24 @@ def test_endpoints_come_and_go_between_runs(context: Context, tmp_path: Path) ->
             assert [i for i, _ in query.rows] == list(range(rows, rows + len(names)))
             assert sorted(value for _, value in query.rows) == [b"%d" % name for name in names]
             checkpoint, rows = query.checkpoint, rows + len(names)
+
+
+def test_a_query_begins_at_a_time(context: Context, tmp_path: Path) -> None:
+    push, endpoint = bound(context, zmq.PUSH)
+    log = filled(tmp_path, 3)  # at time 0
+    log.append(batch_of([b"3", b"4"], 5_000_000))
+    log.close()
+    with querying(tmp_path, startingTimestamp=2000) as query:
+        query.step()
+        assert query.rows == numbered(5, 3)
+    late = {"connect": endpoint, "startingTimestamp": "2200-01-01T00:00:00Z"}
+    with querying(tmp_path, **late) as query, pytest.raises(OptionError, match="Strategy=latest"):
+        query.step()
+    with querying(tmp_path, **late, startingOffsetsByTimestampStrategy="latest") as query:
+        query.step()
+        send(push, 5, 7)
+        query.until(2)
+        assert query.rows == numbered(7, 5)
 
 
 # One ends, another receives.

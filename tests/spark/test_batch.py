@@ -88,6 +88,38 @@ def test_a_log_is_read_in_any_range(spark: SparkSession, log: Path, start: str, 
     assert [r["id"] for r in df.orderBy("id").collect()] == list(ids)
 
 
+@pytest.fixture
+def timed(tmp_path: Path) -> Path:
+    """A log of ten chunks of ten messages: the one of second 0, of second 1, ..."""
+    writer = LogWriter(LogStorage(str(tmp_path / "timed")), chunk_bytes=1 << 20, max_bytes=1 << 30)
+    writer.open()
+    for second in range(10):
+        writer.append(batch_of([b"%d" % second] * 10, second * 1_000_000))
+        writer.cut().result(10)
+    writer.close()
+    return tmp_path / "timed"
+
+
+def test_a_log_is_read_between_two_times(spark: SparkSession, timed: Path) -> None:
+    df = read(spark, walLocation=timed, startingTimestamp="1970-01-01T00:00:03Z", endingTimestamp=5000)
+    assert [r["id"] for r in df.orderBy("id").collect()] == list(range(30, 50))
+    assert read(spark, walLocation=timed, endingTimestamp=100_000).count() == 100
+    late = {"walLocation": timed, "startingTimestamp": 100_000}
+    with pytest.raises(PySparkException, match=r"no message in log .* was received at that time or later"):
+        read(spark, **late).count()
+    assert read(spark, **late, startingOffsetsByTimestampStrategy="latest").count() == 0
+
+
+def test_actions_on_one_dataframe_do_not_filter_one_another(spark: SparkSession, timed: Path) -> None:
+    """As they would if filters were taken: Spark keeps what was planned with them for an action that has none."""
+    spark.conf.set("spark.sql.python.filterPushdown.enabled", "true")
+    try:
+        df = read(spark, walLocation=timed)
+        assert (df.where("id = 25").count(), df.count()) == (1, 100)
+    finally:
+        spark.conf.unset("spark.sql.python.filterPushdown.enabled")
+
+
 def test_a_log_is_read_in_parallel(spark: SparkSession, log: Path) -> None:
     df = read(spark, walLocation=log, minPartitions=4)
     assert df.rdd.getNumPartitions() == 4

@@ -14,6 +14,7 @@ from zmq_datasource.errors import DamagedChunkError, DataLossError, DiskFaultErr
 from zmq_datasource.log.files import is_transient
 from zmq_datasource.log.layout import Chunk, chunk_name, parse_chunk_name
 from zmq_datasource.log.storage import LogStorage
+from zmq_datasource.log.times import TIMES, times_of
 from zmq_datasource.messages.schemas import FRAMING, LOG_SCHEMA
 
 __all__ = [
@@ -52,7 +53,8 @@ def write_batches(
     Args:
         metadata: Put into the file's schema, beside what the batches' own schema has.
     """
-    schema = LOG_SCHEMA.with_metadata({**(batches[0].schema.metadata or {}), **metadata})
+    times = {TIMES: times_of(batches).to_metadata()}
+    schema = LOG_SCHEMA.with_metadata({**(batches[0].schema.metadata or {}), **times, **metadata})
     with pa.ipc.new_file(file, schema) as writer:
         for batch in batches:
             writer.write_batch(batch, custom_metadata={CHECKSUM: fingerprint(batch)})

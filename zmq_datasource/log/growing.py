@@ -28,6 +28,7 @@ from zmq_datasource.errors import DiskFaultError, LogFormatError
 from zmq_datasource.log.chunk import CHECKSUM, fingerprint, ids_of, is_intact, write_chunk
 from zmq_datasource.log.layout import Chunk, chunk_name
 from zmq_datasource.log.storage import LogStorage, Part
+from zmq_datasource.log.times import TIMES, times_of
 from zmq_datasource.messages.schemas import LOG_SCHEMA
 
 __all__ = ["Groups", "GrowingChunk", "GrowingTail", "Grown", "read_groups", "seal_groups", "write_compact"]
@@ -107,7 +108,7 @@ class GrowingChunk:
     def append(self, batches: Sequence[pa.RecordBatch], metadata: Mapping[bytes, bytes]) -> None:
         """Add a group; ``write`` makes it durable."""
         for batch in batches:
-            custom = {CHECKSUM: fingerprint(batch)}
+            custom = {CHECKSUM: fingerprint(batch), TIMES: times_of([batch]).to_metadata()}
             if batch is batches[-1]:
                 custom |= {**metadata, _GROUP_END: _GROUP_FIRST + b"%d" % self._end}
             self._writer.write_batch(batch.replace_schema_metadata(None), custom_metadata=custom)
@@ -205,7 +206,7 @@ def read_groups(content: pa.Buffer, first: int) -> Groups:
             if _GROUP_END in custom:
                 whole += pending
                 pending = []
-                metadata = {k: v for k, v in custom.items() if k not in (CHECKSUM, _GROUP_END)}
+                metadata = {k: v for k, v in custom.items() if k not in (CHECKSUM, TIMES, _GROUP_END)}
                 end, read_to = ids_of([batch])[1], source.tell()
     except Exception:
         # Torn, or damaged, which Arrow's reader of streams answers with errors of many kinds.

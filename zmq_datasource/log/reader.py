@@ -20,11 +20,14 @@ from zmq_datasource.log.chunk import read_chunk
 from zmq_datasource.log.index import ChunkIndex
 from zmq_datasource.log.layout import Chunk
 from zmq_datasource.log.storage import LogStorage
+from zmq_datasource.log.times import read_times
+from zmq_datasource.messages.columns import number
 
-__all__ = ["Slice", "end_within_bytes", "read_index", "read_slices", "slices", "split_range"]
+__all__ = ["Slice", "end_within_bytes", "first_since", "read_index", "read_slices", "slices", "split_range"]
 
 
 _LISTINGS = 10
+_TRUE = number(1).cast(pa.bool_())
 
 
 class Slice(NamedTuple):
@@ -104,6 +107,26 @@ def end_within_bytes(
                 return int(max(batch.column("id")[0].as_py() + fitting, start + 1))
             left -= running[-1].as_py()
     return end
+
+
+def first_since(storage: LogStorage, chunks: Sequence[Chunk], time: int) -> int | None:
+    """The first message that was received at that time or later, in the order of ids; None if there is none.
+
+    Costs a look at each chunk before it, and reads the rows of one.
+
+    Args:
+        chunks: In order.
+        time: Microseconds since the epoch.
+    """
+    for chunk in chunks:
+        if read_times(storage, chunk.name).latest < time:
+            continue
+        for batch in read_chunk(storage, chunk.name, chunk.first, chunk.end):
+            at = pc.cast(batch.column("timestamp"), pa.int64())
+            first = pc.index(pc.greater_equal(at, number(time)), _TRUE).as_py()
+            if first >= 0:
+                return int(batch.column("id")[first].as_py())
+    return None
 
 
 def read_slices(storage: LogStorage, pieces: Sequence[Slice]) -> Iterator[pa.RecordBatch]:

@@ -28,6 +28,7 @@ from zmq_datasource.options.types import (
     LogLocation,
     Position,
     ReplayFrom,
+    Timestamp,
     Topics,
     ZmqOptions,
 )
@@ -144,6 +145,7 @@ _TYPE_WORDS = {
     LogLocation: "an absolute path",
     ByteSize: "a size",
     Endpoints: "endpoints",
+    Timestamp: "a time",
     Topics: "topics",
     Position: "an offset",
     ReplayFrom: "a sequence",

@@ -19,6 +19,8 @@ from zmq_datasource.options.types import (
     Position,
     ReadView,
     SourceSocket,
+    Timestamp,
+    TimestampStrategy,
     Topics,
 )
 
@@ -99,6 +101,24 @@ class ReadOptions(FramingOptions, frozen=True, kw_only=True, rename="camel"):
             Role.ROWS,
         ),
     ] = None
+    starting_timestamp: Annotated[
+        Timestamp | None,
+        doc(
+            "Where to start instead of `startingOffsets`: at the first message received at this time or later. "
+            "Milliseconds since the epoch, or ISO 8601 with a time zone.",
+            Role.LOG,
+            Role.ROWS,
+        ),
+    ] = None
+    starting_offsets_by_timestamp_strategy: Annotated[
+        TimestampStrategy,
+        doc(
+            "What happens if there is no such message: `error` ends the query, `latest` starts with what comes from "
+            "now on.",
+            Role.LOG,
+            Role.ROWS,
+        ),
+    ] = TimestampStrategy("error")
     fail_on_data_loss: Annotated[
         bool,
         doc(
@@ -128,6 +148,16 @@ class ReadOptions(FramingOptions, frozen=True, kw_only=True, rename="camel"):
         Position | None,
         doc(
             "Where a batch read of a log ends: `latest` (default) or an offset in JSON.",
+            Role.BATCH,
+            Role.LOG,
+            Role.ROWS,
+        ),
+    ] = None
+    ending_timestamp: Annotated[
+        Timestamp | None,
+        doc(
+            "Where a batch read of a log ends instead of `endingOffsets`: before the first message received at this "
+            "time or later; at the log's end if there is none.",
             Role.BATCH,
             Role.LOG,
             Role.ROWS,
@@ -309,12 +339,31 @@ class ReadOptions(FramingOptions, frozen=True, kw_only=True, rename="camel"):
         if self.metrics_location is None:
             self.refuse(("metrics_interval", "metrics_retention"), "needs metricsLocation")
         self._check_filter()
+        for place in ("starting", "ending"):
+            if getattr(self, f"{place}_offsets") and getattr(self, f"{place}_timestamp"):
+                raise OptionError(f"{place}Offsets and {place}Timestamp say the same thing; keep one")
+        if self.starting_timestamp is None:
+            self.refuse(("starting_offsets_by_timestamp_strategy",), "needs startingTimestamp")
         least, most = self.min_messages_per_trigger, self.max_messages_per_trigger
         if least is not None and most is not None and least > most:
             raise OptionError(
                 f"minMessagesPerTrigger={least} is more than maxMessagesPerTrigger={most}; "
                 "lower the one or raise the other"
             )
+
+    @property
+    def start(self) -> Position | None:
+        """Where to start; None if nothing says so."""
+        if self.starting_timestamp is not None:
+            return Position(None, None, self.starting_timestamp)
+        return self.starting_offsets
+
+    @property
+    def end(self) -> Position | None:
+        """Where a batch read ends; None if nothing says so."""
+        if self.ending_timestamp is not None:
+            return Position(None, None, self.ending_timestamp)
+        return self.ending_offsets
 
     def _refuse_socket(self, other: Role, reason: str) -> None:
         """A log is read: no options of a socket, nor of this other role."""

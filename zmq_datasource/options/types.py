@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import re
+from datetime import UTC, datetime, timedelta
 from typing import ClassVar, NamedTuple, Self
 from urllib.parse import unquote, urlsplit
 
@@ -37,6 +38,8 @@ __all__ = [
     "SinkSocket",
     "SlowSubscriber",
     "SourceSocket",
+    "Timestamp",
+    "TimestampStrategy",
     "Topics",
     "WhenFull",
     "ZmqOptions",
@@ -308,6 +311,7 @@ class Endpoint(NamedTuple):
         return cls(transport, address)
 
 
+_EPOCH = datetime.fromtimestamp(0, UTC)
 _RANGE = re.compile(r"\[(\d+)-(\d+)\]")
 _MOST_ENDPOINTS = 1000
 
@@ -368,13 +372,47 @@ class Topics(tuple[str, ...]):
         return cls(dict.fromkeys(listed))
 
 
+class Timestamp(int):
+    """A time in microseconds since the epoch, read from milliseconds, as Kafka has them, or from ISO 8601."""
+
+    def __str__(self) -> str:
+        return (_EPOCH + timedelta(microseconds=int(self))).isoformat()
+
+    @classmethod
+    def read(cls, text: str) -> Timestamp:
+        if re.fullmatch(r"\d+", text):
+            time = cls(int(text) * 1000)
+        else:
+            try:
+                read = datetime.fromisoformat(text)
+            except ValueError as e:
+                raise ValueError(
+                    "it must be milliseconds since the epoch, or a time such as 2026-11-22T10:00:00Z"
+                ) from e
+            if read.tzinfo is None:
+                raise ValueError(f"it has no time zone; write {text}Z for UTC, or as in {text}+01:00")
+            time = cls((read - _EPOCH) // timedelta(microseconds=1))
+        if not 0 <= time < 2**62:
+            raise ValueError("it is not between 1970 and the year 9999")
+        return time
+
+
+class TimestampStrategy(Choice):
+    """What happens if no message is as late as ``startingTimestamp``; Kafka's words."""
+
+    allowed = ("error", "latest")
+
+
 class Position(NamedTuple):
-    """``earliest``, ``latest``, or an offset in JSON."""
+    """``earliest``, ``latest``, an offset in JSON, or a time."""
 
     word: str | None
     offset: Offset | None
+    time: Timestamp | None = None
 
     def __str__(self) -> str:
+        if self.time is not None:
+            return str(self.time)
         return self.word or json.dumps(self.offset.to_json() if self.offset else None)
 
     @classmethod

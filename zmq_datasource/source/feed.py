@@ -62,7 +62,7 @@ class Feed:
         self._failure: Exception | None = None
         self._faults = LimitedLog(__name__, "attempts to receive in place of another process")
         self.storage = LogStorage(log_location(options))
-        self.starting_position = options.starting_offsets or Position(
+        self.starting_position = options.start or Position(
             # What a log holds that somebody else fills was received for whoever reads it.
             "latest" if self._is_live else "earliest",
             None,

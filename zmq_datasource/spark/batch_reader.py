@@ -12,7 +12,7 @@ from pyspark.sql.datasource import DataSourceReader, InputPartition
 from zmq_datasource.counters import SourceCounters
 from zmq_datasource.errors import DataLossError
 from zmq_datasource.log.index import ChunkIndex
-from zmq_datasource.log.reader import read_index, split_range
+from zmq_datasource.log.reader import first_since, read_index, split_range
 from zmq_datasource.log.storage import LogStorage
 from zmq_datasource.messages.framing import to_rows
 from zmq_datasource.messages.rows import number_rows
@@ -20,6 +20,7 @@ from zmq_datasource.options import BatchReadOptions
 from zmq_datasource.options.types import Position
 from zmq_datasource.source.receiver import ROUND_MESSAGES, Receiver
 from zmq_datasource.spark.partition_reader import LogInputPartition, read_log_partition
+from zmq_datasource.spark.positions import nothing_since
 from zmq_datasource.spark.worker import set_up_worker
 
 __all__ = ["ZmqLiveReader", "ZmqLogReader"]
@@ -75,7 +76,11 @@ class ZmqLiveReader(DataSourceReader):
 
 
 class ZmqLogReader(DataSourceReader):
-    """Reads a log in parallel, opening no socket. The log may be written at the same time."""
+    """Reads a log in parallel, opening no socket. The log may be written at the same time.
+
+    It takes no filters (``pushFilters``): Spark 4.3 keeps what a reader has planned with filters for the next action on
+    the same DataFrame that has none, which would miss rows.
+    """
 
     def __init__(self, options: BatchReadOptions) -> None:
         assert options.wal_location is not None
@@ -88,10 +93,8 @@ class ZmqLogReader(DataSourceReader):
         shares: list[InputPartition] = []
         for partition in storage.partitions():
             index = read_index(storage.of(partition))
-            start = self._resolve(
-                options.starting_offsets or Position("earliest", None), log_id, partition, index
-            )
-            end = self._resolve(options.ending_offsets or Position("latest", None), log_id, partition, index)
+            start = self._resolve(options.start or Position("earliest", None), log_id, partition, index)
+            end = self._resolve(options.end or Position("latest", None), log_id, partition, index)
             for pieces in split_range(
                 index.covering(start, end),
                 start,
@@ -103,6 +106,15 @@ class ZmqLogReader(DataSourceReader):
         return shares or [LogInputPartition(storage.root, 0, (), options.include_frames)]
 
     def _resolve(self, position: Position, log_id: str, partition: int, index: ChunkIndex) -> int:
+        if position.time is not None:
+            storage = self._storage.of(partition)
+            first = first_since(storage, index.covering(index.earliest, index.end), position.time)
+            if first is not None:
+                return first
+            if position.time == self._options.ending_timestamp:
+                return index.end
+            strategy = self._options.starting_offsets_by_timestamp_strategy
+            return nothing_since(storage, position.time, strategy, index.end)
         if position.offset is None:
             return index.earliest if position.word == "earliest" else index.end
         offset = position.offset

@@ -6,21 +6,37 @@ import logging
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from zmq_datasource.errors import DataLossError
+from zmq_datasource.errors import DataLossError, OptionError
 from zmq_datasource.log.layout import PARTITION
 from zmq_datasource.log.persistence import Persistence
+from zmq_datasource.log.reader import first_since
+from zmq_datasource.log.storage import LogStorage
 from zmq_datasource.options import StreamReadOptions
 from zmq_datasource.options.offsets import Offset
-from zmq_datasource.options.types import Position
+from zmq_datasource.options.types import Position, Timestamp
 
 if TYPE_CHECKING:
     from zmq_datasource.source.feed import Feed
 
-__all__ = ["Positions"]
+__all__ = ["Positions", "nothing_since"]
 
 _log = logging.getLogger(__name__)
 
 _GO_ON = "To go on with what there is, set failOnDataLoss=false"
+
+
+def nothing_since(storage: LogStorage, time: Timestamp, strategy: str, end: int) -> int:
+    """Where a read begins whose ``startingTimestamp`` is later than each message of a log.
+
+    Raises:
+        OptionError: It is not to begin then.
+    """
+    if strategy == "latest":
+        return end
+    raise OptionError(
+        f"startingTimestamp={time}: no message in log {storage.root} was received at that time or later. To begin with "
+        "what comes from now on, set startingOffsetsByTimestampStrategy=latest"
+    )
 
 
 class Positions:
@@ -85,7 +101,19 @@ class Positions:
     def _first_of(self, position: Position) -> int:
         if position.offset is not None:
             return self._resolve(position.offset)
+        if position.time is not None:
+            return self._first_since(position.time)
         return self._source.log.earliest if position.word == "earliest" else self._source.resumed_at
+
+    def _first_since(self, time: Timestamp) -> int:
+        source = self._source
+        log = source.log
+        first = first_since(source.storage, log.covering(log.earliest, log.durable_end), time)
+        if first is not None:
+            return first
+        return nothing_since(
+            source.storage, time, self._options.starting_offsets_by_timestamp_strategy, source.resumed_at
+        )
 
     def _kept_start(self, position: str) -> int | None:
         """What a query was given that has not finished its first batch; None if that is of no use now."""

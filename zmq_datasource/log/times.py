@@ -1,0 +1,82 @@
+"""When the messages of a chunk were received: kept beside its rows, so that a time is found without reading them.
+
+A clock can be set back, so ids and times do not always go up together: each chunk has its earliest and its latest time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.ipc
+import xxhash
+
+from zmq_datasource.errors import DamagedChunkError, DataLossError
+from zmq_datasource.log.storage import LogStorage
+
+__all__ = ["TIMES", "Times", "read_times", "times_of"]
+
+# Of a chunk in its schema's metadata; where it grew group by group, of each batch in its own.
+TIMES = b"times"
+
+
+class Times(NamedTuple):
+    """The earliest and the latest time at which a message was received, in microseconds since the epoch."""
+
+    earliest: int
+    latest: int
+
+    def to_metadata(self) -> bytes:
+        """Both, and the XXH3 of that: a time that has changed would hide messages."""
+        text = b"%d,%d" % self
+        return text + b"," + xxhash.xxh3_64_hexdigest(text).encode()
+
+    @classmethod
+    def from_metadata(cls, content: bytes) -> Times:
+        """Read what ``to_metadata`` wrote.
+
+        Raises:
+            ValueError: It is something else.
+        """
+        earliest, latest, _ = content.split(b",")
+        found = cls(int(earliest), int(latest))
+        if found.to_metadata() != content:
+            raise ValueError("their checksum differs; the file was changed after it was written")
+        return found
+
+
+def times_of(batches: Sequence[pa.RecordBatch]) -> Times:
+    """Of the rows of batches, of which there is at least one."""
+    found = [pc.min_max(batch.column("timestamp")) for batch in batches if batch.num_rows]
+    return Times(min(one["min"].value for one in found), max(one["max"].value for one in found))
+
+
+def read_times(storage: LogStorage, name: str) -> Times:
+    """Of a chunk; of one of an earlier release, from its rows.
+
+    Raises:
+        DamagedChunkError: The file is no chunk.
+        DataLossError: It is gone.
+    """
+    try:
+        with storage.open_chunk(name) as file:
+            reader = pa.ipc.open_file(file)
+            whole = _kept(reader.schema.metadata)
+            if whole is not None:
+                return whole
+            found = []
+            for position in range(reader.num_record_batches):
+                batch, custom = reader.get_batch_with_custom_metadata(position)
+                found.append(_kept(custom) or times_of([batch]))
+    except FileNotFoundError as e:
+        raise DataLossError(f"opening chunk {storage.path_of(name)}: it was removed meanwhile") from e
+    except (OSError, pa.ArrowException, KeyError, ValueError) as e:
+        raise DamagedChunkError.of(f"reading the times of chunk {storage.path_of(name)}: {e}") from e
+    return Times(min(one.earliest for one in found), max(one.latest for one in found))
+
+
+def _kept(metadata: Mapping[bytes, bytes] | None) -> Times | None:
+    content = (metadata or {}).get(TIMES)
+    return None if content is None else Times.from_metadata(content)
