@@ -42,6 +42,28 @@ def _given(named: dict[str, Any], others: tuple[str, ...], max_message_size: int
     return given
 
 
+def _show_directory(location: str, as_json: bool) -> int:
+    """Say whether a directory can hold a log; returns the exit code."""
+    import json  # noqa: PLC0415 - only a call pays for it
+    from dataclasses import asdict  # noqa: PLC0415
+
+    from zmq_datasource.errors import LogError  # noqa: PLC0415
+    from zmq_datasource.workbench.doctor.directory import examine_directory  # noqa: PLC0415
+
+    try:
+        promises = examine_directory(location)
+    except LogError as e:
+        raise click.UsageError(str(e)) from e
+    if as_json:
+        click.echo(
+            json.dumps({"location": location, "promises": [asdict(each) for each in promises]}, indent=2)
+        )
+    else:
+        for each in promises:
+            click.echo(f"{each.verdict:>9}  {each.name}: {each.detail}")
+    return int(any(each.verdict == "broken" for each in promises))
+
+
 @click.command()
 @option_of(ReadOptions, "connect", "bind")
 @option_of(
@@ -92,7 +114,8 @@ def _given(named: dict[str, Any], others: tuple[str, ...], max_message_size: int
     "--wal-location",
     type=DIRECTORY,
     metavar="DIR",
-    help="The log of a receiver of this feed: is it behind the wire?",
+    help="The log of a receiver of this feed: is it behind the wire? Without an endpoint: can this directory hold a "
+    "log?",
 )
 @click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout instead of tables.")
 @click.pass_context
@@ -134,7 +157,10 @@ def doctor(
       zmq-datasource doctor --connect tcp://proxy:5560 --upstream tcp://feed:5556 --stall 5s
       zmq-datasource doctor --connect tcp://jobs:5557 --socket-type PULL --take-messages
       zmq-datasource doctor --connect tcp://vllm-0:5557 --wal-location /data/wal/kv-events --json
+      zmq-datasource doctor --wal-location /shared/wal
     """
+    if wal_location is not None and named["connect"] is None and named["bind"] is None:
+        ctx.exit(_show_directory(wal_location, as_json))
     given = _given(named, others, max_message_size)
     pulls = named["socket_type"] == "PULL"
     if pulls and not take_messages:

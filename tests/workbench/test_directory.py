@@ -1,0 +1,91 @@
+"""Whether a directory can hold a log: tried for real, and with a file system that does not keep its promises."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from tests.support import tiny_disk
+from zmq_datasource.cli import main
+from zmq_datasource.errors import LogError
+from zmq_datasource.workbench.doctor import directory as directory_module
+from zmq_datasource.workbench.doctor.directory import Verdict, examine_directory
+
+
+def verdicts(location: Path) -> dict[str, Verdict]:
+    return {promise.name: promise.verdict for promise in examine_directory(str(location))}
+
+
+NAMES = ["file system", "fsync", "link", "rename", "directory times", "lock", "lock of the dead"]
+
+
+def test_a_directory_of_this_machine_is_fit(tmp_path: Path) -> None:
+    found = verdicts(tmp_path / "log")
+    assert list(found) == NAMES
+    assert {found[name] for name in NAMES[2:]} == {"kept"}
+    assert list((tmp_path / "log").iterdir()) == []
+
+
+def test_memory_is_said_to_be_memory(tmp_path: Path) -> None:
+    with tiny_disk(tmp_path / "disk", "4m") as disk:
+        assert verdicts(disk)["file system"] == "doubtful"
+
+
+def test_a_directory_that_cannot_be_used_says_why(tmp_path: Path) -> None:
+    with tiny_disk(tmp_path / "disk", "64k") as disk, pytest.raises(LogError, match="No space left"):
+        examine_directory(str(disk))
+    (tmp_path / "file").touch()
+    told = CliRunner().invoke(main, ["doctor", "--wal-location", str(tmp_path / "file" / "log")])
+    assert told.exit_code == 2
+    assert "File exists" in told.output
+
+
+# What the second process says where a promise is broken.
+LIES = {
+    "two hold one lock": ("lock", "yes", "lock"),
+    "a lock stays held": ("lock", "no", "lock"),
+    "a name is not seen": ("see", "-1 0", "rename"),
+    "a file is seen in part": ("see", "0.1 17", "rename"),
+    "nobody else can lock": ("hold", "no", "lock of the dead"),
+}
+
+
+@pytest.mark.parametrize("lie", LIES)
+def test_a_broken_promise_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lie: str) -> None:
+    word, answer, name = LIES[lie]
+    ask = directory_module._Second.ask
+    monkeypatch.setattr(
+        directory_module._Second,
+        "ask",
+        lambda second, *words: answer if words[0] == word else ask(second, *words),
+    )
+    assert verdicts(tmp_path) == dict.fromkeys(NAMES, "kept") | {name: "broken"} | _of_this_disk(tmp_path)
+    told = CliRunner().invoke(main, ["doctor", "--wal-location", str(tmp_path), "--json"])
+    assert told.exit_code == 1
+    assert {each["name"] for each in json.loads(told.output)["promises"] if each["verdict"] == "broken"} == {
+        name
+    }
+
+
+def _of_this_disk(location: Path) -> dict[str, Verdict]:
+    return {p.name: p.verdict for p in examine_directory(str(location)) if p.name in NAMES[:2]}
+
+
+def test_an_object_store_is_no_place_for_a_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(directory_module, "_file_system", lambda _: "fuse.s3fs")
+    assert verdicts(tmp_path)["file system"] == "broken"
+
+
+def test_directory_times_that_do_not_change_are_doubtful(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ask = directory_module._Second.ask
+    monkeypatch.setattr(
+        directory_module._Second,
+        "ask",
+        lambda second, *words: "no" if words[0] == "stamped" else ask(second, *words),
+    )
+    assert verdicts(tmp_path)["directory times"] == "doubtful"
