@@ -9,6 +9,7 @@ import logging
 import os
 import socket
 import time
+import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -62,8 +63,31 @@ _TRANSIENT = frozenset(
 class WriterLock:
     """Held by the one writer of a log partition; released by the kernel if the process dies."""
 
-    def __init__(self, file: IO[str]) -> None:
+    def __init__(self, file: IO[str], path: Path, signature: bytes = b"") -> None:
         self._file = file
+        self._path = path
+        self._signature = signature
+
+    def check(self) -> None:
+        """Make sure that nobody else holds it.
+
+        A shared file system gives the lock of a host that is cut off to another, and the first does not notice.
+
+        Raises:
+            LogLockedError: Somebody has taken it since, or removed its file.
+        """
+        if not self._signature:  # the disk was full
+            return
+        try:
+            found = self._path.read_bytes()
+        except FileNotFoundError:
+            found = b""
+        if found != self._signature:
+            holder = found.decode(errors="replace").partition("\n")[0] or "nobody, and its file was removed"
+            raise LogLockedError(
+                f"writing to the log of {self._path}: this process has lost the lock, which is held by {holder}. "
+                "What it has received and not sealed is lost; start it again, and it follows or takes over"
+            )
 
     def release(self) -> None:
         self._file.close()
@@ -163,17 +187,18 @@ class PartitionFiles:
                 file.close()
                 raise LogWriteError(f"locking {path}: {e}") from e
         if not sign:
-            return WriterLock(file)
+            return WriterLock(file, path)
         holder = f"process {os.getpid()} on {socket.gethostname()}, since {time.strftime('%F %T %z')}\n"
         try:
             # Over what is there, which a full disk takes too.
-            text = f"{holder}{note}\n".encode()
+            text = f"{holder}{note}\n{uuid.uuid4().hex}\n".encode()
             os.pwrite(file.fileno(), text, 0)
             os.ftruncate(file.fileno(), len(text))
         except OSError as e:
             # The lock holds without it, and a log that has filled its disk must be opened to be emptied.
             _log.warning("writing %s, which says who holds the lock: %s", path, e.strerror)
-        return WriterLock(file)
+            text = b""
+        return WriterLock(file, path, text)
 
     def _lock_file(self, path: Path) -> IO[str]:
         with writing(f"creating {path.parent}"):

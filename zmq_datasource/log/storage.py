@@ -12,6 +12,7 @@ import os
 import socket
 import stat
 import tempfile
+import time
 import uuid
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -54,6 +55,8 @@ __all__ = ["LogStorage", "Part", "default_location"]
 Part: TypeAlias = bytes | pa.Buffer
 # That one call of the system takes.
 _MOST_PARTS = 1024
+# How long a host that was cut off may go on with an open chunk, of which nobody reads the name.
+_CHECK_SECONDS = 1.0
 
 # Mapping a file, and giving the mapping back, costs as much as reading so many bytes, about.
 _MAPPED_BYTES = 256 << 10
@@ -94,6 +97,9 @@ class LogStorage(StagedFiles, ReaderFiles):
     Raises:
         OptionError: The location is something else.
     """
+
+    _writer_lock: WriterLock | None = None  # of this process, if it is the writer
+    _next_check = 0.0
 
     def open_log(self) -> str:
         """Create the log if there is none; return its id.
@@ -205,7 +211,7 @@ class LogStorage(StagedFiles, ReaderFiles):
                 yield temporary
                 if sync:
                     sync_file(temporary)
-                os.rename(temporary, final)
+                self._name(temporary, final)
             except BaseException:
                 with suppress(OSError):
                     temporary.unlink()
@@ -237,8 +243,12 @@ class LogStorage(StagedFiles, ReaderFiles):
 
         Raises:
             LogWriteError: The file system refused; the chunk ends at ``offset`` still, as far as can be.
+            LogLockedError: This process is not the writer any more.
         """
         path = self._growing_path(first)
+        if time.monotonic() >= self._next_check:  # a proxy writes a thousand times a second
+            self._next_check = time.monotonic() + _CHECK_SECONDS
+            self._check_writer()
         with writing(f"writing {path}"):
             descriptor = os.open(path, os.O_RDWR | (0 if offset else os.O_CREAT | os.O_TRUNC), 0o666)
             try:
@@ -270,7 +280,7 @@ class LogStorage(StagedFiles, ReaderFiles):
         path, final = self._growing_path(first), self._directory / name
         with writing(f"writing chunk {final}"):
             if path.exists() or not final.exists():
-                os.rename(path, final)
+                self._name(path, final)
             if sync:
                 sync_directory(final.parent)
             return self._describe(final)
@@ -345,13 +355,27 @@ class LogStorage(StagedFiles, ReaderFiles):
         Raises:
             LogLockedError: Another writer holds it still; says who.
         """
-        return self._lock(
+        self._writer_lock = self._lock(
             self._directory / LOCK_NAME,
             wait,
             f"opening log {self.root}",
             "stop that query or proxy, or give this one a walLocation of its own",
             note=feed,
         )
+        return self._writer_lock
+
+    def _name(self, temporary: Path, final: Path) -> None:
+        """Give a file that is whole its name, if this process is still the writer.
+
+        Raises:
+            LogLockedError: It is not.
+        """
+        self._check_writer()
+        os.rename(temporary, final)
+
+    def _check_writer(self) -> None:
+        if self._writer_lock is not None:
+            self._writer_lock.check()
 
     def is_written(self) -> bool:
         """Whether somebody is the writer of the partition, at this moment."""
