@@ -33,11 +33,13 @@ class Times:
         seconds: Of the window that counts.
         warm_up: Seconds before it, in which the same runs already.
         rounds: How often everything is repeated, after a first round that is not counted: in it the JVM compiles.
+        case: Only cases whose name holds this are measured; all, if empty.
     """
 
     seconds: float
     warm_up: float
     rounds: int
+    case: str = ""
 
 
 @dataclass(frozen=True)
@@ -79,6 +81,8 @@ def measured(
     section: str, case: str, unit: str, methods: Mapping[str, Callable[[], Sample]], times: Times
 ) -> Iterator[Measurement]:
     """Every method once a round, interleaved, so that a slow minute of the machine hits all of them."""
+    if times.case not in case:
+        return
     samples: dict[str, list[Sample]] = {method: [] for method in methods}
     for counted in range(-1, times.rounds):
         for method, sample in methods.items():

@@ -14,11 +14,16 @@ from benchmarks.titles import RATIOS, TITLES
 __all__ = ["write_results"]
 
 
-def write_results(directory: Path, machine: Mapping[str, str], measured: Sequence[Measurement]) -> None:
-    """Write both files; sections that were not measured this time stay as they were."""
+def write_results(
+    directory: Path, machine: Mapping[str, str], measured: Sequence[Measurement], whole: bool = True
+) -> None:
+    """Write both files; what was not measured this time stays as it was.
+
+    Args:
+        whole: Whether all cases of its sections were measured; else the other ones stay, too.
+    """
     directory.mkdir(parents=True, exist_ok=True)
-    sections = {m.section for m in measured}
-    measured = [*(m for m in _before(directory) if m.section not in sections), *measured]
+    measured = list(_merged(_before(directory), measured, whole))
     results = {
         "machine": machine,
         "measurements": [
@@ -40,6 +45,14 @@ def write_results(directory: Path, machine: Mapping[str, str], measured: Sequenc
     text = json.dumps(results, indent=2, ensure_ascii=False)
     (directory / "results.json").write_text(text + "\n", encoding="utf-8")
     (directory / "RESULTS.md").write_text("\n".join(_lines(machine, measured)) + "\n", encoding="utf-8")
+
+
+def _merged(before: Sequence[Measurement], new: Sequence[Measurement], whole: bool) -> Iterator[Measurement]:
+    """All measurements, in the order in which their sections and cases first came."""
+    sections, cases = {m.section for m in new}, {(m.section, m.case) for m in new}
+    kept = [m for m in before if (m.section, m.case) not in cases and not (whole and m.section in sections)]
+    order = {case: at for at, case in enumerate(dict.fromkeys((m.section, m.case) for m in (*before, *new)))}
+    yield from sorted((*kept, *new), key=lambda m: order[m.section, m.case])
 
 
 def _before(directory: Path) -> list[Measurement]:

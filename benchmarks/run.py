@@ -62,7 +62,9 @@ def main() -> None:
     machine = describe_machine()
     with temporary_directory() as scratch:
         _quiet(scratch / "logging.json")
-        times = Times(_SECONDS * arguments.scale, _WARM_UP * arguments.scale, arguments.rounds)
+        times = Times(
+            _SECONDS * arguments.scale, _WARM_UP * arguments.scale, arguments.rounds, arguments.case
+        )
         found = _measure(arguments.only or [*_ALONE, *_WITH_SPARK], scratch, times)
         for _, section in groupby(found, key=lambda measurement: measurement.section):
             measured = []
@@ -74,7 +76,7 @@ def main() -> None:
                     flush=True,
                 )
             # Section by section, so that an error in a later one costs nothing.
-            write_results(arguments.output, machine, measured)
+            write_results(arguments.output, machine, measured, whole=not arguments.case)
 
 
 def _quiet(configuration: Path) -> None:
@@ -115,6 +117,11 @@ def _arguments() -> argparse.Namespace:
         choices=[*_ALONE, *_WITH_SPARK, "kafka"],
         action="append",
         help="one section; may be repeated",
+    )
+    parser.add_argument(
+        "--case",
+        default="",
+        help="only cases whose name holds this, as in '1 MB'; what else there is stays as it was",
     )
     parser.add_argument(
         "--output",

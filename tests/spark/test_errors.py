@@ -12,7 +12,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql.datasource import DataSourceStreamReader
 from pyspark.sql.types import StructType
 
-from tests.support import Socket, batch_of, bound
+from tests.support import Socket, batch_of, bound, free_endpoint
 from tests.support.streams import feed, running, start, wait_for_rows, wait_until_released
 from zmq_datasource import ZmqDataSource, register
 from zmq_datasource.log.storage import LogStorage
@@ -124,14 +124,15 @@ class _Impatient(ZmqDataSource):
         return super().streamReader(schema)
 
 
-def test_two_queries_on_one_log(spark: SparkSession, context: Context, tmp_path: Path) -> None:
+def test_two_feeds_in_one_log(spark: SparkSession, context: Context, tmp_path: Path) -> None:
     push, endpoint = bound(context, zmq.PUSH)
     options = {"connect": endpoint, "walLocation": tmp_path / "wal"}
     spark.dataSource.register(_Impatient)
     with running(feed(spark, **options), tmp_path / "one") as query:
         push.send(b"1")
         wait_for_rows(query, 1)
-        said = failure_of(spark, tmp_path / "two", format=_Impatient.name(), **options)
+        other = options | {"connect": free_endpoint()}
+        said = failure_of(spark, tmp_path / "two", format=_Impatient.name(), **other)
         assert "held by process" in said
         assert "walLocation of its own" in said
         push.send(b"2")
