@@ -452,7 +452,7 @@ def test_a_first_batch_is_repeated_as_it_was_planned(context: Context, tmp_path:
 def first_batch(query: Query, push: Socket, start: int, end: int) -> tuple[Offset, Offset]:
     begin = query.begin()
     send(push, start, end)
-    planned = wait_for(lambda: (it := query.reader.latestOffset(begin, ALL)) != begin and it, "a batch")
+    planned = wait_for(lambda: (it := query.plan()[1]) != begin and it, "a batch")
     assert isinstance(planned, dict)
     return begin, planned
 
@@ -551,16 +551,20 @@ def test_a_reader_without_a_name_gives_way_to_one_that_runs_when_the_log_is_full
     readers = Readers(storage)
     storage.write_reader("unnamed", ReaderPosition(1, None, False))
     storage.write_reader("other", ReaderPosition(3, None, False))
-    assert readers.needed(full=True) == 1  # nobody runs: nobody would gain from it
+    assert not readers.give_way(2)  # nobody runs: nobody would gain from it
     lock = storage.lock_reader("other", 0.0)
-    assert readers.needed() == 1  # there is room
-    assert readers.needed(full=True) == 3
+    assert not readers.give_way(1)  # it is not in the way
+    assert not readers.give_way(4)  # not alone
+    assert readers.needed() == 1
+    assert readers.give_way(2)
+    assert readers.needed() == 3
     storage.write_reader("named", ReaderPosition(2))
-    assert readers.needed(full=True) == 2
+    assert not readers.give_way(3)
     lock.release()
     readers.own = "mine"
     storage.write_reader("first", ReaderPosition(0, None, False))
-    assert readers.needed(full=True) == 2
+    assert readers.give_way(1)
+    assert readers.needed() == 2
 
 
 def test_a_query_whose_position_was_dropped_says_so(context: Context, tmp_path: Path) -> None:

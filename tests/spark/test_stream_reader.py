@@ -47,13 +47,17 @@ def _keep_signals(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("zmq_datasource.source.receiving._QUIET_SECONDS", 0.02)
 
 
-def advance(it: ZmqStreamReader, push: Socket, start: dict[str, Any], count: int) -> dict[str, Any]:
-    """Send ``count`` messages and wait until ``latestOffset`` covers them."""
+def advance(
+    it: ZmqStreamReader, push: Socket, start: dict[str, Any], count: int, first: bool = False
+) -> dict[str, Any]:
+    """Send ``count`` messages and wait until ``latestOffset`` covers them; for a ``first`` batch, as Spark does."""
     for _ in range(count):
         push.send(b"v")
     goal = start["next"]["0"] + count
 
     def reached() -> dict[str, Any] | None:
+        if first:
+            assert it.initialOffset() == start
         end = it.latestOffset(start, ALL)
         return end if end["next"]["0"] >= goal else None
 
@@ -158,7 +162,7 @@ def test_the_first_batch_is_repeated_from_where_it_began(context: Context, tmp_p
     push, endpoint = bound(context, zmq.PUSH)
     with reader(endpoint, tmp_path) as it:
         start = it.initialOffset()
-        end = advance(it, push, start, 10)
+        end = advance(it, push, start, 10, first=True)
     with reader(endpoint, tmp_path) as it:  # the batch was planned, not committed
         assert it.initialOffset()["next"] == start["next"]
         assert ids(it, it.initialOffset(), end) == list(range(10))

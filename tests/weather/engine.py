@@ -50,6 +50,8 @@ class Source:
                     start = self._reader.initialOffset()
                 end = self._reader.latestOffset(start, _LIMIT)
                 if end == start:
+                    if number == 0:
+                        start = None  # as Spark, which asks until there is a first batch
                     time.sleep(0.01)
                     continue
                 _write(self._offsets / str(number), {"start": start, "end": end})

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import logging
+import math
 import time
 import uuid
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Self
 
 from zmq_datasource.errors import LogLockedError, LogWriteError
@@ -19,12 +21,14 @@ _log = logging.getLogger(__name__)
 
 # How often the position of the query that also writes the log is recorded. An older one keeps more than is needed.
 _LAZY_SECONDS = 1.0
+# How often the file of a position that has not moved is touched, which says that its query runs.
+_TOUCH_SECONDS = 60.0
 # A writer that deletes, or another reader that records its position, is done with that soon.
 _PLACING_SECONDS = 30.0
 
 
 class HeldPosition:
-    """Of one query, which nobody else may use meanwhile.
+    """Of one query, which nobody else may use meanwhile; given up by ``end``, ``leave_to`` or ``discard``.
 
     Args:
         storage: Of the log partition.
@@ -51,8 +55,11 @@ class HeldPosition:
             raise
         self.given = None if self._position is None else self._position.given
         self._named = named or (self._position is not None and self._position.named)
-        self._recorded_at = 0.0
+        self._recorded_at = -math.inf
         self._gave = False
+        self._is_new = self._position is None  # nobody has been told the name
+        # The name of the query whose beginning this is, if it was found.
+        self._begun_as: str | None = None
 
     @classmethod
     def of_a_start(cls, storage: LogStorage, position: str) -> Self | None:
@@ -65,6 +72,9 @@ class HeldPosition:
             position: The ``startingOffsets`` by which it was told.
         """
         for name in storage.starting():
+            start = storage.read_start(name)
+            if start is None or start[1] != position:  # whose it is may be looking for it just now
+                continue
             try:
                 held = cls(storage, name, False, 0.0)
             except LogLockedError:
@@ -73,6 +83,7 @@ class HeldPosition:
             if start is None or start[1] != position or recorded is None or recorded.named:
                 held.release()
             elif (recorded.given or 0) <= start[0]:
+                held._begun_as = name
                 return held
             else:
                 return held._succeeded(*start)
@@ -85,6 +96,8 @@ class HeldPosition:
         """
         other = type(self)(self._storage, None, False, 0.0)
         other._record(first, None)
+        other._begun_as = self.name
+        other.keep()
         self._storage.write_start(other.name, first, position)
         self._storage.remove_start(self.name)
         self.release()
@@ -114,6 +127,8 @@ class HeldPosition:
             self._record(begin, end)  # see of_a_start
         elif self.given is not None and end > self.given:
             self._record(begin, None)
+        elif self._position is not None:
+            self._touch()
         self._gave = self._gave or end > begin
 
     def commit(self, end: int, lazily: bool, now: bool = False) -> None:
@@ -134,10 +149,46 @@ class HeldPosition:
 
     def _record(self, needed: int, given: int | None) -> None:
         position = ReaderPosition(needed, given, self._named)
-        if position != self._position:
-            self._storage.write_reader(self.name, position)
-            self._position, self.given = position, given
+        if position == self._position:
+            self._touch()
+            return
+        self._storage.write_reader(self.name, position)
+        self._position, self.given = position, given
         self._recorded_at = time.monotonic()
+
+    def _touch(self, seconds: float = _TOUCH_SECONDS) -> None:
+        """Say that the query runs, if the file says nothing newer than so many seconds."""
+        if time.monotonic() - self._recorded_at >= seconds:
+            self._recorded_at = time.monotonic()
+            with suppress(LogWriteError):  # it is tried again
+                self._storage.touch_reader(self.name)
+
+    def keep(self) -> None:
+        """The name is told: what is kept for it stays when the query ends."""
+        self._is_new = False
+
+    def end(self) -> None:
+        """Let another query have the name, and what is kept for it; a name that was never told is forgotten."""
+        try:
+            if self._is_new:
+                self._storage.remove_reader(self.name)
+                self._storage.remove_reader_lock(self.name)
+            else:
+                self._touch(0.0)
+        except LogWriteError as e:
+            _log.warning("removing the position of %r, who was given nothing: %s", self.name, e)
+        finally:
+            self.release()
+
+    def leave_to(self, reader: str) -> None:
+        """The query turns out to be ``reader``: end, and have nothing kept for it here any more.
+
+        But a beginning that is another query's stays, for it may come yet.
+        """
+        if self._begun_as in (None, reader):
+            self.discard()
+        else:
+            self.end()
 
     def discard(self) -> None:
         """End, and have nothing kept for this name any more."""

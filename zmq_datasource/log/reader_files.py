@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from zmq_datasource.errors import LogFormatError
-from zmq_datasource.log.files import PartitionFiles, WriterLock, reading
+from zmq_datasource.log.files import PartitionFiles, WriterLock, reading, writing
 from zmq_datasource.log.layout import (
     LOCK_WAIT_SECONDS,
     POSITIONS_LOCK_NAME,
@@ -105,6 +105,12 @@ class ReaderFiles(PartitionFiles):
         with suppress(FileNotFoundError), reading(path):
             return path.stat().st_mtime
         return None
+
+    def touch_reader(self, reader: str) -> None:
+        """Make ``moved_at`` now; a position that is gone stays gone."""
+        path = self._reader_path(reader)
+        with writing(f"touching {path}"), suppress(FileNotFoundError):
+            os.utime(path)
 
     def position(self, reader: str) -> ReaderPosition | None:
         """What ``write_reader`` wrote; None if there is no such reader, or it is gone for ever."""

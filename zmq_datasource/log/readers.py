@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 
 from zmq_datasource.errors import LogLockedError
+from zmq_datasource.log.reader_files import ReaderPosition
 from zmq_datasource.log.storage import LogStorage
 
 __all__ = ["Readers"]
@@ -35,30 +36,45 @@ class Readers:
         self._clock = clock
         self.own: str | None = None
 
-    def needed(self, full: bool = False) -> int | None:
+    def needed(self) -> int | None:
         """The first id that another reader than our own still needs; None if there is none.
-
-        Args:
-            full: Whether the log needs room. Then a reader that does not run, and that nobody has named, gives way if
-                another one runs.
 
         Raises:
             LogError: A position cannot be read, or one that is to be dropped cannot be removed.
         """
-        positions = self._storage.positions()
-        positions.pop(self.own or "", None)
+        positions = self._others()
         for name in [name for name in positions if self._is_late(name)]:
             if self._drop(name, f"it has not moved for {self._timeout:.0f} s (readerTimeout)"):
                 del positions[name]
-        while full and positions:
-            name = min(positions, key=lambda name: positions[name].next)
-            others = self.own is not None or any(self._runs(other) for other in positions if other != name)
-            if positions[name].named or not others:  # nobody would gain from it
-                break
-            if not self._drop(name, "the log has reached walMaxBytes, and it has no name (reader)"):
-                break
-            del positions[name]
         return min((position.next for position in positions.values()), default=None)
+
+    def give_way(self, below: int) -> bool:
+        """Drop the readers that need an id below this one: the log needs room, and nobody else needs those.
+
+        Not if one of them runs, or its user has named it, because nothing can be deleted then; and not if no reader
+        runs, because nobody would gain from it.
+
+        Returns:
+            Whether nobody needs these ids any more.
+
+        Raises:
+            LogError: As ``needed``.
+        """
+        positions = self._others()
+        slow = [name for name, position in positions.items() if position.next < below]
+        if not slow or any(positions[name].named or self._runs(name) for name in slow):
+            return False
+        if self.own is None and not any(self._runs(name) for name in positions if name not in slow):
+            return False
+        dropped = [
+            self._drop(name, "the log has reached walMaxBytes, and it has no name (reader)") for name in slow
+        ]
+        return all(dropped)
+
+    def _others(self) -> dict[str, ReaderPosition]:
+        positions = self._storage.positions()
+        positions.pop(self.own or "", None)
+        return positions
 
     def _is_late(self, name: str) -> bool:
         if math.isinf(self._timeout):

@@ -94,6 +94,16 @@ class Retention:
         if self._make_room != "none":
             self.remove_expired()
 
+    def oldest_done(self, done: int) -> Chunk | None:
+        """The oldest chunk, if the log had more room but for those who need an id below ``done``."""
+
+        def choose(index: ChunkIndex) -> Sequence[Chunk]:
+            if len(index) == 1 and index.end <= done:  # it stays, but does not count: see Contents.occupied
+                return index.covering(index.earliest, index.end)
+            return self._removable(done, index)
+
+        return next(iter(self._contents.choose(choose)), None)
+
     def remove_expired(self) -> None:
         """Delete committed chunks whose retention has passed.
 

@@ -20,6 +20,7 @@ from zmq_datasource.errors import EndpointError, LogError, ZmqDataSourceError
 from zmq_datasource.host.limited_logging import LimitedLog
 from zmq_datasource.host.open_files import allow_many_files
 from zmq_datasource.log.files import is_transient
+from zmq_datasource.log.readers import Readers
 from zmq_datasource.log.storage import LogStorage
 from zmq_datasource.options import ProxyOptions
 from zmq_datasource.options.parser import parse
@@ -34,6 +35,8 @@ __all__ = ["Server", "main", "serve"]
 _WAIT_MS, _STUCK_WAIT_MS = 100, 2
 _STATUS_SECONDS = 0.25
 _LOOK_SECONDS = 1.0
+# After that a Spark query that does not run is taken for gone: the default of its option readerTimeout.
+_READER_SECONDS = 7 * 86_400.0
 # The server of a proxy that was killed notices that a moment later, and frees its ports then.
 _BIND_SECONDS = 5.0
 
@@ -58,6 +61,9 @@ class Server:
         self._busy = False
         self._faults = LimitedLog(__name__, "faults of readers and files")
         self._readers: list[int] | None = []
+        # Each query has a name of its own, also one that has failed or got a new checkpoint.
+        self._positions = Readers(self._storage, _READER_SECONDS)
+        self._positions.own = READER
 
     def __enter__(self) -> Server:
         """Find who is known, and bind.
@@ -149,7 +155,8 @@ class Server:
         try:
             if self._subscriptions is not None:
                 self._subscriptions.let_go()
-            self._readers = [needed for name, needed in self._storage.readers().items() if name != READER]
+            needed = self._positions.needed()
+            self._readers = [] if needed is None else [needed]
         except LogError as e:  # what it may still need stays
             self._readers = None
             self._faults.warn("%s", e)

@@ -18,7 +18,7 @@ import time
 from functools import partial
 
 from zmq_datasource.counters import SourceCounters
-from zmq_datasource.errors import LogLockedError, ZmqDataSourceError
+from zmq_datasource.errors import DataLossError, LogLockedError
 from zmq_datasource.host.limited_logging import LimitedLog
 from zmq_datasource.log.follower import LogFollower
 from zmq_datasource.log.held_position import HeldPosition
@@ -29,7 +29,7 @@ from zmq_datasource.log.writer import LogWriter
 from zmq_datasource.options import StreamReadOptions
 from zmq_datasource.options.types import Position
 from zmq_datasource.source.follow import FollowingSource
-from zmq_datasource.source.ingest import Ingest, log_location
+from zmq_datasource.source.ingest import Ingest, feed_of, log_location
 from zmq_datasource.source.log_source import LogSource, SourceFacts
 
 __all__ = ["Feed"]
@@ -40,6 +40,8 @@ _log = logging.getLogger(__name__)
 _STANDBY_SECONDS = 0.25
 # A process that ends may hold the port for a moment longer than the log.
 _TAKEOVER_SECONDS = 15.0
+# Who has had the log's lock for so long, receives.
+_SETTLED_SECONDS = 2.0
 _JOIN_SECONDS = 5.0
 
 
@@ -69,11 +71,12 @@ class Feed:
         )
         self.resumed_at = 0
 
-    def open(self, reader: str | None = None) -> None:
+    def open(self, reader: str | None = None, begins: bool = True) -> None:
         """Find the log, become its writer if nobody is, and keep what there is from being deleted.
 
         Args:
-            reader: What the query's checkpoint says; None if there is none.
+            reader: What the query's checkpoint says; None if there is none, or an earlier release has written it.
+            begins: Whether there is none.
 
         Raises:
             LogFormatError: There is no log, and none to be made.
@@ -82,11 +85,11 @@ class Feed:
         """
         self._source = self._open_source()
         try:
-            self._position = self._persistence.insist(partial(self._hold_position, reader))
+            self._position = self._persistence.insist(partial(self._hold_position, reader, begins))
             try:
                 self._place()
             except BaseException:
-                self._position.release()
+                self._position.end()
                 raise
         except BaseException:
             self._source.stop()
@@ -105,7 +108,7 @@ class Feed:
         self._persistence.insist(following.open)
         return following
 
-    def _hold_position(self, reader: str | None) -> HeldPosition:
+    def _hold_position(self, reader: str | None, begins: bool) -> HeldPosition:
         if self._options.reader is not None:
             return HeldPosition(self.storage, self._options.reader, True, LOCK_WAIT_SECONDS)
         if reader is not None:
@@ -113,7 +116,7 @@ class Feed:
                 return HeldPosition(self.storage, reader, False, LOCK_WAIT_SECONDS)
             except LogLockedError as e:  # the checkpoint was copied
                 _log.warning("%s. This query goes on under a name of its own", e)
-        else:
+        elif begins:
             held = HeldPosition.of_a_start(self.storage, str(self.starting_position))
             if held is not None:
                 return held
@@ -138,7 +141,7 @@ class Feed:
         before, self._position = self._position, held
         if isinstance(self._source, Ingest):
             self._source.readers.own = reader
-        self._persistence.insist(before.discard)
+        self._persistence.insist(partial(before.leave_to, reader))
         return True
 
     def start(self) -> None:
@@ -147,10 +150,11 @@ class Feed:
         Raises:
             EndpointError, OptionError: See the message. Others can have the log and the name then.
         """
+        self._position.keep()
         try:
             self._source.start()
         except BaseException:
-            self._position.release()
+            self._position.end()
             raise
         if self._is_live and not self.receives and self._standby.ident is None:
             self._standby.start()
@@ -237,7 +241,7 @@ class Feed:
                 self._position.commit(self._committed, lazily=True, now=True)
             self._source.stop()
         finally:
-            self._position.release()
+            self._position.end()
 
     def _raise_failure(self) -> None:
         if self._failure is not None:
@@ -246,34 +250,75 @@ class Feed:
     # The standing-by thread.
 
     def _stand_by(self) -> None:
-        deadline = None
+        failing: float | None = None
+        received: float | None = None
+        foreign = False
         while not self._stopping.wait(_STANDBY_SECONDS):
+            now = time.monotonic()
             try:
-                if not self.storage.is_written() and self._take_over():
+                if self._is_received():
+                    if self.storage.feed() == feed_of(self._options):
+                        foreign = False
+                    elif foreign:  # twice, for it is no lock that guards the note
+                        self._failure = LogLockedError(
+                            f"reading log {self.storage.root}: another feed is received into it by now; give one of "
+                            "them a walLocation of its own"
+                        )
+                        return
+                    else:
+                        foreign = True
+                    # One that fails as this one does has the lock for a moment, too.
+                    received = now if received is None else received
+                    if now - received >= _SETTLED_SECONDS:
+                        failing = None
+                    continue
+                received, foreign = None, False
+                if self._take_over():
                     return
-                deadline = None
             except LogLockedError:
-                deadline = None  # another one was quicker
-            except ZmqDataSourceError as e:
-                now = time.monotonic()
-                deadline = now + _TAKEOVER_SECONDS if deadline is None else deadline
-                if now >= deadline:
+                continue  # another one was quicker
+            except Exception as e:  # whatever it is, the query is not to wait for ever
+                failing = now if failing is None else failing
+                if time.monotonic() - failing >= _TAKEOVER_SECONDS:
                     self._failure = e
                     return
                 self._faults.warn("receiving in place of a process that has ended: %s", e)
+
+    def _is_received(self) -> bool:
+        """Whether another process writes our log.
+
+        Raises:
+            DataLossError, LogFormatError: It is gone, and to make another one is nothing for who stands by.
+        """
+        self._check_log(self.storage.log_id())
+        return self.storage.is_written()
+
+    def _check_log(self, found: str) -> None:
+        if found != self._source.log.log_id:
+            raise DataLossError(
+                f"reading along log {self.storage.root}: it was made anew ({found}, not {self._source.log.log_id}); "
+                "give the query a new checkpoint"
+            )
 
     def _take_over(self) -> bool:
         """Become the one that receives; False if that is no longer wanted."""
         ingest, before = Ingest(self._options), self._source
         ingest.readers.own = self.reader
         ingest.open(0.0)
-        ingest.start()
+        try:
+            self._check_log(ingest.log.log_id)
+        except DataLossError:
+            ingest.stop()
+            raise
         if self._stopping.is_set():
             ingest.stop()
             return False
+        ingest.start()
         ingest.counters.data_losses += before.counters.data_losses
         ingest.counters.expired += before.counters.expired
+        # From here on ``stop`` ends it, however long it takes to take what the socket has.
         self._source = ingest
+        ingest.readers.own = self.reader  # the query may have got another name meanwhile
         _log.warning(
             "the process that received into log %s has ended; this query receives in its place, from id %d on",
             self.storage.root,

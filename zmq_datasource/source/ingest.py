@@ -217,21 +217,31 @@ class Ingest:
         Returns:
             How far all of them have come; None if there are none.
         """
-        needed = self.readers.needed(self.log.full)
-        if needed is None:
-            return None
-        end = min(needed, self.log.durable_end)
-        self.log.commit(end)
-        return end
+        needed = self.readers.needed()
+        return None if needed is None else self._commit(self.log.durable_end, needed)
 
     def commit(self, end: int) -> None:
         """The query in this process is done with what is below ``end``; what others read stays."""
         try:
-            needed = self.readers.needed(self.log.full)
+            self._commit(end, self.readers.needed())
         except LogFormatError as e:  # what a reader may still need stays
             self._reader_faults.warn("%s", e)
-            return
-        self.log.commit(end if needed is None else min(end, needed))
+
+    def _commit(self, end: int, needed: int | None) -> int:
+        """Give up what is below ``end``, and below what others need; returns how far that is.
+
+        When the log is full, who does not run and has no name gives way, if it alone is in the way.
+        """
+        done = end if needed is None else min(end, needed)
+        self.log.commit(done)
+        if done == end or not self.log.full:
+            return done
+        held = self.log.retention.oldest_done(end)
+        if held is not None and self.readers.give_way(held.end):
+            needed = self.readers.needed()
+            done = end if needed is None else min(end, needed)
+            self.log.commit(done)
+        return done
 
     @property
     def vouches(self) -> bool:

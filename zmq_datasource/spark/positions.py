@@ -52,6 +52,10 @@ class Positions:
         self._options = options
         self._persistence = Persistence(options.wal_retry_timeout)
         self._initial: int | None = None
+        self._told: str | None = None  # the name in the beginning that Spark was told
+        # Where the first batch begins, if it is repeated under another name.
+        self._repeated: Offset | None = None
+        self._asked = False  # for the beginning, since the last time that the engine asked from somewhere
         self._first_batch_done = False
         # What was reported as lost already: Spark asks for the same range several times.
         self._lost_to = 0
@@ -79,6 +83,7 @@ class Positions:
         Raises:
             DataLossError: ``startingOffsets`` means no id, and ``failOnDataLoss`` is true.
         """
+        self._asked = True
         if self._initial is None:
             source = self._source
             position = source.starting_position
@@ -89,14 +94,18 @@ class Positions:
                     partial(source.storage.write_start, source.reader, first, str(position))
                 )
             self._persistence.insist(partial(source.give, first, first))
-            self._initial = first
+            self._initial, self._told = first, source.reader
         return self._initial
 
     def read_from(self, begin: int) -> None:
-        """Once the engine asks from another place, its first batch is done and never repeated."""
-        if not self._first_batch_done and begin != self._initial:
+        """Once the engine asks from another place, its first batch is done and never repeated.
+
+        So it is once the engine asks again without having asked for the beginning: a first batch may have no rows.
+        """
+        if not self._first_batch_done and (begin != self._initial or not self._asked):
             self._persistence.insist(partial(self._source.storage.remove_start, self._source.reader))
             self._first_batch_done = True
+        self._asked = False
 
     def _first_of(self, position: Position) -> int:
         if position.offset is not None:
@@ -142,7 +151,9 @@ class Positions:
         """
         source, offset = self._source, Offset.from_json(position)
         next_id, given = self._resolve(offset), source.given
-        if self._is_ours(offset) and given is not None and offset.next[PARTITION] > given:
+        # What was given under another name, that one's position says: this query may have had to leave it to another.
+        same = self._is_ours(offset) and offset.reader in (None, source.reader)
+        if same and given is not None and offset.next[PARTITION] > given:
             path = source.storage.reader_path(source.reader)
             raise DataLossError(
                 f"reading from log {source.storage.root}: the offset says {offset.next[PARTITION]}, and {path} says "
@@ -159,19 +170,18 @@ class Positions:
             DataLossError: As ``id_of``.
         """
         source, reader = self._source, Offset.from_json(end).reader
-        if (
-            self._initial is not None
-            and reader not in (None, source.reader)
-            and Offset.from_json(start).reader == source.reader
-        ):
+        told = self._told is not None and Offset.from_json(start).reader == self._told
+        if told and reader not in (None, self._told):
             # A first batch that an earlier run of this query has planned and not finished. Spark had no offset yet by
             # which it could be recognised, and was told another beginning. Where it began, its position says.
             assert reader is not None
-            kept = source.storage.position(reader)
+            kept = source.storage.position(reader) if self._repeated is None else None
             if kept is not None:
+                self._repeated = Offset(source.log.log_id, {PARTITION: kept.next})
                 if source.go_on_as(reader):
                     self._initial = kept.next
-                return self._resolve(Offset(source.log.log_id, {PARTITION: kept.next})), self.id_of(end)
+            if self._repeated is not None:  # Spark may ask again, and the position moves
+                return self._resolve(self._repeated), self.id_of(end)
         return self.id_of(start), self.id_of(end)
 
     def ends_here(self, position: dict[str, Any]) -> bool:

@@ -83,7 +83,10 @@ class ZmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._source = Feed(self._options)
             _stop_on_sigterm()
             try:
-                self._source.open(None if position is None else Offset.from_json(position).reader)
+                if position is None:
+                    self._source.open()
+                else:
+                    self._source.open(Offset.from_json(position).reader, begins=False)
             except BaseException:
                 self._source = None
                 raise
