@@ -377,17 +377,17 @@ def test_receive_stands_by_for_another(tmp_path: Path) -> None:
 
 def test_who_has_lost_the_lock_names_no_chunk(context: Context, tmp_path: Path) -> None:
     """As a host whose lease on a shared file system has ended: another has the lock, and it does not know."""
-    pushes = [bound(context, zmq.PUSH)]
-    endpoint = pushes[0][1]
+    push, endpoint = bound(context, zmq.PUSH)
     with querying(tmp_path, connect=endpoint, walFlushInterval="1h") as one:
         one.step()
-        send(pushes[0][0], 0, 10)
+        send(push, 0, 10)
         one.until(10)
         (tmp_path / "0" / "writer.lock").unlink()
         with querying(tmp_path, connect=endpoint, walFlushInterval="1h") as two:
             two.step()
             assert two.receives
-            send(pushes[0][0], 10, 30)  # to both
+            wait_for(lambda: two.reader._source.counters.connections, "its connection")  # type: ignore[union-attr]
+            send(push, 10, 30)  # to both
             wait_for(lambda: one.reader._source.received_end > 10, "some of it")  # type: ignore[union-attr]
             with pytest.raises(LogLockedError, match="has lost the lock, which is held by process"):
                 wait_for(lambda: one.step() > 10, "an error")

@@ -72,13 +72,15 @@ def test_of_several_that_cannot_receive_in_place_of_another_each_says_why(
             wait_for(lambda: two.step() < 0, "an error", 5.0)
 
 
+@pytest.mark.parametrize("least", [1, 1000])
 def test_whatever_keeps_a_query_from_receiving_in_place_of_another_is_said(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, least: int
 ) -> None:
-    """An error that nobody has thought of must not end the thread alone."""
+    """An error that nobody has thought of must not end the thread alone; and is heard while a batch is held back."""
     monkeypatch.setattr(feed_module, "_TAKEOVER_SECONDS", 0.1)
     endpoint = free_endpoint()
-    with querying(tmp_path, bind=endpoint) as one, querying(tmp_path, bind=endpoint) as two:
+    held_back = {"bind": endpoint, "minMessagesPerTrigger": least}
+    with querying(tmp_path, bind=endpoint) as one, querying(tmp_path, **held_back) as two:
         one.step(), two.step()
 
         def open_(_ingest: Ingest, _wait: float) -> None:

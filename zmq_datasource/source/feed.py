@@ -198,14 +198,24 @@ class Feed:
         """List the log, if another process writes it; the first id there is."""
         return self._source.look()
 
+    def check(self) -> None:
+        """Raise why nothing is received here any more, or why this process could not receive in place of another.
+
+        Raises:
+            LogError, SocketError: See the message.
+        """
+        if self._failure is not None:
+            raise self._failure
+        self._source.check()
+
     def seal(self) -> int:
         """Make durable what was received before this call, as far as this process receives; the durable end."""
-        self._raise_failure()
+        self.check()
         return self._source.seal()
 
     def gather(self, timeout: float, idle_timeout: float | None) -> int:
         """Receive for a while, then seal; what another process receives is taken as it is."""
-        self._raise_failure()
+        self.check()
         return self._source.gather(timeout, idle_timeout)
 
     def wait_for_more(self, end: int, seconds: float) -> None:
@@ -242,10 +252,6 @@ class Feed:
             self._source.stop()
         finally:
             self._position.end()
-
-    def _raise_failure(self) -> None:
-        if self._failure is not None:
-            raise self._failure
 
     # The standing-by thread.
 

@@ -53,6 +53,9 @@ class FollowingSource:
     def start(self) -> None:
         """Receiving is somebody else's."""
 
+    def check(self) -> None:
+        """Whether somebody receives is not known here."""
+
     @property
     def received_end(self) -> int:
         """The durable end of the log."""

@@ -96,6 +96,13 @@ class LogSource(Protocol):
             LogError: What was received last could not be sealed.
         """
 
+    def check(self) -> None:
+        """Raise why receiving has ended, if it has.
+
+        Raises:
+            LogError, SocketError: See the message.
+        """
+
     def seal(self) -> int:
         """Make durable what was received before this call, unless the disk refuses; returns the durable end."""
 

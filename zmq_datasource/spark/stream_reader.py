@@ -154,6 +154,7 @@ class ZmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             return max(begin, self._gather(source))
         if self._available_now and self._target is None:
             self._target = self._gather(source)
+        source.check()  # also where a batch is held back
         wait = self._target is None and not (source.log.full or source.log.fault)
         if wait and self._admission.holds_back(begin, source.received_end):
             return begin  # and no chunk is cut for what will wait
