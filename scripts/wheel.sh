@@ -55,7 +55,7 @@ rows = core.Outbox([core.FrameColumn(pa.array([b"a", b"b"])), core.SameColumn(b"
 assert rows.give(push, 0, 2) == 2
 inbox = core.Inbox()
 assert inbox.take(pull, 10, 1 << 20).messages == 2
-assert inbox.hand_over().to_pylist() == [[b"a", b"c"], [b"b", b"c"]]
+assert inbox.hand_over().lists().to_pylist() == [[b"a", b"c"], [b"b", b"c"]]
 context.destroy(linger=0)
 END
     cd - >/dev/null
