@@ -318,3 +318,23 @@ def test_many_small_groups_are_sealed_in_place_where_there_is_no_room_for_a_comp
     assert log_rows(crashed).column("value").to_pylist() == [b"small"] * 20
     monkeypatch.undo()
     log.close()
+
+
+def test_a_look_at_the_lock_that_finds_no_free_file_may_pass(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As writing itself: it is tried again, and ends no proxy. That look is made before every chunk and group."""
+    storage = LogStorage(str(tmp_path))
+    storage.open_log()
+    lock = storage.lock(0.0)
+
+    def refuse(_: Path) -> bytes:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    with monkeypatch.context() as fault:
+        fault.setattr(Path, "read_bytes", refuse)
+        for _ in range(2):  # and it is not left out because it was tried before
+            with pytest.raises(DiskFaultError, match="Too many open files"):
+                storage.write_growing(0, 0, [b"x"], sync=False)
+    assert storage.write_growing(0, 0, [b"x"], sync=False) == 1
+    lock.release()

@@ -246,10 +246,10 @@ class LogStorage(StagedFiles, ReaderFiles):
             LogLockedError: This process is not the writer any more.
         """
         path = self._growing_path(first)
-        if time.monotonic() >= self._next_check:  # a proxy writes a thousand times a second
-            self._next_check = time.monotonic() + _CHECK_SECONDS
-            self._check_writer()
         with writing(f"writing {path}"):
+            if time.monotonic() >= self._next_check:  # a proxy writes a thousand times a second
+                self._check_writer()
+                self._next_check = time.monotonic() + _CHECK_SECONDS
             descriptor = os.open(path, os.O_RDWR | (0 if offset else os.O_CREAT | os.O_TRUNC), 0o666)
             try:
                 end = _write_whole(descriptor, parts, offset)
