@@ -338,3 +338,22 @@ def test_a_look_at_the_lock_that_finds_no_free_file_may_pass(
                 storage.write_growing(0, 0, [b"x"], sync=False)
     assert storage.write_growing(0, 0, [b"x"], sync=False) == 1
     lock.release()
+
+
+def test_a_feed_that_cannot_be_asked_for_is_no_other_feed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A query that stands by would end with an error about a feed that is not there."""
+    storage = LogStorage(str(tmp_path))
+    storage.open_log()
+    lock = storage.lock(0.0, "feed 1")
+
+    def refuse(_: Path, **_more: Any) -> str:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    with monkeypatch.context() as fault:
+        fault.setattr(Path, "read_text", refuse)
+        with pytest.raises(DiskFaultError, match="Too many open files"):
+            storage.feed()
+    assert storage.feed() == "feed 1"
+    lock.release()

@@ -207,8 +207,12 @@ class PartitionFiles:
             return open(os.open(path, os.O_RDWR | os.O_CREAT, 0o666), "r+")
 
     def _lock_note(self, path: Path) -> str:
-        """What the last holder of a lock has written into it; empty if it has not."""
-        with suppress(OSError):
+        """What the last holder of a lock has written into it; empty if it has not.
+
+        Raises:
+            DiskFaultError, LogFormatError: It cannot be read.
+        """
+        with suppress(FileNotFoundError), reading(path):
             return "".join(path.read_text(errors="replace").splitlines()[1:2])
         return ""
 
