@@ -14,8 +14,10 @@ import pytest
 
 from tests.support import batch_of, log_rows
 from zmq_datasource.errors import DamagedChunkError, DiskFaultError
+from zmq_datasource.log import chunk_file
 from zmq_datasource.log import storage as storage_module
 from zmq_datasource.log.growing import GrowingTail, read_groups
+from zmq_datasource.log.layout import growing_name
 from zmq_datasource.log.state import read_saved_state
 from zmq_datasource.log.storage import LogStorage
 from zmq_datasource.log.writer import LogWriter
@@ -276,6 +278,71 @@ def test_a_slow_feed_leaves_a_compact_log(tmp_path: Path) -> None:
     assert not list(tmp_path.glob("0/.open*"))
 
 
+def batches_of(chunk: Path) -> int:
+    with pa.memory_map(str(chunk)) as file:
+        return int(pa.ipc.open_file(file).num_record_batches)
+
+
+def test_a_compact_chunk_is_written_while_the_chunk_grows(tmp_path: Path) -> None:
+    """At its end it would hold the next group up; what a crash leaves of it, nobody reads."""
+    carried = Carried()
+    log = writer(tmp_path / "log", carried)
+    for i in range(600):
+        append(log, b"%d" % i, carried=carried)
+    log.flush().result()
+    assert list(tmp_path.glob("log/0/.compact*"))
+    crashed = crash(tmp_path / "log", tmp_path / "crashed")
+    log.cut().result()
+    assert read_saved_state(LogStorage(str(tmp_path / "log"))).delta == b'{"messages": 600}'
+    log.close()
+    again = writer(crashed)
+    assert again.saved.delta == b'{"messages": 600}'
+    again.close()
+    for directory, batches in ((tmp_path / "log", 3), (crashed, 1)):
+        assert log_rows(directory).column("value").to_pylist() == [b"%d" % i for i in range(600)]
+        assert not list(directory.glob("0/.[co]*"))
+        (chunk,) = (directory / "0").glob("0*.arrow")
+        assert batches_of(chunk) == batches
+
+
+def test_a_burst_after_small_groups_leaves_the_chunk_as_it_has_grown(tmp_path: Path) -> None:
+    log = writer(tmp_path, chunk_bytes=1 << 30)
+    for i in range(300):
+        append(log, b"%d" % i)
+    append(log, bytes(1 << 20))
+    log.flush().result()
+    assert not list(tmp_path.glob("0/.compact*"))
+    append(log, b"last")
+    log.cut().result()
+    log.close()
+    assert log_rows(tmp_path).column("id").to_pylist() == list(range(302))
+
+
+@pytest.mark.parametrize("at", ["write", "finish"])
+@pytest.mark.parametrize("error", [DiskFaultError("no room"), pa.ArrowInvalid("no such luck")])
+def test_a_chunk_that_cannot_be_made_compact_stays_as_it_has_grown(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    at: str,
+    error: Exception,
+) -> None:
+    def refuse(*_: object) -> None:
+        raise error
+
+    log = writer(tmp_path)
+    monkeypatch.setattr(chunk_file.CompactFile, "_write" if at == "write" else "_name", refuse)
+    for i in range(300):
+        append(log, b"%d" % i)
+    log.cut().result()
+    append(log, b"more")
+    log.close()
+    assert log_rows(tmp_path).column("value").to_pylist() == [*(b"%d" % i for i in range(300)), b"more"]
+    assert not list(tmp_path.glob("0/.[co]*"))
+    (said,) = [record for record in caplog.records if "keeps its many small batches" in record.message]
+    assert str(error) in said.message
+
+
 @pytest.mark.parametrize("torn", [b"", b"torn" * 10_000])
 def test_an_open_chunk_is_sealed_where_there_is_no_room_for_another(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, torn: bytes
@@ -335,8 +402,8 @@ def test_a_look_at_the_lock_that_finds_no_free_file_may_pass(
         fault.setattr(Path, "read_bytes", refuse)
         for _ in range(2):  # and it is not left out because it was tried before
             with pytest.raises(DiskFaultError, match="Too many open files"):
-                storage.write_growing(0, 0, [b"x"], sync=False)
-    assert storage.write_growing(0, 0, [b"x"], sync=False) == 1
+                storage.write_growing(growing_name(0), 0, [b"x"], sync=False)
+    assert storage.write_growing(growing_name(0), 0, [b"x"], sync=False) == 1
     lock.release()
 
 

@@ -25,18 +25,18 @@ import pyarrow as pa
 import pyarrow.ipc
 
 from zmq_datasource.errors import DiskFaultError, LogFormatError
-from zmq_datasource.log.chunk import CHECKSUM, fingerprint, ids_of, is_intact, write_chunk
-from zmq_datasource.log.layout import Chunk, chunk_name
-from zmq_datasource.log.storage import LogStorage, Part
-from zmq_datasource.log.times import TIMES, times_of
+from zmq_datasource.log.chunk import CHECKSUM, ids_of, is_intact, write_chunk
+from zmq_datasource.log.chunk_file import ChunkFile, CompactFile, Memory, is_small, metadata_of
+from zmq_datasource.log.layout import Chunk, chunk_name, growing_name
+from zmq_datasource.log.storage import LogStorage
+from zmq_datasource.log.times import TIMES
 from zmq_datasource.messages.schemas import LOG_SCHEMA
 
 __all__ = ["Groups", "GrowingChunk", "GrowingTail", "Grown", "read_groups", "seal_groups", "write_compact"]
 
 _GROUP_END, _GROUP_FIRST = b"group.end", b"first="
-# A batch of its own costs a message about a kilobyte. A chunk of so many, all so small, is written again when it is
-# sealed, in one piece.
-_MANY_BATCHES, _SMALL_BATCH_BYTES = 8, 64 << 10
+# A chunk of so many batches, if they are small, is written once more in larger ones.
+_MANY_BATCHES = 8
 _MOST_COMPACT_BYTES = 256 << 20
 # What an Arrow file begins with, before the stream.
 _MAGIC_BYTES = 8
@@ -52,32 +52,6 @@ class Grown(NamedTuple):
     end: int
 
 
-class _Memory:
-    """What Arrow writes to: kept until the disk has it."""
-
-    closed = False
-
-    def __init__(self) -> None:
-        self._parts: list[Part] = []
-        self._end = 0
-
-    def write(self, part: Part) -> int:
-        self._parts.append(part)
-        self._end += len(part)
-        return len(part)
-
-    def tell(self) -> int:
-        return self._end
-
-    def flush(self) -> None:
-        """Do nothing: ``take`` returns what was written."""
-
-    def take(self) -> list[Part]:
-        """What was written since the last call; the columns' own buffers are among it, not copies of them."""
-        parts, self._parts = self._parts, []
-        return parts
-
-
 class GrowingChunk:
     """The open chunk of a log partition. Belongs to the sealing thread.
 
@@ -91,33 +65,31 @@ class GrowingChunk:
         self._storage = storage
         self._first = first
         self._end = self._written_end = first
-        self._size = 0
-        self._unwritten: list[Part] = []
-        # While they are small: what a compact chunk is made of.
-        self._small: list[pa.RecordBatch] | None = []
-        self._metadata: Mapping[bytes, bytes] = {}
-        self._memory = _Memory()
-        self._writer = pa.ipc.new_file(self._memory, LOG_SCHEMA)
-        self._closed = False
+        self._batches = 0
+        self._file = ChunkFile(storage, growing_name(first))
+        # While groups are small.
+        self._compact: CompactFile | None = CompactFile(storage, first)
 
     @property
     def grown(self) -> Grown:
         """How far the open chunk is durable."""
-        return Grown(self._first, self._size, self._written_end)
+        return Grown(self._first, self._file.size, self._written_end)
 
     def append(self, batches: Sequence[pa.RecordBatch], metadata: Mapping[bytes, bytes]) -> None:
         """Add a group; ``write`` makes it durable."""
         for batch in batches:
-            custom = {CHECKSUM: fingerprint(batch), TIMES: times_of([batch]).to_metadata()}
+            custom = metadata_of(batch)
             if batch is batches[-1]:
                 custom |= {**metadata, _GROUP_END: _GROUP_FIRST + b"%d" % self._end}
-            self._writer.write_batch(batch.replace_schema_metadata(None), custom_metadata=custom)
+            self._file.append(batch, custom)
         self._end += sum(batch.num_rows for batch in batches)
-        self._metadata = metadata
-        if self._small is not None:
-            self._small += batches
-            if _size(batches) >= len(batches) * _SMALL_BATCH_BYTES:
-                self._small = None
+        self._batches += len(batches)
+        if self._compact is not None:
+            if is_small(batches):
+                self._compact.append(batches, metadata)
+            else:
+                self._compact.remove()
+                self._compact = None
 
     def write(self, sync: bool) -> None:
         """Write what was appended; it is durable when this returns.
@@ -125,10 +97,13 @@ class GrowingChunk:
         Raises:
             LogWriteError: The file system refused.
         """
-        self._unwritten += self._memory.take()
-        if self._unwritten:
-            self._size = self._storage.write_growing(self._first, self._size, self._unwritten, sync)
-        self._unwritten, self._written_end = [], self._end
+        self._file.write(sync)
+        self._written_end = self._end
+
+    def tidy(self, sync: bool) -> None:
+        """Prepare what ``finish`` would take long for. Nobody waits for it, but the next group."""
+        if self._compact is not None and not self._compact.write(sync):
+            self._compact = None
 
     def finish(self, sync: bool) -> Chunk:
         """Make it an ordinary chunk; of one with many small groups, as from a slow feed, a compact one.
@@ -136,16 +111,14 @@ class GrowingChunk:
         Raises:
             LogWriteError: The file system refused.
         """
-        if not self._closed:
-            self._writer.close()
-            self._closed = True
-        if self._small is None or len(self._small) < _MANY_BATCHES:
-            self.write(sync)
-            name = chunk_name(self._first, self._end)
-            return self._storage.finish_growing(self._first, name, sync)
-        chunk = write_compact(self._storage, self._small, self._metadata, sync)
-        self._storage.remove_growing(self._first)
-        return chunk
+        name = chunk_name(self._first, self._end)
+        if self._compact is not None and self._batches >= _MANY_BATCHES:
+            chunk = self._compact.finish(name, sync)
+            self._compact = None
+            if chunk is not None:
+                self._file.remove()
+                return chunk
+        return self._file.finish(name, sync)
 
 
 def write_compact(
@@ -159,14 +132,9 @@ def write_compact(
     Raises:
         LogWriteError: The file system refused; nothing appeared.
     """
-    if _size(batches) < _MOST_COMPACT_BYTES:
+    if sum(batch.get_total_buffer_size() for batch in batches) < _MOST_COMPACT_BYTES:
         batches = [pa.concat_batches(batches)]
     return write_chunk(storage, batches, metadata, sync)
-
-
-def _size(batches: Sequence[pa.RecordBatch]) -> int:
-    """Bytes in memory. (``nbytes`` is the same for what is no slice, and for a thousand batches takes 50 ms.)"""
-    return sum(batch.get_total_buffer_size() for batch in batches)
 
 
 class Groups(NamedTuple):
@@ -224,12 +192,11 @@ def seal_groups(storage: LogStorage, first: int, content: pa.Buffer, groups: Gro
     Raises:
         LogWriteError: The file system refused.
     """
-    small = sum(batch.nbytes for batch in groups.batches) < len(groups.batches) * _SMALL_BATCH_BYTES
-    if small and len(groups.batches) >= _MANY_BATCHES:
+    if len(groups.batches) >= _MANY_BATCHES and is_small(groups.batches):
         with suppress(DiskFaultError):
             return write_compact(storage, groups.batches, groups.metadata, sync)
     # What it holds is written once more into memory, for Arrow to know where everything is.
-    memory = _Memory()
+    memory = Memory()
     with pa.ipc.new_file(memory, LOG_SCHEMA) as writer:
         for batch, written in zip(groups.batches, groups.written, strict=True):
             writer.write_batch(batch, custom_metadata=written)
@@ -237,8 +204,8 @@ def seal_groups(storage: LogStorage, first: int, content: pa.Buffer, groups: Gro
     if content.slice(0, len(held)).to_pybytes() != held:  # another release of Arrow has written it
         return write_compact(storage, groups.batches, groups.metadata, sync)
     storage.end_growing_at(first, len(held))
-    storage.write_growing(first, len(held), memory.take(), sync)
-    return storage.finish_growing(first, chunk_name(*ids_of(groups.batches)), sync)
+    storage.write_growing(growing_name(first), len(held), memory.take(), sync)
+    return storage.finish_growing(growing_name(first), chunk_name(*ids_of(groups.batches)), sync)
 
 
 def _ends_of_later_groups(content: pa.Buffer, read_to: int, end: int) -> Iterator[int]:

@@ -20,6 +20,7 @@ __all__ = [
     "Chunk",
     "StateFile",
     "chunk_name",
+    "compact_name",
     "growing_name",
     "newest_chunk",
     "parse_chunk_name",
@@ -70,6 +71,11 @@ def chunk_name(first: int, end: int) -> str:
 
 def growing_name(first: int) -> str:
     return f"{TEMPORARY_PREFIX}open-{first:020d}.arrow"
+
+
+def compact_name(first: int) -> str:
+    """Of what is written beside an open chunk to take its place; after a crash nobody needs it."""
+    return f"{TEMPORARY_PREFIX}compact-{first:020d}.arrow"
 
 
 def parse_growing_name(name: str) -> int | None:

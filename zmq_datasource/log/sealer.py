@@ -149,6 +149,8 @@ class Sealer:
                 job.done.set_exception(e)
             finally:
                 self._finished += 1
+            if self._growing is not None and self.failure is None:
+                self._growing.tidy(self._sync)
 
     def _seal(self, job: Job) -> int:
         if self.failure is not None:

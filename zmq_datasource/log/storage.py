@@ -233,8 +233,8 @@ class LogStorage(StagedFiles, ReaderFiles):
         """A file descriptor for reading an open chunk while it grows; FileNotFoundError if it is sealed already."""
         return os.open(self._growing_path(first), os.O_RDONLY)
 
-    def write_growing(self, first: int, offset: int, parts: Sequence[Part], sync: bool) -> int:
-        """Make an open chunk go on with these from ``offset`` on, where it ends.
+    def write_growing(self, name: str, offset: int, parts: Sequence[Part], sync: bool) -> int:
+        """Make an open chunk, whose hidden name this is, go on with these from ``offset`` on, where it ends.
 
         May be repeated: what was not forced to the disk is written again, because the system may have forgotten it.
 
@@ -245,7 +245,7 @@ class LogStorage(StagedFiles, ReaderFiles):
             LogWriteError: The file system refused; the chunk ends at ``offset`` still, as far as can be.
             LogLockedError: This process is not the writer any more.
         """
-        path = self._growing_path(first)
+        path = self._directory / name
         with writing(f"writing {path}"):
             if time.monotonic() >= self._next_check:  # a proxy writes a thousand times a second
                 self._check_writer()
@@ -271,13 +271,13 @@ class LogStorage(StagedFiles, ReaderFiles):
         with writing(f"writing {path}"):
             os.truncate(path, size)
 
-    def finish_growing(self, first: int, name: str, sync: bool) -> Chunk:
-        """Give a chunk that is whole its name; may be repeated.
+    def finish_growing(self, hidden: str, name: str, sync: bool) -> Chunk:
+        """Give a chunk that is whole its name, instead of a hidden one; may be repeated.
 
         Raises:
             LogWriteError: The file system refused.
         """
-        path, final = self._growing_path(first), self._directory / name
+        path, final = self._directory / hidden, self._directory / name
         with writing(f"writing chunk {final}"):
             if path.exists() or not final.exists():
                 self._name(path, final)
@@ -304,9 +304,9 @@ class LogStorage(StagedFiles, ReaderFiles):
         with pa.memory_map(str(self._growing_path(first))) as file:
             return file.read_buffer()
 
-    def remove_growing(self, first: int) -> None:
+    def remove_growing(self, name: str) -> None:
         """Delete an open chunk: what it held has its name by now."""
-        self._remove(self._growing_path(first))
+        self._remove(self._directory / name)
 
     def remove_chunk(self, name: str) -> None:
         """Delete a chunk; one that is gone already is fine."""
