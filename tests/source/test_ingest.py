@@ -155,15 +155,12 @@ def test_a_fault_that_came_before_is_told_to_who_asks(
         ingest.stop()
 
 
-def test_a_second_query_on_the_log_is_told_who_holds_it(
-    context: Context, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("zmq_datasource.source.ingest.LOCK_WAIT_SECONDS", 0.1)
+def test_a_second_query_on_the_log_is_told_who_holds_it(context: Context, tmp_path: Path) -> None:
     _, endpoint = bound(context, zmq.PUSH)
     with ingesting(tmp_path, endpoint):
         second = Ingest(stream_options(connect=endpoint, walLocation=tmp_path, socketType="PULL"))
         with pytest.raises(LogLockedError, match=f"held by process {os.getpid()}"):
-            second.start()
+            second.open(lock_wait=0.1)
 
 
 def test_a_port_in_use_leaves_the_log_free(context: Context, tmp_path: Path) -> None:

@@ -1,0 +1,191 @@
+"""The file of a chunk, written while its batches come: what it lacks until the end is the footer and its name."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+
+import pyarrow as pa
+import pyarrow.ipc
+
+from zmq_datasource.errors import LogError, LogWriteError
+from zmq_datasource.log.chunk import CHECKSUM, fingerprint
+from zmq_datasource.log.layout import Chunk, compact_name
+from zmq_datasource.log.storage import LogStorage, Part
+from zmq_datasource.log.times import TIMES, times_of
+from zmq_datasource.messages.schemas import LOG_SCHEMA
+
+__all__ = ["ChunkFile", "CompactFile", "Memory", "is_small", "metadata_of"]
+
+_log = logging.getLogger(__name__)
+
+# A batch of its own costs a message about a kilobyte, and its reader 50 µs.
+_SMALL_BATCH_BYTES = 64 << 10
+# What is made one batch at a time. Both take about a millisecond, for which the next group waits.
+_PIECE_BATCHES, _PIECE_BYTES = 256, 1 << 20
+
+
+class Memory:
+    """What Arrow writes to: kept until the disk has it."""
+
+    closed = False
+
+    def __init__(self) -> None:
+        self._parts: list[Part] = []
+        self._end = 0
+
+    def write(self, part: Part) -> int:
+        self._parts.append(part)
+        self._end += len(part)
+        return len(part)
+
+    def tell(self) -> int:
+        return self._end
+
+    def flush(self) -> None:
+        """Do nothing: ``take`` returns what was written."""
+
+    def take(self) -> list[Part]:
+        """What was written since the last call; the columns' own buffers are among it, not copies of them."""
+        parts, self._parts = self._parts, []
+        return parts
+
+
+class ChunkFile:
+    """A chunk's file under the hidden name that it has until it is whole.
+
+    What writes to the disk may be called again if the disk has refused it: it is written again from memory, at the
+    same place, because after a failed fsync nobody knows what the system still holds of it.
+
+    Args:
+        name: The hidden name.
+
+    Attributes:
+        size: Bytes that are on the disk.
+    """
+
+    def __init__(self, storage: LogStorage, name: str) -> None:
+        self._storage = storage
+        self._name = name
+        self._memory = Memory()
+        self._writer = pa.ipc.new_file(self._memory, LOG_SCHEMA)
+        self._unwritten: list[Part] = []
+        self._closed = False
+        self.size = 0
+
+    def append(self, batch: pa.RecordBatch, custom: Mapping[bytes, bytes]) -> None:
+        """Add a batch; ``write`` makes it durable."""
+        self._writer.write_batch(batch.replace_schema_metadata(None), custom_metadata=custom)
+
+    def write(self, sync: bool) -> None:
+        """Write what was appended; with ``sync`` it is durable when this returns.
+
+        Raises:
+            LogWriteError: The file system refused.
+        """
+        self._unwritten += self._memory.take()
+        if self._unwritten:
+            self.size = self._storage.write_growing(self._name, self.size, self._unwritten, sync)
+        self._unwritten = []
+
+    def finish(self, name: str, sync: bool) -> Chunk:
+        """Add the footer, and give the file this name.
+
+        Raises:
+            LogWriteError: The file system refused.
+        """
+        if not self._closed:
+            self._writer.close()
+            self._closed = True
+        self.write(sync)
+        return self._storage.finish_growing(self._name, name, sync)
+
+    def remove(self) -> None:
+        """Delete the file, if there is one."""
+        self._storage.remove_growing(self._name)
+
+
+class CompactFile:
+    """The same rows as an open chunk in fewer batches, written beside it, piece by piece, to take its place.
+
+    Piece by piece, because to do it for a whole chunk when it ends would let the next group wait 30 ms. It is for
+    those who read later, so what the disk refuses is not tried again: then the chunk stays as it has grown.
+
+    Args:
+        first: The chunk's first id.
+    """
+
+    def __init__(self, storage: LogStorage, first: int) -> None:
+        self._file = ChunkFile(storage, compact_name(first))
+        self._first = first
+        self._storage = storage
+        self._pending: list[pa.RecordBatch] = []
+        self._pending_bytes = 0
+        self._metadata: Mapping[bytes, bytes] = {}
+
+    def append(self, batches: Sequence[pa.RecordBatch], metadata: Mapping[bytes, bytes]) -> None:
+        """Add a group, for ``write``."""
+        self._pending += batches
+        self._pending_bytes += sum(batch.get_total_buffer_size() for batch in batches)
+        self._metadata = metadata
+
+    def write(self, sync: bool) -> bool:
+        """Write what has gathered, if it is enough; False if the disk has refused it."""
+        if len(self._pending) < _PIECE_BATCHES and self._pending_bytes < _PIECE_BYTES:
+            return True
+        try:
+            self._write(sync)
+        except (LogError, pa.ArrowException) as e:
+            self._give_up(e)
+            return False
+        return True
+
+    def _write(self, sync: bool) -> None:
+        if self._pending:
+            batch = pa.concat_batches(self._pending)
+            self._file.append(batch, metadata_of(batch) | dict(self._metadata))
+            self._pending, self._pending_bytes = [], 0
+        self._file.write(sync)
+
+    def finish(self, name: str, sync: bool) -> Chunk | None:
+        """Give it the chunk's name; None if the disk has refused."""
+        try:
+            self._write(sync)
+            return self._name(name, sync)
+        except (LogError, pa.ArrowException) as e:
+            self._give_up(e)
+            return None
+
+    def _name(self, name: str, sync: bool) -> Chunk:
+        return self._file.finish(name, sync)
+
+    def _give_up(self, why: Exception) -> None:
+        _log.warning(
+            "log %s: the chunk from id %d on keeps its many small batches: %s",
+            self._storage.root,
+            self._first,
+            why,
+        )
+        self.remove()
+
+    def remove(self) -> None:
+        """Delete what was written of it. (What cannot be deleted now, the writer's next run deletes.)"""
+        try:
+            if self._file.size:
+                self._file.remove()
+        except LogWriteError as e:
+            _log.warning("%s", e)
+
+
+def metadata_of(batch: pa.RecordBatch) -> dict[bytes, bytes]:
+    """What is written with a batch, whatever it is part of."""
+    return {CHECKSUM: fingerprint(batch), TIMES: times_of([batch]).to_metadata()}
+
+
+def is_small(batches: Sequence[pa.RecordBatch]) -> bool:
+    """Whether these are better written as one: whether they are small, on average.
+
+    (By the size of their buffers: ``nbytes`` is the same for what is no slice, and for a thousand batches takes 50 ms.)
+    """
+    size: int = sum(batch.get_total_buffer_size() for batch in batches)
+    return size < len(batches) * _SMALL_BATCH_BYTES
