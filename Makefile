@@ -55,7 +55,7 @@ notebook: $(VENV)/.notebook ## Open the notebooks
 wheel: $(VENV)/.made ## The sdist and wheels in dist/, each tried in an environment of its own
 	scripts/wheel.sh $(BIN)/python build/wheel dist
 
-$(VENV)/spark.jsa: $(VENV)/.dev tests/support/spark_archive.py # Spark's classes, for each JVM of the tests to start in half the time
+$(VENV)/spark.jsa: $(VENV)/.dev tests/support/spark_archive.py # For Spark to start in half the time
 	$(JAVA) $(BIN)/python -m tests.support.spark_archive $(abspath $@)
 
 clean:

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
 os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"
 os.environ["TZ"] = "UTC"
+# NumPy's threads would spin in each Python process, and nothing is computed there.
+os.environ["OPENBLAS_NUM_THREADS"] = "1"
 # Every JVM of the tests lives for seconds: the optimising compiler and parallel collector cost it more than they save.
 JVM_OPTIONS = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 os.environ["SPARK_SUBMIT_OPTS"] = os.environ["SPARK_LAUNCHER_OPTS"] = JVM_OPTIONS
