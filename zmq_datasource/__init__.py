@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from zmq_datasource.spark.listener import ZmqMetricsListener
     from zmq_datasource.spark.live import live_view
     from zmq_datasource.spark.progress import QueryMetrics, metrics
+    from zmq_datasource.spark.receivers import Receivers, start_receivers
     from zmq_datasource.spark.registration import register
 
 __version__ = "0.1.0"
@@ -71,6 +72,7 @@ __all__ = [
     "ProtocolError",
     "Proxy",
     "QueryMetrics",
+    "Receivers",
     "RowError",
     "SendTimeoutError",
     "SocketError",
@@ -85,6 +87,7 @@ __all__ = [
     "metrics",
     "metrics_dataframe",
     "register",
+    "start_receivers",
 ]
 
 # The others are imported when they are asked for: a receiver, a proxy or a Producer needs no Spark, and each of the
@@ -95,12 +98,14 @@ _HOMES = {
     "Producer": "acknowledged.producer",
     "Proxy": "proxy.handle",
     "QueryMetrics": "spark.progress",
+    "Receivers": "spark.receivers",
     "ZmqDataSource": "spark.datasource",
     "ZmqMetricsListener": "spark.listener",
     "live_view": "spark.live",
     "metrics": "spark.progress",
     "metrics_dataframe": "spark.history",
     "register": "spark.registration",
+    "start_receivers": "spark.receivers",
 }
 
 

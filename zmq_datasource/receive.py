@@ -6,9 +6,9 @@ import logging
 import signal
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 
-from zmq_datasource.errors import LogError
+from zmq_datasource.errors import LogError, OptionError, ZmqDataSourceError
 from zmq_datasource.host.limited_logging import LimitedLog
 from zmq_datasource.host.locations import check_location
 from zmq_datasource.monitoring.source import SourceMonitor
@@ -16,7 +16,7 @@ from zmq_datasource.options import StreamReadOptions
 from zmq_datasource.options.parser import parse
 from zmq_datasource.source.ingest import Ingest
 
-__all__ = ["receive_until_stopped"]
+__all__ = ["receive_until", "receive_until_stopped"]
 
 _log = logging.getLogger(__name__)
 
@@ -25,76 +25,136 @@ _REPORT_SECONDS = 10.0
 _FULL_SECONDS = 60.0
 
 
-def receive_until_stopped(options: Mapping[str, str]) -> None:
-    """Receive into a log until SIGTERM or SIGINT, then drain the socket and end.
+def receive_until_stopped(options: Mapping[str, str], partition: int | None = None) -> None:
+    """Receive into a log until SIGTERM or SIGINT, then drain the sockets and end.
+
+    Args:
+        options: Of the whole feed.
+        partition: Of several ``receivers``, the one whose share this process receives; None: all of them.
 
     Raises:
-        ZmqDataSourceError: The options, the socket or the log.
+        ZmqDataSourceError: The options, a socket or the log.
     """
     if not logging.getLogger().handlers:
         logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     parsed = parse(StreamReadOptions, options)
-    check_location("deadLetterLocation", parsed.dead_letter_location)
-    check_location("metricsLocation", parsed.metrics_location, reach=False)
-    ingest = Ingest(parsed)
     stop = threading.Event()
     before = [(s, signal.signal(s, lambda *_: stop.set())) for s in (signal.SIGTERM, signal.SIGINT)]
     try:
-        if not _become_writer(ingest, stop):
-            return
-        ingest.start()
-        monitor = SourceMonitor(ingest, parsed)
-        monitor.start()
-        try:
-            _report_until(stop, ingest, monitor)
-        finally:
-            ingest.stop()
-            monitor.stop()
+        receive_until(parsed, partition, stop.wait)
     finally:
         for number, handler in before:
             signal.signal(number, handler)
 
 
-def _become_writer(ingest: Ingest, stop: threading.Event) -> bool:
-    """Wait until nobody else receives this feed into the log; False if that was cut short."""
-    waiting = False
-    while not stop.is_set():
-        if ingest.open_unless_received():
-            return True
-        if not waiting:
-            waiting = True
-            _log.info(
-                "another process receives this feed into log %s; waiting to receive in its place",
-                ingest.storage.root,
-            )
-        stop.wait(_TICK_SECONDS)
-    return False
+def receive_until(
+    options: StreamReadOptions, partition: int | None, stopped: Callable[[float], bool]
+) -> None:
+    """Receive into a log until ``stopped(seconds)``, which waits for so long at most, is true; then drain and end.
+
+    For the other arguments and errors see ``receive_until_stopped``.
+    """
+    check_location("deadLetterLocation", options.dead_letter_location)
+    check_location("metricsLocation", options.metrics_location, reach=False)
+    if partition is not None and not 0 <= partition < options.receivers:
+        raise OptionError(
+            f"partition {partition} of {options.receivers} receivers: they count from 0 to {options.receivers - 1}"
+        )
+    partitions = range(options.receivers) if partition is None else [partition]
+    receivers = [_Receiver(options, partition) for partition in partitions]
+    try:
+        while not stopped(0.0):
+            for receiver in receivers:
+                receiver.look()
+            if stopped(_TICK_SECONDS):
+                return
+    finally:
+        _stop_all(receivers)
 
 
-def _report_until(stop: threading.Event, ingest: Ingest, monitor: SourceMonitor) -> None:
-    end, ticks = ingest.log.durable_end, 0
-    warnings = LimitedLog(__name__, "warnings about readers")
-    next_full_line = 0.0
-    while not stop.wait(_TICK_SECONDS):
+def _stop_all(receivers: Sequence[_Receiver]) -> None:
+    """Stop each of them, whatever goes wrong with one.
+
+    Raises:
+        ZmqDataSourceError: The first failure.
+    """
+    failures = []
+    for receiver in receivers:
+        try:
+            receiver.stop()
+        except ZmqDataSourceError as e:
+            failures.append(e)
+    for failure in failures:
+        raise failure
+
+
+class _Receiver:
+    """What fills one log partition, once nobody else does."""
+
+    def __init__(self, options: StreamReadOptions, partition: int) -> None:
+        self._options = options
+        self._ingest = Ingest(options, partition)
+        self._monitor: SourceMonitor | None = None
+        self._is_waiting = False
+        self._warnings = LimitedLog(__name__, "warnings about readers")
+        self._next_full_line = 0.0
+        self._next_report = 0.0
+        self._reported = 0
+
+    def look(self) -> None:
+        """Become the writer if nobody is; then delete what all have read, and say what there is to say.
+
+        Raises:
+            ZmqDataSourceError: Receiving cannot begin, or has ended.
+        """
+        if self._monitor is None:
+            self._become_writer()
+            return
+        ingest, now = self._ingest, time.monotonic()
         ingest.check()
         try:
-            monitor.read_to(ingest.commit_readers() or 0)
-            if ingest.log.full and time.monotonic() >= next_full_line:
-                next_full_line = time.monotonic() + _FULL_SECONDS
+            self._monitor.read_to(ingest.commit_readers() or 0)
+            if ingest.log.full and now >= self._next_full_line:
+                self._next_full_line = now + _FULL_SECONDS
                 _log.warning("%s", _why_full(ingest))
         except LogError as e:  # a reader's file that makes no sense keeps what it may still need
-            warnings.warn("%s", e)
-        ticks += 1
-        if ticks * _TICK_SECONDS >= _REPORT_SECONDS:
-            ticks = 0
-            if ingest.log.durable_end != end:
-                end = ingest.log.durable_end
-                _log.info("next id %d, %s", end, ingest.counters)
+            self._warnings.warn("%s", e)
+        if now >= self._next_report:
+            self._next_report = now + _REPORT_SECONDS
+            if ingest.log.durable_end != self._reported:
+                self._reported = ingest.log.durable_end
+                _log.info("%s: next id %d, %s", ingest.storage, self._reported, ingest.counters)
+
+    def _become_writer(self) -> None:
+        ingest = self._ingest
+        if ingest.open_unless_received():
+            ingest.start()
+            self._monitor = SourceMonitor(ingest, self._options)
+            self._monitor.start()
+            self._reported = ingest.log.durable_end
+        elif not self._is_waiting:
+            self._is_waiting = True
+            _log.info(
+                "another process receives this feed into %s; waiting to receive in its place", ingest.storage
+            )
+
+    def stop(self) -> None:
+        """Drain the socket, seal, and let others have the log.
+
+        Raises:
+            LogError: What was received last could not be sealed.
+        """
+        if self._monitor is None:
+            return
+        try:
+            self._ingest.stop()
+        finally:
+            self._monitor.stop()
 
 
 def _why_full(ingest: Ingest) -> str:
     """Who keeps a full log from going on, and what to do."""
-    full = f"log {ingest.storage.root} has reached walMaxBytes, and receiving waits"
+    full = f"{ingest.storage} has reached walMaxBytes, and receiving waits"
     readers = ingest.storage.readers()
     if not readers:
         return (

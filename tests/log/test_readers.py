@@ -157,7 +157,7 @@ def test_a_full_log_that_nobody_has_read_says_so(
 
 def test_receive_takes_a_retention(monkeypatch: pytest.MonkeyPatch) -> None:
     taken: list[dict[str, str]] = []
-    monkeypatch.setattr(receive_module, "receive_until_stopped", taken.append)
+    monkeypatch.setattr(receive_module, "receive_until_stopped", lambda given, _: taken.append(given))
     arguments = ["receive", "--bind", "tcp://*:5", "--wal-location", "/log", "--wal-retention", "7d"]
     assert CliRunner().invoke(main, arguments).exit_code == 0
     assert taken[0]["walRetention"] == "7d"
@@ -418,9 +418,9 @@ def test_no_chunk_is_cut_for_a_batch_that_is_held_back(context: Context, tmp_pat
 
         def polled(received: int) -> bool:
             assert it.latestOffset(begin, ALL) == begin
-            assert it._source is not None
-            assert it._source.receives
-            return it._source.received_end == received
+            assert it._feeds is not None
+            assert it._feeds.parts[0].receives
+            return it._feeds.parts[0].received_end == received
 
         for received in range(1, 20):
             push.send(b"v")

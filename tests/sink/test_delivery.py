@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, cast
 
@@ -35,6 +37,10 @@ class Script:
         self.refused = refused
         self.taken: list[int] = []
         self.waited: list[int] = []
+
+    @contextmanager
+    def letting_go(self) -> Iterator[None]:
+        yield
 
     def give(self, rows: Outbox, start: int, end: int, wait: bool = False) -> int:
         if wait:

@@ -93,12 +93,12 @@ class Query:
 
     @property
     def name(self) -> str:
-        assert self.reader._source is not None
-        return self.reader._source.reader
+        assert self.reader._feeds is not None
+        return self.reader._feeds.parts[0].reader
 
     @property
     def receives(self) -> bool:
-        return self.reader._source is not None and self.reader._source.receives
+        return self.reader._feeds is not None and self.reader._feeds.parts[0].receives
 
 
 def read(reader: ZmqStreamReader, begin: Offset, end: Offset) -> list[tuple[int, bytes]]:
@@ -284,12 +284,13 @@ def test_when_the_receiving_process_is_killed_a_query_goes_on(
         with querying(tmp_path, **options) as query:
             query.step()
             assert not query.receives
-            with sender(context, endpoint, socket_type) as push:
+            with sender(context, endpoint, socket_type) as (push, has_noticed):
                 for number in range(100):
                     push(b"%d" % number)
                 query.until(100)
                 driver.kill()
                 driver.wait(10)
+                wait_for(has_noticed, "that the sender has noticed it")  # else a PUSH may still write there
                 for number in range(100, 200):
                     push(b"%d" % number)
                 query.until(200)
@@ -309,12 +310,14 @@ def sender(context: Context, endpoint: str, socket_type: str) -> Iterator[Any]:
                 producer.send(value)
                 producer.flush()
 
-            yield transaction
+            yield transaction, lambda: True
         return
     push = context.socket(zmq.PUSH)
     push.setsockopt(zmq.IMMEDIATE, 1)  # waits for a connection that stands
+    lost = push.get_monitor_socket(zmq.EVENT_DISCONNECTED)
     push.connect(endpoint)
-    yield push.send
+    yield push.send, lambda: lost.poll(0)
+    push.disable_monitor()
 
 
 def test_a_query_that_cannot_receive_in_place_of_another_says_why(
@@ -386,9 +389,9 @@ def test_who_has_lost_the_lock_names_no_chunk(context: Context, tmp_path: Path) 
         with querying(tmp_path, connect=endpoint, walFlushInterval="1h") as two:
             two.step()
             assert two.receives
-            wait_for(lambda: two.reader._source.counters.connections, "its connection")  # type: ignore[union-attr]
+            wait_for(lambda: two.reader._feeds.parts[0].counters.connections, "its connection")  # type: ignore[union-attr]
             send(push, 10, 30)  # to both
-            wait_for(lambda: one.reader._source.received_end > 10, "some of it")  # type: ignore[union-attr]
+            wait_for(lambda: one.reader._feeds.parts[0].received_end > 10, "some of it")  # type: ignore[union-attr]
             with pytest.raises(LogLockedError, match="has lost the lock, which is held by process"):
                 wait_for(lambda: one.step() > 10, "an error")
             wait_for(two.step, "the rest")

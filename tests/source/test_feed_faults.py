@@ -243,8 +243,8 @@ def test_a_full_log_drops_only_those_that_keep_it_full(context: Context, tmp_pat
         with querying(tmp_path, **options) as quick:
             quick.step()
             name = quick.name
-            assert slow.reader._source is not None
-            log = slow.reader._source.log
+            assert slow.reader._feeds is not None
+            log = slow.reader._feeds.parts[0].log
             for count in range(1, 100):
                 push.send(b"x" * 5000)
                 quick.until(count)
@@ -285,8 +285,8 @@ def test_the_time_of_a_query_that_does_not_run_begins_when_it_stops(tmp_path: Pa
     os.utime(storage.reader_path(name), (1, 1))
     with querying(tmp_path, query.checkpoint) as query:
         query.step()
-        held = query.reader._source
-        assert held is not None
+        assert query.reader._feeds is not None
+        held = query.reader._feeds.parts[0]
         os.utime(storage.reader_path(name), (1, 1))
         held._position._recorded_at -= 3600  # and if it is killed, when it was last seen
         query.step()

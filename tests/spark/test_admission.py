@@ -15,8 +15,17 @@ class Clock:
         return self.now
 
 
-def ten_bytes_each(begin: int, end: int, size: int) -> int:
+def ten_bytes_each(_partition: int, begin: int, end: int, size: int) -> int:
     return min(end, max(begin + 1, begin + size // 10))
+
+
+def size_of(_partition: int, begin: int, end: int) -> int:
+    return 10 * (end - begin)
+
+
+def end_of(admission: Admission, begin: int, available: int, *, wait: bool = True) -> int:
+    """Of a log with one partition."""
+    return admission.ends({0: begin}, {0: available}, size_of, ten_bytes_each, wait=wait)[0]
 
 
 @pytest.mark.parametrize(
@@ -38,23 +47,47 @@ def ten_bytes_each(begin: int, end: int, size: int) -> int:
 )
 def test_limits(options: dict[str, int], available: int, end: int) -> None:
     admission = Admission(stream_options(connect="tcp://a:1", **options), Clock())
-    assert admission.end(5, available, ten_bytes_each) == end
+    assert end_of(admission, 5, available) == end
 
 
 def test_a_small_batch_waits_no_longer_than_the_delay() -> None:
     clock = Clock()
     options = stream_options(connect="tcp://a:1", minMessagesPerTrigger=10, maxTriggerDelay="60s")
     admission = Admission(options, clock)
-    assert admission.end(0, 3, ten_bytes_each) == 0
+    assert end_of(admission, 0, 3) == 0
     clock.now += 59
-    assert admission.end(0, 4, ten_bytes_each) == 0
+    assert end_of(admission, 0, 4) == 0
     clock.now += 1
-    assert admission.end(0, 4, ten_bytes_each) == 4
-    assert admission.end(4, 5, ten_bytes_each) == 4
+    assert end_of(admission, 0, 4) == 4
+    assert end_of(admission, 4, 5) == 4
     clock.now += 60
-    assert admission.end(4, 5, ten_bytes_each) == 5
+    assert end_of(admission, 4, 5) == 5
 
 
 def test_available_now_does_not_wait_for_more() -> None:
     admission = Admission(stream_options(connect="tcp://a:1", minMessagesPerTrigger=10), Clock())
-    assert admission.end(0, 3, ten_bytes_each, wait=False) == 3
+    assert end_of(admission, 0, 3, wait=False) == 3
+
+
+@pytest.mark.parametrize(
+    ("options", "available", "ends"),
+    [
+        ({}, (100, 0, 7), (100, 0, 7)),
+        ({"maxMessagesPerTrigger": 50}, (30, 0, 20), (30, 0, 20)),
+        ({"maxMessagesPerTrigger": 50}, (300, 0, 200), (30, 0, 20)),
+        ({"maxMessagesPerTrigger": 10}, (1_000_000, 1, 1), (9, 1, 0)),  # the other one comes next time
+        ({"maxMessagesPerTrigger": 2}, (5, 5, 6), (1, 0, 1)),
+        ({"maxMessagesPerTrigger": 10}, (7, 7, 7), (4, 3, 3)),
+        ({"maxBytesPerTrigger": 100}, (30, 0, 10), (7, 0, 2)),
+        ({"maxBytesPerTrigger": 100}, (2, 0, 3), (2, 0, 3)),
+        ({"maxBytesPerTrigger": 1}, (2, 0, 3), (1, 0, 1)),  # a message of each is always let in
+        ({"minMessagesPerTrigger": 10}, (5, 0, 4), (0, 0, 0)),
+        ({"minMessagesPerTrigger": 10}, (5, 0, 5), (5, 0, 5)),
+    ],
+)
+def test_log_partitions_share_a_batch_by_what_they_have(
+    options: dict[str, int], available: tuple[int, ...], ends: tuple[int, ...]
+) -> None:
+    admission = Admission(stream_options(connect="tcp://a:1", **options), Clock())
+    given = admission.ends(dict.fromkeys(range(3), 0), dict(enumerate(available)), size_of, ten_bytes_each)
+    assert given == dict(enumerate(ends))

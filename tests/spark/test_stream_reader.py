@@ -141,7 +141,7 @@ def test_the_end_of_receiving_ends_a_wait_for_news(
     monkeypatch.setattr("zmq_datasource.source.log_receiver.LogReceiver.receive", lambda _: 1 // 0)
     with suppress(ZeroDivisionError), reader(endpoint, tmp_path) as it:
         start = it.initialOffset()
-        it._source.wait_for_more(0, 3600)  # type: ignore[union-attr]
+        it._feeds.wait_for_more({0: 0}, 3600)  # type: ignore[union-attr]
         with pytest.raises(ZeroDivisionError):
             it.latestOffset(start, ALL)
 

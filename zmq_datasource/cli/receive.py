@@ -4,10 +4,17 @@ from __future__ import annotations
 
 import click
 
-from zmq_datasource.cli.types import given_options, named_options, option_of, other_options
+from zmq_datasource.cli.types import Read, given_options, named_options, option_of, other_options
 from zmq_datasource.options import ReadOptions
 
 __all__ = ["receive"]
+
+
+def _read_share(text: str) -> tuple[int, int]:
+    number, separator, count = text.partition("/")
+    if not (separator and number.isdecimal() and count.isdecimal() and int(number) < int(count)):
+        raise ValueError("write K/N, as in 0/4: number 0 of the receivers 0 to 3")
+    return int(number), int(count)
 
 
 @click.command()
@@ -19,8 +26,14 @@ __all__ = ["receive"]
     "wal_retention",
     help="How long messages stay after they were received and all queries have read them.",
 )
+@click.option(
+    "--partition",
+    type=Read("K/N", _read_share),
+    metavar="K/N",
+    help="Receive as number K, from 0 on, of N receivers that share the feed, each into a log partition of its own.",
+)
 @other_options("-o walMaxBytes=10g")
-def receive(others: tuple[str, ...], **named: str | None) -> None:
+def receive(others: tuple[str, ...], partition: tuple[int, int] | None, **named: str | None) -> None:
     """Receive into a log, without Spark, until told to stop (Ctrl-C or SIGTERM).
 
     Queries read the log with walLocation and no endpoint, while this runs and while it does not. What
@@ -32,6 +45,8 @@ def receive(others: tuple[str, ...], **named: str | None) -> None:
       zmq-datasource receive --bind "tcp://*:5558" --wal-location /data/wal/orders
       zmq-datasource receive --socket-type SUB --connect tcp://feed:5556 \\
           --wal-location /data/wal/feed --wal-retention 1d -o framing=vllm
+      zmq-datasource receive --socket-type PULL --connect tcp://feed:5557 \\
+          --wal-location /shared/wal/feed --partition 0/4
     """
     from zmq_datasource.errors import ZmqDataSourceError  # noqa: PLC0415
     from zmq_datasource.receive import receive_until_stopped  # noqa: PLC0415 - imports Arrow
@@ -39,7 +54,13 @@ def receive(others: tuple[str, ...], **named: str | None) -> None:
     given = given_options(ReadOptions, named) | named_options(others)
     if named["bind"] is None and named["connect"] is None:
         raise click.UsageError("name an endpoint with --bind or --connect")
+    number = None
+    if partition is not None:
+        if "receivers" in given:
+            raise click.UsageError("--partition K/N says how many receivers there are; remove -o receivers")
+        number, count = partition
+        given["receivers"] = str(count)
     try:
-        receive_until_stopped(given)
+        receive_until_stopped(given, number)
     except ZmqDataSourceError as e:
         raise click.ClickException(str(e)) from e

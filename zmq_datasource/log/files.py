@@ -108,6 +108,9 @@ class PartitionFiles:
     def __repr__(self) -> str:
         return f"LogStorage({self.root!r}, {self.partition})"
 
+    def __str__(self) -> str:
+        return f"log {self.root}" + (f", partition {self.partition}" if self.partition else "")
+
     def of(self, partition: int) -> Self:
         """Another partition of the same log."""
         return type(self)(self.root, partition)

@@ -12,6 +12,7 @@ from typing import Self
 
 from zmq_datasource.errors import LogLockedError, LogWriteError
 from zmq_datasource.log.files import WriterLock
+from zmq_datasource.log.layout import LOCK_WAIT_SECONDS
 from zmq_datasource.log.reader_files import ReaderPosition
 from zmq_datasource.log.storage import LogStorage
 
@@ -95,12 +96,32 @@ class HeldPosition:
         This one's position stays: if Spark has noted the batch that was given under it, it is repeated under it.
         """
         other = type(self)(self._storage, None, False, 0.0)
-        other._record(first, None)
-        other._begun_as = self.name
-        other.keep()
-        self._storage.write_start(other.name, first, position)
-        self._storage.remove_start(self.name)
+        other._go_on_from(self.name, first, position)
         self.release()
+        return other
+
+    def _go_on_from(self, reader: str, first: int, position: str) -> None:
+        """Begin where that one was told to begin."""
+        self._record(first, None)
+        self._begun_as = reader
+        self.keep()
+        self._storage.write_start(self.name, first, position)
+        self._storage.remove_start(reader)
+
+    def hold_beside(self, storage: LogStorage, position: str) -> HeldPosition:
+        """Hold the position of the same query in another partition; as this one was found, so is that one.
+
+        Args:
+            storage: Of the other partition.
+            position: The ``startingOffsets`` of the query.
+        """
+        other = HeldPosition(storage, self.name, self._named, LOCK_WAIT_SECONDS)
+        other._begun_as = self._begun_as
+        if self._begun_as in (None, self.name):
+            return other
+        start = storage.read_start(self._begun_as)
+        if start is not None and start[1] == position:
+            other._go_on_from(self._begun_as, *start)
         return other
 
     def place(self, look: Callable[[], int]) -> None:

@@ -21,6 +21,7 @@ __all__ = [
     "StateFile",
     "chunk_name",
     "compact_name",
+    "end_name",
     "growing_name",
     "newest_chunk",
     "parse_chunk_name",
@@ -30,7 +31,7 @@ __all__ = [
 ]
 
 FORMAT_VERSION = 1
-# The one log partition that a log has so far.
+# The log partition that every log has, and most logs alone.
 PARTITION = 0
 LOG_NAME = "log.json"
 LOCK_NAME = "writer.lock"
@@ -76,6 +77,11 @@ def growing_name(first: int) -> str:
 def compact_name(first: int) -> str:
     """Of what is written beside an open chunk to take its place; after a crash nobody needs it."""
     return f"{TEMPORARY_PREFIX}compact-{first:020d}.arrow"
+
+
+def end_name(token: str) -> str:
+    """Of the file, beside the partitions, by which receivers on executors are told to end."""
+    return f"{TEMPORARY_PREFIX}end-{token}"
 
 
 def parse_growing_name(name: str) -> int | None:

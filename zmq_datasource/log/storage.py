@@ -41,6 +41,7 @@ from zmq_datasource.log.layout import (
     Chunk,
     StateFile,
     chunk_name,
+    end_name,
     growing_name,
     parse_chunk_name,
     parse_growing_name,
@@ -149,8 +150,9 @@ class LogStorage(StagedFiles, ReaderFiles):
 
     def partitions(self) -> list[int]:
         """The log partitions that exist, in order."""
-        with os.scandir(self._root) as entries:
+        with suppress(FileNotFoundError), os.scandir(self._root) as entries:
             return sorted(int(e.name) for e in entries if e.name.isdecimal() and e.is_dir())
+        return []
 
     def chunks(self) -> Iterator[Chunk]:
         """The sealed chunks of a partition, in no order."""
@@ -344,6 +346,20 @@ class LogStorage(StagedFiles, ReaderFiles):
         for file in self.states():
             if file.version != but:
                 self._remove(self._directory / file.name)
+
+    def ask_to_end(self, token: str) -> None:
+        """Tell receivers, wherever they run, that they are to end: those that were started with this token."""
+        path = self._root / end_name(token)
+        with writing(f"writing {path}"):
+            path.touch()
+
+    def is_asked_to_end(self, token: str) -> bool:
+        """Whether ``ask_to_end`` was called with this token."""
+        return (self._root / end_name(token)).exists()
+
+    def remove_end(self, token: str) -> None:
+        """Forget that: they have ended."""
+        self._remove(self._root / end_name(token))
 
     def lock(self, wait: float, feed: str = "") -> WriterLock:
         """Become the writer of a partition.

@@ -101,6 +101,7 @@ SOURCE = (
         "ms",
         "How long ago the oldest message of the backlog was received: how stale the data gets.",
         "backlog_age_seconds",
+        highest=True,
     ),
     _log(
         "messagesMalformed",
@@ -224,6 +225,7 @@ SOURCE = (
         "The receive high-water mark in use, read back from the socket.",
         "rcvhwm",
         since="now",
+        highest=True,
     ),
     _source(
         "metricsFailures",

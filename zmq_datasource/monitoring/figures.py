@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from zmq_datasource.counters import SinkCounters, SourceCounters
@@ -12,6 +12,7 @@ from zmq_datasource.monitoring.metric import MAP, Metric
 from zmq_datasource.sequences import Totals
 
 __all__ = [
+    "added_metrics",
     "kept_metrics",
     "reader_metrics",
     "receiver_metrics",
@@ -39,6 +40,25 @@ def receiver_metrics(counters: SourceCounters) -> dict[str, Any]:
 def sequence_metrics(counters: SourceCounters, totals: Totals) -> dict[str, int]:
     """What the publishers' numbers tell."""
     return _figures(replays=counters, sequences=totals)
+
+
+def added_metrics(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """What several receivers, or log partitions, come to together; a figure that none of them has is left out."""
+    added: dict[str, Any] = {}
+    for metric in SOURCE:
+        values = [part[metric.name] for part in parts if metric.name in part]
+        known = [value for value in values if value is not None]
+        if metric.name == "source" or not values:
+            continue
+        if not known:
+            added[metric.name] = None
+        elif metric.type == MAP:
+            added[metric.name] = {key: sum(value[key] for value in known) for key in metric.keys}
+        elif metric.highest or metric.type in ("STRING", "TIMESTAMP"):
+            added[metric.name] = max(known)
+        else:
+            added[metric.name] = sum(known)
+    return added
 
 
 def sink_metrics(counters: SinkCounters) -> dict[str, Any]:

@@ -30,6 +30,7 @@ class Metric(NamedTuple):
             ``sequences``; or in ``SinkCounters`` (``sink``). None for what is put together when it is asked for.
         attribute: Its name there. The value of a counter by reason is the sum where ``type`` is no map; seconds become
             milliseconds where ``unit`` is.
+        highest: Whether of several receivers the highest counts, and not the sum.
         later: Whether there are files at ``metricsLocation`` of before it was counted, so that it may be missing.
     """
 
@@ -45,6 +46,7 @@ class Metric(NamedTuple):
     counted: _Counted | None = None
     attribute: str = ""
     later: bool = False
+    highest: bool = False
 
     @property
     def counts(self) -> bool:

@@ -6,20 +6,25 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from zmq_datasource.errors import DataLossError, LogError, MetricsError
 from zmq_datasource.host.limited_logging import LimitedLog
-from zmq_datasource.log.layout import PARTITION
 from zmq_datasource.log.reader import read_slices, slices
-from zmq_datasource.monitoring.figures import kept_metrics, reader_metrics, receiver_metrics, sequence_metrics
+from zmq_datasource.monitoring.figures import (
+    added_metrics,
+    kept_metrics,
+    reader_metrics,
+    receiver_metrics,
+    sequence_metrics,
+)
 from zmq_datasource.monitoring.store import MetricsStore, iso
 from zmq_datasource.options import StreamReadOptions
 from zmq_datasource.source.log_source import LogSource
 from zmq_datasource.transport import core
 
-__all__ = ["SourceMonitor"]
+__all__ = ["SourceMonitor", "SourceMonitors"]
 
 _log = logging.getLogger(__name__)
 
@@ -44,11 +49,9 @@ class SourceMonitor:
         self._options = options
         self._clock = clock
         self._lock = threading.Lock()  # Spark's calls and the reporting thread meet here
-        self._name = f"{options.socket_type} {options.endpoints}"
-        if not options.endpoints:
-            self._name = f"log {source.storage.root}"
-        if source.reader is not None:  # several may read it
-            self._name += f" ({source.reader})"
+        partition = source.storage.partition
+        shared = bool(partition) or options.receivers > 1
+        self._name = _name(source, options) + (f", partition {partition}" if shared else "")
         self._read_to: int | None = None
         self._rate = _Rate()
         self._oldest: tuple[int, float | None] = (-1, None)
@@ -154,7 +157,8 @@ class SourceMonitor:
         head = {"log": log_id, "walLocation": self._source.storage.root, "source": self._name}
         # A process that fills a log without a query, and each query, report of it.
         reader = self._source.reader
-        series = f"{log_id}-{PARTITION}" if reader is None else f"{log_id}-{PARTITION}-{reader}"
+        partition = self._source.storage.partition
+        series = f"{log_id}-{partition}" if reader is None else f"{log_id}-{partition}-{reader}"
         ended = False
         while not ended:
             ended = self._stopping.wait(options.metrics_interval)
@@ -169,6 +173,60 @@ class SourceMonitor:
             finally:
                 self._writing_since = None
         self._faults.flush()
+
+
+def _name(source: LogSource, options: StreamReadOptions) -> str:
+    name = f"{options.socket_type} {options.endpoints}" if options.endpoints else f"log {source.storage.root}"
+    return name if source.reader is None else f"{name} ({source.reader})"  # several may read it
+
+
+class SourceMonitors:
+    """A monitor for each log partition of what one process receives or reads.
+
+    Args:
+        sources: By log partition; one at least.
+    """
+
+    def __init__(self, sources: Mapping[int, LogSource], options: StreamReadOptions) -> None:
+        self._options = options
+        self._monitors: dict[int, SourceMonitor] = {}
+        self._sources: dict[int, LogSource] = {}
+        self._started = False
+        self.take_up(sources)
+
+    def take_up(self, sources: Mapping[int, LogSource]) -> None:
+        """Watch those that have come, too."""
+        for partition, source in sources.items():
+            if partition not in self._monitors:
+                self._sources[partition] = source
+                self._monitors[partition] = SourceMonitor(source, self._options)
+                if self._started:
+                    self._monitors[partition].start()
+
+    def start(self) -> None:
+        """Begin to write reports, if there is a ``metricsLocation``; after the sources were started."""
+        self._started = True
+        for monitor in self._monitors.values():
+            monitor.start()
+
+    def stop(self) -> None:
+        """Write the last reports, unless that takes long; after the sources were stopped."""
+        for monitor in self._monitors.values():
+            monitor.stop()
+
+    def read_to(self, ends: Mapping[int, int]) -> None:
+        """What is below these ids is in finished batches."""
+        for partition, end in ends.items():
+            self._monitors[partition].read_to(end)
+
+    def metrics(self) -> dict[str, Any]:
+        """As of one monitor; of several, all together, and each of them under ``partitions``."""
+        parts = {partition: monitor.metrics() for partition, monitor in self._monitors.items()}
+        if len(parts) == 1:
+            return next(iter(parts.values()))
+        name = _name(next(iter(self._sources.values())), self._options)
+        together = {"source": name, **added_metrics(list(parts.values()))}
+        return together | {"partitions": {str(partition): part for partition, part in sorted(parts.items())}}
 
 
 class _Rate:

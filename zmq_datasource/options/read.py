@@ -9,6 +9,7 @@ from zmq_datasource.errors import OptionError
 from zmq_datasource.options.framing import FramingOptions
 from zmq_datasource.options.offsets import READER_PATTERN
 from zmq_datasource.options.parser import Role, doc
+from zmq_datasource.options.shares import share_of
 from zmq_datasource.options.socket import SocketOptions
 from zmq_datasource.options.types import (
     ByteSize,
@@ -18,6 +19,7 @@ from zmq_datasource.options.types import (
     LogLocation,
     Position,
     ReadView,
+    ReceiversBy,
     SourceSocket,
     Timestamp,
     TimestampStrategy,
@@ -190,7 +192,7 @@ class ReadOptions(FramingOptions, frozen=True, kw_only=True, rename="camel"):
         ByteSize,
         doc(
             "Size of the log at which receiving stops, so that the high-water marks hold the publisher back, until "
-            "Spark has committed enough.",
+            "Spark has committed enough. With several `receivers`, of each log partition.",
             Role.STREAM,
             Role.WRITER,
         ),
@@ -285,6 +287,28 @@ class ReadOptions(FramingOptions, frozen=True, kw_only=True, rename="camel"):
             Role.WRITER,
         ),
     ] = Duration(7 * 86_400)
+
+    receivers: Annotated[
+        int,
+        doc(
+            "How many sockets receive the feed, each into a log partition of its own. Those of a PULL share the "
+            "messages; those of a SUB share the endpoints, or the topics.",
+            Role.STREAM,
+            Role.WRITER,
+            Role.UNACKNOWLEDGED,
+            ge=1,
+            le=1024,
+        ),
+    ] = 1
+    receivers_by: Annotated[
+        ReceiversBy,
+        doc(
+            "What the receivers of a SUB share: `endpoints`, or `topics`.",
+            Role.STREAM,
+            Role.WRITER,
+            Role.UNACKNOWLEDGED,
+        ),
+    ] = ReceiversBy("endpoints")
 
     title: ClassVar[str] = "read option"
     elsewhere: ClassVar[Mapping[str, str]] = {
@@ -392,6 +416,9 @@ class StreamReadOptions(ReadOptions, frozen=True, kw_only=True, rename="camel"):
     def check(self) -> None:
         super().check()
         self.refuse(self.of_role(Role.BATCH), "belongs to a batch read, not to spark.readStream")
+        if self.receivers == 1:
+            self.refuse(("receivers_by",), "needs receivers, of which there is one")
+        share_of(self, 0)
         live = bool(self.connect or self.bind)
         if not live and self.wal_location is None:
             raise OptionError(

@@ -32,6 +32,7 @@ __all__ = [
     "OnMalformed",
     "Position",
     "ReadView",
+    "ReceiversBy",
     "ReplayFrom",
     "Restart",
     "SinkFraming",
@@ -395,6 +396,12 @@ class Timestamp(int):
         if not 0 <= time < 2**62:
             raise ValueError("it is not between 1970 and the year 9999")
         return time
+
+
+class ReceiversBy(Choice):
+    """What the receivers of a SUB share."""
+
+    allowed = ("endpoints", "topics")
 
 
 class TimestampStrategy(Choice):

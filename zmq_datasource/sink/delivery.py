@@ -133,7 +133,8 @@ class Delivery:
             return False
         began = time.monotonic()
         try:
-            return sock.give(rows, at, at + 1, wait=True) > at
+            with sock.letting_go():
+                return sock.give(rows, at, at + 1, wait=True) > at
         finally:
             self._counters.blocked_seconds += time.monotonic() - began
 

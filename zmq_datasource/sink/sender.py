@@ -107,15 +107,19 @@ class Sender:
         sock, noblock = self._socket, self._options.noblock
         self._recovery.recover(sock, self._attempts())
         sock.let_go()
-        if noblock:  # which does not keep a peer waiting that is to see its connection's end
+        # What a PUB sends is for those who are there, and no more.
+        recovers = self._options.socket_type != "PUB"
+        if (
+            noblock or recovers
+        ):  # now: a consumer that has the last row may leave before this thread runs again
             sock.hold()
         self._unsent.look()
         self._delivery.send(sock, part)
-        if self._options.socket_type == "PUB":  # it is for those who are there, and no more
+        if not recovers:
             return
         self._recovery.add(part)
-        if not noblock:
-            sock.hold()  # at once: a consumer that has the last row may leave
+        if not noblock and not sock.losses():
+            sock.hold()  # also of those that have come meanwhile
         self._recovery.forget_what_has_left(sock)
 
     def _attempts(self) -> Attempts:

@@ -8,6 +8,8 @@ from __future__ import annotations
 import logging
 import math
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from socket import socket
 
 import zmq
@@ -182,6 +184,17 @@ class SendingSocket:
         for handle, _ in self._connections:
             handle.close()
         self._connections = []
+
+    @contextmanager
+    def letting_go(self) -> Iterator[None]:
+        """Hold nothing while this may take long, so that peers learn of a connection that libzmq has closed."""
+        held = bool(self._connections)
+        self.let_go()
+        try:
+            yield
+        finally:
+            if held:
+                self.hold()
 
     def losses(self) -> int:
         """How many connections were lost that are not dealt with yet."""

@@ -22,7 +22,7 @@ from zmq_datasource.errors import DataLossError, LogLockedError
 from zmq_datasource.host.limited_logging import LimitedLog
 from zmq_datasource.log.follower import LogFollower
 from zmq_datasource.log.held_position import HeldPosition
-from zmq_datasource.log.layout import LOCK_WAIT_SECONDS
+from zmq_datasource.log.layout import LOCK_WAIT_SECONDS, PARTITION
 from zmq_datasource.log.persistence import Persistence
 from zmq_datasource.log.storage import LogStorage
 from zmq_datasource.log.writer import LogWriter
@@ -50,11 +50,12 @@ class Feed:
 
     Args:
         options: Of the query.
+        partition: Which log partition. One beyond those that the query's receivers fill is only read.
     """
 
-    def __init__(self, options: StreamReadOptions) -> None:
+    def __init__(self, options: StreamReadOptions, partition: int = PARTITION) -> None:
         self._options = options
-        self._is_live = bool(options.connect or options.bind)
+        self._is_live = bool(options.connect or options.bind) and partition < options.receivers
         self._persistence = Persistence(options.wal_retry_timeout)
         self._source: LogSource
         self._position: HeldPosition
@@ -63,20 +64,21 @@ class Feed:
         self._stopping = threading.Event()
         self._failure: Exception | None = None
         self._faults = LimitedLog(__name__, "attempts to receive in place of another process")
-        self.storage = LogStorage(log_location(options))
+        self.storage = LogStorage(log_location(options), partition)
         self.starting_position = options.start or Position(
             # What a log holds that somebody else fills was received for whoever reads it.
-            "latest" if self._is_live else "earliest",
+            "latest" if options.connect or options.bind else "earliest",
             None,
         )
         self.resumed_at = 0
 
-    def open(self, reader: str | None = None, begins: bool = True) -> None:
+    def open(self, reader: str | None = None, begins: bool = True, beside: Feed | None = None) -> None:
         """Find the log, become its writer if nobody is, and keep what there is from being deleted.
 
         Args:
             reader: What the query's checkpoint says; None if there is none, or an earlier release has written it.
             begins: Whether there is none.
+            beside: Of another partition, open, of the same query: it has the same name in all of them.
 
         Raises:
             LogFormatError: There is no log, and none to be made.
@@ -85,7 +87,10 @@ class Feed:
         """
         self._source = self._open_source()
         try:
-            self._position = self._persistence.insist(partial(self._hold_position, reader, begins))
+            hold = partial(self._hold_position, reader, begins)
+            if beside is not None:
+                hold = partial(beside._position.hold_beside, self.storage, str(self.starting_position))
+            self._position = self._persistence.insist(hold)
             try:
                 self._place()
             except BaseException:
@@ -98,12 +103,10 @@ class Feed:
 
     def _open_source(self) -> LogSource:
         if self._is_live:
-            ingest = Ingest(self._options)
+            ingest = Ingest(self._options, self.storage.partition)
             if ingest.open_unless_received():
                 return ingest
-            _log.info(
-                "another process receives this feed into log %s; this query follows it", self.storage.root
-            )
+            _log.info("another process receives this feed into %s; this query follows it", self.storage)
         following = FollowingSource(self.storage)
         self._persistence.insist(following.open)
         return following
@@ -308,7 +311,7 @@ class Feed:
 
     def _take_over(self) -> bool:
         """Become the one that receives; False if that is no longer wanted."""
-        ingest, before = Ingest(self._options), self._source
+        ingest, before = Ingest(self._options, self.storage.partition), self._source
         ingest.readers.own = self.reader
         ingest.open(0.0)
         try:
@@ -326,8 +329,8 @@ class Feed:
         self._source = ingest
         ingest.readers.own = self.reader  # the query may have got another name meanwhile
         _log.warning(
-            "the process that received into log %s has ended; this query receives in its place, from id %d on",
-            self.storage.root,
+            "the process that received into %s has ended; this query receives in its place, from id %d on",
+            self.storage,
             ingest.resumed_at,
         )
         before.stop()

@@ -20,11 +20,11 @@ from zmq_datasource.host.limited_logging import LimitedLog
 from zmq_datasource.host.open_files import allow_many_files
 from zmq_datasource.log.carried import CarriedState
 from zmq_datasource.log.filler import Filler
-from zmq_datasource.log.layout import LOCK_WAIT_SECONDS
+from zmq_datasource.log.layout import LOCK_WAIT_SECONDS, PARTITION
 from zmq_datasource.log.readers import Readers
 from zmq_datasource.log.storage import LogStorage, default_location
 from zmq_datasource.log.writer import LogWriter
-from zmq_datasource.options import StreamReadOptions
+from zmq_datasource.options import StreamReadOptions, share_of
 from zmq_datasource.source.channel import WAIT_MS
 from zmq_datasource.source.log_receiver import LogReceiver
 from zmq_datasource.source.log_source import SourceFacts
@@ -74,19 +74,27 @@ def _where_from(options: StreamReadOptions) -> dict[str, Any]:
 def feed_of(options: StreamReadOptions) -> str:
     """What tells feeds apart: where messages come from, and what becomes of them. One line of text."""
     framing = {name: str(getattr(options, name)) for name in _ROWS_BY}
-    text = json.dumps({**_where_from(options), **framing}, sort_keys=True, separators=(",", ":"))
+    # Whoever shares it out otherwise would receive some of it twice.
+    shared = {} if options.receivers == 1 else {"receivers": [options.receivers, options.receivers_by]}
+    text = json.dumps({**_where_from(options), **framing, **shared}, sort_keys=True, separators=(",", ":"))
     return f"feed {hashlib.sha256(text.encode()).hexdigest()[:16]}"
 
 
 class Ingest:
-    """A ``LogSource`` that receives a feed into its log, from ``start`` to ``stop``."""
+    """A ``LogSource`` that receives a feed, or one receiver's share of it, from ``start`` to ``stop``.
+
+    Args:
+        options: Of the whole feed.
+        partition: Which log partition is filled; of several receivers, with the share of the one with this number.
+    """
 
     reader = None  # it is for any query, or none
 
-    def __init__(self, options: StreamReadOptions) -> None:
+    def __init__(self, options: StreamReadOptions, partition: int = PARTITION) -> None:
         self._options = options
+        self._share = share_of(options, partition)
         self.counters = SourceCounters()
-        self.storage = LogStorage(log_location(options))
+        self.storage = LogStorage(log_location(options), partition)
         self.readers = Readers(self.storage, options.reader_timeout)
         chunk_bytes = min(options.wal_chunk_bytes, options.wal_max_bytes)
         # The log asks for the state at every cut, and the filler appends to the log.
@@ -94,11 +102,11 @@ class Ingest:
             transactions = CommittedTransactions(self.counters, options.max_publishers)
             self.log = self._new_log(transactions, chunk_bytes)
             terms = AcceptorTerms(options.transaction_timeout, options.wal_max_bytes, options.wal_sync)
-            spec = SocketSpec.of_source(options)
+            spec = SocketSpec.of_source(self._share)
             self._filler: Filler = Acceptor(spec, terms, self.counters, self.storage, transactions, self.log)
             self._state: CarriedState = transactions
         else:
-            receiver = Receiver(options, self.counters, chunk_bytes)
+            receiver = Receiver(self._share, self.counters, chunk_bytes)
             self.log = self._new_log(receiver.intake, chunk_bytes)
             self._filler = LogReceiver(receiver, self.log, options.socket_type)
             self._state = receiver.intake
@@ -134,10 +142,24 @@ class Ingest:
             LogError: See the message.
         """
         allow_many_files()
+        self._refuse_another_division()
         self.log.open(lock_wait, feed_of(self._options))
         self.resumed_at = self.log.durable_end
         self._remember()
         self._is_open = True
+
+    def _refuse_another_division(self) -> None:
+        """Who shares the feed out among another number of receivers has another part of what is ours."""
+        for partition in self.storage.partitions():
+            beside = self.storage.of(partition)
+            if partition == self.storage.partition or not beside.is_written():
+                continue
+            if (feed := beside.feed()) != feed_of(self._options):
+                raise LogLockedError(
+                    f"opening log {self.storage.root}: another process receives into its partition {partition}, "
+                    f"another feed or with other receivers ({feed or 'it does not say what'}); stop that one, or set a "
+                    "walLocation of its own"
+                )
 
     def open_unless_received(self) -> bool:
         """Become the log's writer, unless another process receives the same feed into it.
@@ -179,9 +201,9 @@ class Ingest:
             self.log.close()
             raise
         _log.info(
-            "receiving from %s into log %s (%s), next id %d",
-            self._options.endpoints,
-            self.storage.root,
+            "receiving from %s into %s (%s), next id %d",
+            self._share.endpoints,
+            self.storage,
             self.log.log_id,
             self.resumed_at,
         )
@@ -350,5 +372,5 @@ class Ingest:
             filler = self._filler.facts()
             if lost := self.log.unsealed + filler.pending + filler.refused:
                 _log.error("%d received messages could not be sealed and are lost", lost)
-        _log.info("stopped receiving into log %s at id %d", self.storage.root, self.log.durable_end)
+        _log.info("stopped receiving into %s at id %d", self.storage, self.log.durable_end)
         self._receiving.raise_failure()

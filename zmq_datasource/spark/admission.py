@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from zmq_datasource.options import StreamReadOptions
 
@@ -24,33 +24,66 @@ class Admission:
         self._clock = clock
         self._last_batch = clock()
 
-    def holds_back(self, begin: int, available: int) -> bool:
-        """Whether there is too little for a batch, and it is too soon to make one of that."""
+    def holds_back(self, available: int) -> bool:
+        """Whether so many messages are too few for a batch, and it is too soon to make one of them."""
         return (
-            available - begin < (self._options.min_messages_per_trigger or 0)
+            available < (self._options.min_messages_per_trigger or 0)
             and self._clock() - self._last_batch < self._options.max_trigger_delay
         )
 
-    def end(
-        self, begin: int, available: int, end_within: Callable[[int, int, int], int], *, wait: bool = True
-    ) -> int:
-        """The end of the next batch.
+    def ends(
+        self,
+        begins: Mapping[int, int],
+        available: Mapping[int, int],
+        size_of: Callable[[int, int, int], int],
+        end_within: Callable[[int, int, int, int], int],
+        *,
+        wait: bool = True,
+    ) -> dict[int, int]:
+        """The end of the next batch in each log partition. What it may have they share by what each of them has.
 
         Args:
-            begin: Its first id.
-            available: The id after the last durable one.
-            end_within: ``(begin, end, bytes)`` to the largest end with at most that many
+            begins: Its first ids.
+            available: The ids after the last durable ones.
+            size_of: ``(partition, begin, end)`` to about so many bytes.
+            end_within: ``(partition, begin, end, bytes)`` to the largest end with at most that many
                 bytes, one message at least.
             wait: Whether ``minMessagesPerTrigger`` may hold the batch back.
         """
         options, now = self._options, self._clock()
-        end = available
-        if wait and self.holds_back(begin, available):
-            return begin
+        waiting = {partition: available[partition] - begin for partition, begin in begins.items()}
+        if wait and self.holds_back(sum(waiting.values())):
+            return dict(begins)
         if options.max_messages_per_trigger is not None:
-            end = min(end, begin + options.max_messages_per_trigger)
-        if options.max_bytes_per_trigger is not None and end > begin:
-            end = end_within(begin, end, options.max_bytes_per_trigger)
-        if end > begin:
+            waiting = _shares(waiting, options.max_messages_per_trigger)
+        ends = {partition: begin + waiting[partition] for partition, begin in begins.items()}
+        if options.max_bytes_per_trigger is not None:
+            parts = [partition for partition, begin in begins.items() if ends[partition] > begin]
+            sizes = {
+                partition: max(1, size_of(partition, begins[partition], ends[partition]))
+                for partition in parts
+            }
+            for partition, size in _shares(sizes, options.max_bytes_per_trigger, whole=True).items():
+                ends[partition] = end_within(partition, begins[partition], ends[partition], size)
+        if ends != begins:
             self._last_batch = now
-        return end
+        return ends
+
+
+def _shares(wanted: Mapping[int, int], most: int, whole: bool = False) -> dict[int, int]:
+    """Share ``most`` out in proportion to what is wanted; what is left over goes first to those who got nothing.
+
+    Args:
+        whole: Whether to share out all of it, though less is wanted: what is wanted is a guess.
+    """
+    total = sum(wanted.values())
+    if total <= most and not whole:
+        return dict(wanted)
+    shares = {partition: want * most // total for partition, want in wanted.items()}
+    left = most - sum(shares.values())
+    # Those that got nothing come first, then those of which most was cut off.
+    for partition in sorted(wanted, key=lambda p: (shares[p] > 0, -(wanted[p] * most % total))):
+        if left and wanted[partition]:
+            shares[partition] += 1
+            left -= 1
+    return shares

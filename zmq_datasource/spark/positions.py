@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +18,7 @@ from zmq_datasource.options.types import Position, Timestamp
 
 if TYPE_CHECKING:
     from zmq_datasource.source.feed import Feed
+    from zmq_datasource.source.feeds import Feeds
 
 __all__ = ["Positions", "nothing_since"]
 
@@ -40,7 +42,116 @@ def nothing_since(storage: LogStorage, time: Timestamp, strategy: str, end: int)
 
 
 class Positions:
-    """Between the JSON that Spark keeps and the ids of one log.
+    """Between the JSON that Spark keeps and the ids in each partition of one log.
+
+    Args:
+        feeds: Open.
+        options: ``startingOffsets`` and ``failOnDataLoss``.
+    """
+
+    def __init__(self, feeds: Feeds, options: StreamReadOptions) -> None:
+        self._feeds = feeds
+        self._options = options
+        self._parts: dict[int, _Position] = {}
+        self.take_up()
+
+    def take_up(self) -> None:
+        """Positions in partitions that have come, too."""
+        for partition, feed in self._feeds.parts.items():
+            if partition not in self._parts:
+                self._parts[partition] = _Position(feed, self._options)
+        self._parts = dict(sorted(self._parts.items()))
+
+    def offset(self, nexts: Mapping[int, int]) -> dict[str, Any]:
+        """The offset that Spark gets for an id in each partition."""
+        return Offset(self._feeds.log_id, nexts, self._feeds.reader).to_json()
+
+    def after(
+        self, start: dict[str, Any], begins: Mapping[int, int], ends: Mapping[int, int]
+    ) -> dict[str, Any]:
+        """The offset of ``ends``; where nothing has come since ``start``, which means ``begins``, that one.
+
+        Spark compares their text, and one that an earlier release has written names no reader. So a partition that is
+        new is named once it has something.
+        """
+        offset = Offset.from_json(start)
+        nexts = {p: end for p, end in ends.items() if p in offset.next or end > begins[p]}
+        same = (
+            offset.log == self._feeds.log_id
+            and nexts == offset.next
+            and nexts == {p: begins[p] for p in nexts}
+        )
+        return start if same else self.offset(nexts)
+
+    def initial(self) -> dict[int, int]:
+        """Where a query without a checkpoint starts; kept with the log until ``read_from`` another place.
+
+        Raises:
+            DataLossError: ``startingOffsets`` means no id, and ``failOnDataLoss`` is true.
+        """
+        if self._options.starting_offsets is not None and self._options.starting_offsets.offset is not None:
+            self._check_partitions(self._options.starting_offsets.offset)
+        return {partition: position.initial() for partition, position in self._parts.items()}
+
+    def ids_of(self, start: dict[str, Any]) -> dict[int, int]:
+        """The id in each partition that an offset of the query's checkpoint means.
+
+        Raises:
+            DataLossError: It means none somewhere, and ``failOnDataLoss`` is true; or the log is a copy that is older
+                than the checkpoint.
+        """
+        offset = Offset.from_json(start)
+        self._check_partitions(offset)
+        return {partition: position.id_of(offset) for partition, position in self._parts.items()}
+
+    def read_from(self, begins: Mapping[int, int]) -> None:
+        """The engine asks from there: see ``_Position.read_from``."""
+        for partition, begin in begins.items():
+            self._parts[partition].read_from(begin)
+
+    def ranges(self, start: dict[str, Any], end: dict[str, Any]) -> dict[int, tuple[int, int]]:
+        """The ids in each partition that a batch was planned for; of another log none.
+
+        Raises:
+            DataLossError: As ``ids_of``.
+        """
+        first, last = Offset.from_json(start), Offset.from_json(end)
+        self._check_partitions(last)
+        return {
+            partition: position.range(first, last)
+            for partition, position in self._parts.items()
+            if partition in last.next and position.ends_here(last)
+        }
+
+    def committed(self, end: dict[str, Any]) -> dict[int, int]:
+        """The ids that a committed offset says; none if it is of another log."""
+        offset = Offset.from_json(end)
+        return dict(offset.next) if offset.log == self._feeds.log_id else {}
+
+    def _check_partitions(self, offset: Offset) -> None:
+        """Refuse an offset that names partitions that are not there.
+
+        Raises:
+            DataLossError: It does, and ``failOnDataLoss`` is true.
+        """
+        missing = sorted(set(offset.next) - self._parts.keys())
+        if not missing or offset.log not in (
+            None,
+            self._feeds.log_id,
+        ):  # of another log, it means nothing here
+            return
+        what = (
+            f"reading from log {self._feeds.storage.root}: the offset names the log partitions {sorted(offset.next)}, "
+            f"there are {sorted(self._parts)}"
+        )
+        if self._options.fail_on_data_loss or offset.log is None:
+            raise DataLossError(f"{what}. Restore what is missing. {_GO_ON}")
+        self._feeds.parts[PARTITION].counters.data_losses += 1
+        _log.warning("data loss: %s; going on because failOnDataLoss=false", what)
+
+
+class _Position:
+    """Of one query in one partition of its log.
 
     Args:
         source: Open.
@@ -49,6 +160,7 @@ class Positions:
 
     def __init__(self, source: Feed, options: StreamReadOptions) -> None:
         self._source = source
+        self._partition = source.storage.partition
         self._options = options
         self._persistence = Persistence(options.wal_retry_timeout)
         self._initial: int | None = None
@@ -60,22 +172,6 @@ class Positions:
         # What was reported as lost already: Spark asks for the same range several times.
         self._lost_to = 0
         self._lost_logs: set[str] = set()
-
-    def offset(self, next_id: int) -> dict[str, Any]:
-        """The offset that Spark gets for an id."""
-        return Offset(self._source.log.log_id, {PARTITION: next_id}, self._source.reader).to_json()
-
-    def after(self, start: dict[str, Any], begin: int, end: int) -> dict[str, Any]:
-        """The offset of ``end``; where nothing has come since ``start``, which means ``begin``, that one.
-
-        Spark compares their text, and one that an earlier release has written names no reader.
-        """
-        offset = Offset.from_json(start)
-        return (
-            start
-            if end == begin == offset.next.get(PARTITION) and self._is_ours(offset)
-            else self.offset(end)
-        )
 
     def initial(self) -> int:
         """Where a query without a checkpoint starts; kept with the log until ``read_from`` another place.
@@ -132,7 +228,7 @@ class Positions:
         if kept is None or kept[1] != position:
             return None
         if kept[0] >= log.earliest:
-            return self._resolve(Offset(log.log_id, {PARTITION: kept[0]}))
+            return self._resolve(Offset(log.log_id, {self._partition: kept[0]}))
         # Whether this is that query again, nothing tells.
         self._lose_ids(
             kept[0],
@@ -142,64 +238,58 @@ class Positions:
         )
         return None
 
-    def id_of(self, position: dict[str, Any]) -> int:
+    def id_of(self, offset: Offset) -> int:
         """The id that an offset of the query's checkpoint means.
 
         Raises:
             DataLossError: It means none, and ``failOnDataLoss`` is true; or the log is a copy that is older than the
                 checkpoint.
         """
-        source, offset = self._source, Offset.from_json(position)
-        next_id, given = self._resolve(offset), source.given
+        source = self._source
+        next_id, given, said = self._resolve(offset), source.given, offset.next.get(self._partition)
         # What was given under another name, that one's position says: this query may have had to leave it to another.
         same = self._is_ours(offset) and offset.reader in (None, source.reader)
-        if same and given is not None and offset.next[PARTITION] > given:
+        if same and given is not None and said is not None and said > given:
             path = source.storage.reader_path(source.reader)
             raise DataLossError(
-                f"reading from log {source.storage.root}: the offset says {offset.next[PARTITION]}, and {path} says "
+                f"reading from {source.storage}: the offset says {said}, and {path} says "
                 f"that this reader was only ever given the ids below {given}: the log is an older copy, and other "
                 "messages may have been given those ids since. Restore the newer log, or give the query a new "
                 "checkpoint. If the query only had another name (reader) meanwhile, remove that file"
             )
         return next_id
 
-    def range(self, start: dict[str, Any], end: dict[str, Any]) -> tuple[int, int]:
+    def range(self, start: Offset, end: Offset) -> tuple[int, int]:
         """The ids that a batch was planned for.
 
         Raises:
             DataLossError: As ``id_of``.
         """
-        source, reader = self._source, Offset.from_json(end).reader
-        told = self._told is not None and Offset.from_json(start).reader == self._told
+        source, reader = self._source, end.reader
+        told = self._told is not None and start.reader == self._told
         if told and reader not in (None, self._told):
             # A first batch that an earlier run of this query has planned and not finished. Spark had no offset yet by
             # which it could be recognised, and was told another beginning. Where it began, its position says.
             assert reader is not None
             kept = source.storage.position(reader) if self._repeated is None else None
             if kept is not None:
-                self._repeated = Offset(source.log.log_id, {PARTITION: kept.next})
+                self._repeated = Offset(source.log.log_id, {self._partition: kept.next})
                 if source.go_on_as(reader):
                     self._initial = kept.next
             if self._repeated is not None:  # Spark may ask again, and the position moves
                 return self._resolve(self._repeated), self.id_of(end)
         return self.id_of(start), self.id_of(end)
 
-    def ends_here(self, position: dict[str, Any]) -> bool:
+    def ends_here(self, offset: Offset) -> bool:
         """Whether a batch that ends there was planned on this log.
 
         Raises:
             DataLossError: It was not, and ``failOnDataLoss`` is true.
         """
-        offset = Offset.from_json(position)
         if self._is_ours(offset):
             return True
         self._lose_log(offset, "the batch ends in log")
         return False
-
-    def committed(self, position: dict[str, Any]) -> int | None:
-        """The id that a committed offset says; None if it is of another log."""
-        offset = Offset.from_json(position)
-        return offset.next[PARTITION] if self._is_ours(offset) else None
 
     def _is_ours(self, offset: Offset) -> bool:
         return offset.log == self._source.log.log_id
@@ -210,24 +300,22 @@ class Positions:
         Raises:
             DataLossError: It means none, and ``failOnDataLoss`` is true.
         """
-        log, root = self._source.log, self._source.storage.root
+        log = self._source.log
         if offset.log is not None and offset.log != log.log_id:
             self._lose_log(offset, "the offset is of log")
             return log.earliest
-        unknown = set(offset.next) - {PARTITION}
-        if unknown or PARTITION not in offset.next:
-            raise DataLossError(
-                f"reading from log {root}: the offset names log partitions {sorted(offset.next)}, there is {PARTITION}"
-            )
-        next_id = offset.next[PARTITION]
+        next_id = offset.next.get(self._partition)
+        if next_id is None:  # the partition has come since: all of it is new
+            return log.earliest
         if next_id < log.earliest:
             self._lose_ids(next_id, log.earliest)
             return log.earliest
         if next_id > log.durable_end:
             # Going on would give these ids to other messages.
             raise DataLossError(
-                f"reading from log {root}: the offset says {next_id}, the log ends at {log.durable_end}; its newest "
-                "chunks are gone. Restore them, or give the query a new walLocation and a new checkpoint"
+                f"reading from {self._source.storage}: the offset says {next_id}, the log ends at "
+                f"{log.durable_end}; its newest chunks are gone. Restore them, or give the query a new walLocation and "
+                "a new checkpoint"
             )
         return next_id
 
@@ -237,7 +325,7 @@ class Positions:
         end: int,
         why: str = "the query was stopped for longer than the log kept them",
     ) -> None:
-        what = f"ids {first} to {end - 1} are no longer in log {self._source.storage.root}"
+        what = f"ids {first} to {end - 1} are no longer in {self._source.storage}"
         if self._options.fail_on_data_loss:
             raise DataLossError(f"reading: {what}: {why}. {_GO_ON}")
         new = end - max(first, self._lost_to)

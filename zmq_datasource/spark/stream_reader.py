@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import atexit
 import logging
+import math
 import signal
 import threading
 import time
@@ -27,7 +28,6 @@ from pyspark.sql.streaming.datasource import (
 )
 
 from zmq_datasource.errors import DataLossError, OptionError
-from zmq_datasource.log.layout import PARTITION
 from zmq_datasource.log.persistence import Persistence
 from zmq_datasource.log.reader import end_within_bytes, split_range
 from zmq_datasource.options import StreamReadOptions
@@ -38,8 +38,8 @@ from zmq_datasource.spark.positions import Positions
 from zmq_datasource.spark.worker import set_up_worker
 
 if TYPE_CHECKING:
-    from zmq_datasource.monitoring.source import SourceMonitor
-    from zmq_datasource.source.feed import Feed
+    from zmq_datasource.monitoring.source import SourceMonitors
+    from zmq_datasource.source.feeds import Feeds
 
 __all__ = ["RefusedStreamReader", "ZmqStreamReader"]
 
@@ -57,16 +57,16 @@ class ZmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def __init__(self, options: StreamReadOptions) -> None:
         self._options = options
         # Only in the source runner:
-        self._source: Feed | None = None
+        self._feeds: Feeds | None = None
         self._positions: Positions | None = None
-        self._monitor: SourceMonitor | None = None
+        self._monitors: SourceMonitors | None = None
         self._admission = Admission(options)
         self._persistence = Persistence(options.wal_retry_timeout)
         self._available_now = False
-        self._target: int | None = None
+        self._targets: dict[int, int] | None = None
         self._idle_at = 0.0  # when Spark last heard that there is nothing new
 
-    def _opened(self, position: dict[str, Any] | None = None) -> tuple[Feed, Positions]:
+    def _opened(self, position: dict[str, Any] | None = None) -> tuple[Feeds, Positions]:
         """What the query reads, and what offsets mean in it; opened on the first call.
 
         Nothing is received before a position was compared with the log's end, or new messages could get the ids of
@@ -75,40 +75,41 @@ class ZmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         Args:
             position: The newest that Spark has said in this call; None if the query has no checkpoint.
         """
-        if self._source is None:
+        if self._feeds is None:
             # The source runner alone receives; the processes that plan and read do without all of this.
-            from zmq_datasource.source.feed import Feed  # noqa: PLC0415
+            from zmq_datasource.source.feeds import Feeds  # noqa: PLC0415
 
             set_up_worker()
-            self._source = Feed(self._options)
+            self._feeds = Feeds(self._options)
             _stop_on_sigterm()
             try:
                 if position is None:
-                    self._source.open()
+                    self._feeds.open()
                 else:
-                    self._source.open(Offset.from_json(position).reader, begins=False)
+                    self._feeds.open(Offset.from_json(position).reader, begins=False)
             except BaseException:
-                self._source = None
+                self._feeds = None
                 raise
             # Covers a SIGTERM that arrives between the end of a call and Spark's stop().
             atexit.register(self.stop)
-            self._positions = Positions(self._source, self._options)
+            self._positions = Positions(self._feeds, self._options)
         assert self._positions is not None
-        return self._source, self._positions
+        return self._feeds, self._positions
 
-    def _receive(self, source: Feed) -> None:
+    def _receive(self, feeds: Feeds) -> SourceMonitors:
         """Begin to receive, on the first call."""
-        if self._monitor is not None:
-            return
+        if self._monitors is not None:
+            return self._monitors
         try:
-            source.start()
+            feeds.start()
         except Exception:
-            self._source = None
+            self._feeds = None
             raise
-        from zmq_datasource.monitoring.source import SourceMonitor  # noqa: PLC0415 - see _opened
+        from zmq_datasource.monitoring.source import SourceMonitors  # noqa: PLC0415 - see _opened
 
-        self._monitor = SourceMonitor(source, self._options)
-        self._monitor.start()
+        self._monitors = SourceMonitors(feeds.parts, self._options)
+        self._monitors.start()
+        return self._monitors
 
     def initialOffset(self) -> dict[str, Any]:
         """Where a query without a checkpoint starts.
@@ -117,9 +118,9 @@ class ZmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         to repeat that batch after a crash. So the answer is kept with the log until the
         engine has moved on.
         """
-        source, positions = self._opened()
+        feeds, positions = self._opened()
         first = positions.initial()
-        self._receive(source)
+        self._receive(feeds)
         return positions.offset(first)
 
     def getDefaultReadLimit(self) -> ReadLimit:
@@ -129,44 +130,52 @@ class ZmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
         """The end of the next batch: everything received so far, made durable, within the limits."""
-        source, positions = self._opened(start)
-        begin = positions.id_of(start)
-        self._receive(source)
-        if self._monitor is not None:
-            self._monitor.read_to(begin)
-        positions.read_from(begin)
-        if source.log.full or source.log.fault:
+        feeds, positions = self._opened(start)
+        begins = positions.ids_of(start)
+        monitors = self._receive(feeds)
+        if feeds.look_for_new():
+            positions.take_up()
+            monitors.take_up(feeds.parts)
+            begins = positions.ids_of(start)
+        monitors.read_to(begins)
+        positions.read_from(begins)
+        if feeds.is_full:
             # Spark commits a batch to the source only once there is data for the next, which a
             # full log, or a full disk, keeps out. But it asks for the next only after the last is in its own
-            # commit log, so nothing below `begin` will be asked for again.
-            self._persistence.insist(partial(source.commit, begin))
+            # commit log, so nothing below `begins` will be asked for again.
+            self._commit(feeds, begins)
         if time.monotonic() - self._idle_at < _ASKED_AGAIN_SECONDS:
-            source.wait_for_more(begin, _IDLE_SECONDS)
-        end = self._end(source, begin, limit)
-        if end == begin:
+            feeds.wait_for_more(begins, _IDLE_SECONDS)
+        ends = self._ends(feeds, begins, limit)
+        if ends == begins:
             self._idle_at = time.monotonic()
-        # Whether a log that another process writes is full, is not seen from here: it gets `begin` each time.
-        self._persistence.insist(partial(source.give, begin, end))
-        return positions.after(start, begin, end)
+        for partition, feed in feeds.parts.items():
+            # Whether a log that another process writes is full, is not seen from here: it gets its begin each time.
+            self._persistence.insist(partial(feed.give, begins[partition], ends[partition]))
+        return positions.after(start, begins, ends)
 
-    def _end(self, source: Feed, begin: int, limit: ReadLimit) -> int:
+    def _ends(self, feeds: Feeds, begins: dict[int, int], limit: ReadLimit) -> dict[int, int]:
         if isinstance(limit, ReadAllAvailable):
-            return max(begin, self._gather(source))
-        if self._available_now and self._target is None:
-            self._target = self._gather(source)
-        source.check()  # also where a batch is held back
-        wait = self._target is None and not (source.log.full or source.log.fault)
-        if wait and self._admission.holds_back(begin, source.received_end):
-            return begin  # and no chunk is cut for what will wait
-        available = source.seal() if self._target is None else self._target
-        return self._admission.end(
-            begin,
-            max(begin, available),
-            lambda low, high, size: self._persistence.insist(
-                lambda: end_within_bytes(source.storage, source.log.covering(low, high), low, high, size)
-            ),
-            wait=wait,
-        )
+            return _not_before(begins, self._gather(feeds))
+        if self._available_now and self._targets is None:
+            self._targets = self._gather(feeds)
+        feeds.check()  # also where a batch is held back
+        wait = self._targets is None and not feeds.is_full
+        received = sum(feed.received_end - begins[partition] for partition, feed in feeds.parts.items())
+        if wait and self._admission.holds_back(received):
+            return begins  # and no chunk is cut for what will wait
+        available = feeds.seal() if self._targets is None else self._targets
+
+        def end_within(partition: int, low: int, high: int, size: int) -> int:
+            feed = feeds.parts[partition]
+            return self._persistence.insist(
+                lambda: end_within_bytes(feed.storage, feed.log.covering(low, high), low, high, size)
+            )
+
+        def size_of(partition: int, low: int, high: int) -> int:
+            return feeds.parts[partition].log.size_of(low, high)
+
+        return self._admission.ends(begins, _not_before(begins, available), size_of, end_within, wait=wait)
 
     def prepareForTriggerAvailableNow(self) -> None:
         """What is durable after ``timeout``, or ``idleTimeout``, is the target.
@@ -175,69 +184,84 @@ class ZmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """
         self._available_now = True
 
-    def _gather(self, source: Feed) -> int:
-        return source.gather(self._options.timeout, self._options.idle_timeout)
+    def _gather(self, feeds: Feeds) -> dict[int, int]:
+        return feeds.gather(self._options.timeout, self._options.idle_timeout)
 
     def reportLatestOffset(self) -> dict[str, Any] | None:
         """Shown as ``sources[].latestOffset`` in the query's progress: the log's end and the metrics."""
-        if self._source is None or self._positions is None or self._monitor is None:
+        if self._feeds is None or self._positions is None or self._monitors is None:
             return None  # nothing is received yet
-        return self._positions.offset(self._source.log.durable_end) | self._monitor.metrics()
+        ends = {partition: feed.log.durable_end for partition, feed in self._feeds.parts.items()}
+        return self._positions.offset(ends) | self._monitors.metrics()
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         """Share the ids from ``start`` to ``end`` out among tasks."""
-        source, positions = self._opened(end)
-        if not positions.ends_here(end):
+        feeds, positions = self._opened(end)
+        ranges = positions.ranges(start, end)
+        if not ranges:
             return []
-        low, high = positions.range(start, end)
-        self._receive(source)
-        if self._monitor is not None:
-            self._monitor.read_to(low)  # after a restart this is the first that is heard of it
-        if low > high:
-            raise DataLossError(
-                f"planning a batch from id {low} to id {high} of log {source.storage.root}: it ends before it begins; "
-                "give the query a new checkpoint"
-            )
-        shares = split_range(
-            source.log.covering(low, high),
-            low,
-            high,
-            self._options.min_partitions or 1,
-            self._options.max_bytes_per_partition,
-        )
-        return [
-            LogInputPartition(str(source.storage.root), PARTITION, pieces, self._options.include_frames)
-            for pieces in shares
-        ]
+        monitors = self._receive(feeds)
+        monitors.read_to(
+            {partition: low for partition, (low, _) in ranges.items()}
+        )  # after a restart it is news
+        for partition, (low, high) in ranges.items():
+            if low > high:
+                raise DataLossError(
+                    f"planning a batch from id {low} to id {high} of {feeds.parts[partition].storage}: it ends before "
+                    "it begins; give the query a new checkpoint"
+                )
+        messages = sum(high - low for low, high in ranges.values())
+        shares: list[InputPartition] = []
+        for partition, (low, high) in ranges.items():
+            part = (self._options.min_partitions or 1) * (high - low) / max(1, messages)
+            for pieces in split_range(
+                feeds.parts[partition].log.covering(low, high),
+                low,
+                high,
+                math.ceil(part),
+                self._options.max_bytes_per_partition,
+            ):
+                shares.append(
+                    LogInputPartition(feeds.storage.root, partition, pieces, self._options.include_frames)
+                )
+        return shares
 
     def commit(self, end: dict[str, Any]) -> None:
         """Spark is done with everything below ``end``."""
         self._idle_at = 0.0  # there was a batch, if only for another source: the next is not to wait for us
-        source, positions = self._opened(end)
-        done = positions.committed(end)
-        if done is not None:
-            self._persistence.insist(partial(source.commit, done))
+        feeds, positions = self._opened(end)
+        self._commit(feeds, positions.committed(end))
+
+    def _commit(self, feeds: Feeds, ends: dict[int, int]) -> None:
+        for partition, end in ends.items():
+            if partition in feeds.parts:
+                self._persistence.insist(partial(feeds.parts[partition].commit, end))
 
     def stop(self) -> None:
         """Drain the socket, seal, release the log. Called by Spark, by SIGTERM and at exit."""
-        if self._source is None:
+        if self._feeds is None:
             return
         if threading.current_thread() is threading.main_thread():
             # Nothing may cut this short any more; before anything else is done.
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
             signal.signal(signal.SIGINT, signal.SIG_IGN)
-        source, self._source = self._source, None
-        monitor, self._monitor = self._monitor, None
+        feeds, self._feeds = self._feeds, None
+        monitors, self._monitors = self._monitors, None
         try:
-            source.stop()
+            feeds.stop()
         finally:
-            if monitor is not None:
-                monitor.stop()
+            if monitors is not None:
+                monitors.stop()
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The rows of one share; runs on an executor."""
         assert isinstance(partition, LogInputPartition), partition
         return read_log_partition(partition)
+
+
+def _not_before(begins: dict[int, int], ends: dict[int, int]) -> dict[int, int]:
+    """Where a batch ends in each partition; nowhere before its begin, and there in one that was not asked for."""
+    return {partition: max(begin, ends.get(partition, begin)) for partition, begin in begins.items()}
 
 
 class RefusedStreamReader(DataSourceStreamReader):

@@ -1,0 +1,381 @@
+"""Several receivers of one feed, each with a log partition of its own. No JVM."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+import zmq
+
+from tests.source.test_feed import Query, send
+from tests.support import Socket, batch_of, bound, free_endpoint, offer, stream_options, wait_for
+from zmq_datasource.errors import DataLossError, EndpointError, LogLockedError
+from zmq_datasource.log.storage import LogStorage
+from zmq_datasource.log.writer import LogWriter
+from zmq_datasource.options import BatchReadOptions
+from zmq_datasource.options.parser import parse
+from zmq_datasource.source import feed as feed_module
+from zmq_datasource.source import feeds as feeds_module
+from zmq_datasource.source.feed import Feed
+from zmq_datasource.source.ingest import Ingest
+from zmq_datasource.spark.batch_reader import ZmqLogReader
+
+Context = zmq.Context[Socket]
+Row = tuple[int, int, bytes]
+
+
+@pytest.fixture(autouse=True)
+def _in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("signal.signal", lambda *_: None)  # pytest's own process keeps its handlers
+    monkeypatch.setattr("zmq_datasource.source.receiving._QUIET_SECONDS", 0.02)
+    monkeypatch.setattr(feed_module, "_STANDBY_SECONDS", 0.01)
+    monkeypatch.setattr(feeds_module, "_LOOKING_SECONDS", 0.01)
+
+
+class Several(Query):
+    """A query on a log with several partitions; ``placed`` is what was committed, with partition and id."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.placed: list[Row] = []
+
+    def run(self, begin: dict[str, Any], end: dict[str, Any]) -> None:
+        if begin != end:
+            for share in self.reader.partitions(begin, end):
+                for batch in self.reader.read(share):
+                    columns = (batch.column(name).to_pylist() for name in ("partition", "id", "value"))
+                    self.placed += zip(*columns, strict=True)
+            self.reader.commit(end)
+            self._checkpoint = end
+
+    def step(self) -> int:
+        super().step()
+        return len(self.placed)
+
+    @property
+    def values(self) -> list[int]:
+        return sorted(int(value) for _, _, value in self.placed)
+
+    def check(self) -> None:
+        """Ids go up by one in each partition, and none comes twice."""
+        for partition in {p for p, _, _ in self.placed}:
+            ids = [i for p, i, _ in self.placed if p == partition]
+            assert ids == list(range(ids[0], ids[0] + len(ids)))
+
+
+@contextmanager
+def several(location: Path, checkpoint: dict[str, Any] | None = None, **options: Any) -> Iterator[Several]:
+    query = Several(location, checkpoint, **options)
+    try:
+        yield query
+    finally:
+        query.reader.stop()
+
+
+def connected(query: Several) -> bool:
+    return all(feed.counters.connections for feed in parts_of(query).values())
+
+
+def parts_of(query: Several) -> dict[int, Feed]:
+    assert query.reader._feeds is not None
+    return query.reader._feeds.parts
+
+
+def received(query: Several) -> int:
+    return sum(feed.received_end for feed in parts_of(query).values())
+
+
+def fill(location: Path, partition: int, *values: bytes) -> None:
+    storage = LogStorage(str(location), partition)
+    log = LogWriter(storage, chunk_bytes=1 << 20, max_bytes=1 << 30)
+    log.open()
+    log.append(batch_of(list(values)))
+    log.close()
+
+
+def test_the_sockets_of_a_pull_share_its_messages(context: Context, tmp_path: Path) -> None:
+    push, endpoint = bound(context, zmq.PUSH)
+    with several(tmp_path, connect=endpoint, receivers=3) as query:
+        query.step()
+        wait_for(lambda: connected(query), "three connections")
+        send(push, 0, 300)
+        query.until(300)
+        assert query.values == list(range(300))
+        assert Counter(p for p, _, _ in query.placed) == {0: 100, 1: 100, 2: 100}
+        query.check()
+        checkpoint = query.checkpoint
+        assert checkpoint["next"] == {"0": 100, "1": 100, "2": 100}
+        told = query.reader.reportLatestOffset()
+        assert told is not None
+        assert told["messagesReceived"] == 300
+        assert told["connections"] == 3
+        assert [told["partitions"][p]["messagesReceived"] for p in "012"] == [100] * 3
+        assert told["source"] == f"PULL {endpoint} ({query.reader._feeds.reader})"  # type: ignore[union-attr]
+    with several(tmp_path, checkpoint, connect=endpoint, receivers=3) as query:
+        query.step()
+        wait_for(lambda: connected(query), "three connections")
+        send(push, 300, 600)
+        query.until(300)
+        assert query.values == list(range(300, 600))
+        assert {i for _, i, _ in query.placed} == set(range(100, 200))
+
+
+def test_subs_have_publishers_of_their_own(context: Context, tmp_path: Path) -> None:
+    pubs = [bound(context, zmq.XPUB) for _ in range(3)]
+    endpoints = ",".join(endpoint for _, endpoint in pubs)
+    with several(tmp_path, socketType="SUB", connect=endpoints, receivers=2) as query:
+        query.step()
+        for number, (pub, _) in enumerate(pubs):
+            assert pub.recv() == b"\x01"
+            assert not pub.poll(100), "a second one subscribes"
+            send_framed(pub, number)
+        query.until(3)
+        assert sorted((p, int(value)) for p, _, value in query.placed) == [(0, 0), (0, 2), (1, 1)]
+
+
+def send_framed(pub: Socket, number: int) -> None:
+    pub.send_multipart([b"topic", b"%d" % number])
+
+
+def test_a_limit_is_for_the_batch_and_partitions_share_it(context: Context, tmp_path: Path) -> None:
+    push, endpoint = bound(context, zmq.PUSH)
+    options = {
+        "connect": endpoint,
+        "receivers": 2,
+        "maxMessagesPerTrigger": 10,
+        "startingOffsets": "earliest",
+    }
+    with several(tmp_path, **options) as query:
+        query.step()
+        wait_for(lambda: connected(query), "two connections")
+        send(push, 0, 100)
+        wait_for(lambda: received(query) == 100, "all received")
+        assert query.step() <= 10
+        steps = [query.step() for _ in range(9)]
+        assert max(b - a for a, b in pairwise(steps)) == 10
+        query.until(100)
+        assert query.values == list(range(100))
+
+
+@pytest.mark.parametrize("then", [1, 4])
+def test_another_number_of_receivers_goes_on_with_the_same_log(
+    context: Context, tmp_path: Path, then: int
+) -> None:
+    """What fewer receivers no longer fill is read to its end; what more of them fill begins at its first id."""
+    push, endpoint = bound(context, zmq.PUSH)
+    with several(tmp_path, connect=endpoint, receivers=2) as query:
+        query.step()
+        wait_for(lambda: connected(query), "two connections")
+        send(push, 0, 100)
+        query.until(100)
+        send(push, 100, 200)
+        wait_for(lambda: received(query) == 200, "all received")
+        checkpoint = query.checkpoint
+    with several(tmp_path, checkpoint, connect=endpoint, receivers=then) as query:
+        query.until(100)
+        filled = [feed for feed in parts_of(query).values() if feed.receives]
+        assert len(filled) == then
+        wait_for(lambda: all(feed.counters.connections for feed in filled), "connections")
+        send(push, 200, 300)
+        query.until(200)
+        query.check()
+        assert query.values == list(range(100, 300))
+
+
+def test_a_query_that_follows_takes_up_the_partitions_that_come(tmp_path: Path) -> None:
+    fill(tmp_path, 0, b"0", b"1")
+    with several(tmp_path) as query:
+        query.until(2)
+        fill(tmp_path, 2, b"2", b"3")
+        query.until(4)
+        assert query.checkpoint["next"] == {"0": 2, "2": 2}
+        fill(tmp_path, 1)  # one that has nothing
+        wait_for(lambda: query.step() and 1 in parts_of(query), "that it is seen")
+        assert query.checkpoint["next"] == {"0": 2, "2": 2}
+        fill(tmp_path, 2, b"4")
+        query.until(5)
+        checkpoint, name = query.checkpoint, query.name
+    for partition in (0, 1, 2):
+        assert list(LogStorage(str(tmp_path), partition).positions()) == [name]
+    fill(tmp_path, 0, b"5")
+    with several(tmp_path, checkpoint) as query:
+        query.until(1)
+        assert query.placed == [(0, 2, b"5")]
+
+
+def test_a_partition_that_is_gone_is_data_loss(tmp_path: Path) -> None:
+    fill(tmp_path, 0, b"0")
+    offset = {"log": LogStorage(str(tmp_path)).log_id(), "next": {"0": 0, "3": 7}, "reader": "me"}
+    with several(tmp_path, offset) as query, pytest.raises(DataLossError, match=r"\[0, 3\], there are \[0\]"):
+        query.step()
+    with several(tmp_path, offset, failOnDataLoss="false") as query:
+        query.until(1)
+
+
+def test_queries_on_a_shared_feed_have_all_partitions(context: Context, tmp_path: Path) -> None:
+    push, endpoint = bound(context, zmq.PUSH)
+    options = {"connect": endpoint, "receivers": 2}
+    with several(tmp_path, **options) as one:
+        one.step()
+        wait_for(lambda: connected(one), "two connections")
+        with several(tmp_path, **options) as two:
+            two.step()
+            send(push, 0, 100)
+            one.until(100)
+            two.until(100)
+            assert one.values == two.values == list(range(100))
+            one.reader.stop()
+            wait_for(lambda: all(feed.receives for feed in parts_of(two).values()), "the other one")
+            send(push, 100, 200)
+            two.until(200)
+            two.check()
+            assert two.values == list(range(200))
+
+
+@pytest.mark.parametrize("reader", [{}, {"reader": "mine"}])
+def test_a_first_batch_that_was_not_finished_begins_at_the_same_place_in_each_partition(
+    context: Context, tmp_path: Path, reader: dict[str, str]
+) -> None:
+    push, endpoint = bound(context, zmq.PUSH)
+    options = {"connect": endpoint, "receivers": 2, **reader}
+    with several(tmp_path, **options) as query:
+        begin = query.begin()
+        wait_for(lambda: connected(query), "two connections")
+        send(push, 0, 50)
+        wait_for(lambda: received(query) == 50, "all received")
+        _, end = query.plan()  # Spark has noted it, and dies
+    with several(tmp_path, **options) as again:
+        told = again.begin()
+        again.run(told, end)
+        again.check()
+        assert again.values == list(range(50))
+        assert told["next"] == begin["next"]
+        wait_for(lambda: connected(again), "two connections")
+        send(push, 50, 100)
+        again.until(100)
+        assert again.values == list(range(100))
+
+
+def test_who_shares_a_feed_out_otherwise_is_refused(
+    context: Context, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would receive some of it twice."""
+    monkeypatch.setattr("zmq_datasource.source.ingest.LOCK_WAIT_SECONDS", 0.1)
+    endpoints = ",".join(bound(context, zmq.XPUB)[1] for _ in range(4))
+    options = {"socketType": "SUB", "connect": endpoints, "walLocation": tmp_path}
+    last = Ingest(stream_options(**options, receivers=4), 3)
+    last.start()
+    try:
+        for other in (1, 2, 3):
+            with pytest.raises(
+                LogLockedError, match="receives into its partition 3, another feed or with other rec"
+            ):
+                Ingest(stream_options(**options, receivers=other), 0).open(0.0)
+        beside = Ingest(stream_options(**options, receivers=4), 0)
+        beside.start()
+        beside.stop()
+    finally:
+        last.stop()
+
+
+def test_a_port_that_is_taken_leaves_all_partitions_free(context: Context, tmp_path: Path) -> None:
+    _, taken = bound(context, zmq.PUSH)
+    options = {"bind": f"{free_endpoint()},{taken}", "receivers": 2}
+    query = Several(tmp_path, **options)
+    with pytest.raises(EndpointError, match="binding"):
+        query.step()
+    for partition in (0, 1):
+        assert not LogStorage(str(tmp_path), partition).is_written()
+
+
+def send_until(push: Socket, number: int, enough: Callable[[], bool]) -> int:
+    """Send numbers, from this one on, until that is so; the next number."""
+
+    def is_enough() -> bool:
+        nonlocal number
+        number += offer(push, b"%d" % number)
+        return enough()
+
+    wait_for(is_enough, "enough messages")
+    return number
+
+
+def partitions_since(query: Several, first: int) -> set[int]:
+    """The log partitions in which messages from this one on have come."""
+    return {partition for partition, _, value in query.placed if int(value) >= first}
+
+
+def test_receivers_that_are_programs_have_a_partition_each(context: Context, tmp_path: Path) -> None:
+    """One is killed and begun again; the other ones, and who reads, go on."""
+    push, endpoint = bound(context, zmq.PUSH, sndhwm=1)
+
+    def program(share: str) -> subprocess.Popen[str]:
+        command = [sys.executable, "-m", "zmq_datasource.cli", "receive", "--socket-type", "PULL"]
+        command += ["--connect", endpoint, "--wal-location", str(tmp_path), "--partition", share]
+        return subprocess.Popen([*command, "-o", "walFlushInterval=20ms"], text=True)
+
+    programs = [program(f"{k}/3") for k in range(3)]
+    try:
+        wait_for(lambda: all(LogStorage(str(tmp_path), k).is_written() for k in range(3)), "three receivers")
+        with several(tmp_path) as query:
+            number = send_until(push, 0, lambda: query.step() and partitions_since(query, 0) == {0, 1, 2})
+            programs[1].send_signal(signal.SIGKILL)
+            programs[1].wait(10)
+            number = send_until(
+                push, number, lambda s=number: query.step() and partitions_since(query, s) == {0, 2}
+            )
+            programs[1] = program("1/3")
+            number = send_until(
+                push, number, lambda s=number: query.step() and partitions_since(query, s) == {0, 1, 2}
+            )
+            for each in programs:
+                each.send_signal(signal.SIGTERM)
+            assert [each.wait(30) for each in programs] == [0, 0, 0]
+            query.step()
+            query.check()
+            assert len(query.values) == len(set(query.values))
+            # What the killed one had received and not sealed, and what was on its way there.
+            assert len(set(range(number)) - set(query.values)) < 100
+    finally:
+        for each in programs:
+            each.kill()
+            each.wait(10)
+
+
+def test_all_receivers_in_one_program(context: Context, tmp_path: Path) -> None:
+    push, endpoint = bound(context, zmq.PUSH)
+    command = [sys.executable, "-m", "zmq_datasource.cli", "receive", "--socket-type", "PULL"]
+    command += ["--connect", endpoint, "--wal-location", str(tmp_path), "-o", "receivers=2"]
+    program = subprocess.Popen([*command, "-o", "walFlushInterval=20ms"], text=True)
+    try:
+        wait_for(lambda: all(LogStorage(str(tmp_path), k).is_written() for k in range(2)), "two receivers")
+        send(push, 0, 100)
+        with several(tmp_path) as query:
+            query.until(100)
+            assert query.values == list(range(100))
+            program.send_signal(signal.SIGTERM)
+            assert program.wait(30) == 0
+    finally:
+        program.kill()
+        program.wait(10)
+
+
+def test_a_batch_read_has_all_partitions(tmp_path: Path) -> None:
+    fill(tmp_path, 0, b"0")
+    fill(tmp_path, 1, b"1", b"2")
+    reader = ZmqLogReader(parse(BatchReadOptions, {"walLocation": str(tmp_path)}))
+    rows = pa.Table.from_batches([batch for share in reader.partitions() for batch in reader.read(share)])
+    assert rows.select(["partition", "id"]).to_pylist() == [
+        {"partition": 0, "id": 0},
+        {"partition": 1, "id": 0},
+        {"partition": 1, "id": 1},
+    ]

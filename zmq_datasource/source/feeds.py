@@ -1,0 +1,180 @@
+"""What one query reads: a feed for each partition of its log.
+
+The rules:
+
+* There is a partition for each of the query's receivers. Those beyond them, which other receivers fill or have filled,
+  are read, too; so a query may be started again with fewer receivers, and has what the others have left.
+* A query that only follows a log takes up the partitions that come while it runs.
+* It has the same name as a reader in all of them.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping
+
+from zmq_datasource.log.layout import PARTITION
+from zmq_datasource.log.storage import LogStorage
+from zmq_datasource.options import StreamReadOptions
+from zmq_datasource.source.feed import Feed
+from zmq_datasource.source.ingest import log_location
+
+__all__ = ["Feeds"]
+
+_log = logging.getLogger(__name__)
+
+_LOOKING_SECONDS = 1.0
+_TICK_SECONDS = 0.005
+
+
+class Feeds:
+    """The feeds of one query. For one thread.
+
+    Attributes:
+        parts: By log partition, in order; from ``open`` on.
+        storage: Where the log is.
+    """
+
+    def __init__(self, options: StreamReadOptions) -> None:
+        self._options = options
+        self.storage = LogStorage(log_location(options))
+        self.parts: dict[int, Feed] = {}
+        self._next_look = 0.0
+
+    def open(self, reader: str | None = None, begins: bool = True) -> None:
+        """Find the log and its partitions; receive nothing yet. For the arguments and errors see ``Feed.open``."""
+        first = Feed(self._options, PARTITION)
+        first.open(reader, begins)
+        self.parts[PARTITION] = first
+        try:
+            self._open_others()
+        except BaseException:
+            self._give_up(self.parts.values())
+            raise
+
+    def _open_others(self) -> list[Feed]:
+        live = self._options.connect or self._options.bind
+        there = {*self.storage.partitions(), *(range(self._options.receivers) if live else ())}
+        opened = []
+        for partition in sorted(there - self.parts.keys()):
+            feed = Feed(self._options, partition)
+            feed.open(beside=self.parts[PARTITION])
+            self.parts[partition] = feed
+            opened.append(feed)
+        self.parts = dict(sorted(self.parts.items()))
+        self._next_look = time.monotonic() + _LOOKING_SECONDS
+        return opened
+
+    def look_for_new(self) -> list[Feed]:
+        """Open and start what others have added to the log."""
+        if time.monotonic() < self._next_look:
+            return []
+        opened = self._open_others()
+        for feed in opened:
+            feed.start()
+        return opened
+
+    def start(self) -> None:
+        """Begin to receive, or to stand by; after ``open``.
+
+        Raises:
+            EndpointError, OptionError: See the message. Others can have the log and the name then.
+        """
+        feeds = list(self.parts.values())
+        for position, feed in enumerate(feeds):
+            try:
+                feed.start()
+            except BaseException:
+                self._give_up([*feeds[:position], *feeds[position + 1 :]])
+                raise
+
+    def _give_up(self, feeds: Iterable[Feed]) -> None:
+        """Stop these, because of an error elsewhere that is worth more than theirs."""
+        for feed in feeds:
+            if (failure := _failure_of(feed.stop)) is not None:
+                _log.error("%s: %s", feed.storage, failure)
+        self.parts = {}
+
+    @property
+    def reader(self) -> str:
+        """The name under which this query reads the log."""
+        return self.parts[PARTITION].reader
+
+    @property
+    def log_id(self) -> str:
+        return self.parts[PARTITION].log.log_id
+
+    @property
+    def is_full(self) -> bool:
+        """Whether a partition has no room, or its disk has a fault, so that nothing more may come to it."""
+        return any(feed.log.full or feed.log.fault for feed in self.parts.values())
+
+    def check(self) -> None:
+        """Raise why something is received no more: see ``Feed.check``."""
+        for feed in self.parts.values():
+            feed.check()
+
+    def seal(self) -> dict[int, int]:
+        """Make durable what was received before this call; where each partition ends."""
+        return {partition: feed.seal() for partition, feed in self.parts.items()}
+
+    def gather(self, timeout: float, idle_timeout: float | None) -> dict[int, int]:
+        """Receive for a while in all partitions, then seal; where each of them ends."""
+        ends: dict[int, int] = {}
+        failures: list[BaseException] = []
+
+        def gather(partition: int, feed: Feed) -> None:
+            try:
+                ends[partition] = feed.gather(timeout, idle_timeout)
+            except BaseException as e:
+                failures.append(e)
+
+        threads = [
+            threading.Thread(target=gather, args=part, name=f"zmq-gather-{part[0]}")
+            for part in self.parts.items()
+        ]
+        if len(threads) == 1:
+            gather(*next(iter(self.parts.items())))
+        else:
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+        if failures:
+            raise failures[0]
+        return ends
+
+    def wait_for_more(self, begins: Mapping[int, int], seconds: float) -> None:
+        """Wait until something is received behind these ids, by partition, or so many seconds."""
+        if len(self.parts) == 1:
+            self.parts[PARTITION].wait_for_more(begins[PARTITION], seconds)
+            return
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline and not self.is_full:
+            self.check()
+            if any(feed.received_end > begins[partition] for partition, feed in self.parts.items()):
+                return
+            time.sleep(_TICK_SECONDS)
+
+    def stop(self) -> None:
+        """End receiving or following everywhere, whatever goes wrong in one place.
+
+        Raises:
+            LogError: What was received last could not be sealed.
+        """
+        failure: BaseException | None = None
+        for feed in self.parts.values():
+            failure = _failure_of(feed.stop) or failure
+        self.parts = {}
+        if failure is not None:
+            raise failure
+
+
+def _failure_of(act: Callable[[], None]) -> BaseException | None:
+    try:
+        act()
+    except BaseException as e:
+        return e
+    return None

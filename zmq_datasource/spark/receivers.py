@@ -1,0 +1,182 @@
+"""Receivers on executors: a Spark job whose tasks receive a feed, each into a log partition of its own.
+
+The rules:
+
+* A task is what ``zmq-datasource receive --partition K/N`` is: it takes the lock of its partition, or waits for it.
+* An executor that dies takes its tasks along, and their locks. Spark starts the tasks elsewhere, and these go on in the
+  same partitions. When the job itself fails, it is started again.
+* The tasks end because a file in the log's directory says so. Spark could only kill them, and the socket of a PULL has
+  messages that are nowhere else.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator, Mapping
+from types import TracebackType
+from typing import TYPE_CHECKING, Self
+
+import pyarrow as pa
+
+from zmq_datasource.errors import OptionError, SocketError
+from zmq_datasource.log.storage import LogStorage
+from zmq_datasource.options import StreamReadOptions
+from zmq_datasource.options.parser import parse
+from zmq_datasource.receive import receive_until
+from zmq_datasource.spark.worker import set_up_worker
+from zmq_datasource.transport.spec import SocketSpec, check_socket_options
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+__all__ = ["Receivers", "start_receivers"]
+
+_log = logging.getLogger(__name__)
+
+_FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 1.0, 30.0
+# Whoever has received for so long has begun well.
+_SETTLED_SECONDS = 60.0
+
+
+def start_receivers(spark: SparkSession, options: Mapping[str, str]) -> Receivers:
+    """Receive a feed on the executors, into a log that queries read with ``walLocation`` alone.
+
+    Each of the ``receivers`` is a task that runs until ``stop``, and so needs a core for itself. Set
+    ``spark.task.maxFailures`` to more than 1: it says how often a task may fail before the job is started again.
+
+    Args:
+        spark: Also a session of Spark Connect.
+        options: Those of ``spark.readStream``, ``receivers`` among them. ``walLocation`` must be a directory that all
+            executors and the driver share. What is bound, is bound on whichever executor has the task.
+
+    Raises:
+        OptionError: Something in the options is wrong.
+    """
+    given = {name: str(value) for name, value in options.items()}
+    parsed = parse(StreamReadOptions, given)
+    if not (parsed.connect or parsed.bind):
+        raise OptionError("neither connect nor bind is set; name the feed that is to be received")
+    if parsed.wal_location is None:
+        raise OptionError(
+            "walLocation is not set: receivers on executors fill a log that queries read elsewhere; name a directory "
+            "that all executors and the driver share"
+        )
+    check_socket_options(SocketSpec.of_source(parsed))
+    return Receivers(spark, given, parsed)
+
+
+class Receivers:
+    """Running receivers; ends them at the end of a ``with`` block.
+
+    Attributes:
+        restarts: How often Spark's job has failed and was started again.
+        failure: Why it failed last.
+    """
+
+    def __init__(self, spark: SparkSession, given: Mapping[str, str], parsed: StreamReadOptions) -> None:
+        assert parsed.wal_location is not None
+        self._spark = spark
+        self._given = dict(given)
+        self._count = parsed.receivers
+        self._storage = LogStorage(parsed.wal_location)
+        self._storage.open_log()  # so that queries find one
+        self._token = uuid.uuid4().hex
+        self._ending = threading.Event()
+        self.restarts = 0
+        self.failure: Exception | None = None
+        self._thread = threading.Thread(target=self._run, name="zmq-receivers", daemon=True)
+        self._thread.start()
+
+    @property
+    def is_active(self) -> bool:
+        """Whether they have not ended; while Spark has no room for the tasks, or starts them again, they have not."""
+        return self._thread.is_alive()
+
+    def stop(self, timeout: float = 60.0) -> None:
+        """Have all of them drain their sockets, seal and end.
+
+        Args:
+            timeout: Seconds; whoever has not ended by then is killed.
+
+        Raises:
+            SocketError: Some were killed; what they had received and not sealed is lost.
+        """
+        self._ending.set()
+        if not self._thread.is_alive():
+            return
+        self._storage.ask_to_end(self._token)
+        try:
+            self._thread.join(timeout)
+            if self._thread.is_alive():
+                self._spark.interruptTag(self._tag)
+                self._thread.join(timeout)
+                raise SocketError(
+                    f"ending the receivers of {self._storage}: after {timeout:.0f} s some had not ended, and Spark has "
+                    "killed them; what they had received and not sealed is lost"
+                )
+        finally:
+            self._storage.remove_end(self._token)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    @property
+    def _tag(self) -> str:
+        return f"zmq-receivers-{self._token}"
+
+    def _run(self) -> None:
+        pause = _FIRST_PAUSE_SECONDS
+        self._spark.addTag(self._tag)
+        while not self._ending.is_set():
+            began = time.monotonic()
+            try:
+                self._run_job()
+            except Exception as e:
+                self.failure = e
+                if self._ending.is_set():
+                    return
+                self.restarts += 1
+                if time.monotonic() - began >= _SETTLED_SECONDS:
+                    pause = _FIRST_PAUSE_SECONDS
+                _log.warning(
+                    "receiving into %s: Spark's job failed, and is started again: %s", self._storage, e
+                )
+                self._ending.wait(pause)
+                pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
+
+    def _run_job(self) -> None:
+        receive = _task(self._given, self._storage.root, self._token)
+        numbers = self._spark.range(0, self._count, 1, self._count)
+        numbers.mapInArrow(receive, "id BIGINT").write.format("noop").mode("overwrite").save()
+
+
+def _task(
+    given: Mapping[str, str], location: str, token: str
+) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+    def receive(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            for number in batch.column(0).to_pylist():
+                _receive(given, location, token, number)
+            yield batch
+
+    return receive
+
+
+def _receive(given: Mapping[str, str], location: str, token: str, partition: int) -> None:
+    """One task: until it is asked to end."""
+    set_up_worker()
+    storage = LogStorage(location)
+
+    def stopped(seconds: float) -> bool:
+        time.sleep(seconds)
+        return storage.is_asked_to_end(token)
+
+    receive_until(parse(StreamReadOptions, given), partition, stopped)
