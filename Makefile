@@ -6,20 +6,25 @@ BIN := $(VENV)/bin
 JAVA := java="$$(scripts/java.sh $(VENV))" && eval "$$java" &&
 # Spark's workers use the interpreter that started them.
 export PYSPARK_PYTHON := $(abspath $(BIN)/python)
-# Tests also wait, so one more worker than cores; each may hold a Spark session of 1 GB. With too many
-# the tests fail: Spark gives up a Python process that has not connected back within 10 s.
+# Tests also wait, so there is one worker more than cores, each with a Spark session of 1 GB, and one beside them for
+# what needs no Spark. With more the tests fail: Spark gives up a Python process that has not connected back within 10 s.
 WORKERS ?= 3
-PARALLEL := --numprocesses $(WORKERS) --dist load --maxschedchunk 1
 
-.PHONY: demo test chaos test-long check fast sanitize bench bench-kafka docs notebook wheel clean
+.PHONY: demo test test-spark test-rest chaos test-long check fast sanitize bench bench-kafka docs notebook wheel clean
 
 demo: $(VENV)/.package ## A live feed through Spark and out again; ARGS="--endpoint tcp://..." for your own
 	$(JAVA) $(BIN)/zmq-datasource demo $(ARGS)
 
 test: $(VENV)/.dev ## Lint, types, layers and all tests, side by side but for those that measure; what CI runs
 	$(MAKE) --jobs 2 check $(VENV)/spark.jsa
-	$(JAVA) $(BIN)/python -m pytest -m "not long and not alone" $(PARALLEL)
+	$(MAKE) --jobs 2 --output-sync=line test-spark test-rest
 	$(JAVA) $(BIN)/python -m pytest -m "alone and not long"
+
+test-spark: $(VENV)/spark.jsa
+	$(JAVA) $(BIN)/python -m pytest -m "spark and not long and not alone" --numprocesses $(WORKERS) --dist load --maxschedchunk 1
+
+test-rest: $(VENV)/.dev
+	$(JAVA) $(BIN)/python -m pytest -m "not spark and not long and not alone" --numprocesses 1
 
 chaos: $(VENV)/.dev ## Weather drawn from seeds against whole topologies; SEEDS=200, FIRST=0
 	$(BIN)/python -m tests.weather --seeds $(or $(SEEDS),20) --first $(or $(FIRST),0) $(ARGS)

@@ -27,6 +27,7 @@ from benchmarks.proxy import measure_proxy
 from benchmarks.queries import spark_session
 from benchmarks.receiving import measure_receiving
 from benchmarks.report import write_results
+from benchmarks.scaling import measure_scaling
 from benchmarks.sink import measure_sink
 from benchmarks.source import measure_source
 from benchmarks.transactions import measure_transactions
@@ -39,6 +40,7 @@ _ALONE: dict[str, Callable[[Times], Iterator[Measurement]]] = {
     "planning": measure_planning,
     "receiving": measure_receiving,
     "growth": measure_growth,
+    "scaling": measure_scaling,
     "proxy": measure_proxy,
 }
 _WITH_SPARK: dict[str, Callable[[SparkSession, Times], Iterator[Measurement]]] = {

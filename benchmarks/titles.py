@@ -63,6 +63,13 @@ TITLES = {
         "Messages of 100 bytes a second that a query reads from a log of so many, in eight micro-batches, all but the "
         "first of them.",
     ),
+    "scaling": (
+        "More receivers, partitions and readers",
+        "Messages a second of 100 bytes from one sender in C into the log of one program (`zmq-datasource receive`, "
+        "PULL, nothing forced to the disk), by its number of receivers, on two cores for both. Then the median time "
+        "of planning a batch of a query that follows a log with many partitions, in none of which anything is new; "
+        "and of the look at what many readers still need, before chunks are deleted.",
+    ),
     "growth": (
         "Many topics, many publishers",
         "Microseconds a message of 100 bytes costs the receiving thread, from libzmq's queue to rows, by how many "

@@ -7,13 +7,15 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
-from zmq_datasource.errors import LogError, OptionError, ZmqDataSourceError
+from zmq_datasource.errors import LogError, OptionError
 from zmq_datasource.host.limited_logging import LimitedLog
 from zmq_datasource.host.locations import check_location
 from zmq_datasource.monitoring.source import SourceMonitor
 from zmq_datasource.options import StreamReadOptions
 from zmq_datasource.options.parser import parse
+from zmq_datasource.source.feeds import side_by_side
 from zmq_datasource.source.ingest import Ingest
 
 __all__ = ["receive_until", "receive_until_stopped"]
@@ -76,14 +78,17 @@ def _stop_all(receivers: Sequence[_Receiver]) -> None:
     """Stop each of them, whatever goes wrong with one.
 
     Raises:
-        ZmqDataSourceError: The first failure.
+        Exception: The first failure.
     """
-    failures = []
-    for receiver in receivers:
+    failures: list[Exception] = []
+
+    def stop(receiver: _Receiver) -> None:
         try:
             receiver.stop()
-        except ZmqDataSourceError as e:
+        except Exception as e:
             failures.append(e)
+
+    side_by_side([partial(stop, receiver) for receiver in receivers])
     for failure in failures:
         raise failure
 
@@ -132,6 +137,7 @@ class _Receiver:
             self._monitor = SourceMonitor(ingest, self._options)
             self._monitor.start()
             self._reported = ingest.log.durable_end
+            self._next_report = time.monotonic() + _REPORT_SECONDS
         elif not self._is_waiting:
             self._is_waiting = True
             _log.info(

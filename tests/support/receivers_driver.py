@@ -41,7 +41,12 @@ def main() -> None:
     query.processAllAvailable()
     query.stop()
     print(f"restarts={receivers.restarts}", flush=True)
+    left = start_receivers(spark, {**options, "receivers": "2"})
     spark.stop()
+    deadline = time.monotonic() + 60
+    while left.is_active and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert not left.is_active, "it outlives its session"
 
 
 if __name__ == "__main__":

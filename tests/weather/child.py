@@ -29,7 +29,7 @@ def _source(settings: dict[str, Any], stopped: threading.Event) -> None:
 def _receive(settings: dict[str, Any], stopped: threading.Event) -> None:
     from zmq_datasource.receive import receive_until_stopped  # noqa: PLC0415
 
-    receive_until_stopped(settings["options"])
+    receive_until_stopped(settings["options"], settings.get("partition"))
 
 
 def _proxy(settings: dict[str, Any], stopped: threading.Event) -> None:

@@ -75,17 +75,17 @@ class Source:
 
     def _run_batch(self, number: int, start: dict[str, Any], end: dict[str, Any]) -> None:
         rows = [
-            [row["id"], row["publisher"], row["sequence"], row["value"].decode()]
+            [row["id"], row["publisher"], row["sequence"], row["value"].decode(), row["partition"]]
             for partition in self._reader.partitions(start, end)
             for batch in self._reader.read(partition)
-            for row in batch.select(["id", "publisher", "sequence", "value"]).to_pylist()
+            for row in batch.select(["id", "publisher", "sequence", "value", "partition"]).to_pylist()
         ]
         _write(self._out / f"{number:06d}", rows)
         _write(self._commits / str(number), {"end": end})
 
 
 def read_output(directory: Path) -> list[list[Any]]:
-    """The rows of all batches, in order: id, publisher, sequence, value."""
+    """The rows of all batches, in order: id, publisher, sequence, value, partition."""
     paths = sorted(p for p in (directory / "out").iterdir() if not p.name.startswith("."))
     return [row for path in paths for row in json.loads(path.read_text())]
 

@@ -6,6 +6,7 @@ import itertools
 import json
 from collections import Counter
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, ClassVar
 
 from tests.support import log_rows
@@ -75,24 +76,29 @@ class Topology:
             options={"walLocation": str(self.wal), "failOnDataLoss": "true", **options},
         )
 
-    def output(self) -> list[list[Any]]:
-        """The rows of the query, which are contiguous in their ids and none twice."""
-        rows = read_output(self.query)
-        numbers = [row[0] for row in rows]
-        doubled = [number for number, count in Counter(numbers).items() if count > 1]
-        if doubled:
-            raise BrokenPromiseError(f"ids {doubled[:5]} were committed twice")
-        if numbers != list(range(numbers[0], numbers[0] + len(numbers)) if numbers else []):
-            raise BrokenPromiseError(f"the ids of the query have holes or no order: {_holes(numbers)}")
+    def output(self, query: Path | None = None) -> list[list[Any]]:
+        """The rows of a query, which are contiguous in the ids of each log partition, and none twice."""
+        rows = read_output(query or self.query)
+        for partition in {row[4] for row in rows}:
+            numbers = [row[0] for row in rows if row[4] == partition]
+            doubled = [number for number, count in Counter(numbers).items() if count > 1]
+            if doubled:
+                raise BrokenPromiseError(f"ids {doubled[:5]} were committed twice")
+            if numbers != list(range(numbers[0], numbers[0] + len(numbers))):
+                raise BrokenPromiseError(f"the ids of the query have holes or no order: {_holes(numbers)}")
         return rows
 
-    def read_through(self) -> bool:
-        """Whether the query has committed all that the log has, and there is something."""
-        end = max((chunk.end for chunk in LogStorage(str(self.wal)).chunks()), default=0)
-        commits = [
-            json.loads(p.read_text())["end"]["next"]["0"] for p in (self.query / "commits").glob("[0-9]*")
-        ]
-        return max(commits, default=0) == end and (end > 0 or bool(self.world.lied_to))
+    def read_through(self, query: Path | None = None) -> bool:
+        """Whether a query has committed all that the log has, and there is something."""
+        storage = LogStorage(str(self.wal))
+        ends = {
+            str(partition): max((chunk.end for chunk in storage.of(partition).chunks()), default=0)
+            for partition in storage.partitions()
+        }
+        commits = {int(p.name): p for p in ((query or self.query) / "commits").glob("[0-9]*")}
+        done = json.loads(commits[max(commits)].read_text())["end"]["next"] if commits else {}
+        read = all(done.get(partition, 0) == end for partition, end in ends.items())
+        return read and (any(ends.values()) or bool(self.world.lied_to))
 
     def ended(self, name: str) -> Callable[[], bool]:
         return lambda: not self.world.processes[name].alive and not self.world.processes[name].killed
@@ -480,6 +486,136 @@ class ProxyDurable(Topology):
         return f"{len(values)} messages, each at least once"
 
 
+class _SharedFeed(Topology):
+    """A PUSH sink into a feed that several processes share: nothing is lost as long as no receiver dies.
+
+    Attributes:
+        receivers: The processes that may hold a message that is not sealed.
+        wires: How many endpoints there are.
+    """
+
+    receivers: ClassVar[tuple[str, ...]]
+    wires: ClassVar[int]
+
+    def __init__(self, world: World, seconds: float) -> None:
+        super().__init__(world, seconds)
+        self.batches, self.rows, self.partitions = 30, 40, 2
+        self.at = [world.endpoint() for _ in range(self.wires)]
+        boxes = [f"wire-{number}" for number in range(self.wires)]
+        before = [world.middlebox(box, at) for box, at in zip(boxes, self.at, strict=True)]
+        self.start_receivers()
+        self.journal = world.directory / "sink.jsonl"
+        world.process(
+            "sink",
+            "sink",
+            journal=str(self.journal),
+            query="00000000-0000-0000-0000-000000000003",
+            batches=self.batches,
+            rows=self.rows,
+            partitions=self.partitions,
+            pause=seconds / self.batches,
+            options={
+                "socketType": "PUSH",
+                "connect": ",".join(before),
+                "connectTimeout": "20s",
+                "sendTimeout": "20s",
+                "linger": "10s",
+            },
+        )
+        for box in boxes:
+            self.may(box, *_NETWORK)
+        self.may("sink", *_PROCESS)
+
+    def start_receivers(self) -> None:
+        raise NotImplementedError
+
+    def check_rows(self, rows: list[list[Any]]) -> None:
+        came = Counter(row[3] for row in rows)
+        due = {
+            f"{b}:{p}:{r}"
+            for b in range(self.batches)
+            for p in range(self.partitions)
+            for r in range(self.rows)
+        }
+        missing = sorted(due - came.keys())
+        # What a receiver had and not sealed dies with it.
+        if missing and not self.world.lossy(*(f"kill {name}" for name in self.receivers)):
+            raise BrokenPromiseError(f"{len(missing)} of {len(due)} rows never came, {missing[:3]}")
+
+
+class TwoQueries(_SharedFeed):
+    """Two queries on one feed: one receives, the other follows and takes its place; both have everything, the same."""
+
+    name = "two-queries"
+    receivers, wires = ("source", "second"), 1
+
+    def start_receivers(self) -> None:
+        self.second = self.world.directory / "second"
+        options = {
+            "socketType": "PULL",
+            "bind": self.at[0],
+            "walLocation": str(self.wal),
+            "walRetention": "1h",
+            "startingOffsets": "earliest",
+        }
+        for name, directory in (("source", self.query), ("second", self.second)):
+            self.world.process(name, "source", self.wal, directory=str(directory), options=options)
+            self.may(name, *_DISK, *_PROCESS, *_CLOCK)
+
+    def finish(self) -> None:
+        self.world.wait_for(self.ended("sink"), "the sink has sent all of its batches")
+        for query in (self.query, self.second):
+            self.world.wait_for(lambda query=query: self.read_through(query), "both queries have read all")  # type: ignore[misc]
+        self.world.stop("source", "second")
+
+    def check(self) -> str:
+        one, other = self.output(), self.output(self.second)
+        if one != other:
+            raise BrokenPromiseError(
+                f"one query has {len(one)} rows, the other {len(other)}, and not the same"
+            )
+        self.check_rows(one)
+        return f"{len(one)} rows, to both"
+
+
+class ReceiversShare(_SharedFeed):
+    """Two programs share a feed, each with a log partition of its own; a query reads both."""
+
+    name = "receivers-share"
+    receivers, wires = ("receive-0", "receive-1"), 2
+
+    def start_receivers(self) -> None:
+        for partition in range(2):
+            self.world.process(
+                f"receive-{partition}",
+                "receive",
+                self.wal / str(partition),
+                partition=partition,
+                options={
+                    "socketType": "PULL",
+                    "bind": ",".join(self.at),
+                    "receivers": "2",
+                    "walLocation": str(self.wal),
+                    "walRetention": "1h",
+                },
+            )
+            self.may(f"receive-{partition}", *_DISK, *_PROCESS, *_CLOCK)
+        self.world.wait_for(lambda: LogStorage(str(self.wal)).partitions() == [0, 1], "there is a log", 30)
+        self.source()
+        self.may("source", *_PROCESS)
+
+    def finish(self) -> None:
+        self.world.wait_for(self.ended("sink"), "the sink has sent all of its batches")
+        self.world.wait_for(self.read_through, "the query has read both partitions")
+        self.world.stop("source", *self.receivers)
+
+    def check(self) -> str:
+        rows = self.output()
+        self.check_rows(rows)
+        shares = Counter(row[4] for row in rows)
+        return f"{shares[0]} and {shares[1]} rows"
+
+
 def _exactly_once(due: set[str], came: Counter[str]) -> None:
     doubled = [value for value, count in came.items() if count > 1]
     if doubled:
@@ -492,5 +628,14 @@ def _exactly_once(due: set[str], came: Counter[str]) -> None:
 
 TOPOLOGIES: dict[str, type[Topology]] = {
     topology.name: topology
-    for topology in (PushPull, PubSub, VllmReplay, DealerRouter, ProducerReceive, ProxyDurable)
+    for topology in (
+        PushPull,
+        PubSub,
+        VllmReplay,
+        DealerRouter,
+        ProducerReceive,
+        ProxyDurable,
+        TwoQueries,
+        ReceiversShare,
+    )
 }

@@ -20,8 +20,17 @@ __all__ = ["plan"]
 @click.option(
     "--stall",
     type=DURATION,
-    required=True,
     help="The longest time for which the consumer takes nothing, without a drop.",
+)
+@click.option(
+    "--cluster", is_flag=True, help="Say how many receivers the feed needs, and how much of everything else."
+)
+@click.option(
+    "--retention",
+    type=DURATION,
+    default="0",
+    show_default=True,
+    help="With --cluster: how long messages stay in the log.",
 )
 @click.option(
     "--hops",
@@ -38,16 +47,33 @@ __all__ = ["plan"]
     show_default=True,
     help="SNDBUF and RCVBUF of the sockets; 0 leaves them to the system.",
 )
-def plan(rate: float, size: int, stall: float, hops: int, memory: int | None, buffers: int) -> None:
+def plan(
+    rate: float,
+    size: int,
+    stall: float | None,
+    cluster: bool,
+    retention: float,
+    hops: int,
+    memory: int | None,
+    buffers: int,
+) -> None:
     """Say which high-water marks survive a stall, what they hold, and how old messages then get.
 
-    What the system's buffers hold is measured first, on this machine, which takes some seconds.
+    With --cluster: how many receivers a feed needs, and what its log, its network and Spark then cost.
+
+    What it depends on is measured first, on this machine, which takes some seconds.
 
     \b
     Examples:
       zmq-datasource plan --rate 20000 --size 200 --stall 2s
       zmq-datasource plan --rate 5000 --size 10k --stall 10s --hops 2 --memory 512m --buffers 64k
+      zmq-datasource plan --cluster --rate 1000000 --size 200 --retention 1h
     """
+    if cluster:
+        _plan_cluster(rate, size, retention)
+        return
+    if stall is None:
+        raise click.UsageError("--stall is needed: how long may the consumer take nothing? Or --cluster")
     from rich.console import Console  # noqa: PLC0415
     from rich.table import Table  # noqa: PLC0415
 
@@ -75,3 +101,36 @@ def plan(rate: float, size: int, stall: float, hops: int, memory: int | None, bu
     console.print(table)
     for warning in made.warnings:
         console.print(f"[yellow]Warning:[/] {warning}", highlight=False)
+
+
+def _plan_cluster(rate: float, size: int, retention: float) -> None:
+    from rich.console import Console  # noqa: PLC0415
+    from rich.table import Table  # noqa: PLC0415
+
+    from zmq_datasource.errors import ZmqDataSourceError  # noqa: PLC0415
+    from zmq_datasource.workbench.cluster import make_cluster_plan, measure_receiver  # noqa: PLC0415
+
+    console = Console()
+    try:
+        cost = measure_receiver(size)
+    except ZmqDataSourceError as e:
+        raise click.ClickException(str(e)) from e
+    made = make_cluster_plan(rate, size, cost, retention)
+    table = Table.grid(padding=(0, 2))
+    for name, value in (
+        (
+            "one receiver takes",
+            f"{cost.rate:,.0f} messages a second here, at {cost.cpu_seconds * 1e6:.2f} µs of CPU each",
+        ),
+        ("receivers", f"{made.receivers:,}, each for {made.rate_each:,.0f} messages a second"),
+        ("cores for receivers", f"{made.receiver_cores:,.1f}"),
+        (
+            "cores to read the log",
+            f"{made.spark_cores:,.1f} in Spark's executors, without what is done with the rows",
+        ),
+        ("network", f"{made.network_bits / 1e9:,.2f} Gbit/s into all receivers"),
+        ("log", f"{made.log_bytes / 1e6:,.0f} MB/s written, and as much read"),
+        ("retention", f"{made.stored_bytes / 1e9:,.0f} GB"),
+    ):
+        table.add_row(f"[dim]{name}[/]", value)
+    console.print(table)

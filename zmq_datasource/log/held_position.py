@@ -28,6 +28,16 @@ _TOUCH_SECONDS = 60.0
 _PLACING_SECONDS = 30.0
 
 
+def _was_given_something(storage: LogStorage, name: str) -> bool:
+    """Whether a query that has begun under this name was given messages, of whichever partition."""
+    for partition in storage.partitions():
+        beside = storage.of(partition)
+        start, recorded = beside.read_start(name), beside.position(name)
+        if start is not None and recorded is not None and (recorded.given or 0) > start[0]:
+            return True
+    return False
+
+
 class HeldPosition:
     """Of one query, which nobody else may use meanwhile; given up by ``end``, ``leave_to`` or ``discard``.
 
@@ -83,7 +93,7 @@ class HeldPosition:
             start, recorded = storage.read_start(name), held._position
             if start is None or start[1] != position or recorded is None or recorded.named:
                 held.release()
-            elif (recorded.given or 0) <= start[0]:
+            elif not _was_given_something(storage, name):
                 held._begun_as = name
                 return held
             else:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from zmq_datasource.errors import LogLockedError
+from zmq_datasource.log.layout import PARTITION
 from zmq_datasource.log.reader_files import ReaderPosition
 from zmq_datasource.log.storage import LogStorage
 
@@ -46,7 +47,19 @@ class Readers:
         for name in [name for name in positions if self._is_late(name)]:
             if self._drop(name, f"it has not moved for {self._timeout:.0f} s (readerTimeout)"):
                 del positions[name]
+        if self._has_yet_to_come(positions):
+            return 0
         return min((position.next for position in positions.values()), default=None)
+
+    def _has_yet_to_come(self, positions: Mapping[str, ReaderPosition]) -> bool:
+        """Whether somebody reads the log who has not taken up this partition: all of it is new to him.
+
+        Every reader has a position in the partition that every log has.
+        """
+        if self._storage.partition == PARTITION:
+            return False
+        readers = self._storage.of(PARTITION).positions()
+        return any(name not in positions and name != self.own for name in readers)
 
     def give_way(self, below: int) -> bool:
         """Drop the readers that need an id below this one: the log needs room, and nobody else needs those.
@@ -103,7 +116,8 @@ class Readers:
                 name,
                 why,
             )
-            self._storage.remove_reader(name)
+            for partition in self._storage.partitions():  # in none of them it is missed
+                self._storage.of(partition).remove_reader(name)
             self._storage.remove_reader_lock(name)
         finally:
             lock.release()

@@ -149,8 +149,12 @@ class LogStorage(StagedFiles, ReaderFiles):
         raise LogFormatError(f"reading {path}: it is not the description of a log")
 
     def partitions(self) -> list[int]:
-        """The log partitions that exist, in order."""
-        with suppress(FileNotFoundError), os.scandir(self._root) as entries:
+        """The log partitions that exist, in order.
+
+        Raises:
+            DiskFaultError: They cannot be listed now.
+        """
+        with suppress(FileNotFoundError), reading(self._root), os.scandir(self._root) as entries:
             return sorted(int(e.name) for e in entries if e.name.isdecimal() and e.is_dir())
         return []
 
@@ -354,8 +358,13 @@ class LogStorage(StagedFiles, ReaderFiles):
             path.touch()
 
     def is_asked_to_end(self, token: str) -> bool:
-        """Whether ``ask_to_end`` was called with this token."""
-        return (self._root / end_name(token)).exists()
+        """Whether ``ask_to_end`` was called with this token.
+
+        The directory is listed: that a name is not there, a shared file system remembers for up to a minute.
+        """
+        with suppress(OSError):  # it is asked again
+            return end_name(token) in os.listdir(self._root)
+        return False
 
     def remove_end(self, token: str) -> None:
         """Forget that: they have ended."""

@@ -42,6 +42,11 @@ def share_of(options: ReadOptions, receiver: int) -> ReadOptions:
 
 def _of_pull(options: ReadOptions, receiver: int) -> ReadOptions:
     count, bind = options.receivers, options.bind
+    if options.numbering is not None:
+        raise OptionError(
+            f"receivers={count} with socketType=PULL and framing={options.framing}: each receiver gets some of a "
+            "publisher's numbers, and the others would look lost; set sequenceBy=none, or one receiver"
+        )
     if not options.connect and len(bind) < count:
         raise OptionError(
             f"receivers={count} with bind={bind}: each receiver binds endpoints of its own, and there are {len(bind)}; "
@@ -82,6 +87,12 @@ def _with_topics(options: ReadOptions, receiver: int) -> ReadOptions:
     if options.replay_endpoint:
         raise OptionError(
             "receiversBy=topics with replayEndpoint: a replay has all topics; remove one of them"
+        )
+    if options.numbering is not None and "topic" not in options.numbering.by:
+        raise OptionError(
+            f"receiversBy=topics with framing={options.framing}: the publisher counts by "
+            f"{' and '.join(options.numbering.by)} over all its topics, so what another receiver gets would look lost; "
+            "set sequenceBy=none, or receiversBy=endpoints"
         )
     shares = share_topics(options.topics, count)
     if not all(shares):

@@ -29,7 +29,7 @@ from zmq_datasource.log.writer import LogWriter
 from zmq_datasource.options import StreamReadOptions
 from zmq_datasource.options.types import Position
 from zmq_datasource.source.follow import FollowingSource
-from zmq_datasource.source.ingest import Ingest, feed_of, log_location
+from zmq_datasource.source.ingest import Ingest, SharedOtherwiseError, feed_of, log_location
 from zmq_datasource.source.log_source import LogSource, SourceFacts
 
 __all__ = ["Feed"]
@@ -284,9 +284,9 @@ class Feed:
                 received, foreign = None, False
                 if self._take_over():
                     return
-            except LogLockedError:
-                continue  # another one was quicker
             except Exception as e:  # whatever it is, the query is not to wait for ever
+                if isinstance(e, LogLockedError) and not isinstance(e, SharedOtherwiseError):
+                    continue  # another one was quicker
                 failing = now if failing is None else failing
                 if time.monotonic() - failing >= _TAKEOVER_SECONDS:
                     self._failure = e

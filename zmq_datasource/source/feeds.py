@@ -13,15 +13,18 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 
+from zmq_datasource.errors import DiskFaultError
+from zmq_datasource.host.limited_logging import LimitedLog
 from zmq_datasource.log.layout import PARTITION
 from zmq_datasource.log.storage import LogStorage
 from zmq_datasource.options import StreamReadOptions
 from zmq_datasource.source.feed import Feed
 from zmq_datasource.source.ingest import log_location
 
-__all__ = ["Feeds"]
+__all__ = ["Feeds", "side_by_side"]
 
 _log = logging.getLogger(__name__)
 
@@ -42,6 +45,7 @@ class Feeds:
         self.storage = LogStorage(log_location(options))
         self.parts: dict[int, Feed] = {}
         self._next_look = 0.0
+        self._faults = LimitedLog(__name__, "looks for new partitions")
 
     def open(self, reader: str | None = None, begins: bool = True) -> None:
         """Find the log and its partitions; receive nothing yet. For the arguments and errors see ``Feed.open``."""
@@ -50,8 +54,8 @@ class Feeds:
         self.parts[PARTITION] = first
         try:
             self._open_others()
-        except BaseException:
-            self._give_up(self.parts.values())
+        except BaseException as e:
+            self._give_up(self.parts.values(), e)
             raise
 
     def _open_others(self) -> list[Feed]:
@@ -71,7 +75,12 @@ class Feeds:
         """Open and start what others have added to the log."""
         if time.monotonic() < self._next_look:
             return []
-        opened = self._open_others()
+        try:
+            opened = self._open_others()
+        except DiskFaultError as e:
+            self._next_look = time.monotonic() + _LOOKING_SECONDS
+            self._faults.warn("looking for new partitions of %s: %s", self.storage, e)
+            return []
         for feed in opened:
             feed.start()
         return opened
@@ -82,18 +91,18 @@ class Feeds:
         Raises:
             EndpointError, OptionError: See the message. Others can have the log and the name then.
         """
-        feeds = list(self.parts.values())
-        for position, feed in enumerate(feeds):
-            try:
+        try:
+            for feed in self.parts.values():
                 feed.start()
-            except BaseException:
-                self._give_up([*feeds[:position], *feeds[position + 1 :]])
-                raise
+        except BaseException as e:
+            self._give_up(self.parts.values(), e)
+            raise
 
-    def _give_up(self, feeds: Iterable[Feed]) -> None:
-        """Stop these, because of an error elsewhere that is worth more than theirs."""
-        for feed in feeds:
-            if (failure := _failure_of(feed.stop)) is not None:
+    def _give_up(self, feeds: Iterable[Feed], why: BaseException) -> None:
+        """Stop these, because of an error that is worth more than what comes of that."""
+        for feed in list(feeds):
+            failure = _failure_of(feed.stop)
+            if failure is not None and failure is not why:
                 _log.error("%s: %s", feed.storage, failure)
         self.parts = {}
 
@@ -131,17 +140,7 @@ class Feeds:
             except BaseException as e:
                 failures.append(e)
 
-        threads = [
-            threading.Thread(target=gather, args=part, name=f"zmq-gather-{part[0]}")
-            for part in self.parts.items()
-        ]
-        if len(threads) == 1:
-            gather(*next(iter(self.parts.items())))
-        else:
-            for thread in threads:
-                thread.start()
-            for thread in threads:
-                thread.join()
+        side_by_side([partial(gather, *part) for part in self.parts.items()])
         if failures:
             raise failures[0]
         return ends
@@ -164,12 +163,33 @@ class Feeds:
         Raises:
             LogError: What was received last could not be sealed.
         """
-        failure: BaseException | None = None
-        for feed in self.parts.values():
-            failure = _failure_of(feed.stop) or failure
-        self.parts = {}
-        if failure is not None:
+        parts, self.parts = self.parts, {}
+        failures: list[BaseException] = []
+
+        def stop(feed: Feed) -> None:
+            if (failure := _failure_of(feed.stop)) is not None:
+                failures.append(failure)
+
+        side_by_side([partial(stop, feed) for feed in parts.values()])
+        for failure in failures:
             raise failure
+
+
+def side_by_side(acts: Sequence[Callable[[], None]]) -> None:
+    """Do all of these at the same time, because each of them may wait for long. None may raise."""
+    first, *others = acts
+    threads = [threading.Thread(target=act, name="zmq-side", daemon=True) for act in others]
+    left = []
+    for thread, act in zip(threads, others, strict=True):
+        try:
+            thread.start()
+        except RuntimeError:  # the interpreter ends, and starts none any more
+            left.append(act)
+    for act in (first, *left):
+        act()
+    for thread in threads:
+        if thread.ident is not None:
+            thread.join()
 
 
 def _failure_of(act: Callable[[], None]) -> BaseException | None:

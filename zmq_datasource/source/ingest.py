@@ -21,6 +21,7 @@ from zmq_datasource.host.open_files import allow_many_files
 from zmq_datasource.log.carried import CarriedState
 from zmq_datasource.log.filler import Filler
 from zmq_datasource.log.layout import LOCK_WAIT_SECONDS, PARTITION
+from zmq_datasource.log.persistence import Persistence
 from zmq_datasource.log.readers import Readers
 from zmq_datasource.log.storage import LogStorage, default_location
 from zmq_datasource.log.writer import LogWriter
@@ -32,7 +33,7 @@ from zmq_datasource.source.receiver import Receiver
 from zmq_datasource.source.receiving import ReceivingThread
 from zmq_datasource.transport.spec import SocketSpec
 
-__all__ = ["Ingest", "feed_of", "log_location"]
+__all__ = ["Ingest", "SharedOtherwiseError", "feed_of", "log_location"]
 
 _log = logging.getLogger(__name__)
 
@@ -74,10 +75,20 @@ def _where_from(options: StreamReadOptions) -> dict[str, Any]:
 def feed_of(options: StreamReadOptions) -> str:
     """What tells feeds apart: where messages come from, and what becomes of them. One line of text."""
     framing = {name: str(getattr(options, name)) for name in _ROWS_BY}
-    # Whoever shares it out otherwise would receive some of it twice.
-    shared = {} if options.receivers == 1 else {"receivers": [options.receivers, options.receivers_by]}
+    shared = {}
+    if (
+        options.receivers > 1
+    ):  # whoever shares it out otherwise, also by another order, would receive some of it twice
+        shared = {
+            "receivers": [options.receivers, options.receivers_by],
+            "order": [*map(str, options.connect), "", *map(str, options.bind)],
+        }
     text = json.dumps({**_where_from(options), **framing, **shared}, sort_keys=True, separators=(",", ":"))
     return f"feed {hashlib.sha256(text.encode()).hexdigest()[:16]}"
+
+
+class SharedOtherwiseError(LogLockedError):
+    """Another partition of the log is filled by somebody who shares the feed out in another way."""
 
 
 class Ingest:
@@ -142,8 +153,14 @@ class Ingest:
             LogError: See the message.
         """
         allow_many_files()
-        self._refuse_another_division()
+        persistence = Persistence(self._options.wal_retry_timeout)
+        persistence.insist(self._refuse_another_division)
         self.log.open(lock_wait, feed_of(self._options))
+        try:  # of two that begin at the same moment, each has seen nobody
+            persistence.insist(self._refuse_another_division)
+        except BaseException:
+            self.log.close()
+            raise
         self.resumed_at = self.log.durable_end
         self._remember()
         self._is_open = True
@@ -155,7 +172,7 @@ class Ingest:
             if partition == self.storage.partition or not beside.is_written():
                 continue
             if (feed := beside.feed()) != feed_of(self._options):
-                raise LogLockedError(
+                raise SharedOtherwiseError(
                     f"opening log {self.storage.root}: another process receives into its partition {partition}, "
                     f"another feed or with other receivers ({feed or 'it does not say what'}); stop that one, or set a "
                     "walLocation of its own"
@@ -168,14 +185,17 @@ class Ingest:
             Whether this process is the writer now.
 
         Raises:
-            LogError: As ``open``; ``LogLockedError`` if another feed is received into it.
+            LogError: As ``open``; ``LogLockedError`` if another feed is received into it, or this one shared otherwise.
         """
         deadline = time.monotonic() + LOCK_WAIT_SECONDS
         while True:
             try:
                 self.open(0.0)
-            except LogLockedError:
-                if self.storage.feed() == feed_of(self._options):
+            except LogLockedError as e:
+                same = not isinstance(e, SharedOtherwiseError) and self.storage.feed() == feed_of(
+                    self._options
+                )
+                if same:
                     return False
                 # One that has the lock may not have said yet what it receives; one that does something else may end.
                 if time.monotonic() >= deadline:

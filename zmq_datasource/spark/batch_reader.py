@@ -17,7 +17,7 @@ from zmq_datasource.log.storage import LogStorage
 from zmq_datasource.messages.framing import to_rows
 from zmq_datasource.messages.rows import number_rows
 from zmq_datasource.options import BatchReadOptions
-from zmq_datasource.options.types import Position
+from zmq_datasource.options.types import Position, Timestamp
 from zmq_datasource.source.receiver import ROUND_MESSAGES, Receiver
 from zmq_datasource.spark.partition_reader import LogInputPartition, read_log_partition
 from zmq_datasource.spark.positions import nothing_since
@@ -111,7 +111,7 @@ class ZmqLogReader(DataSourceReader):
             first = first_since(storage, index.covering(index.earliest, index.end), position.time)
             if first is not None:
                 return first
-            if position.time == self._options.ending_timestamp:
+            if position.time == self._options.ending_timestamp or self._some_have_since(position.time):
                 return index.end
             strategy = self._options.starting_offsets_by_timestamp_strategy
             return nothing_since(storage, position.time, strategy, index.end)
@@ -134,6 +134,14 @@ class ZmqLogReader(DataSourceReader):
         set_up_worker()
         _log.warning("data loss: %s; reading what there is because failOnDataLoss=false", problem)
         return min(max(wanted, index.earliest), index.end)
+
+    def _some_have_since(self, time: Timestamp) -> bool:
+        for partition in self._storage.partitions():
+            storage = self._storage.of(partition)
+            index = read_index(storage)
+            if first_since(storage, index.covering(index.earliest, index.end), time) is not None:
+                return True
+        return False
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         assert isinstance(partition, LogInputPartition), partition

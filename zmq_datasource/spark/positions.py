@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -57,10 +57,17 @@ class Positions:
 
     def take_up(self) -> None:
         """Positions in partitions that have come, too."""
+        came_later = bool(self._parts)
         for partition, feed in self._feeds.parts.items():
             if partition not in self._parts:
-                self._parts[partition] = _Position(feed, self._options)
+                self._parts[partition] = position = _Position(feed, self._options, self._some_have_since)
+                if came_later:
+                    position.begin_with_all()
         self._parts = dict(sorted(self._parts.items()))
+
+    def _some_have_since(self, time: Timestamp) -> bool:
+        """Whether a partition has a message of that time or later."""
+        return any(position.first_since(time) is not None for position in self._parts.values())
 
     def offset(self, nexts: Mapping[int, int]) -> dict[str, Any]:
         """The offset that Spark gets for an id in each partition."""
@@ -156,9 +163,13 @@ class _Position:
     Args:
         source: Open.
         options: ``startingOffsets`` and ``failOnDataLoss``.
+        some_have_since: Whether any partition has a message of a time or later.
     """
 
-    def __init__(self, source: Feed, options: StreamReadOptions) -> None:
+    def __init__(
+        self, source: Feed, options: StreamReadOptions, some_have_since: Callable[[Timestamp], bool]
+    ) -> None:
+        self._some_have_since = some_have_since
         self._source = source
         self._partition = source.storage.partition
         self._options = options
@@ -193,6 +204,18 @@ class _Position:
             self._initial, self._told = first, source.reader
         return self._initial
 
+    def begin_with_all(self) -> None:
+        """The partition has come while the query runs: all of it is new, whatever ``startingOffsets`` says.
+
+        If the first batch is not done, it is kept like any other beginning.
+        """
+        source = self._source
+        self._initial, self._told = source.log.earliest, source.reader
+        self._persistence.insist(
+            partial(source.storage.write_start, source.reader, self._initial, str(source.starting_position))
+        )
+        self._asked = True
+
     def read_from(self, begin: int) -> None:
         """Once the engine asks from another place, its first batch is done and never repeated.
 
@@ -205,17 +228,24 @@ class _Position:
 
     def _first_of(self, position: Position) -> int:
         if position.offset is not None:
-            return self._resolve(position.offset)
+            named = self._partition in position.offset.next
+            return self._resolve(position.offset) if named else self._source.log.earliest
         if position.time is not None:
             return self._first_since(position.time)
         return self._source.log.earliest if position.word == "earliest" else self._source.resumed_at
 
+    def first_since(self, time: Timestamp) -> int | None:
+        """The first message here that was received at that time or later."""
+        log = self._source.log
+        return first_since(self._source.storage, log.covering(log.earliest, log.durable_end), time)
+
     def _first_since(self, time: Timestamp) -> int:
         source = self._source
-        log = source.log
-        first = first_since(source.storage, log.covering(log.earliest, log.durable_end), time)
+        first = self.first_since(time)
         if first is not None:
             return first
+        if self._some_have_since(time):
+            return source.resumed_at
         return nothing_since(
             source.storage, time, self._options.starting_offsets_by_timestamp_strategy, source.resumed_at
         )
@@ -304,9 +334,7 @@ class _Position:
         if offset.log is not None and offset.log != log.log_id:
             self._lose_log(offset, "the offset is of log")
             return log.earliest
-        next_id = offset.next.get(self._partition)
-        if next_id is None:  # the partition has come since: all of it is new
-            return log.earliest
+        next_id = offset.next.get(self._partition, 0)  # one that has come since: all of it is new
         if next_id < log.earliest:
             self._lose_ids(next_id, log.earliest)
             return log.earliest

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from zmq_datasource.counters import SourceCounters
 from zmq_datasource.monitoring.batches import BatchHistory, SinkTotals
 from zmq_datasource.monitoring.catalogue import SOURCE
-from zmq_datasource.monitoring.figures import receiver_metrics, sink_metrics
+from zmq_datasource.monitoring.figures import added_metrics, receiver_metrics, sink_metrics
 from zmq_datasource.monitoring.store import MetricsStore, total_metrics
 from zmq_datasource.options.types import Location
 from zmq_datasource.spark.registration import active_history
@@ -110,11 +110,19 @@ def _with_newest_reports(event: dict[str, Any], location: str) -> dict[str, Any]
     sources = []
     for source in event["sources"]:
         shown = source["metrics"]
-        report = None
-        if shown.get("source") is not None:
-            report = reports.get((source["latestOffset"]["log"], shown["source"]))
-        newer = report is not None and report["timestamp"] > event["timestamp"]
-        sources.append(source | {"metrics": shown | report["sourceMetrics"]} if report and newer else source)
+        log = source["latestOffset"]["log"] if shown.get("source") is not None else None
+
+        def newest(figures: dict[str, Any], log: str | None = log) -> dict[str, Any]:
+            report = reports.get((log, figures["source"])) if log is not None else None
+            newer = report is not None and report["timestamp"] > event["timestamp"]
+            return figures | report["sourceMetrics"] if report is not None and newer else figures
+
+        if "partitions" in shown:
+            parts = {name: newest(part) for name, part in shown["partitions"].items()}
+            shown = shown | added_metrics(list(parts.values())) | {"partitions": parts}
+        elif log is not None:
+            shown = newest(shown)
+        sources.append(source | {"metrics": shown})
     return event | {"sources": sources}
 
 

@@ -1,10 +1,12 @@
-"""Receivers on executors: a Spark job whose tasks receive a feed, each into a log partition of its own.
+"""Receivers on executors: Spark jobs whose tasks receive a feed, each into a log partition of its own.
 
 The rules:
 
 * A task is what ``zmq-datasource receive --partition K/N`` is: it takes the lock of its partition, or waits for it.
+* Each receiver is a job of its own with one task, so that one that cannot go on takes no other along: of a job that
+  fails, Spark kills all tasks.
 * An executor that dies takes its tasks along, and their locks. Spark starts the tasks elsewhere, and these go on in the
-  same partitions. When the job itself fails, it is started again.
+  same partitions. When a job itself fails, it is started again.
 * The tasks end because a file in the log's directory says so. Spark could only kill them, and the socket of a PULL has
   messages that are nowhere else.
 """
@@ -45,7 +47,7 @@ def start_receivers(spark: SparkSession, options: Mapping[str, str]) -> Receiver
     """Receive a feed on the executors, into a log that queries read with ``walLocation`` alone.
 
     Each of the ``receivers`` is a task that runs until ``stop``, and so needs a core for itself. Set
-    ``spark.task.maxFailures`` to more than 1: it says how often a task may fail before the job is started again.
+    ``spark.task.maxFailures`` to more than 1: it says how often a task may fail before its job is started again.
 
     Args:
         spark: Also a session of Spark Connect.
@@ -72,28 +74,32 @@ class Receivers:
     """Running receivers; ends them at the end of a ``with`` block.
 
     Attributes:
-        restarts: How often Spark's job has failed and was started again.
-        failure: Why it failed last.
+        restarts: How often a job of them has failed and was started again.
+        failure: Why one failed last.
     """
 
     def __init__(self, spark: SparkSession, given: Mapping[str, str], parsed: StreamReadOptions) -> None:
         assert parsed.wal_location is not None
         self._spark = spark
         self._given = dict(given)
-        self._count = parsed.receivers
         self._storage = LogStorage(parsed.wal_location)
         self._storage.open_log()  # so that queries find one
         self._token = uuid.uuid4().hex
         self._ending = threading.Event()
         self.restarts = 0
         self.failure: Exception | None = None
-        self._thread = threading.Thread(target=self._run, name="zmq-receivers", daemon=True)
-        self._thread.start()
+        self._failed_at_end: Exception | None = None
+        self._threads = [
+            threading.Thread(target=self._run, args=(number,), name=f"zmq-receivers-{number}", daemon=True)
+            for number in range(parsed.receivers)
+        ]
+        for thread in self._threads:
+            thread.start()
 
     @property
     def is_active(self) -> bool:
         """Whether they have not ended; while Spark has no room for the tasks, or starts them again, they have not."""
-        return self._thread.is_alive()
+        return any(thread.is_alive() for thread in self._threads)
 
     def stop(self, timeout: float = 60.0) -> None:
         """Have all of them drain their sockets, seal and end.
@@ -103,22 +109,30 @@ class Receivers:
 
         Raises:
             SocketError: Some were killed; what they had received and not sealed is lost.
+            Exception: Spark's, if one has failed at its end.
         """
         self._ending.set()
-        if not self._thread.is_alive():
+        if not self.is_active:
             return
         self._storage.ask_to_end(self._token)
         try:
-            self._thread.join(timeout)
-            if self._thread.is_alive():
+            self._join(timeout)
+            if self.is_active:
                 self._spark.interruptTag(self._tag)
-                self._thread.join(timeout)
+                self._join(timeout)
                 raise SocketError(
                     f"ending the receivers of {self._storage}: after {timeout:.0f} s some had not ended, and Spark has "
                     "killed them; what they had received and not sealed is lost"
                 )
         finally:
             self._storage.remove_end(self._token)
+        if self._failed_at_end is not None:
+            raise self._failed_at_end
+
+    def _join(self, seconds: float) -> None:
+        deadline = time.monotonic() + seconds
+        for thread in self._threads:
+            thread.join(max(0.0, deadline - time.monotonic()))
 
     def __enter__(self) -> Self:
         return self
@@ -132,30 +146,41 @@ class Receivers:
     def _tag(self) -> str:
         return f"zmq-receivers-{self._token}"
 
-    def _run(self) -> None:
+    def _run(self, number: int) -> None:
         pause = _FIRST_PAUSE_SECONDS
         self._spark.addTag(self._tag)
         while not self._ending.is_set():
             began = time.monotonic()
             try:
-                self._run_job()
+                self._run_job(number)
             except Exception as e:
                 self.failure = e
                 if self._ending.is_set():
+                    self._failed_at_end = e
+                    return
+                if _is_stopped(self._spark):
+                    _log.warning("receiving into %s has ended with its Spark session", self._storage)
                     return
                 self.restarts += 1
                 if time.monotonic() - began >= _SETTLED_SECONDS:
                     pause = _FIRST_PAUSE_SECONDS
                 _log.warning(
-                    "receiving into %s: Spark's job failed, and is started again: %s", self._storage, e
+                    "receiving into %s: Spark's job failed, and is started again: %s",
+                    self._storage.of(number),
+                    e,
                 )
                 self._ending.wait(pause)
                 pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
 
-    def _run_job(self) -> None:
+    def _run_job(self, number: int) -> None:
         receive = _task(self._given, self._storage.root, self._token)
-        numbers = self._spark.range(0, self._count, 1, self._count)
+        numbers = self._spark.range(number, number + 1, 1, 1)
         numbers.mapInArrow(receive, "id BIGINT").write.format("noop").mode("overwrite").save()
+
+
+def _is_stopped(spark: SparkSession) -> bool:
+    stopped: bool | None = getattr(spark, "is_stopped", None)  # Spark Connect
+    return spark.sparkContext._jsc is None if stopped is None else stopped
 
 
 def _task(

@@ -1,0 +1,120 @@
+"""What more receivers, more log partitions and more readers cost. Without Spark."""
+
+from __future__ import annotations
+
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+
+from benchmarks.measure import MEGA, Measurement, Sample, Times, measured, temporary_directory, wait_for
+from benchmarks.peers import in_process, peer
+from benchmarks.processes import cpu_seconds, per_message
+from zmq_datasource.log.reader import read_index
+from zmq_datasource.log.reader_files import ReaderPosition
+from zmq_datasource.log.readers import Readers
+from zmq_datasource.log.storage import LogStorage
+from zmq_datasource.log.writer import LogWriter
+from zmq_datasource.messages.framing import decode_plain
+from zmq_datasource.messages.raw import raw_of
+from zmq_datasource.options import StreamReadOptions
+from zmq_datasource.options.parser import parse
+from zmq_datasource.spark.stream_reader import ZmqStreamReader
+
+__all__ = ["PARTITIONS", "READERS", "RECEIVERS", "measure_scaling"]
+
+RECEIVERS, PARTITIONS, READERS = (1, 2, 4), (1, 10, 100, 1_000), (1, 10, 100)
+_SIZE = 100
+_CALLS = 50
+_MOST_SECONDS = 300.0
+
+
+def measure_scaling(times: Times) -> Iterator[Measurement]:
+    """Messages a second into a log by receivers; then what planning a batch costs by partitions and by readers."""
+    rates = {f"{count} receivers": partial(_rate, count, times) for count in RECEIVERS}
+    yield from measured("scaling", "100 B, messages/s", "messages/s", rates, times)
+    if times.case:
+        return
+    for count in PARTITIONS:
+        # A process of its own, because the reader takes over the signals of the one it runs in.
+        found = in_process(_time_partitions, count, times.rounds, seconds=_MOST_SECONDS)
+        yield Measurement("scaling", f"{count:,} log partitions", "latestOffset", "µs", tuple(found))
+    for count in READERS:
+        found = in_process(_time_readers, count, times.rounds, seconds=_MOST_SECONDS)
+        yield Measurement("scaling", f"{count} readers", "what all of them need", "µs", tuple(found))
+
+
+def _rate(receivers: int, times: Times) -> Sample:
+    """Of one program with so many receivers, from one sender in C; its disk is not waited for."""
+    with temporary_directory() as scratch, peer("push", size=_SIZE) as push:
+        log = scratch / "log"
+        command = [sys.executable, "-m", "zmq_datasource.cli", "receive", "--socket-type", "PULL"]
+        command += ["--connect", push.endpoint, "--wal-location", str(log), "-o", f"receivers={receivers}"]
+        command += ["-o", "walMaxBytes=1t", "-o", "walSync=false"]
+        program = subprocess.Popen(command, stderr=subprocess.DEVNULL)
+        try:
+            push.go()
+            wait_for("messages from all receivers", lambda: min(_ends(log, receivers)) > 0, _MOST_SECONDS)
+            time.sleep(times.warm_up)
+            pids = {"sender": push.pid, "receivers": program.pid}
+            before, began, cpu = sum(_ends(log, receivers)), time.monotonic(), cpu_seconds(pids)
+            time.sleep(times.seconds)
+            messages = sum(_ends(log, receivers)) - before
+            rate = messages / (time.monotonic() - began)
+            return Sample(rate, per_message(cpu, cpu_seconds(pids), messages))
+        finally:
+            program.kill()
+            program.wait(30)
+
+
+def _ends(log: Path, receivers: int) -> list[int]:
+    return [read_index(LogStorage(str(log), partition)).end for partition in range(receivers)]
+
+
+def _time_partitions(partitions: int, rounds: int) -> list[float]:
+    """Of a query that follows a log with so many partitions, in which nothing is new."""
+    with temporary_directory() as scratch:
+        for partition in range(partitions):
+            _write(scratch / "log", partition)
+        reader = ZmqStreamReader(parse(StreamReadOptions, {"walLocation": str(scratch / "log")}))
+        try:
+            first = reader.initialOffset()
+            start = reader.latestOffset(first, reader.getDefaultReadLimit())
+            reader.commit(start)
+            return [
+                _median_time(lambda: reader.latestOffset(start, reader.getDefaultReadLimit()))
+                for _ in range(rounds)
+            ]
+        finally:
+            reader.stop()
+
+
+def _write(log: Path, partition: int) -> None:
+    writer = LogWriter(LogStorage(str(log), partition), chunk_bytes=1, max_bytes=1 << 40, sync=False)
+    writer.open()
+    writer.append(decode_plain(raw_of([b"x"]), [(0, 1)]))
+    writer.close()
+
+
+def _time_readers(readers: int, rounds: int) -> list[float]:
+    """Of the look at who still needs what, before chunks are deleted."""
+    with temporary_directory() as scratch:
+        _write(scratch / "log", 0)
+        storage = LogStorage(str(scratch / "log"))
+        for number in range(readers):
+            storage.write_reader(f"reader{number}", ReaderPosition(1, None))
+        positions = Readers(storage, 3600.0)
+        return [_median_time(positions.needed) for _ in range(rounds)]
+
+
+def _median_time(call: Callable[[], object]) -> float:
+    spent = []
+    for _ in range(_CALLS):
+        time.sleep(0.06)  # what was listed a moment ago is not listed again
+        began = time.perf_counter()
+        call()
+        spent.append(time.perf_counter() - began)
+    return statistics.median(spent) * MEGA

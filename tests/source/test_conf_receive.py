@@ -1,0 +1,79 @@
+"""conf/: receivers under systemd and Kubernetes are started as the command line wants it."""
+
+from __future__ import annotations
+
+import configparser
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+import yaml  # comes with jupyterlab
+from click.testing import CliRunner
+
+from tests.support import REPOSITORY
+from zmq_datasource import receive as receive_module
+from zmq_datasource.cli import main
+
+CONF = REPOSITORY / "conf"
+
+
+@pytest.fixture
+def received(monkeypatch: pytest.MonkeyPatch) -> list[tuple[dict[str, str], int | None]]:
+    """What the receiver was told."""
+    taken: list[tuple[dict[str, str], int | None]] = []
+    monkeypatch.setattr(receive_module, "receive_until_stopped", lambda *told: taken.append(told))
+    return taken
+
+
+def given_to_the_command(shell: list[str], directory: Path, **environment: str) -> list[str]:
+    """The arguments that a shell passes on to the program."""
+    program = directory / "zmq-datasource"
+    program.write_text('#!/bin/sh\nprintf "%s\\n" "$@"\n')
+    program.chmod(0o755)
+    path = f"{directory}:{os.environ['PATH']}"
+    done = subprocess.run(shell, env=environment | {"PATH": path}, capture_output=True, text=True, check=True)
+    return done.stdout.splitlines()
+
+
+@pytest.mark.parametrize(("instance", "partition", "receivers"), [("0of4", 0, "4"), ("11of12", 11, "12")])
+def test_a_unit_of_systemd_is_one_receiver(
+    tmp_path: Path,
+    received: list[tuple[dict[str, str], int | None]],
+    instance: str,
+    partition: int,
+    receivers: str,
+) -> None:
+    unit = configparser.RawConfigParser(strict=False)
+    unit.optionxform = str  # type: ignore[assignment, method-assign]
+    unit.read(CONF / "zmq-datasource-receive@.service")
+    service = unit["Service"]
+    # As systemd reads it: %% is a percent sign, $ that is no variable of its own stays where it is in single quotes.
+    shell, flag, script = service["ExecStart"].split(" ", 2)
+    script = script.strip("'").replace("%%", "%").replace("/opt/zmq-datasource/bin/", "")
+    arguments = given_to_the_command(
+        [shell, flag, script],
+        tmp_path,
+        SHARE=service["Environment"].removeprefix("SHARE=").replace("%i", instance),
+        OPTIONS="--socket-type PULL --connect tcp://feed:5557 --wal-location /shared/wal/feed",
+    )
+    result = CliRunner().invoke(main, arguments)
+    assert result.exit_code == 0, result.output
+    ((told, number),) = received
+    assert (number, told["receivers"], told["connect"]) == (partition, receivers, "tcp://feed:5557")
+
+
+def test_a_pod_of_kubernetes_is_one_receiver(
+    tmp_path: Path, received: list[tuple[dict[str, str], int | None]]
+) -> None:
+    claim, pods = yaml.safe_load_all((CONF / "kubernetes-receive.yaml").read_text())
+    (container,) = pods["spec"]["template"]["spec"]["containers"]
+    name, replicas = pods["metadata"]["name"], pods["spec"]["replicas"]
+    for ordinal in range(replicas):
+        arguments = given_to_the_command(container["command"], tmp_path, HOSTNAME=f"{name}-{ordinal}")
+        assert CliRunner().invoke(main, arguments).exit_code == 0
+    assert [number for _, number in received] == list(range(replicas))
+    assert {told["receivers"] for told, _ in received} == {str(replicas)}
+    mount, volume = container["volumeMounts"][0], pods["spec"]["template"]["spec"]["volumes"][0]
+    assert received[0][0]["walLocation"].startswith(mount["mountPath"] + "/")
+    assert volume["persistentVolumeClaim"]["claimName"] == claim["metadata"]["name"]
