@@ -69,6 +69,14 @@ def test_no_message_matches_topics_of_two_receivers(topics: list[str], count: in
         ({"connect": "tcp://a:1", "receiversBy": "topics", "topics": "a,ab"}, "makes 1 shares"),
         ({"bind": "tcp://*:1", "receiversBy": "topics", "topics": "a,b"}, "one port cannot be bound twice"),
         ({"connect": "tcp://a:1", "receiversBy": "topics", "socketType": "PULL"}, "only a SUB has topics"),
+        (
+            {"connect": "tcp://a:1", "socketType": "PULL", "framing": "sequenced"},
+            "each receiver gets some of a publisher's numbers",
+        ),
+        (
+            {"connect": "tcp://a:1", "topics": "a,b", "receiversBy": "topics", "framing": "sequenced"},
+            "over all its topics",
+        ),
         ({"bind": "tcp://*:[1-2]", "socketType": "ROUTER"}, "receivers is not for socketType=ROUTER"),
         ({"receivers": 1, "connect": "tcp://a:1", "receiversBy": "topics"}, "receiversBy needs receivers"),
     ],

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import signal
 import subprocess
 import sys
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -18,7 +21,8 @@ import zmq
 
 from tests.source.test_feed import Query, send
 from tests.support import Socket, batch_of, bound, free_endpoint, offer, stream_options, wait_for
-from zmq_datasource.errors import DataLossError, EndpointError, LogLockedError
+from zmq_datasource.errors import DataLossError, EndpointError, LogLockedError, OptionError
+from zmq_datasource.log.readers import Readers
 from zmq_datasource.log.storage import LogStorage
 from zmq_datasource.log.writer import LogWriter
 from zmq_datasource.options import BatchReadOptions
@@ -421,3 +425,160 @@ def test_a_batch_read_has_all_partitions(tmp_path: Path) -> None:
         {"partition": 1, "id": 0},
         {"partition": 1, "id": 1},
     ]
+
+
+def test_a_partition_that_comes_while_a_query_is_away_keeps_all_for_it(
+    context: Context, tmp_path: Path
+) -> None:
+    """Others have read it meanwhile, and would have had its beginning deleted."""
+    fill(tmp_path, 0, b"0")
+    with several(tmp_path, reader="away") as away:
+        away.until(1)
+        checkpoint = away.checkpoint
+    push, endpoint = bound(context, zmq.PUSH)
+    options = {"socketType": "PULL", "connect": endpoint, "walLocation": tmp_path, "walFlushInterval": "20ms"}
+    with several(tmp_path) as there:
+        there.until(1)
+        ingest = Ingest(stream_options(**options, receivers=2), 1)
+        ingest.start()
+        try:
+            for number in range(1, 6):  # a chunk each
+                push.send(b"%d" % number)
+                there.until(1 + number)
+                ingest.commit_readers()
+            assert ingest.log.earliest == 0
+            with several(tmp_path, checkpoint, reader="away") as away:
+                away.until(5)
+                assert away.values == [1, 2, 3, 4, 5]
+                there.step(), away.step()
+                ingest.commit_readers()
+                assert ingest.log.earliest == 4  # the newest chunk stays
+        finally:
+            ingest.stop()
+
+
+def test_what_a_new_partition_has_lost_is_told(tmp_path: Path) -> None:
+    fill(tmp_path, 0, b"0")
+    with several(tmp_path) as query:
+        query.until(1)
+        checkpoint = query.checkpoint
+    for value in (b"1", b"2"):
+        fill(tmp_path, 1, value)
+    next((tmp_path / "1").glob("00000000000000000000-*.arrow")).unlink()
+    with (
+        several(tmp_path, checkpoint) as query,
+        pytest.raises(DataLossError, match="partition 1: the query was"),
+    ):
+        query.step()
+    with several(tmp_path, checkpoint, failOnDataLoss="false") as query:
+        query.until(1)
+        assert query.placed == [(1, 1, b"2")]
+
+
+def test_a_reader_that_is_dropped_is_dropped_in_all_partitions(tmp_path: Path) -> None:
+    for partition in (0, 1):
+        fill(tmp_path, partition, b"%d" % partition)
+    with several(tmp_path) as query:
+        query.until(2)
+        name = query.name
+    storage = LogStorage(str(tmp_path))
+    for partition in (0, 1):
+        os.utime(storage.of(partition).reader_path(name), (1, 1))
+    assert Readers(storage.of(1), timeout=60).needed() is None
+    assert [storage.of(partition).positions() for partition in (0, 1)] == [{}, {}]
+
+
+def test_endpoints_in_another_order_are_another_division(context: Context, tmp_path: Path) -> None:
+    pubs = [bound(context, zmq.XPUB)[1] for _ in range(2)]
+    options = {"socketType": "SUB", "walLocation": tmp_path, "receivers": 2}
+    one = Ingest(stream_options(**options, connect=",".join(pubs)), 0)
+    one.start()
+    try:
+        with pytest.raises(LogLockedError, match="receives into its partition 0"):
+            Ingest(stream_options(**options, connect=",".join(reversed(pubs))), 1).open(0.0)
+    finally:
+        one.stop()
+
+
+def test_of_two_that_begin_at_the_same_moment_one_notices(context: Context, tmp_path: Path) -> None:
+    """Each has looked before the other one had the lock of its partition."""
+    _, endpoint = bound(context, zmq.PUSH)
+    options = {"socketType": "PULL", "connect": endpoint, "walLocation": tmp_path}
+    ingest = Ingest(stream_options(**options, receivers=3), 1)
+    opened = ingest.log.open
+
+    def open_beside(*given: Any) -> None:
+        other.open(feed="another division")
+        opened(*given)
+
+    other = LogWriter(LogStorage(str(tmp_path)), chunk_bytes=1 << 20, max_bytes=1 << 30)
+    ingest.log.open = open_beside  # type: ignore[method-assign]
+    try:
+        with pytest.raises(LogLockedError, match="receives into its partition 0"):
+            ingest.open(0.0)
+    finally:
+        other.close()
+    assert not LogStorage(str(tmp_path), 1).is_written()
+
+
+def test_a_partition_that_comes_before_the_first_batch_is_read_from_its_beginning(tmp_path: Path) -> None:
+    """Though the query was to begin with what comes from now on; also if its first batch is repeated."""
+    fill(tmp_path, 0, b"0")
+    options = {"startingOffsets": "latest", "reader": "me"}
+    with several(tmp_path, **options) as query:
+        begin, end = query.plan()
+        assert begin == end
+        fill(tmp_path, 1, b"1", b"2")
+        wait_for(lambda: query.plan()[1] != begin, "the new partition")
+        _, end = query.plan()
+    with several(tmp_path, **options) as query:
+        query.run(query.begin(), end)
+        assert query.placed == [(1, 0, b"1"), (1, 1, b"2")]
+
+
+def test_a_first_batch_that_had_rows_of_another_partition_is_nobody_elses(tmp_path: Path) -> None:
+    """A query without a name dies after it; one that begins in the same way gets a beginning of its own."""
+    for partition in (0, 1):
+        fill(tmp_path, partition)
+    with several(tmp_path) as query:
+        query.begin()
+        fill(tmp_path, 1, b"1", b"2")
+        wait_for(lambda: query.plan()[1] != query.begin(), "messages in partition 1")
+        _, end = query.plan()
+        name = query.name
+    with several(tmp_path) as other:
+        other.until(2)
+        assert other.name != name
+        with several(tmp_path) as again:
+            again.run(again.begin(), end)
+            assert again.placed == [(1, 0, b"1"), (1, 1, b"2")]
+
+
+def test_a_time_that_one_partition_has_is_enough(tmp_path: Path) -> None:
+    fill(tmp_path, 0)
+    fill(tmp_path, 1, b"1")
+    with several(tmp_path, startingTimestamp="0") as query:
+        query.until(1)
+    reader = ZmqLogReader(parse(BatchReadOptions, {"walLocation": str(tmp_path), "startingTimestamp": "0"}))
+    assert sum(batch.num_rows for share in reader.partitions() for batch in reader.read(share)) == 1
+    later = {"walLocation": str(tmp_path), "startingTimestamp": "2100-01-01T00:00:00Z"}
+    with pytest.raises(OptionError, match="no message in log"):
+        ZmqLogReader(parse(BatchReadOptions, later)).partitions()
+
+
+def test_a_passing_fault_in_looking_for_partitions_ends_no_query(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fill(tmp_path, 0, b"0")
+    with several(tmp_path) as query:
+        query.until(1)
+        with monkeypatch.context() as fault:
+
+            def refuse(_: object) -> Any:
+                raise OSError(errno.EMFILE, "Too many open files")
+
+            fault.setattr("zmq_datasource.log.storage.os.scandir", refuse)
+            until = time.monotonic() + 0.05
+            wait_for(lambda: query.step() and time.monotonic() > until, "some looks")
+        fill(tmp_path, 1, b"1")
+        query.until(2)

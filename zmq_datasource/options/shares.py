@@ -88,12 +88,6 @@ def _with_topics(options: ReadOptions, receiver: int) -> ReadOptions:
         raise OptionError(
             "receiversBy=topics with replayEndpoint: a replay has all topics; remove one of them"
         )
-    if options.numbering is not None and "topic" not in options.numbering.by:
-        raise OptionError(
-            f"receiversBy=topics with framing={options.framing}: the publisher counts by "
-            f"{' and '.join(options.numbering.by)} over all its topics, so what another receiver gets would look lost; "
-            "set sequenceBy=none, or receiversBy=endpoints"
-        )
     shares = share_topics(options.topics, count)
     if not all(shares):
         raise OptionError(
