@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import time
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -24,6 +25,8 @@ _DISK = ("enospc", "eio", "emfile", "slow")
 _PROCESS = ("kill", "stop")
 _POWER = ("power", "lying-disk")
 _CLOCK = ("clock-back", "clock-ahead")
+# Longer than walFlushInterval.
+_QUIET_SECONDS = 2.5
 
 
 class Topology:
@@ -529,6 +532,22 @@ class _SharedFeed(Topology):
     def start_receivers(self) -> None:
         raise NotImplementedError
 
+    def read_by(self, *queries: Path) -> None:
+        """Wait until all have read what was received, and nothing more has been sealed for a while."""
+        self.world.wait_for(self.ended("sink"), "the sink has sent all of its batches")
+        seen: tuple[Any, float] = (None, 0.0)
+
+        def settled() -> bool:
+            nonlocal seen
+            storage = LogStorage(str(self.wal))
+            ends = [len(storage.of(partition).names()) for partition in storage.partitions()]
+            if ends != seen[0]:
+                seen = ends, time.monotonic()
+            quiet = time.monotonic() - seen[1] > _QUIET_SECONDS
+            return quiet and all(self.read_through(query) for query in queries)
+
+        self.world.wait_for(settled, "the queries have read what was received")
+
     def check_rows(self, rows: list[list[Any]]) -> None:
         came = Counter(row[3] for row in rows)
         due = {
@@ -563,9 +582,7 @@ class TwoQueries(_SharedFeed):
             self.may(name, *_DISK, *_PROCESS, *_CLOCK)
 
     def finish(self) -> None:
-        self.world.wait_for(self.ended("sink"), "the sink has sent all of its batches")
-        for query in (self.query, self.second):
-            self.world.wait_for(lambda query=query: self.read_through(query), "both queries have read all")  # type: ignore[misc]
+        self.read_by(self.query, self.second)
         self.world.stop("source", "second")
 
     def check(self) -> str:
@@ -605,8 +622,7 @@ class ReceiversShare(_SharedFeed):
         self.may("source", *_PROCESS)
 
     def finish(self) -> None:
-        self.world.wait_for(self.ended("sink"), "the sink has sent all of its batches")
-        self.world.wait_for(self.read_through, "the query has read both partitions")
+        self.read_by(self.query)
         self.world.stop("source", *self.receivers)
 
     def check(self) -> str:

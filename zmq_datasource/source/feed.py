@@ -107,7 +107,7 @@ class Feed:
             if ingest.open_unless_received():
                 return ingest
             _log.info("another process receives this feed into %s; this query follows it", self.storage)
-        following = FollowingSource(self.storage)
+        following = FollowingSource(self.storage, self._options.wal_retry_timeout)
         self._persistence.insist(following.open)
         return following
 

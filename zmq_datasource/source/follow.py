@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 
 from zmq_datasource.counters import SourceCounters
-from zmq_datasource.errors import LogError
+from zmq_datasource.errors import DiskFaultError, LogError
 from zmq_datasource.host.limited_logging import LimitedLog
 from zmq_datasource.log.follower import LOOKING_SECONDS, LogFollower
 from zmq_datasource.log.state import read_saved_state
@@ -22,16 +22,19 @@ class FollowingSource:
 
     Args:
         storage: Of the log.
+        retry_timeout: For how many seconds a listing that a fault of the disk prevents is made do without.
     """
 
     reader = None  # it is for any query
     vouches = False  # another process knows what is on the disk
 
-    def __init__(self, storage: LogStorage) -> None:
+    def __init__(self, storage: LogStorage, retry_timeout: float = 0.0) -> None:
+        self._retry_timeout = retry_timeout
+        self._failing: float | None = None  # since when
         self.counters = SourceCounters()
         self.storage = storage
         self.log: LogFollower
-        self._faults = LimitedLog(__name__, "states that could not be read")
+        self._faults = LimitedLog(__name__, "listings and states that could not be read")
         self._kept: tuple[int, SourceCounters | None, Totals | None] = (-1, None, None)
         self.resumed_at = 0
 
@@ -62,8 +65,21 @@ class FollowingSource:
         return self.seal()
 
     def seal(self) -> int:
-        """The durable end of the log."""
-        self.log.refresh()
+        """The durable end of the log, as far as it is known here.
+
+        Raises:
+            LogError: It cannot be listed; where that may pass, after ``retry_timeout``.
+        """
+        try:
+            self.log.refresh()
+        except DiskFaultError as e:
+            now = time.monotonic()
+            self._failing = now if self._failing is None else self._failing
+            if now - self._failing >= self._retry_timeout:
+                raise
+            self._faults.warn("going on with what was listed before: %s", e)
+        else:
+            self._failing = None
         return self.log.durable_end
 
     def wait_for_more(self, end: int, seconds: float) -> None:
