@@ -17,7 +17,7 @@ demo: $(VENV)/.package ## A live feed through Spark and out again; ARGS="--endpo
 
 test: $(VENV)/.dev ## Lint, types, layers and all tests, side by side but for those that measure; what CI runs
 	$(MAKE) --jobs 2 check $(VENV)/spark.jsa
-	$(MAKE) --jobs 2 --output-sync=line test-spark test-rest
+	$(MAKE) --jobs 2 test-spark test-rest
 	$(JAVA) $(BIN)/python -m pytest -m "alone and not long"
 
 test-spark: $(VENV)/spark.jsa

@@ -25,8 +25,8 @@ from tests.source.test_feed import (
     read,
     send,
 )
-from tests.support import bound, free_endpoint, wait_for
-from zmq_datasource.errors import DataLossError, EndpointError, LogLockedError, OptionError
+from tests.support import batch_of, bound, free_endpoint, wait_for
+from zmq_datasource.errors import DataLossError, DiskFaultError, EndpointError, LogLockedError, OptionError
 from zmq_datasource.log.held_position import HeldPosition
 from zmq_datasource.log.reader_files import ReaderPosition
 from zmq_datasource.log.readers import Readers
@@ -321,3 +321,28 @@ def test_a_proxy_keeps_nothing_for_a_query_that_is_gone(tmp_path: Path) -> None:
         server._next_look = 0.0
         server.step()
         assert server.status()["hold"] == 4
+
+
+def test_a_passing_fault_of_the_disk_ends_no_query_that_follows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that lasts for walRetryTimeout does."""
+    log = filled(tmp_path, 2)
+    with querying(tmp_path, walRetryTimeout="200ms") as query:
+        query.until(2)
+
+        def refuse(_: LogStorage) -> str:
+            raise DiskFaultError("reading log.json: Too many open files")
+
+        with monkeypatch.context() as fault:
+            fault.setattr(LogStorage, "log_id", refuse)
+            until = time.monotonic() + 0.1
+            wait_for(lambda: query.step() == 2 and time.monotonic() > until, "some looks")
+        log.append(batch_of([b"2"]))
+        log.cut().result(30)
+        query.until(3)
+        monkeypatch.setattr(LogStorage, "log_id", refuse)
+        with pytest.raises(DiskFaultError, match="Too many open files"):
+            wait_for(lambda: query.step() < 0, "an error")
+        monkeypatch.undo()
+    log.close()
