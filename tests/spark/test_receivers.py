@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import threading
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -107,17 +108,20 @@ def test_an_executor_that_is_killed_costs_nothing_that_was_sealed(
             sent += offer(push, b"%d" % sent)
 
     def executors() -> list[psutil.Process]:
-        children = psutil.Process(driver.pid).children(recursive=True)
-        return [c for c in children if "CoarseGrainedExecutorBackend" in " ".join(c.cmdline())]
+        found = []
+        for child in psutil.Process(driver.pid).children(recursive=True):
+            with suppress(psutil.NoSuchProcess):  # includes zombies
+                if "CoarseGrainedExecutorBackend" in " ".join(child.cmdline()):
+                    found.append(child)
+        return found
 
     def receiving(process: psutil.Process) -> bool:
         """Whether a task of it holds the lock of a partition."""
-        workers = {child.pid for child in process.children(recursive=True)}
-        for partition in (0, 1):
-            text = (log / str(partition) / "writer.lock").read_text()
-            if int(text.split()[1]) in workers:
-                return True
-        return False
+        workers: set[str] = set()
+        with suppress(psutil.NoSuchProcess):
+            workers = {str(child.pid) for child in process.children(recursive=True)}
+        holders = {(log / str(partition) / "writer.lock").read_text().split()[1] for partition in (0, 1)}
+        return bool(workers & holders)
 
     sending = threading.Thread(target=send)
     sending.start()
