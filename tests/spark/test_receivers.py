@@ -83,6 +83,25 @@ def test_wrong_options_are_told_before_anything_runs(
         start_receivers(spark, options)
 
 
+def executors(driver: int) -> list[psutil.Process]:
+    """The executors of a driver, by its process id."""
+    found = []
+    for child in psutil.Process(driver).children(recursive=True):
+        with suppress(psutil.NoSuchProcess):  # includes zombies
+            if "CoarseGrainedExecutorBackend" in " ".join(child.cmdline()):
+                found.append(child)
+    return found
+
+
+def receives(executor: psutil.Process, log: Path) -> bool:
+    """Whether a task of it holds the lock of one of two partitions."""
+    workers: set[str] = set()
+    with suppress(psutil.NoSuchProcess):
+        workers = {str(child.pid) for child in executor.children(recursive=True)}
+    holders = {(log / str(partition) / "writer.lock").read_text().split()[1] for partition in (0, 1)}
+    return bool(workers & holders)
+
+
 def test_an_executor_that_is_killed_costs_nothing_that_was_sealed(
     spark: SparkSession, context: Context, tmp_path: Path
 ) -> None:
@@ -107,27 +126,13 @@ def test_an_executor_that_is_killed_costs_nothing_that_was_sealed(
         while not end.wait(0.001):
             sent += offer(push, b"%d" % sent)
 
-    def executors() -> list[psutil.Process]:
-        found = []
-        for child in psutil.Process(driver.pid).children(recursive=True):
-            with suppress(psutil.NoSuchProcess):  # includes zombies
-                if "CoarseGrainedExecutorBackend" in " ".join(child.cmdline()):
-                    found.append(child)
-        return found
-
-    def receiving(process: psutil.Process) -> bool:
-        """Whether a task of it holds the lock of a partition."""
-        workers: set[str] = set()
-        with suppress(psutil.NoSuchProcess):
-            workers = {str(child.pid) for child in process.children(recursive=True)}
-        holders = {(log / str(partition) / "writer.lock").read_text().split()[1] for partition in (0, 1)}
-        return bool(workers & holders)
-
     sending = threading.Thread(target=send)
     sending.start()
     try:
         wait_for(lambda: min(end_of(log, 0), end_of(log, 1)) > 100, "two receivers", 120)
-        victim = wait_for(lambda: [e for e in executors() if receiving(e)], "an executor that receives")[0]
+        victim = wait_for(
+            lambda: [e for e in executors(driver.pid) if receives(e, log)], "an executor that receives"
+        )[0]
         victim.kill()
         before = end_of(log, 0), end_of(log, 1)
         wait_for(
