@@ -21,7 +21,7 @@ import zmq
 
 from tests.source.test_feed import Query, send
 from tests.support import Socket, batch_of, bound, free_endpoint, offer, stream_options, wait_for
-from zmq_datasource.errors import DataLossError, EndpointError, LogLockedError, OptionError
+from zmq_datasource.errors import DataLossError, DiskFaultError, EndpointError, LogLockedError, OptionError
 from zmq_datasource.log.readers import Readers
 from zmq_datasource.log.storage import LogStorage
 from zmq_datasource.log.writer import LogWriter
@@ -582,3 +582,42 @@ def test_a_passing_fault_in_looking_for_partitions_ends_no_query(
             wait_for(lambda: query.step() and time.monotonic() > until, "some looks")
         fill(tmp_path, 1, b"1")
         query.until(2)
+
+
+def test_of_two_partitions_that_come_both_are_taken_up_or_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A fault at the second one would leave the first one known to nobody."""
+    fill(tmp_path, 0, b"0")
+    with several(tmp_path) as query:
+        query.until(1)
+        opened = Feed.open
+
+        def open_all_but_one(feed: Feed, *given: Any, **more: Any) -> None:
+            if feed.storage.partition == 2:
+                raise DiskFaultError("Too many open files")
+            opened(feed, *given, **more)
+
+        with monkeypatch.context() as fault:
+            fault.setattr(Feed, "open", open_all_but_one)
+            fill(tmp_path, 1, b"1")
+            fill(tmp_path, 2, b"2")
+            until = time.monotonic() + 0.05
+            wait_for(lambda: query.step() and time.monotonic() > until, "some looks")
+        query.until(3)
+        assert query.values == [0, 1, 2]
+
+
+def test_a_start_that_is_cut_short_leaves_nothing_to_stop(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fill(tmp_path, 0, b"0")
+    query = Several(tmp_path)
+
+    def leave(_: Feed) -> None:
+        raise SystemExit(143)  # what SIGTERM becomes
+
+    monkeypatch.setattr(Feed, "start", leave)
+    with pytest.raises(SystemExit):
+        query.begin()
+    query.reader.stop()

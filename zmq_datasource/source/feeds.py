@@ -55,21 +55,24 @@ class Feeds:
         try:
             self._open_others()
         except BaseException as e:
-            self._give_up(self.parts.values(), e)
+            self._give_up(e)
             raise
 
     def _open_others(self) -> list[Feed]:
         live = self._options.connect or self._options.bind
         there = {*self.storage.partitions(), *(range(self._options.receivers) if live else ())}
-        opened = []
-        for partition in sorted(there - self.parts.keys()):
-            feed = Feed(self._options, partition)
-            feed.open(beside=self.parts[PARTITION])
-            self.parts[partition] = feed
-            opened.append(feed)
-        self.parts = dict(sorted(self.parts.items()))
+        opened: dict[int, Feed] = {}
+        try:
+            for partition in sorted(there - self.parts.keys()):
+                feed = Feed(self._options, partition)
+                feed.open(beside=self.parts[PARTITION])
+                opened[partition] = feed
+        except BaseException as e:
+            self._stop_all(opened.values(), e)  # all of them or none: nobody would hear of these
+            raise
+        self.parts = dict(sorted({**self.parts, **opened}.items()))
         self._next_look = time.monotonic() + _LOOKING_SECONDS
-        return opened
+        return list(opened.values())
 
     def look_for_new(self) -> list[Feed]:
         """Open and start what others have added to the log."""
@@ -95,16 +98,19 @@ class Feeds:
             for feed in self.parts.values():
                 feed.start()
         except BaseException as e:
-            self._give_up(self.parts.values(), e)
+            self._give_up(e)
             raise
 
-    def _give_up(self, feeds: Iterable[Feed], why: BaseException) -> None:
+    def _give_up(self, why: BaseException) -> None:
+        parts, self.parts = self.parts, {}
+        self._stop_all(parts.values(), why)
+
+    def _stop_all(self, feeds: Iterable[Feed], why: BaseException) -> None:
         """Stop these, because of an error that is worth more than what comes of that."""
-        for feed in list(feeds):
+        for feed in feeds:
             failure = _failure_of(feed.stop)
             if failure is not None and failure is not why:
                 _log.error("%s: %s", feed.storage, failure)
-        self.parts = {}
 
     @property
     def reader(self) -> str:
@@ -177,6 +183,8 @@ class Feeds:
 
 def side_by_side(acts: Sequence[Callable[[], None]]) -> None:
     """Do all of these at the same time, because each of them may wait for long. None may raise."""
+    if not acts:  # whoever was cut short has nothing to stop any more
+        return
     first, *others = acts
     threads = [threading.Thread(target=act, name="zmq-side", daemon=True) for act in others]
     left = []

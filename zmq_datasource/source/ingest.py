@@ -76,9 +76,8 @@ def feed_of(options: StreamReadOptions) -> str:
     """What tells feeds apart: where messages come from, and what becomes of them. One line of text."""
     framing = {name: str(getattr(options, name)) for name in _ROWS_BY}
     shared = {}
-    if (
-        options.receivers > 1
-    ):  # whoever shares it out otherwise, also by another order, would receive some of it twice
+    # Whoever shares it out otherwise, also by another order, would receive some of it twice.
+    if options.receivers > 1:
         shared = {
             "receivers": [options.receivers, options.receivers_by],
             "order": [*map(str, options.connect), "", *map(str, options.bind)],

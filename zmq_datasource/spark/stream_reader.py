@@ -201,9 +201,8 @@ class ZmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if not ranges:
             return []
         monitors = self._receive(feeds)
-        monitors.read_to(
-            {partition: low for partition, (low, _) in ranges.items()}
-        )  # after a restart it is news
+        # After a restart this is the first that is heard of it.
+        monitors.read_to({partition: low for partition, (low, _) in ranges.items()})
         for partition, (low, high) in ranges.items():
             if low > high:
                 raise DataLossError(
