@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import logging
-import signal
-import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -12,6 +10,7 @@ from functools import partial
 from zmq_datasource.errors import LogError, OptionError
 from zmq_datasource.host.limited_logging import LimitedLog
 from zmq_datasource.host.locations import check_location
+from zmq_datasource.host.signals import StopFlag
 from zmq_datasource.monitoring.source import SourceMonitor
 from zmq_datasource.options import StreamReadOptions
 from zmq_datasource.options.parser import parse
@@ -40,13 +39,9 @@ def receive_until_stopped(options: Mapping[str, str], partition: int | None = No
     if not logging.getLogger().handlers:
         logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     parsed = parse(StreamReadOptions, options)
-    stop = threading.Event()
-    before = [(s, signal.signal(s, lambda *_: stop.set())) for s in (signal.SIGTERM, signal.SIGINT)]
-    try:
+    stop = StopFlag()
+    with stop.on_signals():
         receive_until(parsed, partition, stop.wait)
-    finally:
-        for number, handler in before:
-            signal.signal(number, handler)
 
 
 def receive_until(

@@ -26,6 +26,7 @@ class _Way:
         self.source, self.target = source, target
         self.parts: deque[tuple[float, memoryview]] = deque()  # when due, and what
         self.bytes = 0
+        self.passed: deque[bytes] = deque()  # what was handed on last, if that is remembered
         self.ended = False
         self.allowance = 0.0
 
@@ -37,6 +38,11 @@ class _Link:
         self.ways = (_Way(near, far), _Way(far, near))
         self.near, self.far = near, far
         self.half_open = False
+
+    @property
+    def over(self) -> bool:
+        """Whether both sides have ended it in good order, and all has passed."""
+        return all(way.ended and not way.parts for way in self.ways)
 
     def reset(self) -> None:
         for sock in (self.near, self.far):
@@ -53,6 +59,7 @@ class Middlebox:
     Args:
         holds: Most bytes that it takes of one way of a connection and has not forwarded yet.
         reset_after: See the attribute.
+        remembers: Whether to keep what has passed, for ``discarded``; not for much.
         kernel_holds: Size of its kernel's buffers, rather than what the system thinks best.
 
     Attributes:
@@ -65,6 +72,8 @@ class Middlebox:
         bytes: What has passed so far, both ways.
         resets: How often it has reset what there was.
         connections: How many it has made.
+        discarded: Of each connection that was lost after its sender had ended it in good order, what came from there:
+            the receiver need not have read it, and nobody tells the sender.
     """
 
     def __init__(
@@ -73,11 +82,12 @@ class Middlebox:
         *,
         holds: int = 256 << 10,
         reset_after: int | None = None,
+        remembers: bool = False,
         kernel_holds: int | None = None,
     ) -> None:
         host, _, port = endpoint.removeprefix("tcp://").rpartition(":")
         self._to = host, int(port)
-        self._holds, self._kernel_holds = holds, kernel_holds
+        self._holds, self._kernel_holds, self._remembers = holds, kernel_holds, remembers
         self._listener = socket.create_server(("127.0.0.1", 0))
         self._listener.setblocking(False)
         if kernel_holds is not None:
@@ -89,6 +99,7 @@ class Middlebox:
         self.forwarding = True
         self.reset_after = reset_after
         self.taken = self.bytes = self.resets = self.connections = 0
+        self.discarded: list[bytes] = []
         self._links: list[_Link] = []
         self._commands: deque[str] = deque()
         self._end = threading.Event()
@@ -155,6 +166,13 @@ class Middlebox:
         self.resets += 1
 
     def _drop(self, link: _Link) -> None:
+        way = link.ways[0]
+        with suppress(OSError):  # the sender has reset it
+            while not way.ended and (part := link.near.recv(1 << 16)):
+                way.parts.append((0.0, memoryview(part)))
+            way.ended = True
+        if way.ended and not link.over:
+            self.discarded.append(b"".join((*way.passed, *(part for _, part in way.parts))))
         link.reset()
         self._links.remove(link)
 
@@ -201,7 +219,7 @@ class Middlebox:
         if self.reset_after is not None and self.reset_after <= 0:
             self.reset_after = None
             self._reset()
-        elif all(way.ended and not way.parts for way in link.ways):
+        elif link.over:
             self._drop(link)
 
     def _take(self, link: _Link, way: _Way) -> None:
@@ -237,6 +255,8 @@ class Middlebox:
                 sent = way.target.send(part[:most]) if most else 0
             except BlockingIOError:
                 sent = 0
+            if self._remembers:
+                way.passed.append(bytes(part[:sent]))
             way.bytes -= sent
             self.bytes += sent
             way.allowance -= sent

@@ -195,7 +195,7 @@ class World:
 
     def middlebox(self, name: str, endpoint: str) -> str:
         """Put a box in front of an endpoint; the endpoint to connect to instead."""
-        self.boxes[name] = box = self._stack.enter_context(Middlebox(endpoint))
+        self.boxes[name] = box = self._stack.enter_context(Middlebox(endpoint, remembers=True))
         return box.endpoint
 
     def process(self, name: str, role: str, disk: Path | None = None, /, **settings: Any) -> Process:
@@ -216,6 +216,14 @@ class World:
     def lied_to(self) -> set[str]:
         """Whose disk was drawn to lie: nothing that it forced to the disk need be there."""
         return {e.target for e in self.events if e.kind == "lying-disk"}
+
+    def discarded(self, value: str) -> bool:
+        """Whether a middlebox has lost a message of this one short frame after its sender had left in good order.
+
+        Neither end learns of it, and the promise of a task that has ended reaches no further than to the next machine.
+        """
+        frame = bytes([0, len(value)]) + value.encode()
+        return any(frame in lost for box in self.boxes.values() for lost in box.discarded)
 
     # Weather.
 

@@ -188,7 +188,7 @@ class PushPull(_Plain):
                 f"{account['batch']}:{p}:{r}"
                 for p in range(self.partitions)
                 for r in range(self.rows)
-                if f"{account['batch']}:{p}:{r}" not in came
+                if (value := f"{account['batch']}:{p}:{r}") not in came and not self.world.discarded(value)
             ]
             # What a receiver had and not sealed dies with it.
             if len(missing) > account["dropped"] and not self.world.lossy("kill source", "power source"):
@@ -556,7 +556,7 @@ class _SharedFeed(Topology):
             for p in range(self.partitions)
             for r in range(self.rows)
         }
-        missing = sorted(due - came.keys())
+        missing = sorted(value for value in due - came.keys() if not self.world.discarded(value))
         # What a receiver had and not sealed dies with it.
         if missing and not self.world.lossy(*(f"kill {name}" for name in self.receivers)):
             raise BrokenPromiseError(f"{len(missing)} of {len(due)} rows never came, {missing[:3]}")

@@ -23,6 +23,7 @@ from zmq_datasource.errors import (
     LogWriteError,
     OptionError,
 )
+from zmq_datasource.host.signals import check_signals
 from zmq_datasource.log.layout import PARTITION, TEMPORARY_PREFIX
 from zmq_datasource.options.types import LogLocation
 
@@ -185,6 +186,7 @@ class PartitionFiles:
                 if not warned:
                     warned = True
                     _log.info("%s: another process holds it; waiting for up to %.0f s", act, wait)
+                check_signals()
                 time.sleep(0.05)  # flock has no wait with a deadline
             except OSError as e:
                 file.close()

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from zmq_datasource.errors import DiskFaultError, LogWriteError
+from zmq_datasource.host.signals import check_signals
 
 __all__ = ["Persistence"]
 
@@ -65,6 +66,7 @@ class Persistence:
                 if now >= next_line:
                     next_line = now + _LINE_SECONDS
                     _log.warning("%s; trying again for up to %.0f s", e, left)
+                check_signals()
                 time.sleep(min(pause, left))
                 pause = min(2 * pause, _LONGEST_PAUSE)
                 if self._meanwhile is not None:

@@ -7,7 +7,6 @@ line of its standard input, the end of which ends it.
 from __future__ import annotations
 
 import logging
-import signal
 import sys
 import threading
 import time
@@ -17,6 +16,7 @@ from typing import Any
 
 from zmq_datasource.errors import SocketError, ZmqDataSourceError
 from zmq_datasource.host.open_files import allow_many_files
+from zmq_datasource.host.signals import StopFlag
 from zmq_datasource.options import ProxyOptions
 from zmq_datasource.options.parser import parse
 from zmq_datasource.proxy.child import Child
@@ -182,13 +182,9 @@ def run_until_stopped(given: Mapping[str, str]) -> None:
     """
     set_up_logging()
     allow_many_files()
-    stopped = threading.Event()
-    before = [(n, signal.signal(n, lambda *_: stopped.set())) for n in (signal.SIGTERM, signal.SIGINT)]
-    try:
+    stopped = StopFlag()
+    with stopped.on_signals():
         run(given, stopped.is_set, _Reports().take, lambda: _log.info("ready"))
-    finally:
-        for number, handler in before:
-            signal.signal(number, handler)
 
 
 class _Reports:
@@ -220,18 +216,17 @@ def main() -> None:
     given = read_start(lines.wait())
     # Whoever has started this process may be busy, or stopped: nothing here waits for it to read.
     newest = Newest(sys.stdout.fileno())
-    stopped = threading.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: stopped.set())
+    stopped = StopFlag()
     # The end of the input may come while the flow waits for the disk; a thread of its own sees it.
     threading.Thread(target=_stop_at_end, args=(lines, stopped), daemon=True).start()
     try:
-        run(
-            given,
-            stopped.is_set,
-            lambda status: _tell(newest, {"status": status}),
-            lambda: say({"ready": True}),
-        )
+        with stopped.on_signals():
+            run(
+                given,
+                stopped.is_set,
+                lambda status: _tell(newest, {"status": status}),
+                lambda: say({"ready": True}),
+            )
     except ZmqDataSourceError as e:
         newest.finish()
         say({"error": [type(e).__name__, str(e)]})
@@ -243,7 +238,7 @@ def _tell(newest: Newest, status: Any) -> None:
         newest.tell(status)
 
 
-def _stop_at_end(lines: Lines, stopped: threading.Event) -> None:
+def _stop_at_end(lines: Lines, stopped: StopFlag) -> None:
     try:
         lines.wait()
     except EOFError:

@@ -18,6 +18,7 @@ from functools import partial
 
 from zmq_datasource.errors import DiskFaultError
 from zmq_datasource.host.limited_logging import LimitedLog
+from zmq_datasource.host.signals import check_signals
 from zmq_datasource.log.layout import PARTITION
 from zmq_datasource.log.storage import LogStorage
 from zmq_datasource.options import StreamReadOptions
@@ -30,6 +31,7 @@ _log = logging.getLogger(__name__)
 
 _LOOKING_SECONDS = 1.0
 _TICK_SECONDS = 0.005
+_JOIN_SECONDS = 0.1
 
 
 class Feeds:
@@ -161,6 +163,7 @@ class Feeds:
             self.check()
             if any(feed.received_end > begins[partition] for partition, feed in self.parts.items()):
                 return
+            check_signals()
             time.sleep(_TICK_SECONDS)
 
     def stop(self) -> None:
@@ -196,8 +199,9 @@ def side_by_side(acts: Sequence[Callable[[], None]]) -> None:
     for act in (first, *left):
         act()
     for thread in threads:
-        if thread.ident is not None:
-            thread.join()
+        while thread.ident is not None and thread.is_alive():
+            thread.join(_JOIN_SECONDS)
+            check_signals()
 
 
 def _failure_of(act: Callable[[], None]) -> BaseException | None:

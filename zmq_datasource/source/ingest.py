@@ -18,6 +18,7 @@ from zmq_datasource.counters import SourceCounters
 from zmq_datasource.errors import LogError, LogFormatError, LogLockedError
 from zmq_datasource.host.limited_logging import LimitedLog
 from zmq_datasource.host.open_files import allow_many_files
+from zmq_datasource.host.signals import check_signals, is_signalled
 from zmq_datasource.log.carried import CarriedState
 from zmq_datasource.log.filler import Filler
 from zmq_datasource.log.layout import LOCK_WAIT_SECONDS, PARTITION
@@ -199,6 +200,7 @@ class Ingest:
                 # One that has the lock may not have said yet what it receives; one that does something else may end.
                 if time.monotonic() >= deadline:
                     raise
+                check_signals()
                 time.sleep(_LOCK_TICK)
             else:
                 return True
@@ -349,6 +351,7 @@ class Ingest:
             try:
                 done = sealed.result(_SEAL_TICK)
             except TimeoutError:
+                check_signals()
                 continue
             if not isinstance(done, Future):
                 return done
@@ -368,7 +371,7 @@ class Ingest:
         deadline = time.monotonic() + timeout
         idle_from = time.monotonic()
         begin = self.log.durable_end
-        while time.monotonic() < deadline and not self.log.full:
+        while time.monotonic() < deadline and not (self.log.full or is_signalled()):
             self._receiving.raise_failure()
             idle_from = time.monotonic() if self.log.fault else max(idle_from, self._receiving.last_received)
             idle = idle_timeout is not None and time.monotonic() - idle_from >= idle_timeout

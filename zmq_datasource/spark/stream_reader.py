@@ -11,8 +11,6 @@ from __future__ import annotations
 import atexit
 import logging
 import math
-import signal
-import threading
 import time
 from collections.abc import Iterator, Sequence
 from functools import partial
@@ -28,6 +26,7 @@ from pyspark.sql.streaming.datasource import (
 )
 
 from zmq_datasource.errors import DataLossError, OptionError
+from zmq_datasource.host.signals import checks_signals, ignore_signals, obey_signals
 from zmq_datasource.log.persistence import Persistence
 from zmq_datasource.log.reader import end_within_bytes, split_range
 from zmq_datasource.options import StreamReadOptions
@@ -81,7 +80,7 @@ class ZmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
             set_up_worker()
             self._feeds = Feeds(self._options)
-            _stop_on_sigterm()
+            obey_signals()
             try:
                 if position is None:
                     self._feeds.open()
@@ -111,6 +110,7 @@ class ZmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._monitors.start()
         return self._monitors
 
+    @checks_signals
     def initialOffset(self) -> dict[str, Any]:
         """Where a query without a checkpoint starts.
 
@@ -128,6 +128,7 @@ class ZmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         # do: that one then only comes from Trigger.Once, which takes all there is.
         return ReadMaxRows(2**63 - 1)
 
+    @checks_signals
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
         """The end of the next batch: everything received so far, made durable, within the limits."""
         feeds, positions = self._opened(start)
@@ -187,6 +188,7 @@ class ZmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _gather(self, feeds: Feeds) -> dict[int, int]:
         return feeds.gather(self._options.timeout, self._options.idle_timeout)
 
+    @checks_signals
     def reportLatestOffset(self) -> dict[str, Any] | None:
         """Shown as ``sources[].latestOffset`` in the query's progress: the log's end and the metrics."""
         if self._feeds is None or self._positions is None or self._monitors is None:
@@ -194,6 +196,7 @@ class ZmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         ends = {partition: feed.log.durable_end for partition, feed in self._feeds.parts.items()}
         return self._positions.offset(ends) | self._monitors.metrics()
 
+    @checks_signals
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         """Share the ids from ``start`` to ``end`` out among tasks."""
         feeds, positions = self._opened(end)
@@ -225,6 +228,7 @@ class ZmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 )
         return shares
 
+    @checks_signals
     def commit(self, end: dict[str, Any]) -> None:
         """Spark is done with everything below ``end``."""
         self._idle_at = 0.0  # there was a batch, if only for another source: the next is not to wait for us
@@ -240,10 +244,7 @@ class ZmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Drain the socket, seal, release the log. Called by Spark, by SIGTERM and at exit."""
         if self._feeds is None:
             return
-        if threading.current_thread() is threading.main_thread():
-            # Nothing may cut this short any more; before anything else is done.
-            signal.signal(signal.SIGTERM, signal.SIG_IGN)
-            signal.signal(signal.SIGINT, signal.SIG_IGN)
+        ignore_signals()  # before anything else is done
         feeds, self._feeds = self._feeds, None
         monitors, self._monitors = self._monitors, None
         try:
@@ -283,13 +284,3 @@ class RefusedStreamReader(DataSourceStreamReader):
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         raise OptionError(self._why)
-
-
-def _stop_on_sigterm() -> None:
-    """Turn SIGTERM, with which Spark ends this process, into an exit that runs ``stop``."""
-
-    def leave(signum: int, _frame: object) -> None:
-        raise SystemExit(128 + signum)
-
-    if threading.current_thread() is threading.main_thread():
-        signal.signal(signal.SIGTERM, leave)
