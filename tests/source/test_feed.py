@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import shutil
 import signal
@@ -389,15 +390,21 @@ def test_who_has_lost_the_lock_names_no_chunk(context: Context, tmp_path: Path) 
         with querying(tmp_path, connect=endpoint, walFlushInterval="1h") as two:
             two.step()
             assert two.receives
-            wait_for(lambda: two.reader._feeds.parts[0].counters.connections, "its connection")  # type: ignore[union-attr]
-            send(push, 10, 30)  # to both
-            wait_for(lambda: one.reader._feeds.parts[0].received_end > 10, "some of it")  # type: ignore[union-attr]
+            feeds = [query.reader._feeds.parts[0] for query in (one, two)]  # type: ignore[union-attr]
+            number = itertools.count(10)
+
+            def both_have_some() -> bool:
+                send(push, begin := next(number), begin + 1)
+                return all(feed.received_end > 10 for feed in feeds)
+
+            wait_for(both_have_some, "something for each of them")
             with pytest.raises(LogLockedError, match="has lost the lock, which is held by process"):
                 wait_for(lambda: one.step() > 10, "an error")
             wait_for(two.step, "the rest")
             got = two.rows
             assert [i for i, _ in got] == list(range(10, 10 + len(got)))
-            assert log_rows(tmp_path).num_rows == 10 + len(got)
+            ids = log_rows(tmp_path)["id"].to_pylist()
+            assert [i for i in ids if i >= 10] == [i for i, _ in got]
         with pytest.raises(LogLockedError):
             one.reader.stop()
 
