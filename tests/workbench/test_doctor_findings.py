@@ -234,7 +234,7 @@ Found = Callable[[str], Result]
 
 @pytest.fixture(scope="module")
 def found() -> Iterator[Found]:
-    with ThreadPoolExecutor(3) as pool:
+    with ThreadPoolExecutor(6) as pool:
         futures: dict[str, Future[Result]] = {}
 
         def result(name: str) -> Result:
