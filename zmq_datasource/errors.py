@@ -25,6 +25,7 @@
         ├── LogWriteError      the disk refused: full, read-only, gone
         │   └── DiskFaultError     a refusal that may pass, and is waited out for walRetryTimeout
         ├── DamagedChunkError  a chunk whose bytes are not what was written
+        ├── LogFetchError      an executor that does not see the log could not read it from the driver
         └── DataLossError      an offset asks for messages that the log no longer has
 
 A message is worded as the act that did not succeed, then the reason, then the way out.
@@ -41,6 +42,7 @@ __all__ = [
     "EndpointError",
     "FlushTimeoutError",
     "LogError",
+    "LogFetchError",
     "LogFormatError",
     "LogLockedError",
     "LogWriteError",
@@ -159,6 +161,10 @@ class DamagedChunkError(LogError):
     def of(cls, what: str) -> Self:
         """The error for a file that is needed: what was found, and the way out."""
         return cls(f"{what}. {RESTORE}")
+
+
+class LogFetchError(LogError):
+    """An executor that does not see the log's directory could not read it from the driver."""
 
 
 class DataLossError(LogError):

@@ -7,6 +7,7 @@ import sys
 import threading
 from contextlib import suppress
 from pathlib import Path
+from socket import create_server
 
 import psutil
 import pytest
@@ -51,14 +52,14 @@ def test_a_receiver_on_an_executor_fills_a_log_until_it_is_stopped(
 
 
 def test_a_job_that_fails_is_started_again(spark: SparkSession, context: Context, tmp_path: Path) -> None:
-    blocker = context.socket(zmq.PUSH)
     endpoint = free_endpoint()
-    blocker.bind(endpoint)
+    # No ZeroMQ socket, which would close in its own time: a PUSH that meets another PUSH never dials again.
+    blocker = create_server(("127.0.0.1", int(endpoint.rpartition(":")[2])))
     options = {"socketType": "PULL", "bind": endpoint, "walLocation": str(tmp_path / "wal")}
     with start_receivers(spark, options) as receivers:
         wait_for(lambda: receivers.restarts, "a failure", 60)
         assert "in use" in str(receivers.failure)
-        blocker.close(linger=0)
+        blocker.close()
         push = context.socket(zmq.PUSH)
         push.connect(endpoint)
         push.send(b"0")

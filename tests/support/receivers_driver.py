@@ -5,6 +5,7 @@ Usage: python -m tests.support.receivers_driver ENDPOINT LOG OUT STOP_FILE
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from pathlib import Path
@@ -20,6 +21,7 @@ def main() -> None:
         SparkSession.builder.master("local-cluster[3,1,1024]")
         .config("spark.ui.enabled", "false")
         .config("spark.executor.memory", "512m")
+        .config("spark.executor.extraJavaOptions", os.environ["SPARK_SUBMIT_OPTS"])  # ``conftest`` sets it
         .config("spark.sql.warehouse.dir", f"{out}.warehouse")
         .getOrCreate()
     )

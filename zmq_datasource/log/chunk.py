@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from types import MappingProxyType
+from typing import Protocol
 
 import pyarrow as pa
 import pyarrow.ipc
@@ -19,6 +20,7 @@ from zmq_datasource.messages.schemas import FRAMING, LOG_SCHEMA
 
 __all__ = [
     "CHECKSUM",
+    "OpensChunks",
     "fingerprint",
     "ids_of",
     "is_intact",
@@ -29,6 +31,16 @@ __all__ = [
 ]
 
 CHECKSUM = b"xxh3"
+
+
+class OpensChunks(Protocol):
+    """Where chunks are read: a directory (``LogStorage``), or what stands for one."""
+
+    def open_chunk(self, name: str) -> pa.NativeFile:
+        """Open a chunk for reading; FileNotFoundError if it is gone."""
+
+    def path_of(self, name: str) -> str:
+        """Where it is, for messages."""
 
 
 def write_chunk(
@@ -81,7 +93,7 @@ def read_metadata(storage: LogStorage, name: str) -> Mapping[bytes, bytes]:
         raise DamagedChunkError.of(f"opening chunk {storage.path_of(name)}: {e}") from e
 
 
-def read_chunk(storage: LogStorage, name: str, start: int, end: int) -> Iterator[pa.RecordBatch]:
+def read_chunk(storage: OpensChunks, name: str, start: int, end: int) -> Iterator[pa.RecordBatch]:
     """Yield the messages of a chunk with ids in ``[start, end)``, as mapped from the file.
 
     Raises:

@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from zmq_datasource.errors import LogFormatError
-from zmq_datasource.log.chunk import read_chunk
+from zmq_datasource.log.chunk import OpensChunks, read_chunk
 from zmq_datasource.log.index import ChunkIndex
 from zmq_datasource.log.layout import Chunk
 from zmq_datasource.log.storage import LogStorage
@@ -129,7 +129,7 @@ def first_since(storage: LogStorage, chunks: Sequence[Chunk], time: int) -> int 
     return None
 
 
-def read_slices(storage: LogStorage, pieces: Sequence[Slice]) -> Iterator[pa.RecordBatch]:
+def read_slices(storage: OpensChunks, pieces: Sequence[Slice]) -> Iterator[pa.RecordBatch]:
     """Yield the rows of the pieces, in order."""
     for piece in pieces:
         yield from read_chunk(storage, *piece)

@@ -17,6 +17,7 @@ from zmq_datasource.options.types import (
     Linger,
     Location,
     LogLocation,
+    LogServing,
     Position,
     ReadView,
     ReceiversBy,
@@ -76,7 +77,8 @@ class ReadOptions(FramingOptions, frozen=True, kw_only=True, rename="camel"):
     wal_location: Annotated[
         LogLocation | None,
         doc(
-            "Directory of the message log, as an absolute path, reachable by the driver and every executor. Unset, a "
+            "Directory of the message log, as an absolute path. Executors of a streaming read that do not see it read "
+            "the log from the driver (`serveLog`); a batch read needs a directory that all of them share. Unset, a "
             "streaming read uses a private directory under the local temporary directory, named from the feed. A batch "
             "read with it reads the log and opens no socket."
         ),
@@ -287,6 +289,16 @@ class ReadOptions(FramingOptions, frozen=True, kw_only=True, rename="camel"):
             Role.WRITER,
         ),
     ] = Duration(7 * 86_400)
+
+    serve_log: Annotated[
+        LogServing,
+        doc(
+            "Whether the driver serves the log to executors that do not see `walLocation`, encrypted and to them "
+            "alone: `auto` (on a free port, unless Spark runs in local mode), `never`, or the endpoint to listen on, "
+            "as in `tcp://*:5599`.",
+            Role.STREAM,
+        ),
+    ] = LogServing("auto")
 
     receivers: Annotated[
         int,

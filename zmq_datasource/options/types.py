@@ -404,6 +404,25 @@ class ReceiversBy(Choice):
     allowed = ("endpoints", "topics")
 
 
+class LogServing(str):
+    """``auto``, ``never``, or the tcp endpoint at which the driver serves its log."""
+
+    __slots__ = ()
+
+    @classmethod
+    def read(cls, text: str) -> LogServing:
+        if text.lower() in ("auto", "never"):
+            return cls(text.lower())
+        if not text.startswith("tcp://"):
+            raise ValueError("it must be auto, never, or an endpoint to listen on: tcp://host:port")
+        return cls(Endpoint.read(text))
+
+    @property
+    def endpoint(self) -> str | None:
+        """Where to listen, if that was said."""
+        return str(self) if self.startswith("tcp://") else None
+
+
 class TimestampStrategy(Choice):
     """What happens if no message is as late as ``startingTimestamp``; Kafka's words."""
 

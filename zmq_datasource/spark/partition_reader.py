@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 from pyspark.sql.datasource import InputPartition
@@ -10,14 +11,30 @@ from pyspark.sql.datasource import InputPartition
 from zmq_datasource.log.reader import Slice, read_slices
 from zmq_datasource.log.storage import LogStorage
 from zmq_datasource.messages.framing import to_rows
+from zmq_datasource.spark.worker import set_up_worker
+
+if TYPE_CHECKING:
+    from zmq_datasource.source.range_protocol import Access
 
 __all__ = ["LogInputPartition", "read_log_partition"]
 
 
 class LogInputPartition(InputPartition):
-    """Where to find a share of a batch: pieces of chunks of one log partition."""
+    """Where to find a share of a batch: pieces of chunks of one log partition.
 
-    def __init__(self, location: str, partition: int, pieces: Sequence[Slice], include_frames: bool) -> None:
+    Args:
+        access: How the driver serves them to who does not see them; None if it does not.
+    """
+
+    def __init__(
+        self,
+        location: str,
+        partition: int,
+        pieces: Sequence[Slice],
+        include_frames: bool,
+        access: Access | None = None,
+    ) -> None:
+        self.access = access
         self.location = location
         self.partition = partition
         self.pieces = tuple(pieces)
@@ -33,6 +50,20 @@ def read_log_partition(share: LogInputPartition) -> Iterator[pa.RecordBatch]:
 
     Raises:
         DamagedChunkError, DataLossError: The log no longer gives what was promised.
+        LogFetchError: This machine does not see the log, and the driver does not answer.
     """
-    for batch in read_slices(LogStorage(share.location, share.partition), share.pieces):
+    for batch in _batches(share):
         yield to_rows(batch, share.include_frames)
+
+
+def _batches(share: LogInputPartition) -> Iterator[pa.RecordBatch]:
+    storage = LogStorage(share.location, share.partition)
+    if share.access is None or not share.pieces:
+        yield from read_slices(storage, share.pieces)
+        return
+    # Who sees the log does without what it takes to be served.
+    from zmq_datasource.source.remote_chunks import chunks_for  # noqa: PLC0415
+
+    set_up_worker()
+    with chunks_for(storage, share.pieces[0].name, share.access) as chunks:
+        yield from read_slices(chunks, share.pieces)

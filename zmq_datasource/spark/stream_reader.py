@@ -34,6 +34,7 @@ from zmq_datasource.options.offsets import Offset
 from zmq_datasource.spark.admission import Admission
 from zmq_datasource.spark.partition_reader import LogInputPartition, read_log_partition
 from zmq_datasource.spark.positions import Positions
+from zmq_datasource.spark.serving import Serving
 from zmq_datasource.spark.worker import set_up_worker
 
 if TYPE_CHECKING:
@@ -61,6 +62,7 @@ class ZmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._monitors: SourceMonitors | None = None
         self._admission = Admission(options)
         self._persistence = Persistence(options.wal_retry_timeout)
+        self._serving = Serving(options.serve_log)
         self._available_now = False
         self._targets: dict[int, int] | None = None
         self._idle_at = 0.0  # when Spark last heard that there is nothing new
@@ -212,6 +214,7 @@ class ZmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                     f"planning a batch from id {low} to id {high} of {feeds.parts[partition].storage}: it ends before "
                     "it begins; give the query a new checkpoint"
                 )
+        access = self._serving.access(feeds.storage)
         messages = sum(high - low for low, high in ranges.values())
         shares: list[InputPartition] = []
         for partition, (low, high) in ranges.items():
@@ -224,7 +227,9 @@ class ZmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 self._options.max_bytes_per_partition,
             ):
                 shares.append(
-                    LogInputPartition(feeds.storage.root, partition, pieces, self._options.include_frames)
+                    LogInputPartition(
+                        feeds.storage.root, partition, pieces, self._options.include_frames, access
+                    )
                 )
         return shares
 
@@ -247,6 +252,7 @@ class ZmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         ignore_signals()  # before anything else is done
         feeds, self._feeds = self._feeds, None
         monitors, self._monitors = self._monitors, None
+        self._serving.stop()
         try:
             feeds.stop()
         finally:

@@ -1,0 +1,94 @@
+"""Serving the log to executors that do not see it: decided once for a query, when its first batch is planned."""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from zmq_datasource.errors import EndpointError
+from zmq_datasource.log.storage import LogStorage
+from zmq_datasource.options.types import LogServing
+
+if TYPE_CHECKING:
+    from zmq_datasource.source.range_protocol import Access
+    from zmq_datasource.source.range_server import RangeServer
+
+__all__ = ["Serving", "in_local_mode"]
+
+_log = logging.getLogger(__name__)
+
+_LOCAL = re.compile(r"(?:--master|spark\.master)[=\0](?:local|local\[[^\]\0]*\])(?:\0|$)")
+# From a Python process up: perhaps Spark's daemon of them, then the JVM.
+_GENERATIONS = 3
+
+
+class Serving:
+    """What serves one query's log, if anything does.
+
+    Args:
+        wanted: The option ``serveLog``.
+    """
+
+    def __init__(self, wanted: LogServing) -> None:
+        self._wanted = wanted
+        self._server: RangeServer | None = None
+        self._is_decided = False
+
+    def access(self, storage: LogStorage) -> Access | None:
+        """How executors reach the server of this log; None if there is none.
+
+        Raises:
+            EndpointError: It cannot listen where it was told to.
+        """
+        if not self._is_decided:
+            self._server = self._start(storage)
+            self._is_decided = True
+        return None if self._server is None else self._server.access
+
+    def _start(self, storage: LogStorage) -> RangeServer | None:
+        if self._wanted == "never" or (self._wanted == "auto" and in_local_mode()):
+            return None
+        import zmq  # noqa: PLC0415 - only the source runner comes here
+
+        from zmq_datasource.source.range_server import RangeServer  # noqa: PLC0415
+
+        try:
+            return RangeServer(storage, self._wanted.endpoint)
+        except zmq.ZMQError as e:
+            if self._wanted.endpoint is not None:
+                raise EndpointError(
+                    f"serving the log at serveLog={self._wanted}: {e.strerror}; name an address of this machine and a "
+                    "free port"
+                ) from e
+            _log.warning(
+                "the log cannot be served (%s): executors that do not see walLocation cannot read it",
+                e.strerror,
+            )
+            return None
+
+    def stop(self) -> None:
+        """Serve no more."""
+        server, self._server = self._server, None
+        if server is not None:
+            server.stop()
+
+
+def in_local_mode() -> bool:
+    """Whether the JVM above this process was started with a local master.
+
+    A session tells its JVM so on the command line. Where it cannot be seen, as with a master from
+    ``spark-defaults.conf``, and on other systems than Linux, the answer is False.
+    """
+    process = os.getppid()
+    with suppress(OSError, ValueError):
+        for _ in range(_GENERATIONS):
+            directory = Path("/proc", str(process))
+            if _LOCAL.search((directory / "cmdline").read_text(errors="replace")):
+                return True
+            # Behind the name, which may hold anything, come the state and the parent.
+            process = int((directory / "stat").read_text(errors="replace").rpartition(")")[2].split()[1])
+    return False
