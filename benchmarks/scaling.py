@@ -2,17 +2,30 @@
 
 from __future__ import annotations
 
+import os
 import statistics
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext, suppress
 from functools import partial
+from multiprocessing.connection import Connection
 from pathlib import Path
 
-from benchmarks.measure import MEGA, Measurement, Sample, Times, measured, temporary_directory, wait_for
-from benchmarks.peers import in_process, peer
+from benchmarks.measure import (
+    MEGA,
+    Measurement,
+    Sample,
+    Times,
+    measured,
+    size_name,
+    temporary_directory,
+    wait_for,
+)
+from benchmarks.peers import child, in_process, peer
 from benchmarks.processes import cpu_seconds, per_message
+from zmq_datasource.log.chunk import read_chunk
 from zmq_datasource.log.reader import read_index
 from zmq_datasource.log.reader_files import ReaderPosition
 from zmq_datasource.log.readers import Readers
@@ -22,12 +35,16 @@ from zmq_datasource.messages.framing import decode_plain
 from zmq_datasource.messages.raw import raw_of
 from zmq_datasource.options import StreamReadOptions
 from zmq_datasource.options.parser import parse
+from zmq_datasource.source.range_server import RangeServer
+from zmq_datasource.source.remote_chunks import RemoteChunks
 from zmq_datasource.spark.stream_reader import ZmqStreamReader
 
 __all__ = ["PARTITIONS", "READERS", "RECEIVERS", "measure_scaling"]
 
 RECEIVERS, PARTITIONS, READERS = (1, 2, 4), (1, 10, 100, 1_000), (1, 10, 100)
+READ_SIZES = (100, 10_000)
 _SIZE = 100
+_READ_BYTES = 256 << 20
 _CALLS = 50
 _MOST_SECONDS = 300.0
 
@@ -36,6 +53,9 @@ def measure_scaling(times: Times) -> Iterator[Measurement]:
     """Messages a second into a log by receivers; then what planning a batch costs by partitions and by readers."""
     rates = {f"{count} receivers": partial(_rate, count, times) for count in RECEIVERS}
     yield from measured("scaling", "100 B, messages/s", "messages/s", rates, times)
+    for size in READ_SIZES:
+        reads = {way: partial(_read_rate, size, way, times) for way in ("the files", "from the driver")}
+        yield from measured("scaling", f"{size_name(size)}, read by one task", "MB/s", reads, times)
     if times.case:
         return
     for count in PARTITIONS:
@@ -68,6 +88,42 @@ def _rate(receivers: int, times: Times) -> Sample:
         finally:
             program.kill()
             program.wait(30)
+
+
+def _read_rate(size: int, way: str, times: Times) -> Sample:
+    """Of one task that reads a log again and again, from a process that serves it or from its files."""
+    with temporary_directory() as scratch:
+        storage = LogStorage(str(scratch / "log"))
+        writer = LogWriter(storage, chunk_bytes=32 << 20, max_bytes=1 << 40, sync=False)
+        writer.open()
+        for _ in range(_READ_BYTES >> 20):
+            writer.append(decode_plain(raw_of([b"x" * size] * max(1, (1 << 20) // size)), [(0, 1)]))
+        writer.close()
+        chunks = read_index(storage).chunks
+        with child(_serve, storage.root) as (pipe, driver):
+            pids = {"driver": driver, "executor": os.getpid()}
+            access = pipe.recv()
+            where = RemoteChunks(access, storage) if way == "from the driver" else nullcontext(storage)
+            with where as opens:
+                end, cpu, read = 0.0, cpu_seconds(pids), 0
+                warm = time.monotonic() + times.warm_up
+                while not end or time.monotonic() < end:
+                    if not end and time.monotonic() >= warm:
+                        began, cpu, read = time.monotonic(), cpu_seconds(pids), 0
+                        end = began + times.seconds
+                    for chunk in chunks:
+                        for batch in read_chunk(opens, chunk.name, chunk.first, chunk.end):
+                            read += batch.num_rows
+                seconds = time.monotonic() - began
+                return Sample(read * size / seconds / MEGA, per_message(cpu, cpu_seconds(pids), read))
+
+
+def _serve(pipe: Connection, root: str) -> None:
+    server = RangeServer(LogStorage(root), "tcp://127.0.0.1:*")
+    pipe.send(server.access)
+    with suppress(EOFError):
+        pipe.recv()
+    server.stop()
 
 
 def _ends(log: Path, receivers: int) -> list[int]:

@@ -66,7 +66,9 @@ TITLES = {
     "scaling": (
         "More receivers, partitions and readers",
         "Messages a second of 100 bytes from one sender in C into the log of one program (`zmq-datasource receive`, "
-        "PULL, nothing forced to the disk), by its number of receivers, on two cores for both. Then the median time "
+        "PULL, nothing forced to the disk), by its number of receivers, on two cores for both. Then megabytes a second "
+        "of `value` that one task reads of a log: its files, which the system has in memory, or the same from the "
+        "driver's process, encrypted, over loopback. Then the median time "
         "of planning a batch of a query that follows a log with many partitions, in none of which anything is new; "
         "and of the look at what many readers still need, before chunks are deleted.",
     ),
