@@ -96,8 +96,9 @@ def _read_rate(size: int, way: str, times: Times) -> Sample:
         storage = LogStorage(str(scratch / "log"))
         writer = LogWriter(storage, chunk_bytes=32 << 20, max_bytes=1 << 40, sync=False)
         writer.open()
+        count = (1 << 20) // size
         for _ in range(_READ_BYTES >> 20):
-            writer.append(decode_plain(raw_of([b"x" * size] * max(1, (1 << 20) // size)), [(0, 1)]))
+            writer.append(decode_plain(raw_of([b"x" * size] * count), [(0, count)]))
         writer.close()
         chunks = read_index(storage).chunks
         with child(_serve, storage.root) as (pipe, driver):

@@ -1,9 +1,10 @@
-"""A standalone Spark cluster whose workers live in network namespaces of their own, and do not see some directory."""
+"""Programs in network namespaces of their own, as on machines or in containers; and a Spark cluster of such."""
 
 from __future__ import annotations
 
 import itertools
 import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -16,7 +17,7 @@ import psutil
 
 from tests.support import free_endpoint, wait_for
 
-__all__ = ["Cluster", "why_not"]
+__all__ = ["Cluster", "Network", "end_family", "why_not"]
 
 _numbers = itertools.count()
 
@@ -42,31 +43,27 @@ def _ip(*words: str, check: bool = True) -> subprocess.CompletedProcess[str]:
     return done
 
 
-class Cluster:
-    """A master in this namespace, and workers of one core each; use it in a ``with`` block.
-
-    Args:
-        directory: For what Spark writes.
-        hidden: A directory that the workers see empty.
-        workers: How many.
+class Network:
+    """A bridge of this machine, and network namespaces on it; use it in a ``with`` block.
 
     Attributes:
-        host: This machine's address in the cluster.
-        master: The master's URL.
+        host: This machine's address there.
     """
 
-    def __init__(self, directory: Path, hidden: Path, workers: int = 2) -> None:
-        self._directory, self._hidden, self._count = directory, hidden, workers
+    def __init__(self) -> None:
         number = (os.getpid() + next(_numbers)) % 250
         self._prefix = f"zq{os.getpid() % 100000}n{number}"[:11]
         self._net = f"10.77.{number}"
         self.host = f"{self._net}.1"
-        self.workers: list[subprocess.Popen[bytes]] = []
         self._stack = ExitStack()
 
     def __enter__(self) -> Self:
         try:
-            self._start()
+            self._bridge = f"{self._prefix}b"
+            _ip("link", "add", self._bridge, "type", "bridge")
+            self._stack.callback(_ip, "link", "del", self._bridge)
+            _ip("addr", "add", f"{self.host}/24", "dev", self._bridge)
+            _ip("link", "set", self._bridge, "up")
         except BaseException:
             self._stack.close()
             raise
@@ -75,91 +72,115 @@ class Cluster:
     def __exit__(self, *_: object) -> None:
         self._stack.close()
 
-    def _start(self) -> None:
-        bridge = f"{self._prefix}b"
-        _ip("link", "add", bridge, "type", "bridge")
-        self._stack.callback(_ip, "link", "del", bridge)
-        _ip("addr", "add", f"{self.host}/24", "dev", bridge)
-        _ip("link", "set", bridge, "up")
-        port = free_endpoint().rpartition(":")[2]
-        self.master = f"spark://{self.host}:{port}"
-        self._run(
-            "master",
-            [],
-            [
-                "org.apache.spark.deploy.master.Master",
-                "--host",
-                self.host,
-                "--port",
-                port,
-                "--webui-port",
-                "0",
-            ],
-        )
-        wait_for(lambda: "I have been elected leader" in self.log("master"), "a master", 60)
-        for worker in range(self._count):
-            self._add_namespace(worker, bridge)
-            self.workers.append(self.start_worker(worker))
-        wait_for(lambda: self.log("master").count("Registering worker") >= self._count, "the workers", 60)
-
-    def _add_namespace(self, worker: int, bridge: str) -> None:
-        name, inside, outside = self._name(worker), f"{self._prefix}i{worker}", self._cable(worker)
+    def add(self, number: int) -> None:
+        """Make a namespace, counted from 0."""
+        name, inside, outside = self._name(number), f"{self._prefix}i{number}", self._cable(number)
         _ip("netns", "add", name)
         self._stack.callback(_ip, "netns", "del", name)
         _ip("link", "add", outside, "type", "veth", "peer", "name", inside, "netns", name)
         self._stack.callback(_ip, "link", "del", outside)
-        _ip("link", "set", outside, "master", bridge, "up")
-        _ip("-n", name, "addr", "add", f"{self.address(worker)}/24", "dev", inside)
+        _ip("link", "set", outside, "master", self._bridge, "up")
+        _ip("-n", name, "addr", "add", f"{self.address(number)}/24", "dev", inside)
         _ip("-n", name, "link", "set", inside, "up")
         _ip("-n", name, "link", "set", "lo", "up")
+
+    def run(
+        self, number: int, mounts: str, words: Sequence[str], log: Path, **environment: str
+    ) -> subprocess.Popen[bytes]:
+        """Start a program in a namespace, and with a private view of the file system.
+
+        Args:
+            mounts: What a shell does first there, to make that view.
+            log: What it says is added to this file.
+        """
+        script = f'mount --make-rprivate / && {mounts} && exec "$@"'
+        before = ["ip", "netns", "exec", self._name(number), "unshare", "-m", "sh", "-c", script, "sh"]
+        return self.start([*before, *words], log, **environment)
+
+    def start(self, words: Sequence[str], log: Path, **environment: str) -> subprocess.Popen[bytes]:
+        """Start a program here; it ends with the network, with all that it has started."""
+        with log.open("ab") as file:
+            process = subprocess.Popen(words, stdout=file, stderr=file, env=os.environ | environment)
+        self._stack.callback(end_family, process)
+        return process
+
+    def _name(self, number: int) -> str:
+        return f"{self._prefix}w{number}"
+
+    def _cable(self, number: int) -> str:
+        return f"{self._prefix}o{number}"
+
+    def address(self, number: int) -> str:
+        """Of a namespace."""
+        return f"{self._net}.{number + 2}"
+
+    def cut(self, number: int) -> None:
+        """Take the cable of a namespace out: packets are lost, and nobody is told."""
+        _ip("link", "set", self._cable(number), "down")
+
+    def mend(self, number: int) -> None:
+        """Put it in again."""
+        _ip("link", "set", self._cable(number), "up")
+
+
+class Cluster(Network):
+    """A master in this namespace, and workers of one core each; use it in a ``with`` block.
+
+    Args:
+        directory: For what Spark writes.
+        hidden: A directory that the workers see empty.
+        count: How many workers.
+
+    Attributes:
+        master: The master's URL.
+    """
+
+    def __init__(self, directory: Path, hidden: Path, count: int = 2) -> None:
+        super().__init__()
+        self._directory, self._hidden, self._count = directory, hidden, count
+        self.workers: list[subprocess.Popen[bytes]] = []
+
+    def __enter__(self) -> Self:
+        super().__enter__()
+        try:
+            self._start()
+        except BaseException:
+            self._stack.close()
+            raise
+        return self
+
+    def _start(self) -> None:
+        port = free_endpoint().rpartition(":")[2]
+        self.master = f"spark://{self.host}:{port}"
+        words = ["--host", self.host, "--port", port, "--webui-port", "0"]
+        self.start(
+            [_spark_class(), "org.apache.spark.deploy.master.Master", *words],
+            self._directory / "master.log",
+            SPARK_DAEMON_MEMORY="256m",
+        )
+        wait_for(lambda: "I have been elected leader" in self._said(), "a master", 60)
+        for worker in range(self._count):
+            self.add(worker)
+            self.workers.append(self.start_worker(worker))
+        wait_for(lambda: self._said().count("Registering worker") >= self._count, "the workers", 60)
 
     def start_worker(self, worker: int) -> subprocess.Popen[bytes]:
         """Start a worker in its namespace, where the hidden directory is empty."""
         self._hidden.mkdir(parents=True, exist_ok=True)
-        script = 'mount --make-rprivate / && mount -t tmpfs none "$0" && exec "$@"'
-        words = ["ip", "netns", "exec", self._name(worker), "unshare", "-m", "sh", "-c", script]
         address = self.address(worker)
-        return self._run(
-            f"worker-{worker}",
-            [*words, str(self._hidden)],
-            [
-                "org.apache.spark.deploy.worker.Worker",
-                *("--host", address, "--cores", "1", "--memory", "1g", "--webui-port", "0"),
-                *("--work-dir", str(self._directory / f"work-{worker}"), self.master),
-            ],
+        words = ["--host", address, "--cores", "1", "--memory", "1g", "--webui-port", "0"]
+        words += ["--work-dir", str(self._directory / f"work-{worker}"), self.master]
+        return self.run(
+            worker,
+            f"mount -t tmpfs none {shlex.quote(str(self._hidden))}",
+            [_spark_class(), "org.apache.spark.deploy.worker.Worker", *words],
+            self._directory / f"worker-{worker}.log",
             SPARK_LOCAL_IP=address,
+            SPARK_DAEMON_MEMORY="256m",
         )
 
-    def _run(
-        self, name: str, before: Sequence[str], words: Sequence[str], **environment: str
-    ) -> subprocess.Popen[bytes]:
-        import pyspark  # noqa: PLC0415 - the fast tests do without
-
-        spark_class = str(Path(pyspark.__file__).parent / "bin" / "spark-class")
-        with (self._directory / f"{name}.log").open("ab") as log:
-            process = subprocess.Popen(
-                [*before, spark_class, *words],
-                stdout=log,
-                stderr=log,
-                env=os.environ | {"SPARK_DAEMON_MEMORY": "256m"} | environment,
-            )
-        self._stack.callback(end_family, process)
-        return process
-
-    def _name(self, worker: int) -> str:
-        return f"{self._prefix}w{worker}"
-
-    def _cable(self, worker: int) -> str:
-        return f"{self._prefix}o{worker}"
-
-    def address(self, worker: int) -> str:
-        """Its address in the cluster."""
-        return f"{self._net}.{worker + 2}"
-
-    def log(self, name: str) -> str:
-        """What the master, or ``worker-N``, has said."""
-        path = self._directory / f"{name}.log"
-        return path.read_text(errors="replace") if path.exists() else ""
+    def _said(self) -> str:
+        return (self._directory / "master.log").read_text(errors="replace")
 
     def kill_executors(self, worker: int) -> None:
         """SIGKILL to what a worker has started."""
@@ -168,13 +189,11 @@ class Cluster:
                 if "CoarseGrainedExecutorBackend" in " ".join(child.cmdline()):
                     child.kill()
 
-    def cut(self, worker: int) -> None:
-        """Take its cable out: packets are lost, and nobody is told."""
-        _ip("link", "set", self._cable(worker), "down")
 
-    def mend(self, worker: int) -> None:
-        """Put it in again."""
-        _ip("link", "set", self._cable(worker), "up")
+def _spark_class() -> str:
+    import pyspark  # noqa: PLC0415 - the fast tests do without
+
+    return str(Path(pyspark.__file__).parent / "bin" / "spark-class")
 
 
 def end_family(process: subprocess.Popen[bytes]) -> None:
