@@ -30,6 +30,30 @@ Any other socket option of libzmq is set with its own name behind `zmq.`, as in 
 `zmq.tcp_keepalive`, `zmq.heartbeat_ivl`, `zmq.maxmsgsize` or `zmq.curve_serverkey`
 (see [zmq_setsockopt](https://libzmq.readthedocs.io/en/latest/zmq_setsockopt.html)). All are set before bind
 and connect, because libzmq ignores most of them afterwards; one that libzmq refuses is an error.
+
+### Keys and passwords
+
+An option of libzmq may name the place of its value instead of the value. Then no secret is in a query's plan, its
+checkpoint, an event log or a list of processes:
+
+| value | what is used |
+| --- | --- |
+| `@/etc/zmq/feed.key_secret` | the content of a file; of a ZeroMQ certificate the key that the option is about |
+| `env:FEED_PASSWORD` | a variable of the environment |
+
+Each process that opens a socket looks there for itself: the driver for a source, the driver and every executor for a
+sink. Certificates are made by `zmq-datasource keygen feed` (`feed.key`, `feed.key_secret`), by `zmq.auth` and by czmq.
+
+```python
+secured = (
+    spark.readStream.format("zmq")
+    .option("connect", "tcp://feed:5556")
+    .option("zmq.curve_serverkey", "@/etc/zmq/feed.key")
+    .option("zmq.curve_publickey", "@/etc/zmq/job.key")
+    .option("zmq.curve_secretkey", "@/etc/zmq/job.key_secret")
+    .load()
+)
+```
 """
 
 

@@ -8,6 +8,7 @@ from zmq_datasource.cli.completion import completion
 from zmq_datasource.cli.demo import demo
 from zmq_datasource.cli.doctor import doctor
 from zmq_datasource.cli.hwm import hwm
+from zmq_datasource.cli.keygen import keygen
 from zmq_datasource.cli.plan import plan
 from zmq_datasource.cli.proxy import proxy
 from zmq_datasource.cli.receive import receive
@@ -42,5 +43,5 @@ def main() -> None:
     """ZeroMQ as a source and sink of Spark Structured Streaming."""
 
 
-for _command in (demo, receive, proxy, top, doctor, hwm, plan, completion):
+for _command in (demo, receive, proxy, top, doctor, hwm, plan, keygen, completion):
     main.add_command(_command)

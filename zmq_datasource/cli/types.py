@@ -52,7 +52,9 @@ class Read(click.ParamType[Any]):
 
 
 def named_options(texts: Iterable[str]) -> dict[str, str]:
-    """``NAME=VALUE`` each; ``NAME=@FILE`` reads the value from a file, so that a secret is in no list of processes.
+    """``NAME=VALUE`` each; ``NAME=@FILE`` is the content of a file, so that a secret is in no list of processes.
+
+    Files of libzmq's options (``zmq.``) are read by whoever opens the socket.
 
     Raises:
         click.UsageError: Something else.
@@ -63,7 +65,9 @@ def named_options(texts: Iterable[str]) -> dict[str, str]:
         if not separator:
             # It may be a secret: it is not shown.
             raise click.UsageError("an --option without '=': write NAME=VALUE, or NAME=@FILE")
-        if value.startswith("@"):
+        if value.startswith("@") and name.lower().startswith("zmq."):
+            value = f"@{Path(value[1:]).absolute()}"  # read by whoever opens the socket
+        elif value.startswith("@"):
             try:
                 value = Path(value[1:]).read_text(encoding="utf-8").strip()
             except (OSError, UnicodeDecodeError) as e:

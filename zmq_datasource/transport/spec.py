@@ -13,6 +13,7 @@ from zmq_datasource.messages.schemas import MAX_MESSAGE_BYTES
 from zmq_datasource.options import ReadOptions, WriteOptions
 from zmq_datasource.options.socket import check_security
 from zmq_datasource.options.types import Endpoints, Linger, ZmqOptions
+from zmq_datasource.transport.keys import value_of
 from zmq_datasource.transport.peers import socket_type
 
 __all__ = ["SocketSpec", "check_socket_options", "new_socket"]
@@ -148,6 +149,7 @@ def _set(sock: zmq.Socket[bytes], name: str, value: str, all_options: ZmqOptions
         raise OptionError(f"option zmq.{name}: libzmq has no socket option of that name; see zmq_setsockopt")
     # repr() of the options hides the value of a secret.
     shown = repr(ZmqOptions({name: all_options[name]}))
+    value = value_of(name, value)
     try:
         if option._opt_type.name == "bytes":
             sock.setsockopt(option, value.encode())

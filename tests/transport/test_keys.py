@@ -1,0 +1,113 @@
+"""Keys and passwords that are kept in files and variables; real certificates, real handshakes."""
+
+from __future__ import annotations
+
+import logging
+import stat
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+import zmq
+import zmq.auth
+from click.testing import CliRunner
+
+from tests.support import Socket, stream_options, wait_for, write_options
+from zmq_datasource.cli import main
+from zmq_datasource.errors import OptionError
+from zmq_datasource.sink.sender import Sender
+from zmq_datasource.transport.keys import value_of
+from zmq_datasource.transport.spec import SocketSpec, check_socket_options
+
+
+@pytest.fixture
+def keys(tmp_path: Path) -> Path:
+    for name in ("server", "client"):
+        made = CliRunner().invoke(main, ["keygen", name, "--directory", str(tmp_path / "keys")])
+        assert made.exit_code == 0, made.output
+    return tmp_path / "keys"
+
+
+def test_made_keys_are_certificates_that_nobody_else_can_read(keys: Path) -> None:
+    public, secret = zmq.auth.load_certificate(keys / "server.key_secret")
+    assert zmq.auth.load_certificate(keys / "server.key") == (public, None)
+    assert secret is not None
+    assert zmq.curve_public(secret) == public
+    assert stat.S_IMODE(keys.stat().st_mode) == 0o700
+    assert stat.S_IMODE((keys / "server.key_secret").stat().st_mode) == 0o600
+    again = CliRunner().invoke(main, ["keygen", "server", "--directory", str(keys)])
+    assert again.exit_code != 0
+    assert "exists; remove it, or choose another name" in again.output
+    assert zmq.auth.load_certificate(keys / "server.key_secret") == (public, secret)
+
+
+def test_an_option_is_the_key_that_it_is_about(keys: Path, tmp_path: Path) -> None:
+    public, secret = zmq.auth.load_certificate(keys / "client.key_secret")
+    assert secret is not None
+    for name in ("client.key", "client.key_secret"):
+        assert value_of("curve_publickey", f"@{keys / name}") == public.decode()
+        assert value_of("curve_serverkey", f"@{keys / name}") == public.decode()
+    assert value_of("curve_secretkey", f"@{keys / 'client.key_secret'}") == secret.decode()
+    with pytest.raises(OptionError, match=r"client\.key has no secret key; name the file"):
+        value_of("curve_secretkey", f"@{keys / 'client.key'}")
+    text = tmp_path / "password"
+    text.write_text("  curved words\n")
+    assert value_of("plain_password", f"@{text}") == "curved words"
+    assert value_of("plain_username", "me@home") == "me@home"
+
+
+def test_what_is_not_there_is_told_and_no_value_is_shown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(OptionError, match=r"zmq\.curve_secretkey: reading /nowhere.*each machine that opens"):
+        value_of("curve_secretkey", "@/nowhere")
+    monkeypatch.setenv("OURS", "s3cret")
+    assert value_of("plain_password", "env:OURS") == "s3cret"
+    with pytest.raises(OptionError, match="the variable NOT_OURS is not set"):
+        value_of("plain_password", "env:NOT_OURS")
+    broken = tmp_path / "broken"
+    broken.write_text("curve\n    s3cret\n")
+    with pytest.raises(OptionError, match="it has no public key") as caught:
+        value_of("curve_publickey", f"@{broken}")
+    assert "s3cret" not in str(caught.value)
+    with pytest.raises(OptionError) as refused:
+        check_socket_options(
+            SocketSpec.of_source(stream_options(connect="tcp://a:1", zmq_curve_secretkey="env:OURS"))
+        )
+    assert "s3cret" not in str(refused.value)
+
+
+def test_a_secret_that_others_may_read_is_warned_of_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    secret = tmp_path / "password"
+    secret.write_text("s3cret")
+    secret.chmod(0o600)
+    with caplog.at_level(logging.WARNING):
+        value_of("plain_password", f"@{secret}")
+        assert not caplog.records
+        secret.chmod(0o640)
+        value_of("plain_password", f"@{secret}")
+        value_of("plain_password", f"@{secret}")
+    (record,) = caplog.records
+    assert "other users may read it; chmod 600 it" in record.getMessage()
+
+
+def test_a_sink_sends_under_keys_that_only_files_have(context: zmq.Context[Socket], keys: Path) -> None:
+    public, secret = zmq.auth.load_certificate(keys / "server.key_secret")
+    pull = context.socket(zmq.PULL)
+    pull.setsockopt(zmq.CURVE_SERVER, 1)
+    pull.setsockopt(zmq.CURVE_SECRETKEY, secret or b"")
+    endpoint = f"tcp://127.0.0.1:{pull.bind_to_random_port('tcp://127.0.0.1')}"
+    options = write_options(
+        socketType="PUSH",
+        connect=endpoint,
+        zmq_curve_serverkey=f"@{keys / 'server.key'}",
+        zmq_curve_publickey=f"@{keys / 'client.key'}",
+        zmq_curve_secretkey=f"@{keys / 'client.key_secret'}",
+    )
+    assert public.decode() not in repr(options)
+    with Sender(options) as sender:
+        sender.send_values(pa.array([b"v"]))
+        assert sender.finish().sent == 1
+    assert wait_for(lambda: pull.poll(100) and pull.recv(), "the message") == b"v"

@@ -1,0 +1,81 @@
+"""Values of libzmq's options that are kept elsewhere: in a file, in a certificate, or in a variable of the environment.
+
+An option names the place, and each process that opens a socket looks there for itself. So no key is in a query's plan,
+its checkpoint, an event log or a list of processes.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from pathlib import Path
+
+import zmq.auth
+
+from zmq_datasource.errors import OptionError
+
+__all__ = ["value_of"]
+
+_log = logging.getLogger(__name__)
+
+_FILE, _VARIABLE = "@", "env:"
+_SECRET = frozenset({"curve_secretkey", "plain_password"})
+_warned: set[Path] = set()
+
+
+def value_of(name: str, text: str) -> str:
+    """What an option says: the text itself, or what is kept where it points.
+
+    Args:
+        name: libzmq's, in lower case.
+        text: ``@PATH`` is the content of a file, without white space around it. Of a certificate, as
+            ``zmq-datasource keygen`` and ``zmq.auth`` make them, it is the key that the option is about. ``env:NAME``
+            is a variable of this process' environment.
+
+    Raises:
+        OptionError: There is nothing; names the option and the place, and never shows a value.
+    """
+    if text.startswith(_VARIABLE):
+        variable = text.removeprefix(_VARIABLE)
+        if variable not in os.environ:
+            raise OptionError(
+                f"option zmq.{name}: {text}: the variable {variable} is not set in this process; each machine that "
+                "opens the socket needs it"
+            )
+        return os.environ[variable]
+    if not text.startswith(_FILE):
+        return text
+    path = Path(text.removeprefix(_FILE))
+    try:
+        content = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as e:
+        raise OptionError(
+            f"option zmq.{name}: reading {path}: {e}; each machine that opens the socket needs this file"
+        ) from e
+    if name in _SECRET:
+        _warn_of_readers(path)
+    return _key_of(name, path) if _is_certificate(content) else content.strip()
+
+
+def _is_certificate(content: str) -> bool:
+    lines = (line.strip() for line in content.splitlines())
+    return "curve" in [line for line in lines if line and not line.startswith("#")]
+
+
+def _key_of(name: str, path: Path) -> str:
+    try:
+        public, secret = zmq.auth.load_certificate(path)
+    except ValueError as e:
+        raise OptionError(f"option zmq.{name}: {path} is no certificate: it has no public key") from e
+    key = secret if name == "curve_secretkey" else public
+    if key is None:
+        raise OptionError(
+            f"option zmq.{name}: the certificate {path} has no secret key; name the file that ends in .key_secret"
+        )
+    return key.decode()
+
+
+def _warn_of_readers(path: Path) -> None:
+    if path.stat().st_mode & 0o077 and path not in _warned:
+        _warned.add(path)
+        _log.warning("%s holds a secret, and other users may read it; chmod 600 it", path)
