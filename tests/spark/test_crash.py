@@ -14,7 +14,7 @@ import pytest
 import zmq
 from pyspark.sql import SparkSession
 
-from tests.support import Socket, bound, log_rows, offer, wait_for
+from tests.support import Socket, bound, crash_driver, log_rows, offer, wait_for
 from tests.support.streams import ids_and_numbers, wait_until_released
 from zmq_datasource.log.storage import LogStorage
 
@@ -31,10 +31,9 @@ class Driver:
         endpoint: str,
         log: Path | str,
         out: Path,
-        mode: str = "forever",
         module: str = "tests.support.crash_driver",
     ) -> None:
-        command = [sys.executable, "-m", module, endpoint, str(log), str(out), mode]
+        command = [sys.executable, "-m", module, endpoint, str(log), str(out)]
         self.process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         self._all = psutil.Process(self.process.pid)
         self._runners: list[psutil.Process] = []
@@ -120,11 +119,7 @@ def test_kills_cost_no_message_of_the_log_and_double_none(
     ):  # the sender had stopped: its receiver leaves nothing behind, though nobody called stop()
         values = [int(v) for v in log_rows(log)["value"].to_pylist()]
         assert values[before:] == list(range(values[before], number))
-    last = Driver(endpoint, log, out, "once")
-    try:
-        assert last.process.wait(120) == 0
-    finally:
-        last.end()
+    assert crash_driver.begin(spark, endpoint, log, out, "once").awaitTermination(120)
     wait_until_released(log)
     kept = log_rows(log)
     in_log = list(zip(kept["id"].to_pylist(), (int(v) for v in kept["value"].to_pylist()), strict=True))

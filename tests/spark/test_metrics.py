@@ -19,7 +19,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 from rich.console import Console
 
 from tests.spark.test_crash import Driver
-from tests.support import Consuming, Socket, bound, offer, wait_for
+from tests.support import Consuming, Socket, bound, metrics_driver, offer, wait_for
 from tests.support.streams import feed, idle_events, rows_read, wait_for_rows
 from zmq_datasource import MetricsError, ZmqMetricsListener, live_view, metrics, metrics_dataframe
 from zmq_datasource.monitoring.catalogue import SOURCE, TOTAL
@@ -459,7 +459,7 @@ def test_sequences_are_received_or_lost_by_the_metrics_alone(
     assert whole["rows"] == shown["messagesReceived"]
 
 
-def test_kills_cost_no_account_and_double_none(context: Context, tmp_path: Path) -> None:
+def test_kills_cost_no_account_and_double_none(spark: SparkSession, context: Context, tmp_path: Path) -> None:
     """Drivers and workers die; what the metrics say is what Spark has committed, each batch once."""
     push, source = bound(context, zmq.PUSH, sndhwm=100)
     end, sent = threading.Event(), 0
@@ -473,14 +473,11 @@ def test_kills_cost_no_account_and_double_none(context: Context, tmp_path: Path)
         found = sorted((tmp_path / "metrics" / "sinks").rglob("[!.]*.json"))
         return [json.loads(path.read_text()) for path in found]
 
-    def driver(mode: str = "forever") -> Driver:
-        return Driver(source, slow.endpoint, tmp_path, mode, module="tests.support.metrics_driver")
-
     with Slow(context) as slow:
         sending = threading.Thread(target=send)
         sending.start()
         try:
-            running = driver()
+            running = Driver(source, slow.endpoint, tmp_path, module="tests.support.metrics_driver")
             try:
                 running.wait_until_receiving()
                 wait_for(lambda: len(totals()) >= 3, "three batches", 90)
@@ -500,11 +497,8 @@ def test_kills_cost_no_account_and_double_none(context: Context, tmp_path: Path)
         finally:
             end.set()
             sending.join(30)
-        last = driver("once")
-        try:
-            assert last.process.wait(120) == 0
-        finally:
-            last.end()
+        last = metrics_driver.begin(spark, source, slow.endpoint, tmp_path, "once")
+        assert last.awaitTermination(120)
     found = totals()
     assert [totals["batch"] for totals in found] == list(range(len(found)))
     assert all(balanced(a[part]) for a in found for part in ("sinkMetrics", "sinkTotal"))

@@ -1,6 +1,6 @@
 """A Spark driver for the tests of metrics to kill: one query from a PULL feed to a slow consumer, drops and all.
 
-Usage: python -m tests.support.metrics_driver SOURCE SINK DIRECTORY [once]
+Usage: python -m tests.support.metrics_driver SOURCE SINK DIRECTORY
 
 Spark finds the data source by itself: nothing is registered.
 """
@@ -8,13 +8,15 @@ Spark finds the data source by itself: nothing is registered.
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 
 from pyspark.sql import SparkSession
+from pyspark.sql.streaming import StreamingQuery
 
 from tests.support.streams import feed
 
 
-def main(source: str, sink: str, directory: str, mode: str = "forever") -> None:
+def main(source: str, sink: str, directory: str) -> None:
     spark = (
         SparkSession.builder.master("local[2,3]")
         .config("spark.ui.enabled", "false")
@@ -22,6 +24,15 @@ def main(source: str, sink: str, directory: str, mode: str = "forever") -> None:
         .getOrCreate()
     )
     spark.sparkContext.setLogLevel("OFF")
+    query = begin(spark, source, sink, directory)
+    print("started", flush=True)
+    query.awaitTermination()
+
+
+def begin(
+    spark: SparkSession, source: str, sink: str, directory: str | Path, mode: str = "forever"
+) -> StreamingQuery:
+    """The query, in any session."""
     metrics = f"{directory}/metrics"
     df = feed(
         spark,
@@ -41,9 +52,7 @@ def main(source: str, sink: str, directory: str, mode: str = "forever") -> None:
         .option("zmq.sndbuf", "4096")
         .option("checkpointLocation", f"{directory}/checkpoint")
     )
-    query = (writer.trigger(availableNow=True) if mode == "once" else writer).start()
-    print("started", flush=True)
-    query.awaitTermination()
+    return (writer.trigger(availableNow=True) if mode == "once" else writer).start()
 
 
 if __name__ == "__main__":
