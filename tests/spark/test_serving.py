@@ -1,0 +1,115 @@
+"""Whether a query serves its log, and to whom."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import zmq
+from pyspark.sql.streaming.datasource import ReadMaxRows
+
+from tests.support import REPOSITORY, Socket, bound, free_endpoint, stream_options, wait_for
+from zmq_datasource.errors import EndpointError, OptionError
+from zmq_datasource.spark.partition_reader import LogInputPartition, read_log_partition
+from zmq_datasource.spark.stream_reader import ZmqStreamReader
+
+ALL = ReadMaxRows(1)
+_PARENT = "import subprocess, sys; subprocess.run([sys.executable, '-c', sys.argv[1]], check=True)"
+_CHILD = "from zmq_datasource.spark.serving import in_local_mode; print(in_local_mode())"
+
+
+@pytest.fixture(autouse=True)
+def _in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("signal.signal", lambda *_: None)  # pytest's own process keeps its handlers
+    monkeypatch.setattr("zmq_datasource.source.receiving._QUIET_SECONDS", 0.02)
+
+
+@pytest.mark.parametrize(
+    ("words", "local"),
+    [
+        (["--conf", "spark.master=local[2]", "pyspark-shell"], True),
+        (["--master", "local"], True),
+        (["--conf", "spark.master=local-cluster[2,1,1024]"], False),
+        (["--master", "spark://localhost:7077"], False),
+    ],
+)
+def test_the_masters_word_is_found_on_the_command_line_of_the_jvm(words: list[str], local: bool) -> None:
+    said = subprocess.run(
+        [sys.executable, "-c", _PARENT, _CHILD, *words],
+        cwd=REPOSITORY,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert said.stdout == f"{local}\n"
+
+
+def test_a_task_elsewhere_reads_what_a_task_here_reads(
+    context: zmq.Context[Socket], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    push, endpoint = bound(context, zmq.PUSH)
+    where = free_endpoint()
+    reader = ZmqStreamReader(
+        stream_options(connect=endpoint, socketType="PULL", walLocation=tmp_path, serveLog=where)
+    )
+    try:
+        start = reader.initialOffset()
+        for number in range(10):
+            push.send(b"%d" % number)
+
+        def all_there() -> dict[str, dict[str, int]] | None:
+            end = reader.latestOffset(start, ALL)
+            return end if end["next"]["0"] == 10 else None
+
+        (share,) = reader.partitions(start, wait_for(all_there, "ten messages") or {})
+        assert isinstance(share, LogInputPartition)
+        assert share.access is not None
+        assert share.access.endpoints == (where,)
+        here = [row for batch in reader.read(share) for row in batch.to_pylist()]
+        elsewhere = LogInputPartition("/not/here", 0, share.pieces, False, share.access)
+        assert [row for batch in read_log_partition(elsewhere) for row in batch.to_pylist()] == here
+        assert [row["value"] for row in here] == [b"%d" % number for number in range(10)]
+        # Nothing that is shown of a task has the secret.
+        assert share.access.secret.hex() not in repr(share) + caplog.text
+        assert repr(share.access.secret) not in repr(share.access)
+    finally:
+        reader.stop()
+    with zmq.Context() as other, other.socket(zmq.ROUTER) as again:
+        wait_for(lambda: _binds(again, where), "the port to be free")
+
+
+def _binds(sock: Socket, endpoint: str) -> bool:
+    try:
+        sock.bind(endpoint)
+    except zmq.ZMQError:
+        return False
+    return True
+
+
+def test_a_place_that_is_taken_is_told(context: zmq.Context[Socket], tmp_path: Path) -> None:
+    push, endpoint = bound(context, zmq.PUSH)
+    _, taken = bound(context, zmq.ROUTER)
+    reader = ZmqStreamReader(
+        stream_options(connect=endpoint, socketType="PULL", walLocation=tmp_path, serveLog=taken)
+    )
+    try:
+        start = reader.initialOffset()
+        push.send(b"v")
+        end = wait_for(lambda: _news(reader, start), "a message")
+        with pytest.raises(EndpointError, match=r"serving the log at serveLog=tcp://.*free port"):
+            reader.partitions(start, end or {})
+    finally:
+        reader.stop()
+
+
+def _news(reader: ZmqStreamReader, start: dict[str, dict[str, int]]) -> dict[str, dict[str, int]] | None:
+    end = reader.latestOffset(start, ALL)
+    return end if end != start else None
+
+
+@pytest.mark.parametrize("text", ["maybe", "ipc:///tmp/x", "tcp://*:99999"])
+def test_what_is_no_place_is_refused(text: str) -> None:
+    with pytest.raises(OptionError, match="serveLog"):
+        stream_options(connect="tcp://a:1", serveLog=text)
