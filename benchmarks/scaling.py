@@ -120,7 +120,8 @@ def _read_rate(size: int, way: str, times: Times) -> Sample:
 
 
 def _serve(pipe: Connection, root: str) -> None:
-    server = RangeServer(LogStorage(root), "tcp://127.0.0.1:*")
+    storage = LogStorage(root)
+    server = RangeServer(storage, storage.log_id(), "tcp://127.0.0.1:*")
     pipe.send(server.access)
     with suppress(EOFError):
         pipe.recv()

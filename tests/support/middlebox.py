@@ -72,8 +72,8 @@ class Middlebox:
         bytes: What has passed so far, both ways.
         resets: How often it has reset what there was.
         connections: How many it has made.
-        discarded: Of each connection that was lost after its sender had ended it in good order, what came from there:
-            the receiver need not have read it, and nobody tells the sender.
+        discarded: Of each connection that the box has lost after its sender had ended it in good order, what came from
+            there: the receiver need not have read it, and nobody tells the sender.
     """
 
     def __init__(
@@ -152,7 +152,7 @@ class Middlebox:
                     self._reset()
                 case "clear":
                     for link in [link for link in self._links if link.half_open]:
-                        self._drop(link)
+                        self._lose(link)
                 case "half_open":
                     for link in self._links:
                         link.half_open = True
@@ -162,10 +162,11 @@ class Middlebox:
 
     def _reset(self) -> None:
         for link in list(self._links):
-            self._drop(link)
+            self._lose(link)
         self.resets += 1
 
-    def _drop(self, link: _Link) -> None:
+    def _lose(self, link: _Link) -> None:
+        """Drop a link of the box's own accord."""
         way = link.ways[0]
         with suppress(OSError):  # the sender has reset it
             while not way.ended and (part := link.near.recv(1 << 16)):
@@ -173,6 +174,9 @@ class Middlebox:
             way.ended = True
         if way.ended and not link.over:
             self.discarded.append(b"".join((*way.passed, *(part for _, part in way.parts))))
+        self._drop(link)
+
+    def _drop(self, link: _Link) -> None:
         link.reset()
         self._links.remove(link)
 
@@ -206,7 +210,7 @@ class Middlebox:
             selector.select(_TICK_SECONDS)
 
     def _serve(self, link: _Link) -> None:
-        if link.half_open or self.black_hole:
+        if link.half_open or self.black_hole or link not in self._links:  # lost a moment ago, with another
             return
         try:
             for way in link.ways:

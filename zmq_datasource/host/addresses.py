@@ -15,20 +15,26 @@ _MOST = 8
 
 
 def own_addresses() -> list[str]:
-    """IPv4 addresses of this machine, those first by which Spark knows it, loopback last."""
-    found = [
-        host
-        for variable in ("SPARK_LOCAL_IP", "SPARK_LOCAL_HOSTNAME", "SPARK_PUBLIC_DNS")
-        if (host := os.environ.get(variable))
-    ]
+    """IPv4 addresses of this machine, the likeliest first, loopback last.
+
+    No names: a machine that looks one up in vain would wait for that, and with it for all other addresses.
+    """
+    found = [os.environ.get("SPARK_LOCAL_IP", "")]
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        with suppress(OSError):  # there is no way out
+            probe.connect(("192.0.2.1", 9))  # a datagram socket sends nothing here
+            found.append(probe.getsockname()[0])
         for _, name in socket.if_nameindex():
             with suppress(OSError):  # it has none, or this is not Linux
                 request = struct.pack("256s", name.encode()[:15])
                 found.append(socket.inet_ntoa(fcntl.ioctl(probe, _SIOCGIFADDR, request)[20:24]))
-        with suppress(OSError):  # there is no way out
-            probe.connect(("192.0.2.1", 9))  # a datagram socket sends nothing here
-            found.append(probe.getsockname()[0])
-    found.append(socket.gethostname())
-    first = [host for host in dict.fromkeys(found) if not host.startswith("127.")]
+    first = [host for host in dict.fromkeys(found) if _is_numeric(host) and not host.startswith("127.")]
     return [*first[: _MOST - 1], "127.0.0.1"]
+
+
+def _is_numeric(host: str) -> bool:
+    try:
+        socket.inet_pton(socket.AF_INET, host)
+    except OSError:
+        return False
+    return True

@@ -110,7 +110,8 @@ def read_chunk(storage: OpensChunks, name: str, start: int, end: int) -> Iterato
         raise DataLossError(
             f"opening chunk {path}: it does not exist (ids {start} to {end - 1}). It was removed, as what all queries "
             "have committed is (for a batch read keep it with walRetention, where the log is written), or walLocation "
-            "is not a directory that this executor shares with the driver"
+            "is not a directory that this executor shares with the driver; a streaming read has the driver serve it "
+            "with serveLog=tcp://*:PORT"
         ) from e
     except (OSError, pa.ArrowException) as e:
         # That no file can be opened now is no fault of this one.

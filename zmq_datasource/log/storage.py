@@ -137,7 +137,7 @@ class LogStorage(StagedFiles, ReaderFiles):
         except FileNotFoundError as e:
             raise LogFormatError(
                 f"reading {path}: there is no log in this directory, or it is not reachable from this machine "
-                f"({socket.gethostname()}); walLocation must be a directory that the driver and every executor share"
+                f"({socket.gethostname()}); a batch read needs a walLocation that the driver and every executor share"
             ) from e
         match data:
             case {"format": int(version), "log": str(log)} if version == FORMAT_VERSION:

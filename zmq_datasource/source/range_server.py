@@ -37,19 +37,19 @@ class RangeServer:
     """A ROUTER that gives executors what they ask for of the chunks of one log.
 
     Args:
-        storage: The log.
+        storage: The log, of any of its partitions.
+        log_id: Its id.
         endpoint: Where to listen; None for a free port of all this machine's addresses.
 
     Raises:
+        OSError: There are too many open files.
         zmq.ZMQError: It cannot listen there, or this libzmq has no CURVE.
     """
 
-    def __init__(self, storage: LogStorage, endpoint: str | None = None) -> None:
+    def __init__(self, storage: LogStorage, log_id: str, endpoint: str | None = None) -> None:
         self._storage = storage
-        self._log_id = storage.log_id()
         self._secret = secrets.token_bytes(SECRET_BYTES)
         self._warnings = LimitedLog(__name__, "requests that were refused")
-        self._files: dict[str, int] = {}
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         with ExitStack() as undo:
             undo.callback(self._context.term)
@@ -65,6 +65,7 @@ class RangeServer:
                 zmq.SNDHWM: _QUEUED,
                 zmq.HANDSHAKE_IVL: _HANDSHAKE_MS,
                 zmq.LINGER: 0,
+                zmq.IPV6: int("[" in (endpoint or "")),
             }
             for option, value in options.items():
                 self._socket.setsockopt(option, value)
@@ -72,22 +73,28 @@ class RangeServer:
             self._socket.bind(endpoint or _ANYWHERE)
             bound = self._socket.getsockopt_string(zmq.LAST_ENDPOINT)
             host, _, port = bound.removeprefix("tcp://").rpartition(":")
-            hosts = own_addresses() if host == "0.0.0.0" else [host]
+            hosts = own_addresses() if host in ("0.0.0.0", "[::]") else [host]
+            self._wake, self._waker = os.pipe()
             undo.pop_all()
-        self.access = Access(
-            tuple(f"tcp://{host}:{port}" for host in hosts), public, self._secret, self._log_id
-        )
-        self._wake, self._waker = os.pipe()
+        self.access = Access(tuple(f"tcp://{host}:{port}" for host in hosts), public, self._secret, log_id)
         self._thread = threading.Thread(target=self._serve, name="zmq-range-server", daemon=True)
         self._thread.start()
         _log.info(
             "serving %s to executors that do not see it, on %s", storage, ", ".join(self.access.endpoints)
         )
 
+    @property
+    def is_serving(self) -> bool:
+        """Whether nothing has ended it."""
+        return self._thread.is_alive()
+
     def stop(self) -> None:
-        """Serve no more."""
+        """Serve no more. Once is enough."""
         os.write(self._waker, b"\0")
         self._thread.join(_JOIN_SECONDS)
+        if not self._thread.is_alive():
+            os.close(self._wake)
+            os.close(self._waker)
 
     # The thread.
 
@@ -112,8 +119,6 @@ class RangeServer:
         finally:
             self._socket.close(linger=0)
             self._context.term()
-            for file in (self._wake, self._waker, *self._files.values()):
-                os.close(file)
 
     def _answer(self, frames: list[bytes]) -> Answer | None:
         try:
@@ -131,21 +136,16 @@ class RangeServer:
             return Answer(request.number, 0, self._read(request))
         except OSError as e:
             return Answer(request.number, e.errno or errno.EIO, str(e).encode())
+        except Exception as e:  # whatever one request does, the others are served
+            _log.exception("reading %s", request)
+            return Answer(request.number, errno.EIO, str(e).encode())
 
     def _read(self, request: Request) -> bytes:
-        path = self._storage.of(request.partition).path_of(request.name)
-        file = self._open(path)
-        if not request.length:
-            return str(os.fstat(file).st_size).encode()
-        return os.pread(file, request.length, request.offset)
-
-    def _open(self, path: str) -> int:
-        if path not in self._files:
-            if len(self._files) >= _MOST_FILES:
-                os.close(self._files.pop(next(iter(self._files))))
-            self._files[path] = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        return self._files[path]
-
-
-# Chunks that are kept open; a task reads one after the other.
-_MOST_FILES = 16
+        # Opened for each block: a file that was kept open would keep its room on the disk when it is deleted.
+        file = os.open(self._storage.of(request.partition).path_of(request.name), os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            if not request.length:
+                return str(os.fstat(file).st_size).encode()
+            return os.pread(file, request.length, request.offset)
+        finally:
+            os.close(file)

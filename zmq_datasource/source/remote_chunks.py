@@ -7,14 +7,14 @@ import logging
 import math
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Self
 
 import pyarrow as pa
 import zmq
 
-from zmq_datasource.errors import LogFetchError, LogFormatError
+from zmq_datasource.errors import LogError, LogFetchError
 from zmq_datasource.log.chunk import OpensChunks
 from zmq_datasource.log.storage import LogStorage
 from zmq_datasource.source.range_protocol import BLOCK_BYTES, MOST_ANSWER_BYTES, Access, Answer, Request
@@ -25,21 +25,24 @@ _log = logging.getLogger(__name__)
 
 # Blocks that are asked for ahead of the one that is read.
 _AHEAD = 4
-# After so long without an answer all that is outstanding is asked for again, on a connection of its own.
+# After so long without an answer all that is outstanding is asked for again, on a connection of its own; later where
+# answers are slow, because half an answer is lost with its connection.
 _AGAIN_SECONDS = 3.0
+_LONGEST_AGAIN_SECONDS = 40.0
+_SLOWER = 4.0
 _PATIENCE_SECONDS = 90.0
 
 _said = False
 
 
 @contextmanager
-def chunks_for(storage: LogStorage, first: str, access: Access) -> Iterator[OpensChunks]:
+def chunks_for(storage: LogStorage, names: Iterable[str], access: Access) -> Iterator[OpensChunks]:
     """Where a task reads: in the log's directory if this machine sees it, else from the driver.
 
     Args:
-        first: Name of the first chunk that it wants.
+        names: Of all chunks that it wants.
     """
-    if _sees(storage, first, access.log_id):
+    if _sees(storage, names, access.log_id):
         yield storage
         return
     global _said
@@ -50,10 +53,10 @@ def chunks_for(storage: LogStorage, first: str, access: Access) -> Iterator[Open
         yield remote
 
 
-def _sees(storage: LogStorage, name: str, log_id: str) -> bool:
-    """Whether the log is here, and not another one of the same path."""
-    with suppress(LogFormatError, OSError):
-        return storage.log_id() == log_id and os.path.exists(storage.path_of(name))
+def _sees(storage: LogStorage, names: Iterable[str], log_id: str) -> bool:
+    """Whether all of this is here: not another log of the same path, nor a copy of it that is behind."""
+    with suppress(LogError, OSError):
+        return storage.log_id() == log_id and all(os.path.exists(storage.path_of(name)) for name in names)
     return False
 
 
@@ -71,6 +74,7 @@ class RemoteChunks:
         self._sockets: dict[zmq.Socket[bytes], str] = {}
         self._outstanding: dict[int, Request] = {}
         self._arrived: dict[int, Answer] = {}
+        self._again = _AGAIN_SECONDS
 
     def __enter__(self) -> Self:
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
@@ -104,14 +108,14 @@ class RemoteChunks:
         Raises:
             OSError: The driver could not read it.
         """
-        asked = time.monotonic()
-        again = asked + _AGAIN_SECONDS
+        heard = asked = time.monotonic()
         while number not in self._arrived:
-            if self._receive(max(0.0, again - time.monotonic())):
-                asked = time.monotonic()
-                again = asked + _AGAIN_SECONDS
-            elif time.monotonic() >= again:
-                if time.monotonic() - asked > _PATIENCE_SECONDS:
+            if self._receive(max(0.0, asked + self._again - time.monotonic())):
+                now = time.monotonic()
+                self._again = min(max(_AGAIN_SECONDS, _SLOWER * (now - asked)), _LONGEST_AGAIN_SECONDS)
+                heard = asked = now
+            elif time.monotonic() >= asked + self._again:
+                if time.monotonic() - heard > _PATIENCE_SECONDS:
                     raise LogFetchError(
                         f"reading {self.path_of(self._outstanding[number].name)}: it is not in a directory that this "
                         f"machine shares with the driver, and the driver has not answered at "
@@ -120,7 +124,8 @@ class RemoteChunks:
                     )
                 self._hang_up()
                 self._connect()
-                again = time.monotonic() + _AGAIN_SECONDS
+                asked = time.monotonic()
+                self._again = min(2 * self._again, _LONGEST_AGAIN_SECONDS)
         answer = self._arrived.pop(number)
         if answer.error:
             raise OSError(answer.error, answer.content.decode(errors="replace"))
@@ -142,11 +147,11 @@ class RemoteChunks:
                 zmq.CURVE_SECRETKEY: private,
                 zmq.MAXMSGSIZE: MOST_ANSWER_BYTES,
                 zmq.LINGER: 0,
+                zmq.IPV6: 1,
             }
             for option, value in options.items():
                 sock.setsockopt(option, value)
-            with suppress(zmq.ZMQError):  # a name that does not resolve here, of several
-                sock.connect(endpoint)
+            sock.connect(endpoint)
             self._poller.register(sock, zmq.POLLIN)
         for request in self._outstanding.values():
             self._send(request)

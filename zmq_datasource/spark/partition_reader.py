@@ -65,5 +65,5 @@ def _batches(share: LogInputPartition) -> Iterator[pa.RecordBatch]:
     from zmq_datasource.source.remote_chunks import chunks_for  # noqa: PLC0415
 
     set_up_worker()
-    with chunks_for(storage, share.pieces[0].name, share.access) as chunks:
+    with chunks_for(storage, [piece.name for piece in share.pieces], share.access) as chunks:
         yield from read_slices(chunks, share.pieces)

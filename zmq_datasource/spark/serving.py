@@ -1,8 +1,7 @@
-"""Serving the log to executors that do not see it: decided once for a query, when its first batch is planned."""
+"""Serving the log to executors that do not see it: decided when a query plans its first batch."""
 
 from __future__ import annotations
 
-import logging
 import os
 import re
 from contextlib import suppress
@@ -10,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from zmq_datasource.errors import EndpointError
+from zmq_datasource.host.limited_logging import LimitedLog
 from zmq_datasource.log.storage import LogStorage
 from zmq_datasource.options.types import LogServing
 
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Serving", "in_local_mode"]
 
-_log = logging.getLogger(__name__)
 
 _LOCAL = re.compile(r"(?:--master|spark\.master)[=\0](?:local|local\[[^\]\0]*\])(?:\0|$)")
 # From a Python process up: perhaps Spark's daemon of them, then the JVM.
@@ -35,36 +34,40 @@ class Serving:
 
     def __init__(self, wanted: LogServing) -> None:
         self._wanted = wanted
+        self._is_wanted: bool | None = None
         self._server: RangeServer | None = None
-        self._is_decided = False
+        self._warnings = LimitedLog(__name__, "attempts to serve the log")
 
-    def access(self, storage: LogStorage) -> Access | None:
+    def access(self, storage: LogStorage, log_id: str) -> Access | None:
         """How executors reach the server of this log; None if there is none.
 
         Raises:
             EndpointError: It cannot listen where it was told to.
         """
-        if not self._is_decided:
-            self._server = self._start(storage)
-            self._is_decided = True
+        if self._is_wanted is None:
+            self._is_wanted = self._wanted != "never" and not (self._wanted == "auto" and in_local_mode())
+        if not self._is_wanted:
+            return None
+        if self._server is not None and not self._server.is_serving:
+            self.stop()
+        if self._server is None:
+            self._server = self._start(storage, log_id)
         return None if self._server is None else self._server.access
 
-    def _start(self, storage: LogStorage) -> RangeServer | None:
-        if self._wanted == "never" or (self._wanted == "auto" and in_local_mode()):
-            return None
+    def _start(self, storage: LogStorage, log_id: str) -> RangeServer | None:
         import zmq  # noqa: PLC0415 - only the source runner comes here
 
         from zmq_datasource.source.range_server import RangeServer  # noqa: PLC0415
 
         try:
-            return RangeServer(storage, self._wanted.endpoint)
-        except zmq.ZMQError as e:
+            return RangeServer(storage, log_id, self._wanted.endpoint)
+        except (zmq.ZMQError, OSError) as e:
             if self._wanted.endpoint is not None:
                 raise EndpointError(
                     f"serving the log at serveLog={self._wanted}: {e.strerror}; name an address of this machine and a "
                     "free port"
                 ) from e
-            _log.warning(
+            self._warnings.warn(
                 "the log cannot be served (%s): executors that do not see walLocation cannot read it",
                 e.strerror,
             )

@@ -214,7 +214,7 @@ class ZmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                     f"planning a batch from id {low} to id {high} of {feeds.parts[partition].storage}: it ends before "
                     "it begins; give the query a new checkpoint"
                 )
-        access = self._serving.access(feeds.storage)
+        access = self._serving.access(feeds.storage, feeds.log_id)
         messages = sum(high - low for low, high in ranges.values())
         shares: list[InputPartition] = []
         for partition, (low, high) in ranges.items():
@@ -252,12 +252,12 @@ class ZmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         ignore_signals()  # before anything else is done
         feeds, self._feeds = self._feeds, None
         monitors, self._monitors = self._monitors, None
-        self._serving.stop()
         try:
             feeds.stop()
         finally:
             if monitors is not None:
                 monitors.stop()
+            self._serving.stop()
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The rows of one share; runs on an executor."""
