@@ -10,7 +10,7 @@ from functools import partial
 from zmq_datasource.errors import LogError, OptionError
 from zmq_datasource.host.limited_logging import LimitedLog
 from zmq_datasource.host.locations import check_location
-from zmq_datasource.host.signals import StopFlag
+from zmq_datasource.host.signals import StopFlag, finish
 from zmq_datasource.monitoring.source import SourceMonitor
 from zmq_datasource.options import StreamReadOptions
 from zmq_datasource.options.parser import parse
@@ -66,6 +66,7 @@ def receive_until(
             if stopped(_TICK_SECONDS):
                 return
     finally:
+        finish()
         _stop_all(receivers)
 
 

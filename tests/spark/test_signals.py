@@ -7,10 +7,14 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 
-from tests.support import REPOSITORY, log_rows
+from tests.support import REPOSITORY, free_endpoint, log_rows
 from zmq_datasource.host.signals import StopFlag
+from zmq_datasource.log.layout import LOCK_WAIT_SECONDS
+from zmq_datasource.log.storage import LogStorage
+from zmq_datasource.receive import receive_until_stopped
 
 # Makes the calls that Spark's main loop makes, and ends each time as that does.
 _RUNNER = """
@@ -113,6 +117,19 @@ def test_a_signal_between_the_taking_of_a_lock_and_its_block_hangs_nobody(tmp_pa
 def test_a_signal_ends_a_long_wait_for_messages_and_what_came_is_kept(tmp_path: Path) -> None:
     run(_GATHERING, tmp_path)
     assert log_rows(tmp_path)["value"].to_pylist() == [b"0", b"1", b"2"]
+
+
+def test_a_receiver_that_waits_for_its_log_ends_when_it_is_told(tmp_path: Path) -> None:
+    storage = LogStorage(str(tmp_path))
+    storage.open_log()
+    held = storage.lock(0)  # by somebody who does not say what is received
+    told = threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGTERM))
+    told.start()
+    began = time.monotonic()
+    receive_until_stopped({"socketType": "PULL", "bind": free_endpoint(), "walLocation": str(tmp_path)})
+    assert time.monotonic() - began < LOCK_WAIT_SECONDS / 2
+    told.join()
+    held.release()
 
 
 def test_a_flag_may_be_set_by_a_signal_while_the_same_thread_sets_it_or_waits_for_it() -> None:

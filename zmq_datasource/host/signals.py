@@ -17,7 +17,15 @@ from functools import wraps
 from types import FrameType
 from typing import ParamSpec, TypeVar
 
-__all__ = ["StopFlag", "check_signals", "checks_signals", "ignore_signals", "is_signalled", "obey_signals"]
+__all__ = [
+    "StopFlag",
+    "check_signals",
+    "checks_signals",
+    "finish",
+    "ignore_signals",
+    "is_signalled",
+    "obey_signals",
+]
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -50,11 +58,20 @@ class StopFlag:
 
     @contextmanager
     def on_signals(self) -> Iterator[None]:
-        """Have SIGTERM and SIGINT set it, in a block of the main thread."""
+        """Have SIGTERM and SIGINT set it, in a block of the main thread, and break off waits until ``finish``.
+
+        A wait that is broken off so ends the block.
+        """
+        global _told
         before = [(number, signal.signal(number, self.set)) for number in _SIGNALS]
+        _told = self
         try:
             yield
+        except SystemExit:
+            if not self._is_set:
+                raise
         finally:
+            finish()
             for number, handler in before:
                 signal.signal(number, handler)
 
@@ -116,10 +133,15 @@ def checks_signals(method: Callable[P, T]) -> Callable[P, T]:
     return call
 
 
+def finish() -> None:
+    """For who sees to it from here on: no wait is broken off any more."""
+    global _told
+    _told = StopFlag()
+
+
 def ignore_signals() -> None:
     """For who has begun to stop in good order: from now on nothing cuts that short."""
-    global _told
     if threading.current_thread() is threading.main_thread():
         for number in _SIGNALS:
             signal.signal(number, signal.SIG_IGN)
-    _told = StopFlag()
+    finish()
