@@ -100,7 +100,8 @@ def _read_rate(size: int, way: str, times: Times) -> Sample:
         for _ in range(_READ_BYTES >> 20):
             writer.append(decode_plain(raw_of([b"x" * size] * count), [(0, count)]))
         writer.close()
-        chunks = read_index(storage).chunks
+        index = read_index(storage)
+        chunks = index.covering(0, index.end)
         with child(_serve, storage.root) as (pipe, driver):
             pids = {"driver": driver, "executor": os.getpid()}
             access = pipe.recv()
