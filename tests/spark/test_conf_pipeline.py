@@ -14,7 +14,7 @@ import pytest
 import yaml  # comes with jupyterlab
 
 from tests.support import REPOSITORY, wait_for
-from tests.support.namespaces import Network, end_family, why_not
+from tests.support.namespaces import Network, end_family, need_namespaces
 
 CONF = REPOSITORY / "conf"
 SERVICES: dict[str, Any] = yaml.safe_load((CONF / "compose.yaml").read_text())["services"]
@@ -110,8 +110,8 @@ class Services(Network):
 
 @pytest.mark.spark
 @pytest.mark.long
-@pytest.mark.skipif(bool(why_not()), reason=why_not() or "they can be made")
 def test_the_services_lose_nothing_when_sparks_container_is_killed(tmp_path: Path) -> None:
+    need_namespaces()
     with Services(tmp_path) as services:
         services.up()
 

@@ -14,7 +14,7 @@ import pytest
 import zmq
 
 from tests.support import Socket, bound, log_rows, offer, wait_for
-from tests.support.namespaces import Cluster, end_family, why_not
+from tests.support.namespaces import Cluster, end_family, need_namespaces
 
 pytestmark = [pytest.mark.spark, pytest.mark.long]
 Context = zmq.Context[Socket]
@@ -35,10 +35,10 @@ def rows_in(out: Path) -> list[tuple[int, int]]:
     return sorted(rows)
 
 
-@pytest.mark.skipif(bool(why_not()), reason=why_not() or "they can be made")
 def test_whatever_is_cut_or_killed_the_output_is_the_log(
     context: Context, package_log: Callable[[], str], tmp_path: Path
 ) -> None:
+    need_namespaces()
     push, endpoint = bound(context, zmq.PUSH, sndhwm=10)
     log, out, stop = tmp_path / "wal", tmp_path / "out", tmp_path / "stop"
     end, sent = threading.Event(), 0

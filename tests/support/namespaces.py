@@ -14,16 +14,22 @@ from pathlib import Path
 from typing import Self
 
 import psutil
+import pytest
 
 from tests.support import free_endpoint, wait_for
 
-__all__ = ["Cluster", "Network", "end_family", "why_not"]
+__all__ = ["Cluster", "Network", "end_family", "need_namespaces"]
 
 _numbers = itertools.count()
 
 
-def why_not() -> str:
-    """Why namespaces cannot be made here; empty if they can."""
+def need_namespaces() -> None:
+    """Skip the test where namespaces cannot be made."""
+    if why := _why_not():
+        pytest.skip(why)
+
+
+def _why_not() -> str:
     if sys.platform != "linux" or os.geteuid() != 0:
         return "network namespaces need Linux and root"
     for tool in ("ip", "unshare", "mount"):
