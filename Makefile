@@ -16,15 +16,15 @@ demo: $(VENV)/.package ## A live feed through Spark and out again; ARGS="--endpo
 	$(JAVA) $(BIN)/zmq-datasource demo $(ARGS)
 
 test: $(VENV)/.dev ## Lint, types, layers and all tests, side by side but for those that measure; what CI runs
-	$(MAKE) --jobs 3 check test-spark test-rest
+	$(MAKE) --jobs 2 check $(VENV)/spark.jsa
+	$(MAKE) --jobs 2 test-spark test-rest
 	$(JAVA) $(BIN)/python -m pytest -m "alone and not long"
 
 test-spark: $(VENV)/spark.jsa
 	$(JAVA) $(BIN)/python -m pytest -m "spark and not long and not alone" --numprocesses $(WORKERS) --dist load --maxschedchunk 1
 
-# It gets what the others leave of the machine, or Spark's tests alone would be left at the end, waiting.
 test-rest: $(VENV)/.dev
-	$(JAVA) nice -n 5 $(BIN)/python -m pytest -m "not spark and not long and not alone" --numprocesses 1
+	$(JAVA) $(BIN)/python -m pytest -m "not spark and not long and not alone" --numprocesses 1
 
 chaos: $(VENV)/.dev ## Weather drawn from seeds against whole topologies; SEEDS=200, FIRST=0
 	$(BIN)/python -m tests.weather --seeds $(or $(SEEDS),20) --first $(or $(FIRST),0) $(ARGS)

@@ -38,7 +38,7 @@ checkpoint, an event log or a list of processes:
 
 | value | what is used |
 | --- | --- |
-| `@/etc/zmq/feed.key_secret` | the content of a file; of a ZeroMQ certificate the key that the option is about |
+| `@/etc/zmq/feed.key_secret` | the content of a file (an absolute path); of a certificate the key that it is about |
 | `env:FEED_PASSWORD` | a variable of the environment |
 
 Each process that opens a socket looks there for itself: the driver for a source, the driver and every executor for a

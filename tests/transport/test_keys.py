@@ -14,6 +14,7 @@ from click.testing import CliRunner
 
 from tests.support import Socket, stream_options, wait_for, write_options
 from zmq_datasource.cli import main
+from zmq_datasource.cli.types import named_options
 from zmq_datasource.errors import OptionError
 from zmq_datasource.sink.sender import Sender
 from zmq_datasource.transport.keys import value_of
@@ -54,6 +55,15 @@ def test_an_option_is_the_key_that_it_is_about(keys: Path, tmp_path: Path) -> No
     text.write_text("  curved words\n")
     assert value_of("plain_password", f"@{text}") == "curved words"
     assert value_of("plain_username", "me@home") == "me@home"
+    assert value_of("plain_username", "@home") == "@home"
+
+
+@pytest.mark.parametrize("begin", ["@", "@/"])
+def test_a_key_that_begins_like_a_place_is_a_key(begin: str) -> None:
+    """One in 85 does."""
+    key = begin + "Rzp<qKsu=dV:TnZ}=D1{B4Gd<(tmbwX9D$.rvs?x"[: 40 - len(begin)]
+    assert value_of("curve_serverkey", key) == key
+    assert named_options([f"zmq.curve_serverkey={key}"]) == {"zmq.curve_serverkey": key}
 
 
 def test_what_is_not_there_is_told_and_no_value_is_shown(

@@ -51,6 +51,10 @@ class Read(click.ParamType[Any]):
             self.fail(f"{value!r}: {e}", param, ctx)
 
 
+# Of a CURVE key as text.
+_KEY_CHARACTERS = 40
+
+
 def named_options(texts: Iterable[str]) -> dict[str, str]:
     """``NAME=VALUE`` each; ``NAME=@FILE`` is the content of a file, so that a secret is in no list of processes.
 
@@ -66,7 +70,8 @@ def named_options(texts: Iterable[str]) -> dict[str, str]:
             # It may be a secret: it is not shown.
             raise click.UsageError("an --option without '=': write NAME=VALUE, or NAME=@FILE")
         if value.startswith("@") and name.lower().startswith("zmq."):
-            value = f"@{Path(value[1:]).absolute()}"  # read by whoever opens the socket
+            if Path(value[1:]).exists() or len(value) != _KEY_CHARACTERS:  # a key may begin so, too
+                value = f"@{Path(value[1:]).absolute()}"  # read by whoever opens the socket
         elif value.startswith("@"):
             try:
                 value = Path(value[1:]).read_text(encoding="utf-8").strip()

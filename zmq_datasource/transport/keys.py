@@ -18,7 +18,9 @@ __all__ = ["value_of"]
 
 _log = logging.getLogger(__name__)
 
-_FILE, _VARIABLE = "@", "env:"
+_FILE, _VARIABLE = "@/", "env:"
+# A key as text, in Z85, whose characters include "@" and "/".
+_KEY_CHARACTERS = 40
 _SECRET = frozenset({"curve_secretkey", "plain_password"})
 _warned: set[Path] = set()
 
@@ -28,7 +30,7 @@ def value_of(name: str, text: str) -> str:
 
     Args:
         name: libzmq's, in lower case.
-        text: ``@PATH`` is the content of a file, without white space around it. Of a certificate, as
+        text: ``@PATH``, absolute, is the content of a file, without white space around it. Of a certificate, as
             ``zmq-datasource keygen`` and ``zmq.auth`` make them, it is the key that the option is about. ``env:NAME``
             is a variable of this process' environment.
 
@@ -43,9 +45,10 @@ def value_of(name: str, text: str) -> str:
                 "opens the socket needs it"
             )
         return os.environ[variable]
-    if not text.startswith(_FILE):
+    path = Path(text[1:])
+    is_key = name.startswith("curve_") and len(text) == _KEY_CHARACTERS and not path.exists()
+    if not text.startswith(_FILE) or is_key:
         return text
-    path = Path(text.removeprefix(_FILE))
     try:
         content = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as e:
