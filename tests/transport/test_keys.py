@@ -58,6 +58,18 @@ def test_an_option_is_the_key_that_it_is_about(keys: Path, tmp_path: Path) -> No
     assert value_of("plain_username", "@home") == "@home"
 
 
+def test_a_file_is_named_by_an_absolute_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    made = CliRunner().invoke(main, ["keygen", "here"])
+    assert f"-o zmq.curve_publickey=@{tmp_path / 'here.key'}" in made.output
+    with pytest.raises(OptionError, match="named by an absolute path"):
+        value_of("curve_publickey", "@here.key")
+    # A command line is of one machine, and knows its directory.
+    assert named_options(["zmq.curve_publickey=@here.key"]) == {
+        "zmq.curve_publickey": f"@{tmp_path / 'here.key'}"
+    }
+
+
 @pytest.mark.parametrize("begin", ["@", "@/"])
 def test_a_key_that_begins_like_a_place_is_a_key(begin: str) -> None:
     """One in 85 does."""

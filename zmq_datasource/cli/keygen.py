@@ -24,6 +24,7 @@ def keygen(name: str, directory: Path) -> None:
     """
     import zmq.auth  # noqa: PLC0415 - only who asks for keys
 
+    directory = directory.absolute()  # as an option names it
     public, secret = directory / f"{name}.key", directory / f"{name}.key_secret"
     for path in (public, secret):
         if path.exists():

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 import click
 
 from zmq_datasource.options.parser import OptionSet, describe
+from zmq_datasource.options.socket import CURVE_KEY_CHARACTERS
 from zmq_datasource.options.types import (
     ByteSize,
     Choice,
@@ -51,10 +52,6 @@ class Read(click.ParamType[Any]):
             self.fail(f"{value!r}: {e}", param, ctx)
 
 
-# Of a CURVE key as text.
-_KEY_CHARACTERS = 40
-
-
 def named_options(texts: Iterable[str]) -> dict[str, str]:
     """``NAME=VALUE`` each; ``NAME=@FILE`` is the content of a file, so that a secret is in no list of processes.
 
@@ -70,7 +67,7 @@ def named_options(texts: Iterable[str]) -> dict[str, str]:
             # It may be a secret: it is not shown.
             raise click.UsageError("an --option without '=': write NAME=VALUE, or NAME=@FILE")
         if value.startswith("@") and name.lower().startswith("zmq."):
-            if Path(value[1:]).exists() or len(value) != _KEY_CHARACTERS:  # a key may begin so, too
+            if Path(value[1:]).exists() or len(value) != CURVE_KEY_CHARACTERS:  # a key may begin so, too
                 value = f"@{Path(value[1:]).absolute()}"  # read by whoever opens the socket
         elif value.startswith("@"):
             try:

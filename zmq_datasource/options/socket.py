@@ -9,7 +9,10 @@ from zmq_datasource.errors import OptionError
 from zmq_datasource.options.parser import OptionSet, doc
 from zmq_datasource.options.types import Endpoints, ZmqOptions
 
-__all__ = ["SocketOptions", "check_security"]
+__all__ = ["CURVE_KEY_CHARACTERS", "SocketOptions", "check_security"]
+
+# Of a key as text, in Z85, whose characters include "@" and "/".
+CURVE_KEY_CHARACTERS = 40
 
 
 class SocketOptions(OptionSet, frozen=True, kw_only=True, rename="camel"):

@@ -13,14 +13,13 @@ from pathlib import Path
 import zmq.auth
 
 from zmq_datasource.errors import OptionError
+from zmq_datasource.options.socket import CURVE_KEY_CHARACTERS
 
 __all__ = ["value_of"]
 
 _log = logging.getLogger(__name__)
 
 _FILE, _VARIABLE = "@/", "env:"
-# A key as text, in Z85, whose characters include "@" and "/".
-_KEY_CHARACTERS = 40
 _SECRET = frozenset({"curve_secretkey", "plain_password"})
 _warned: set[Path] = set()
 
@@ -46,8 +45,13 @@ def value_of(name: str, text: str) -> str:
             )
         return os.environ[variable]
     path = Path(text[1:])
-    is_key = name.startswith("curve_") and len(text) == _KEY_CHARACTERS and not path.exists()
+    is_key = name.startswith("curve_") and len(text) == CURVE_KEY_CHARACTERS and not path.exists()
     if not text.startswith(_FILE) or is_key:
+        if name.startswith("curve_") and text.startswith("@") and not is_key:
+            raise OptionError(
+                f"option zmq.{name}: a file is named by an absolute path, as in @/etc/zmq/feed.key, because each machine "
+                "that opens the socket reads it; a key as text has 40 characters"
+            )
         return text
     try:
         content = path.read_text(encoding="utf-8")
