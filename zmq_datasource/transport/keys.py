@@ -49,8 +49,8 @@ def value_of(name: str, text: str) -> str:
     if not text.startswith(_FILE) or is_key:
         if name.startswith("curve_") and text.startswith("@") and not is_key:
             raise OptionError(
-                f"option zmq.{name}: a file is named by an absolute path, as in @/etc/zmq/feed.key, because each machine "
-                "that opens the socket reads it; a key as text has 40 characters"
+                f"option zmq.{name}: a file is named by an absolute path, as in @/etc/zmq/feed.key, because each "
+                "machine that opens the socket reads it; a key as text has 40 characters"
             )
         return text
     try:
