@@ -25,10 +25,16 @@ os.environ["TZ"] = "UTC"
 os.environ["OPENBLAS_NUM_THREADS"] = "1"
 # Every JVM of the tests lives for seconds: the optimising compiler and parallel collector cost it more than they save.
 JVM_OPTIONS = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
-os.environ["SPARK_SUBMIT_OPTS"] = os.environ["SPARK_LAUNCHER_OPTS"] = JVM_OPTIONS
+os.environ["SPARK_LAUNCHER_OPTS"] = os.environ["EXECUTOR_OPTS"] = JVM_OPTIONS
 _ARCHIVE = Path(sys.prefix, "spark.jsa")  # made by tests.support.spark_archive
 if _ARCHIVE.exists() and " " not in str(_ARCHIVE):
-    os.environ["SPARK_SUBMIT_OPTS"] += f" -XX:SharedArchiveFile={_ARCHIVE} -Xshare:auto -Xlog:cds=off"
+    os.environ["EXECUTOR_OPTS"] += f" -XX:SharedArchiveFile={_ARCHIVE} -Xshare:auto -Xlog:cds=off"
+# Spark's default writes a checkpoint through Hadoop's FileContext, which without Hadoop's native library starts forty
+# processes (chmod, readlink) a micro-batch; this one starts eight.
+os.environ["SPARK_SUBMIT_OPTS"] = (
+    os.environ["EXECUTOR_OPTS"] + " -Dspark.sql.streaming.checkpointFileManagerClass="
+    "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
+)
 
 # Hypothesis has an example fail for the time that it takes, which beside other tests says nothing of ours.
 hypothesis.settings.register_profile(

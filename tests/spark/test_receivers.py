@@ -130,7 +130,12 @@ def test_an_executor_that_is_killed_costs_nothing_that_was_sealed(
     sending = threading.Thread(target=send)
     sending.start()
     try:
-        wait_for(lambda: min(end_of(log, 0), end_of(log, 1)) > 100, "two receivers", 120)
+        wait_for(
+            lambda: driver.poll() is not None or min(end_of(log, 0), end_of(log, 1)) > 100,
+            "two receivers",
+            120,
+        )
+        assert driver.poll() is None
         victim = wait_for(
             lambda: [e for e in executors(driver.pid) if receives(e, log)], "an executor that receives"
         )[0]

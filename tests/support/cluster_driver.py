@@ -23,7 +23,7 @@ def main() -> None:
         .config("spark.driver.host", host)
         .config("spark.driver.bindAddress", host)
         .config("spark.executor.memory", "512m")
-        .config("spark.executor.extraJavaOptions", os.environ["SPARK_SUBMIT_OPTS"])  # ``conftest`` sets it
+        .config("spark.executor.extraJavaOptions", os.environ["EXECUTOR_OPTS"])  # ``conftest`` sets it
         .config("spark.executor.heartbeatInterval", "5s")
         .config("spark.network.timeout", "60s")
         .config("spark.task.maxFailures", "8")

@@ -21,7 +21,7 @@ def main() -> None:
         SparkSession.builder.master("local-cluster[3,1,1024]")
         .config("spark.ui.enabled", "false")
         .config("spark.executor.memory", "512m")
-        .config("spark.executor.extraJavaOptions", os.environ["SPARK_SUBMIT_OPTS"])  # ``conftest`` sets it
+        .config("spark.executor.extraJavaOptions", os.environ["EXECUTOR_OPTS"])  # ``conftest`` sets it
         .config("spark.sql.warehouse.dir", f"{out}.warehouse")
         .getOrCreate()
     )
