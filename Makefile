@@ -16,8 +16,7 @@ demo: $(VENV)/.package ## A live feed through Spark and out again; ARGS="--endpo
 	$(JAVA) $(BIN)/zmq-datasource demo $(ARGS)
 
 test: $(VENV)/.dev ## Lint, types, layers and all tests, side by side but for those that measure; what CI runs
-	$(MAKE) --jobs 2 check $(VENV)/spark.jsa
-	$(MAKE) --jobs 2 test-spark test-rest
+	$(MAKE) --jobs 2 test-spark check test-rest
 	$(JAVA) $(BIN)/python -m pytest -m "alone and not long"
 
 test-spark: $(VENV)/spark.jsa
