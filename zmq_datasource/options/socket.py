@@ -3,16 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, ClassVar
+from typing import Annotated, ClassVar, NamedTuple
 
 from zmq_datasource.errors import OptionError
 from zmq_datasource.options.parser import OptionSet, doc
-from zmq_datasource.options.types import Endpoints, ZmqOptions
+from zmq_datasource.options.types import Endpoints, LocalPath, ZmqOptions
 
-__all__ = ["CURVE_KEY_CHARACTERS", "SocketOptions", "check_security"]
+__all__ = ["CURVE_KEY_CHARACTERS", "Access", "SocketOptions", "check_security", "is_on"]
 
 # Of a key as text, in Z85, whose characters include "@" and "/".
 CURVE_KEY_CHARACTERS = 40
+
+
+class Access(NamedTuple):
+    """Who may connect, beyond what libzmq's own options say.
+
+    Attributes:
+        clients: Directory of the certificates of CURVE clients; empty for any client.
+        passwords: File of the names and passwords of PLAIN clients.
+        insecure_plain: Whether passwords may leave the machine in clear text.
+    """
+
+    clients: str = ""
+    passwords: str = ""
+    insecure_plain: bool = False
 
 
 class SocketOptions(OptionSet, frozen=True, kw_only=True, rename="camel"):
@@ -24,6 +38,26 @@ class SocketOptions(OptionSet, frozen=True, kw_only=True, rename="camel"):
     ] = Endpoints()
     bind: Annotated[Endpoints, doc("Endpoints to bind, comma-separated.")] = Endpoints()
 
+    allowed_clients: Annotated[
+        LocalPath,
+        doc(
+            "Directory of the certificates (`*.key`) of the clients that may connect to a CURVE server "
+            "(`zmq.curve_server`); without it any client may that knows the server's key. A certificate that is added "
+            "or removed counts for the next connection (docs/security.md)."
+        ),
+    ] = LocalPath("")
+    plain_passwords: Annotated[
+        LocalPath,
+        doc(
+            "File with a line `name:password` for each client that may connect to a PLAIN server (`zmq.plain_server`). "
+            "A change counts for the next connection."
+        ),
+    ] = LocalPath("")
+    allow_insecure_plain: Annotated[
+        bool,
+        doc("Whether PLAIN, which encrypts nothing, may be used at an endpoint that other machines reach."),
+    ] = False
+
     elsewhere: ClassVar[Mapping[str, str]] = dict.fromkeys(
         (*("endpoint", "endpoints", "address", "host", "port", "url", "uri"), "kafka.bootstrap.servers"),
         "connect",
@@ -34,21 +68,30 @@ class SocketOptions(OptionSet, frozen=True, kw_only=True, rename="camel"):
         """All endpoints as one text, for names and messages."""
         return ",".join(map(str, (*self.connect, *self.bind)))
 
+    @property
+    def access(self) -> Access:
+        return Access(self.allowed_clients, self.plain_passwords, self.allow_insecure_plain)
+
     def check(self) -> None:
         both = set(self.connect) & set(self.bind)
         if both:
             raise OptionError(f"{', '.join(map(str, both))} is in both connect and bind; keep one")
-        check_security(self.zmq)
+        check_security(self.zmq, self.access)
 
 
-def check_security(options: ZmqOptions) -> None:
-    """Refuse what libzmq takes, and what then lets nobody through.
+def is_on(options: ZmqOptions, name: str) -> bool:
+    """Whether a flag of libzmq is set."""
+    return options.get(name, "0") != "0"
+
+
+def check_security(options: ZmqOptions, access: Access) -> None:
+    """Refuse what libzmq takes, and what then lets nobody through, or anybody.
 
     Raises:
-        OptionError: Half a key ring, or a PLAIN server.
+        OptionError: Half a key ring; or a server without, or with another, way to know its clients.
     """
     given = {name for name in options if name.startswith("curve_")}
-    if options.get("curve_server") not in (None, "0") and "curve_secretkey" not in given:
+    if is_on(options, "curve_server") and "curve_secretkey" not in given:
         raise OptionError(
             "zmq.curve_server needs zmq.curve_secretkey, the server's own; nobody could connect"
         )
@@ -59,8 +102,13 @@ def check_security(options: ZmqOptions) -> None:
             f"zmq.curve_serverkey needs {names}, the client's own (zmq.curve_keypair() makes a pair); nobody would "
             "answer"
         )
-    if options.get("plain_server") not in (None, "0"):
+    if is_on(options, "plain_server") != bool(access.passwords):
         raise OptionError(
-            "zmq.plain_server needs a ZAP handler that checks passwords, which this package does not run, so every "
-            "handshake would fail; use CURVE (zmq.curve_server), or connect as a PLAIN client"
+            "a PLAIN server needs both zmq.plain_server=1 and plainPasswords, the file of its clients' passwords"
         )
+    if access.clients and not is_on(options, "curve_server"):
+        raise OptionError(
+            f"option allowedClients: {access.clients}: without zmq.curve_server=1 nobody is asked for a key"
+        )
+    if access.passwords and access.clients:
+        raise OptionError("a server uses CURVE or PLAIN; keep allowedClients or plainPasswords")

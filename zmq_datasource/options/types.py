@@ -6,6 +6,7 @@ Each type has ``read(text)``, which raises ValueError with the reason and the wa
 
 from __future__ import annotations
 
+import ipaddress
 import json
 import re
 from datetime import UTC, datetime, timedelta
@@ -26,6 +27,7 @@ __all__ = [
     "Endpoints",
     "JsonPath",
     "Linger",
+    "LocalPath",
     "Location",
     "LogLocation",
     "OnLoss",
@@ -178,6 +180,19 @@ class Location(str):
         return cls(text)
 
 
+class LocalPath(str):
+    """An absolute path to a file or directory on each machine that uses it."""
+
+    @classmethod
+    def read(cls, text: str) -> LocalPath:
+        if not text.startswith("/"):
+            raise ValueError(
+                "it must be an absolute path, as in /etc/zmq/clients: each process of Spark has a working "
+                "directory of its own"
+            )
+        return cls(text)
+
+
 class LogLocation(str):
     """An absolute path on a file system that is mounted: what several processes, on several machines, mean by it."""
 
@@ -285,6 +300,17 @@ class Endpoint(NamedTuple):
         # libzmq allows "source:port;host:port"; the peer is behind the semicolon.
         host, _, port = self.address.rpartition(";")[2].rpartition(":")
         return host.strip("[]"), int(port)
+
+    @property
+    def is_local(self) -> bool:
+        """Whether no other machine reaches it, as far as its text tells."""
+        if self.transport == "ipc":
+            return True
+        host, _ = self.host_port
+        try:
+            return host == "localhost" or ipaddress.ip_address(host).is_loopback
+        except ValueError:
+            return False
 
     @property
     def unix_address(self) -> str:

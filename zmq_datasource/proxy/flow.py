@@ -109,7 +109,13 @@ class LiveFlow:
                 self._open_front("PULL", stack)
             if options.router:
                 # Its answers have a queue of libzmq's own size, whatever subscribers have.
-                spec = SocketSpec(kind="ROUTER", bind=options.router, rcvhwm=options.rcvhwm, zmq=options.zmq)
+                spec = SocketSpec(
+                    kind="ROUTER",
+                    bind=options.router,
+                    rcvhwm=options.rcvhwm,
+                    zmq=options.zmq,
+                    access=options.access,
+                )
                 terms = AcceptorTerms(options.transaction_timeout, options.wal_max_bytes, options.wal_sync)
                 self._acceptor = stack.enter_context(
                     Acceptor(spec, terms, self.counters, self.journal.storage, transactions, self.journal)

@@ -22,6 +22,7 @@ def proxy_socket(options: ProxyOptions, kind: str, bind: Endpoints, connect: End
         sndhwm=options.send_hwm,
         linger=options.linger,
         zmq=options.zmq,
+        access=options.access,
     )
 
 

@@ -11,7 +11,7 @@ from types import TracebackType
 from typing import NamedTuple, Self
 
 from zmq_datasource.errors import NoPeerError, OptionError, SubscriptionError
-from zmq_datasource.options.socket import check_security
+from zmq_datasource.options.socket import Access, check_security
 from zmq_datasource.options.types import Endpoints, ZmqOptions
 from zmq_datasource.proxy.durable_protocol import MOST_NAME_BYTES, Ack, Close, Forget
 from zmq_datasource.proxy.subscriber_session import SubscriberSession
@@ -21,6 +21,7 @@ from zmq_datasource.transport.spec import SocketSpec
 
 __all__ = ["DurableMessage", "DurableSubscriber"]
 
+_PLAIN = "allowInsecurePlain"
 # How long the end of a block waits for the last acknowledgement: after an error, and without a timeout.
 _EXIT_SECONDS, _LONG_EXIT_SECONDS = 2.0, 30.0
 
@@ -305,9 +306,18 @@ def _spec(endpoint: str, given: Mapping[str, str]) -> SocketSpec:
         raise OptionError(f"endpoint={endpoint!r}: {e}") from e
     if len(connect) != 1:
         raise OptionError(f"endpoint={endpoint!r}: a subscription is at one proxy")
-    wrong = [name for name in given if not name.startswith("zmq.")]
-    if wrong:
-        raise OptionError(f"options {wrong}: only libzmq's own, as in 'zmq.curve_serverkey'")
-    security = ZmqOptions({name.removeprefix("zmq."): value for name, value in given.items()})
-    check_security(security)
-    return SocketSpec(kind="DEALER", connect=connect, rcvhwm=100_000, sndhwm=1000, zmq=security)
+    plain = given.get(_PLAIN, "false").lower()
+    wrong = [name for name in given if not name.startswith("zmq.") and name != _PLAIN]
+    if wrong or plain not in ("true", "false"):
+        raise OptionError(
+            f"options {wrong or {_PLAIN: plain}}: only libzmq's own, as in "
+            f"'zmq.curve_serverkey', and {_PLAIN}, which is true or false"
+        )
+    security = ZmqOptions(
+        {name.removeprefix("zmq."): value for name, value in given.items() if name != _PLAIN}
+    )
+    access = Access(insecure_plain=plain == "true")
+    check_security(security, access)
+    return SocketSpec(
+        kind="DEALER", connect=connect, rcvhwm=100_000, sndhwm=1000, zmq=security, access=access
+    )

@@ -47,7 +47,11 @@ class Replayer:
     ) -> None:
         connect = Endpoints((replay_endpoint,))
         spec = SocketSpec(
-            kind="DEALER", connect=connect, rcvhwm=max(options.rcvhwm, _RCVHWM), zmq=options.zmq
+            kind="DEALER",
+            connect=connect,
+            rcvhwm=max(options.rcvhwm, _RCVHWM),
+            zmq=options.zmq,
+            access=options.access,
         )
         self.session = ReplaySession(str(endpoint), str(connect), float(options.replay_timeout), counters)
         self._link = Link(spec, self.session, _name)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import socket as stdlib_socket
 import time
@@ -11,6 +12,7 @@ from contextlib import ExitStack, suppress
 import zmq
 
 from zmq_datasource.transport.attach import attach
+from zmq_datasource.transport.authentication import authenticate
 from zmq_datasource.transport.kernel import (
     ended,
     ended_in_order,
@@ -24,6 +26,11 @@ from zmq_datasource.transport.peers import PeerWatch, security_of
 from zmq_datasource.transport.spec import SocketSpec, new_socket
 
 __all__ = ["OpenSocket"]
+
+_log = logging.getLogger(__name__)
+
+_ALL_INTERFACES = ("*", "0.0.0.0", "::")
+_warned: set[str] = set()
 
 # Between looks at the kernel's queue, so that libzmq's own thread gets its turn to fill it again.
 _LOOKS, _LOOK_SECONDS = 3, 0.001
@@ -62,7 +69,10 @@ class OpenSocket:
         )
         self._threads = threads() - others
         self.lost = False
+        self._authenticator = None
         try:
+            self._authenticator = authenticate(self._context, spec)
+            _warn_of_strangers(spec)
             prepare(self.socket)
             attach(self.socket, spec.bind, spec.connect, check_hosts)
         except BaseException:
@@ -94,6 +104,8 @@ class OpenSocket:
             # A connection that is lost while libzmq lingers takes along what was in it, and is not made anew.
             self.watch.follow_to_the_end(deadline)
             self.watch.close()
+            if self._authenticator is not None:
+                self._authenticator.stop()
             self._context.term()
             streams = [sock for sock, ipc in held if ipc]
             read, broken = _end_streams(streams, deadline)
@@ -132,6 +144,20 @@ class OpenSocket:
                     empty += 1
                 time.sleep(_LOOK_SECONDS)
             return not any(ended(sock) for sock, _ in held)
+
+
+def _warn_of_strangers(spec: SocketSpec) -> None:
+    """Say once if whoever reaches the machine may connect."""
+    for endpoint in spec.bind:
+        everywhere = endpoint.transport == "tcp" and endpoint.host_port[0] in _ALL_INTERFACES
+        if everywhere and not security_of(spec.zmq) and str(endpoint) not in _warned:
+            _warned.add(str(endpoint))
+            _log.warning(
+                "%s %s is bound on all interfaces without security: whoever reaches this machine may connect. Bind one "
+                "address, or set keys (docs/security.md)",
+                spec.kind,
+                endpoint,
+            )
 
 
 def _end_streams(socks: Sequence[stdlib_socket.socket], deadline: float) -> tuple[bool, bool]:

@@ -11,12 +11,12 @@ import zmq
 from zmq_datasource.errors import OptionError
 from zmq_datasource.messages.schemas import MAX_MESSAGE_BYTES
 from zmq_datasource.options import ReadOptions, WriteOptions
-from zmq_datasource.options.socket import check_security
+from zmq_datasource.options.socket import Access, check_security, is_on
 from zmq_datasource.options.types import Endpoints, Linger, ZmqOptions
 from zmq_datasource.transport.keys import value_of
 from zmq_datasource.transport.peers import socket_type
 
-__all__ = ["SocketSpec", "check_socket_options", "new_socket"]
+__all__ = ["SocketSpec", "check_socket_options", "new_socket", "options_of"]
 
 # Options that this package sets itself, with what to use instead.
 _RESERVED = {
@@ -56,6 +56,7 @@ class SocketSpec(msgspec.Struct, frozen=True, kw_only=True):
         max_message_bytes: Size from which on a frame disconnects its sender; -1 for none.
         linger: Milliseconds; -1 for ever.
         zmq: The user's options of libzmq; they come last, and so are stronger than what is above.
+        access: Who may connect to it.
     """
 
     kind: str
@@ -66,6 +67,7 @@ class SocketSpec(msgspec.Struct, frozen=True, kw_only=True):
     max_message_bytes: int = MAX_MESSAGE_BYTES
     linger: int = Linger(0)
     zmq: ZmqOptions = ZmqOptions()
+    access: Access = Access()
 
     @classmethod
     def of_source(cls, options: ReadOptions) -> SocketSpec:
@@ -76,6 +78,7 @@ class SocketSpec(msgspec.Struct, frozen=True, kw_only=True):
             rcvhwm=options.rcvhwm,
             linger=options.linger,
             zmq=options.zmq,
+            access=options.access,
         )
 
     @classmethod
@@ -88,6 +91,7 @@ class SocketSpec(msgspec.Struct, frozen=True, kw_only=True):
             max_message_bytes=-1,
             linger=options.linger,
             zmq=options.zmq,
+            access=options.access,
         )
 
     @property
@@ -102,19 +106,53 @@ def new_socket(context: zmq.Context[zmq.Socket[bytes]], spec: SocketSpec) -> zmq
     Raises:
         OptionError: An option cannot be; names it.
     """
-    check_security(spec.zmq)
+    check_security(spec.zmq, spec.access)
+    _check_plain(spec)
+    options = options_of(spec)
     sock = context.socket(zmq.XPUB if spec.kind == "PUB" else zmq.SocketType[spec.kind])
     try:
         for option, value in _ours(spec).items():
             sock.setsockopt(option, value)
         if any("[" in endpoint.address for endpoint in (*spec.connect, *spec.bind)):
             sock.setsockopt(zmq.IPV6, 1)
-        for name, text in spec.zmq.items():
-            _set(sock, name, text, spec.zmq)
+        for name, text in options.items():
+            _set(sock, name, text, options)
     except BaseException:
         sock.close(linger=0)
         raise
     return sock
+
+
+def options_of(spec: SocketSpec) -> ZmqOptions:
+    """libzmq's options for this socket: where some are for servers and some for clients, what binds is the server.
+
+    Raises:
+        OptionError: The socket would be both.
+    """
+    roles = {"curve_server": "curve_serverkey", "plain_server": "plain_username"}
+    options = spec.zmq
+    for server, client in roles.items():
+        if not (is_on(options, server) and client in options):
+            continue
+        if spec.bind and spec.connect:
+            raise OptionError(
+                f"a socket that binds {spec.bind[0]} and connects to {spec.connect[0]} cannot be server (zmq.{server}) "
+                f"and client (zmq.{client}) at once; use two sockets"
+            )
+        other = {client, "plain_password"} if spec.bind else {server}
+        options = ZmqOptions({name: text for name, text in options.items() if name not in other})
+    return options
+
+
+def _check_plain(spec: SocketSpec) -> None:
+    if spec.access.insecure_plain or not any(name.startswith("plain_") for name in spec.zmq):
+        return
+    for endpoint in (*spec.connect, *spec.bind):
+        if not endpoint.is_local:
+            raise OptionError(
+                f"{endpoint} is reached from other machines, and PLAIN sends its password and all messages in clear "
+                "text; use CURVE, or set allowInsecurePlain=true"
+            )
 
 
 def _ours(spec: SocketSpec) -> dict[int, int]:

@@ -1,0 +1,370 @@
+"""Who may connect: real handshakes on every socket that listens, with keys that come and go."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+import zmq
+import zmq.auth
+
+from tests.support import Socket, free_endpoint, stream_options, take, wait_for, write_options
+from tests.support.proxies import ProxyThreads, endpoints
+from zmq_datasource import DurableSubscriber, Producer
+from zmq_datasource.errors import NoPeerError, OptionError
+from zmq_datasource.options import ProxyOptions
+from zmq_datasource.options.parser import parse
+from zmq_datasource.options.socket import Access
+from zmq_datasource.options.types import Endpoints, ZmqOptions
+from zmq_datasource.sink.sender import Sender
+from zmq_datasource.transport import authentication
+from zmq_datasource.transport.opened import OpenSocket
+from zmq_datasource.transport.spec import SocketSpec, check_socket_options
+
+
+class Keys:
+    """A server's key, a directory of clients who may connect, and clients."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory, self.allowed = directory, directory / "allowed"
+        self.allowed.mkdir()
+        for name in ("server", "friend", "stranger"):
+            zmq.auth.create_certificates(directory, name)
+        self.admit("friend")
+
+    def admit(self, name: str) -> None:
+        (self.allowed / f"{name}.key").write_bytes((self.directory / f"{name}.key").read_bytes())
+
+    def dismiss(self, name: str) -> None:
+        (self.allowed / f"{name}.key").unlink()
+
+    def public(self, name: str) -> bytes:
+        return zmq.auth.load_certificate(self.directory / f"{name}.key")[0]
+
+    @property
+    def server(self) -> dict[str, str]:
+        return {
+            "zmq.curve_server": "1",
+            "zmq.curve_secretkey": f"@{self.directory / 'server.key_secret'}",
+            "allowedClients": str(self.allowed),
+        }
+
+    def client(self, name: str) -> dict[str, str]:
+        return {
+            "zmq.curve_serverkey": f"@{self.directory / 'server.key'}",
+            "zmq.curve_publickey": f"@{self.directory / f'{name}.key'}",
+            "zmq.curve_secretkey": f"@{self.directory / f'{name}.key_secret'}",
+        }
+
+    def connect(self, context: zmq.Context[Socket], kind: int, endpoint: str, name: str) -> Socket:
+        sock = context.socket(kind)
+        sock.setsockopt(zmq.CURVE_SERVERKEY, self.public("server"))
+        public, secret = zmq.auth.load_certificate(self.directory / f"{name}.key_secret")
+        sock.setsockopt(zmq.CURVE_PUBLICKEY, public)
+        sock.setsockopt(zmq.CURVE_SECRETKEY, secret or b"")
+        sock.connect(endpoint)
+        return sock
+
+
+@pytest.fixture
+def keys(tmp_path: Path) -> Keys:
+    (tmp_path / "keys").mkdir()
+    return Keys(tmp_path / "keys")
+
+
+@pytest.fixture(autouse=True)
+def _looks_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(authentication, "_LOOK_SECONDS", 0.0)
+
+
+def given(options: dict[str, str]) -> dict[str, Any]:
+    return {name.replace(".", "_"): text for name, text in options.items()}
+
+
+def opened(**options: Any) -> OpenSocket:
+    return OpenSocket(SocketSpec.of_source(stream_options(socketType="PULL", **options)))
+
+
+def refused(sock: OpenSocket) -> bool:
+    sock.watch.update()
+    return sock.watch.failures > 0
+
+
+def shaken(sock: OpenSocket, peers: int = 1) -> bool:
+    sock.watch.update()
+    return sock.watch.connections >= peers
+
+
+def test_only_who_is_in_the_directory_connects(
+    context: zmq.Context[Socket], keys: Keys, caplog: pytest.LogCaptureFixture
+) -> None:
+    endpoint = free_endpoint()
+    pull = opened(bind=endpoint, **given(keys.server))
+    try:
+        keys.connect(context, zmq.PUSH, endpoint, "stranger").send(b"of a stranger")
+        wait_for(lambda: refused(pull), "a refusal")
+        said = "a client with the public key " + keys.public("stranger").decode() + " was refused"
+        wait_for(lambda: said in caplog.text, "the stranger's name")
+        keys.connect(context, zmq.PUSH, endpoint, "friend").send(b"of a friend")
+        assert take(pull.socket, 1) == [[b"of a friend"]]
+        assert pull.watch.protocol_errors == 0
+    finally:
+        pull.close(0)
+
+
+def test_who_comes_into_the_directory_may_connect_and_who_leaves_it_may_not_again(
+    context: zmq.Context[Socket], keys: Keys
+) -> None:
+    endpoint = free_endpoint()
+    pull = opened(bind=endpoint, **given(keys.server))
+    try:
+        keys.admit("stranger")
+        push = keys.connect(context, zmq.PUSH, endpoint, "stranger")
+        push.send(b"1")
+        assert take(pull.socket, 1) == [[b"1"]]
+        keys.dismiss("stranger")
+        push.send(b"2")  # on the connection that there is
+        assert take(pull.socket, 1) == [[b"2"]]
+        push.close()
+        keys.connect(context, zmq.PUSH, endpoint, "stranger").send(b"3")
+        wait_for(lambda: refused(pull), "a refusal")
+        assert not pull.socket.poll(0)
+    finally:
+        pull.close(0)
+
+
+def test_a_directory_that_is_gone_lets_nobody_in_until_it_is_back(
+    context: zmq.Context[Socket], keys: Keys, caplog: pytest.LogCaptureFixture
+) -> None:
+    endpoint = free_endpoint()
+    pull = opened(bind=endpoint, **given(keys.server))
+    try:
+        aside = keys.allowed.rename(keys.directory / "aside")
+        (aside / "no.key").write_text("no certificate")
+        push = keys.connect(context, zmq.PUSH, endpoint, "friend")
+        push.send(b"1")
+        wait_for(lambda: refused(pull), "a refusal")
+        assert "nobody may connect until it can be read" in caplog.text
+        aside.rename(keys.allowed)
+        # A client that is refused does not come again by itself.
+        keys.connect(context, zmq.PUSH, endpoint, "friend").send(b"2")
+        assert take(pull.socket, 1) == [[b"2"]]
+        assert "no.key is no certificate, and its owner may not connect" in caplog.text
+    finally:
+        pull.close(0)
+
+
+def test_strangers_do_not_fill_the_log(keys: Keys, caplog: pytest.LogCaptureFixture) -> None:
+    known = authentication._ClientKeys(keys.allowed)
+    with caplog.at_level(logging.WARNING):
+        for number in range(1000):
+            assert not known.callback("", b"%040d" % number)
+        assert known.callback("", keys.public("friend"))
+    assert len(caplog.records) == 101
+    assert "the next are not named" in caplog.records[-1].getMessage()
+
+
+def plain(context: zmq.Context[Socket], endpoint: str, name: str, password: str) -> Socket:
+    push = context.socket(zmq.PUSH)
+    push.setsockopt(zmq.PLAIN_USERNAME, name.encode())
+    push.setsockopt(zmq.PLAIN_PASSWORD, password.encode())
+    push.connect(endpoint)
+    return push
+
+
+def test_a_plain_server_knows_its_clients_by_a_file(
+    context: zmq.Context[Socket], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    passwords = tmp_path / "passwords"
+    passwords.write_text("# name:password\nfriend:pa:ss\n\n")
+    endpoint = free_endpoint()
+    caplog.set_level(logging.DEBUG)
+    pull = opened(bind=endpoint, zmq_plain_server="1", plainPasswords=passwords)
+    try:
+        for number, (name, password) in enumerate([("friend", "wr0ng"), ("stranger", "pa:ss")], 1):
+            plain(context, endpoint, name, password).send(b"no")
+            wait_for(lambda n=number: refused(pull) and pull.watch.failures >= n, "a refusal")  # type: ignore[misc]
+        plain(context, endpoint, "friend", "pa:ss").send(b"1")
+        assert take(pull.socket, 1) == [[b"1"]]
+        passwords.write_text("friend:n3w\n")
+        plain(context, endpoint, "friend", "n3w").send(b"2")
+        assert take(pull.socket, 1) == [[b"2"]]
+    finally:
+        pull.close(0)
+    assert not any(secret in caplog.text for secret in ("pa:ss", "wr0ng", "n3w"))
+
+
+def test_what_lets_nobody_in_or_anybody_is_refused(keys: Keys, tmp_path: Path) -> None:
+    broken = tmp_path / "passwords"
+    broken.write_text("me:secret\nsecret without a name\n")
+    local, everywhere = free_endpoint(), "tcp://0.0.0.0:5557"
+    cases: list[tuple[dict[str, Any], str]] = [
+        ({"allowedClients": keys.allowed}, "without zmq.curve_server=1 nobody is asked for a key"),
+        ({**given(keys.server), "allowedClients": "keys"}, "must be an absolute path"),
+        ({**given(keys.server), "allowedClients": tmp_path / "none"}, "zmq-datasource keygen makes them"),
+        ({"zmq_plain_server": "1"}, "needs both zmq.plain_server=1 and plainPasswords"),
+        ({"plainPasswords": broken}, "needs both zmq.plain_server=1 and plainPasswords"),
+        ({"zmq_plain_server": "1", "plainPasswords": broken}, "line 2 is not name:password"),
+        ({"zmq_plain_server": "1", "plainPasswords": broken, "bind": everywhere}, "allowInsecurePlain=true"),
+        ({"zmq_plain_username": "me", "connect": "tcp://host:1"}, "in clear text; use CURVE"),
+        (
+            {**given(keys.server), **given(keys.client("friend")), "connect": local},
+            "cannot be server .* and client .* at once",
+        ),
+    ]
+    for options, said in cases:
+        with pytest.raises(OptionError, match=said) as caught:
+            opened(**{"bind": free_endpoint(), **options})
+        assert "secret without" not in str(caught.value)
+    spec = SocketSpec(
+        kind="PULL",
+        connect=Endpoints.read("tcp://host:1"),
+        zmq=ZmqOptions(plain_username="me", plain_password="mine"),
+        access=Access(insecure_plain=True),
+    )
+    check_socket_options(spec)
+    check_socket_options(SocketSpec(kind="PULL", connect=Endpoints.read("ipc:///a"), zmq=spec.zmq))
+
+
+def test_a_bind_that_everybody_reaches_is_warned_of_once(
+    keys: Keys, caplog: pytest.LogCaptureFixture
+) -> None:
+    endpoint = free_endpoint().replace("127.0.0.1", "0.0.0.0")
+    opened(bind=endpoint, **given(keys.server)).close(0)
+    assert "without security" not in caplog.text
+    for _ in range(2):
+        wait_for(lambda: binds(endpoint), "a free port")
+    assert caplog.text.count("bound on all interfaces without security") == 1
+
+
+def binds(endpoint: str) -> bool:
+    try:
+        opened(bind=endpoint).close(0)
+    except Exception:
+        return False
+    return True
+
+
+# The sink, and every side of a proxy.
+
+
+def test_a_sink_that_binds_sends_to_whom_it_knows(context: zmq.Context[Socket], keys: Keys) -> None:
+    endpoint = free_endpoint()
+    options = write_options(socketType="PUSH", bind=endpoint, connectTimeout="20s", **given(keys.server))
+    stranger = keys.connect(context, zmq.PULL, endpoint, "stranger")
+    friend = keys.connect(context, zmq.PULL, endpoint, "friend")
+    with Sender(options) as sender:
+        sender.send_values(pa.array([b"%d" % i for i in range(10)]))
+        assert sender.finish().sent == 10
+    assert len(take(friend, 10)) == 10
+    assert not stranger.poll(0)
+
+
+def _subscribed(sock: Socket) -> Socket:
+    sock.setsockopt(zmq.SUBSCRIBE, b"")
+    return sock
+
+
+def test_each_side_of_a_proxy_lets_in_whom_it_knows(
+    context: zmq.Context[Socket], keys: Keys, tmp_path: Path
+) -> None:
+    sides = endpoints("bind", "pull", "router", "publish", "replay", "durable")
+    with ProxyThreads(tmp_path / "log", sides, **keys.server):
+        subscribers = {
+            name: _subscribed(keys.connect(context, zmq.SUB, sides["publish"], name))
+            for name in ("stranger", "friend")
+        }
+        with DurableSubscriber(
+            sides["durable"], "billing", options=keys.client("friend"), timeout=20
+        ) as durable:
+            for name in ("stranger", "friend"):
+                keys.connect(context, zmq.PUSH, sides["pull"], name).send(b"push of " + name.encode())
+            _send_as(keys, sides["router"], "friend")
+            publishers = [
+                keys.connect(context, zmq.PUB, sides["bind"], name) for name in ("stranger", "friend")
+            ]
+            published = _until_published(publishers, durable)
+        assert {b"push of friend", b"of a transaction"} <= published
+        assert {value for value in published if b"stranger" in value} == set()
+        assert subscribers["friend"].poll(10_000)
+        assert not subscribers["stranger"].poll(0)
+        replay = {
+            name: keys.connect(context, zmq.DEALER, sides["replay"], name) for name in ("stranger", "friend")
+        }
+        for sock in replay.values():
+            sock.send_multipart([b"", (0).to_bytes(8, "big")])
+        assert replay["friend"].poll(10_000)
+        assert not replay["stranger"].poll(0)
+        with (
+            pytest.raises(NoPeerError),
+            DurableSubscriber(sides["durable"], "x", options=keys.client("stranger"), timeout=0.5),
+        ):
+            pass
+        with pytest.raises(NoPeerError, match="the peer refused our credentials"):
+            _send_as(keys, sides["router"], "stranger")
+
+
+def _send_as(keys: Keys, endpoint: str, name: str) -> None:
+    with (
+        Producer(endpoint, "orders", connectTimeout="2s", **keys.client(name)) as producer,
+        producer.transaction() as transaction,
+    ):
+        transaction.send(b"of a transaction")
+
+
+def _until_published(publishers: list[Socket], durable: DurableSubscriber) -> set[bytes]:
+    """What comes, until the friend's publishing has; a PUB drops what it sends before it is subscribed to."""
+    found: set[bytes] = set()
+
+    def heard() -> bool:
+        for who, sock in zip((b"stranger", b"friend"), publishers, strict=True):
+            sock.send(b"published by " + who)
+        message = durable.receive(0.05)
+        if message is not None:
+            found.add(message.value)
+        return {b"published by friend", b"push of friend", b"of a transaction"} <= found
+
+    wait_for(heard, "what the friend sent")
+    return found
+
+
+def test_a_proxy_is_server_where_it_binds_and_client_where_it_connects(
+    context: zmq.Context[Socket], keys: Keys, tmp_path: Path
+) -> None:
+    pub = context.socket(zmq.XPUB)
+    _, secret = zmq.auth.load_certificate(keys.directory / "server.key_secret")
+    pub.setsockopt(zmq.CURVE_SERVER, 1)
+    pub.setsockopt(zmq.CURVE_SECRETKEY, secret or b"")
+    connect = f"tcp://127.0.0.1:{pub.bind_to_random_port('tcp://127.0.0.1')}"
+    sides = {**endpoints("publish"), "connect": connect}
+    both = {
+        **keys.server,
+        "zmq.curve_publickey": f"@{keys.directory / 'server.key'}",
+        "zmq.curve_serverkey": f"@{keys.directory / 'server.key'}",
+    }
+    with ProxyThreads(tmp_path / "log", sides, **both):
+        sub = _subscribed(keys.connect(context, zmq.SUB, sides["publish"], "friend"))
+        assert pub.poll(10_000)
+
+        def heard() -> bool:
+            pub.send(b"m")
+            return bool(sub.poll(50))
+
+        wait_for(heard, "a message through the proxy")
+
+
+def test_the_options_of_a_proxy_are_read() -> None:
+    options = parse(
+        ProxyOptions,
+        {
+            "walLocation": "/log",
+            "pull": "tcp://127.0.0.1:1",
+            "publish": "tcp://127.0.0.1:2",
+            "zmq.plain_server": "1",
+            "plainPasswords": "/passwords",
+        },
+    )
+    assert options.access == Access(passwords="/passwords")

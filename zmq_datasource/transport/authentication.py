@@ -1,0 +1,197 @@
+"""Who may connect to a socket that is a server of CURVE or PLAIN: ZeroMQ's authentication protocol (ZAP, RFC 27).
+
+libzmq asks a handler within the socket's own context at each handshake. pyzmq has that handler; here is what it asks:
+a directory of certificates, and a file of passwords, which may change while the socket is open.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Generic, TypeVar
+
+import zmq
+import zmq.auth
+
+from zmq_datasource.errors import OptionError
+from zmq_datasource.options.socket import is_on
+from zmq_datasource.transport.spec import SocketSpec, options_of
+
+if TYPE_CHECKING:
+    from zmq.auth.thread import ThreadAuthenticator
+
+__all__ = ["authenticate"]
+
+_log = logging.getLogger(__name__)
+
+# Between looks at the file or directory, so that a flood of handshakes does not read it each time.
+_LOOK_SECONDS = 1.0
+# Of who was refused, so that a stranger with ever new keys cannot fill the log.
+_MOST_NAMED = 100
+_EVERYBODY = "*"
+
+_T = TypeVar("_T")
+_Stamp = tuple[tuple[str, int, int], ...]
+
+
+def authenticate(context: zmq.Context[zmq.Socket[bytes]], spec: SocketSpec) -> ThreadAuthenticator | None:
+    """Begin to answer libzmq's questions in the context of a socket, before that is bound; ``stop`` it at the end.
+
+    Returns:
+        None if libzmq has nothing to ask: the socket is no server, or any client may connect to it.
+
+    Raises:
+        OptionError: The directory or the file cannot be read.
+    """
+    options, access = options_of(spec), spec.access
+    curve = is_on(options, "curve_server") and access.clients
+    if not curve and not is_on(options, "plain_server"):
+        return None
+
+    from zmq.auth.thread import ThreadAuthenticator  # noqa: PLC0415 - it imports asyncio, which few need
+
+    # pyzmq's handler writes passwords into its debug log.
+    quiet = logging.Logger("zap", logging.ERROR)
+    quiet.parent = _log
+    handler = ThreadAuthenticator(context, log=quiet)
+    if curve:
+        handler.configure_curve_callback(_EVERYBODY, _ClientKeys(Path(access.clients)))
+    else:
+        handler.passwords[_EVERYBODY] = _Passwords(Path(access.passwords))  # type: ignore[assignment] # it looks up
+    handler.start()
+    return handler
+
+
+class _Refused:
+    """Says once of each who was refused."""
+
+    def __init__(self) -> None:
+        self._named: set[str] = set()
+
+    def name(self, who: str, why: str) -> None:
+        if who in self._named or len(self._named) > _MOST_NAMED:
+            return
+        self._named.add(who)
+        if len(self._named) > _MOST_NAMED:
+            _log.warning("%d others were refused, %s; the next are not named", _MOST_NAMED, why)
+        else:
+            _log.warning("%s was refused, %s", who, why)
+
+
+class _Reread(Generic[_T]):
+    """What a file or directory says, read again once it has changed.
+
+    Args:
+        read: Reads it.
+        stamp: Tells whether it has changed.
+        nothing: What it says while it cannot be read.
+    """
+
+    def __init__(self, path: Path, read: Callable[[], _T], stamp: Callable[[], _Stamp], nothing: _T) -> None:
+        self._path, self._read, self._stamp, self._nothing = path, read, stamp, nothing
+        self._seen = stamp()
+        self._value = read()
+        self._look_at = time.monotonic() + _LOOK_SECONDS
+
+    def __call__(self) -> _T:
+        if time.monotonic() < self._look_at:
+            return self._value
+        try:
+            stamp = self._stamp()
+            if stamp != self._seen:
+                self._value, self._seen = self._read(), stamp
+                _log.info("%s has changed: read again", self._path)
+        except (OSError, ValueError) as e:
+            if self._seen:
+                _log.warning("reading %s: %s; nobody may connect until it can be read", self._path, e)
+            self._value, self._seen = self._nothing, ()
+        self._look_at = time.monotonic() + _LOOK_SECONDS
+        return self._value
+
+
+def _stamp_of(path: Path) -> tuple[str, int, int]:
+    status = path.stat()
+    return path.name, status.st_mtime_ns, status.st_size
+
+
+class _ClientKeys:
+    """The clients whose certificates are in a directory, for pyzmq's handler to ask."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._refused = _Refused()
+        try:
+            self._keys = _Reread(directory, self._read, self._stamp, frozenset[bytes]())
+        except OSError as e:
+            raise OptionError(
+                f"option allowedClients: reading {directory}: {e}; it is a directory of certificates, as "
+                "zmq-datasource keygen makes them"
+            ) from e
+
+    def _files(self) -> list[Path]:
+        return sorted(path for path in self._directory.iterdir() if path.suffix == ".key")
+
+    def _stamp(self) -> _Stamp:
+        return (_stamp_of(self._directory), *map(_stamp_of, self._files()))
+
+    def _read(self) -> frozenset[bytes]:
+        keys = set()
+        for path in self._files():
+            try:
+                keys.add(zmq.auth.load_certificate(path)[0])
+            except (OSError, ValueError) as e:
+                _log.warning("%s is no certificate, and its owner may not connect: %s", path, e)
+        if not keys:
+            _log.warning("%s has no certificate (*.key): no client may connect", self._directory)
+        return frozenset(keys)
+
+    def callback(self, _domain: str, key: bytes) -> bool:
+        """Whether the client with this key, in Z85, may connect."""
+        if key in self._keys():
+            return True
+        self._refused.name(
+            f"a client with the public key {key.decode()}", f"which is not in {self._directory}"
+        )
+        return False
+
+
+class _Passwords(Mapping[str, str]):
+    """Passwords by the name of the client, for pyzmq's handler to look up."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._refused = _Refused()
+        try:
+            self._by_name = _Reread(path, self._read, lambda: (_stamp_of(path),), dict[str, str]())
+        except (OSError, ValueError) as e:
+            raise OptionError(
+                f"option plainPasswords: reading {path}: {e}; it is a file with a line name:password for each client"
+            ) from e
+
+    def _read(self) -> dict[str, str]:
+        found = {}
+        for number, line in enumerate(self._path.read_text(encoding="utf-8").splitlines(), 1):
+            if line.strip() and not line.startswith("#"):
+                name, colon, password = line.partition(":")
+                if not (name and colon and password):
+                    raise ValueError(f"line {number} is not name:password")
+                found[name] = password
+        return found
+
+    def __getitem__(self, name: str) -> str:
+        try:
+            return self._by_name()[name]
+        except KeyError:
+            self._refused.name(f"a client with the name {name!r}", f"which is not in {self._path}")
+            raise
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._by_name())
+
+    def __len__(self) -> int:
+        return len(self._by_name())
+
+    def __bool__(self) -> bool:
+        return True  # pyzmq's handler asks whether there is a table at all
