@@ -79,8 +79,8 @@ $(VENV)/.package: $(VENV)/.made $(INSTALLED)
 	touch $@
 
 $(VENV)/.dev: $(VENV)/.made $(INSTALLED)
-	$(INSTALL) ".[dev]"
-	$(BIN)/python -m compileall -q zmq_datasource tests # by hundreds of processes otherwise, where PYTHONDONTWRITEBYTECODE is set
+	$(INSTALL) ".[dev]" --no-compile
+	-$(BIN)/python -m compileall -q -j 0 $(VENV)/lib zmq_datasource tests # pip would do it on one core
 	touch $(VENV)/.package $@
 
 $(VENV)/.notebook: $(VENV)/.made $(INSTALLED)

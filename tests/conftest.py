@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections import Counter
 from collections.abc import Callable, Iterator
+from itertools import islice, zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -51,28 +51,29 @@ _LONGEST = {
     "spark/test_transactions.py",
     "spark/test_metrics.py",
 }
+# With so many of the others behind each, the last of those that take longest begins well before the end.
+_BETWEEN = 3
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """What takes longest comes first, so that of several workers none is waited for at the end.
+    """Spread out what takes longest, in turn from each of those files.
 
-    In turn from each of those files: three demos side by side would have the machine to themselves, and their Spark
-    gives up a Python process that has not connected back within 10 s.
+    Several of them side by side would have the machine to themselves, and their Spark gives up a Python process that
+    has not connected back within 10 s; what waits most of its time fills the rest.
     """
     tests = Path(__file__).parent
     assert all((tests / name).exists() for name in _LONGEST)
-    before: Counter[str] = Counter()
-
-    def order(item: pytest.Item) -> tuple[bool, bool, int]:
-        name = item.path.relative_to(tests).as_posix()
-        before[name] += 1
-        return (
-            name not in _LONGEST,
-            item.get_closest_marker("spark") is None,
-            (name in _LONGEST) * before[name],
-        )
-
-    items.sort(key=order)
+    files: dict[str, list[pytest.Item]] = {name: [] for name in sorted(_LONGEST)}
+    others = []
+    for item in items:
+        files.get(item.path.relative_to(tests).as_posix(), others).append(item)
+    others.sort(key=lambda item: item.get_closest_marker("spark") is None)
+    longest = [item for turn in zip_longest(*files.values()) for item in turn if item is not None]
+    behind = iter(others)
+    items[:] = []
+    for item in longest:
+        items += [item, *islice(behind, _BETWEEN)]
+    items += behind
 
 
 def _log_to_file(path: Path) -> None:
