@@ -116,7 +116,12 @@ REPLAY = {"replayEndpoint": "tcp://feed:5557"}
 
 REFUSALS = [
     (StreamReadOptions, {"rcvhvm": "5"}, "rcvhvm", "did you mean 'rcvhwm'"),
-    (StreamReadOptions, {"fooBar": "5"}, "fooBar", "there are bind, connect"),
+    (
+        StreamReadOptions,
+        {"fooBar": "5"},
+        "fooBar",
+        "there are allowInsecurePlain, allowedClients, bind, connect",
+    ),
     (StreamReadOptions, {}, "neither connect nor bind", "name the feed"),
     (
         StreamReadOptions,
@@ -140,8 +145,8 @@ REFUSALS = [
     (StreamReadOptions, {**FEED, "walLocation": "s3://b/x"}, "s3://b/x", "only local or shared"),
     (BatchReadOptions, {"walLocation": "wal"}, "walLocation='wal'", "an absolute path"),
     (ProxyOptions, {"walLocation": "wal"}, "walLocation='wal'", "an absolute path"),
-    (StreamReadOptions, {**FEED, "zmq.plain_server": "1"}, "zmq.plain_server", "use CURVE"),
-    (WriteOptions, {**FEED, "zmq.plain_server": "1"}, "zmq.plain_server", "use CURVE"),
+    (StreamReadOptions, {**FEED, "zmq.plain_server": "1"}, "zmq.plain_server", "plainPasswords"),
+    (WriteOptions, {**FEED, "zmq.plain_server": "1"}, "zmq.plain_server", "plainPasswords"),
     (StreamReadOptions, {"connect": "tcp://a:80000"}, "80000", "from 1 to 65535"),
     (StreamReadOptions, {"connect": "tcp://a:0"}, "'0'", "from 1 to 65535"),
     (StreamReadOptions, {"connect": "tcp://a:*"}, "'*'", "from 1 to 65535"),
