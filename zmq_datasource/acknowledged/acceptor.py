@@ -17,6 +17,7 @@ from zmq_datasource.acknowledged.transactions import CommittedTransactions
 from zmq_datasource.counters import SourceCounters
 from zmq_datasource.log.filler import FillerFacts
 from zmq_datasource.log.storage import LogStorage
+from zmq_datasource.transport.authentication import NameRights, any_name
 from zmq_datasource.transport.opened import OpenSocket
 from zmq_datasource.transport.peers import count_connections
 from zmq_datasource.transport.spec import SocketSpec
@@ -76,6 +77,7 @@ class Acceptor:
         self._reception.recover(self._monotonic())
         self._open = OpenSocket(self._spec, self._prepare)
         self._socket = self._open.socket
+        self._rights = NameRights(self._spec.access.clients)
         self._unfinished = Unfinished(self._open)
         self._counters.rcvhwm = int(self._socket.getsockopt(zmq.RCVHWM))
         return self
@@ -130,14 +132,24 @@ class Acceptor:
             return 0
         taken = 0
         while taken < most and int(self._socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
-            peer, *frames = self._unfinished.receive(int(zmq.NOBLOCK))
+            peer, frames, may_use = self._next()
             try:
-                self._reception.take(peer, frames, self._monotonic())
+                self._reception.take(peer, frames, self._monotonic(), may_use)
             finally:
                 self._answer()
             taken += 1
         self._reception.cut()
         return taken
+
+    def _next(self) -> tuple[bytes, list[bytes], Callable[[str], bool]]:
+        """A message: who sent it, its frames, and under which names that one may commit."""
+        if not self._rights.asked:
+            peer, *frames = self._unfinished.receive(int(zmq.NOBLOCK))
+            return peer, frames, any_name
+        sender, *parts = self._socket.recv_multipart(zmq.NOBLOCK, copy=False)
+        last = (parts or [sender])[-1]
+        self._unfinished.saw(int(last.get(zmq.MessageOption.SRCFD)))
+        return sender.bytes, [part.bytes for part in parts], self._rights.of(last)
 
     def _watch_connections(self) -> None:
         self._open.watch.update()

@@ -44,6 +44,7 @@ from zmq_datasource.counters import SourceCounters
 from zmq_datasource.errors import LogWriteError, ProtocolError
 from zmq_datasource.log.staging import Part, StagedFile, Staging
 from zmq_datasource.log.storage import LogStorage
+from zmq_datasource.transport.authentication import any_name
 
 __all__ = ["AcceptorTerms", "Reception"]
 
@@ -160,10 +161,25 @@ class Reception:
 
     # Messages.
 
-    def take(self, peer: bytes, frames: Sequence[bytes], now: float) -> None:
-        """Take in a message; ``answers`` says what comes of it."""
+    def take(
+        self,
+        peer: bytes,
+        frames: Sequence[bytes],
+        now: float,
+        may_use: Callable[[str], bool] = any_name,
+    ) -> None:
+        """Take in a message; ``answers`` says what comes of it.
+
+        Args:
+            may_use: Whether the peer may commit under a producer's name.
+        """
         with self._answers.refusing(peer):
             message, buffers = decode(frames)
+            name = getattr(message, "producer", None)
+            if name is not None and not may_use(name):
+                raise RefusedError(
+                    "forbidden", f"the name {name!r} belongs to another key (allowedClients at the receiver)"
+                )
             self._obey(peer, message, buffers, now)
 
     def _obey(self, peer: bytes, message: Message, buffers: Sequence[bytes], now: float) -> None:

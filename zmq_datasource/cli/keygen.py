@@ -17,13 +17,25 @@ __all__ = ["keygen"]
     default=Path(),
     help="Where the two files are made; made itself if need be, for its owner alone. [default: here]",
 )
-def keygen(name: str, directory: Path) -> None:
+@click.option(
+    "--only",
+    metavar="NAME",
+    multiple=True,
+    help="A producer or durable subscriber, or a pattern as in orders-*. Where the key is one of allowedClients, its "
+    "owner may commit and subscribe under these names only, and nobody else may under them.",
+)
+def keygen(name: str, directory: Path, only: tuple[str, ...]) -> None:
     """Make a pair of CURVE keys: NAME.key for everybody, NAME.key_secret for its owner alone.
 
     The files are certificates of ZeroMQ, which other programs read, too (zmq.auth, czmq, zcert).
     """
     import zmq.auth  # noqa: PLC0415 - only who asks for keys
 
+    wrong = next((text for text in only if not text or any(c.isspace() or c in "\"'" for c in text)), None)
+    if wrong is not None:
+        raise click.UsageError(
+            f"--only {wrong!r}: a name here has no spaces and no quotes; ? stands for any character"
+        )
     directory = directory.absolute()  # as an option names it
     public, secret = directory / f"{name}.key", directory / f"{name}.key_secret"
     for path in (public, secret):
@@ -35,6 +47,9 @@ def keygen(name: str, directory: Path) -> None:
         secret.touch(mode=0o600)
         zmq.auth.create_certificates(directory, name)
         secret.chmod(0o600)
+        if only:  # in the public certificate, because a server looks there; pyzmq writes it into the other
+            named = f'metadata\n    names = "{" ".join(only)}"\n'
+            public.write_text(public.read_text().replace("metadata\n", named, 1))
     except OSError as e:
         raise click.UsageError(f"making keys in {directory}: {e}") from e
     click.echo(f"{public}: give it to whoever is to know {name}")

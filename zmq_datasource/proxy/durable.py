@@ -42,7 +42,7 @@ from zmq_datasource.proxy.durable_protocol import (
     write,
 )
 from zmq_datasource.proxy.durable_session import LEAST, DurableSession, Wire
-from zmq_datasource.proxy.router import Router
+from zmq_datasource.proxy.router import Request, Router
 from zmq_datasource.proxy.subscriptions import Subscription, Subscriptions
 from zmq_datasource.proxy.view import Cursor, LogView
 from zmq_datasource.transport.kernel import Taken, find_dead_peers
@@ -94,9 +94,10 @@ class DurableServer:
     # What comes.
 
     def _read_inbox(self) -> None:
-        for peer, frames, descriptor in self.router.inbox():
+        for request in self.router.inbox():
+            peer = request.peer
             try:
-                self._take(peer, frames, descriptor)
+                self._take(request)
             except ProtocolError as e:
                 self._faults.warn("a durable subscriber sent %s", e)
                 self._send(peer, Refused("protocol", str(e)))
@@ -114,10 +115,14 @@ class DurableServer:
         if session is not None:
             self._detach(session)
 
-    def _take(self, peer: bytes, frames: list[bytes], descriptor: int) -> None:
-        message = read_from_client(frames)
+    def _take(self, request: Request) -> None:
+        peer, message = request.peer, read_from_client(request.frames)
         if isinstance(message, Subscribe):
-            self._subscribe(peer, message, descriptor)
+            if request.may_use(message.name):
+                self._subscribe(peer, message, request.descriptor)
+            else:
+                reason = f"the name {message.name!r} belongs to another key (allowedClients of the proxy)"
+                self._send(peer, Refused("forbidden", reason))
             return
         session = self._sessions.get(self._names.get(peer, ""))
         if session is None:

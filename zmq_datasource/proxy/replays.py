@@ -71,7 +71,7 @@ class ReplayServer:
         self.sent = 0
 
     def _read_inbox(self) -> None:
-        for peer, frames, _ in self.router.inbox():
+        for peer, frames, *_ in self.router.inbox():
             self._faults.flush()
             self._errors.flush()
             try:

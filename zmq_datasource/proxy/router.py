@@ -12,6 +12,7 @@ import zmq
 from zmq_datasource.options import ProxyOptions
 from zmq_datasource.options.types import Endpoints
 from zmq_datasource.proxy.specs import proxy_socket
+from zmq_datasource.transport.authentication import NameRights
 from zmq_datasource.transport.core import Outbox
 from zmq_datasource.transport.opened import OpenSocket
 from zmq_datasource.transport.unfinished import Unfinished
@@ -25,11 +26,12 @@ _HOUSEKEEPING_SECONDS = 0.1
 
 
 class Request(NamedTuple):
-    """What a peer has sent, and the descriptor of its connection."""
+    """What a peer has sent, the descriptor of its connection, and whether the peer may use a name."""
 
     peer: bytes
     frames: list[bytes]
     descriptor: int
+    may_use: Callable[[str], bool]
 
 
 class Router:
@@ -68,6 +70,7 @@ class Router:
         self._opened = OpenSocket(proxy_socket(options, "ROUTER", bind), set_options)
         self.socket = self._opened.socket
         self._unfinished = Unfinished(self._opened)
+        self._rights = NameRights(options.allowed_clients)
         self._next_housekeeping = 0.0
         self._inbox: list[Request] = []
         self.stuck = False
@@ -82,9 +85,11 @@ class Router:
         with suppress(zmq.Again):
             while len(self._inbox) < _MOST_REQUESTS:
                 peer, *frames = self.socket.recv_multipart(zmq.NOBLOCK, copy=False)
-                descriptor = int((frames or [peer])[-1].get(zmq.MessageOption.SRCFD))
+                last = (frames or [peer])[-1]
+                descriptor = int(last.get(zmq.MessageOption.SRCFD))
                 self._unfinished.saw(descriptor)
-                self._inbox.append(Request(peer.bytes, [frame.bytes for frame in frames], descriptor))
+                request = Request(peer.bytes, [f.bytes for f in frames], descriptor, self._rights.of(last))
+                self._inbox.append(request)
 
     def inbox(self) -> list[Request]:
         """What was received since the last call."""

@@ -9,6 +9,8 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterator, Mapping
+from fnmatch import fnmatchcase
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Generic, TypeVar
 
@@ -16,20 +18,20 @@ import zmq
 import zmq.auth
 
 from zmq_datasource.errors import OptionError
+from zmq_datasource.host.limited_logging import LimitedLog
 from zmq_datasource.options.socket import is_on
+from zmq_datasource.transport.keys import warn_of_readers
 from zmq_datasource.transport.spec import SocketSpec, options_of
 
 if TYPE_CHECKING:
     from zmq.auth.thread import ThreadAuthenticator
 
-__all__ = ["authenticate"]
+__all__ = ["Clients", "NameRights", "any_name", "authenticate"]
 
 _log = logging.getLogger(__name__)
 
 # Between looks at the file or directory, so that a flood of handshakes does not read it each time.
 _LOOK_SECONDS = 1.0
-# Of who was refused, so that a stranger with ever new keys cannot fill the log.
-_MOST_NAMED = 100
 _EVERYBODY = "*"
 
 _T = TypeVar("_T")
@@ -57,27 +59,11 @@ def authenticate(context: zmq.Context[zmq.Socket[bytes]], spec: SocketSpec) -> T
     quiet.parent = _log
     handler = ThreadAuthenticator(context, log=quiet)
     if curve:
-        handler.configure_curve_callback(_EVERYBODY, _ClientKeys(Path(access.clients)))
+        handler.configure_curve_callback(_EVERYBODY, Clients(access.clients))
     else:
         handler.passwords[_EVERYBODY] = _Passwords(Path(access.passwords))  # type: ignore[assignment] # it looks up
     handler.start()
     return handler
-
-
-class _Refused:
-    """Says once of each who was refused."""
-
-    def __init__(self) -> None:
-        self._named: set[str] = set()
-
-    def name(self, who: str, why: str) -> None:
-        if who in self._named or len(self._named) > _MOST_NAMED:
-            return
-        self._named.add(who)
-        if len(self._named) > _MOST_NAMED:
-            _log.warning("%d others were refused, %s; the next are not named", _MOST_NAMED, why)
-        else:
-            _log.warning("%s was refused, %s", who, why)
 
 
 class _Reread(Generic[_T]):
@@ -116,14 +102,21 @@ def _stamp_of(path: Path) -> tuple[str, int, int]:
     return path.name, status.st_mtime_ns, status.st_size
 
 
-class _ClientKeys:
-    """The clients whose certificates are in a directory, for pyzmq's handler to ask."""
+class Clients:
+    """Who may connect: the owners of the certificates in a directory.
 
-    def __init__(self, directory: Path) -> None:
-        self._directory = directory
-        self._refused = _Refused()
+    The metadata of a certificate may have a line ``names = "billing orders-*"``. Its owner may then commit and
+    subscribe under these names only, and nobody else may under them.
+
+    Raises:
+        OptionError: The directory cannot be read.
+    """
+
+    def __init__(self, directory: str) -> None:
+        self._directory = Path(directory)
+        self._refusals = LimitedLog(__name__, "clients refused")
         try:
-            self._keys = _Reread(directory, self._read, self._stamp, frozenset[bytes]())
+            self._names = _Reread(self._directory, self._read, self._stamp, dict[bytes, list[str]]())
         except OSError as e:
             raise OptionError(
                 f"option allowedClients: reading {directory}: {e}; it is a directory of certificates, as "
@@ -136,25 +129,69 @@ class _ClientKeys:
     def _stamp(self) -> _Stamp:
         return (_stamp_of(self._directory), *map(_stamp_of, self._files()))
 
-    def _read(self) -> frozenset[bytes]:
-        keys = set()
+    def _read(self) -> dict[bytes, list[str]]:
+        names = {}
         for path in self._files():
             try:
-                keys.add(zmq.auth.load_certificate(path)[0])
+                names[zmq.auth.load_certificate(path)[0]] = _names_in(path)
             except (OSError, ValueError) as e:
                 _log.warning("%s is no certificate, and its owner may not connect: %s", path, e)
-        if not keys:
+        if not names:
             _log.warning("%s has no certificate (*.key): no client may connect", self._directory)
-        return frozenset(keys)
+        return names
 
     def callback(self, _domain: str, key: bytes) -> bool:
-        """Whether the client with this key, in Z85, may connect."""
-        if key in self._keys():
+        """Whether the client with this key, in Z85, may connect; called by pyzmq's handler."""
+        if key in self._names():
             return True
-        self._refused.name(
-            f"a client with the public key {key.decode()}", f"which is not in {self._directory}"
+        self._refusals.warn(
+            "a client with the public key %s was refused, which is not in %s", key.decode(), self._directory
         )
         return False
+
+    def may_use(self, key: str, name: str) -> bool:
+        """Whether the client with this key may commit or subscribe under a name."""
+        names = self._names()
+        own = names.get(key.encode(), [])
+        return _any_fits(own, name) if own else not any(_any_fits(others, name) for others in names.values())
+
+
+class NameRights:
+    """Under which names the sender of a message may commit or subscribe.
+
+    Args:
+        directory: As for ``Clients``; empty where nobody is asked for a key, and everybody may use any name.
+
+    Attributes:
+        asked: Whether somebody may not use a name, so that messages are to be read with their origin.
+    """
+
+    def __init__(self, directory: str) -> None:
+        self._clients = Clients(directory) if directory else None
+        self.asked = self._clients is not None
+
+    def of(self, frame: zmq.Frame) -> Callable[[str], bool]:
+        """Whether its sender may use a name."""
+        if self._clients is None:
+            return any_name
+        return partial(self._clients.may_use, str(frame.get("User-Id")))
+
+
+def any_name(_name: str) -> bool:
+    """The right to every name."""
+    return True
+
+
+def _any_fits(patterns: list[str], name: str) -> bool:
+    return any(fnmatchcase(name, pattern) for pattern in patterns)
+
+
+def _names_in(certificate: Path) -> list[str]:
+    for line in certificate.read_text(encoding="utf-8").splitlines():
+        key, equals, value = line.partition("=")
+        if equals and key.strip() == "names":
+            return value.strip().strip("\"'").split()
+    return []
 
 
 class _Passwords(Mapping[str, str]):
@@ -162,8 +199,9 @@ class _Passwords(Mapping[str, str]):
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._refused = _Refused()
+        self._refusals = LimitedLog(__name__, "clients refused")
         try:
+            warn_of_readers(path)
             self._by_name = _Reread(path, self._read, lambda: (_stamp_of(path),), dict[str, str]())
         except (OSError, ValueError) as e:
             raise OptionError(
@@ -184,7 +222,9 @@ class _Passwords(Mapping[str, str]):
         try:
             return self._by_name()[name]
         except KeyError:
-            self._refused.name(f"a client with the name {name!r}", f"which is not in {self._path}")
+            self._refusals.warn(
+                "a client with the name %r was refused, which is not in %s", name[:64], self._path
+            )
             raise
 
     def __iter__(self) -> Iterator[str]:

@@ -15,7 +15,7 @@ import zmq.auth
 from zmq_datasource.errors import OptionError
 from zmq_datasource.options.socket import CURVE_KEY_CHARACTERS
 
-__all__ = ["value_of"]
+__all__ = ["value_of", "warn_of_readers"]
 
 _log = logging.getLogger(__name__)
 
@@ -60,7 +60,7 @@ def value_of(name: str, text: str) -> str:
             f"option zmq.{name}: reading {path}: {e}; each machine that opens the socket needs this file"
         ) from e
     if name in _SECRET:
-        _warn_of_readers(path)
+        warn_of_readers(path)
     return _key_of(name, path) if _is_certificate(content) else content.strip()
 
 
@@ -82,7 +82,8 @@ def _key_of(name: str, path: Path) -> str:
     return key.decode()
 
 
-def _warn_of_readers(path: Path) -> None:
+def warn_of_readers(path: Path) -> None:
+    """Say once if a file with a secret is open to others than its owner."""
     if path.stat().st_mode & 0o077 and path not in _warned:
         _warned.add(path)
         _log.warning("%s holds a secret, and other users may read it; chmod 600 it", path)

@@ -37,6 +37,7 @@ _HANDSHAKE_FAILURES = (
 _HUNG_UP = (
     "the peer hung up during the handshake; its socket type does not match ours, or its security does not"
 )
+_REFUSED_HERE = "its credentials were refused (options allowedClients and plainPasswords)"
 _BROKEN_OFF = {
     "CURVE": "the handshake was broken off: a wrong CURVE key, a peer without CURVE, or one that has gone",
     "PLAIN": (
@@ -214,7 +215,8 @@ class PeerWatch:
         elif event in _HANDSHAKE_FAILURES:
             self._failed.add(endpoint)
             self.failure = zmq.Event(event)
-            self._refuse(endpoint, _why_failed(event, value, self._security))
+            ours = event == zmq.Event.HANDSHAKE_FAILED_AUTH and endpoint not in map(str, self._connect)
+            self._refuse(endpoint, _REFUSED_HERE if ours else _why_failed(event, value, self._security))
         elif event == zmq.Event.DISCONNECTED:
             self._streams.pop(value, None)
             shaking = (endpoint, value) in self._shaking
