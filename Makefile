@@ -10,7 +10,7 @@ export PYSPARK_PYTHON := $(abspath $(BIN)/python)
 # what needs no Spark. With more the tests fail: Spark gives up a Python process that has not connected back within 10 s.
 WORKERS ?= 3
 
-.PHONY: demo test test-spark test-rest chaos test-long check fast sanitize bench bench-kafka docs notebook wheel clean
+.PHONY: demo test test-spark test-rest chaos test-long check fast sanitize fuzz bench bench-kafka docs notebook wheel clean
 
 demo: $(VENV)/.package ## A live feed through Spark and out again; ARGS="--endpoint tcp://..." for your own
 	$(JAVA) $(BIN)/zmq-datasource demo $(ARGS)
@@ -43,6 +43,10 @@ fast: $(VENV)/.dev ## The tests that need no Spark
 
 sanitize: $(VENV)/.dev ## The compiled core's tests under ASan and UBSan
 	scripts/sanitize.sh $(BIN)/python build/sanitize
+
+fuzz: $(VENV)/.dev ## Any bytes against all that reads those of others; SECONDS=600 for each target, ARGS="framing"
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check "atheris>=3"
+	$(BIN)/python -m tests.fuzz --seconds $(or $(SECONDS),60) $(ARGS)
 
 bench: $(VENV)/.dev ## Measure side by side; writes benchmarks/RESULTS.md
 	$(JAVA) $(BIN)/python -m benchmarks $(ARGS)

@@ -53,7 +53,7 @@ class Offset:
         if isinstance(data, str):
             try:
                 data = json.loads(data)
-            except json.JSONDecodeError as e:
+            except (ValueError, RecursionError) as e:
                 raise OptionError(f"reading offset {data!r}: {e}; it looks like {_EXAMPLE}") from e
         match data:
             case {"next": {**nexts}, **rest} if nexts and set(rest) <= {"log", "reader"}:
@@ -67,9 +67,9 @@ class Offset:
             raise OptionError(f"reading offset {data!r}: {reader!r} is no name of a reader")
         parsed: dict[int, int] = {}
         for partition, next_id in nexts.items():
-            if not (isinstance(partition, str) and partition.isascii() and partition.isdecimal()):
+            if not (isinstance(partition, str) and re.fullmatch("[0-9]{1,9}", partition)):
                 raise OptionError(f"reading offset {data!r}: {partition!r} is no log partition")
-            if not isinstance(next_id, int) or isinstance(next_id, bool) or next_id < 0:
+            if not isinstance(next_id, int) or isinstance(next_id, bool) or not 0 <= next_id < 2**63:
                 raise OptionError(f"reading offset {data!r}: {next_id!r} is no message id")
             parsed[int(partition)] = next_id
         return cls(log, parsed, reader)

@@ -7,6 +7,7 @@ Each type has ``read(text)``, which raises ValueError with the reason and the wa
 from __future__ import annotations
 
 import ipaddress
+import itertools
 import json
 import re
 from datetime import UTC, datetime, timedelta
@@ -345,17 +346,20 @@ _MOST_ENDPOINTS = 1000
 
 def _each(text: str) -> list[str]:
     """What a text with ranges stands for, the last of them counting fastest: ``a-[0-1]`` is ``a-0``, ``a-1``."""
-    found = _RANGE.search(text)
-    if found is None:
-        return [text]
-    first, last = found[1], found[2]
-    if int(first) > int(last):
-        raise ValueError(f"the range {found[0]} of {text!r} must go up")
-    if int(last) - int(first) >= _MOST_ENDPOINTS:
-        raise ValueError(f"the range {found[0]} of {text!r} has more than {_MOST_ENDPOINTS} numbers")
-    width = len(first) if first.startswith("0") else 0  # [00-15] keeps its zeros
-    head, tails = text[: found.start()], _each(text[found.end() :])
-    return [f"{head}{n:0{width}d}{tail}" for n in range(int(first), int(last) + 1) for tail in tails]
+    parts, at, count = [], 0, 1
+    for found in _RANGE.finditer(text):
+        first, last = found[1], found[2]
+        if int(first) > int(last):
+            raise ValueError(f"the range {found[0]} of {text!r} must go up")
+        count *= int(last) - int(first) + 1
+        if count > _MOST_ENDPOINTS:
+            raise ValueError(
+                f"{text!r} stands for more than {_MOST_ENDPOINTS} endpoints, the most of one socket"
+            )
+        width = len(first) if first.startswith("0") else 0  # [00-15] keeps its zeros
+        parts += [[text[at : found.start()]], [f"{n:0{width}d}" for n in range(int(first), int(last) + 1)]]
+        at = found.end()
+    return ["".join(chosen) for chosen in itertools.product(*parts, [text[at:]])]
 
 
 class Endpoints(tuple[Endpoint, ...]):
@@ -392,7 +396,7 @@ class Topics(tuple[str, ...]):
             return cls(dict.fromkeys(part.strip() for part in text.split(",")))
         try:
             listed = json.loads(text)
-        except json.JSONDecodeError as e:
+        except (ValueError, RecursionError) as e:
             raise ValueError(f'it is no JSON list of texts: {e}; as in ["a", "b,c"]') from e
         if not listed or not all(isinstance(topic, str) for topic in listed):
             raise ValueError('a JSON list of topics holds texts only, as in ["a", "b,c"]')

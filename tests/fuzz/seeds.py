@@ -1,0 +1,130 @@
+"""The inputs that fuzzing begins with: what honest peers send, in the form that the targets read.
+
+Usage: python -m tests.fuzz.seeds; writes them to tests/fuzz/corpus.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pyarrow as pa
+
+from tests.fuzz.targets import FRAMINGS
+from tests.support import DATA
+from zmq_datasource.acknowledged.protocol import Abort, Commit, Data, End, Hello, encode, pack_columns
+from zmq_datasource.proxy.durable_protocol import (
+    Ack,
+    Acked,
+    Close,
+    Credit,
+    Forget,
+    Forgotten,
+    Heartbeat,
+    Lost,
+    Ready,
+    Refused,
+    Subscribe,
+    write,
+)
+from zmq_datasource.source.range_protocol import SECRET_BYTES, Answer, Request
+
+CORPUS = Path(__file__).parent / "corpus"
+
+
+def packed(frames: Sequence[object]) -> bytes:
+    """As ``frames_of`` reads them."""
+    contents = [bytes(memoryview(frame)) for frame in frames]  # type: ignore[arg-type]
+    return b"".join(len(content).to_bytes(2, "big") + content for content in contents)
+
+
+def framing() -> Iterator[bytes]:
+    golden = json.loads((DATA / "framings.json").read_text(encoding="utf-8"))
+    names = [options["framing"] for options in FRAMINGS]
+    for entry in golden:
+        if entry["framing"] in names:
+            frames = [bytes.fromhex(frame) for frame in entry["frames"]]
+            yield bytes([names.index(entry["framing"])]) + bytes([len(frames) - 1]) + packed(frames)
+    yield bytes([7, 1]) + packed([b'{"n": {"m": 5}}', b"value"])
+    yield bytes([8, 2]) + packed([b"topic", b"xyz\5\0\0\0", b"me", b"1234567value"])
+
+
+def acknowledged() -> Iterator[bytes]:
+    attempt, who = "0" * 32, {"producer": "p", "number": 1}
+    rows = pa.RecordBatch.from_pydict(
+        {"topic": pa.array([b"t", None], pa.binary()), "value": pa.array([b"v", b"w"], pa.binary())}
+    )
+    columns, buffers = pack_columns(rows)
+    data = Data(attempt=attempt, partition=0, index=0, rows=2, columns=columns, **who)
+    yield packed(encode(data, buffers))
+    for message in (
+        Hello(attempt=attempt, producer="p"),
+        End(attempt=attempt, partition=0, messages=1, rows=2, **who),
+        Commit(attempts=[attempt], rows=2, digest="0" * 16, **who),
+        Abort(attempts=[attempt], **who),
+    ):
+        yield packed(encode(message))
+
+
+def durable() -> Iterator[bytes]:
+    for message in (
+        Subscribe(name="me", session=1, start=b"earliest", credit=10, topics=(b"a",), resume=None),
+        Ack(5),
+        Credit(5),
+        Close(),
+        Forget(),
+        Ready(1, 0, 5, True),
+        Acked(5),
+        Heartbeat(5),
+        Lost(1, 2),
+        Forgotten(),
+        Refused("taken", "why"),
+    ):
+        yield packed(write(message))
+
+
+def ranges() -> Iterator[bytes]:
+    yield Request(1, 0, 0, 100, "00000000000000000000-00000000000000000010.arrow").to_frame(
+        bytes(SECRET_BYTES)
+    )
+    yield packed(Answer(1, 0, b"content").to_frames())
+
+
+def replay() -> Iterator[bytes]:
+    yield packed([b"", bytes(7) + b"\5", b"value"])
+    yield packed([b"", b"topic", b"\xff" * 8, b""])
+
+
+def offsets() -> Iterator[bytes]:
+    yield b'{"log": "a", "next": {"0": 5, "1": 6}, "reader": "me"}'
+
+
+def options() -> Iterator[bytes]:
+    yield b"\0connect=tcp://a-[0-3]:1\nsocketType=SUB\ntopics=a,b\nrcvhwm=5\nwalFlushInterval=5 ms\nzmq.rcvbuf=1"
+    yield b"\1bind=tcp://*:5\nsocketType=PUB\nlinger=-1\nsndhwm=5\nframing=sequenced"
+    yield b'\2pull=ipc://a\ndurable=tcp://[::1]:5\nwalLocation=/l\nwalMaxBytes=5 GiB\ntopics=["a"]'
+    yield b'\0walLocation=/l\nstartingOffsets={"next": {"0": 5}}\nstartingTimestamp=2026-01-01T00:00:00Z'
+
+
+def growing() -> Iterator[bytes]:
+    yield b""
+    yield b"\4\0\1"
+    yield b"\xff\xff\0"
+
+
+def filling() -> Iterator[bytes]:
+    yield b"\2\0\5\2" + packed([b"a", b"b", b"c", b"", b"\1x", b"y" * 100])
+
+
+def main() -> None:
+    for target in (framing, acknowledged, durable, ranges, replay, offsets, options, growing, filling):
+        directory = CORPUS / target.__name__
+        directory.mkdir(parents=True, exist_ok=True)
+        for seed in target():
+            (directory / hashlib.sha1(seed, usedforsecurity=False).hexdigest()[:16]).write_bytes(seed)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,205 @@
+"""What is fuzzed: each target takes any bytes, and raises only if something is wrong with the package."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from functools import cache
+
+import pyarrow as pa
+import zmq
+
+from tests.support import batch_of
+from zmq_datasource.acknowledged.protocol import Data, decode, rows_of
+from zmq_datasource.counters import SourceCounters
+from zmq_datasource.errors import OptionError, ProtocolError
+from zmq_datasource.log.growing import read_groups
+from zmq_datasource.log.storage import LogStorage
+from zmq_datasource.log.writer import LogWriter
+from zmq_datasource.messages.framing.fields import UnfitError
+from zmq_datasource.messages.framing.replay import read_reply
+from zmq_datasource.messages.framing.rows import to_rows
+from zmq_datasource.messages.raw import raw_of
+from zmq_datasource.messages.rows import number_rows
+from zmq_datasource.options import ProxyOptions, StreamReadOptions, WriteOptions
+from zmq_datasource.options.offsets import Offset
+from zmq_datasource.options.parser import OptionSet, parse
+from zmq_datasource.proxy.durable_protocol import read_from_client, read_from_proxy
+from zmq_datasource.source.intake import Arrival, Intake
+from zmq_datasource.source.range_protocol import Answer, Request
+from zmq_datasource.transport import core, python_core
+
+__all__ = ["FRAMINGS", "TARGETS"]
+
+Target = Callable[[bytes], None]
+
+
+def frames_of(data: bytes) -> list[bytes]:
+    """Frames with their lengths before them, in two bytes; the last is what is left. At least one."""
+    frames, at = [], 0
+    while at < len(data):
+        length = int.from_bytes(data[at : at + 2], "big") % 4096
+        frames.append(data[at + 2 : at + 2 + length])
+        at += 2 + length
+    return frames or [b""]
+
+
+def messages_of(data: bytes) -> list[list[bytes]]:
+    """Messages of so many frames each."""
+    count, frames = 1 + (data or b"\0")[0] % 8, frames_of(data[1:])
+    return [frames[at : at + count] for at in range(0, len(frames), count)]
+
+
+# Framings.
+
+FRAMINGS: list[dict[str, str]] = [
+    *({"framing": name} for name in ("plain", "sequenced", "vllm", "bitcoin", "clone", "dafka", "jupyter")),
+    {"framing": "custom", "sequenceFrame": "0", "sequencePath": "$.n.m", "valueFrame": "-1"},
+    {
+        "framing": "custom",
+        "sequenceFrame": "1",
+        "sequenceOffset": "3",
+        "sequenceWidth": "4",
+        "sequenceEndian": "little",
+        "topicFrame": "0",
+        "publisherFrame": "2",
+        "valueOffset": "7",
+    },
+]
+
+
+def framing(data: bytes) -> None:
+    """Any messages in any framing become rows or dead letters, each message one of both."""
+    which, rest = data[:1] or b"\0", data[1:]
+    options = FRAMINGS[which[0] % len(FRAMINGS)]
+    counters = SourceCounters()
+    given = parse(StreamReadOptions, {"connect": "tcp://feed:1", **options})
+    messages = messages_of(rest)
+    batch, findings = Intake(given, counters).read(
+        raw_of(messages), [Arrival(0, len(messages), "tcp://feed:1")]
+    )
+    batch.validate(full=True)
+    rows = to_rows(number_rows(batch, 0, 0), include_frames=True)
+    rows.validate(full=True)
+    controls = len(messages) - rows.num_rows - len(findings.malformed)
+    assert controls >= 0, "a message became two"
+    assert controls == 0 or options["framing"] not in ("plain", "jupyter", "custom"), "a message is nowhere"
+
+
+# Protocols.
+
+
+def acknowledged(data: bytes) -> None:
+    """What a sender of transactions says."""
+    with suppress(ProtocolError):
+        message, buffers = decode(frames_of(data))
+        if isinstance(message, Data):
+            rows_of(message, buffers, 0).validate(full=True)
+
+
+def durable(data: bytes) -> None:
+    """What a durable subscriber and its proxy say to each other."""
+    frames = frames_of(data)
+    for read in (read_from_client, read_from_proxy):
+        with suppress(ProtocolError):
+            read(frames)
+
+
+def ranges(data: bytes) -> None:
+    """What executors and the driver say to each other, behind CURVE."""
+    with suppress(ValueError):
+        Request.of_frame(data)
+    with suppress(ValueError):
+        Answer.of_frames(frames_of(data))
+
+
+def replay(data: bytes) -> None:
+    """What a publisher's replay socket answers."""
+    with suppress(UnfitError):
+        read_reply(frames_of(data))
+
+
+# Files and texts.
+
+
+@cache
+def _open_chunk() -> tuple[bytes, list[bytes]]:
+    """An open chunk of three groups, and its values."""
+    values = [b"%d" % number * number for number in range(30)]
+    with tempfile.TemporaryDirectory() as directory:
+        storage = LogStorage(directory)
+        log = LogWriter(storage, chunk_bytes=1 << 20, max_bytes=1 << 30)
+        log.open()
+        for begin in range(0, 30, 10):
+            log.append(batch_of(values[begin : begin + 10]))
+            log.flush().result()
+        content = storage.read_growing(0).to_pybytes()
+        log.close()
+    return content, values
+
+
+def growing(data: bytes) -> None:
+    """An open chunk with any bytes changed, cut anywhere: what is read of it is what was written."""
+    content, values = _open_chunk()
+    damaged = bytearray(content)
+    for at in range(0, len(data) - 2, 3):
+        place = int.from_bytes(data[at : at + 2], "big")
+        if place < len(damaged):
+            damaged[place] ^= data[at + 2]
+        else:
+            del damaged[place % len(content) :]
+    groups = read_groups(pa.py_buffer(bytes(damaged)), 0)
+    read = [value for batch in groups[0] for value in batch.column("value").to_pylist()]
+    assert read == values[: len(read)], "other rows than were written"
+
+
+def offsets(data: bytes) -> None:
+    """What a user or a checkpoint gives as an offset."""
+    with suppress(OptionError):
+        offset = Offset.from_json(data.decode("utf-8", "surrogateescape"))
+        assert Offset.from_json(offset.to_json()) == offset
+
+
+def options(data: bytes) -> None:
+    """Options, a line each; the first byte says whose."""
+    sets: list[type[OptionSet]] = [StreamReadOptions, WriteOptions, ProxyOptions]
+    kind = sets[(data or b"\0")[0] % len(sets)]
+    lines = data[1:].decode("utf-8", "replace").splitlines()
+    with suppress(OptionError):
+        parse(kind, dict(line.partition("=")[::2] for line in lines))
+
+
+# The core.
+
+
+@contextmanager
+def _pair(context: zmq.Context[zmq.Socket[bytes]]) -> Iterator[tuple[zmq.Socket[bytes], zmq.Socket[bytes]]]:
+    with context.socket(zmq.PAIR) as sender, context.socket(zmq.PAIR) as receiver:
+        sender.bind("inproc://fuzz")
+        receiver.connect("inproc://fuzz")
+        yield sender, receiver
+
+
+def filling(data: bytes) -> None:
+    """The cores take any messages as they were sent, whatever the bounds."""
+    most, room = 1 + (data[0] if data else 0), 1 + int.from_bytes(data[1:3], "big")
+    messages = messages_of(data[3:])[:500]
+    for implementation in {core._implementation, python_core}:
+        with zmq.Context() as context, _pair(context) as (sender, receiver):
+            for message in messages:
+                sender.send_multipart(message)
+            inbox = core.Inbox()
+            inbox._filled = implementation.Inbox()
+            while (before := inbox.messages) < len(messages):
+                inbox.take(receiver, most, room)
+                assert inbox.messages > before, "nothing is taken though something is there"
+            taken = inbox.hand_over().lists()
+            taken.validate(full=True)
+            assert taken.to_pylist() == messages
+
+
+TARGETS: dict[str, Target] = {
+    target.__name__: target
+    for target in (framing, acknowledged, durable, ranges, replay, growing, offsets, options, filling)
+}
