@@ -262,7 +262,12 @@ REFUSALS = [
     (StreamReadOptions, {"connect": "tcp://a[3-1]:1"}, "[3-1]", "must go up"),
     (StreamReadOptions, {"connect": "tcp://a[0-1000]:1"}, "[0-1000]", "more than 1000"),
     (StreamReadOptions, {"connect": "tcp://a[0-99]:[1-11]"}, "tcp://a[0-99]:[1-11]", "more than 1000"),
-    (StreamReadOptions, {"connect": "tcp://a[1-600]:1,tcp://b[1-600]:1"}, "1200 endpoints", "1000 are the most"),
+    (
+        StreamReadOptions,
+        {"connect": "tcp://a[1-600]:1,tcp://b[1-600]:1"},
+        "1200 endpoints",
+        "1000 are the most",
+    ),
     (StreamReadOptions, {"connect": "tcp://a[0-1]:1,tcp://a1:1"}, "tcp://a1:1", "more than once"),
     (StreamReadOptions, {"walLocation": "/x", "zmq.rcvbuf": "1"}, "zmq.*", "opens no socket"),
     (BatchReadOptions, {**BOUND, **ROUTER}, "socketType=ROUTER", "zmq-datasource receive"),

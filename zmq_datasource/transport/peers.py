@@ -10,6 +10,7 @@ socket type, a frame over its maxmsgsize). The rules:
 
 from __future__ import annotations
 
+import itertools
 import logging
 import math
 import os
@@ -138,7 +139,9 @@ class PeerWatch:
         self._monitor.setsockopt(zmq.RCVHWM, 0)
         self._monitor.connect(address)
         self._names: dict[str, str] = {}
-        self._shaking: dict[tuple[str, int], None] = {}  # oldest first
+        # By endpoint: the descriptors of connections that have not shaken hands, oldest first, and their numbers here.
+        self._shaking: dict[str, dict[int, int]] = {}
+        self._numbers = itertools.count()
         self._failed: set[str] = set()  # where the next connection that ends has failed to shake hands
         self._streams: dict[int, tuple[int, bool]] = {}  # file descriptor to inode, and whether ipc
         self._redial: dict[str, tuple[float, float]] = {}  # endpoint: when, delay
@@ -153,7 +156,9 @@ class PeerWatch:
         self.refused: dict[str, str] = {}
         self.lost = 0
         self.cut = 0  # those that are lost, and those that may have been up for all that libzmq tells
-        self._unsure: set[tuple[str, int]] = set()
+        self._unsure: dict[
+            str, int
+        ] = {}  # by endpoint: of those up to this number nobody says who has shaken hands
         self._stopped = False
         self.connections = 0  # that there have been
         self.failures = 0  # handshakes that came to nothing
@@ -201,8 +206,9 @@ class PeerWatch:
         if event == zmq.Event.MONITOR_STOPPED:
             self._stopped = True
         elif event in (zmq.Event.CONNECTED, zmq.Event.ACCEPTED):
-            self._shaking[endpoint, value] = None
-            self._unsure.discard((endpoint, value))
+            shaking = self._shaking.setdefault(endpoint, {})
+            shaking.pop(value, None)
+            shaking[value] = next(self._numbers)
             with suppress(OSError):  # closed meanwhile
                 self._streams[value] = os.fstat(value).st_ino, endpoint.startswith("ipc:")
         elif event == zmq.Event.HANDSHAKE_SUCCEEDED:
@@ -219,16 +225,15 @@ class PeerWatch:
             self._refuse(endpoint, _REFUSED_HERE if ours else _why_failed(event, value, self._security))
         elif event == zmq.Event.DISCONNECTED:
             self._streams.pop(value, None)
-            shaking = (endpoint, value) in self._shaking
-            self._shaking.pop((endpoint, value), None)
-            if shaking:
-                self.cut += (endpoint, value) in self._unsure
+            number = self._shaking.get(endpoint, {}).pop(value, None)
+            if number is not None:
+                self.cut += number <= self._unsure.get(endpoint, -1)
             if endpoint in self._failed:
                 self._failed.discard(endpoint)
                 # Taken for one that had shaken hands: then it was another one.
-                if not shaking and not self._one_shaken(endpoint):
+                if number is None and not self._one_shaken(endpoint):
                     self._lose(endpoint)
-            elif shaking:
+            elif number is not None:
                 self._refuse(endpoint, _HUNG_UP)
             else:
                 self._lose(endpoint)
@@ -243,12 +248,14 @@ class PeerWatch:
 
     def _one_shaken(self, endpoint: str) -> bool:
         """Whether there was one that had not. The newest: who is silent is so for longer."""
-        candidates = [key for key in self._shaking if key[0] == endpoint]
-        if len(candidates) > 1:  # which of them it was, nobody says
-            self._unsure.update(candidates)
-        if candidates:
-            del self._shaking[candidates[-1]]
-        return bool(candidates)
+        shaking = self._shaking.get(endpoint)
+        if not shaking:
+            return False
+        several = len(shaking) > 1
+        _, number = shaking.popitem()
+        if several:  # which of them it was, nobody says
+            self._unsure[endpoint] = number
+        return True
 
     def _lose(self, endpoint: str) -> None:
         """A connection that was up is not any more."""
