@@ -19,6 +19,7 @@ from zmq_datasource.log.filler import FillerFacts
 from zmq_datasource.log.storage import LogStorage
 from zmq_datasource.transport.authentication import NameRights, any_name
 from zmq_datasource.transport.opened import OpenSocket
+from zmq_datasource.transport.origin import origin_of
 from zmq_datasource.transport.peers import count_connections
 from zmq_datasource.transport.spec import SocketSpec
 from zmq_datasource.transport.unfinished import Unfinished
@@ -148,7 +149,7 @@ class Acceptor:
             return peer, frames, any_name
         sender, *parts = self._socket.recv_multipart(zmq.NOBLOCK, copy=False)
         last = (parts or [sender])[-1]
-        self._unfinished.saw(int(last.get(zmq.MessageOption.SRCFD)))
+        self._unfinished.saw(origin_of(last))
         return sender.bytes, [part.bytes for part in parts], self._rights.of(last)
 
     def _watch_connections(self) -> None:

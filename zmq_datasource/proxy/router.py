@@ -15,6 +15,7 @@ from zmq_datasource.proxy.specs import proxy_socket
 from zmq_datasource.transport.authentication import NameRights
 from zmq_datasource.transport.core import Outbox
 from zmq_datasource.transport.opened import OpenSocket
+from zmq_datasource.transport.origin import origin_of
 from zmq_datasource.transport.unfinished import Unfinished
 
 __all__ = ["Request", "Router"]
@@ -86,7 +87,7 @@ class Router:
             while len(self._inbox) < _MOST_REQUESTS:
                 peer, *frames = self.socket.recv_multipart(zmq.NOBLOCK, copy=False)
                 last = (frames or [peer])[-1]
-                descriptor = int(last.get(zmq.MessageOption.SRCFD))
+                descriptor = origin_of(last)
                 self._unfinished.saw(descriptor)
                 request = Request(peer.bytes, [f.bytes for f in frames], descriptor, self._rights.of(last))
                 self._inbox.append(request)

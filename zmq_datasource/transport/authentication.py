@@ -21,6 +21,7 @@ from zmq_datasource.errors import OptionError
 from zmq_datasource.host.limited_logging import LimitedLog
 from zmq_datasource.options.socket import is_on
 from zmq_datasource.transport.keys import warn_of_readers
+from zmq_datasource.transport.origin import user_of
 from zmq_datasource.transport.spec import SocketSpec, options_of
 
 if TYPE_CHECKING:
@@ -174,7 +175,7 @@ class NameRights:
         """Whether its sender may use a name."""
         if self._clients is None:
             return any_name
-        return partial(self._clients.may_use, str(frame.get("User-Id")))
+        return partial(self._clients.may_use, user_of(frame))
 
 
 def any_name(_name: str) -> bool:

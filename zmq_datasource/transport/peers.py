@@ -24,6 +24,7 @@ import zmq
 from zmq.utils.monitor import parse_monitor_message
 
 from zmq_datasource.counters import SourceCounters
+from zmq_datasource.host.limited_logging import LimitedLog
 from zmq_datasource.options.types import Endpoint, ZmqOptions
 
 __all__ = ["PeerWatch", "count_connections", "security_of", "socket_type"]
@@ -142,6 +143,7 @@ class PeerWatch:
         # By endpoint: the descriptors of connections that have not shaken hands, oldest first, and their numbers here.
         self._shaking: dict[str, dict[int, int]] = {}
         self._numbers = itertools.count()
+        self._refusals = LimitedLog(__name__, "handshakes that failed")
         self._failed: set[str] = set()  # where the next connection that ends has failed to shake hands
         self._streams: dict[int, tuple[int, bool]] = {}  # file descriptor to inode, and whether ipc
         self._redial: dict[str, tuple[float, float]] = {}  # endpoint: when, delay
@@ -180,6 +182,7 @@ class PeerWatch:
 
     def update(self) -> None:
         """Take in what has happened since the last call. Never waits."""
+        self._refusals.flush()
         with suppress(zmq.Again):
             while True:
                 message = parse_monitor_message(self._monitor.recv_multipart(zmq.NOBLOCK))
@@ -271,7 +274,7 @@ class PeerWatch:
 
     def _refuse(self, endpoint: str, reason: str) -> None:
         if self.refused.get(endpoint) != reason:
-            _log.warning("no handshake with %s: %s", endpoint, reason)
+            self._refusals.warn("no handshake with %s: %s", endpoint, reason)
         self.refused[endpoint] = reason
         self.failures += 1
         _, delay = self._redial.get(endpoint, (0.0, self._FIRST_REDIAL / 2))

@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 import zmq
 
+from zmq_datasource.transport.origin import origin_of
 from zmq_datasource.transport.pyzmq_internals import more_frames, recv_of, send_of
 
 __all__ = ["Inbox", "Outbox"]
@@ -53,7 +54,7 @@ class Inbox:
             except zmq.ZMQError as e:
                 return taken, 0, int(e.errno or errno.EIO)
             if most == 1:
-                self.origin = _origin(frames[-1])
+                self.origin = origin_of(frames[-1])
                 frames = [frame.bytes for frame in frames]
             size = sum(map(len, frames))
             if size > largest:
@@ -78,13 +79,6 @@ class Inbox:
 
 def _offsets(parts: Sequence[Sequence[Any]]) -> array[int]:
     return array("i", accumulate(map(len, parts), initial=0))
-
-
-def _origin(frame: zmq.Frame) -> int:
-    try:
-        return int(frame.get(zmq.MessageOption.SRCFD))
-    except zmq.ZMQError:  # it came by inproc
-        return -1
 
 
 class Outbox:

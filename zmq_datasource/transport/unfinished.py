@@ -26,6 +26,7 @@ from zmq_datasource.messages.schemas import MAX_MESSAGE_BYTES
 from zmq_datasource.transport.core import Inbox, Taken
 from zmq_datasource.transport.kernel import Connection, connections, hang_up
 from zmq_datasource.transport.opened import OpenSocket
+from zmq_datasource.transport.origin import origin_of
 from zmq_datasource.transport.peers import PeerWatch
 
 __all__ = ["Unfinished"]
@@ -74,7 +75,7 @@ class Unfinished:
         if not self.careful:
             return self._socket.recv_multipart(flags)
         frames = self._socket.recv_multipart(flags, copy=False)
-        self.saw(int(frames[-1].get(zmq.MessageOption.SRCFD)))
+        self.saw(origin_of(frames[-1]))
         return [frame.bytes for frame in frames]
 
     def take(self, inbox: Inbox, most: int, room: int, wait: bool) -> Taken:
