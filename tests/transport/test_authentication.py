@@ -16,11 +16,20 @@ from tests.support import Socket, free_endpoint, stream_options, take, wait_for,
 from tests.support.proxies import ProxyThreads, endpoints
 from zmq_datasource import DurableSubscriber, Producer
 from zmq_datasource.cli import main
-from zmq_datasource.errors import NoPeerError, OptionError, SubscriptionError, TransactionError
+from zmq_datasource.errors import EndpointError, NoPeerError, OptionError, SubscriptionError, TransactionError
 from zmq_datasource.options import ProxyOptions
 from zmq_datasource.options.parser import parse
 from zmq_datasource.options.socket import Access
 from zmq_datasource.options.types import Endpoints, ZmqOptions
+from zmq_datasource.proxy.durable_protocol import (
+    Ack,
+    Forget,
+    Ready,
+    Refused,
+    Subscribe,
+    read_from_proxy,
+    write,
+)
 from zmq_datasource.sink.sender import Sender
 from zmq_datasource.transport import authentication
 from zmq_datasource.transport.opened import OpenSocket
@@ -61,8 +70,12 @@ class Keys:
             "zmq.curve_secretkey": f"@{self.directory / f'{name}.key_secret'}",
         }
 
-    def connect(self, context: zmq.Context[Socket], kind: int, endpoint: str, name: str) -> Socket:
+    def connect(
+        self, context: zmq.Context[Socket], kind: int, endpoint: str, name: str, routing_id: bytes = b""
+    ) -> Socket:
         sock = context.socket(kind)
+        if routing_id:
+            sock.setsockopt(zmq.ROUTING_ID, routing_id)
         sock.setsockopt(zmq.CURVE_SERVERKEY, self.public("server"))
         public, secret = zmq.auth.load_certificate(self.directory / f"{name}.key_secret")
         sock.setsockopt(zmq.CURVE_PUBLICKEY, public)
@@ -244,7 +257,7 @@ def test_a_bind_that_everybody_reaches_is_warned_of_once(
 def binds(endpoint: str) -> bool:
     try:
         opened(bind=endpoint).close(0)
-    except Exception:
+    except EndpointError:
         return False
     return True
 
@@ -362,6 +375,33 @@ def test_a_name_belongs_to_the_key_that_it_is_bound_to(keys: Keys, tmp_path: Pat
             ):
                 pass
         _send_as(keys, sides["router"], "friend", "elsewhere")
+
+
+def test_who_takes_over_a_routing_id_moves_no_position(
+    context: zmq.Context[Socket], keys: Keys, tmp_path: Path
+) -> None:
+    certificate = keys.directory / "stranger.key"
+    certificate.write_text(certificate.read_text().replace("metadata\n", 'metadata\n    names = "billing"\n'))
+    keys.admit("stranger")
+    sides = endpoints("router", "durable")
+    subscribe = Subscribe("billing", 1, b"earliest", None, 10, ())
+    with ProxyThreads(tmp_path / "log", sides, **keys.server) as proxy:
+        owner = keys.connect(context, zmq.DEALER, sides["durable"], "stranger", b"mine")
+        owner.send_multipart(write(subscribe))
+        assert isinstance(read_from_proxy(owner.recv_multipart()), Ready)
+        thief = keys.connect(context, zmq.DEALER, sides["durable"], "friend", b"mine")
+        for request in (Ack(0), Forget()):
+            thief.send_multipart(write(request))
+            answer = wait_for(lambda: _refusal(thief), "a refusal")
+            assert answer.code == "forbidden"
+        assert [s["name"] for s in proxy.status["durable"]] == ["billing"]
+
+
+def _refusal(sock: Socket) -> Refused | None:
+    if not sock.poll(20):
+        return None
+    said = read_from_proxy(sock.recv_multipart())
+    return said if isinstance(said, Refused) else None
 
 
 def test_a_name_that_no_certificate_can_hold_is_refused(tmp_path: Path) -> None:

@@ -121,14 +121,18 @@ class DurableServer:
             if request.may_use(message.name):
                 self._subscribe(peer, message, request.descriptor)
             else:
-                reason = f"the name {message.name!r} belongs to another key (allowedClients of the proxy)"
-                self._send(peer, Refused("forbidden", reason))
+                self._send(peer, _forbidden(message.name))
             return
         session = self._sessions.get(self._names.get(peer, ""))
         if session is None:
             self._send(
                 peer, Refused("unknown", "nobody is subscribed on this connection; send SUBSCRIBE first")
             )
+            return
+        if not request.may_use(
+            session.subscription.name
+        ):  # it has taken over the routing id of another client
+            self._send(peer, _forbidden(session.subscription.name))
             return
         match message:
             case Ack(id):
@@ -342,6 +346,10 @@ class DurableServer:
                 }
             )
         return accounts
+
+
+def _forbidden(name: str) -> Refused:
+    return Refused("forbidden", f"the name {name!r} belongs to another key (allowedClients of the proxy)")
 
 
 def _taken(name: str) -> Refused:

@@ -158,9 +158,8 @@ class PeerWatch:
         self.refused: dict[str, str] = {}
         self.lost = 0
         self.cut = 0  # those that are lost, and those that may have been up for all that libzmq tells
-        self._unsure: dict[
-            str, int
-        ] = {}  # by endpoint: of those up to this number nobody says who has shaken hands
+        # By endpoint: of those up to this number nobody says who has shaken hands.
+        self._unsure: dict[str, int] = {}
         self._stopped = False
         self.connections = 0  # that there have been
         self.failures = 0  # handshakes that came to nothing
@@ -274,7 +273,9 @@ class PeerWatch:
 
     def _refuse(self, endpoint: str, reason: str) -> None:
         if self.refused.get(endpoint) != reason:
-            self._refusals.warn("no handshake with %s: %s", endpoint, reason)
+            # Strangers come to what is bound, as often as they like; what we connect to is few, and each is told.
+            warn = _log.warning if endpoint in map(str, self._connect) else self._refusals.warn
+            warn("no handshake with %s: %s", endpoint, reason)
         self.refused[endpoint] = reason
         self.failures += 1
         _, delay = self._redial.get(endpoint, (0.0, self._FIRST_REDIAL / 2))
