@@ -129,9 +129,8 @@ class DurableServer:
                 peer, Refused("unknown", "nobody is subscribed on this connection; send SUBSCRIBE first")
             )
             return
-        if not request.may_use(
-            session.subscription.name
-        ):  # it has taken over the routing id of another client
+        # Another client may have taken over the routing id.
+        if not request.may_use(session.subscription.name):
             self._send(peer, _forbidden(session.subscription.name))
             return
         match message:
