@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import socket as stdlib_socket
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,7 @@ import zmq.auth
 from click.testing import CliRunner
 
 from tests.support import Socket, free_endpoint, stream_options, take, wait_for, write_options
+from tests.support.hostile import greeting
 from tests.support.proxies import ProxyThreads, endpoints
 from zmq_datasource import DurableSubscriber, Producer
 from zmq_datasource.cli import main
@@ -30,6 +33,7 @@ from zmq_datasource.proxy.durable_protocol import (
     read_from_proxy,
     write,
 )
+from zmq_datasource.sink import sending_socket
 from zmq_datasource.sink.sender import Sender
 from zmq_datasource.transport import authentication
 from zmq_datasource.transport.opened import OpenSocket
@@ -91,8 +95,9 @@ def keys(tmp_path: Path) -> Keys:
 
 
 @pytest.fixture(autouse=True)
-def _looks_often(monkeypatch: pytest.MonkeyPatch) -> None:
+def _looks_often_and_waits_long(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(authentication, "_LOOK_SECONDS", 0.0)
+    monkeypatch.setattr(sending_socket, "_SHAKING_SECONDS", 20.0)
 
 
 def given(options: dict[str, str]) -> dict[str, Any]:
@@ -181,12 +186,14 @@ def test_strangers_do_not_fill_the_log(keys: Keys, caplog: pytest.LogCaptureFixt
     assert len(caplog.records) < 10
 
 
-def plain(context: zmq.Context[Socket], endpoint: str, name: str, password: str) -> Socket:
-    push = context.socket(zmq.PUSH)
-    push.setsockopt(zmq.PLAIN_USERNAME, name.encode())
-    push.setsockopt(zmq.PLAIN_PASSWORD, password.encode())
-    push.connect(endpoint)
-    return push
+def plain(
+    context: zmq.Context[Socket], endpoint: str, name: str, password: str, kind: int = zmq.PUSH
+) -> Socket:
+    sock = context.socket(kind)
+    sock.setsockopt(zmq.PLAIN_USERNAME, name.encode())
+    sock.setsockopt(zmq.PLAIN_PASSWORD, password.encode())
+    sock.connect(endpoint)
+    return sock
 
 
 def test_a_plain_server_knows_its_clients_by_a_file(
@@ -275,6 +282,88 @@ def test_a_sink_that_binds_sends_to_whom_it_knows(context: zmq.Context[Socket], 
         assert sender.finish().sent == 10
     assert len(take(friend, 10)) == 10
     assert not stranger.poll(0)
+
+
+class _Stranger:
+    """A raw connection that has said as much of PLAIN as one likes."""
+
+    _HELLO = b"\x04\x0c\x05HELLO\x02me\x02no"
+
+    def __init__(self, endpoint: str) -> None:
+        _, host, port = endpoint.replace("//", "").split(":")
+        wait_for(lambda: not self._tried((host, int(port))), f"who binds {endpoint}")
+
+    def _tried(self, address: tuple[str, int]) -> OSError | None:
+        try:
+            self._sock = stdlib_socket.create_connection(address, timeout=10)
+        except OSError as e:
+            return e
+        if self._sock.getsockname() == self._sock.getpeername():  # nobody listens, and TCP has found itself
+            self._sock.close()
+            return OSError("connected to itself")
+        return None
+
+    def fail(self) -> None:
+        """Say a password that is wrong; the server closes nothing, and waits for this side to do so."""
+        self._sock.sendall(greeting(b"PLAIN") + self._HELLO)
+
+    def leave(self) -> None:
+        self._sock.close()
+
+
+def _passwords(tmp_path: Path) -> dict[str, str]:
+    (tmp_path / "passwords").write_text("friend:secret\n")
+    (tmp_path / "passwords").chmod(0o600)
+    return {"zmq_plain_server": "1", "plainPasswords": str(tmp_path / "passwords")}
+
+
+def test_a_peer_that_is_lost_beside_a_stranger_who_was_refused_counts(
+    context: zmq.Context[Socket], tmp_path: Path
+) -> None:
+    endpoint = free_endpoint()
+    push = OpenSocket(
+        SocketSpec.of_sink(write_options(socketType="PUSH", bind=endpoint, **_passwords(tmp_path)))
+    )
+    try:
+        friend = plain(context, endpoint, "friend", "secret", zmq.PULL)
+        wait_for(lambda: shaken(push), "the friend")
+        stranger = _Stranger(endpoint)
+        stranger.fail()
+        wait_for(lambda: refused(push), "the refusal")
+        friend.close()
+        wait_for(lambda: push.watch.update() or push.watch.cut == 1, "the loss of the friend", 10)
+        assert (push.watch.lost, push.watch.peers) == (1, 0)
+        stranger.leave()
+        plain(context, endpoint, "friend", "secret", zmq.PULL)
+        wait_for(lambda: shaken(push, 2), "the friend again")
+        assert (push.watch.cut, push.watch.peers) == (1, 1)
+    finally:
+        push.close(0)
+
+
+def test_nothing_is_sent_twice_because_a_stranger_was_refused_at_the_same_moment(
+    context: zmq.Context[Socket], tmp_path: Path
+) -> None:
+    endpoint = free_endpoint()
+    options = write_options(socketType="PUSH", bind=endpoint, connectTimeout="20s", **_passwords(tmp_path))
+    friend = context.socket(zmq.PULL)
+    up = friend.get_monitor_socket(zmq.Event.HANDSHAKE_SUCCEEDED)
+    friend.plain_username, friend.plain_password = b"friend", b"secret"
+
+    def be_refused_once_the_friend_is_up() -> None:
+        stranger = _Stranger(endpoint)
+        friend.connect(endpoint)
+        assert up.poll(20_000)
+        stranger.fail()
+        stranger.leave()
+
+    with ThreadPoolExecutor() as pool:
+        refusal = pool.submit(be_refused_once_the_friend_is_up)
+        with Sender(options) as sender:
+            sender.send_values(pa.array([b"%d" % i for i in range(10)]))
+            refusal.result(20)
+            assert sender.finish().sent == 10
+    assert len(take(friend, 10)) == 10
 
 
 def _subscribed(sock: Socket) -> Socket:

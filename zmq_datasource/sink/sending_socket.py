@@ -25,6 +25,10 @@ __all__ = ["SendingSocket"]
 
 _log = logging.getLogger(__name__)
 
+# How long others may take to shake hands or to fail, once everybody is there. Whoever is refused while rows are under
+# way is taken for a connection that was lost.
+_SHAKING_SECONDS = 0.2
+
 
 class SendingSocket:
     """A PUSH or PUB socket whose peers were waited for; used in one thread.
@@ -74,6 +78,7 @@ class SendingSocket:
             self._count_subscriptions()
             missing = self._missing()
             if not missing:
+                self._wait_for_refusals()
                 return
             left = deadline - time.monotonic()
             if left <= 0:
@@ -86,6 +91,15 @@ class SendingSocket:
             )
         _log.warning("no peer within %s: %s", self._options.connect_timeout, missing)
         self._go_on_without()
+
+    def _wait_for_refusals(self) -> None:
+        deadline = time.monotonic() + _SHAKING_SECONDS
+        while self._options.socket_type == "PUSH" and self.watch.unsure:
+            left = deadline - time.monotonic()
+            if left <= 0:
+                return
+            self.watch.monitor.poll(math.ceil(left * 1000))
+            self.watch.update()
 
     def _missing(self) -> str:
         """Who is still to come, in words; empty when everybody is there."""

@@ -144,7 +144,9 @@ class PeerWatch:
         self._shaking: dict[str, dict[int, int]] = {}
         self._numbers = itertools.count()
         self._refusals = LimitedLog(__name__, "handshakes that failed")
-        self._failed: set[str] = set()  # where the next connection that ends has failed to shake hands
+        # Where a connection has failed to shake hands, and has not ended yet.
+        self._failed: set[str] = set()
+        self._sure: set[int] = set()  # descriptors of connections that have shaken hands beyond doubt
         self._streams: dict[int, tuple[int, bool]] = {}  # file descriptor to inode, and whether ipc
         self._redial: dict[str, tuple[float, float]] = {}  # endpoint: when, delay
         self._ended: set[str] = set()  # endpoints whose connection was up and ended
@@ -203,13 +205,13 @@ class PeerWatch:
         return self._names[endpoint]
 
     def _take(self, event: int, endpoint: str, value: int) -> None:
-        # For CONNECTED, ACCEPTED and DISCONNECTED the value is the file descriptor; handshake
-        # events carry none. One that has failed is the one that is disconnected next.
+        # For CONNECTED, ACCEPTED and DISCONNECTED the value is the file descriptor; handshake events carry none.
         if event == zmq.Event.MONITOR_STOPPED:
             self._stopped = True
         elif event in (zmq.Event.CONNECTED, zmq.Event.ACCEPTED):
             shaking = self._shaking.setdefault(endpoint, {})
             shaking.pop(value, None)
+            self._sure.discard(value)
             shaking[value] = next(self._numbers)
             with suppress(OSError):  # closed meanwhile
                 self._streams[value] = os.fstat(value).st_ino, endpoint.startswith("ipc:")
@@ -227,21 +229,29 @@ class PeerWatch:
             self._refuse(endpoint, _REFUSED_HERE if ours else _why_failed(event, value, self._security))
         elif event == zmq.Event.DISCONNECTED:
             self._streams.pop(value, None)
-            number = self._shaking.get(endpoint, {}).pop(value, None)
-            if number is not None:
-                self.cut += number <= self._unsure.get(endpoint, -1)
-            if endpoint in self._failed:
-                self._failed.discard(endpoint)
-                # Taken for one that had shaken hands: then it was another one.
-                if number is None and not self._one_shaken(endpoint):
-                    self._lose(endpoint)
-            elif number is not None:
-                self._refuse(endpoint, _HUNG_UP)
-            else:
-                self._lose(endpoint)
+            self._disconnected(endpoint, value)
         elif event == zmq.Event.CONNECT_RETRIED:  # libzmq dials by itself
             self.waited = self.waited or not self.connections
             self._forget(endpoint)
+
+    def _disconnected(self, endpoint: str, descriptor: int) -> None:
+        sure = descriptor in self._sure
+        self._sure.discard(descriptor)
+        shaking = self._shaking.get(endpoint, {})
+        number = shaking.pop(descriptor, None)
+        failed = endpoint in self._failed and not sure
+        if not (sure and shaking):  # then it is one of those that has failed
+            self._failed.discard(endpoint)
+        if number is not None:
+            # What was taken for another's handshake may have been its own.
+            self.cut += number <= self._unsure.get(endpoint, -1)
+            if not failed:
+                self._refuse(endpoint, _HUNG_UP)
+        elif failed and self._one_shaken(endpoint):
+            # Taken for one that had shaken hands, while another one had; or it had, and another one has failed.
+            self.cut += 1
+        else:
+            self._lose(endpoint)
 
     def _forget(self, endpoint: str) -> None:
         self._redial.pop(endpoint, None)
@@ -254,10 +264,20 @@ class PeerWatch:
         if not shaking:
             return False
         several = len(shaking) > 1
-        _, number = shaking.popitem()
+        descriptor, number = shaking.popitem()
         if several:  # which of them it was, nobody says
             self._unsure[endpoint] = number
+        elif number > self._unsure.get(endpoint, -1):
+            self._sure.add(descriptor)
         return True
+
+    @property
+    def unsure(self) -> bool:
+        """Whether there are connections of which libzmq does not tell which ones have shaken hands."""
+        return any(
+            shaking and next(iter(shaking.values())) <= self._unsure.get(endpoint, -1)
+            for endpoint, shaking in self._shaking.items()
+        )
 
     def _lose(self, endpoint: str) -> None:
         """A connection that was up is not any more."""
