@@ -14,7 +14,7 @@ import pytest
 
 from tests.support import batch_of, log_rows
 from zmq_datasource.errors import DamagedChunkError, DiskFaultError
-from zmq_datasource.log import chunk_file
+from zmq_datasource.log import chunk_file, files
 from zmq_datasource.log import storage as storage_module
 from zmq_datasource.log.growing import GrowingTail, read_groups
 from zmq_datasource.log.layout import growing_name
@@ -399,7 +399,7 @@ def test_a_look_at_the_lock_that_finds_no_free_file_may_pass(
         raise OSError(errno.EMFILE, "Too many open files")
 
     with monkeypatch.context() as fault:
-        fault.setattr(Path, "read_bytes", refuse)
+        fault.setattr(files, "read_file", refuse)
         for _ in range(2):  # and it is not left out because it was tried before
             with pytest.raises(DiskFaultError, match="Too many open files"):
                 storage.write_growing(growing_name(0), 0, [b"x"], sync=False)
@@ -415,11 +415,11 @@ def test_a_feed_that_cannot_be_asked_for_is_no_other_feed(
     storage.open_log()
     lock = storage.lock(0.0, "feed 1")
 
-    def refuse(_: Path, **_more: Any) -> str:
+    def refuse(_: Path) -> bytes:
         raise OSError(errno.EMFILE, "Too many open files")
 
     with monkeypatch.context() as fault:
-        fault.setattr(Path, "read_text", refuse)
+        fault.setattr(files, "read_file", refuse)
         with pytest.raises(DiskFaultError, match="Too many open files"):
             storage.feed()
     assert storage.feed() == "feed 1"

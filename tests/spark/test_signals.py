@@ -27,11 +27,13 @@ from zmq_datasource.source import receiving
 from zmq_datasource.spark.stream_reader import ZmqStreamReader
 
 receiving._QUIET_SECONDS = 0.02  # nobody sends when these stop
-push = zmq.Context().socket(zmq.PUSH)
-endpoint = f"tcp://127.0.0.1:{push.bind_to_random_port('tcp://127.0.0.1')}"
+context = zmq.Context()
 
 
 def run(location, call, **options):
+    # One of its own: a PUSH that has not heard yet that its last peer has gone would send to that one.
+    push = context.socket(zmq.PUSH)
+    endpoint = f"tcp://127.0.0.1:{push.bind_to_random_port('tcp://127.0.0.1')}"
     reader = ZmqStreamReader(
         stream_options(connect=endpoint, socketType="PULL", walLocation=location, **options)
     )
@@ -50,6 +52,7 @@ def run(location, call, **options):
     finally:
         sys.settrace(None)
         reader.stop()
+        push.close(linger=0)
 """
 
 _MOMENTS = """

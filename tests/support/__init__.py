@@ -23,6 +23,7 @@ from zmq_datasource.log.reader import read_index, read_slices, slices
 from zmq_datasource.log.storage import LogStorage
 from zmq_datasource.messages.framing import decode_plain
 from zmq_datasource.messages.raw import raw_of
+from zmq_datasource.messages.schemas import LOG_SCHEMA
 from zmq_datasource.options import StreamReadOptions, WriteOptions
 from zmq_datasource.options.parser import parse
 from zmq_datasource.source.channel import Channel
@@ -205,7 +206,8 @@ def log_rows(location: Path | str, partition: int = 0) -> pa.Table:
     storage = LogStorage(str(location), partition)
     index = read_index(storage)
     pieces = slices(index.covering(index.earliest, index.end), index.earliest, index.end)
-    return pa.Table.from_batches(list(read_slices(storage, pieces)))
+    batches = list(read_slices(storage, pieces))
+    return pa.Table.from_batches(batches, batches[0].schema if batches else LOG_SCHEMA)
 
 
 class RawSender:

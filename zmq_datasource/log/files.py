@@ -8,6 +8,7 @@ import json
 import logging
 import os
 import socket
+import stat
 import time
 import uuid
 from collections.abc import Iterator
@@ -32,6 +33,10 @@ __all__ = [
     "WriterLock",
     "is_transient",
     "make_directory",
+    "open_file",
+    "read_file",
+    "read_json",
+    "reading",
     "sync_directory",
     "sync_file",
     "write_synced",
@@ -80,7 +85,7 @@ class WriterLock:
         if not self._signature:  # the disk was full
             return
         try:
-            found = self._path.read_bytes()
+            found = read_file(self._path)
         except FileNotFoundError:
             found = b""
         if found != self._signature:
@@ -118,18 +123,18 @@ class PartitionFiles:
 
     def _entries(self) -> Iterator[os.DirEntry[str]]:
         """What is in the directory; nothing if there is none yet."""
-        with suppress(FileNotFoundError), os.scandir(self._directory) as entries:
+        with suppress(FileNotFoundError), reading(self._directory), os.scandir(self._directory) as entries:
             yield from entries
 
     def names(self) -> set[str]:
         """The same, but for the price of the names alone."""
-        with suppress(FileNotFoundError):
+        with suppress(FileNotFoundError), reading(self._directory):
             return set(os.listdir(self._directory))
         return set()
 
     def stamp(self) -> tuple[int, ...]:
         """What is another whenever a name has come or gone, as finely as the file system tells the time."""
-        with suppress(FileNotFoundError):
+        with suppress(FileNotFoundError), reading(self._directory):
             found = self._directory.stat()
             # The time of modification can be set back by whoever restores a directory.
             return found.st_ino, found.st_mtime_ns, found.st_ctime_ns
@@ -218,7 +223,7 @@ class PartitionFiles:
             DiskFaultError, LogFormatError: It cannot be read.
         """
         with suppress(FileNotFoundError), reading(path):
-            return "".join(path.read_text(errors="replace").splitlines()[1:2])
+            return "".join(read_file(path).decode(errors="replace").splitlines()[1:2])
         return ""
 
 
@@ -268,7 +273,7 @@ def _overwritten(path: Path, content: bytes) -> bool:
 
 
 @contextmanager
-def reading(path: Path) -> Iterator[None]:
+def reading(path: Path | str) -> Iterator[None]:
     """For what is read: what is no file of a log's, and a fault of the system that may pass, as errors of ours."""
     try:
         yield
@@ -279,6 +284,39 @@ def reading(path: Path) -> Iterator[None]:
         raise kind(f"reading {path}: {e.strerror or e}") from e
     except ValueError as e:
         raise LogFormatError(f"reading {path}: {e}. {RESTORE}") from e
+
+
+def open_file(path: Path | str) -> int:
+    """A file descriptor for reading a file.
+
+    Raises:
+        OSError: It cannot be opened, or is no file: a pipe would be waited for, and a device has no end.
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError(errno.EINVAL, "it is a directory, a pipe or a device, not a file", str(path))
+    return descriptor
+
+
+def read_file(path: Path | str) -> bytes:
+    """The content of a file; errors as ``open_file``."""
+    with open(open_file(path), "rb", buffering=0) as file:
+        return file.read()
+
+
+def read_json(path: Path) -> object:
+    """What a file holds.
+
+    Raises:
+        FileNotFoundError: There is none.
+        DiskFaultError, LogFormatError: It cannot be read, or is not JSON.
+    """
+    try:
+        with reading(path):
+            return json.loads(read_file(path))
+    except RecursionError as e:
+        raise LogFormatError(f"reading {path}: it is nested too deeply. {RESTORE}") from e
 
 
 def is_transient(e: Exception) -> bool:

@@ -58,8 +58,8 @@ class ChunkIndex:
             what = "are missing" if chunk.first > self.end else "are there twice"
             low, high = sorted((chunk.first, self.end))
             raise LogFormatError(
-                f"listing chunks: ids {low} to {high - 1} {what}, before chunk {chunk.name}; restore the "
-                "missing file, or give the query a new walLocation and a new checkpoint"
+                f"ids {low} to {high - 1} {what}, before chunk {chunk.name}; restore the missing file, or give the "
+                "query a new walLocation and a new checkpoint"
             )
         self._chunks.append(chunk)
         self._firsts.append(chunk.first)

@@ -26,6 +26,7 @@ __all__ = [
     "newest_chunk",
     "parse_chunk_name",
     "parse_growing_name",
+    "parse_partition_name",
     "parse_state_name",
     "state_files",
 ]
@@ -43,11 +44,12 @@ READERS_NAME = "readers"
 SUBSCRIPTIONS_NAME = "subscriptions.json"
 TEMPORARY_PREFIX = "."
 
+_PARTITION_NAME = re.compile(r"0|[1-9][0-9]{0,9}")
 # A chunk that is being written group by group; see log.growing.
-_GROWING_NAME = re.compile(r"\.open-(\d{20})\.arrow")
-_CHUNK_NAME = re.compile(r"(\d{20})-(\d{20})\.arrow")
+_GROWING_NAME = re.compile(r"\.open-([0-9]{20})\.arrow")
+_CHUNK_NAME = re.compile(r"([0-9]{20})-([0-9]{20})\.arrow")
 _STATE_PREFIX = "state-"
-_STATE_NAME = re.compile(_STATE_PREFIX + r"(\d{20})-(\d{20})\.json")
+_STATE_NAME = re.compile(_STATE_PREFIX + r"([0-9]{20})-([0-9]{20})\.json")
 
 
 class Chunk(NamedTuple):
@@ -82,6 +84,11 @@ def compact_name(first: int) -> str:
 def end_name(token: str) -> str:
     """Of the file, beside the partitions, by which receivers on executors are told to end."""
     return f"{TEMPORARY_PREFIX}end-{token}"
+
+
+def parse_partition_name(name: str) -> int | None:
+    """The number of the log partition in a directory of this name, or None for another directory."""
+    return int(name) if _PARTITION_NAME.fullmatch(name) else None
 
 
 def parse_growing_name(name: str) -> int | None:

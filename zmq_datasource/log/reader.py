@@ -50,7 +50,10 @@ def read_index(storage: LogStorage) -> ChunkIndex:
     for _ in range(_LISTINGS - 1):
         with suppress(LogFormatError):
             return ChunkIndex(storage.chunks())
-    return ChunkIndex(storage.chunks())
+    try:
+        return ChunkIndex(storage.chunks())
+    except LogFormatError as e:
+        raise LogFormatError(f"reading {storage}: {e}") from e
 
 
 def slices(chunks: Sequence[Chunk], start: int, end: int) -> list[Slice]:

@@ -10,7 +10,6 @@ The rules:
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -18,7 +17,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from zmq_datasource.errors import LogFormatError
-from zmq_datasource.log.files import PartitionFiles, WriterLock, reading, writing
+from zmq_datasource.log.files import PartitionFiles, WriterLock, read_file, read_json, reading, writing
 from zmq_datasource.log.layout import (
     LOCK_WAIT_SECONDS,
     POSITIONS_LOCK_NAME,
@@ -176,8 +175,8 @@ class ReaderFiles(PartitionFiles):
 
     def _read_json(self, path: Path) -> object:
         """What a file holds; None if there is none."""
-        with suppress(FileNotFoundError), reading(path):
-            return json.loads(path.read_bytes())
+        with suppress(FileNotFoundError):
+            return read_json(path)
         return None
 
     def lock_reader(self, reader: str, wait: float = LOCK_WAIT_SECONDS) -> WriterLock:
@@ -200,8 +199,9 @@ class ReaderFiles(PartitionFiles):
 
     def read_subscriptions(self) -> bytes | None:
         """What ``write_subscriptions`` wrote; None if nothing ever was."""
-        with suppress(FileNotFoundError):
-            return (self._directory / SUBSCRIPTIONS_NAME).read_bytes()
+        path = self._directory / SUBSCRIPTIONS_NAME
+        with suppress(FileNotFoundError), reading(path):
+            return read_file(path)
         return None
 
     def write_subscriptions(self, content: bytes) -> None:

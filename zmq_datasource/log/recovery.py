@@ -102,7 +102,10 @@ def _recover(storage: LogStorage, sync: bool, persistence: Persistence) -> Chunk
         DamagedChunkError: The open chunk was changed after it was written.
     """
     chunks = sorted(storage.chunks())
-    end = ChunkIndex(chunks).end
+    try:
+        end = ChunkIndex(chunks).end
+    except LogFormatError as e:
+        raise LogFormatError(f"opening {storage}: {e}") from e
     while chunks and not sync and (why := _damage(storage, chunks[-1])):
         chunk = chunks.pop()
         _log.error(

@@ -3,26 +3,39 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pyarrow as pa
 
-from zmq_datasource.log.files import PartitionFiles, make_directory, sync_directory, sync_file, writing
+from zmq_datasource.log.files import (
+    PartitionFiles,
+    make_directory,
+    open_file,
+    reading,
+    sync_directory,
+    sync_file,
+    writing,
+)
 from zmq_datasource.log.layout import STAGING_NAME, TEMPORARY_PREFIX
 
 __all__ = ["StagedFiles"]
+
+_SUFFIX = ".arrow"
+# An attempt is 32 hexadecimal digits.
+_STAGED_NAME = re.compile(r"[0-9a-f]{32}\.arrow")
 
 
 class StagedFiles(PartitionFiles):
     """One file an attempt, hidden until it is whole."""
 
     def _staged_path(self, attempt: str) -> Path:
-        return self._directory / STAGING_NAME / f"{attempt}.arrow"
+        return self._directory / STAGING_NAME / f"{attempt}{_SUFFIX}"
 
     def _unfinished_path(self, attempt: str) -> Path:
-        return self._directory / STAGING_NAME / f"{TEMPORARY_PREFIX}{attempt}.arrow"
+        return self._directory / STAGING_NAME / f"{TEMPORARY_PREFIX}{attempt}{_SUFFIX}"
 
     def create_staged(self, attempt: str) -> pa.NativeFile:
         """A file for an attempt, hidden until it is finished; one of the same name is replaced."""
@@ -49,8 +62,14 @@ class StagedFiles(PartitionFiles):
 
     def staged(self) -> list[str]:
         """The names of all finished attempts."""
-        found = (self._directory / STAGING_NAME).glob("[0-9a-f]*.arrow")
-        return sorted(path.stem for path in found)
+        names = sorted(self._staging_names())
+        return [name.removesuffix(_SUFFIX) for name in names if _STAGED_NAME.fullmatch(name)]
+
+    def _staging_names(self) -> list[str]:
+        directory = self._directory / STAGING_NAME
+        with suppress(FileNotFoundError), reading(directory):
+            return os.listdir(directory)
+        return []
 
     def staged_size(self, attempt: str) -> int:
         """Bytes of an attempt on disk."""
@@ -58,7 +77,9 @@ class StagedFiles(PartitionFiles):
 
     def open_staged(self, attempt: str) -> pa.NativeFile:
         """Memory-map an attempt for reading."""
-        return pa.memory_map(str(self._staged_path(attempt)))
+        path = self._staged_path(attempt)
+        os.close(open_file(path))
+        return pa.memory_map(str(path))
 
     def remove_staged(self, attempt: str) -> None:
         """Delete an attempt, finished or not."""
@@ -67,5 +88,8 @@ class StagedFiles(PartitionFiles):
 
     def remove_unfinished_staged(self) -> None:
         """Delete what a crashed writer left. Only for the holder of the lock."""
-        for path in (self._directory / STAGING_NAME).glob(f"{TEMPORARY_PREFIX}*.arrow"):
-            self._remove(path)
+        for name in self._staging_names():
+            if name.startswith(TEMPORARY_PREFIX) and _STAGED_NAME.fullmatch(
+                name.removeprefix(TEMPORARY_PREFIX)
+            ):
+                self._remove(self._directory / STAGING_NAME / name)

@@ -27,6 +27,9 @@ from zmq_datasource.errors import LogError, LogFormatError, LogLockedError
 from zmq_datasource.log.files import (
     WriterLock,
     make_directory,
+    open_file,
+    read_file,
+    read_json,
     reading,
     sync_directory,
     sync_file,
@@ -45,6 +48,7 @@ from zmq_datasource.log.layout import (
     growing_name,
     parse_chunk_name,
     parse_growing_name,
+    parse_partition_name,
     state_files,
 )
 from zmq_datasource.log.reader_files import ReaderFiles
@@ -132,8 +136,7 @@ class LogStorage(StagedFiles, ReaderFiles):
         """
         path = self._root / LOG_NAME
         try:
-            with reading(path):
-                data = json.loads(path.read_bytes())
+            data = read_json(path)
         except FileNotFoundError as e:
             raise LogFormatError(
                 f"reading {path}: there is no log in this directory, or it is not reachable from this machine "
@@ -155,7 +158,8 @@ class LogStorage(StagedFiles, ReaderFiles):
             DiskFaultError: They cannot be listed now.
         """
         with suppress(FileNotFoundError), reading(self._root), os.scandir(self._root) as entries:
-            return sorted(int(e.name) for e in entries if e.name.isdecimal() and e.is_dir())
+            names = [e.name for e in entries if e.is_dir()]
+            return sorted(found for found in map(parse_partition_name, names) if found is not None)
         return []
 
     def chunks(self) -> Iterator[Chunk]:
@@ -165,7 +169,8 @@ class LogStorage(StagedFiles, ReaderFiles):
             if ids is None:
                 continue
             try:
-                found = entry.stat()
+                with reading(entry.path):
+                    found = entry.stat()
             except FileNotFoundError:
                 continue  # removed by its writer since the directory was read
             yield Chunk(*ids, found.st_size, found.st_mtime)
@@ -180,7 +185,7 @@ class LogStorage(StagedFiles, ReaderFiles):
     def open_chunk(self, name: str) -> pa.NativeFile:
         """Open a chunk for reading, mapped or, if it is small, read; FileNotFoundError if it is gone."""
         path = self.path_of(name)
-        with open(path, "rb", buffering=0) as file:
+        with open(open_file(path), "rb", buffering=0) as file:
             if os.fstat(file.fileno()).st_size < _MAPPED_BYTES:
                 return pa.BufferReader(file.read())
         return pa.memory_map(path)
@@ -226,8 +231,10 @@ class LogStorage(StagedFiles, ReaderFiles):
                 sync_directory(final.parent)
 
     def _describe(self, path: Path) -> Chunk:
-        ids, found = parse_chunk_name(path.name), path.stat()
+        ids = parse_chunk_name(path.name)
         assert ids is not None, path
+        with reading(path):
+            found = path.stat()
         return Chunk(*ids, found.st_size, found.st_mtime)
 
     # A chunk that grows: see log.growing.
@@ -237,7 +244,7 @@ class LogStorage(StagedFiles, ReaderFiles):
 
     def open_growing(self, first: int) -> int:
         """A file descriptor for reading an open chunk while it grows; FileNotFoundError if it is sealed already."""
-        return os.open(self._growing_path(first), os.O_RDONLY)
+        return open_file(self._growing_path(first))
 
     def write_growing(self, name: str, offset: int, parts: Sequence[Part], sync: bool) -> int:
         """Make an open chunk, whose hidden name this is, go on with these from ``offset`` on, where it ends.
@@ -307,8 +314,11 @@ class LogStorage(StagedFiles, ReaderFiles):
 
     def read_growing(self, first: int) -> pa.Buffer:
         """The content of an open chunk whose writer is gone."""
-        with pa.memory_map(str(self._growing_path(first))) as file:
-            return file.read_buffer()
+        path = self._growing_path(first)
+        with reading(path):
+            os.close(open_file(path))
+            with pa.memory_map(str(path)) as file:
+                return file.read_buffer()
 
     def remove_growing(self, name: str) -> None:
         """Delete an open chunk: what it held has its name by now."""
@@ -333,7 +343,7 @@ class LogStorage(StagedFiles, ReaderFiles):
         """The content of a state file; FileNotFoundError if it is gone."""
         path = self._directory / file.name
         with reading(path):
-            return path.read_bytes()
+            return read_file(path)
 
     def write_state(self, file: StateFile, content: bytes, sync: bool) -> None:
         """Make a state file appear, whole.

@@ -269,7 +269,7 @@ def _place(entry: BatchWrite) -> tuple[str, str]:
 def _parts(path: str) -> tuple[str, int]:
     """The series and number of a file: of an account the batch, of a report its time."""
     name, _, number = posixpath.basename(path).removesuffix(".json").rpartition("-")
-    return name, int(number) if number.isdigit() else -1
+    return name, int(number) if number.isdecimal() else -1
 
 
 def _totals_of(record: Mapping[str, Any]) -> SinkTotals:

@@ -118,7 +118,7 @@ class Subscriptions:
         path = self._storage.subscriptions_path()
         try:
             file = msgspec.json.decode(content, type=_File)
-        except msgspec.MsgspecError as e:
+        except (msgspec.MsgspecError, ValueError, RecursionError) as e:
             raise LogFormatError(f"reading {path}: {e}; without it all durable subscribers begin anew") from e
         if file.format != _FORMAT:
             raise LogFormatError(f"reading {path}: format {file.format}, this release reads {_FORMAT}")

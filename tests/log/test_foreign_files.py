@@ -1,0 +1,208 @@
+"""What does not belong into a log, or is not what its name says: an error of ours, or as if it were not there.
+
+A file of the log's is put aside for something else, or something with a name like one is laid beside it. Whoever opens,
+reads or follows the log then gets every message, or an error that names the file; nothing waits for ever, and nothing
+that is not ours is deleted or written.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from tests.support import batch_of, log_rows
+from zmq_datasource.errors import ZmqDataSourceError
+from zmq_datasource.log.follower import LogFollower
+from zmq_datasource.log.reader_files import ReaderPosition
+from zmq_datasource.log.staging import Staging
+from zmq_datasource.log.storage import LogStorage
+from zmq_datasource.log.writer import LogWriter
+
+CHUNKS, ROWS = 3, 12
+ATTEMPT = "abc" + "0" * 29
+
+
+def _nothing(_path: Path) -> None:
+    pass
+
+
+def _content(content: bytes) -> Callable[[Path], object]:
+    return lambda path: path.write_bytes(content)
+
+
+INSTEAD: dict[str, Callable[[Path], object]] = {
+    "nothing": _nothing,
+    "empty": _content(b""),
+    "null": _content(b"null"),
+    "list": _content(b"[1, 2]"),
+    "deep": _content(b"[" * 200_000),
+    "digits": _content(b'{"next": ' + b"9" * 10_000 + b"}"),
+    "huge_number": _content(b'{"next": 1e999, "format": 1e999}'),
+    "not_utf_8": _content(b'{"log": "\xff\xfe", "format": 1, "next": 1}'),
+    "surrogate": _content(rb'{"log": "\ud800", "format": 1, "next": 1, "startingOffsets": "\ud800"}'),
+    "noise": _content(bytes(range(256)) * 10),
+    "directory": Path.mkdir,
+    "fifo": os.mkfifo,
+    "dangling_link": lambda path: path.symlink_to(path.parent / "nowhere"),
+    "link_to_itself": lambda path: path.symlink_to(path),
+    "link_to_zeros": lambda path: path.symlink_to("/dev/zero"),
+    "link_to_a_directory": lambda path: path.symlink_to(path.parent),
+}
+PLACES = (
+    "log.json",
+    "0",
+    f"0/{ROWS // CHUNKS:020d}-{2 * ROWS // CHUNKS:020d}.arrow",
+    f"0/{2 * ROWS // CHUNKS:020d}-{ROWS:020d}.arrow",
+    "0/state",
+    "0/writer.lock",
+    "0/marks.lock",
+    "0/readers",
+    "0/readers/billing.json",
+    "0/readers/billing.start.json",
+    "0/subscriptions.json",
+    "0/staging",
+    f"0/staging/{ATTEMPT}.arrow",
+)
+# Names that nothing of ours has, though some are much like it.
+STRANGE = (
+    b"\xff\xfe.arrow",
+    b"\xff-\xfe.json",
+    b"\n",
+    b"x" * 255,
+    b"00000000000000000004-00000000000000000008.arrow.tmp",
+    "\u0660".encode() * 20 + b"-" + b"9" * 20 + b".arrow",
+    b"9" * 20 + b"-" + b"0" * 20 + b".arrow",
+    b"state-" + "\u0660".encode() * 20 + b"-" + b"9" * 20 + b".json",
+    b"state-1.json",
+    b"1",
+    "\u0661".encode(),
+    b"007",
+    b"9" * 200,
+)
+
+
+def _fill(log: LogWriter, count: int) -> None:
+    log.append(batch_of([b"value"] * count))
+    log.cut().result(10)
+
+
+def _writer(location: Path) -> LogWriter:
+    return LogWriter(LogStorage(str(location)), chunk_bytes=1 << 20, max_bytes=1 << 30)
+
+
+@pytest.fixture
+def location(tmp_path: Path) -> Path:
+    """A log of three chunks with a reader, a start, a state, subscriptions and something staged."""
+    storage = LogStorage(str(tmp_path / "log"))
+    log = _writer(tmp_path / "log")
+    log.open()
+    for _ in range(CHUNKS):
+        _fill(log, ROWS // CHUNKS)
+    log.close()
+    storage.write_reader("billing", ReaderPosition(3, 4))
+    storage.write_start("billing", 2, "earliest")
+    storage.write_subscriptions(b"{}")
+    storage.create_staged(ATTEMPT).close()
+    storage.finish_staged(ATTEMPT, sync=False)
+    return tmp_path / "log"
+
+
+def _use(location: Path) -> list[str]:
+    """All that is done with a log, each by itself; the errors, if they are ours."""
+
+    def write() -> None:
+        log = _writer(location)
+        log.open(lock_wait=0.2)
+        try:
+            _fill(log, 2)
+        finally:
+            log.close()
+
+    def read() -> None:
+        rows = log_rows(location)
+        assert rows.column("id").to_pylist() == list(range(len(rows)))
+        assert rows.column("value").to_pylist() == [b"value"] * len(rows)
+
+    def follow() -> None:
+        LogFollower(LogStorage(str(location))).look()
+
+    def look() -> None:
+        storage = LogStorage(str(location))
+        assert storage.partitions() in ([0], [])
+        for ask in (
+            storage.positions,
+            storage.starting,
+            storage.read_subscriptions,
+            storage.staged,
+            storage.growing,
+        ):
+            ask()
+        storage.read_start("billing")
+        storage.is_written()
+        storage.feed()
+        if storage.staged():
+            Staging(storage).recover(0.0)
+
+    errors = []
+    for act in (read, follow, look, write, read):
+        try:
+            act()
+        except ZmqDataSourceError as e:
+            errors.append(str(e))
+    return errors
+
+
+def _within(seconds: float, location: Path) -> list[str]:
+    pool = ThreadPoolExecutor(1)
+    try:
+        return pool.submit(_use, location).result(seconds)
+    finally:
+        pool.shutdown(wait=False)
+
+
+@pytest.mark.parametrize("kind", INSTEAD)
+@pytest.mark.parametrize("place", PLACES)
+def test_what_is_not_what_its_name_says_is_an_error_that_names_it(
+    location: Path, tmp_path: Path, place: str, kind: str
+) -> None:
+    path = next((location / "0").glob("state-*"), None) if place == "0/state" else location / place
+    if path is None or not path.exists():
+        path = location / "0" / f"state-{1:020d}-{ROWS:020d}.json"
+    else:
+        shutil.move(path, tmp_path / "aside")
+    INSTEAD[kind](path)
+    for error in _within(20, location):
+        assert str(location) in error, error
+
+
+def test_strange_names_are_as_if_they_were_not_there(location: Path) -> None:
+    made = []
+    for directory in (location, location / "0", location / "0" / "readers", location / "0" / "staging"):
+        for name in STRANGE:
+            if directory.name == "readers" and name.endswith(b".json"):
+                continue  # any name is a reader's
+            path = os.path.join(os.fsencode(directory), name)
+            if not os.path.exists(path):
+                with open(path, "wb") as file:
+                    file.write(b"of somebody else")
+                made.append(path)
+    assert _within(20, location) == []
+    for path in made:
+        with open(path, "rb") as file:
+            assert file.read() == b"of somebody else", path
+
+
+def test_a_log_may_be_reached_by_links(location: Path, tmp_path: Path) -> None:
+    """A chunk on another disk, and the whole log by another name."""
+    (tmp_path / "other").mkdir()
+    for chunk in list((location / "0").glob("*.arrow")):
+        shutil.move(chunk, tmp_path / "other" / chunk.name)
+        chunk.symlink_to(tmp_path / "other" / chunk.name)
+    (tmp_path / "link").symlink_to(location)
+    assert _within(20, tmp_path / "link") == []
+    assert len(log_rows(tmp_path / "link")) == ROWS + 2
