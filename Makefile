@@ -72,6 +72,7 @@ clean:
 # The package alone, which the demo needs; all that it is worked on with; JupyterLab, to look at the notebooks.
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --editable
 # An editable install compiles the core, and does it again when it has changed.
+UNUSED := site-packages/(pip|setuptools|debugpy|.*/tests)/
 INSTALLED := pyproject.toml hatch_build.py zmq_datasource/transport/_core.c
 
 $(VENV)/.made: scripts/python.sh
@@ -84,7 +85,8 @@ $(VENV)/.package: $(VENV)/.made $(INSTALLED)
 
 $(VENV)/.dev: $(VENV)/.made $(INSTALLED)
 	$(INSTALL) ".[dev]" --no-compile
-	-$(BIN)/python -m compileall -q -j 0 $(VENV)/lib zmq_datasource tests # pip would do it on one core
+	# pip would do it on one core, and with what nobody imports.
+	-$(BIN)/python -m compileall -q -j 0 -x '$(UNUSED)' $(VENV)/lib zmq_datasource tests
 	touch $(VENV)/.package $@
 
 $(VENV)/.notebook: $(VENV)/.made $(INSTALLED)

@@ -23,6 +23,7 @@ from zmq_datasource import register
 
 __all__ = ["Done", "done", "live_rate", "next_batch", "noop_query", "spark_session", "steady_rate"]
 
+_CHECKPOINTS = "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
 _RUNNER_SECONDS = 60.0
 _MOST_SECONDS = 120.0
 # Each look at a query costs the JVM a progress in JSON.
@@ -43,6 +44,8 @@ def spark_session(scratch: Path, jars: Sequence[str] = ()) -> Iterator[SparkSess
         .config("spark.driver.host", "127.0.0.1")
         .config("spark.jars", ",".join(jars))
         .config("spark.local.dir", str(scratch))
+        # For the peers too; see docs/tuning.md.
+        .config("spark.sql.streaming.checkpointFileManagerClass", _CHECKPOINTS)
         .config("spark.sql.warehouse.dir", str(scratch / "warehouse"))
         .getOrCreate()
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 from collections.abc import Callable, Iterator
 from itertools import islice, zip_longest
@@ -53,6 +54,14 @@ _LONGEST = {
 }
 # With so many of the others behind each, the last of those that take longest begins well before the end.
 _BETWEEN = 3
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Where only marked tests are asked for, do not import the files without any: for seconds, in each process."""
+    asked = re.match(r"(spark|alone|long)\b", config.option.markexpr)
+    if asked is None or collection_path.suffix != ".py":
+        return None
+    return True if f"mark.{asked[1]}" not in collection_path.read_text(encoding="utf-8") else None
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

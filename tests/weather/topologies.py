@@ -53,7 +53,7 @@ class Topology:
         raise NotImplementedError
 
     def check(self) -> str:
-        """SequenceTracker; what came of it in a few words.
+        """Judge; say what came of it in a few words.
 
         Raises:
             BrokenPromiseError: A promise did not hold.
@@ -61,7 +61,7 @@ class Topology:
         raise NotImplementedError
 
     def check_lied_to(self) -> None:
-        """SequenceTracker what holds even where a disk has lied: no id twice, none left out, each once.
+        """Judge what holds even where a disk has lied: no id twice, none left out, each once.
 
         Raises:
             BrokenPromiseError: It did not hold.

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import logging.config
 import os
+import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -28,6 +29,7 @@ from zmq_datasource.spark.worker import LOGGING_VARIABLE
 __all__ = ["conf_directory", "spark_session"]
 
 _END_SECONDS = 15.0
+_CHECKPOINTS = "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
 
 
 def conf_directory() -> Path:
@@ -59,11 +61,19 @@ def spark_session(work: Path) -> Iterator[SparkSession]:
     write_logging_conf(logging_conf, work / "zmq_datasource.log")
     # What sinks tell this process is shown in the demo's own way.
     logging.config.dictConfig(json.loads(logging_conf.read_text(encoding="utf-8")))
+    conf = conf_directory()
+    log4j = f"-Dlog4j2.configurationFile={(conf / 'log4j2.properties').as_uri()}"
+    submit = ["--properties-file", str(conf / "spark-defaults.conf"), "--driver-java-options", log4j]
+    # On a local disk, as here, it does the same and starts fewer processes (docs/tuning.md).
+    submit += ["--conf", f"spark.sql.streaming.checkpointFileManagerClass={_CHECKPOINTS}"]
+    os.environ.pop("SPARK_CONF_DIR", None)
     os.environ.update(
         {
             "PYSPARK_PYTHON": sys.executable,
             "PYSPARK_DRIVER_PYTHON": sys.executable,
-            "SPARK_CONF_DIR": str(conf_directory()),
+            # Not as SPARK_CONF_DIR: Java shares classes among JVMs (CDS) only where no directory with files is among
+            # the places that it loads them from.
+            "PYSPARK_SUBMIT_ARGS": shlex.join([*submit, "pyspark-shell"]),
             "SPARK_LOCAL_DIRS": str(work),
             LOGGING_VARIABLE: str(logging_conf),
         }
