@@ -79,7 +79,7 @@ def _raw_rate(size: int, times: Times) -> Sample:
 def filled_log(size: int, count: int) -> Iterator[Path]:
     """A log that a receiver has filled with ``count`` messages."""
     with temporary_directory() as scratch, peer("push", size=size, count=count) as push:
-        command = [sys.executable, "-m", "zmq_datasource.cli", "receive", "--socket-type", "PULL"]
+        command = [sys.executable, "-m", "zmq_datasource", "receive", "--socket-type", "PULL"]
         command += ["--connect", push.endpoint, "--wal-location", str(scratch / "log")]
         command += ["-o", "walMaxBytes=1t", "-o", "walSync=false"]
         receiver = subprocess.Popen(command, stderr=subprocess.DEVNULL)

@@ -64,7 +64,7 @@ def free_endpoint() -> str:
 def _receiver(location: Path, source: str) -> Iterator[tuple[str, int]]:
     """``zmq-datasource receive`` in a process of its own: its endpoint and process id."""
     endpoint = free_endpoint()
-    command = [sys.executable, "-m", "zmq_datasource.cli", "receive", "--socket-type", source]
+    command = [sys.executable, "-m", "zmq_datasource", "receive", "--socket-type", source]
     command += ["--bind", endpoint, "--wal-location", str(location), "-o", "walMaxBytes=1t"]
     process = subprocess.Popen(command, stderr=subprocess.DEVNULL)
     try:

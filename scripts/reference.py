@@ -82,6 +82,7 @@ def readme(text: str) -> str:
         "connect",
         "bind",
         "socketType",
+        "topic",
         "topics",
         "rcvhwm",
         "sndhwm",

@@ -219,7 +219,7 @@ def program(location: Path, endpoint: str, *more: str) -> Iterator[subprocess.Po
 def start(location: Path, endpoint: str, *more: str) -> subprocess.Popen[bytes]:
     arguments = ["receive", "--bind", endpoint, "--wal-location", str(location), *more]
     return subprocess.Popen(
-        [sys.executable, "-m", "zmq_datasource.cli", *arguments],
+        [sys.executable, "-m", "zmq_datasource", *arguments],
         stderr=subprocess.DEVNULL,
         env={**os.environ, "PYTHONUNBUFFERED": "1"},
     )
@@ -244,7 +244,7 @@ def test_the_program_names_what_is_wrong(tmp_path: Path) -> None:
         (["--bind", "tcp://*:5555", "--wal-location", str(tmp_path), "-o", "walRetentio=1h"], "walRetention"),
     ):
         done = subprocess.run(
-            [sys.executable, "-m", "zmq_datasource.cli", "receive", *arguments],
+            [sys.executable, "-m", "zmq_datasource", "receive", *arguments],
             capture_output=True,
             text=True,
             timeout=30,

@@ -28,7 +28,7 @@ from zmq_datasource.demo.errors import plain_reason
 from zmq_datasource.demo.verdict import findings
 from zmq_datasource.monitoring.figures import sink_metrics
 
-COMMAND = [sys.executable, "-m", "zmq_datasource.cli", "demo"]
+COMMAND = [sys.executable, "-m", "zmq_datasource", "demo"]
 
 
 @contextmanager

@@ -416,7 +416,7 @@ def test_the_programs_outlive_a_full_disk(command: str, context: Context, disk: 
     marks = ["-o", "rcvhwm=10", "-o", "zmq.rcvbuf=4096", "-o", "walFlushInterval=20ms"]
     arguments = [command, *sockets[command], "--wal-location", str(location), *marks]
     process = subprocess.Popen(
-        [sys.executable, "-m", "zmq_datasource.cli", *arguments], stderr=subprocess.PIPE, text=True
+        [sys.executable, "-m", "zmq_datasource", *arguments], stderr=subprocess.PIPE, text=True
     )
     try:
         push.connect(sides["pull"])

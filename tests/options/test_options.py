@@ -292,6 +292,8 @@ REFUSALS = [
     (WriteOptions, {**FEED, "socketType": "PULL"}, "'PULL'", "PUSH, PUB or DEALER"),
     (WriteOptions, {**FEED, "sndhwm": "0"}, "sndhwm='0'", ">= 1"),
     (WriteOptions, {**FEED, "linger": "0"}, "linger=0", "noblock=true"),
+    (WriteOptions, {**FEED, "topic": ""}, "topic is empty", "remove it"),
+    (WriteOptions, {**FEED, "topics": "a"}, "'topics'", "'topic'"),
     (WriteOptions, {**FEED, "minSubscribers": "2"}, "minSubscribers", "socketType=PUB"),
     (WriteOptions, {**FEED, "rcvhwm": "2"}, "'rcvhwm'", "'sndhwm'"),
 ]

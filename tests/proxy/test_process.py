@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import select
 import signal
@@ -9,7 +10,7 @@ import subprocess
 import sys
 import threading
 from contextlib import suppress
-from itertools import pairwise
+from itertools import islice, pairwise
 from pathlib import Path
 
 import psutil
@@ -274,7 +275,7 @@ def test_the_processes_end_with_the_one_that_started_them(tmp_path: Path) -> Non
 
 def test_the_command_runs_until_it_is_told_to_end(context: zmq.Context[Socket], tmp_path: Path) -> None:
     sides = endpoints("bind", "publish", "durable")
-    command = [sys.executable, "-m", "zmq_datasource.cli", "proxy", "--wal-location", str(tmp_path)]
+    command = [sys.executable, "-m", "zmq_datasource", "proxy", "--wal-location", str(tmp_path)]
     for side, endpoint in sides.items():
         command += [f"--{side}", endpoint]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
@@ -304,7 +305,7 @@ def test_the_monitor_shows_who_is_there(context: zmq.Context[Socket], tmp_path: 
     command = [
         sys.executable,
         "-m",
-        "zmq_datasource.cli",
+        "zmq_datasource",
         "proxy",
         "--wal-location",
         str(tmp_path),
@@ -337,6 +338,23 @@ def test_the_monitor_shows_who_is_there(context: zmq.Context[Socket], tmp_path: 
         process.kill()
         process.wait()
         os.close(read)
+
+
+def test_the_monitor_writes_lines_for_programs(context: zmq.Context[Socket], tmp_path: Path) -> None:
+    sides = endpoints("bind", "publish")
+    command = [sys.executable, "-m", "zmq_datasource", "proxy", "--wal-location", str(tmp_path), "--monitor"]
+    for side, endpoint in sides.items():
+        command += [f"--{side}", endpoint]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
+        try:
+            publisher(context, sides["bind"]).send_multipart([b"t", b"v"])
+            assert process.stdout is not None
+            said = (json.loads(line) for line in process.stdout)
+            assert any(status.get("received") == 1 for status in islice(said, 60))
+        finally:
+            process.send_signal(signal.SIGINT)
+            process.communicate(timeout=30)
+    assert process.returncode == 0
 
 
 @pytest.mark.parametrize(

@@ -365,7 +365,7 @@ def test_receivers_that_are_programs_have_a_partition_each(context: Context, tmp
     push, endpoint = bound(context, zmq.PUSH, sndhwm=1)
 
     def program(share: str) -> subprocess.Popen[str]:
-        command = [sys.executable, "-m", "zmq_datasource.cli", "receive", "--socket-type", "PULL"]
+        command = [sys.executable, "-m", "zmq_datasource", "receive", "--socket-type", "PULL"]
         command += ["--connect", endpoint, "--wal-location", str(tmp_path), "--partition", share]
         return subprocess.Popen([*command, "-o", "walFlushInterval=20ms"], text=True)
 
@@ -399,7 +399,7 @@ def test_receivers_that_are_programs_have_a_partition_each(context: Context, tmp
 
 def test_all_receivers_in_one_program(context: Context, tmp_path: Path) -> None:
     push, endpoint = bound(context, zmq.PUSH)
-    command = [sys.executable, "-m", "zmq_datasource.cli", "receive", "--socket-type", "PULL"]
+    command = [sys.executable, "-m", "zmq_datasource", "receive", "--socket-type", "PULL"]
     command += ["--connect", endpoint, "--wal-location", str(tmp_path), "-o", "receivers=2"]
     program = subprocess.Popen([*command, "-o", "walFlushInterval=20ms"], text=True)
     try:

@@ -177,7 +177,7 @@ def test_a_program_that_receives_shows_no_secret(tmp_path: Path) -> None:
     command = [
         sys.executable,
         "-m",
-        "zmq_datasource.cli",
+        "zmq_datasource",
         "receive",
         "--socket-type",
         "ROUTER",

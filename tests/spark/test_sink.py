@@ -76,6 +76,16 @@ def test_topics_and_frames_are_written(spark: SparkSession, context: Context) ->
     assert sorted(take(pull, 3)) == [[b"a", b"", b"c"], [b"t", b"v"], [b"w"]]
 
 
+def test_one_topic_for_all_rows(spark: SparkSession, context: Context) -> None:
+    pull, endpoint = bound(context, zmq.PULL)
+    rows = spark.createDataFrame([("t", "v"), (None, "w")], "topic STRING, value STRING").coalesce(1)
+    write(rows, connect=endpoint, topic="orders")
+    write(rows.select("value"), connect=endpoint, topic="orders")
+    assert sorted(take(pull, 4)) == [[b"orders", b"v"]] * 2 + [[b"orders", b"w"]] * 2
+    with pytest.raises(PySparkException, match="'frames' has the topic itself"):
+        write(rows.selectExpr("array(cast(value as binary)) as frames"), connect=endpoint, topic="orders")
+
+
 def test_columns_with_64_bit_offsets_are_written(spark: SparkSession, context: Context) -> None:
     pull, endpoint = bound(context, zmq.PULL)
     spark.conf.set("spark.sql.execution.arrow.useLargeVarTypes", True)

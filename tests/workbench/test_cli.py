@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
 from typing import Any
 
 import click
@@ -12,7 +15,7 @@ from click.testing import CliRunner
 import zmq_datasource
 from zmq_datasource.cli import main
 from zmq_datasource.cli.types import given_options, option_of, other_options
-from zmq_datasource.options import ProxyOptions, ReadOptions
+from zmq_datasource.options import ProxyOptions, ReadOptions, WriteOptions
 from zmq_datasource.options.parser import describe
 from zmq_datasource.transport import core
 
@@ -34,6 +37,41 @@ def test_the_version_names_the_core_and_libzmq() -> None:
     told = CliRunner().invoke(main, ["--version"], prog_name="zmq-datasource").output
     libraries = f"{core.NAME} core, libzmq {zmq.zmq_version()}"
     assert told == f"zmq-datasource, version {zmq_datasource.__version__} ({libraries})\n"
+
+
+def test_the_package_is_a_program() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "zmq_datasource", "--version"], capture_output=True, text=True, check=True
+    )
+    assert zmq_datasource.__version__ in done.stdout
+
+
+def test_each_command_is_told_in_a_sentence_that_has_an_end() -> None:
+    told = CliRunner().invoke(main, ["--help"]).output
+    _, commands = told.split("Commands:\n")
+    assert len(commands.splitlines()) == len(main.commands)
+    assert all(line.endswith(".") and not line.endswith("...") for line in commands.splitlines()), commands
+
+
+def test_all_options_are_a_json_schema() -> None:
+    schema = json.loads(CliRunner().invoke(main, ["options", "--json"]).output)
+    for kind, options in (("source", ReadOptions), ("sink", WriteOptions), ("proxy", ProxyOptions)):
+        properties = schema["$defs"][kind]["properties"]
+        assert list(properties) == [option.name for option in describe(options)]
+        assert all(said["description"] for said in properties.values())
+    sink = schema["$defs"]["sink"]["properties"]
+    assert sink["socketType"]["enum"] == ["PUSH", "PUB", "DEALER"]
+    assert (sink["sndhwm"]["minimum"], sink["sndhwm"]["default"]) == (1, 1000)
+    assert (sink["noblock"]["type"], sink["sendTimeout"]["default"]) == ("boolean", "1 minute")
+    assert (
+        json.loads(CliRunner().invoke(main, ["options", "--json", "sink"]).output) == schema["$defs"]["sink"]
+    )
+
+
+def test_the_options_of_one_kind_are_listed() -> None:
+    told = CliRunner().invoke(main, ["options", "sink"]).output
+    assert "noblock" in told
+    assert "rcvhwm" not in told
 
 
 def test_what_is_not_set_is_left_to_the_declaration() -> None:

@@ -137,7 +137,7 @@ def joining_late() -> Result:
 @contextmanager
 def receiver(endpoint: str, log: str, *options: str) -> Iterator[None]:
     """``zmq-datasource receive``, as a process; from when it has its log."""
-    command = [sys.executable, "-m", "zmq_datasource.cli", "receive", "--socket-type", "SUB"]
+    command = [sys.executable, "-m", "zmq_datasource", "receive", "--socket-type", "SUB"]
     command += ["--connect", endpoint, "--wal-location", log, "-o", "framing=sequenced", *options]
     process = subprocess.Popen(command, stderr=subprocess.DEVNULL)
     try:

@@ -11,6 +11,7 @@ from click.testing import CliRunner
 
 from zmq_datasource.cli import main
 from zmq_datasource.errors import WorkbenchError
+from zmq_datasource.workbench import results
 from zmq_datasource.workbench.experiment import Experiment, ExperimentResult, run
 from zmq_datasource.workbench.plan import held, make_plan, measure_kernel, message_bytes
 from zmq_datasource.workbench.results import plot, row, write_csv
@@ -100,6 +101,19 @@ def test_runs_are_drawn(tmp_path: Path) -> None:
     assert (tmp_path / "runs.png").read_bytes().startswith(PNG)
     with pytest.raises(WorkbenchError, match=r"ends in \.png"):
         plot(runs, tmp_path / "runs.nonsense")
+
+
+def test_a_plot_that_cannot_be_drawn_is_refused_before_the_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(results, "find_spec", lambda _: None)
+    result = CliRunner().invoke(main, ["hwm", "--messages", "1000000000", "--plot", str(tmp_path / "a.png")])
+    assert result.exit_code == 1
+    assert "pip install 'zmq_datasource[plot]'" in result.stderr
+    monkeypatch.undo()
+    nowhere = str(tmp_path / "nowhere" / "a.png")
+    result = CliRunner().invoke(main, ["hwm", "--messages", "1000000000", "--plot", nowhere])
+    assert "name another file with --plot" in result.stderr
 
 
 @pytest.mark.spark

@@ -8,7 +8,7 @@ from click.shell_completion import get_completion_class
 __all__ = ["completion"]
 
 
-@click.command()
+@click.command(short_help="Print what completes commands in a shell.")
 @click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
 @click.pass_context
 def completion(context: click.Context, shell: str) -> None:

@@ -13,7 +13,7 @@ from zmq_datasource.options import ReadOptions
 __all__ = ["demo"]
 
 
-@click.command()
+@click.command(short_help="See a live feed pass through Spark and out again.")
 @click.option(
     "--endpoint", metavar="URL", help="Read this feed, instead of a publisher started for the demo."
 )

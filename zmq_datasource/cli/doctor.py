@@ -64,7 +64,7 @@ def _show_directory(location: str, as_json: bool) -> int:
     return int(any(each.verdict == "broken" for each in promises))
 
 
-@click.command()
+@click.command(short_help="Find out what is wrong with a feed.")
 @option_of(ReadOptions, "connect", "bind")
 @option_of(
     ReadOptions,

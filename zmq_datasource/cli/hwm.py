@@ -23,7 +23,7 @@ def _hwms(text: str) -> tuple[int, ...]:
 _HWMS = Read("n,...", _hwms)
 
 
-@click.command()
+@click.command(short_help="Try out what high-water marks do.")
 @click.option(
     "--pattern",
     type=click.Choice(["PUSH/PULL", "PUB/SUB"], case_sensitive=False),
@@ -118,7 +118,7 @@ def hwm(
 
     from zmq_datasource.errors import ZmqDataSourceError  # noqa: PLC0415
     from zmq_datasource.workbench.experiment import HEADER_BYTES, Experiment, run  # noqa: PLC0415
-    from zmq_datasource.workbench.results import plot, table, write_csv  # noqa: PLC0415
+    from zmq_datasource.workbench.results import check_plot, plot, table, write_csv  # noqa: PLC0415
 
     if size < HEADER_BYTES:
         raise click.UsageError(
@@ -150,6 +150,8 @@ def hwm(
     if not console.is_terminal:  # into a file or pipe, a line is as wide as it must be
         console = Console(width=160)
     try:
+        if plot_file is not None:
+            check_plot(plot_file)
         runs = [run(experiment) for experiment in track(list(experiments()), "Trying", console=progress)]
         console.print(table(runs))
         if csv_file is not None:

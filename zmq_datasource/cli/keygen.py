@@ -9,7 +9,7 @@ import click
 __all__ = ["keygen"]
 
 
-@click.command()
+@click.command(short_help="Make a pair of CURVE keys.")
 @click.argument("name")
 @click.option(
     "--directory",

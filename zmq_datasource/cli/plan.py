@@ -9,7 +9,7 @@ from zmq_datasource.cli.types import DURATION, SIZE
 __all__ = ["plan"]
 
 
-@click.command()
+@click.command(short_help="Find high-water marks that survive a stall.")
 @click.option(
     "--rate",
     type=click.FloatRange(min=0, min_open=True),

@@ -12,14 +12,18 @@ from zmq_datasource.options import ProxyOptions
 __all__ = ["proxy"]
 
 
-@click.command()
+@click.command(short_help="Keep messages for subscribers that are away.")
 @option_of(ProxyOptions, "bind", "connect", "pull", "router", "publish", "durable", "replay")
 @option_of(ProxyOptions, "wal_location", required=True)
 @option_of(
     ProxyOptions, "wal_retention", "wal_max_bytes", "topics", "rcvhwm", "sndhwm", "slow_subscriber", "plain"
 )
 @other_options("-o subscriberExpiry=30d")
-@click.option("--monitor", is_flag=True, help="Show publishers, subscriptions, rates and backlogs, live.")
+@click.option(
+    "--monitor",
+    is_flag=True,
+    help="Show publishers, subscriptions, rates and backlogs, live; into a file or pipe as a line of JSON a second.",
+)
 def proxy(others: tuple[str, ...], monitor: bool, **named: object) -> None:
     """Stand between publishers and subscribers, write down what passes, and give it again.
 
@@ -53,7 +57,9 @@ def _run(given: dict[str, str]) -> None:
 
 
 def _watch(given: dict[str, Any]) -> None:
+    import json  # noqa: PLC0415
     import time  # noqa: PLC0415
+    from contextlib import ExitStack  # noqa: PLC0415
 
     from rich.console import Console  # noqa: PLC0415
     from rich.live import Live  # noqa: PLC0415
@@ -64,12 +70,18 @@ def _watch(given: dict[str, Any]) -> None:
     rates = Rates()
     console = Console()
     try:
-        with Proxy(**given) as running, Live(console=console, refresh_per_second=2, screen=False) as live:
+        with Proxy(**given) as running, ExitStack() as stack:
+            live = Live(console=console, refresh_per_second=2) if console.is_terminal else None
+            if live is not None:
+                stack.enter_context(live)
             while True:
                 status = running.status()
-                if status:
-                    rates.take(time.monotonic(), status)
-                live.update(show(status, rates))
+                if live is None:
+                    click.echo(json.dumps(status))
+                else:
+                    if status:
+                        rates.take(time.monotonic(), status)
+                    live.update(show(status, rates))
                 time.sleep(1)
     except KeyboardInterrupt:
         pass

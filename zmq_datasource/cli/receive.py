@@ -17,7 +17,7 @@ def _read_share(text: str) -> tuple[int, int]:
     return int(number), int(count)
 
 
-@click.command()
+@click.command(short_help="Receive into a log, without Spark.")
 @option_of(ReadOptions, "bind", "connect")
 @option_of(ReadOptions, "socket_type", default="ROUTER")
 @option_of(ReadOptions, "wal_location", required=True, help="The log to fill; queries read it.")

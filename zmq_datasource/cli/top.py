@@ -9,7 +9,7 @@ from zmq_datasource.cli.types import DURATION
 __all__ = ["top"]
 
 
-@click.command()
+@click.command(short_help="Watch the metrics of sources and sinks.")
 @click.option(
     "--metrics",
     "location",

@@ -23,6 +23,10 @@ class WriteOptions(SocketOptions, frozen=True, kw_only=True, rename="camel"):
             "batch a transaction of a `ROUTER` source (docs/protocol.md)."
         ),
     ] = SinkSocket("PUSH")
+    topic: Annotated[
+        str | None,
+        doc("The topic of all rows, in place of a column `topic`."),
+    ] = None
     sndhwm: Annotated[
         int,
         doc(
@@ -122,6 +126,8 @@ class WriteOptions(SocketOptions, frozen=True, kw_only=True, rename="camel"):
             raise OptionError(
                 "neither connect nor bind is set; name the consumer, as in .option('connect', 'tcp://consumer:5557')"
             )
+        if self.topic == "":
+            raise OptionError("topic is empty; remove it to send values without a topic")
         if self.linger == 0 and not self.noblock:
             raise OptionError(
                 "linger=0 gives up what is queued when a task ends, which needs noblock=true; set a longer linger"

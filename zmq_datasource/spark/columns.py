@@ -19,10 +19,15 @@ _FRAMES_TYPES = (ArrayType(BinaryType()), ArrayType(BinaryType(), containsNull=F
 
 @dataclass(frozen=True)
 class SinkColumns:
-    """Which columns make the message: ``frames``, or ``value`` with or without ``topic``."""
+    """Which columns make the message: ``frames``, or ``value`` with or without ``topic``.
+
+    Attributes:
+        same_topic: The topic of all rows, whatever the column says.
+    """
 
     frames: bool
     topic: bool
+    same_topic: bytes | None = None
 
     @classmethod
     def of(cls, schema: StructType, options: WriteOptions) -> SinkColumns:
@@ -47,6 +52,10 @@ class SinkColumns:
                 f"writing 'frames' with framing={options.framing}: it makes the frames itself; write 'value' and "
                 "'topic'"
             )
+        if "frames" in names and options.topic is not None:
+            raise OptionError(
+                f"option topic={options.topic!r} is for rows with 'value'; 'frames' has the topic itself"
+            )
         allowed = {"value": (StringType(), BinaryType()), "topic": (StringType(), BinaryType())}
         for name, types in {**allowed, "frames": _FRAMES_TYPES}.items():
             if name in names and schema[name].dataType not in types:
@@ -54,7 +63,9 @@ class SinkColumns:
                     f"writing column {name!r}: its type is {schema[name].dataType.simpleString()}, it must be "
                     f"{' or '.join(dict.fromkeys(t.simpleString() for t in types))}"
                 )
-        return cls(frames="frames" in names, topic="topic" in names and "frames" not in names)
+        same_topic = None if options.topic is None else options.topic.encode()
+        with_topic = same_topic is not None or "topic" in names
+        return cls("frames" in names, with_topic and "frames" not in names, same_topic)
 
     @property
     def names(self) -> list[str]:
@@ -63,12 +74,19 @@ class SinkColumns:
             return ["frames"]
         return ["topic", "value"] if self.topic else ["value"]
 
-    def check(self, batch: pa.RecordBatch) -> None:
-        """Refuse rows that cannot be messages, as one with a null value.
+    def messages(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """The columns that make the messages.
 
         Raises:
-            RowError: Says which and what to do.
+            RowError: A row cannot be a message.
         """
+        self._check(batch)
+        if self.same_topic is None:
+            return batch.select(self.names)
+        topics = pa.repeat(pa.scalar(self.same_topic, pa.binary()), batch.num_rows)
+        return pa.RecordBatch.from_arrays([topics, batch.column("value")], names=self.names)
+
+    def _check(self, batch: pa.RecordBatch) -> None:
         if self.frames:
             lists = batch.column("frames")
             lengths = pc.list_value_length(lists)

@@ -58,7 +58,7 @@ def run_task(
                 )
                 stack.enter_context(dead_letters)
             sender = stack.enter_context(Sender(options, dead_letters, job.publisher(partition)))
-            for batch in itertools.chain((first,), rows):
+            for batch in map(columns.messages, itertools.chain((first,), rows)):
                 _send(sender, columns, batch)
             report.counters = sender.finish()
         report.dead_letters = dead_letters.name if dead_letters is not None else None
@@ -80,9 +80,8 @@ def _stage(
     counters = report.counters
     with Uplink(options, report.job.query, report.job.batch, partition) as uplink:
         committed = uplink.greet()
-        for batch in batches:
-            columns.check(batch)
-            (uplink.count if committed else uplink.send)(batch.select(columns.names))
+        for batch in map(columns.messages, batches):
+            (uplink.count if committed else uplink.send)(batch)
             counters.rows += batch.num_rows
         if not committed:
             uplink.finish()
@@ -94,7 +93,6 @@ def _stage(
 
 
 def _send(sender: Sender, columns: SinkColumns, batch: pa.RecordBatch) -> None:
-    columns.check(batch)
     if columns.frames:
         sender.send_frames(batch.column("frames"))
         return

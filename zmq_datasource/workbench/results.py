@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 from collections.abc import Iterable, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from rich.table import Table
 from zmq_datasource.errors import WorkbenchError
 from zmq_datasource.workbench.experiment import ExperimentResult
 
-__all__ = ["plot", "row", "table", "write_csv"]
+__all__ = ["check_plot", "plot", "row", "table", "write_csv"]
 
 
 def row(run: ExperimentResult) -> dict[str, Any]:
@@ -84,16 +85,29 @@ def write_csv(runs: Sequence[ExperimentResult], path: Path) -> None:
         raise WorkbenchError(f"writing {path}: {e.strerror or e}; name another file with --csv") from e
 
 
+def check_plot(path: Path) -> None:
+    """See whether ``plot`` could draw there, before the runs that it would draw.
+
+    Raises:
+        WorkbenchError: matplotlib is not installed, or there is no such directory.
+    """
+    if find_spec("matplotlib") is None:
+        raise WorkbenchError("drawing a plot needs matplotlib; pip install 'zmq_datasource[plot]'")
+    if not path.parent.is_dir():
+        raise WorkbenchError(
+            f"writing {path}: there is no directory {path.parent}; name another file with --plot"
+        )
+
+
 def plot(runs: Sequence[ExperimentResult], path: Path) -> None:
     """Draw the share that was not received and the latency against the send high-water mark.
 
     Raises:
         WorkbenchError: matplotlib is not installed, or the file cannot be written.
     """
-    try:
-        from matplotlib.figure import Figure  # noqa: PLC0415 - an extra
-    except ImportError as e:
-        raise WorkbenchError("drawing a plot needs matplotlib; pip install 'zmq_datasource[plot]'") from e
+    check_plot(path)
+    from matplotlib.figure import Figure  # noqa: PLC0415 - an extra
+
     figure = Figure(figsize=(8, 6), dpi=110, layout="constrained")
     drops, latency = figure.subplots(2, 1, sharex=True)
     for name, group in _groups(runs).items():

@@ -1,4 +1,4 @@
-"""``python -m zmq_datasource.cli``."""
+"""``python -m zmq_datasource``."""
 
 from zmq_datasource.cli import main
 

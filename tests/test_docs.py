@@ -1,0 +1,63 @@
+"""The pages in docs/: their code is Python, their options exist, their links lead somewhere."""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+
+import zmq_datasource
+from tests.support import REPOSITORY
+from zmq_datasource.options import ReadOptions, WriteOptions
+from zmq_datasource.options.parser import describe
+
+PAGES = [REPOSITORY / "README.md", REPOSITORY / "SECURITY.md", *sorted((REPOSITORY / "docs").glob("*.md"))]
+_OPTIONS = {option.name for kind in (ReadOptions, WriteOptions) for option in describe(kind)}
+_SPARKS_OWN = {"checkpointLocation", "path"}
+_BLOCK = re.compile(r"```python\n(.*?)```", re.DOTALL)
+_LINK = re.compile(r"\]\(([^)\s]+)\)")
+_HEADING = re.compile(r"^#+ (.*)$", re.MULTILINE)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_the_code_of_a_page_is_python_that_names_what_exists(page: Path) -> None:
+    for code in _BLOCK.findall(page.read_text(encoding="utf-8")):
+        tree = ast.parse(f"(reader{code})" if code.startswith(".") else code)
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ImportFrom) and node.module == "zmq_datasource":
+                assert {name.name for name in node.names} <= set(zmq_datasource.__all__)
+            if (
+                isinstance(node, ast.Call)
+                and isinstance(node.func, ast.Attribute)
+                and node.func.attr == "option"
+            ):
+                name = ast.literal_eval(node.args[0])
+                assert name in _OPTIONS | _SPARKS_OWN or name.startswith("zmq."), name
+
+
+def _anchors(page: Path) -> set[str]:
+    """Of the headings, as GitHub makes them."""
+    headings = _HEADING.findall(page.read_text(encoding="utf-8"))
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_the_links_of_a_page_lead_somewhere(page: Path) -> None:
+    for link in _LINK.findall(re.sub(r"```.*?```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)):
+        if link.startswith("http"):
+            continue
+        path, _, anchor = link.partition("#")
+        target = (page.parent / path).resolve() if path else page
+        assert target.exists(), link
+        assert not anchor or anchor in _anchors(target), link
+
+
+def test_every_page_is_reached_from_the_readme() -> None:
+    linked = {
+        (page.parent / link.partition("#")[0]).resolve()
+        for page in PAGES
+        for link in _LINK.findall(page.read_text(encoding="utf-8"))
+    }
+    assert [page.name for page in PAGES[1:] if page.resolve() not in linked] == []
