@@ -109,117 +109,152 @@ class FramingOptions(SocketOptions, frozen=True, kw_only=True, rename="camel"):
     framing: Annotated[
         Framing,
         _plain(
-            f"Where topic, publisher, sequence and value are: `plain`, `sequenced` (this package's sink), {_FOREIGN}, "
-            "or `custom` with the options below. See docs/sequences.md."
+            "Where the topic, publisher, sequence and value are in a message: `plain`, `sequenced` (this package's "
+            f"sink), {_FOREIGN}, or `custom` with the options below. See docs/sequences.md."
         ),
     ] = Framing("plain")
     on_malformed: Annotated[
         OnMalformed,
         _plain(
-            "What a message does that does not fit its framing: `skip` keeps it at `deadLetterLocation`, or without "
-            "one only counts and logs it; `fail` stops the query."
+            "What happens to a message that does not fit the framing. `skip` counts and logs it, and keeps it at "
+            "`deadLetterLocation` if that is set. `fail` stops the query."
         ),
     ] = OnMalformed("skip")
     dead_letter_location: Annotated[
         Location | None,
         _plain(
-            "Where messages that do not fit are kept, with their reason and all frames, as Parquet: a path or URI of a "
-            "file system that pyarrow knows (`file`, `s3`, `gs`, `hdfs`)."
+            "Where messages that do not fit the framing are kept, with the reason and all frames. They are Parquet "
+            "files at a path or URI of a file system that pyarrow knows (`file`, `s3`, `gs`, `hdfs`)."
         ),
     ] = None
     topic_frame: Annotated[
-        int | None, _custom("`custom`: which frame is the topic, from 0; negative from the end.")
+        int | None,
+        _custom(
+            "`custom`: the number of the frame that is the topic. Numbers start at 0, and negative ones count "
+            "from the end."
+        ),
     ] = None
-    publisher_frame: Annotated[int | None, _custom("`custom`: which frame names the publisher.")] = None
-    value_frame: Annotated[int | None, _custom("`custom`: which frame is the value; unset, the last.")] = None
-    value_offset: Annotated[int, _custom("`custom`: bytes in front of the value in its frame.", ge=0)] = 0
-    sequence_frame: Annotated[int | None, _custom("`custom`: which frame holds the sequence.")] = None
-    sequence_offset: Annotated[
-        int, _binary("`custom`: bytes in front of the sequence in its frame.", ge=0)
+    publisher_frame: Annotated[
+        int | None, _custom("`custom`: the number of the frame that names the publisher.")
+    ] = None
+    value_frame: Annotated[
+        int | None,
+        _custom(
+            "`custom`: the number of the frame that is the value. If it is not set, it is the last frame."
+        ),
+    ] = None
+    value_offset: Annotated[
+        int, _custom("`custom`: the number of bytes before the value in its frame.", ge=0)
     ] = 0
-    sequence_width: Annotated[int, _binary("`custom`: bytes of the sequence, 4 or 8.", ge=4, le=8)] = 8
+    sequence_frame: Annotated[
+        int | None, _custom("`custom`: the number of the frame that contains the sequence.")
+    ] = None
+    sequence_offset: Annotated[
+        int, _binary("`custom`: the number of bytes before the sequence in its frame.", ge=0)
+    ] = 0
+    sequence_width: Annotated[
+        int, _binary("`custom`: the number of bytes of the sequence, 4 or 8.", ge=4, le=8)
+    ] = 8
     sequence_endian: Annotated[
-        Endian, _binary("`custom`: byte order of the sequence, `big` or `little`.")
+        Endian, _binary("`custom`: the byte order of the sequence, `big` or `little`.")
     ] = Endian("big")
-    sequence_signed: Annotated[bool, _binary("`custom`: whether the sequence has a sign.")] = False
+    sequence_signed: Annotated[bool, _binary("`custom`: whether the sequence is a signed number.")] = False
     sequence_path: Annotated[
         JsonPath | None,
         _custom(
-            "`custom`: the sequence is at this path of a JSON text in `sequenceFrame`, as `frameNumber` or "
-            "`header.frame`, instead of in bytes.",
+            "`custom`: the place of the sequence in the JSON text of `sequenceFrame`, such as `frameNumber` "
+            "or `header.frame`. It is then not in bytes.",
             Role.SEQUENCE,
         ),
     ] = None
     sequence_by: Annotated[
         CountedBy | None,
         _plain(
-            "What has a counter of its own: `publisher`, `topic`, `endpoint`, or several with commas; `none` tracks "
-            "nothing. Unset, as the framing says; `custom` by `publisher` if it has one, else by `endpoint`."
+            "What has a counter of its own: `publisher`, `topic`, `endpoint`, or several of them separated by commas. "
+            "With `none` there are no counters. If it is not set, the framing decides. For `custom` it is the "
+            "publisher if there is one, and otherwise the endpoint."
         ),
     ] = None
     sequence_start: Annotated[
-        int | None, _numbered("First number of a counter. Unset, as the framing says; `custom` 0.")
+        int | None,
+        _numbered(
+            "The first number of a counter. If it is not set, the framing decides. For `custom` it is 0."
+        ),
     ] = None
     sequence_end: Annotated[
         int | None,
         _numbered(
-            "Last number of a counter, after which it goes on with `sequenceStart`. Unset, as the framing says; "
-            "`custom` never."
+            "The last number of a counter. After it the counter continues with `sequenceStart`. If it is not "
+            "set, the framing decides. For `custom` there is no last number."
         ),
     ] = None
     sequence_restart: Annotated[
         Restart | None,
         _numbered(
-            "What a lower number can mean: `start`, that the publisher began anew, if it is `sequenceStart` or more "
-            "than `sequenceWindow` behind; `never` if such a publisher has a new name. Unset, as the framing "
-            "says; `custom` `start`."
+            "What a lower number can mean. `start`: the publisher has started again, if the number is "
+            "`sequenceStart` or more than `sequenceWindow` behind. `never`: a publisher that starts again has "
+            "a new name. If it is not set, the framing decides. For `custom` it is `start`."
         ),
     ] = None
     sequence_window: Annotated[
         int | None,
-        _numbered("How far behind a number is late or a duplicate. 1000 if unset.", ge=1, le=2**31 - 1),
+        _numbered(
+            "A number that is at most this far behind is late or a duplicate. If it is not set, it is 1000.",
+            ge=1,
+            le=2**31 - 1,
+        ),
     ] = None
     deduplicate: Annotated[
         bool,
         _numbered(
-            "Whether a message whose publisher and sequence were seen is left out. It trusts the publisher that equal "
-            "numbers are equal messages."
+            "If true, a message is left out if its publisher and sequence have come before. This trusts the "
+            "publisher that equal numbers mean equal messages."
         ),
     ] = False
     on_loss: Annotated[
         OnLoss,
         _numbered(
-            "What missing sequences do: `count`, `warn` (and log), or `fail` (stop the query, once for each loss). "
-            "With `replayEndpoint`, only those that could not be fetched."
+            "What happens when sequences are missing: they are counted (`count`), counted and logged "
+            "(`warn`), or the query stops, once for each loss (`fail`). With `replayEndpoint` only those "
+            "count that could not be fetched again."
         ),
     ] = OnLoss("warn")
     max_publishers: Annotated[
         int,
         doc(
-            "Most counters to remember; then the one not heard for longest is forgotten.",
+            "The maximum number of counters. When there are more, the one that was not used for the longest "
+            "time is forgotten.",
             Role.SOCKET,
             ge=1,
             le=10_000_000,
         ),
     ] = 100_000
     max_gaps: Annotated[
-        int, _numbered("Most rows of the gap table; then the oldest is forgotten.", ge=1, le=10_000_000)
+        int,
+        _numbered(
+            "The maximum number of rows of the gap table. When there are more, the oldest is forgotten.",
+            ge=1,
+            le=10_000_000,
+        ),
     ] = 10_000
     replay_endpoint: Annotated[
         Endpoints,
         _numbered(
-            "For each endpoint in `connect`, in that order, the publisher's replay socket (ROUTER, vLLM's protocol), "
-            "asked for missing messages, and for what follows when the feed falls silent."
+            "The replay socket (ROUTER, vLLM's protocol) of each publisher in `connect`, in the same order. "
+            "Missing messages are requested there, and when the feed is silent, also what follows the last "
+            "one."
         ),
     ] = Endpoints()
     replay_from: Annotated[
         ReplayFrom | None,
         _numbered(
-            "Where a query without a history begins: `earliest` that the publisher has, or a sequence."
+            "Where a query without a history starts: at the `earliest` message that the publisher has, or at "
+            "a sequence."
         ),
     ] = None
     replay_timeout: Annotated[
-        Duration, _numbered("How long a replay may be silent before it is asked again; three times.")
+        Duration,
+        _numbered("How long a replay may be silent before the request is repeated, up to three times."),
     ] = Duration(5)
 
     @property

@@ -27,44 +27,64 @@ _LEAST_LOG = 1 << 20
 class ProxyOptions(SocketOptions, frozen=True, kw_only=True, rename="camel"):
     """``zmq-datasource proxy`` and ``zmq_datasource.Proxy``."""
 
-    bind: Annotated[Endpoints, doc("Where publishers (PUB, XPUB) connect to, comma-separated: an XSUB.")] = (
-        Endpoints()
-    )
-    connect: Annotated[Endpoints, doc("Publishers that are bound somewhere: the XSUB connects to them.")] = (
-        Endpoints()
-    )
-    pull: Annotated[Endpoints, doc("Where PUSH sockets connect to: a PULL that is bound.")] = Endpoints()
+    bind: Annotated[
+        Endpoints,
+        doc(
+            "The endpoints to which publishers (PUB, XPUB) connect, separated by commas. The proxy binds an "
+            "XSUB there."
+        ),
+    ] = Endpoints()
+    connect: Annotated[
+        Endpoints, doc("The endpoints of publishers that bind. The proxy's XSUB connects to them.")
+    ] = Endpoints()
+    pull: Annotated[
+        Endpoints, doc("The endpoints to which PUSH sockets connect. The proxy binds a PULL there.")
+    ] = Endpoints()
     router: Annotated[
         Endpoints,
         doc(
-            "Where `DEALER` sinks and Producers connect to; their transactions are acknowledged once they are in the "
-            "log (docs/protocol.md)."
+            "The endpoints to which `DEALER` sinks and `Producer` connect. Their transactions are "
+            "acknowledged when they are in the log (docs/protocol.md)."
         ),
     ] = Endpoints()
     publish: Annotated[
-        Endpoints, doc("Where plain subscribers (SUB, XSUB) connect to: an XPUB that is bound.")
+        Endpoints,
+        doc("The endpoints to which plain subscribers (SUB, XSUB) connect. The proxy binds an XPUB there."),
     ] = Endpoints()
     replay: Annotated[
-        Endpoints, doc("Where any message of the log is asked for again: a ROUTER (docs/proxy.md).")
+        Endpoints,
+        doc(
+            "The endpoints at which any message of the log can be requested again. The proxy binds a ROUTER "
+            "there (docs/proxy.md)."
+        ),
     ] = Endpoints()
-    durable: Annotated[Endpoints, doc("Where durable subscribers connect to: a ROUTER (docs/proxy.md).")] = (
-        Endpoints()
-    )
+    durable: Annotated[
+        Endpoints,
+        doc(
+            "The endpoints to which durable subscribers connect. The proxy binds a ROUTER there "
+            "(docs/proxy.md)."
+        ),
+    ] = Endpoints()
     topics: Annotated[
         Topics,
         doc(
-            "Topic prefixes that the proxy asks its publishers for, comma-separated or a JSON list, and so keeps, "
-            "whoever is subscribed. What plain subscribers ask for is asked for too."
+            "The topic prefixes to which the proxy subscribes, and which it therefore keeps, even if nobody "
+            "is subscribed to them. They are separated by commas, or a JSON list. The proxy also subscribes "
+            "to what plain subscribers ask for."
         ),
     ] = Topics(("",))
     plain: Annotated[
         bool,
-        doc("Whether messages are published with the frames they came with, without their id in the log."),
+        doc(
+            "If true, messages are published with the frames with which they came, without their id in the "
+            "log."
+        ),
     ] = False
     rcvhwm: Annotated[
         int,
         doc(
-            "Receive high-water mark of the publishers' side: messages that libzmq queues per connection.",
+            "The receive high-water mark on the publishers' side: how many messages libzmq queues for each "
+            "connection.",
             ge=1,
             le=2**31 - 1,
         ),
@@ -72,7 +92,8 @@ class ProxyOptions(SocketOptions, frozen=True, kw_only=True, rename="camel"):
     sndhwm: Annotated[
         int | None,
         doc(
-            "Send high-water mark of the subscribers' side, per subscriber; unset, that of the other side.",
+            "The send high-water mark on the subscribers' side, for each subscriber. If it is not set, it is "
+            "the same as `rcvhwm`.",
             ge=1,
             le=2**31 - 1,
         ),
@@ -80,64 +101,77 @@ class ProxyOptions(SocketOptions, frozen=True, kw_only=True, rename="camel"):
     slow_subscriber: Annotated[
         SlowSubscriber,
         doc(
-            "What a full queue of a plain subscriber means: `drop` for it alone, `wait` for it (and so hold everybody "
-            "back), or `disconnect` it once it has taken nothing for `slowTimeout`, and drop for it until then."
+            "What happens when the queue of a plain subscriber is full. `drop` drops messages for this "
+            "subscriber only. `wait` waits for it, and so holds everybody back. `disconnect` drops messages "
+            "for it, and disconnects it when it has taken nothing for `slowTimeout`."
         ),
     ] = SlowSubscriber("drop")
     slow_timeout: Annotated[
         Duration,
-        doc("How long a plain subscriber may take nothing, though data waits for it (`disconnect`)."),
+        doc(
+            "How long a plain subscriber may take nothing while data waits for it "
+            "(`slowSubscriber=disconnect`)."
+        ),
     ] = Duration(10)
     linger: Annotated[
-        Linger, doc("At the end, how long what is queued for plain subscribers is waited for.")
+        Linger,
+        doc("How long the proxy waits at its end until what is queued for plain subscribers has left."),
     ] = Linger(1000)
     wal_location: Annotated[
-        LogLocation, doc("Directory of the log, as an absolute path; any Spark job that sees it can read it.")
+        LogLocation,
+        doc("The directory of the log, as an absolute path. Every Spark job that sees it can read the log."),
     ] = LogLocation("")
-    wal_max_bytes: Annotated[ByteSize, doc("The most that the log takes on disk.")] = ByteSize(4 << 30)
+    wal_max_bytes: Annotated[ByteSize, doc("The maximum size of the log.")] = ByteSize(4 << 30)
     wal_retention: Annotated[
         Duration,
         doc(
-            "How long messages stay at least, unless the log is full. What a subscriber still needs stays longer."
+            "How long messages stay in the log, unless it is full. What a durable subscriber or a Spark query "
+            "still needs stays longer."
         ),
     ] = Duration(86_400)
     when_full: Annotated[
         WhenFull,
         doc(
-            "What a full log means: `discard` the oldest messages, even if a durable subscriber or a Spark query still "
-            "needs them (it learns what it lost), or `wait` until those have read on."
+            "What happens when the log is full. `discard` deletes the oldest messages, even if a durable "
+            "subscriber or a Spark query still needs them, and tells it what it has lost. `wait` waits until "
+            "they have read on."
         ),
     ] = WhenFull("discard")
     wal_chunk_bytes: Annotated[
         ByteSize,
-        doc("Size at which a chunk of the log is sealed; never more than a sixteenth of `walMaxBytes`."),
+        doc(
+            "A chunk of the log is sealed when it has this size. It is never larger than a sixteenth of "
+            "`walMaxBytes`."
+        ),
     ] = ByteSize(32 << 20)
     wal_flush_interval: Annotated[
-        Duration, doc("Age at which a chunk is sealed, for Spark to read. Subscribers do not wait for it.")
+        Duration,
+        doc("A chunk is sealed after this time, so that Spark can read it. Subscribers do not wait for it."),
     ] = Duration(1)
     wal_sync: Annotated[
         bool,
         doc(
-            "Whether messages are forced to the disk (fsync) before they are published. If false, they survive a crash "
-            "of the proxy, and not one of the machine."
+            "If true, messages are forced to the disk (fsync) before they are published. If false, they "
+            "survive a crash of the proxy, but not one of the machine."
         ),
     ] = True
     wal_retry_timeout: Annotated[
         Duration,
         doc(
-            "How long writing the log is tried again while its disk is full, has an I/O error, or the process has too "
-            "many open files. Receiving pauses meanwhile; after that the proxy ends, and what was received and not "
-            "written is lost."
+            "How long writing the log is repeated while the disk is full or has an I/O error, or the process "
+            "has too many open files. Receiving pauses meanwhile. After this time the proxy ends, and what "
+            "was received and not written is lost."
         ),
     ] = Duration(300)
     subscriber_expiry: Annotated[
         Duration,
         doc(
-            "How long a durable subscriber may be away before it is forgotten; from four fifths of it on the log warns."
+            "How long a durable subscriber may be away before it is forgotten. The log warns when four fifths "
+            "of this time have passed."
         ),
     ] = Duration(7 * 86_400)
     transaction_timeout: Annotated[
-        Duration, doc("How long a transaction may stay staged without a commit (`router`).")
+        Duration, doc("How long a transaction may wait for its commit before it is discarded (`router`).")
     ] = Duration(3600)
 
     title: ClassVar[str] = "proxy option"

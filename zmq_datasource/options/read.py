@@ -41,15 +41,16 @@ class ReadOptions(FramingOptions, frozen=True, kw_only=True, rename="camel"):
     socket_type: Annotated[
         SourceSocket,
         doc(
-            "`SUB` subscribes to a PUB or XPUB; `PULL` shares a PUSH's messages; `ROUTER` takes the transactions of "
-            "`DEALER` sinks and Producers (docs/protocol.md).",
+            "The socket type. `SUB` subscribes to a PUB or XPUB. `PULL` takes a share of a PUSH's messages. "
+            "`ROUTER` takes the transactions of `DEALER` sinks and of `Producer` (docs/protocol.md).",
             Role.SOCKET,
         ),
     ] = SourceSocket("SUB")
     topics: Annotated[
         Topics,
         doc(
-            "Topic prefixes to subscribe to (SUB), comma-separated, or a JSON list where one holds a comma.",
+            "The topic prefixes to subscribe to (SUB), separated by commas, or as a JSON list if a prefix "
+            "contains a comma.",
             Role.SOCKET,
             Role.UNACKNOWLEDGED,
         ),
@@ -57,8 +58,9 @@ class ReadOptions(FramingOptions, frozen=True, kw_only=True, rename="camel"):
     rcvhwm: Annotated[
         int,
         doc(
-            "Receive high-water mark: messages that libzmq queues per connection. When the queue is full it stops "
-            "reading and the peer's own high-water mark decides. libzmq's 0 (no limit) is refused.",
+            "The receive high-water mark: how many messages libzmq queues for each connection. When the queue "
+            "is full, libzmq stops reading, and what happens next depends on the sender and its high-water "
+            "mark. libzmq's 0 (no limit) is refused.",
             Role.SOCKET,
             ge=1,
             le=2**31 - 1,
@@ -67,40 +69,50 @@ class ReadOptions(FramingOptions, frozen=True, kw_only=True, rename="camel"):
     linger: Annotated[
         Linger,
         doc(
-            "libzmq's linger at close, in milliseconds or with a unit. A receiver has nothing to send.",
+            "libzmq's linger period when the socket is closed, in milliseconds or with a unit. A receiver has "
+            "nothing to send.",
             Role.SOCKET,
         ),
     ] = Linger(0)
     include_frames: Annotated[
-        bool, doc("Adds the column `frames`: every frame of the message as it came.", Role.ROWS)
+        bool,
+        doc(
+            "If true, the column `frames` is added. It has all frames of the message as they came.", Role.ROWS
+        ),
     ] = False
     wal_location: Annotated[
         LogLocation | None,
         doc(
-            "Directory of the message log, as an absolute path. Executors of a streaming read that do not see it read "
-            "the log from the driver (`serveLog`); a batch read needs a directory that all of them share. Unset, a "
-            "streaming read uses a private directory under the local temporary directory, named from the feed. A batch "
-            "read with it reads the log and opens no socket."
+            "The directory of the message log, as an absolute path. If it is not set, a streaming read uses a "
+            "private directory in the local temporary directory, whose name depends on the feed. Executors of "
+            "a streaming read that do not see the directory read the log from the driver (`serveLog`). A "
+            "batch read needs a directory that all executors share: it reads the log and opens no socket."
         ),
     ] = None
     min_partitions: Annotated[
         int | None,
         doc(
-            "Least number of Spark partitions that a batch is split into, if it has as many messages.",
+            "The minimum number of Spark partitions of a batch that has as many messages.",
             Role.LOG,
             Role.ROWS,
             ge=1,
         ),
     ] = None
     max_bytes_per_partition: Annotated[
-        ByteSize, doc("Size at which a batch is split into further Spark partitions.", Role.LOG, Role.ROWS)
+        ByteSize,
+        doc(
+            "A batch with more bytes than this is split into more Spark partitions.",
+            Role.LOG,
+            Role.ROWS,
+        ),
     ] = ByteSize(64 << 20)
     starting_offsets: Annotated[
         Position | None,
         doc(
-            "Where to start: `earliest`, `latest` or an offset in JSON. A streaming read uses it only without a "
-            "checkpoint, and defaults to `latest` (what arrives from now on) at a socket, and to `earliest` at a log "
-            "that another process fills (`walLocation` without an endpoint), as a batch read of a log does.",
+            "Where to start: `earliest`, `latest`, or an offset in JSON. A streaming read uses it only "
+            "without a checkpoint. The default for a socket is `latest`, which is what arrives from now on. "
+            "The default for a log that another process fills (`walLocation` without an endpoint) and for a "
+            "batch read of a log is `earliest`.",
             Role.LOG,
             Role.ROWS,
         ),
@@ -108,8 +120,8 @@ class ReadOptions(FramingOptions, frozen=True, kw_only=True, rename="camel"):
     starting_timestamp: Annotated[
         Timestamp | None,
         doc(
-            "Where to start instead of `startingOffsets`: at the first message received at this time or later. "
-            "Milliseconds since the epoch, or ISO 8601 with a time zone.",
+            "Start at the first message that was received at this time or later, instead of at "
+            "`startingOffsets`. The time is in milliseconds since the epoch, or in ISO 8601 with a time zone.",
             Role.LOG,
             Role.ROWS,
         ),
@@ -117,8 +129,8 @@ class ReadOptions(FramingOptions, frozen=True, kw_only=True, rename="camel"):
     starting_offsets_by_timestamp_strategy: Annotated[
         TimestampStrategy,
         doc(
-            "What happens if there is no such message: `error` ends the query, `latest` starts with what comes from "
-            "now on.",
+            "What happens if no message was received at `startingTimestamp` or later. `error` stops the "
+            "query. `latest` starts with what arrives from now on.",
             Role.LOG,
             Role.ROWS,
         ),
@@ -126,8 +138,8 @@ class ReadOptions(FramingOptions, frozen=True, kw_only=True, rename="camel"):
     fail_on_data_loss: Annotated[
         bool,
         doc(
-            "Whether an offset that the log no longer has stops the query; if false, it is a warning and reading goes "
-            "on with the oldest message there is.",
+            "If true, the query stops when it needs an offset that the log no longer has. If false, it warns "
+            "and continues with the oldest message that the log has.",
             Role.LOG,
             Role.ROWS,
         ),
@@ -135,23 +147,29 @@ class ReadOptions(FramingOptions, frozen=True, kw_only=True, rename="camel"):
     timeout: Annotated[
         Duration,
         doc(
-            "How long a batch read of a live socket receives; also `Trigger.AvailableNow` and `Trigger.Once`, which "
-            "first receive for this long. Of a log that another process fills, they take what is there at once.",
+            "How long a batch read of a socket receives, and how long a query with `Trigger.AvailableNow` or "
+            "`Trigger.Once` receives before it reads. With a log that another process fills, they take what "
+            "is there without waiting.",
             Role.LIVE,
         ),
     ] = Duration(10)
     idle_timeout: Annotated[
         Duration | None,
-        doc("Ends that receiving early once no message came for this long.", Role.LIVE),
+        doc("Receiving for `timeout` ends early when no message has come for this long.", Role.LIVE),
     ] = None
     max_messages: Annotated[
         int | None,
-        doc("Most messages that a batch read of a live socket returns.", Role.BATCH, Role.LIVE, ge=1),
+        doc(
+            "The maximum number of messages that a batch read of a socket returns.",
+            Role.BATCH,
+            Role.LIVE,
+            ge=1,
+        ),
     ] = None
     ending_offsets: Annotated[
         Position | None,
         doc(
-            "Where a batch read of a log ends: `latest` (default) or an offset in JSON.",
+            "Where a batch read of a log ends: `latest` (the default) or an offset in JSON.",
             Role.BATCH,
             Role.LOG,
             Role.ROWS,
@@ -160,8 +178,8 @@ class ReadOptions(FramingOptions, frozen=True, kw_only=True, rename="camel"):
     ending_timestamp: Annotated[
         Timestamp | None,
         doc(
-            "Where a batch read of a log ends instead of `endingOffsets`: before the first message received at this "
-            "time or later; at the log's end if there is none.",
+            "A batch read of a log ends before the first message that was received at this time or later, "
+            "instead of at `endingOffsets`. If there is no such message, it ends at the end of the log.",
             Role.BATCH,
             Role.LOG,
             Role.ROWS,
@@ -170,31 +188,45 @@ class ReadOptions(FramingOptions, frozen=True, kw_only=True, rename="camel"):
     view: Annotated[
         ReadView,
         doc(
-            "What a batch read of a log shows: its `messages`, or the `gaps` in their sequences.",
+            "What a batch read of a log returns: the `messages`, or the `gaps` in their sequences.",
             Role.BATCH,
             Role.LOG,
         ),
     ] = ReadView("messages")
     max_messages_per_trigger: Annotated[
-        int | None, doc("Most messages in one micro-batch.", Role.STREAM, ge=1)
+        int | None, doc("The maximum number of messages in one micro-batch.", Role.STREAM, ge=1)
     ] = None
     max_bytes_per_trigger: Annotated[
         ByteSize | None,
-        doc("Most bytes of `value` in one micro-batch; one message is always let in.", Role.STREAM),
+        doc(
+            "The maximum number of bytes of `value` in one micro-batch. A micro-batch has at least one "
+            "message.",
+            Role.STREAM,
+        ),
     ] = None
     min_messages_per_trigger: Annotated[
         int | None,
-        doc("Waits for this many messages before it starts a micro-batch ...", Role.STREAM, ge=1),
+        doc(
+            "A micro-batch starts only when there are this many messages, or when `maxTriggerDelay` has "
+            "passed.",
+            Role.STREAM,
+            ge=1,
+        ),
     ] = None
     max_trigger_delay: Annotated[
         Duration,
-        doc("... but no longer than this after the previous one.", Role.STREAM),
+        doc(
+            "The maximum time between two micro-batches while there are fewer than `minMessagesPerTrigger` "
+            "messages.",
+            Role.STREAM,
+        ),
     ] = Duration(900)
     wal_max_bytes: Annotated[
         ByteSize,
         doc(
-            "Size of the log at which receiving stops, so that the high-water marks hold the publisher back, until "
-            "Spark has committed enough. With several `receivers`, of each log partition.",
+            "The maximum size of the log. When the log is full, receiving stops until Spark has committed "
+            "enough, and the high-water marks hold the sender back. With several `receivers` this is the size "
+            "of each log partition.",
             Role.STREAM,
             Role.WRITER,
         ),
@@ -202,8 +234,9 @@ class ReadOptions(FramingOptions, frozen=True, kw_only=True, rename="camel"):
     wal_retention: Annotated[
         Duration,
         doc(
-            "How long messages stay in the log after they were received and committed. What `zmq-datasource receive` "
-            "writes stays until every query that reads the log has committed it, and until there is such a query.",
+            "How long messages stay in the log after they were received and committed. What `zmq-datasource "
+            "receive` writes stays until all queries that read the log have committed it, and at least until "
+            "there is one.",
             Role.STREAM,
             Role.WRITER,
         ),
@@ -211,7 +244,7 @@ class ReadOptions(FramingOptions, frozen=True, kw_only=True, rename="camel"):
     wal_chunk_bytes: Annotated[
         ByteSize,
         doc(
-            "Size at which a chunk of the log is sealed; never more than `walMaxBytes`.",
+            "A chunk of the log is sealed when it has this size. It is never larger than `walMaxBytes`.",
             Role.STREAM,
             Role.WRITER,
         ),
@@ -219,8 +252,8 @@ class ReadOptions(FramingOptions, frozen=True, kw_only=True, rename="camel"):
     wal_flush_interval: Annotated[
         Duration,
         doc(
-            "Age at which received messages are sealed though Spark has not asked: the most that a crash of the "
-            "machine or the driver can cost.",
+            "Received messages are sealed after this time even if Spark has not asked for them. A crash of "
+            "the machine or of the driver loses at most what was received in this time.",
             Role.STREAM,
             Role.WRITER,
         ),
@@ -228,9 +261,9 @@ class ReadOptions(FramingOptions, frozen=True, kw_only=True, rename="camel"):
     wal_sync: Annotated[
         bool,
         doc(
-            "Whether each chunk is forced to the disk (fsync). If false, a crash of the operating system may lose "
-            "messages that Spark was already given; the log is then not written any more, so that their ids are not "
-            "given to other messages.",
+            "If true, each chunk is forced to the disk (fsync). If false, a crash of the operating system can "
+            "lose messages that Spark already has. The log is then not written any more, so that no id is "
+            "given to another message.",
             Role.STREAM,
             Role.WRITER,
         ),
@@ -239,9 +272,9 @@ class ReadOptions(FramingOptions, frozen=True, kw_only=True, rename="camel"):
     wal_retry_timeout: Annotated[
         Duration,
         doc(
-            "How long writing the log is tried again while its disk is full, has an I/O error, or the process has too "
-            "many open files. Receiving pauses meanwhile; after that it ends, and what was received and not "
-            "sealed is lost.",
+            "How long writing the log is repeated while the disk is full or has an I/O error, or the process "
+            "has too many open files. Receiving pauses meanwhile. After this time receiving ends, and what "
+            "was received and not sealed is lost.",
             Role.STREAM,
         ),
     ] = Duration(300)
@@ -249,7 +282,7 @@ class ReadOptions(FramingOptions, frozen=True, kw_only=True, rename="camel"):
     transaction_timeout: Annotated[
         Duration,
         doc(
-            "How long a transaction may stay staged without a commit before it is discarded (`ROUTER`).",
+            "How long a transaction may wait for its commit before it is discarded (`ROUTER`).",
             Role.STREAM,
             Role.WRITER,
         ),
@@ -258,24 +291,24 @@ class ReadOptions(FramingOptions, frozen=True, kw_only=True, rename="camel"):
     metrics_location: Annotated[
         Location | None,
         doc(
-            "Where metrics are kept, as one small JSON file every `metricsInterval`: a path or URI of a file system "
-            "that pyarrow knows. See docs/metrics.md.",
+            "Where the metrics are kept, as one small JSON file every `metricsInterval`. It is a path or URI "
+            "of a file system that pyarrow knows. See docs/metrics.md.",
             Role.STREAM,
         ),
     ] = None
     metrics_interval: Annotated[
-        Duration, doc("How often metrics are written to `metricsLocation`.", Role.STREAM)
+        Duration, doc("How often the metrics are written to `metricsLocation`.", Role.STREAM)
     ] = Duration(2)
-    metrics_retention: Annotated[Duration, doc("How long files stay at `metricsLocation`.", Role.STREAM)] = (
-        Duration(86_400)
-    )
+    metrics_retention: Annotated[
+        Duration, doc("How long the files stay at `metricsLocation`.", Role.STREAM)
+    ] = Duration(86_400)
 
     reader: Annotated[
         str | None,
         doc(
-            "Names the query among those that read the same log; each needs a name of its own. The log keeps what a "
-            "named query still needs even when it is full and the query does not run, until `readerTimeout`. Unset, "
-            "the query gets a name that its checkpoint keeps.",
+            "The name of the query among those that read the same log. Each query needs its own name. The log "
+            "keeps what a named query still needs, even if the log is full and the query does not run, until "
+            "`readerTimeout`. If it is not set, the query gets a name that is kept with its checkpoint.",
             Role.STREAM,
             pattern=READER_PATTERN,
         ),
@@ -283,8 +316,8 @@ class ReadOptions(FramingOptions, frozen=True, kw_only=True, rename="camel"):
     reader_timeout: Annotated[
         Duration,
         doc(
-            "How long the log keeps what a query that does not run still needs. After that its position is dropped, "
-            "with a warning.",
+            "How long the log keeps what a query that does not run still needs. After this time its position "
+            "is dropped with a warning.",
             Role.STREAM,
             Role.WRITER,
         ),
@@ -293,9 +326,9 @@ class ReadOptions(FramingOptions, frozen=True, kw_only=True, rename="camel"):
     serve_log: Annotated[
         LogServing,
         doc(
-            "Whether the driver serves the log to executors that do not see `walLocation`, encrypted and to them "
-            "alone: `auto` (on a free port, unless Spark runs in local mode), `never`, or the endpoint to listen on, "
-            "as in `tcp://*:5599`.",
+            "Whether the driver serves the log to executors that do not see `walLocation`. The connection is "
+            "encrypted, and only they may connect. `auto` serves it on a free port unless Spark runs in local "
+            "mode, `never` does not, and an endpoint such as `tcp://*:5599` says where.",
             Role.STREAM,
         ),
     ] = LogServing("auto")
@@ -303,8 +336,9 @@ class ReadOptions(FramingOptions, frozen=True, kw_only=True, rename="camel"):
     receivers: Annotated[
         int,
         doc(
-            "How many sockets receive the feed, each into a log partition of its own. Those of a PULL share the "
-            "messages; those of a SUB share the endpoints, or the topics.",
+            "The number of sockets that receive the feed. Each fills a log partition of its own. The "
+            "receivers of a PULL share the messages. The receivers of a SUB share the endpoints or the topics "
+            "(`receiversBy`).",
             Role.STREAM,
             Role.WRITER,
             Role.UNACKNOWLEDGED,
@@ -315,7 +349,7 @@ class ReadOptions(FramingOptions, frozen=True, kw_only=True, rename="camel"):
     receivers_by: Annotated[
         ReceiversBy,
         doc(
-            "What the receivers of a SUB share: `endpoints`, or `topics`.",
+            "What the receivers of a SUB share: the `endpoints` or the `topics`.",
             Role.STREAM,
             Role.WRITER,
             Role.UNACKNOWLEDGED,

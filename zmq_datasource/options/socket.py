@@ -34,28 +34,32 @@ class SocketOptions(OptionSet, frozen=True, kw_only=True, rename="camel"):
 
     connect: Annotated[
         Endpoints,
-        doc("Endpoints to connect to, comma-separated. `tcp://vllm-[0-7]:5557` stands for eight of them."),
+        doc(
+            "The endpoints to connect to, separated by commas. `tcp://vllm-[0-7]:5557` means eight endpoints."
+        ),
     ] = Endpoints()
-    bind: Annotated[Endpoints, doc("Endpoints to bind, comma-separated.")] = Endpoints()
+    bind: Annotated[Endpoints, doc("The endpoints to bind, separated by commas.")] = Endpoints()
 
     allowed_clients: Annotated[
         LocalPath,
         doc(
-            "Directory of the certificates (`*.key`) of the clients that may connect to a CURVE server "
-            "(`zmq.curve_server`); without it any client may that knows the server's key. A certificate that is added "
-            "or removed counts for the next connection (docs/security.md)."
+            "The directory with the certificates (`*.key`) of the clients that may connect to a CURVE server "
+            "(`zmq.curve_server`). Without it every client that knows the server's public key may connect. A "
+            "certificate that is added or removed counts for the next connection. See docs/security.md."
         ),
     ] = LocalPath("")
     plain_passwords: Annotated[
         LocalPath,
         doc(
-            "File with a line `name:password` for each client that may connect to a PLAIN server (`zmq.plain_server`). "
-            "A change counts for the next connection."
+            "A file with one line `name:password` for each client that may connect to a PLAIN server "
+            "(`zmq.plain_server`). A change counts for the next connection."
         ),
     ] = LocalPath("")
     allow_insecure_plain: Annotated[
         bool,
-        doc("Whether PLAIN, which encrypts nothing, may be used at an endpoint that other machines reach."),
+        doc(
+            "If true, PLAIN may be used at an endpoint that other machines can reach. PLAIN encrypts nothing."
+        ),
     ] = False
 
     elsewhere: ClassVar[Mapping[str, str]] = dict.fromkeys(

@@ -19,18 +19,20 @@ class WriteOptions(SocketOptions, frozen=True, kw_only=True, rename="camel"):
     socket_type: Annotated[
         SinkSocket,
         doc(
-            "`PUSH` shares the rows among PULL peers; `PUB` sends each to every subscriber; `DEALER` makes each "
-            "batch a transaction of a `ROUTER` source (docs/protocol.md)."
+            "The socket type. `PUSH` shares the rows among the connected PULL sockets. `PUB` sends each row "
+            "to all subscribers. `DEALER` makes each micro-batch a transaction of a `ROUTER` source "
+            "(docs/protocol.md)."
         ),
     ] = SinkSocket("PUSH")
     topic: Annotated[
         str | None,
-        doc("The topic of all rows, in place of a column `topic`."),
+        doc("The topic of all rows. It replaces the column `topic`."),
     ] = None
     sndhwm: Annotated[
         int,
         doc(
-            "Send high-water mark: messages that libzmq queues per connection. libzmq's 0 (no limit) is refused.",
+            "The send high-water mark: how many messages libzmq queues for each connection. libzmq's 0 (no "
+            "limit) is refused.",
             ge=1,
             le=2**31 - 1,
         ),
@@ -38,68 +40,72 @@ class WriteOptions(SocketOptions, frozen=True, kw_only=True, rename="camel"):
     linger: Annotated[
         Linger,
         doc(
-            "How long a task waits at its end for queued messages to leave the process, in milliseconds or with a "
-            "unit; -1 waits for ever."
+            "How long a task waits at its end until the queued messages have left, in milliseconds or with a "
+            "unit. -1 waits without a limit."
         ),
     ] = Linger(30_000)
     noblock: Annotated[
         bool,
         doc(
-            "If true, a message that finds the queue full is dropped and counted (`hwm`); if false, the task waits up "
-            "to `sendTimeout` and then fails. With `deadLetterLocation` it becomes a dead letter instead."
+            "What happens to a message when the queue is full. If true, it is dropped and counted (`hwm`). If "
+            "false, the task waits up to `sendTimeout` and then fails. With `deadLetterLocation` the message "
+            "becomes a dead letter instead."
         ),
     ] = False
     send_timeout: Annotated[
-        Duration, doc("How long one send may wait for room in the queue (`noblock=false`).")
+        Duration, doc("How long the task waits until the queue has room for a message (`noblock=false`).")
     ] = Duration(60)
     max_retries: Annotated[
         int,
         doc(
-            "How often a message that found a full queue is tried again (where no peer came at all within "
-            "`connectTimeout`, nothing is). After one has been tried in vain, the next are tried once each, until one "
-            "is sent.",
+            "How often a message that found a full queue is tried again. After one message was tried in vain, "
+            "the next ones are tried once each until one is sent. Nothing is tried again if no peer came "
+            "within `connectTimeout`.",
             ge=0,
             le=1000,
         ),
     ] = 0
     retry_interval: Annotated[
-        Duration, doc("How long to wait before the first retry; doubled each time, up to 10 s.")
+        Duration,
+        doc("How long to wait before the first retry. The time doubles with each retry, up to 10 seconds."),
     ] = Duration(0.1)
     dead_letter_location: Annotated[
         Location | None,
         doc(
-            "Where rows go that could not be sent, instead of being dropped or failing the task: Parquet files on any "
-            "file system that pyarrow knows, with the reason, once for each committed batch."
+            "Where rows that could not be sent are kept, instead of being dropped or failing the task. They "
+            "are Parquet files with the reason, once for each committed micro-batch, on any file system that "
+            "pyarrow knows."
         ),
     ] = None
     connect_timeout: Annotated[
         Duration,
         doc(
-            "How long a task waits at its start for every endpoint to answer (PUSH) or for `minSubscribers` (PUB)."
+            "How long a task waits at its start until every endpoint has answered (PUSH), or until there are "
+            "`minSubscribers` (PUB)."
         ),
     ] = Duration(30)
     min_subscribers: Annotated[
         int,
         doc(
-            "Subscribers that a PUB waits for before the first message; 0 does not wait. One that "
-            "subscribes to several "
-            "topics while another is connected and has not subscribed yet may count for both.",
+            "The number of subscribers for which a PUB waits before it sends the first message. 0 does not "
+            "wait. A subscriber with several topics may count more than once if another one is connected that "
+            "has not subscribed yet.",
             ge=0,
         ),
     ] = 1
     framing: Annotated[
         SinkFraming,
         doc(
-            "`plain`: topic and value; `sequenced`: topic, publisher, sequence and value, so that a receiver sees what "
-            "is missing or comes twice. See docs/sequences.md."
+            "The frames of a message. `plain` is topic and value. `sequenced` is topic, publisher, sequence "
+            "and value, which lets a receiver find what is missing or comes twice. See docs/sequences.md."
         ),
     ] = SinkFraming("plain")
 
     transaction_id: Annotated[
         str | None,
         doc(
-            "Names the transaction of a batch write (`DEALER`): the same rows written again under the same name have "
-            "no effect, other rows are refused.",
+            "The name of the transaction of a batch write (`DEALER`). Writing the same rows again with the "
+            "same name has no effect. Other rows with the same name are refused.",
             Role.BATCH,
         ),
     ] = None
@@ -107,12 +113,12 @@ class WriteOptions(SocketOptions, frozen=True, kw_only=True, rename="camel"):
     metrics_location: Annotated[
         Location | None,
         doc(
-            "Where each committed batch's account is kept, as one small JSON file: a path or URI of a file system that "
-            "pyarrow knows. See docs/metrics.md."
+            "Where the account of each committed micro-batch is kept, as one small JSON file. It is a path or "
+            "URI of a file system that pyarrow knows. See docs/metrics.md."
         ),
     ] = None
     metrics_retention: Annotated[
-        Duration, doc("How long files stay at `metricsLocation`. The totals go on.")
+        Duration, doc("How long the files stay at `metricsLocation`. The totals are kept.")
     ] = Duration(86_400)
 
     title: ClassVar[str] = "write option"
