@@ -10,7 +10,7 @@ export PYSPARK_PYTHON := $(abspath $(BIN)/python)
 # what needs no Spark. With more the tests fail: Spark gives up a Python process that has not connected back within 10 s.
 WORKERS ?= 3
 
-.PHONY: demo test test-spark test-rest chaos test-long check fast sanitize fuzz bench bench-kafka docs notebook wheel clean
+.PHONY: demo test test-spark test-rest chaos test-long test-lowest check fast sanitize fuzz audit bench bench-kafka docs notebook wheel clean
 
 demo: $(VENV)/.package ## A live feed through Spark and out again; ARGS="--endpoint tcp://..." for your own
 	$(JAVA) $(BIN)/zmq-datasource demo $(ARGS)
@@ -31,6 +31,12 @@ chaos: $(VENV)/.dev ## Weather drawn from seeds against whole topologies; SEEDS=
 test-long: $(VENV)/.dev ## The tests that take minutes
 	$(JAVA) $(BIN)/python -m pytest -m long
 
+test-lowest: $(VENV)/.made ## The tests without Spark, with the oldest versions that pyproject.toml allows
+	$(PYTHON) -m venv build/lowest
+	build/lowest/bin/python -m pip install --quiet --disable-pip-version-check uv
+	build/lowest/bin/uv pip install --quiet --python build/lowest/bin/python --resolution lowest-direct --editable ".[dev]"
+	build/lowest/bin/python -m pytest -m "not spark and not long and not alone"
+
 check: $(VENV)/.dev ## Lint, format, types, layers, generated docs
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
@@ -47,6 +53,11 @@ sanitize: $(VENV)/.dev ## The compiled core's tests under ASan and UBSan
 fuzz: $(VENV)/.dev ## Any bytes against all that reads those of others; SECONDS=600 for each target, ARGS="framing"
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check "atheris>=3"
 	$(BIN)/python -m tests.fuzz --seconds $(or $(SECONDS),60) $(ARGS)
+
+audit: $(VENV)/.dev ## Known vulnerabilities and the licences of all that is installed; asks pypi.org
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check pip-audit pip-licenses
+	$(BIN)/pip-licenses --from=mixed --partial-match --fail-on "GPL;Affero;Proprietary"
+	$(BIN)/pip-audit --skip-editable
 
 bench: $(VENV)/.dev ## Measure side by side; writes benchmarks/RESULTS.md
 	$(JAVA) $(BIN)/python -m benchmarks $(ARGS)

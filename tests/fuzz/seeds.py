@@ -114,12 +114,27 @@ def growing() -> Iterator[bytes]:
     yield b"\xff\xff\0"
 
 
+def sealed() -> Iterator[bytes]:
+    yield from growing()
+
+
 def filling() -> Iterator[bytes]:
     yield b"\2\0\5\2" + packed([b"a", b"b", b"c", b"", b"\1x", b"y" * 100])
 
 
 def main() -> None:
-    for target in (framing, acknowledged, durable, ranges, replay, offsets, options, growing, filling):
+    for target in (
+        framing,
+        acknowledged,
+        durable,
+        ranges,
+        replay,
+        offsets,
+        options,
+        growing,
+        sealed,
+        filling,
+    ):
         directory = CORPUS / target.__name__
         directory.mkdir(parents=True, exist_ok=True)
         for seed in target():

@@ -13,8 +13,10 @@ import zmq
 from tests.support import batch_of
 from zmq_datasource.acknowledged.protocol import Data, decode, rows_of
 from zmq_datasource.counters import SourceCounters
-from zmq_datasource.errors import OptionError, ProtocolError
+from zmq_datasource.errors import DamagedChunkError, OptionError, ProtocolError
+from zmq_datasource.log.chunk import read_chunk, write_batches
 from zmq_datasource.log.growing import read_groups
+from zmq_datasource.log.layout import chunk_name
 from zmq_datasource.log.storage import LogStorage
 from zmq_datasource.log.writer import LogWriter
 from zmq_datasource.messages.framing.fields import UnfitError
@@ -139,9 +141,8 @@ def _open_chunk() -> tuple[bytes, list[bytes]]:
     return content, values
 
 
-def growing(data: bytes) -> None:
-    """An open chunk with any bytes changed, cut anywhere: what is read of it is what was written."""
-    content, values = _open_chunk()
+def _damaged(content: bytes, data: bytes) -> pa.Buffer:
+    """Content with bytes changed and cut off, as three bytes each say."""
     damaged = bytearray(content)
     for at in range(0, len(data) - 2, 3):
         place = int.from_bytes(data[at : at + 2], "big")
@@ -149,8 +150,47 @@ def growing(data: bytes) -> None:
             damaged[place] ^= data[at + 2]
         else:
             del damaged[place % len(content) :]
-    groups = read_groups(pa.py_buffer(bytes(damaged)), 0)
+    return pa.py_buffer(bytes(damaged))
+
+
+def growing(data: bytes) -> None:
+    """An open chunk with any bytes changed, cut anywhere: what is read of it is what was written."""
+    content, values = _open_chunk()
+    groups = read_groups(_damaged(content, data), 0)
     read = [value for batch in groups[0] for value in batch.column("value").to_pylist()]
+    assert read == values[: len(read)], "other rows than were written"
+
+
+@cache
+def _sealed_chunk() -> tuple[bytes, list[bytes]]:
+    """A chunk of three batches, and its values."""
+    values = [b"%d" % number * number for number in range(30)]
+    batches = [number_rows(batch_of(values[begin : begin + 10]), begin, 0) for begin in range(0, 30, 10)]
+    file = pa.BufferOutputStream()
+    write_batches(file, batches, {b"state": b"{}"})
+    return file.getvalue().to_pybytes(), values
+
+
+class _InMemory:
+    """A directory of one file."""
+
+    def __init__(self, content: pa.Buffer) -> None:
+        self._content = content
+
+    def open_chunk(self, _: str) -> pa.NativeFile:
+        return pa.BufferReader(self._content)
+
+    def path_of(self, name: str) -> str:
+        return name
+
+
+def sealed(data: bytes) -> None:
+    """A sealed chunk with any bytes changed, cut anywhere: an error of ours, or what was written."""
+    content, values = _sealed_chunk()
+    chunks, read = _InMemory(_damaged(content, data)), []
+    with suppress(DamagedChunkError):
+        for batch in read_chunk(chunks, chunk_name(0, len(values)), 0, len(values)):
+            read += batch.column("value").to_pylist()
     assert read == values[: len(read)], "other rows than were written"
 
 
@@ -201,5 +241,5 @@ def filling(data: bytes) -> None:
 
 TARGETS: dict[str, Target] = {
     target.__name__: target
-    for target in (framing, acknowledged, durable, ranges, replay, growing, offsets, options, filling)
+    for target in (framing, acknowledged, durable, ranges, replay, growing, sealed, offsets, options, filling)
 }

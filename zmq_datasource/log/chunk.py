@@ -178,6 +178,7 @@ def fingerprint(batch: pa.RecordBatch) -> bytes:
     Raises:
         ValueError: A buffer is shorter than the rows say, or the batch is a slice.
     """
+    batch.validate()  # of a damaged file even the number of nulls may be none
     digest = xxhash.xxh3_64()
     digest.update(batch.num_rows.to_bytes(8, "little"))
     for column in batch.columns:
