@@ -10,6 +10,7 @@ import pytest
 
 import zmq_datasource
 from tests.support import REPOSITORY
+from zmq_datasource import errors
 from zmq_datasource.options import ReadOptions, WriteOptions
 from zmq_datasource.options.parser import describe
 
@@ -52,6 +53,12 @@ def test_the_links_of_a_page_lead_somewhere(page: Path) -> None:
         target = (page.parent / path).resolve() if path else page
         assert target.exists(), link
         assert not anchor or anchor in _anchors(target), link
+
+
+def test_every_error_is_explained() -> None:
+    page = (REPOSITORY / "docs" / "errors.md").read_text(encoding="utf-8")
+    explained = set(re.findall(r"^\| `(\w+)` \|", page, re.MULTILINE))
+    assert explained | {"ZmqDataSourceError", "SocketError", "LogError"} == set(errors.__all__)
 
 
 def test_every_page_is_reached_from_the_readme() -> None:
