@@ -10,7 +10,7 @@ export PYSPARK_PYTHON := $(abspath $(BIN)/python)
 # what needs no Spark. With more the tests fail: Spark gives up a Python process that has not connected back within 10 s.
 WORKERS ?= 3
 
-.PHONY: demo test test-spark test-rest chaos test-long test-lowest check fast sanitize fuzz audit bench bench-kafka docs notebook wheel clean
+.PHONY: demo test test-spark test-rest chaos test-long test-lowest check fast sanitize fuzz audit bench bench-kafka docs site notebook wheel clean
 
 demo: $(VENV)/.package ## A live feed through Spark and out again; ARGS="--endpoint tcp://..." for your own
 	$(JAVA) $(BIN)/zmq-datasource demo $(ARGS)
@@ -67,6 +67,10 @@ bench-kafka: $(VENV)/.dev ## The same beside a Kafka broker, which Maven fetches
 
 docs: $(VENV)/.dev ## Generate the references of options and metrics
 	$(BIN)/python scripts/reference.py
+
+site: $(VENV)/.made ## The documentation as a site, in build/site
+	$(INSTALL) ".[site]"
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 notebook: $(VENV)/.notebook ## Open the notebooks
 	$(JAVA) $(BIN)/jupyter lab notebooks

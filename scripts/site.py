@@ -1,0 +1,60 @@
+"""What MkDocs needs beside docs/: the README as the first page, pages from elsewhere, and the API from the docstrings."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.structure.files import File, Files
+from mkdocs.structure.pages import Page
+
+ROOT = Path(__file__).resolve().parent.parent
+# Pages of the site that are elsewhere in the repository, by their place there.
+PAGES = {"README.md": "index.md", "SECURITY.md": "threat-model.md", "benchmarks/RESULTS.md": "results.md"}
+API = {
+    "In Spark": [
+        "register",
+        "metrics",
+        "live_view",
+        "metrics_dataframe",
+        "ZmqMetricsListener",
+        "start_receivers",
+    ],
+    "Without Spark": ["Producer", "DurableSubscriber", "DurableMessage", "Proxy"],
+}
+_LINK = re.compile(r"(!?)\[([^\]]*)\]\((?!https?:|#)([^)#\s]*)(#[^)\s]*)?\)")
+_TEST_MARK = re.compile(r"<!-- test: \w+ -->\n")
+
+
+def on_files(files: Files, config: MkDocsConfig) -> Files:
+    for place, name in PAGES.items():
+        text = _TEST_MARK.sub("", (ROOT / place).read_text(encoding="utf-8"))
+        files.append(File.generated(config, name, content=_relinked(text, (ROOT / place).parent)))
+    sections = [
+        f"## {title}\n\n"
+        + "\n".join(f"::: zmq_datasource.{name}\n    options: {{heading_level: 3}}\n" for name in names)
+        for title, names in API.items()
+    ]
+    files.append(File.generated(config, "api.md", content="# API\n\n" + "\n".join(sections)))
+    return files
+
+
+def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
+    del config, files
+    return markdown if page.file.generated_by else _relinked(markdown, ROOT / "docs")
+
+
+def _relinked(text: str, directory: Path) -> str:
+    """Links as they are in the site; what is not part of it is only named."""
+
+    def replaced(link: re.Match[str]) -> str:
+        image, words, path, anchor = link[1], link[2], link[3], link[4] or ""
+        target = (directory / path).resolve().relative_to(ROOT).as_posix()
+        if target in PAGES:
+            return f"{image}[{words}]({PAGES[target]}{anchor})"
+        if target.startswith("docs/"):
+            return f"{image}[{words}]({target.removeprefix('docs/')}{anchor})"
+        return words if words.startswith("`") or " " in words else f"`{words}`"
+
+    return _LINK.sub(replaced, text)
