@@ -10,7 +10,10 @@ export PYSPARK_PYTHON := $(abspath $(BIN)/python)
 # what needs no Spark. With more the tests fail: Spark gives up a Python process that has not connected back within 10 s.
 WORKERS ?= 3
 
-.PHONY: demo test test-spark test-rest chaos test-long test-lowest check fast sanitize fuzz audit bench bench-kafka docs site notebook wheel clean
+.PHONY: help demo test test-spark test-rest chaos test-long test-lowest check fast sanitize fuzz audit bench bench-kafka docs site notebook wheel clean
+
+help: ## What there is
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1\t\2/p' Makefile | expand -t 14
 
 demo: $(VENV)/.package ## A live feed through Spark and out again; ARGS="--endpoint tcp://..." for your own
 	$(JAVA) $(BIN)/zmq-datasource demo $(ARGS)

@@ -1,4 +1,4 @@
-"""What MkDocs needs beside docs/: the README as the first page, pages from elsewhere, and the API from the docstrings."""
+"""What MkDocs needs beside docs/: the README as the first page, other pages, and the API from the docstrings."""
 
 from __future__ import annotations
 
