@@ -21,6 +21,7 @@ API = {
         "ZmqMetricsListener",
         "start_receivers",
     ],
+    "Values": ["functions.from_msgpack", "functions.to_msgpack"],
     "Without Spark": ["Producer", "DurableSubscriber", "DurableMessage", "Proxy"],
 }
 _LINK = re.compile(r"(!?)\[([^\]]*)\]\((?!https?:|#)([^)#\s]*)(#[^)\s]*)?\)")

@@ -1,0 +1,110 @@
+"""MessagePack as columns: what msgspec and Spark write is read, and what does not fit is null or an error."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any
+
+import msgspec
+import pytest
+from pyspark.errors import PySparkException
+from pyspark.sql import Row, SparkSession
+from pyspark.sql.functions import struct
+
+from zmq_datasource import OptionError
+from zmq_datasource.functions import from_msgpack, to_msgpack
+
+pytestmark = pytest.mark.spark
+
+SCHEMA = (
+    "name STRING, count BIGINT, small TINYINT, share DOUBLE, raw BINARY, good BOOLEAN, at TIMESTAMP, "
+    "numbers ARRAY<INT>, by MAP<STRING, DOUBLE>, inner STRUCT<a: INT, b: STRING>"
+)
+FULL: dict[str, Any] = {
+    "name": "Oslø",
+    "count": 2**63 - 1,
+    "small": -128,
+    "share": 0.25,
+    "raw": b"\0\xff",
+    "good": True,
+    "at": datetime(2026, 11, 22, 12, 30, 15, 123456, UTC),
+    "numbers": [1, None, -3],
+    "by": {"x": 1.5},
+    "inner": {"a": 1, "b": "two"},
+}
+
+
+def read(spark: SparkSession, value: bytes | None, schema: str, **more: Any) -> Any:
+    rows = spark.createDataFrame([(value,)], "value BINARY")
+    (row,) = rows.select(from_msgpack("value", schema, **more).alias("read")).collect()
+    return row.read
+
+
+def test_a_map_is_a_struct_by_names(spark: SparkSession) -> None:
+    found = read(spark, msgspec.msgpack.encode({**FULL, "unknown": 1}), SCHEMA).asDict(recursive=True)
+    found["at"] = found["at"].astimezone(UTC)
+    assert {**found, "raw": bytes(found["raw"])} == FULL
+    assert read(spark, msgspec.msgpack.encode({"b": 1}), "a INT, b INT") == Row(a=None, b=1)
+
+
+def test_an_array_is_a_struct_by_the_order_of_its_fields(spark: SparkSession) -> None:
+    """As msgspec writes structs with ``array_like``, vLLM's among them."""
+
+    class Event(msgspec.Struct, array_like=True, tag=True):
+        hashes: list[int]
+        size: float
+
+    value = msgspec.msgpack.encode([1.5, [Event([1, 2], 16), Event([], 8)]])
+    schema = "ts DOUBLE, events ARRAY<STRUCT<type: STRING, hashes: ARRAY<BIGINT>, size: DOUBLE, later: INT>>"
+    assert read(spark, value, schema) == Row(
+        ts=1.5, events=[Row(type="Event", hashes=[1, 2], size=16.0, later=None), Row("Event", [], 8.0, None)]
+    )
+
+
+def test_what_is_written_is_read_again(spark: SparkSession) -> None:
+    rows = spark.createDataFrame([tuple(FULL.values()), (None,) * len(FULL)], SCHEMA)
+    written = rows.select(to_msgpack(struct("*")).alias("value"))
+    again = written.select(from_msgpack("value", SCHEMA).alias("row")).select("row.*")
+    assert again.collect() == rows.collect()
+    first = msgspec.msgpack.decode(written.first()["value"])
+    assert (first["name"], first["raw"], first["by"], first["inner"]) == (
+        "Oslø",
+        b"\0\xff",
+        {"x": 1.5},
+        FULL["inner"],
+    )
+
+
+@pytest.mark.parametrize(
+    ("value", "schema"),
+    [
+        (b"\xc1", "a INT"),  # no MessagePack
+        (b"", "a INT"),
+        (b"\x93\1", "ARRAY<INT>"),  # cut off
+        (b"\x91" * 5000 + b"\1", "ARRAY<INT>"),  # nested without end
+        (b"\xa1\xff", "STRING"),  # no UTF-8
+        (msgspec.msgpack.encode(2**40), "INT"),
+        (msgspec.msgpack.encode(True), "INT"),
+        (msgspec.msgpack.encode(1), "BOOLEAN"),
+        (msgspec.msgpack.encode("1"), "INT"),
+        (msgspec.msgpack.encode("1"), "BINARY"),
+        (msgspec.msgpack.encode({"a": {"b": []}}), "a STRUCT<b: INT>"),
+        (msgspec.msgpack.encode(7), "a INT"),
+    ],
+)
+def test_what_does_not_fit_is_null_or_fails(spark: SparkSession, value: bytes, schema: str) -> None:
+    assert read(spark, value, schema) is None
+    with pytest.raises(PySparkException, match=r"RowError: from_msgpack: .*mode='permissive'"):
+        read(spark, value, schema, mode="failfast")
+
+
+def test_a_null_and_nil_are_null(spark: SparkSession) -> None:
+    assert read(spark, None, "a INT", mode="failfast") is None
+    assert read(spark, msgspec.msgpack.encode(None), "a INT", mode="failfast") is None
+
+
+def test_what_messagepack_does_not_have_is_refused(spark: SparkSession) -> None:
+    with pytest.raises(OptionError, match=r"schema\.a is interval.*read it as a number or text"):
+        read(spark, b"", "a INTERVAL DAY TO SECOND")
+    with pytest.raises(OptionError, match="'permissive' or 'failfast'"):
+        read(spark, b"", "a INT", mode="dropmalformed")

@@ -1,0 +1,173 @@
+"""Functions for values: MessagePack to columns and back.
+
+As Spark's ``from_json`` and ``to_json``, for the format that many ZeroMQ programs send::
+
+    from zmq_datasource.functions import from_msgpack
+
+    feed.select(from_msgpack("value", "city STRING, celsius DOUBLE").alias("weather")).select("weather.*")
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import datetime
+from typing import Any, Literal
+
+import msgspec
+import pyarrow as pa
+from pyspark.sql import Column
+from pyspark.sql import types as t
+from pyspark.sql.pandas.functions import arrow_udf
+from pyspark.sql.pandas.types import to_arrow_type
+
+from zmq_datasource.errors import OptionError, RowError
+
+__all__ = ["from_msgpack", "to_msgpack"]
+
+_Fit = Callable[[Any], Any]
+_INTEGERS: dict[type[t.DataType], int] = {t.ByteType: 8, t.ShortType: 16, t.IntegerType: 32, t.LongType: 64}
+
+
+class _UnfitError(ValueError):
+    """A value that the schema has no place for."""
+
+
+def from_msgpack(
+    column: Column | str,
+    schema: t.DataType | str,
+    mode: Literal["permissive", "failfast"] = "permissive",
+) -> Column:
+    """Read MessagePack as a column of a schema.
+
+    A map becomes a struct by the names of its fields; those that the schema does not have are left out, and those that
+    the map does not have are null. An array becomes an ARRAY, or a struct by the order of its fields. A timestamp
+    (extension -1) becomes a TIMESTAMP. Where an integer stands for a DOUBLE, it is one.
+
+    Args:
+        column: BINARY, as the column ``value`` of a source.
+        schema: Of the result, as Spark writes it (``"city STRING, celsius DOUBLE"``, ``"ARRAY<INT>"``).
+        mode: ``permissive``: null for a value that is no MessagePack or does not fit the schema; ``failfast``: the
+            query fails, with the value's beginning.
+
+    Raises:
+        OptionError: A type of the schema that MessagePack has no value for, or another mode.
+    """
+    if mode not in ("permissive", "failfast"):
+        raise OptionError(f"from_msgpack(mode={mode!r}): it must be 'permissive' or 'failfast'")
+    kind = t.DataType.fromDDL(schema) if isinstance(schema, str) else schema
+    fit, arrow = _fit_of(kind, "schema"), to_arrow_type(kind, timezone="UTC")
+
+    def read(value: bytes | None) -> Any:
+        if value is None:
+            return None
+        try:
+            return fit(msgspec.msgpack.decode(value))
+        except (msgspec.DecodeError, _UnfitError, RecursionError, UnicodeDecodeError) as e:
+            if mode == "failfast":
+                raise RowError(
+                    f"from_msgpack: {e}, in a value of {len(value)} bytes that begins with {value[:32]!r}; correct the "
+                    "schema, or use mode='permissive' to read such values as null"
+                ) from e
+            return None
+
+    def convert(values: pa.Array) -> pa.Array:
+        return pa.array([read(value) for value in values.to_pylist()], arrow)
+
+    return _applied(convert, kind, column)
+
+
+def to_msgpack(column: Column | str) -> Column:
+    """Write a column as MessagePack (BINARY), as ``from_msgpack`` reads it: a struct becomes a map.
+
+    Numbers, texts, BINARY, BOOLEAN, TIMESTAMP, and arrays, maps and structs of them can be written; a null is nil, also
+    at the top, where ``from_msgpack`` reads null again.
+
+    Raises:
+        RowError: In the query: a value of another type.
+    """
+
+    def convert(values: pa.Array) -> pa.Array:
+        try:
+            return pa.array(
+                [_encoded(value) for value in values.to_pylist(maps_as_pydicts="strict")], pa.binary()
+            )
+        except TypeError as e:
+            raise RowError(f"to_msgpack: {e}; cast such a column to a type that MessagePack has") from e
+
+    return _applied(convert, t.BinaryType(), column)
+
+
+def _applied(convert: Callable[[pa.Array], pa.Array], kind: t.DataType, column: Column | str) -> Column:
+    # Spark looks at the annotations themselves, which are texts in this module.
+    convert.__annotations__ = {"values": pa.Array, "return": pa.Array}
+    made: Any = arrow_udf(convert, kind)  # type: ignore[call-overload]
+    applied: Column = made(column)
+    return applied
+
+
+def _encoded(value: Any) -> bytes:
+    return msgspec.msgpack.encode(value, enc_hook=_refuse)
+
+
+def _refuse(value: Any) -> Any:
+    raise TypeError(f"MessagePack has no {type(value).__name__}")
+
+
+def _fit_of(kind: t.DataType, where: str) -> _Fit:
+    """What makes of a decoded value one of this type, or raises ``_UnfitError``."""
+    fit = _fit_not_null(kind, where)
+    return lambda value: None if value is None else fit(value)
+
+
+def _fit_not_null(kind: t.DataType, where: str) -> _Fit:
+    if isinstance(kind, t.StructType):
+        return _struct(kind, where)
+    if isinstance(kind, t.ArrayType):
+        element = _fit_of(kind.elementType, f"{where}[]")
+        return lambda value: [element(one) for one in _instance(value, list, where)]
+    if isinstance(kind, t.MapType):
+        key, item = _fit_of(kind.keyType, f"{where} key"), _fit_of(kind.valueType, f"{where}{{}}")
+        return lambda value: [(key(k), item(v)) for k, v in _instance(value, dict, where).items()]
+    if type(kind) in _INTEGERS:
+        return _integer(_INTEGERS[type(kind)], where)
+    if isinstance(kind, t.FloatType | t.DoubleType):
+        return lambda value: float(_instance(value, (int, float), where))
+    simple = {t.BooleanType: bool, t.StringType: str, t.BinaryType: bytes, t.TimestampType: datetime}
+    python = simple.get(type(kind))
+    if python is None:
+        raise OptionError(
+            f"from_msgpack: {where} is {kind.simpleString()}, which MessagePack has no value for; read it as a number "
+            "or text, and cast it"
+        )
+    return lambda value: _instance(value, python, where)
+
+
+def _instance(value: Any, kind: type | tuple[type, ...], where: str) -> Any:
+    # In Python a bool is an int.
+    if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
+        raise _UnfitError(f"{where} is {type(value).__name__}")
+    return value
+
+
+def _integer(bits: int, where: str) -> _Fit:
+    least, most = -(1 << (bits - 1)), (1 << (bits - 1)) - 1
+
+    def fit(value: Any) -> int:
+        number: int = _instance(value, int, where)
+        if not least <= number <= most:
+            raise _UnfitError(f"{where} is {number}, which has more than {bits} bits")
+        return number
+
+    return fit
+
+
+def _struct(kind: t.StructType, where: str) -> _Fit:
+    fields = [(field.name, _fit_of(field.dataType, f"{where}.{field.name}")) for field in kind.fields]
+
+    def fit(value: Any) -> dict[str, Any]:
+        if isinstance(value, dict):
+            return {name: of(value.get(name)) for name, of in fields}
+        given = _instance(value, list, where)
+        return {name: of(given[at]) if at < len(given) else None for at, (name, of) in enumerate(fields)}
+
+    return fit
