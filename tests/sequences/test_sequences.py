@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from tests.support.sequence_model import Model
 from zmq_datasource.options import Numbering
 from zmq_datasource.sequences import Key, Keys, Run, SequenceFindings, SequenceTracker, runs_of, state
+from zmq_datasource.sequences.records import Sample
 
 KEY = b"p"
 PLAIN = Numbering(("publisher",))
@@ -588,3 +589,176 @@ def test_counters_of_several_names_are_only_those_that_there_are() -> None:
         (b"b", b"y"),
         (b"a", b"x"),
     ]
+
+
+# What a change of one operator or argument would break.
+
+
+def noticed(tracked: SequenceTracker) -> list[tuple[int, int, int]]:
+    return [(gap.first, gap.last, gap.noticed) for gap in tracked.gaps]
+
+
+def test_each_gap_says_when_it_was_noticed() -> None:
+    whole = tracker(Numbering(("publisher",), restarts=False, whole=True))
+    see(whole, 2, when=5)
+    assert noticed(whole) == [(0, 1, 5)]
+    tracked = tracker(Numbering(("publisher",), window=10))
+    see(tracked, 100)
+    see(tracked, 3, when=6)  # a restart, by the window
+    assert noticed(tracked) == [(0, 2, 6)]
+    on_a_new_connection = tracker(ENDPOINT)
+    see(on_a_new_connection, 9)
+    on_a_new_connection.connections[KEY] = 1
+    see(on_a_new_connection, 2, when=8)
+    assert noticed(on_a_new_connection) == [(0, 1, 8)]
+    announced = tracker()
+    announced.announce(KEY, 3, 5)
+    assert announced.announce(KEY, 5, 9).gaps == list(announced.gaps)
+    assert noticed(announced) == [(4, 5, 9)]
+    beyond = tracker(Numbering(("publisher",), restarts=False, whole=True))
+    beyond.announce(KEY, 2, 4)
+    assert noticed(beyond) == [(0, 2, 4)]
+    replayed, findings = tracker(), SequenceFindings()
+    see(replayed, 0)
+    replayed.track_replayed(KEY, 5, 11, True, findings)
+    assert noticed(replayed) == [(1, 4, 11)]
+
+
+def test_a_gap_that_is_split_stays_what_it_was() -> None:
+    tracked = tracker()
+    see(tracked, 0, 10, when=3)
+    tracked.gaps.settle(tracked.missing(KEY))
+    see(tracked, 5, when=99)
+    assert [(gap.first, gap.last, gap.noticed, gap.healed, gap.settled) for gap in tracked.gaps] == [
+        (1, 4, 3, None, True),
+        (5, 5, 3, 99, False),
+        (6, 9, 3, None, True),
+    ]
+
+
+def test_what_several_restarts_of_one_call_have_left_is_all_told() -> None:
+    tracked = tracker()
+    findings = see(tracked, 0, 2, 0, 2, 0)
+    assert [(gap.epoch, gap.first, gap.last) for gap in findings.abandoned] == [(0, 1, 1), (1, 1, 1)]
+    assert len(tracked.gaps) == 2  # and a restart with the first number has no gap
+
+
+def test_announcements_judge_as_messages_do() -> None:
+    tracked = tracker()
+    see(tracked, 0)
+    tracked.announce(KEY, 1, 0)
+    assert missing(tracked) == [(1, 1)]
+    assert not tracked.counters[KEY].ended
+    assert not see(tracked, 2).gaps
+    tracked.announce(KEY, 2, 0, end=True)
+    assert missing(tracked) == [(1, 1)]
+    assert tracked.counters[KEY].ended
+    wrapping = tracker(Numbering(("publisher",), end=15))
+    see(wrapping, 14)
+    wrapping.announce(KEY, 2, 0)  # after 15 comes 0
+    assert missing(wrapping) == [(15, 18)]
+    few = tracker(gaps=1)
+    see(few, 0)
+    few.announce(KEY, 1, 0)
+    see(few, 2)
+    assert [(gap.first, gap.last) for gap in few.announce(KEY, 3, 0).abandoned] == [(1, 1)]
+
+
+def test_an_announcement_ends_what_a_replay_has_brought_ahead() -> None:
+    tracked = tracker()
+    replay(tracked, range(5), onwards=True)
+    tracked.announce(KEY, 6, 0)
+    assert see(tracked, 3).duplicates == [0]  # and not what the replay has brought
+
+
+def test_a_counter_that_a_replay_began_keeps_its_gaps_over_a_restart_of_ours() -> None:
+    tracked = tracker()
+    see(tracked, 0, 3, key=b"other")
+    tracked.begin(KEY, 5)
+    see(tracked, 7)
+    again = tracker()
+    state.restore(again, through_json(state.full(tracked)), through_json(state.delta(tracked)))
+    assert missing(again) == [(5, 6)]
+    assert missing(again, b"other") == [(1, 2)]
+
+
+def test_whether_it_is_the_publisher_last_heard_depends_on_the_connection() -> None:
+    tracked = tracker(ENDPOINT)
+    assert tracked.is_certain(KEY)  # never heard
+    see(tracked, 1)
+    assert tracked.is_certain(KEY)
+    tracked.connections[KEY] = 1
+    assert not tracked.is_certain(KEY)
+    tracked.make_certain(KEY)
+    assert tracked.is_certain(KEY)
+    tracked.connections[KEY] = 2
+    tracked.begin_anew(KEY, 0, SequenceFindings())
+    assert tracked.is_certain(KEY)
+
+
+def test_of_counters_by_several_things_the_endpoint_has_the_connection() -> None:
+    tracked = tracker(Numbering(("publisher", "endpoint")))
+    key = (b"p", b"e")
+    tracked.track(in_runs([key] * 2, [8, 9]), lambda _: 0)
+    tracked.connections[b"e"] = 1
+    assert tracked.track(in_runs([key], [5]), lambda _: 0).restarts == [key]
+
+
+def test_topics_and_samples_are_kept() -> None:
+    tracked = tracker()
+    see(tracked, 1)
+    see(tracked, 1, key=b"\xff")
+    tracked.counters[KEY].topic = b"kv"
+    tracked.counters[b"\xff"].topic = b"\xfe"
+    tracked.counters[b"\xff"].sample = Sample.of(1, b"value")
+    again = tracker()
+    state.restore(again, through_json(state.full(tracked)), through_json(state.delta(tracked)))
+    assert memory(again) == memory(tracked)
+    assert Sample.of(1, b"value") not in (Sample.of(2, b"value"), Sample.of(1, b"other"))
+
+
+def test_what_is_below_a_forgotten_gap_is_late_and_above_it_seen() -> None:
+    tracked = tracker(gaps=1)
+    findings = see(tracked, 0, 2, 4)
+    assert [(gap.first, gap.last) for gap in findings.abandoned] == [(1, 1)]
+    assert (see(tracked, 1).duplicates, tracked.totals.late) == ([], 1)
+    assert see(tracked, 2).duplicates == [0]
+
+
+def test_forgotten_counters_are_counted_one_by_one_and_begin_anew() -> None:
+    tracked = tracker(counters=1)
+    replay(tracked, range(3, 6), onwards=True)
+    see(tracked, 1, key=b"other")
+    see(tracked, 5)
+    assert tracked.totals.forgotten == 2
+    assert see(tracked, 6, 6).duplicates == [1]
+    assert see(tracked, 5).overlapping == []  # that replay is forgotten, too
+
+
+def test_what_is_older_than_a_replay_is_late_each_time() -> None:
+    tracked = tracker()
+    replay(tracked, range(5, 9), onwards=True)
+    see(tracked, 3, 4)
+    assert tracked.totals.late == 2
+
+
+def test_what_a_live_flow_repeats_while_it_catches_up_is_a_duplicate() -> None:
+    tracked = tracker()
+    replay(tracked, range(5, 8), onwards=True)
+    findings = see(tracked, 5, 5)
+    assert (findings.overlapping, findings.duplicates) == ([0], [1])
+    assert tracked.next_number(KEY) == 8
+    assert not see(tracked, 8).gaps
+
+
+def test_of_counters_that_take_turns_each_has_its_places_and_numbers() -> None:
+    tracked = tracker()
+    assert tracked.track(in_runs([b"a", b"b", b"a", b"b"], [5, 5, 5, 6]), lambda _: 0).duplicates == [2]
+    tracked.track(in_runs([b"c", b"c", b"d", b"d"], [5, 6, 7, 8]), lambda _: 0)
+    assert (tracked.next_number(b"c"), tracked.next_number(b"d")) == (7, 9)
+
+
+def test_totals_are_told_in_a_line() -> None:
+    tracked = tracker()
+    see(tracked, 0, 2)
+    assert str(tracked.totals).startswith("lost=1 late=0 ")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
@@ -36,7 +36,13 @@ __all__ = [
 _F = TypeVar("_F", bound=Callable[..., Any])
 
 
-class Read(click.ParamType[Any]):
+if TYPE_CHECKING:
+    _ParamType = click.ParamType[Any]
+else:  # where it is generic only since click 8.4
+    _ParamType = click.ParamType
+
+
+class Read(_ParamType):
     """A value that a function reads from text; what it cannot read, is named with its option."""
 
     def __init__(self, name: str, read: Callable[[str], Any]) -> None:

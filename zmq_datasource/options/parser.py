@@ -190,7 +190,7 @@ def _read(option: OptionDoc, text: str) -> Any:
         if hasattr(option.kind, "read"):
             return option.kind.read(text.strip())
         return msgspec.convert(text.strip(), option.hint, strict=False)
-    except ValueError as e:
+    except (ValueError, msgspec.ValidationError) as e:  # before msgspec 0.21 it is no ValueError
         # msgspec knows our type's name in Python, the user knows it in words.
         reason = f"it must be {option.words}" if "got `str`" in str(e) else str(e)
         if isinstance(e, msgspec.ValidationError):

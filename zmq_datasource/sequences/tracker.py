@@ -125,7 +125,6 @@ class SequenceTracker:
         self.gaps.end_epoch(key)
         counter.epoch += 1
         counter.since = self.gaps.next_serial
-        counter.turn = 0
         counter.sample = None
         counter.floor = min(number, self.numbering.start)
         counter.connection = self._connection(key)
