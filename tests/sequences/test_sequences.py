@@ -649,7 +649,8 @@ def test_announcements_judge_as_messages_do() -> None:
     tracked.announce(KEY, 1, 0)
     assert missing(tracked) == [(1, 1)]
     assert not tracked.counters[KEY].ended
-    assert not see(tracked, 2).gaps
+    findings = see(tracked, 2)
+    assert (findings.gaps, findings.duplicates) == ([], [])
     tracked.announce(KEY, 2, 0, end=True)
     assert missing(tracked) == [(1, 1)]
     assert tracked.counters[KEY].ended
@@ -756,6 +757,24 @@ def test_of_counters_that_take_turns_each_has_its_places_and_numbers() -> None:
     assert tracked.track(in_runs([b"a", b"b", b"a", b"b"], [5, 5, 5, 6]), lambda _: 0).duplicates == [2]
     tracked.track(in_runs([b"c", b"c", b"d", b"d"], [5, 6, 7, 8]), lambda _: 0)
     assert (tracked.next_number(b"c"), tracked.next_number(b"d")) == (7, 9)
+
+
+def test_a_replay_goes_over_the_turn_of_a_counter() -> None:
+    tracked = tracker(Numbering(("publisher",), end=15, restarts=False))
+    assert replay(tracked, [14, 15, 0, 1], onwards=True) == [14, 15, 0, 1]
+    assert (tracked.next_number(KEY), len(tracked.gaps)) == (2, 0)
+    findings = see(tracked, 15, 0, 1, 2, 4)
+    assert (findings.overlapping, findings.duplicates, missing(tracked)) == ([0, 1, 2], [], [(19, 19)])
+    assert replay(tracked, [1, 3]) == [3]
+
+
+def test_a_replay_forgets_and_tells_as_the_live_flow_does() -> None:
+    tracked, findings = SequenceTracker(ENDPOINT, 1000, 1), SequenceFindings()
+    tracked.connections[KEY] = 3
+    for number in (0, 2, 4):
+        tracked.track_replayed(KEY, number, 0, True, findings)
+    assert [(gap.first, gap.last) for gap in findings.abandoned] == [(1, 1)]
+    assert tracked.is_certain(KEY)
 
 
 def test_totals_are_told_in_a_line() -> None:
