@@ -46,6 +46,8 @@ class LimitedLog:
         self.flush()
         if self._lines < _LINES:
             self._lines += 1
+            # Who keeps records must not keep, by an error's traceback, the messages that it is about.
+            args = tuple(str(arg) if isinstance(arg, BaseException) else arg for arg in args)
             self._log.log(level, message, *args, exc_info=error)
         else:
             self._left_out += 1
