@@ -75,27 +75,35 @@ def test_what_is_written_is_read_again(spark: SparkSession) -> None:
     )
 
 
-@pytest.mark.parametrize(
-    ("value", "schema"),
-    [
-        (b"\xc1", "a INT"),  # no MessagePack
-        (b"", "a INT"),
-        (b"\x93\1", "ARRAY<INT>"),  # cut off
-        (b"\x91" * 5000 + b"\1", "ARRAY<INT>"),  # nested without end
-        (b"\xa1\xff", "STRING"),  # no UTF-8
-        (msgspec.msgpack.encode(2**40), "INT"),
-        (msgspec.msgpack.encode(True), "INT"),
-        (msgspec.msgpack.encode(1), "BOOLEAN"),
-        (msgspec.msgpack.encode("1"), "INT"),
-        (msgspec.msgpack.encode("1"), "BINARY"),
-        (msgspec.msgpack.encode({"a": {"b": []}}), "a STRUCT<b: INT>"),
-        (msgspec.msgpack.encode(7), "a INT"),
-    ],
-)
-def test_what_does_not_fit_is_null_or_fails(spark: SparkSession, value: bytes, schema: str) -> None:
-    assert read(spark, value, schema) is None
+UNFIT = [
+    (b"\xc1", "a INT"),  # no MessagePack
+    (b"", "a INT"),
+    (b"\x93\1", "ARRAY<INT>"),  # cut off
+    (b"\x91" * 5000 + b"\1", "ARRAY<INT>"),  # nested without end
+    (b"\xa1\xff", "STRING"),  # no UTF-8
+    (msgspec.msgpack.encode(2**40), "INT"),
+    (msgspec.msgpack.encode(True), "INT"),
+    (msgspec.msgpack.encode(1), "BOOLEAN"),
+    (msgspec.msgpack.encode("1"), "INT"),
+    (msgspec.msgpack.encode("1"), "BINARY"),
+    (msgspec.msgpack.encode({"a": {"b": []}}), "a STRUCT<b: INT>"),
+    (msgspec.msgpack.encode(7), "a INT"),
+]
+
+
+def test_what_does_not_fit_is_null(spark: SparkSession) -> None:
+    names = [f"c{at}" for at in range(len(UNFIT))]
+    rows = spark.createDataFrame(
+        [tuple(value for value, _ in UNFIT)], ", ".join(f"{name} BINARY" for name in names)
+    )
+    columns = [from_msgpack(name, schema).alias(name) for name, (_, schema) in zip(names, UNFIT, strict=True)]
+    assert rows.select(columns).collect() == [Row(*[None] * len(UNFIT))]
+
+
+@pytest.mark.parametrize("at", [0, 5])
+def test_what_does_not_fit_fails_if_so_wished(spark: SparkSession, at: int) -> None:
     with pytest.raises(PySparkException, match=r"RowError: from_msgpack: .*mode='permissive'"):
-        read(spark, value, schema, mode="failfast")
+        read(spark, *UNFIT[at], mode="failfast")
 
 
 def test_a_null_and_nil_are_null(spark: SparkSession) -> None:
