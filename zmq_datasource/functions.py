@@ -79,20 +79,13 @@ def from_msgpack(
 def to_msgpack(column: Column | str) -> Column:
     """Write a column as MessagePack (BINARY), as ``from_msgpack`` reads it: a struct becomes a map.
 
-    Numbers, texts, BINARY, BOOLEAN, TIMESTAMP, and arrays, maps and structs of them can be written; a null is nil, also
-    at the top, where ``from_msgpack`` reads null again.
-
-    Raises:
-        RowError: In the query: a value of another type.
+    A null is nil, also at the top, where ``from_msgpack`` reads null again. What MessagePack has no type for becomes
+    text: DECIMAL, DATE, TIMESTAMP_NTZ.
     """
 
     def convert(values: pa.Array) -> pa.Array:
-        try:
-            return pa.array(
-                [_encoded(value) for value in values.to_pylist(maps_as_pydicts="strict")], pa.binary()
-            )
-        except TypeError as e:
-            raise RowError(f"to_msgpack: {e}; cast such a column to a type that MessagePack has") from e
+        rows = values.to_pylist(maps_as_pydicts="strict")
+        return pa.array([msgspec.msgpack.encode(row) for row in rows], pa.binary())
 
     return _applied(convert, t.BinaryType(), column)
 
@@ -105,28 +98,21 @@ def _applied(convert: Callable[[pa.Array], pa.Array], kind: t.DataType, column: 
     return applied
 
 
-def _encoded(value: Any) -> bytes:
-    return msgspec.msgpack.encode(value, enc_hook=_refuse)
-
-
-def _refuse(value: Any) -> Any:
-    raise TypeError(f"MessagePack has no {type(value).__name__}")
-
-
-def _fit_of(kind: t.DataType, where: str) -> _Fit:
+def _fit_of(kind: t.DataType, where: str, nullable: bool = True) -> _Fit:
     """What makes of a decoded value one of this type, or raises ``_UnfitError``."""
     fit = _fit_not_null(kind, where)
-    return lambda value: None if value is None else fit(value)
+    return (lambda value: None if value is None else fit(value)) if nullable else fit
 
 
 def _fit_not_null(kind: t.DataType, where: str) -> _Fit:
     if isinstance(kind, t.StructType):
         return _struct(kind, where)
     if isinstance(kind, t.ArrayType):
-        element = _fit_of(kind.elementType, f"{where}[]")
+        element = _fit_of(kind.elementType, f"{where}[]", kind.containsNull)
         return lambda value: [element(one) for one in _instance(value, list, where)]
     if isinstance(kind, t.MapType):
-        key, item = _fit_of(kind.keyType, f"{where} key"), _fit_of(kind.valueType, f"{where}{{}}")
+        key = _fit_of(kind.keyType, f"{where} key", nullable=False)
+        item = _fit_of(kind.valueType, f"{where}{{}}", kind.valueContainsNull)
         return lambda value: [(key(k), item(v)) for k, v in _instance(value, dict, where).items()]
     if type(kind) in _INTEGERS:
         return _integer(_INTEGERS[type(kind)], where)
@@ -162,7 +148,10 @@ def _integer(bits: int, where: str) -> _Fit:
 
 
 def _struct(kind: t.StructType, where: str) -> _Fit:
-    fields = [(field.name, _fit_of(field.dataType, f"{where}.{field.name}")) for field in kind.fields]
+    fields = [
+        (field.name, _fit_of(field.dataType, f"{where}.{field.name}", field.nullable))
+        for field in kind.fields
+    ]
 
     def fit(value: Any) -> dict[str, Any]:
         if isinstance(value, dict):

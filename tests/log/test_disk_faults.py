@@ -518,3 +518,32 @@ def test_silent_connections_end_no_receiver(limit: str, context: Context, tmp_pa
         process.wait(60)
     assert process.returncode == 0, said.read_text()
     assert numbers(tmp_path) == list(range(10))
+
+
+def test_a_proxy_that_cannot_list_its_log_for_a_moment_goes_on(
+    context: zmq.Context[zmq.Socket[bytes]],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Its server process lists the log when a chunk is sealed, and a process may have too many open files just then."""
+    sides, scandir, refused = endpoints("pull", "durable"), os.scandir, []
+
+    def refuse(path: Any = ".") -> Any:
+        if str(path) == str(tmp_path / "0") and len(refused) < 3:
+            refused.append(path)
+            raise OSError(errno.EMFILE, "Too many open files")
+        return scandir(path)
+
+    push = context.socket(zmq.PUSH)
+    with (
+        ProxyThreads(tmp_path, sides),
+        DurableSubscriber(sides["durable"], "billing", timeout=20) as subscriber,
+    ):
+        monkeypatch.setattr(os, "scandir", refuse)
+        push.connect(sides["pull"])
+        push.send(b"1")
+        wait_for(lambda: "reading the log along: " in caplog.text, "a refusal")
+        push.send(b"2")
+        received = [subscriber.receive(20), subscriber.receive(20)]
+    assert [message and message.value for message in received] == [b"1", b"2"]

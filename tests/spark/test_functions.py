@@ -88,6 +88,8 @@ UNFIT = [
     (msgspec.msgpack.encode("1"), "BINARY"),
     (msgspec.msgpack.encode({"a": {"b": []}}), "a STRUCT<b: INT>"),
     (msgspec.msgpack.encode(7), "a INT"),
+    (msgspec.msgpack.encode({None: 1}), "MAP<STRING, INT>"),  # Spark's maps have no null key
+    (msgspec.msgpack.encode({"b": 1}), "a INT NOT NULL, b INT"),
 ]
 
 
@@ -109,6 +111,18 @@ def test_what_does_not_fit_fails_if_so_wished(spark: SparkSession, at: int) -> N
 def test_a_null_and_nil_are_null(spark: SparkSession) -> None:
     assert read(spark, None, "a INT", mode="failfast") is None
     assert read(spark, msgspec.msgpack.encode(None), "a INT", mode="failfast") is None
+
+
+def test_what_messagepack_has_no_type_for_is_written_as_text(spark: SparkSession) -> None:
+    rows = spark.sql(
+        "SELECT 1.50 AS price, DATE'2026-11-22' AS day, TIMESTAMP_NTZ'2026-11-22 12:00:00' AS at"
+    )
+    (row,) = rows.select(to_msgpack(struct("*")).alias("value")).collect()
+    assert msgspec.msgpack.decode(row.value) == {
+        "price": "1.50",
+        "day": "2026-11-22",
+        "at": "2026-11-22T12:00:00",
+    }
 
 
 def test_what_messagepack_does_not_have_is_refused(spark: SparkSession) -> None:

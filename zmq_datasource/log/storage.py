@@ -244,7 +244,9 @@ class LogStorage(StagedFiles, ReaderFiles):
 
     def open_growing(self, first: int) -> int:
         """A file descriptor for reading an open chunk while it grows; FileNotFoundError if it is sealed already."""
-        return open_file(self._growing_path(first))
+        path = self._growing_path(first)
+        with reading(path):
+            return open_file(path)
 
     def write_growing(self, name: str, offset: int, parts: Sequence[Part], sync: bool) -> int:
         """Make an open chunk, whose hidden name this is, go on with these from ``offset`` on, where it ends.

@@ -16,10 +16,9 @@ from typing import Any
 
 import zmq
 
-from zmq_datasource.errors import EndpointError, LogError, ZmqDataSourceError
+from zmq_datasource.errors import DiskFaultError, EndpointError, LogError, ZmqDataSourceError
 from zmq_datasource.host.limited_logging import LimitedLog
 from zmq_datasource.host.open_files import allow_many_files
-from zmq_datasource.log.files import is_transient
 from zmq_datasource.log.readers import Readers
 from zmq_datasource.log.storage import LogStorage
 from zmq_datasource.options import ProxyOptions
@@ -108,9 +107,7 @@ class Server:
     def _look_at_log(self) -> None:
         try:
             self._view.follow(self._progress)
-        except OSError as e:  # too many open files: the next step may get one
-            if not is_transient(e):
-                raise
+        except DiskFaultError as e:  # too many open files: the next step may get one
             self._faults.warn("reading the log along: %s", e)
         else:
             self._followed = True

@@ -17,6 +17,7 @@ import zmq
 
 from zmq_datasource.host.addresses import own_addresses
 from zmq_datasource.host.limited_logging import LimitedLog
+from zmq_datasource.log.files import open_file
 from zmq_datasource.log.layout import parse_chunk_name
 from zmq_datasource.log.storage import LogStorage
 from zmq_datasource.source.range_protocol import MOST_REQUEST_BYTES, SECRET_BYTES, Access, Answer, Request
@@ -142,7 +143,7 @@ class RangeServer:
 
     def _read(self, request: Request) -> bytes:
         # Opened for each block: a file that was kept open would keep its room on the disk when it is deleted.
-        file = os.open(self._storage.of(request.partition).path_of(request.name), os.O_RDONLY | os.O_CLOEXEC)
+        file = open_file(self._storage.of(request.partition).path_of(request.name))
         try:
             if not request.length:
                 return str(os.fstat(file).st_size).encode()

@@ -240,7 +240,7 @@ class PeerWatch:
         shaking = self._shaking.get(endpoint, {})
         number = shaking.pop(descriptor, None)
         failed = endpoint in self._failed and not sure
-        if not (sure and shaking):  # then it is one of those that has failed
+        if not (sure and shaking):  # else one of those that still shake hands has failed
             self._failed.discard(endpoint)
         if number is not None:
             # What was taken for another's handshake may have been its own.
