@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -45,8 +46,12 @@ def nothing_left() -> Iterator[zmq.Context[Socket]]:
         yield context
     finally:
         context.destroy(linger=0)
-    wait_for(lambda: process.num_fds() <= before[1] + 5, "its descriptors back")
-    wait_for(lambda: process.num_threads() <= before[2] + 2, "its threads back")
+    try:
+        wait_for(lambda: process.num_fds() <= before[1] + 5, "its descriptors back")
+        wait_for(lambda: process.num_threads() <= before[2] + 2, "its threads back")
+    except AssertionError as e:
+        left = [os.readlink(entry) for entry in Path("/proc/self/fd").iterdir() if entry.is_symlink()]
+        raise AssertionError(f"{e}; {before} before, now {process.num_threads()} threads, {left}") from e
     assert process.memory_info().rss < before[0] + GROWTH
 
 

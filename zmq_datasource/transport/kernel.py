@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 import zmq
 
+from zmq_datasource.transport.handles import inode_of, second_handle
 from zmq_datasource.transport.peers import PeerWatch
 
 __all__ = [
@@ -137,19 +138,16 @@ class Taken:
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
-        self._inode = 0
-        with suppress(OSError):  # closed meanwhile
-            self._inode = os.fstat(descriptor).st_ino
+        self._inode = inode_of(descriptor)
 
     def bytes(self) -> int | None:
         """None where the system does not tell: not over ipc, and not of a connection that is gone."""
-        with suppress(OSError):
-            copy = os.dup(self._descriptor)
-            with stdlib_socket.socket(fileno=copy) as handle:
-                if os.fstat(copy).st_ino == self._inode:
-                    counted = _tcp_bytes(handle)
-                    return None if counted is None else counted[0]
-        return None
+        handle = second_handle(self._descriptor, self._inode)
+        if handle is None:
+            return None
+        with handle:
+            counted = _tcp_bytes(handle)
+            return None if counted is None else counted[0]
 
 
 def _peer_name(handle: stdlib_socket.socket, ipc: bool) -> str:

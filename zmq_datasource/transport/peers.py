@@ -13,7 +13,6 @@ from __future__ import annotations
 import itertools
 import logging
 import math
-import os
 import socket as stdlib_socket
 import time
 import uuid
@@ -26,6 +25,7 @@ from zmq.utils.monitor import parse_monitor_message
 from zmq_datasource.counters import SourceCounters
 from zmq_datasource.host.limited_logging import LimitedLog
 from zmq_datasource.options.types import Endpoint, ZmqOptions
+from zmq_datasource.transport.handles import inode_of, second_handle
 
 __all__ = ["PeerWatch", "count_connections", "security_of", "socket_type"]
 
@@ -213,8 +213,11 @@ class PeerWatch:
             shaking.pop(value, None)
             self._sure.discard(value)
             shaking[value] = next(self._numbers)
-            with suppress(OSError):  # closed meanwhile
-                self._streams[value] = os.fstat(value).st_ino, endpoint.startswith("ipc:")
+            inode = inode_of(value)
+            if inode is None:  # closed meanwhile
+                self._streams.pop(value, None)
+            else:
+                self._streams[value] = inode, endpoint.startswith("ipc:")
         elif event == zmq.Event.HANDSHAKE_SUCCEEDED:
             self._one_shaken(endpoint)
             self.up[endpoint] = self.up.get(endpoint, 0) + 1
@@ -374,12 +377,9 @@ class PeerWatch:
         self.update()
         held = []
         for descriptor, (inode, ipc) in self._streams.items():
-            with suppress(OSError):  # closed meanwhile
-                copy = os.dup(descriptor)
-                if os.fstat(copy).st_ino == inode:
-                    held.append((stdlib_socket.socket(fileno=copy), ipc))
-                else:  # the number names another file by now
-                    os.close(copy)
+            handle = second_handle(descriptor, inode)
+            if handle is not None:
+                held.append((handle, ipc))
         return held
 
     def follow_to_the_end(self, deadline: float) -> None:
