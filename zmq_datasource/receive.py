@@ -53,6 +53,7 @@ def receive_until(
     """
     check_location("deadLetterLocation", options.dead_letter_location)
     check_location("metricsLocation", options.metrics_location, reach=False)
+    check_location("walStore", options.wal_store, reach=False)
     if partition is not None and not 0 <= partition < options.receivers:
         raise OptionError(
             f"partition {partition} of {options.receivers} receivers: they count from 0 to {options.receivers - 1}"
@@ -128,6 +129,8 @@ class _Receiver:
 
     def _become_writer(self) -> None:
         ingest = self._ingest
+        if self._is_waiting and ingest.storage.is_written():
+            return
         if ingest.open_unless_received():
             ingest.start()
             self._monitor = SourceMonitor(ingest, self._options)

@@ -15,7 +15,8 @@ import zmq
 from tests.support import Socket, bound, channel_of, log_rows, stream_options, wait_for
 from zmq_datasource.errors import EndpointError, LogLockedError, LogWriteError
 from zmq_datasource.log import storage as storage_module
-from zmq_datasource.source.ingest import Ingest, log_location
+from zmq_datasource.source.ingest import Ingest
+from zmq_datasource.source.location import log_storage
 
 Context = zmq.Context[Socket]
 
@@ -205,10 +206,10 @@ def test_gathering_ends_at_the_timeout_or_when_nothing_comes(context: Context, t
 
 
 def test_feeds_have_logs_of_their_own() -> None:
-    one = log_location(stream_options(connect="tcp://a:1,tcp://b:1"))
-    assert one == log_location(stream_options(connect="tcp://b:1,tcp://a:1", rcvhwm=5, walMaxBytes="1g"))
-    assert one != log_location(stream_options(connect="tcp://a:1,tcp://b:1", topics="x"))
-    assert one != log_location(stream_options(connect="tcp://a:1,tcp://b:1", socketType="PULL"))
+    one = log_storage(stream_options(connect="tcp://a:1,tcp://b:1")).root
+    assert one == log_storage(stream_options(connect="tcp://b:1,tcp://a:1", rcvhwm=5, walMaxBytes="1g")).root
+    assert one != log_storage(stream_options(connect="tcp://a:1,tcp://b:1", topics="x")).root
+    assert one != log_storage(stream_options(connect="tcp://a:1,tcp://b:1", socketType="PULL")).root
 
 
 def test_a_pull_takes_each_message_once_beside_another_reader(context: Context, tmp_path: Path) -> None:

@@ -22,11 +22,21 @@ class Jar(NamedTuple):
     name: str
     version: str
     sha256: str
+    classifier: str = ""
 
 
 # Pure Java. Its one dependency, jnacl, is for CURVE only.
 JEROMQ = Jar(
     "org.zeromq", "jeromq", "0.6.0", "4784ff6d6e91b8eecd917b73d07b161c19a808ef870a5bdb760515bb67e208d3"
+)
+
+# An S3 server that keeps its objects on the disk.
+S3MOCK = Jar(
+    "com.adobe.testing",
+    "s3mock",
+    "4.12.4",
+    "a60617fe3aabb22d8ad90c2ad40d4989f23e7c7862f5efe7b26f934d516cce3c",
+    "exec",
 )
 
 
@@ -36,7 +46,7 @@ def fetched(jar: Jar) -> Path:
     ``MAVEN_CENTRAL`` names another repository of the same layout.
     """
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "zmq_datasource"
-    file = cache / f"{jar.name}-{jar.version}.jar"
+    file = cache / f"{jar.name}-{jar.version}{jar.classifier and '-'}{jar.classifier}.jar"
     if file.exists() and hashlib.sha256(file.read_bytes()).hexdigest() == jar.sha256:
         return file
     central = os.environ.get("MAVEN_CENTRAL", _CENTRAL).rstrip("/")

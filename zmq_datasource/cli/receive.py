@@ -22,6 +22,9 @@ def _read_share(text: str) -> tuple[int, int]:
 @option_of(ReadOptions, "socket_type", default="ROUTER")
 @option_of(ReadOptions, "wal_location", required=True, help="The log to fill; queries read it.")
 @option_of(
+    ReadOptions, "wal_store", help="Object storage in which the log is kept, as in s3://bucket/orders."
+)
+@option_of(
     ReadOptions,
     "wal_retention",
     help="How long messages stay after they were received and all queries have read them.",

@@ -37,6 +37,7 @@ Layers: ``layout`` names things, ``storage`` touches the file system (``files``,
 partition takes it over by ``recovery``; its ``writer`` numbers and cuts, its ``sealer`` writes in a thread of its own,
 for as long as ``persistence`` says, and ``retention`` deletes what none of the ``readers`` needs. A query has a
 ``held_position``. Who reads a log uses ``reader``, or reads along with
-``follower``, whose ``listing`` costs what is new. Several partitions of a log have a storage (``LogStorage.of``) and
-a writer each, and share ``log.json`` only.
+``follower``, whose ``listing`` costs what is new. ``stored`` is the same storage in a bucket (``claims``, ``tenure``,
+``restoring``). Several partitions of a log have a storage (``LogStorage.of``) and a writer each, and share
+``log.json`` only.
 """

@@ -100,7 +100,13 @@ class WriterLock:
 
 
 class PartitionFiles:
-    """The directory of one log partition; for its arguments see ``LogStorage``."""
+    """The directory of one log partition; for its arguments see ``LogStorage``.
+
+    Attributes:
+        leisure: Seconds between two times that something is done which can wait; 0 where it costs nothing.
+    """
+
+    leisure = 0.0
 
     def __init__(self, location: str, partition: int = PARTITION) -> None:
         self.partition = partition

@@ -39,11 +39,11 @@ class LogFollower(ReadableLog):
                 self._look()
 
     def look(self) -> None:
-        """Look for what has changed."""
+        """List the log as it is now."""
         with self._looking:
-            self._look()
+            self._look(anew=True)
 
-    def _look(self) -> None:
+    def _look(self, anew: bool = False) -> None:
         began = time.monotonic()
         found = self._storage.log_id()
         if found != self.log_id:
@@ -51,5 +51,5 @@ class LogFollower(ReadableLog):
                 f"reading along log {self._storage.root}: it was made anew ({found}, not {self.log_id}); give the "
                 "query a new checkpoint"
             )
-        self._listing.refresh()
+        self._listing.refresh(anew)
         self._next_look = began + LOOKING_SECONDS

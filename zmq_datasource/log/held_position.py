@@ -145,6 +145,8 @@ class HeldPosition:
         """
         with self._storage.placing(_PLACING_SECONDS):
             self._record(look(), self.given)
+            if self._storage.wait_for_deletion():
+                self._record(look(), self.given)
 
     def give(self, begin: int, end: int, vouched: bool) -> None:
         """The query is about to be given the ids from ``begin`` to ``end``, and needs nothing below.
@@ -172,7 +174,7 @@ class HeldPosition:
         """
         if not lazily:
             self._record(end, self.given)
-        elif now or time.monotonic() - self._recorded_at >= _LAZY_SECONDS:
+        elif now or time.monotonic() - self._recorded_at >= max(_LAZY_SECONDS, self._storage.leisure):
             try:
                 self._record(end, self.given)
             except LogWriteError as e:

@@ -27,8 +27,12 @@ __all__ = [
     "parse_chunk_name",
     "parse_growing_name",
     "parse_partition_name",
+    "parse_pending_name",
     "parse_state_name",
+    "parse_stored_log_name",
+    "pending_name",
     "state_files",
+    "stored_log_name",
 ]
 
 FORMAT_VERSION = 1
@@ -48,6 +52,10 @@ _PARTITION_NAME = re.compile(r"0|[1-9][0-9]{0,9}")
 # A chunk that is being written group by group; see log.growing.
 _GROWING_NAME = re.compile(r"\.open-([0-9]{20})\.arrow")
 _CHUNK_NAME = re.compile(r"([0-9]{20})-([0-9]{20})\.arrow")
+# A chunk that is written here, and not yet in object storage; see log.stored.
+_PENDING_NAME = re.compile(r"\.pending-([0-9]{10}-[0-9a-f]{16})-([0-9]{20}-[0-9]{20}\.arrow)")
+# What says the id of a log in object storage.
+_STORED_LOG_NAME = re.compile(r"log-([0-9]+)-([0-9a-f]{32})\.json")
 _STATE_PREFIX = "state-"
 _STATE_NAME = re.compile(_STATE_PREFIX + r"([0-9]{20})-([0-9]{20})\.json")
 
@@ -95,6 +103,28 @@ def parse_growing_name(name: str) -> int | None:
     """The first id that the name of an open chunk declares, or None for another file."""
     match = _GROWING_NAME.fullmatch(name)
     return None if match is None else int(match[1])
+
+
+def pending_name(claim: str, chunk: str) -> str:
+    """Of a chunk that is written here by the writer with this claim, and not yet in object storage."""
+    return f"{TEMPORARY_PREFIX}pending-{claim}-{chunk}"
+
+
+def parse_pending_name(name: str) -> tuple[str, str] | None:
+    """The claim and the chunk's name, or None for another file."""
+    match = _PENDING_NAME.fullmatch(name)
+    return None if match is None else (match[1], match[2])
+
+
+def stored_log_name(log_id: str) -> str:
+    """Of the object that says the id of a log."""
+    return f"log-{FORMAT_VERSION}-{log_id}.json"
+
+
+def parse_stored_log_name(name: str) -> tuple[int, str] | None:
+    """The format version and the id of a log in object storage, or None for another object."""
+    match = _STORED_LOG_NAME.fullmatch(name)
+    return None if match is None else (int(match[1]), match[2])
 
 
 def parse_chunk_name(name: str) -> tuple[int, int] | None:

@@ -45,8 +45,11 @@ class ChunkListing:
         self._settled = False  # whether the listing before that had the same
         self._listed_at = -_RELISTING_SECONDS
 
-    def refresh(self) -> None:
+    def refresh(self, anew: bool = False) -> None:
         """Take over what has come and gone.
+
+        Args:
+            anew: Whether to list it though nothing seems to have changed.
 
         Raises:
             LogFormatError: A chunk in the middle is missing.
@@ -54,7 +57,7 @@ class ChunkListing:
         now = self._clock()
         stamp = self._storage.stamp()
         same = stamp == self._stamp
-        if same and self._settled and now - self._listed_at < _RELISTING_SECONDS:
+        if same and not anew and self._settled and now - self._listed_at < _RELISTING_SECONDS:
             return
         if not self._take_over(self._storage.names()):
             self._begin_anew()

@@ -16,7 +16,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from zmq_datasource.errors import LogFormatError
+from zmq_datasource.errors import LogFormatError, LogLockedError
 from zmq_datasource.log.files import PartitionFiles, WriterLock, read_file, read_json, reading, writing
 from zmq_datasource.log.layout import (
     LOCK_WAIT_SECONDS,
@@ -71,7 +71,7 @@ class ReaderFiles(PartitionFiles):
 
     def remove_start(self, reader: str) -> None:
         """Delete a query's start: its first batch is done."""
-        self._remove(self._start_path(reader))
+        self._forget(self._start_path(reader))
 
     def starting(self) -> list[str]:
         """The readers whose first batch is not done."""
@@ -95,8 +95,8 @@ class ReaderFiles(PartitionFiles):
 
     def remove_reader(self, reader: str) -> None:
         """Delete a reader's position and start: it needs no messages any more."""
-        self._remove(self._reader_path(reader))
-        self._remove(self._start_path(reader))
+        self._forget(self._reader_path(reader))
+        self._forget(self._start_path(reader))
 
     def moved_at(self, reader: str) -> float | None:
         """When a reader's position was last recorded, in seconds since the epoch; None if it is gone."""
@@ -163,6 +163,25 @@ class ReaderFiles(PartitionFiles):
         finally:
             lock.release()
 
+    def announce_deletion(self, below: int) -> bool:
+        """Say, while ``placing``, that chunks below this id are about to be deleted.
+
+        Returns:
+            Whether somebody may have recorded a position since, because there is a place where no lock holds.
+        """
+        return False
+
+    def end_deletion(self) -> None:
+        """Say that it is done."""
+
+    def wait_for_deletion(self) -> bool:
+        """Wait, while ``placing``, for a deletion that has begun before the last position was recorded.
+
+        Returns:
+            Whether something may have been deleted since the log was listed before that.
+        """
+        return False
+
     def given(self) -> tuple[int, str] | None:
         """The id after the last one that any query was given, as far as that was noted, and where it says so."""
         return max(
@@ -172,6 +191,10 @@ class ReaderFiles(PartitionFiles):
             ),
             default=None,
         )
+
+    def _forget(self, path: Path) -> None:
+        """Delete what ``_replace`` wrote."""
+        self._remove(path)
 
     def _read_json(self, path: Path) -> object:
         """What a file holds; None if there is none."""
@@ -192,6 +215,14 @@ class ReaderFiles(PartitionFiles):
         return self._lock(
             path, wait, f"reading log {self.root} as {reader!r}", "give each query a reader of its own"
         )
+
+    def is_reading(self, reader: str) -> bool:
+        """Whether a query of this name runs."""
+        try:
+            self.lock_reader(reader, 0.0).release()
+        except LogLockedError:
+            return True
+        return False
 
     def remove_reader_lock(self, reader: str) -> None:
         """Delete the file of a lock. Only for its holder."""

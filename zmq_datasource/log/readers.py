@@ -75,9 +75,11 @@ class Readers:
         """
         positions = self._others()
         slow = [name for name, position in positions.items() if position.next < below]
-        if not slow or any(positions[name].named or self._runs(name) for name in slow):
+        if not slow or any(positions[name].named or self._storage.is_reading(name) for name in slow):
             return False
-        if self.own is None and not any(self._runs(name) for name in positions if name not in slow):
+        if self.own is None and not any(
+            self._storage.is_reading(name) for name in positions if name not in slow
+        ):
             return False
         dropped = [
             self._drop(name, "the log has reached walMaxBytes, and it has no name (reader)") for name in slow
@@ -94,13 +96,6 @@ class Readers:
             return False
         moved = self._storage.moved_at(name)
         return moved is not None and self._clock() - moved > self._timeout
-
-    def _runs(self, name: str) -> bool:
-        try:
-            self._storage.lock_reader(name, 0.0).release()
-        except LogLockedError:
-            return True
-        return False
 
     def _drop(self, name: str, why: str) -> bool:
         """Drop the position of a reader; False if it runs."""

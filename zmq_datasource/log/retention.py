@@ -65,6 +65,7 @@ class Retention:
         self._make_room = make_room
         self._clock = clock
         self._looked_at = math.inf
+        self._next_deletion = 0.0
         self.committed = 0
         self._committing = threading.Lock()
         self._removing = threading.Lock()
@@ -111,17 +112,30 @@ class Retention:
         log's size meanwhile. Not for the receiving thread: a directory may answer slowly.
         """
         with self._removing:
+            if time.monotonic() < self._next_deletion and not self.full:
+                return
             contents = self._contents
             if contents.deleting is None and not contents.choose(partial(self._removable, self.committed)):
                 return
             try:
                 # A reader that is just coming has either found what there is and said so, or will look after this.
                 with self._storage.placing(0.0):
-                    self._remove(min(self.committed, self._needed_by_readers()))
+                    self._next_deletion = time.monotonic() + self._storage.leisure
+                    self._remove_below(min(self.committed, self._needed_by_readers()))
             except LogLockedError:
                 return  # it is tried again in a moment
             except LogWriteError as e:
                 _log.warning("deleting from log %s: %s", self._storage.root, e)
+
+    def _remove_below(self, done: int) -> None:
+        contents = self._contents
+        if contents.choose(partial(self._removable, done)) and self._storage.announce_deletion(done):
+            try:
+                self._remove(min(done, self._needed_by_readers()))
+            finally:
+                self._storage.end_deletion()
+        else:
+            self._remove(done)
 
     def _needed_by_readers(self) -> int:
         """The first id that a reader still needs."""

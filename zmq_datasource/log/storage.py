@@ -1,7 +1,7 @@
 """The one place that touches the file system on behalf of the log.
 
-Local and shared POSIX file systems. Another one (S3, HDFS) becomes a second class with the
-same methods; nothing above this module knows what a path is.
+Local and shared POSIX file systems; ``stored`` adds object storage, with the same methods. Nothing above them knows
+what a path is.
 """
 
 from __future__ import annotations
@@ -106,8 +106,11 @@ class LogStorage(StagedFiles, ReaderFiles):
     _writer_lock: WriterLock | None = None  # of this process, if it is the writer
     _next_check = 0.0
 
-    def open_log(self) -> str:
+    def open_log(self, log_id: str | None = None) -> str:
         """Create the log if there is none; return its id.
+
+        Args:
+            log_id: Of the one that is created; any, unless given.
 
         Raises:
             LogFormatError: ``log.json`` is damaged or of another format version.
@@ -117,7 +120,7 @@ class LogStorage(StagedFiles, ReaderFiles):
             make_directory(self._root)
             if not (self._root / LOG_NAME).exists():
                 temporary = self._root / f"{TEMPORARY_PREFIX}{uuid.uuid4().hex}"
-                log = {"format": FORMAT_VERSION, "log": uuid.uuid4().hex}
+                log = {"format": FORMAT_VERSION, "log": log_id or uuid.uuid4().hex}
                 write_synced(temporary, json.dumps(log).encode())
                 try:
                     # A link never replaces: of two that create the log at once, one wins.
@@ -184,7 +187,7 @@ class LogStorage(StagedFiles, ReaderFiles):
 
     def open_chunk(self, name: str) -> pa.NativeFile:
         """Open a chunk for reading, mapped or, if it is small, read; FileNotFoundError if it is gone."""
-        path = self.path_of(name)
+        path = self._path(name)
         with open(open_file(path), "rb", buffering=0) as file:
             if os.fstat(file.fileno()).st_size < _MAPPED_BYTES:
                 return pa.BufferReader(file.read())
@@ -192,6 +195,9 @@ class LogStorage(StagedFiles, ReaderFiles):
 
     def path_of(self, name: str) -> str:
         """Where a file of the partition is, for messages."""
+        return self._path(name)
+
+    def _path(self, name: str) -> str:
         return os.path.join(self._directory, name)  # for each of many chunks; a tenth of what a Path costs
 
     def write_chunk(self, name: str, write: Callable[[pa.NativeFile], None], sync: bool) -> Chunk:

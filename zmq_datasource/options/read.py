@@ -89,6 +89,15 @@ class ReadOptions(FramingOptions, frozen=True, kw_only=True, rename="camel"):
             "batch read needs a directory that all executors share: it reads the log and opens no socket."
         ),
     ] = None
+    wal_store: Annotated[
+        Location | None,
+        doc(
+            "Object storage in which the message log is kept, as a URI of a file system that pyarrow knows "
+            "(`s3://bucket/orders`). A message counts as received when it is there, and another machine can go on "
+            "where this one has ended. `walLocation` is then the directory of this machine's part; a query without an "
+            "endpoint needs none. See docs/scaling.md.",
+        ),
+    ] = None
     min_partitions: Annotated[
         int | None,
         doc(
@@ -409,6 +418,8 @@ class ReadOptions(FramingOptions, frozen=True, kw_only=True, rename="camel"):
         if self.metrics_location is None:
             self.refuse(("metrics_interval", "metrics_retention"), "needs metricsLocation")
         self._check_filter()
+        if self.wal_store is not None and not self.wal_store.plain:
+            raise OptionError("walStore is empty; name where the log is kept, as in s3://bucket/orders")
         for place in ("starting", "ending"):
             if getattr(self, f"{place}_offsets") and getattr(self, f"{place}_timestamp"):
                 raise OptionError(f"{place}Offsets and {place}Timestamp say the same thing; keep one")
@@ -420,6 +431,11 @@ class ReadOptions(FramingOptions, frozen=True, kw_only=True, rename="camel"):
                 f"minMessagesPerTrigger={least} is more than maxMessagesPerTrigger={most}; "
                 "lower the one or raise the other"
             )
+
+    @property
+    def has_log(self) -> bool:
+        """Whether a log is named."""
+        return self.wal_location is not None or self.wal_store is not None
 
     @property
     def start(self) -> Position | None:
@@ -466,10 +482,10 @@ class StreamReadOptions(ReadOptions, frozen=True, kw_only=True, rename="camel"):
             self.refuse(("receivers_by",), "needs receivers, of which there is one")
         share_of(self, 0)
         live = bool(self.connect or self.bind)
-        if not live and self.wal_location is None:
+        if not live and not self.has_log:
             raise OptionError(
                 "neither connect nor bind is set; name the feed, as in .option('connect', 'tcp://feed:5556'), or with "
-                "walLocation alone the log that zmq-datasource receive fills"
+                "walLocation or walStore alone the log that zmq-datasource receive fills"
             )
         if not live:
             self._refuse_socket(
@@ -485,13 +501,13 @@ class BatchReadOptions(ReadOptions, frozen=True, kw_only=True, rename="camel"):
         super().check()
         self.refuse(self.of_role(Role.STREAM), "belongs to a streaming read, not to spark.read")
         live = bool(self.connect or self.bind)
-        if live and self.wal_location is not None:
+        if live and self.has_log:
             raise OptionError(
-                "a batch read takes either connect/bind (a live socket) or walLocation (a log); keep one"
+                "a batch read takes either connect/bind (a live socket) or walLocation or walStore (a log); keep one"
             )
-        if not live and self.wal_location is None:
+        if not live and not self.has_log:
             raise OptionError(
-                "neither connect nor bind (a live socket) nor walLocation (a log) is set; name one"
+                "neither connect nor bind (a live socket) nor walLocation or walStore (a log) is set; name one"
             )
         if self.socket_type == "ROUTER":
             raise OptionError(

@@ -24,12 +24,12 @@ from zmq_datasource.log.follower import LogFollower
 from zmq_datasource.log.held_position import HeldPosition
 from zmq_datasource.log.layout import LOCK_WAIT_SECONDS, PARTITION
 from zmq_datasource.log.persistence import Persistence
-from zmq_datasource.log.storage import LogStorage
 from zmq_datasource.log.writer import LogWriter
 from zmq_datasource.options import StreamReadOptions
 from zmq_datasource.options.types import Position
 from zmq_datasource.source.follow import FollowingSource
-from zmq_datasource.source.ingest import Ingest, SharedOtherwiseError, feed_of, log_location
+from zmq_datasource.source.ingest import Ingest, SharedOtherwiseError, feed_of
+from zmq_datasource.source.location import log_storage
 from zmq_datasource.source.log_source import LogSource, SourceFacts
 
 __all__ = ["Feed"]
@@ -64,7 +64,7 @@ class Feed:
         self._stopping = threading.Event()
         self._failure: Exception | None = None
         self._faults = LimitedLog(__name__, "attempts to receive in place of another process")
-        self.storage = LogStorage(log_location(options), partition)
+        self.storage = log_storage(options, partition)
         self.starting_position = options.start or Position(
             # What a log holds that somebody else fills was received for whoever reads it.
             "latest" if options.connect or options.bind else "earliest",

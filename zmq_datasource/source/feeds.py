@@ -20,10 +20,9 @@ from zmq_datasource.errors import DiskFaultError
 from zmq_datasource.host.limited_logging import LimitedLog
 from zmq_datasource.host.signals import check_signals
 from zmq_datasource.log.layout import PARTITION
-from zmq_datasource.log.storage import LogStorage
 from zmq_datasource.options import StreamReadOptions
 from zmq_datasource.source.feed import Feed
-from zmq_datasource.source.ingest import log_location
+from zmq_datasource.source.location import log_storage
 
 __all__ = ["Feeds", "side_by_side"]
 
@@ -44,7 +43,7 @@ class Feeds:
 
     def __init__(self, options: StreamReadOptions) -> None:
         self._options = options
-        self.storage = LogStorage(log_location(options))
+        self.storage = log_storage(options)
         self.parts: dict[int, Feed] = {}
         self._next_look = 0.0
         self._faults = LimitedLog(__name__, "looks for new partitions")

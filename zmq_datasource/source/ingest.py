@@ -10,7 +10,6 @@ import json
 import logging
 import time
 from concurrent.futures import Future
-from typing import Any
 
 from zmq_datasource.acknowledged.acceptor import Acceptor, AcceptorTerms
 from zmq_datasource.acknowledged.transactions import CommittedTransactions
@@ -24,17 +23,17 @@ from zmq_datasource.log.filler import Filler
 from zmq_datasource.log.layout import LOCK_WAIT_SECONDS, PARTITION
 from zmq_datasource.log.persistence import Persistence
 from zmq_datasource.log.readers import Readers
-from zmq_datasource.log.storage import LogStorage, default_location
 from zmq_datasource.log.writer import LogWriter
 from zmq_datasource.options import StreamReadOptions, share_of
 from zmq_datasource.source.channel import WAIT_MS
+from zmq_datasource.source.location import log_storage, where_from
 from zmq_datasource.source.log_receiver import LogReceiver
 from zmq_datasource.source.log_source import SourceFacts
 from zmq_datasource.source.receiver import Receiver
 from zmq_datasource.source.receiving import ReceivingThread
 from zmq_datasource.transport.spec import SocketSpec
 
-__all__ = ["Ingest", "SharedOtherwiseError", "feed_of", "log_location"]
+__all__ = ["Ingest", "SharedOtherwiseError", "feed_of"]
 
 _log = logging.getLogger(__name__)
 
@@ -57,22 +56,6 @@ _ROWS_BY = (
 )
 
 
-def log_location(options: StreamReadOptions) -> str:
-    """Where this feed's log is: ``walLocation``, or this machine's default for the feed."""
-    if options.wal_location is not None:
-        return options.wal_location
-    return default_location(_where_from(options))
-
-
-def _where_from(options: StreamReadOptions) -> dict[str, Any]:
-    return {
-        "socketType": options.socket_type,
-        "connect": sorted(map(str, options.connect)),
-        "bind": sorted(map(str, options.bind)),
-        "topics": sorted(options.topics),
-    }
-
-
 def feed_of(options: StreamReadOptions) -> str:
     """What tells feeds apart: where messages come from, and what becomes of them. One line of text."""
     framing = {name: str(getattr(options, name)) for name in _ROWS_BY}
@@ -83,7 +66,7 @@ def feed_of(options: StreamReadOptions) -> str:
             "receivers": [options.receivers, options.receivers_by],
             "order": [*map(str, options.connect), "", *map(str, options.bind)],
         }
-    text = json.dumps({**_where_from(options), **framing, **shared}, sort_keys=True, separators=(",", ":"))
+    text = json.dumps({**where_from(options), **framing, **shared}, sort_keys=True, separators=(",", ":"))
     return f"feed {hashlib.sha256(text.encode()).hexdigest()[:16]}"
 
 
@@ -105,7 +88,7 @@ class Ingest:
         self._options = options
         self._share = share_of(options, partition)
         self.counters = SourceCounters()
-        self.storage = LogStorage(log_location(options), partition)
+        self.storage = log_storage(options, partition)
         self.readers = Readers(self.storage, options.reader_timeout)
         chunk_bytes = min(options.wal_chunk_bytes, options.wal_max_bytes)
         # The log asks for the state at every cut, and the filler appends to the log.

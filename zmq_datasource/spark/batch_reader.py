@@ -13,11 +13,11 @@ from zmq_datasource.counters import SourceCounters
 from zmq_datasource.errors import DataLossError
 from zmq_datasource.log.index import ChunkIndex
 from zmq_datasource.log.reader import first_since, read_index, split_range
-from zmq_datasource.log.storage import LogStorage
 from zmq_datasource.messages.framing import to_rows
 from zmq_datasource.messages.rows import number_rows
 from zmq_datasource.options import BatchReadOptions
 from zmq_datasource.options.types import Position, Timestamp
+from zmq_datasource.source.location import log_storage
 from zmq_datasource.source.receiver import ROUND_MESSAGES, Receiver
 from zmq_datasource.spark.partition_reader import LogInputPartition, read_log_partition
 from zmq_datasource.spark.positions import nothing_since
@@ -83,9 +83,8 @@ class ZmqLogReader(DataSourceReader):
     """
 
     def __init__(self, options: BatchReadOptions) -> None:
-        assert options.wal_location is not None
         self._options = options
-        self._storage = LogStorage(options.wal_location)
+        self._storage = log_storage(options)
 
     def partitions(self) -> Sequence[InputPartition]:
         options, storage = self._options, self._storage
@@ -102,7 +101,11 @@ class ZmqLogReader(DataSourceReader):
                 options.min_partitions or 1,
                 options.max_bytes_per_partition,
             ):
-                shares.append(LogInputPartition(storage.root, partition, pieces, options.include_frames))
+                shares.append(
+                    LogInputPartition(
+                        storage.root, partition, pieces, options.include_frames, store=options.wal_store
+                    )
+                )
         return shares or [LogInputPartition(storage.root, 0, (), options.include_frames)]
 
     def _resolve(self, position: Position, log_id: str, partition: int, index: ChunkIndex) -> int:

@@ -80,7 +80,7 @@ class ZmqDataSource(DataSource):
         _check_schema(schema, options)
         from zmq_datasource.spark.batch_reader import ZmqLiveReader, ZmqLogReader
 
-        return ZmqLogReader(options) if options.wal_location is not None else ZmqLiveReader(options)
+        return ZmqLogReader(options) if options.has_log else ZmqLiveReader(options)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamArrowWriter:
         from zmq_datasource.spark.columns import SinkColumns
@@ -154,6 +154,8 @@ def _check(options: ReadOptions | WriteOptions) -> None:
         check_socket_options(SocketSpec.of_sink(options))
     check_location("deadLetterLocation", options.dead_letter_location)
     # That a file system is away for a while must not stop the data.
+    if isinstance(options, ReadOptions):
+        check_location("walStore", options.wal_store, reach=False)
     check_location("metricsLocation", options.metrics_location, reach=False)
 
 

@@ -8,9 +8,9 @@ import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 
 from zmq_datasource.log.state import read_saved_state
-from zmq_datasource.log.storage import LogStorage
 from zmq_datasource.options import BatchReadOptions
 from zmq_datasource.source.kept import read_gaps
+from zmq_datasource.source.location import log_storage
 from zmq_datasource.spark.worker import set_up_worker
 
 __all__ = ["GAPS_DDL", "ZmqGapReader"]
@@ -43,8 +43,7 @@ class ZmqGapReader(DataSourceReader):
     """Reads the gap table of a log, which may be written at the same time."""
 
     def __init__(self, options: BatchReadOptions) -> None:
-        assert options.wal_location is not None
-        self._storage = LogStorage(options.wal_location)
+        self._storage = log_storage(options)
 
     def partitions(self) -> Sequence[InputPartition]:
         self._storage.log_id()  # there is a log, of a format that we read

@@ -9,11 +9,12 @@ import pyarrow as pa
 from pyspark.sql.datasource import InputPartition
 
 from zmq_datasource.log.reader import Slice, read_slices
-from zmq_datasource.log.storage import LogStorage
+from zmq_datasource.log.stored import storage_at
 from zmq_datasource.messages.framing import to_rows
 from zmq_datasource.spark.worker import set_up_worker
 
 if TYPE_CHECKING:
+    from zmq_datasource.options.types import Location
     from zmq_datasource.source.range_protocol import Access
 
 __all__ = ["LogInputPartition", "read_log_partition"]
@@ -24,6 +25,7 @@ class LogInputPartition(InputPartition):
 
     Args:
         access: How the driver serves them to who does not see them; None if it does not.
+        store: Where the log is kept, if that is not the directory alone.
     """
 
     def __init__(
@@ -33,7 +35,9 @@ class LogInputPartition(InputPartition):
         pieces: Sequence[Slice],
         include_frames: bool,
         access: Access | None = None,
+        store: Location | None = None,
     ) -> None:
+        self.store = store
         self.access = access
         self.location = location
         self.partition = partition
@@ -57,7 +61,7 @@ def read_log_partition(share: LogInputPartition) -> Iterator[pa.RecordBatch]:
 
 
 def _batches(share: LogInputPartition) -> Iterator[pa.RecordBatch]:
-    storage = LogStorage(share.location, share.partition)
+    storage = storage_at(share.location, share.partition, share.store)
     if share.access is None or not share.pieces:
         yield from read_slices(storage, share.pieces)
         return

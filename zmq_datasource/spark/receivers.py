@@ -24,10 +24,10 @@ from typing import TYPE_CHECKING, Self
 import pyarrow as pa
 
 from zmq_datasource.errors import OptionError, SocketError
-from zmq_datasource.log.storage import LogStorage
 from zmq_datasource.options import StreamReadOptions
 from zmq_datasource.options.parser import parse
 from zmq_datasource.receive import receive_until
+from zmq_datasource.source.location import log_storage
 from zmq_datasource.spark.worker import set_up_worker
 from zmq_datasource.transport.spec import SocketSpec, check_socket_options
 
@@ -44,7 +44,7 @@ _SETTLED_SECONDS = 60.0
 
 
 def start_receivers(spark: SparkSession, options: Mapping[str, str]) -> Receivers:
-    """Receive a feed on the executors, into a log that queries read with ``walLocation`` alone.
+    """Receive a feed on the executors, into a log that queries read with ``walLocation`` or ``walStore`` alone.
 
     Each of the ``receivers`` is a task that runs until ``stop``, and so needs a core for itself. Set
     ``spark.task.maxFailures`` to more than 1: it says how often a task may fail before its job is started again.
@@ -52,7 +52,8 @@ def start_receivers(spark: SparkSession, options: Mapping[str, str]) -> Receiver
     Args:
         spark: Also a session of Spark Connect.
         options: Those of ``spark.readStream``, ``receivers`` among them. ``walLocation`` must be a directory that all
-            executors and the driver share. What is bound, is bound on whichever executor has the task.
+            executors and the driver share, unless the log is kept in ``walStore``. What is bound, is bound on
+            whichever executor has the task.
 
     Raises:
         OptionError: Something in the options is wrong.
@@ -61,10 +62,10 @@ def start_receivers(spark: SparkSession, options: Mapping[str, str]) -> Receiver
     parsed = parse(StreamReadOptions, given)
     if not (parsed.connect or parsed.bind):
         raise OptionError("neither connect nor bind is set; name the feed that is to be received")
-    if parsed.wal_location is None:
+    if not parsed.has_log:
         raise OptionError(
-            "walLocation is not set: receivers on executors fill a log that queries read elsewhere; name a directory "
-            "that all executors and the driver share"
+            "neither walLocation nor walStore is set: receivers on executors fill a log that queries read elsewhere; "
+            "name a directory that all executors and the driver share, or object storage"
         )
     check_socket_options(SocketSpec.of_source(parsed))
     return Receivers(spark, given, parsed)
@@ -79,10 +80,9 @@ class Receivers:
     """
 
     def __init__(self, spark: SparkSession, given: Mapping[str, str], parsed: StreamReadOptions) -> None:
-        assert parsed.wal_location is not None
         self._spark = spark
         self._given = dict(given)
-        self._storage = LogStorage(parsed.wal_location)
+        self._storage = log_storage(parsed)
         self._storage.open_log()  # so that queries find one
         self._token = uuid.uuid4().hex
         self._ending = threading.Event()
@@ -173,7 +173,7 @@ class Receivers:
                 pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
 
     def _run_job(self, number: int) -> None:
-        receive = _task(self._given, self._storage.root, self._token)
+        receive = _task(self._given, self._token)
         numbers = self._spark.range(number, number + 1, 1, 1)
         numbers.mapInArrow(receive, "id BIGINT").write.format("noop").mode("overwrite").save()
 
@@ -184,24 +184,25 @@ def _is_stopped(spark: SparkSession) -> bool:
 
 
 def _task(
-    given: Mapping[str, str], location: str, token: str
+    given: Mapping[str, str], token: str
 ) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
     def receive(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
             for number in batch.column(0).to_pylist():
-                _receive(given, location, token, number)
+                _receive(given, token, number)
             yield batch
 
     return receive
 
 
-def _receive(given: Mapping[str, str], location: str, token: str, partition: int) -> None:
+def _receive(given: Mapping[str, str], token: str, partition: int) -> None:
     """One task: until it is asked to end."""
     set_up_worker()
-    storage = LogStorage(location)
+    options = parse(StreamReadOptions, given)
+    storage = log_storage(options)
 
     def stopped(seconds: float) -> bool:
         time.sleep(seconds)
         return storage.is_asked_to_end(token)
 
-    receive_until(parse(StreamReadOptions, given), partition, stopped)
+    receive_until(options, partition, stopped)

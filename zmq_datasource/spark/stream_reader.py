@@ -214,7 +214,8 @@ class ZmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                     f"planning a batch from id {low} to id {high} of {feeds.parts[partition].storage}: it ends before "
                     "it begins; give the query a new checkpoint"
                 )
-        access = self._serving.access(feeds.storage, feeds.log_id)
+        # Executors read object storage themselves.
+        access = None if self._options.wal_store else self._serving.access(feeds.storage, feeds.log_id)
         messages = sum(high - low for low, high in ranges.values())
         shares: list[InputPartition] = []
         for partition, (low, high) in ranges.items():
@@ -228,7 +229,12 @@ class ZmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             ):
                 shares.append(
                     LogInputPartition(
-                        feeds.storage.root, partition, pieces, self._options.include_frames, access
+                        feeds.storage.root,
+                        partition,
+                        pieces,
+                        self._options.include_frames,
+                        access,
+                        self._options.wal_store,
                     )
                 )
         return shares

@@ -1,0 +1,442 @@
+"""A log in object storage: what is durable is there, another machine goes on, and no id is read from two writers."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.support import batch_of, wait_for
+from zmq_datasource.errors import DataLossError, DiskFaultError, LogFormatError, LogLockedError, LogWriteError
+from zmq_datasource.host.object_store import ObjectStore
+from zmq_datasource.log import stored as stored_module
+from zmq_datasource.log import tenure as tenure_module
+from zmq_datasource.log.follower import LogFollower
+from zmq_datasource.log.held_position import HeldPosition
+from zmq_datasource.log.layout import Chunk
+from zmq_datasource.log.reader import read_index, read_slices, slices
+from zmq_datasource.log.storage import LogStorage
+from zmq_datasource.log.stored import StoredLog, storage_at
+from zmq_datasource.log.writer import LogWriter
+from zmq_datasource.options.types import Location
+
+
+@pytest.fixture(autouse=True)
+def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stored_module, "_CREATING_SECONDS", 0.0)
+    monkeypatch.setattr(tenure_module, "_LOOKING_SECONDS", 0.02)
+    monkeypatch.setattr(StoredLog, "leisure", 0.0)
+
+
+class Machines:
+    """Machines that see nothing of each other but one storage; each has a directory."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.location = Location(f"file://{path}/store")
+        self.running: list[LogWriter] = []
+
+    def storage(self, machine: str) -> StoredLog:
+        found = storage_at(str(self.path / machine), 0, self.location)
+        assert isinstance(found, StoredLog)
+        return found
+
+    def writer(
+        self, machine: str, storage: StoredLog | None = None, wait: float = 0.0, **changes: object
+    ) -> LogWriter:
+        settings: dict[str, object] = {"chunk_bytes": 1 << 20, "max_bytes": 1 << 30}
+        made = LogWriter(storage or self.storage(machine), **{**settings, **changes})  # type: ignore[arg-type]
+        made.open(wait)
+        self.running.append(made)
+        return made
+
+    def kill(self, log: LogWriter) -> None:
+        """What is left of a process that was killed: its lock is free, and it says nothing any more."""
+        tenure = log._sealer._lock
+        assert isinstance(tenure, tenure_module.Tenure)
+        tenure._ending.set()
+        tenure._thread.join()
+        tenure._lock.release()
+        log._sealer._lock = None
+        self.running.remove(log)
+
+    def rows(self, machine: str = "reader") -> list[tuple[int, bytes]]:
+        """What a machine without a directory reads."""
+        storage = self.storage(machine)
+        index = read_index(storage)
+        pieces = slices(index.covering(index.earliest, index.end), index.earliest, index.end)
+        found = []
+        for batch in read_slices(storage, pieces):
+            found += zip(batch.column("id").to_pylist(), batch.column("value").to_pylist(), strict=True)
+        return found
+
+    def keys(self, below: str) -> list[str]:
+        return sorted(found.key for found in ObjectStore(self.location).objects(f"0/{below}", below=True))
+
+
+@pytest.fixture
+def machines(tmp_path: Path) -> Machines:
+    made = Machines(tmp_path)
+    yield made
+    for log in made.running:
+        log.close()
+
+
+def fill(log: LogWriter, *values: bytes) -> int:
+    log.append(batch_of(list(values)))
+    return log.cut().result(10)
+
+
+def numbered(*values: bytes) -> list[tuple[int, bytes]]:
+    return list(enumerate(values))
+
+
+def test_another_machine_goes_on_where_the_first_has_ended(machines: Machines) -> None:
+    log = machines.writer("a")
+    fill(log, b"0", b"1")
+    fill(log, b"2")
+    log.close()
+    log = machines.writer("b")
+    assert log.durable_end == 3
+    fill(log, b"3")
+    assert machines.rows() == numbered(b"0", b"1", b"2", b"3")
+    assert not (machines.path / "reader").exists()
+
+
+def test_a_log_has_the_same_id_everywhere(machines: Machines) -> None:
+    log = machines.writer("a")
+    log.close()
+    assert machines.writer("b").log_id == log.log_id == machines.storage("reader").log_id()
+
+
+def test_a_machine_that_has_a_copy_reads_only_what_is_new(machines: Machines) -> None:
+    log = machines.writer("a")
+    fill(log, b"0")
+    log.close()
+    other = machines.writer("b")
+    fill(other, b"1")
+    other.close()
+    before = {entry.name: entry.stat().st_ino for entry in os.scandir(machines.path / "a" / "0")}
+    again = machines.writer("a")
+    assert again.durable_end == 2
+    after = {entry.name: entry.stat().st_ino for entry in os.scandir(machines.path / "a" / "0")}
+    first = Chunk(0, 1, 0, 0.0).name
+    assert after[first] == before[first]
+
+
+def test_nothing_counts_as_durable_while_the_storage_is_away(
+    machines: Machines, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = machines.writer("a", retry_timeout=60.0)
+    away = threading.Event()
+    away.set()
+    put = ObjectStore.put
+
+    def refusing(self: ObjectStore, key: str, content: bytes) -> None:
+        if away.is_set():
+            raise DiskFaultError(f"writing {self}/{key}: it does not answer")
+        put(self, key, content)
+
+    monkeypatch.setattr(ObjectStore, "put", refusing)
+    log.append(batch_of([b"0"]))
+    done = log.cut()
+    wait_for(lambda: log.fault is not None, "a fault")
+    assert not done.done()
+    assert log.durable_end == 0
+    away.clear()
+    assert done.result(10) == 1
+    assert log.fault is None
+    assert machines.rows() == numbered(b"0")
+
+
+@pytest.mark.parametrize("where", ["before", "after"])
+def test_what_was_sealed_when_the_process_died_is_put_there_later(
+    machines: Machines, monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
+    log = machines.writer("a")
+    fill(log, b"0")
+    upload = ObjectStore.upload
+
+    def dying(self: ObjectStore, key: str, path: Path) -> None:
+        if where == "after":
+            upload(self, key, path)
+        raise LogWriteError("killed")
+
+    monkeypatch.setattr(ObjectStore, "upload", dying)
+    log.append(batch_of([b"1"]))
+    with pytest.raises(LogWriteError, match="killed"):
+        log.cut().result(10)
+    machines.kill(log)
+    monkeypatch.setattr(ObjectStore, "upload", upload)
+    log = machines.writer("a")  # at once: who had this directory is gone
+    assert log.durable_end == 2
+    fill(log, b"2")
+    assert machines.rows() == numbered(b"0", b"1", b"2")
+    assert not [name for name in os.listdir(machines.path / "a" / "0") if "pending" in name]
+
+
+def test_what_was_sealed_is_dropped_with_a_word_if_another_machine_has_gone_on(
+    machines: Machines, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(tenure_module, "SILENT_SECONDS", 0.1)
+    log = machines.writer("a")
+    with monkeypatch.context() as patch:
+        patch.setattr(ObjectStore, "upload", _refuse)
+        log.append(batch_of([b"lost", b"lost"]))
+        with pytest.raises(LogWriteError):
+            log.cut().result(10)
+    machines.kill(log)
+    other = machines.writer("b", wait=5.0)
+    fill(other, b"0")
+    other.close()
+    machines.writer("a")
+    assert "the ids 0 to 1 were received here and not put there" in caplog.text
+    assert machines.rows() == numbered(b"0")
+
+
+def _refuse(*_: object) -> None:
+    raise LogWriteError("killed")
+
+
+def test_a_writer_that_is_alive_keeps_other_machines_away(
+    machines: Machines, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tenure_module, "_BEAT_SECONDS", 0.05)
+    monkeypatch.setattr(tenure_module, "SILENT_SECONDS", 0.5)
+    log = machines.writer("a")
+    with pytest.raises(LogLockedError, match=r"held by process \d+ on .* no sign of life"):
+        machines.writer("b", wait=1.0)
+    assert machines.storage("b").is_written()
+    fill(log, b"0")
+    machines.kill(log)
+    storage = machines.storage("b")
+    wait_for(lambda: not storage.is_written(), "the writer counts as gone")
+    machines.writer("b", storage, wait=5.0)
+
+
+def test_a_writer_that_ends_lets_others_in_at_once(machines: Machines) -> None:
+    machines.writer("a").close()
+    machines.writer("b").close()
+
+
+def test_a_writer_that_was_away_finds_out_before_it_counts_anything_as_durable(
+    machines: Machines, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tenure_module, "_BEAT_SECONDS", 60.0)
+    monkeypatch.setattr(tenure_module, "SILENT_SECONDS", 0.1)
+    stalled = machines.writer("a")
+    fill(stalled, b"0")
+    other = machines.writer("b", wait=5.0)
+    fill(other, b"1")
+    stalled.append(batch_of([b"never"]))
+    with pytest.raises(LogLockedError, match=r"has lost it to process"):
+        stalled.cut().result(10)
+    assert stalled.durable_end == 1
+    assert machines.rows() == numbered(b"0", b"1")
+    assert len(machines.keys("chunks")) == 2
+    with pytest.raises(LogLockedError):
+        stalled.close()
+    machines.running.remove(stalled)
+    fill(other, b"2")
+    assert machines.rows() == numbered(b"0", b"1", b"2")
+
+
+def test_what_a_lost_writer_has_left_is_read_by_nobody_and_deleted(
+    machines: Machines, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tenure_module, "_BEAT_SECONDS", 60.0)
+    monkeypatch.setattr(tenure_module, "SILENT_SECONDS", 0.1)
+    stalled = machines.writer("a")
+    monkeypatch.setattr(ObjectStore, "delete", lambda self, key: None)  # it dies before it has tidied
+    other = machines.writer("b", wait=5.0)
+    stalled.append(batch_of([b"never", b"never"]))
+    with pytest.raises(LogLockedError):
+        stalled.cut().result(10)
+    assert len(machines.keys("chunks")) == 1
+    assert machines.rows() == []
+    fill(other, b"0")
+    assert machines.rows() == numbered(b"0")
+    with pytest.raises(LogLockedError):
+        stalled.close()
+    machines.running.remove(stalled)
+    other.close()
+    monkeypatch.undo()
+    monkeypatch.setattr(tenure_module, "SILENT_SECONDS", 0.1)
+    machines.writer("c", wait=5.0)
+    assert len(machines.keys("chunks")) == 1
+
+
+def test_who_reads_elsewhere_follows(machines: Machines) -> None:
+    log = machines.writer("a")
+    fill(log, b"0")
+    follower = LogFollower(machines.storage("reader"))
+    follower.look()
+    assert follower.durable_end == 1
+    fill(log, b"1", b"2")
+
+    def sees(end: int) -> Callable[[], bool]:
+        def look() -> bool:
+            follower.look()
+            return follower.durable_end == end
+
+        return look
+
+    wait_for(sees(3), "the new chunk")
+    log.commit(2)
+    assert machines.rows() == [(1, b"1"), (2, b"2")]
+    wait_for(lambda: (follower.look(), follower.earliest == 1)[1], "the deletion")
+
+
+def test_who_has_the_directory_reads_from_it(machines: Machines, monkeypatch: pytest.MonkeyPatch) -> None:
+    log = machines.writer("a")
+    fill(log, b"0")
+    opened = []
+    monkeypatch.setattr(ObjectStore, "open", lambda self, key: opened.append(key))
+    assert machines.rows("a") == numbered(b"0")
+    assert opened == []
+
+
+def test_what_a_query_elsewhere_needs_is_not_deleted(machines: Machines) -> None:
+    log = machines.writer("a")
+    for value in (b"0", b"1", b"2"):
+        fill(log, value)
+    elsewhere = machines.storage("reader")
+    position = HeldPosition(elsewhere, "far", True, 0.0)
+    position.place(lambda: read_index(elsewhere).earliest)
+    log.commit(3)
+    assert [first for first, _ in machines.rows()] == [0, 1, 2]
+    position.commit(2, lazily=False)
+    log.commit(3)
+    assert [first for first, _ in machines.rows()] == [2]
+    position.discard()
+    assert machines.keys("readers") == []
+
+
+def test_a_query_that_begins_beside_a_deletion_begins_behind_it(machines: Machines) -> None:
+    """It lists the log, the writer deletes all that nobody needs, and only then the query's position is there."""
+    log = machines.writer("a")
+    for value in (b"0", b"1"):
+        fill(log, value)
+    elsewhere = machines.storage("reader")
+    looks = []
+
+    def look() -> int:
+        looks.append(read_index(elsewhere).earliest)
+        log.commit(2)
+        return looks[-1]
+
+    position = HeldPosition(elsewhere, "far", True, 0.0)
+    position.place(look)
+    position.release()
+    assert looks == [0, 1]
+    assert elsewhere.readers() == {"far": 1}
+
+
+def test_a_query_that_begins_during_a_deletion_waits_for_its_end(machines: Machines) -> None:
+    log = machines.writer("a")
+    for value in (b"0", b"1"):
+        fill(log, value)
+    elsewhere = machines.storage("reader")
+    here = machines.storage("a")
+    here.announce_deletion(1)  # and the positions are read before the query's is there
+    looks = []
+
+    def look() -> int:
+        looks.append(read_index(elsewhere).earliest)
+        return looks[-1]
+
+    position = HeldPosition(elsewhere, "far", True, 0.0)
+    placing = threading.Thread(target=position.place, args=(look,))
+    placing.start()
+    wait_for(lambda: bool(looks), "the first look")
+    ObjectStore(machines.location).delete(here.chunk_key(here.succession().newest, Chunk(0, 1, 0, 0.0).name))
+    here.end_deletion()
+    placing.join(10)
+    assert looks == [0, 1]
+    assert elsewhere.readers() == {"far": 1}
+    position.release()
+
+
+def test_ids_that_a_query_was_given_are_not_given_again(machines: Machines) -> None:
+    log = machines.writer("a")
+    fill(log, b"0")
+    position = HeldPosition(machines.storage("reader"), "far", True, 0.0)
+    position.give(0, 5, vouched=False)
+    position.release()
+    log.close()
+    with pytest.raises(DataLossError, match="were given the ids below 5"):
+        machines.writer("b")
+
+
+def test_a_directory_of_another_log_is_refused(machines: Machines) -> None:
+    LogStorage(str(machines.path / "b")).open_log()
+    machines.writer("a").close()
+    with pytest.raises(LogFormatError, match="set another walLocation, or another walStore"):
+        machines.writer("b")
+
+
+def test_a_log_that_was_only_here_is_put_there(machines: Machines) -> None:
+    log = LogWriter(LogStorage(str(machines.path / "a")), chunk_bytes=1 << 20, max_bytes=1 << 30)
+    log.open()
+    fill(log, b"0")
+    fill(log, b"1")
+    log.commit(1)
+    log.close()
+    again = machines.writer("a")
+    assert again.log_id == log.log_id
+    fill(again, b"2")
+    assert machines.rows() == [(1, b"1"), (2, b"2")]
+
+
+def test_a_hole_in_the_storage_is_an_error(machines: Machines) -> None:
+    log = machines.writer("a")
+    for value in (b"0", b"1", b"2"):
+        fill(log, value)
+    storage = machines.storage("a")
+    storage.store.delete(storage.chunk_key(storage.succession().newest, Chunk(1, 2, 0, 0.0).name))
+    log.close()
+    with pytest.raises(LogFormatError, match=r"opening log file://.*/store"):
+        machines.writer("b")
+
+
+def test_foreign_objects_are_left_alone(machines: Machines) -> None:
+    store = ObjectStore(machines.location)
+    for key in ("readme.txt", "0/notes", "0/chunks/readme.txt", "0/claims/else.json", "7x/chunks/a"):
+        store.put(key, b"foreign")
+    log = machines.writer("a")
+    fill(log, b"0")
+    log.close()
+    log = machines.writer("b")
+    assert machines.rows() == numbered(b"0")
+    assert store.get("0/chunks/readme.txt") == b"foreign"
+    assert machines.storage("b").partitions() == [0]
+
+
+def test_claims_do_not_pile_up(machines: Machines) -> None:
+    for turn in range(6):
+        log = machines.writer("ab"[turn % 2])
+        fill(log, b"%d" % turn)
+        log.commit(turn + 1)
+        log.close()
+    assert len(machines.keys("claims")) <= 4
+    assert machines.rows() == [(5, b"5")]
+    assert machines.keys("alive") == []
+
+
+def test_two_partitions_are_written_from_two_machines(machines: Machines) -> None:
+    one = machines.writer("a")
+    two = machines.writer("b", machines.storage("b").of(1))
+    fill(one, b"0")
+    fill(two, b"1")
+    assert machines.storage("reader").partitions() == [0, 1]
+    assert one.log_id == two.log_id
+
+
+def test_receivers_hear_from_the_storage_that_they_are_to_end(machines: Machines) -> None:
+    machines.storage("a").ask_to_end("token")
+    assert machines.storage("b").is_asked_to_end("token")
+    machines.storage("a").remove_end("token")
+    assert not machines.storage("c").is_asked_to_end("token")

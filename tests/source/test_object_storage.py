@@ -1,0 +1,128 @@
+"""A log in a real S3 server: the server is killed and comes back, and so are receivers, on other machines."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import zmq
+
+from tests.source.test_feed import Context, _in_this_process, querying  # noqa: F401 - a fixture
+from tests.support import bound, wait_for
+from tests.support.s3 import S3Server
+from zmq_datasource.log.tenure import SILENT_SECONDS
+
+pytestmark = pytest.mark.long
+
+
+@pytest.fixture
+def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[S3Server]:
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "any")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "any")
+    with S3Server(tmp_path / "s3") as running:
+        yield running
+
+
+class Sender:
+    """Sends numbers through a PUSH, a hundred at a time, until it is told to end."""
+
+    def __init__(self, context: Context) -> None:
+        self._push, self.endpoint = bound(context, zmq.PUSH, sndhwm=1000)
+        self._push.setsockopt(zmq.SNDTIMEO, 100)
+        self._ending = threading.Event()
+        self._thread = threading.Thread(target=self._run)
+        self.sent = 0
+
+    def __enter__(self) -> Sender:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.end()
+
+    def end(self) -> None:
+        self._ending.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while not self._ending.wait(0.01):
+            for _ in range(100):
+                try:
+                    self._push.send(b"%d" % self.sent)
+                except zmq.Again:
+                    break
+                self.sent += 1
+
+
+@contextmanager
+def receiving(directory: Path, endpoint: str, store: str) -> Iterator[subprocess.Popen[str]]:
+    with open(directory.with_suffix(".log"), "w") as log:
+        process = subprocess.Popen(
+            [
+                *(
+                    sys.executable,
+                    "-m",
+                    "zmq_datasource",
+                    "receive",
+                    "--socket-type",
+                    "PULL",
+                    "--connect",
+                    endpoint,
+                ),
+                *("--wal-location", directory, "--wal-store", store, "-o", "walFlushInterval=200ms"),
+            ],
+            text=True,
+            stderr=log,
+        )
+    try:
+        yield process
+    finally:
+        if process.poll() is None:
+            process.terminate()
+        process.wait(60)
+
+
+def test_nothing_is_lost_while_the_server_is_away(context: Context, tmp_path: Path, server: S3Server) -> None:
+    store = server.location("away")
+    with Sender(context) as sender, receiving(tmp_path / "a", sender.endpoint, store) as receiver:
+        with querying(tmp_path / "b", walStore=store) as query:
+            wait_for((tmp_path / "a" / "log.json").exists, "the log")
+            query.until(2000)
+            server.kill()
+            time.sleep(8)  # longer than a request is repeated by pyarrow itself
+            assert receiver.poll() is None
+            server.start()
+            query.until(len(query.rows) + 2000)
+            sender.end()
+            query.until(sender.sent)
+        assert query.rows == [(i, b"%d" % i) for i in range(sender.sent)]
+
+
+def test_another_machine_goes_on_when_a_receiver_is_killed(
+    context: Context, tmp_path: Path, server: S3Server
+) -> None:
+    store = server.location("killed")
+    with Sender(context) as sender, querying(tmp_path / "reader", walStore=store) as query:
+        with receiving(tmp_path / "a", sender.endpoint, store) as receiver:
+            wait_for((tmp_path / "a" / "log.json").exists, "the log")
+            query.until(2000)
+            receiver.kill()
+            receiver.wait()
+        killed = time.monotonic()
+        with receiving(tmp_path / "b", sender.endpoint, store):
+            query.until(len(query.rows) + 2000)
+            took = time.monotonic() - killed
+            sender.end()
+            wait_for(lambda: query.step() and query.rows[-1][1] == b"%d" % (sender.sent - 1), "the last")
+    ids = [id_ for id_, _ in query.rows]
+    numbers = [int(value) for _, value in query.rows]
+    assert ids == list(range(len(ids)))
+    # What the killed one had taken and not put there is lost, as with any PULL; nothing comes twice.
+    assert numbers == sorted(set(numbers))
+    assert took < SILENT_SECONDS + 30

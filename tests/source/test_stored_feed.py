@@ -1,0 +1,165 @@
+"""Queries of several machines on one feed whose log is in object storage. No JVM; the storage is a directory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import zmq
+
+from tests.source.test_feed import Context, Query, _in_this_process, numbered, querying, send  # noqa: F401 - a fixture
+from tests.support import bound, free_endpoint, stream_options, wait_for
+from zmq_datasource.errors import OptionError
+from zmq_datasource.log import stored as stored_module
+from zmq_datasource.log import tenure as tenure_module
+from zmq_datasource.log.reader_files import ReaderPosition
+from zmq_datasource.log.stored import StoredLog
+from zmq_datasource.source.ingest import Ingest
+
+On = Callable[..., AbstractContextManager[Query]]
+
+
+@pytest.fixture
+def on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> On:
+    """A query on a machine of this name."""
+    monkeypatch.setattr(stored_module, "_CREATING_SECONDS", 0.0)
+    monkeypatch.setattr(tenure_module, "_LOOKING_SECONDS", 0.02)
+    monkeypatch.setattr(tenure_module, "_BEAT_SECONDS", 0.1)
+    monkeypatch.setattr(tenure_module, "SILENT_SECONDS", 1.0)
+    monkeypatch.setattr(StoredLog, "leisure", 0.0)
+
+    def made(machine: str, *args: Any, **options: Any) -> AbstractContextManager[Query]:
+        return querying(tmp_path / machine, *args, walStore=f"file://{tmp_path}/store", **options)
+
+    return made
+
+
+def test_a_query_goes_on_at_another_machine(context: Context, on: On) -> None:
+    push, endpoint = bound(context, zmq.PUSH)
+    with on("a", connect=endpoint) as query:
+        query.step()
+        send(push, 0, 100)
+        query.until(100)
+    with on("b", query.checkpoint, connect=endpoint) as again:
+        again.step()
+        send(push, 100, 200)
+        again.until(100)
+    assert query.rows + again.rows == numbered(200)
+
+
+def test_queries_of_several_machines_get_every_message_and_one_receives(context: Context, on: On) -> None:
+    push, endpoint = bound(context, zmq.PUSH)
+    with on("a", connect=endpoint) as one, on("b", connect=endpoint) as two, on("c") as three:
+        one.step(), two.step()
+        assert (one.receives, two.receives, three.receives) == (True, False, False)
+        send(push, 0, 300)
+        for query in (one, two, three):
+            query.until(300)
+        assert one.rows == two.rows == three.rows == numbered(300)
+
+
+def test_another_machine_takes_over_when_the_one_that_receives_ends(context: Context, on: On) -> None:
+    push, endpoint = bound(context, zmq.PUSH)
+    with on("b", connect=endpoint) as two:
+        with on("a", connect=endpoint) as one:
+            two.step()
+            assert two.receives  # it was the first
+            one.step()
+            send(push, 0, 100)
+            two.until(100), one.until(100)
+            two.reader.stop()
+            wait_for(lambda: one.step() and one.receives, "the other one receives")
+            send(push, 100, 200)
+            one.until(200)
+        assert one.rows == numbered(200)
+
+
+def test_what_is_known_of_publishers_goes_along(context: Context, on: On, tmp_path: Path) -> None:
+    def numbers(first: int, *rest: int) -> None:
+        for number in (first, *rest):
+            pub.send_multipart([b"t", b"p", number.to_bytes(8, "big"), b"v"])
+
+    pub, endpoint = bound(context, zmq.PUSH)
+    options = {"connect": endpoint, "framing": "sequenced", "onLoss": "count"}
+    with on("a", **options) as query:
+        query.step()
+        numbers(0, 1, 2)
+        query.until(3)
+    with on("b", query.checkpoint, **options) as again:
+        again.step()
+        numbers(5, 6)
+        again.until(2)
+        feeds = again.reader._feeds
+        assert feeds is not None
+        totals = feeds.parts[0].facts().totals
+    assert totals is not None
+    assert totals.lost == 2
+
+
+def test_acknowledged_rows_are_in_the_storage(context: Context, tmp_path: Path, on: On) -> None:
+    from zmq_datasource import Producer  # noqa: PLC0415
+
+    endpoint = free_endpoint()
+    options = {"bind": endpoint, "socketType": "ROUTER", "walLocation": tmp_path / "a"}
+    ingest = Ingest(stream_options(**options, walStore=f"file://{tmp_path}/store"))
+    ingest.start()
+    try:
+        with Producer(endpoint, name="one") as producer, producer.transaction():
+            producer.send(b"0")
+            producer.send(b"1")
+        with on("b") as query:
+            query.until(2)
+        assert query.rows == numbered(2)
+    finally:
+        ingest.stop()
+
+
+@pytest.mark.parametrize("store", ["ftp://host/x", "relative/path", ""])
+def test_what_is_no_object_storage_is_refused(store: str) -> None:
+    from zmq_datasource.spark.datasource import ZmqDataSource  # noqa: PLC0415
+
+    with pytest.raises(OptionError, match="walStore"):
+        ZmqDataSource({"walStore": store}).reader(ZmqDataSource({}).schema())
+
+
+def test_secrets_in_its_location_are_not_shown(tmp_path: Path) -> None:
+    options = stream_options(walStore="s3://key:hunter2@bucket/log", walLocation=tmp_path)
+    from zmq_datasource.source.location import log_storage  # noqa: PLC0415
+
+    storage = log_storage(options)
+    assert isinstance(storage, StoredLog)
+    assert (
+        "hunter2"
+        not in f"{storage!r} {storage} {options!r} {storage.path_of('x')} {storage.reader_path('r')}"
+    )
+
+
+def test_a_query_that_begins_beside_a_deletion_reads_what_is_left(
+    context: Context, on: On, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    push, endpoint = bound(context, zmq.PUSH)
+    with on("a", connect=endpoint) as one:
+        one.step()
+        for count in (10, 20, 30):
+            send(push, count - 10, count)
+            one.until(count)
+        write = StoredLog.write_reader
+
+        def written_late(storage: StoredLog, reader: str, position: ReaderPosition) -> None:
+            monkeypatch.setattr(StoredLog, "write_reader", write)
+            wait_for(lambda: one.step() and log_begins_at(one) >= 20, "the deletion")
+            write(storage, reader, position)
+
+        with on("b") as two:
+            monkeypatch.setattr(StoredLog, "write_reader", written_late)
+            two.step()
+            assert two.rows == numbered(30, 20)
+
+
+def log_begins_at(query: Query) -> int:
+    feeds = query.reader._feeds
+    assert feeds is not None
+    return feeds.parts[0].log.earliest

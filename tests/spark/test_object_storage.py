@@ -1,0 +1,80 @@
+"""A log in object storage, as a user of Spark sees it: received by one query, read by others without its directory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import zmq
+from pyspark.sql import SparkSession
+
+from tests.support import Socket, bound, wait_for
+from tests.support.s3 import S3Server
+from tests.support.streams import feed, ids_and_numbers, rows_read, running, wait_for_rows
+from zmq_datasource import start_receivers
+
+pytestmark = pytest.mark.spark
+Context = zmq.Context[Socket]
+
+
+@pytest.fixture(params=["directory", pytest.param("s3", marks=pytest.mark.long)])
+def store(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """A location in object storage; a directory keeps S3's promises, too."""
+    if request.param == "directory":
+        yield f"file://{tmp_path}/store"
+        return
+    with S3Server(tmp_path / "s3") as server:
+        # The session's processes were started before: they get the keys from the location.
+        yield server.location("log").replace("s3://", "s3://any:any@")
+
+
+def test_a_query_receives_and_others_read_what_is_in_the_storage(
+    spark: SparkSession, context: Context, tmp_path: Path, store: str
+) -> None:
+    push, endpoint = bound(context, zmq.PUSH)
+    received = feed(spark, connect=endpoint, walLocation=tmp_path / "a", walStore=store, walRetention="1h")
+    elsewhere = spark.readStream.format("zmq").option("walStore", store)
+    with running(received, tmp_path / "one") as query:
+        for number in range(500):
+            push.send(b"%d" % number)
+        wait_for_rows(query, 500)
+        with running(elsewhere.load(), tmp_path / "two") as other:
+            wait_for_rows(other, 500)
+            for number in range(500, 1000):
+                push.send(b"%d" % number)
+            wait_for_rows(query, 1000)
+            wait_for_rows(other, 1000)
+    wanted = [(i, i) for i in range(1000)]
+    assert ids_and_numbers(spark, tmp_path / "one") == wanted
+    assert ids_and_numbers(spark, tmp_path / "two") == wanted
+    batch = spark.read.format("zmq").option("walStore", store)
+    assert batch.load().count() == 1000
+    assert batch.option("startingOffsets", '{"next": {"0": 990}}').load().count() == 10
+    assert spark.read.format("zmq").option("walStore", store).option("view", "gaps").load().count() == 0
+    # Another machine, which has no directory yet, goes on from the same checkpoint.
+    moved = feed(spark, connect=endpoint, walLocation=tmp_path / "b", walStore=store, walRetention="1h")
+    with running(moved, tmp_path / "one") as query:
+        for number in range(1000, 1200):
+            push.send(b"%d" % number)
+        wait_for(_has_read(lambda: rows_read(query), 1200), "the rows on the other machine", 90)
+    assert ids_and_numbers(spark, tmp_path / "one") == [(i, i) for i in range(1200)]
+
+
+def _has_read(rows: Callable[[], int], count: int) -> Callable[[], bool]:
+    return lambda: rows() >= count
+
+
+def test_receivers_on_executors_need_no_shared_directory(
+    spark: SparkSession, context: Context, tmp_path: Path, store: str
+) -> None:
+    push, endpoint = bound(context, zmq.PUSH)
+    with start_receivers(spark, {"socketType": "PULL", "connect": endpoint, "walStore": store}) as receivers:
+        rows = spark.readStream.format("zmq").option("walStore", store).load()
+        with running(rows, tmp_path / "out") as query:
+            for number in range(1000):
+                push.send(b"%d" % number)
+            wait_for_rows(query, 1000)
+        receivers.stop()
+    assert (receivers.restarts, receivers.failure) == (0, None)
+    assert ids_and_numbers(spark, tmp_path / "out") == [(i, i) for i in range(1000)]

@@ -1,0 +1,161 @@
+"""Object storage: whole objects that are put, read, listed and deleted, on any file system that pyarrow knows."""
+
+from __future__ import annotations
+
+import posixpath
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple, Self
+
+import pyarrow as pa
+
+from zmq_datasource.errors import DiskFaultError, LogWriteError
+from zmq_datasource.host.locations import directory_of, without_secrets
+from zmq_datasource.options.types import Location
+
+__all__ = ["ObjectStore", "StoredObject"]
+
+# An object of these appears when it is whole. Elsewhere a file is there as soon as it is begun.
+_APPEAR_WHOLE = {"s3", "gcs", "abfs"}
+# What repeating does not mend, in the words of AWS and of those who imitate it.
+_LASTING = (
+    "ACCESS_DENIED",
+    "NO_SUCH_BUCKET",
+    "INVALID_ACCESS_KEY_ID",
+    "SIGNATURE_DOES_NOT_MATCH",
+    "INVALID_CLIENT_TOKEN",
+)
+
+
+class StoredObject(NamedTuple):
+    """An object as a listing shows it.
+
+    Attributes:
+        key: Its key below the listed prefix.
+        size: In bytes.
+        modified: Seconds since the epoch, by the storage's clock.
+    """
+
+    key: str
+    size: int
+    modified: float
+
+
+class ObjectStore:
+    """The objects below one location; a key is a path relative to it. Any thread and process may use it.
+
+    What was put must be seen by every listing and every read that begin afterwards, as S3 and GCS promise.
+
+    Raises:
+        DiskFaultError: On any use, if the storage does not answer, or refuses for now.
+        LogWriteError: On any use, if it refuses for a reason that does not pass.
+    """
+
+    def __init__(self, location: Location) -> None:
+        self.location = location
+        self._system: Any = None
+        self._root = ""
+
+    def __str__(self) -> str:
+        return str(self.location).partition("?")[0].rstrip("/")  # a key comes behind it
+
+    def __repr__(self) -> str:
+        return f"ObjectStore({str(self)!r})"
+
+    def __reduce__(self) -> tuple[type[Self], tuple[Location]]:
+        return type(self), (self.location,)  # each process has a connection of its own
+
+    def put(self, key: str, content: bytes | pa.Buffer) -> None:
+        """Make an object appear, whole; one of the same key is replaced."""
+        with self._using(f"writing {self}/{key}") as system:
+            path = f"{self._root}/{key}"
+            if system.type_name in _APPEAR_WHOLE:
+                _write(system, path, content)
+                return
+            hidden = posixpath.join(posixpath.dirname(path), f".{posixpath.basename(path)}")
+            system.create_dir(posixpath.dirname(path), recursive=True)
+            _write(system, hidden, content)
+            system.move(hidden, path)
+
+    def upload(self, key: str, path: Path) -> None:
+        """Make an object of a file."""
+        with pa.memory_map(str(path)) as file:
+            self.put(key, file.read_buffer())
+
+    def get(self, key: str) -> bytes:
+        """The content of an object; FileNotFoundError if there is none."""
+        with (
+            self._using(f"reading {self}/{key}") as system,
+            system.open_input_stream(f"{self._root}/{key}") as file,
+        ):
+            return bytes(file.read())
+
+    def open(self, key: str) -> pa.NativeFile:
+        """Open an object for reading at any place; FileNotFoundError if there is none."""
+        with self._using(f"reading {self}/{key}") as system:
+            return system.open_input_file(f"{self._root}/{key}")
+
+    def objects(self, prefix: str, *, below: bool = False) -> list[StoredObject]:
+        """The objects in a directory; with ``below`` also those in the directories in it. In no order."""
+        found = [
+            info for info in self._infos(prefix, below) if info.is_file and not info.base_name.startswith(".")
+        ]
+        above = len(f"{self._root}/{prefix}".rstrip("/")) + 1
+        return [StoredObject(info.path[above:], info.size, info.mtime.timestamp()) for info in found]
+
+    def directories(self, prefix: str = "") -> list[str]:
+        """The names of the directories in a directory."""
+        return [info.base_name for info in self._infos(prefix, False) if not info.is_file]
+
+    def find(self, key: str) -> StoredObject | None:
+        """What a listing shows of one object; None if there is none."""
+        from pyarrow import fs  # noqa: PLC0415
+
+        with self._using(f"looking for {self}/{key}") as system:
+            info = system.get_file_info(f"{self._root}/{key}")
+            if info.type != fs.FileType.File:
+                return None
+            return StoredObject(key, info.size, info.mtime.timestamp())
+
+    def delete(self, key: str) -> None:
+        """Delete an object; one that is gone already is fine."""
+        with self._using(f"deleting {self}/{key}") as system:
+            try:
+                system.delete_file(f"{self._root}/{key}")
+            except FileNotFoundError:
+                return
+
+    def _infos(self, prefix: str, below: bool) -> list[Any]:
+        from pyarrow import fs  # noqa: PLC0415
+
+        with self._using(f"listing {self}/{prefix}") as system:
+            directory = f"{self._root}/{prefix}".rstrip("/")
+            selector = fs.FileSelector(directory, recursive=below, allow_not_found=True)
+            return list(system.get_file_info(selector))
+
+    def _one_request_for_a_small_object(self) -> Location:
+        """pyarrow makes three of it on S3, unless told otherwise."""
+        plain = self.location.plain
+        if not plain.startswith("s3://") or "allow_delayed_open" in plain:
+            return self.location
+        return Location(f"{plain}{'&' if '?' in plain else '?'}allow_delayed_open=true")
+
+    @contextmanager
+    def _using(self, act: str) -> Iterator[Any]:
+        try:
+            if self._system is None:
+                system, root = directory_of(self._one_request_for_a_small_object())
+                self._system, self._root = system, root.rstrip("/")
+            yield self._system
+        except FileNotFoundError:
+            raise
+        except OSError as e:
+            why = without_secrets(e, self.location)
+            kind = LogWriteError if any(word in why for word in _LASTING) else DiskFaultError
+            raise kind(f"{act}: {why}") from None
+
+
+def _write(system: Any, path: str, content: bytes | pa.Buffer) -> None:
+    with system.open_output_stream(path) as file:
+        file.write(content)

@@ -1,0 +1,197 @@
+"""Being the one writer of a log partition in object storage, among machines that see nothing of each other but it.
+
+A writer says every few seconds that it is alive, by an object that it writes anew. Another one claims the partition
+only when that object has not changed for a while, as seen from here: no clocks are compared. This keeps two from taking
+the partition from each other all the time. That no id is read twice if they do, the claims see to (``claims``).
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import socket
+import threading
+import time
+from contextlib import suppress
+from typing import NamedTuple
+
+from zmq_datasource.errors import LogError, LogLockedError, LogWriteError
+from zmq_datasource.host.object_store import ObjectStore
+from zmq_datasource.host.signals import check_signals
+from zmq_datasource.log.claims import NO_CLAIM, Succession, new_claim
+from zmq_datasource.log.files import WriterLock
+
+__all__ = ["SILENT_SECONDS", "Tenure", "Tenures"]
+
+_log = logging.getLogger(__name__)
+
+_BEAT_SECONDS = 3.0
+# After so long without a sign of life another machine may become the writer. Shorter than ``LOCK_WAIT_SECONDS``.
+SILENT_SECONDS = 12.0
+_LOOKING_SECONDS = 1.0
+_JOIN_SECONDS = 5.0
+
+
+class _Seen(NamedTuple):
+    claim: str
+    modified: float
+    since: float  # monotonic
+
+
+class Tenures:
+    """The claims of one log partition.
+
+    Args:
+        store: Where the log is.
+        partition: Which of its partitions.
+    """
+
+    def __init__(self, store: ObjectStore, partition: int) -> None:
+        self._store = store
+        self._prefix = f"{partition}/"
+        self._seen: _Seen | None = None
+        self._next_look = 0.0
+        self._highest = NO_CLAIM
+        self._alive = True
+        self._about: dict[str, dict[str, str]] = {}
+
+    def __str__(self) -> str:
+        return f"{self._store}/{self._prefix}"
+
+    def succession(self) -> Succession:
+        """Who has written the partition, as of now."""
+        return Succession(found.key for found in self._store.objects(f"{self._prefix}claims"))
+
+    def is_held(self, wait: float = 0.0) -> bool:
+        """Whether a writer is alive, as far as can be told from here by now.
+
+        Args:
+            wait: Seconds to wait for the answer no.
+        """
+        deadline = time.monotonic() + wait
+        while self._look() and time.monotonic() < deadline:
+            check_signals()
+            time.sleep(_LOOKING_SECONDS / 4)
+        return self._alive
+
+    def _look(self) -> bool:
+        now = time.monotonic()
+        if now >= self._next_look:
+            claim = self._highest = self.succession().highest
+            found = None if claim == NO_CLAIM else self._store.find(self._alive_key(claim))
+            if found is None:
+                self._seen, self._alive = None, False
+            else:
+                if self._seen is None or self._seen[:2] != (claim, found.modified):
+                    self._seen = _Seen(claim, found.modified, now)
+                self._alive = now - self._seen.since < SILENT_SECONDS
+            self._next_look = now + _LOOKING_SECONDS
+        return self._alive
+
+    def highest(self) -> str:
+        """The highest claim, as of a moment ago."""
+        self._look()
+        return self._highest
+
+    def about(self, claim: str) -> dict[str, str]:
+        """What the maker of a claim has said of itself; nothing if there is no such claim."""
+        if claim not in self._about:
+            with suppress(FileNotFoundError, ValueError):
+                content = json.loads(self._store.get(f"{self._prefix}claims/{claim}.json"))
+                if isinstance(content, dict):
+                    self._about = {claim: {key: str(value) for key, value in content.items()}}
+        return self._about.get(claim, {})
+
+    def begin(self, lock: WriterLock, feed: str) -> Tenure:
+        """Claim the partition.
+
+        Args:
+            lock: Of this machine's part of the log.
+            feed: What is received, for others.
+
+        Raises:
+            LogLockedError: Another machine has claimed it at this moment.
+        """
+        claim = new_claim(self.succession().highest)
+        holder = f"process {os.getpid()} on {socket.gethostname()}, since {time.strftime('%F %T %z')}"
+        tenure = Tenure(self, lock, claim)
+        # First the sign of life, so that nobody sees the claim without it.
+        self.beat(claim)
+        self._store.put(
+            f"{self._prefix}claims/{claim}.json", json.dumps({"holder": holder, "feed": feed}).encode()
+        )
+        try:
+            tenure.check()
+        except BaseException:
+            tenure.release(locally=False)
+            raise
+        tenure.start()
+        return tenure
+
+    def beat(self, claim: str) -> None:
+        """Say that the writer with this claim is alive."""
+        self._store.put(self._alive_key(claim), b"alive")
+
+    def forget(self, claim: str) -> None:
+        """Say that it is not."""
+        self._store.delete(self._alive_key(claim))
+
+    def _alive_key(self, claim: str) -> str:
+        return f"{self._prefix}alive/{claim}"
+
+
+class Tenure(WriterLock):
+    """Held by the one writer of the partition.
+
+    Attributes:
+        claim: Its name.
+    """
+
+    def __init__(self, tenures: Tenures, lock: WriterLock, claim: str) -> None:
+        self._tenures = tenures
+        self._lock = lock
+        self.claim = claim
+        self._ending = threading.Event()
+        self._thread = threading.Thread(target=self._beat, name="zmq-log-alive", daemon=True)
+
+    def start(self) -> None:
+        """Go on saying that the writer is alive."""
+        self._thread.start()
+
+    def check(self) -> None:
+        """Make sure that nobody else writes the partition.
+
+        Raises:
+            LogLockedError: Somebody has taken it since.
+            LogError: The storage does not say.
+        """
+        self._lock.check()
+        highest = self._tenures.succession().highest
+        if highest > self.claim:
+            holder = self._tenures.about(highest).get("holder", "a process that did not say who it is")
+            raise LogLockedError(
+                f"writing to the log in {self._tenures}: this process has lost it to {holder}. What it has received "
+                "and not put there is lost; start it again, and it follows or takes over"
+            )
+
+    def release(self, *, locally: bool = True) -> None:
+        """Let others write the partition.
+
+        Args:
+            locally: Whether the lock of this machine's part, too.
+        """
+        self._ending.set()
+        if self._thread.ident is not None:
+            self._thread.join(_JOIN_SECONDS)
+        try:
+            self._tenures.forget(self.claim)
+        except LogWriteError as e:
+            _log.warning("%s; another machine can write the log in %.0f s", e, SILENT_SECONDS)
+        if locally:
+            self._lock.release()
+
+    def _beat(self) -> None:
+        while not self._ending.wait(_BEAT_SECONDS):
+            with suppress(LogError):  # it is tried again; who writes a chunk hears of it
+                self._tenures.beat(self.claim)
