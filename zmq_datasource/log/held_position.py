@@ -86,6 +86,8 @@ class HeldPosition:
             start = storage.read_start(name)
             if start is None or start[1] != position:  # whose it is may be looking for it just now
                 continue
+            if storage.is_reading_elsewhere(name):
+                continue
             try:
                 held = cls(storage, name, False, 0.0)
             except LogLockedError:

@@ -216,6 +216,10 @@ class ReaderFiles(PartitionFiles):
             path, wait, f"reading log {self.root} as {reader!r}", "give each query a reader of its own"
         )
 
+    def is_reading_elsewhere(self, reader: str) -> bool:
+        """Whether a query of this name may run where its lock does not hold."""
+        return False
+
     def is_reading(self, reader: str) -> bool:
         """Whether a query of this name runs."""
         try:

@@ -465,11 +465,14 @@ class StoredLog(LogStorage):
         found = self.store.find(self._reader_key(self._reader_path(reader)))
         return None if found is None else found.modified
 
-    def is_reading(self, reader: str) -> bool:
-        if super().is_reading(reader):
-            return True
-        moved = self.moved_at(reader)  # on another machine
+    def is_reading_elsewhere(self, reader: str) -> bool:
+        if (self._directory / READERS_NAME / f"{reader}.lock").exists():  # it has run here, so its lock tells
+            return False
+        moved = self.moved_at(reader)
         return moved is not None and time.time() - moved < _READING_SECONDS
+
+    def is_reading(self, reader: str) -> bool:
+        return self.is_reading_elsewhere(reader) or super().is_reading(reader)
 
     def touch_reader(self, reader: str) -> None:
         position = self.position(reader)
