@@ -10,7 +10,7 @@ export PYSPARK_PYTHON := $(abspath $(BIN)/python)
 # what needs no Spark. With more the tests fail: Spark gives up a Python process that has not connected back within 10 s.
 WORKERS ?= 3
 
-.PHONY: help demo test test-spark test-rest chaos test-long test-lowest check fast sanitize fuzz audit bench bench-kafka docs site notebook wheel clean
+.PHONY: help demo test test-spark test-rest chaos soak test-long test-lowest check fast sanitize fuzz audit bench bench-kafka docs site notebook wheel clean
 
 help: ## What there is
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1\t\2/p' Makefile | expand -t 14
@@ -31,6 +31,9 @@ test-rest: $(VENV)/.dev
 chaos: $(VENV)/.dev ## Weather drawn from seeds against whole topologies; SEEDS=200, FIRST=0
 	$(BIN)/python -m tests.weather --seeds $(or $(SEEDS),20) --first $(or $(FIRST),0) $(ARGS)
 
+soak: $(VENV)/.dev ## All paths at once for MINUTES=30, in weather; says what has grown, draws docs/images/soak.png
+	$(BIN)/python -m tests.soak --minutes $(or $(MINUTES),30) --plot docs/images/soak.png $(ARGS)
+
 test-long: $(VENV)/.dev ## The tests that take minutes
 	$(JAVA) $(BIN)/python -m pytest -m long
 
@@ -48,7 +51,7 @@ check: $(VENV)/.dev ## Lint, format, types, layers, generated docs
 	$(BIN)/python scripts/reference.py --check
 
 fast: $(VENV)/.dev ## The tests that need no Spark
-	$(BIN)/python -m pytest -m "not spark"
+	$(BIN)/python -m pytest -m "not spark and not long"
 
 sanitize: $(VENV)/.dev ## The compiled core's tests under ASan and UBSan
 	scripts/sanitize.sh $(BIN)/python build/sanitize

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from datetime import datetime
+from decimal import Decimal
 from typing import Any, Literal
 
 import msgspec
@@ -41,13 +42,14 @@ def from_msgpack(
 
     A map becomes a struct by the names of its fields; those that the schema does not have are left out, and those that
     the map does not have are null. An array becomes an ARRAY, or a struct by the order of its fields. A timestamp
-    (extension -1) becomes a TIMESTAMP. Where an integer stands for a DOUBLE, it is one.
+    (extension -1) becomes a TIMESTAMP. Where an integer stands for a DOUBLE, it is one. An integer of 64 bits without a
+    sign, as many programs use for hashes, needs DECIMAL(20, 0).
 
     Args:
         column: BINARY, as the column ``value`` of a source.
         schema: Of the result, as Spark writes it (``"city STRING, celsius DOUBLE"``, ``"ARRAY<INT>"``).
-        mode: ``permissive``: null for a value that is no MessagePack or does not fit the schema; ``failfast``: the
-            query fails, with the value's beginning.
+        mode: ``permissive``: null for a value that is no MessagePack, and for a field or an element that does not fit
+            the schema, as in ``from_json``; ``failfast``: the query fails, with the value's beginning.
 
     Raises:
         OptionError: A type of the schema that MessagePack has no value for, or another mode.
@@ -55,7 +57,8 @@ def from_msgpack(
     if mode not in ("permissive", "failfast"):
         raise OptionError(f"from_msgpack(mode={mode!r}): it must be 'permissive' or 'failfast'")
     kind = t.DataType.fromDDL(schema) if isinstance(schema, str) else schema
-    fit, arrow = _fit_of(kind, "schema"), to_arrow_type(kind, timezone="UTC")
+    fit = _fit_of(kind, "schema", mode == "permissive")
+    arrow = to_arrow_type(kind, timezone="UTC")
 
     def read(value: bytes | None) -> Any:
         if value is None:
@@ -98,24 +101,43 @@ def _applied(convert: Callable[[pa.Array], pa.Array], kind: t.DataType, column: 
     return applied
 
 
-def _fit_of(kind: t.DataType, where: str, nullable: bool = True) -> _Fit:
-    """What makes of a decoded value one of this type, or raises ``_UnfitError``."""
-    fit = _fit_not_null(kind, where)
-    return (lambda value: None if value is None else fit(value)) if nullable else fit
+def _fit_of(kind: t.DataType, where: str, lenient: bool, nullable: bool = True) -> _Fit:
+    """What makes of a decoded value one of this type.
+
+    What does not fit raises ``_UnfitError``, or with ``lenient`` becomes null where there may be a null.
+    """
+    fit = _fit_not_null(kind, where, lenient)
+    if not nullable:
+        return fit
+    if not lenient:
+        return lambda value: None if value is None else fit(value)
+
+    def fit_or_null(value: Any) -> Any:
+        try:
+            return None if value is None else fit(value)
+        except _UnfitError:
+            return None
+
+    return fit_or_null
 
 
-def _fit_not_null(kind: t.DataType, where: str) -> _Fit:
+def _fit_not_null(kind: t.DataType, where: str, lenient: bool) -> _Fit:
     if isinstance(kind, t.StructType):
-        return _struct(kind, where)
+        return _struct(kind, where, lenient)
     if isinstance(kind, t.ArrayType):
-        element = _fit_of(kind.elementType, f"{where}[]", kind.containsNull)
+        element = _fit_of(kind.elementType, f"{where}[]", lenient, kind.containsNull)
         return lambda value: [element(one) for one in _instance(value, list, where)]
     if isinstance(kind, t.MapType):
-        key = _fit_of(kind.keyType, f"{where} key", nullable=False)
-        item = _fit_of(kind.valueType, f"{where}{{}}", kind.valueContainsNull)
+        key = _fit_of(kind.keyType, f"{where} key", lenient, nullable=False)
+        item = _fit_of(kind.valueType, f"{where}{{}}", lenient, kind.valueContainsNull)
         return lambda value: [(key(k), item(v)) for k, v in _instance(value, dict, where).items()]
     if type(kind) in _INTEGERS:
-        return _integer(_INTEGERS[type(kind)], where)
+        half = 1 << (_INTEGERS[type(kind)] - 1)
+        return _integer(-half, half - 1, where)
+    if isinstance(kind, t.DecimalType) and not kind.scale:
+        least, most = 1 - 10**kind.precision, 10**kind.precision - 1
+        whole = _integer(least, most, where)
+        return lambda value: Decimal(whole(value))
     if isinstance(kind, t.FloatType | t.DoubleType):
         return lambda value: float(_instance(value, (int, float), where))
     simple = {t.BooleanType: bool, t.StringType: str, t.BinaryType: bytes, t.TimestampType: datetime}
@@ -135,21 +157,19 @@ def _instance(value: Any, kind: type | tuple[type, ...], where: str) -> Any:
     return value
 
 
-def _integer(bits: int, where: str) -> _Fit:
-    least, most = -(1 << (bits - 1)), (1 << (bits - 1)) - 1
-
+def _integer(least: int, most: int, where: str) -> _Fit:
     def fit(value: Any) -> int:
         number: int = _instance(value, int, where)
         if not least <= number <= most:
-            raise _UnfitError(f"{where} is {number}, which has more than {bits} bits")
+            raise _UnfitError(f"{where} is {number}, which is not from {least} to {most}")
         return number
 
     return fit
 
 
-def _struct(kind: t.StructType, where: str) -> _Fit:
+def _struct(kind: t.StructType, where: str, lenient: bool) -> _Fit:
     fields = [
-        (field.name, _fit_of(field.dataType, f"{where}.{field.name}", field.nullable))
+        (field.name, _fit_of(field.dataType, f"{where}.{field.name}", lenient, field.nullable))
         for field in kind.fields
     ]
 

@@ -489,7 +489,7 @@ def test_at_every_step_of_a_commit_a_crash_leaves_all_of_it_or_none(
 ) -> None:
     endpoint = free_endpoint()
     Photographed.album, Photographed.photos = tmp_path / "album", []
-    monkeypatch.setattr("zmq_datasource.source.ingest.LogStorage", Photographed)
+    monkeypatch.setattr("zmq_datasource.log.stored.LogStorage", Photographed)
     attempts: list[list[str]] = []
     with receiving(tmp_path / "log", endpoint):
         for number in range(3):

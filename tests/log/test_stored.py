@@ -217,6 +217,15 @@ def test_a_writer_that_is_alive_keeps_other_machines_away(
     machines.writer("b", storage, wait=5.0)
 
 
+def test_a_writer_that_was_killed_is_missed_at_once_on_its_own_machine(machines: Machines) -> None:
+    log = machines.writer("a")
+    storage = machines.storage("a")
+    assert storage.is_written()
+    machines.kill(log)
+    assert not storage.is_written()
+    machines.writer("a", storage)
+
+
 def test_a_writer_that_ends_lets_others_in_at_once(machines: Machines) -> None:
     machines.writer("a").close()
     machines.writer("b").close()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
+from decimal import Decimal
 from typing import Any
 
 import msgspec
@@ -86,7 +87,8 @@ UNFIT = [
     (msgspec.msgpack.encode(1), "BOOLEAN"),
     (msgspec.msgpack.encode("1"), "INT"),
     (msgspec.msgpack.encode("1"), "BINARY"),
-    (msgspec.msgpack.encode({"a": {"b": []}}), "a STRUCT<b: INT>"),
+    (msgspec.msgpack.encode({"a": {"b": []}}), "a STRUCT<b: INT NOT NULL> NOT NULL"),
+    (msgspec.msgpack.encode(10**10), "DECIMAL(10, 0)"),
     (msgspec.msgpack.encode(7), "a INT"),
     (msgspec.msgpack.encode({None: 1}), "MAP<STRING, INT>"),  # Spark's maps have no null key
     (msgspec.msgpack.encode({"b": 1}), "a INT NOT NULL, b INT"),
@@ -100,6 +102,18 @@ def test_what_does_not_fit_is_null(spark: SparkSession) -> None:
     )
     columns = [from_msgpack(name, schema).alias(name) for name, (_, schema) in zip(names, UNFIT, strict=True)]
     assert rows.select(columns).collect() == [Row(*[None] * len(UNFIT))]
+
+
+def test_only_the_field_that_does_not_fit_is_null(spark: SparkSession) -> None:
+    """As with ``from_json``."""
+    value = msgspec.msgpack.encode({"a": 1, "b": {"c": []}, "d": [1, "x", 3], "e": {"k": "v"}})
+    schema = "a STRING, b STRUCT<c: INT, f: INT>, d ARRAY<INT>, e MAP<STRING, INT>"
+    assert read(spark, value, schema) == Row(a=None, b=Row(c=None, f=None), d=[1, None, 3], e={"k": None})
+
+
+def test_integers_without_a_sign_are_decimals(spark: SparkSession) -> None:
+    value = msgspec.msgpack.encode([2**64 - 1, 0])
+    assert read(spark, value, "ARRAY<DECIMAL(20, 0)>", mode="failfast") == [Decimal(2**64 - 1), Decimal(0)]
 
 
 @pytest.mark.parametrize("at", [0, 5])

@@ -70,7 +70,7 @@ def test_a_job_that_fails_is_started_again(spark: SparkSession, context: Context
     ("options", "said"),
     [
         ({"walLocation": "/tmp/x"}, "neither connect nor bind is set"),
-        ({"connect": "tcp://a:1"}, "walLocation is not set"),
+        ({"connect": "tcp://a:1"}, "neither walLocation nor walStore is set"),
         (
             {"connect": "tcp://a:1", "walLocation": "/tmp/x", "receivers": "2"},
             "SUB sockets share the endpoints",

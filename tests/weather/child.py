@@ -26,6 +26,25 @@ def _source(settings: dict[str, Any], stopped: threading.Event) -> None:
     Source(Path(settings["directory"]), settings["options"]).run(stopped.is_set)
 
 
+def _stored_source(settings: dict[str, Any], stopped: threading.Event) -> None:
+    """The same with a log in object storage, beside other machines that are quick to take a silent one for dead.
+
+    One that has lost the log to another ends with an error, and is started again.
+    """
+    from tests.weather.engine import Source  # noqa: PLC0415
+    from zmq_datasource.errors import LogLockedError  # noqa: PLC0415
+    from zmq_datasource.log import stored, tenure  # noqa: PLC0415
+
+    tenure._BEAT_SECONDS, tenure._LOOKING_SECONDS = 0.3, 0.1
+    tenure.SILENT_SECONDS = stored.SILENT_SECONDS = 1.5
+    while not stopped.is_set():
+        try:
+            Source(Path(settings["directory"]), settings["options"]).run(stopped.is_set)
+        except LogLockedError as e:
+            logging.getLogger(__name__).warning("started again after: %s", e)
+            stopped.wait(0.2)
+
+
 def _receive(settings: dict[str, Any], stopped: threading.Event) -> None:
     from zmq_datasource.receive import receive_until_stopped  # noqa: PLC0415
 
@@ -122,6 +141,7 @@ def _durable(settings: dict[str, Any], stopped: threading.Event) -> None:
 
 _ROLES = {
     "source": _source,
+    "stored-source": _stored_source,
     "receive": _receive,
     "proxy": _proxy,
     "sink": _sink,

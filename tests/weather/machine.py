@@ -165,7 +165,14 @@ class World:
     Attributes:
         random: Draws the topology's own parameters.
         events: The weather that was drawn; what is lossy is known from it.
+        per_second: How many batches or transactions a load has; None for a fixed number.
+        retention: How long logs keep what is committed.
+        look_seconds: How often the processes are looked at.
     """
+
+    per_second: float | None = None
+    retention = "1h"
+    look_seconds = 0.1
 
     def __init__(self, directory: Path, seed: int) -> None:
         self.directory = directory
@@ -225,6 +232,10 @@ class World:
         frame = bytes([0, len(value)]) + value.encode()
         return any(frame in lost for box in self.boxes.values() for lost in box.discarded)
 
+    def count(self, default: int, seconds: float) -> int:
+        """How many batches or transactions a load of so many seconds has."""
+        return default if self.per_second is None else max(1, round(seconds * self.per_second))
+
     # Weather.
 
     def weather(self, events: list[Event]) -> None:
@@ -234,7 +245,7 @@ class World:
         todo = sorted([(e.at, 0, e) for e in events] + [(e.at + e.seconds, 1, e) for e in events])
         for at, over, event in todo:
             while (left := began + at - time.monotonic()) > 0:
-                self._look(min(left, 0.1))
+                self._look(min(left, self.look_seconds))
             (self._end if over else self._begin)(event)
         for box in self.boxes.values():
             box.clear()
@@ -364,14 +375,16 @@ _LENGTHS = {
 }
 
 
-def draw(seed: int, possible: list[tuple[str, str]], seconds: float) -> Iterator[Event]:
-    """The weather of a seed: one to five of the possible (kind, target), within so many seconds.
+def draw(
+    seed: int, possible: list[tuple[str, str]], seconds: float, count: int | None = None
+) -> Iterator[Event]:
+    """The weather of a seed: one to five of the possible (kind, target), or ``count``, within so many seconds.
 
     One black hole in ten is a partition of 30 s.
     """
     chance = random.Random(f"weather {seed}")
     busy: dict[str, float] = {}  # one trouble at a time for each target: they would undo each other
-    for _ in range(chance.randint(1, 5)):
+    for _ in range(chance.randint(1, 5) if count is None else count):
         kind, target = chance.choice(possible)
         low, high = _LENGTHS.get(kind, (0.0, 0.0))
         length = chance.uniform(low, high)

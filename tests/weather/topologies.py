@@ -16,6 +16,8 @@ from tests.weather.engine import read_output
 from tests.weather.machine import BrokenPromiseError, World
 from zmq_datasource.log.state import read_saved_state
 from zmq_datasource.log.storage import LogStorage
+from zmq_datasource.log.stored import storage_at
+from zmq_datasource.options.types import Location
 from zmq_datasource.source.kept import read_gaps
 
 __all__ = ["TOPOLOGIES", "Topology"]
@@ -93,7 +95,7 @@ class Topology:
 
     def read_through(self, query: Path | None = None) -> bool:
         """Whether a query has committed all that the log has, and there is something."""
-        storage = LogStorage(str(self.wal))
+        storage = self.storage()
         ends = {
             str(partition): max((chunk.end for chunk in storage.of(partition).chunks()), default=0)
             for partition in storage.partitions()
@@ -102,6 +104,10 @@ class Topology:
         done = json.loads(commits[max(commits)].read_text())["end"]["next"] if commits else {}
         read = all(done.get(partition, 0) == end for partition, end in ends.items())
         return read and (any(ends.values()) or bool(self.world.lied_to))
+
+    def storage(self) -> LogStorage:
+        """The log, as somebody sees it who only reads."""
+        return LogStorage(str(self.wal))
 
     def ended(self, name: str) -> Callable[[], bool]:
         return lambda: not self.world.processes[name].alive and not self.world.processes[name].killed
@@ -130,12 +136,12 @@ class _Plain(_SinkToSource):
     def __init__(self, world: World, seconds: float) -> None:
         super().__init__(world, seconds)
         self.noblock = world.random.random() < 0.3
-        self.batches, self.rows, self.partitions = 30, 40, 2
+        self.batches, self.rows, self.partitions = world.count(30, seconds), 40, 2
         at = world.endpoint()
         before = world.middlebox("wire", at)
         writes, reads = self.kinds
         more = {"deduplicate": "true"} if self.framing == "sequenced" else {}
-        self.source(socketType=reads, bind=at, framing=self.framing, walRetention="1h", **more)
+        self.source(socketType=reads, bind=at, framing=self.framing, walRetention=world.retention, **more)
         self.journal = world.directory / "sink.jsonl"
         world.process(
             "sink",
@@ -246,7 +252,7 @@ class VllmReplay(Topology):
             connect=world.middlebox("live", live),
             replayEndpoint=world.middlebox("replay", replay),
             framing="vllm",
-            walRetention="1h",
+            walRetention=world.retention,
         )
         self.publisher.ask("wait-subscriber")
         self.publisher.ask("send 1")
@@ -297,8 +303,8 @@ class DealerRouter(_SinkToSource):
     def __init__(self, world: World, seconds: float) -> None:
         super().__init__(world, seconds)
         at = world.endpoint()
-        self.batches, self.rows, self.partitions = 20, 50, 2
-        retention = world.random.choice(("0s", "1h"))
+        self.batches, self.rows, self.partitions = world.count(20, seconds), 50, 2
+        retention = world.random.choice(("0s", world.retention))
         self.source(socketType="ROUTER", bind=at, walRetention=retention)
         self.journal = world.directory / "sink.jsonl"
         world.process(
@@ -341,8 +347,8 @@ class ProducerReceive(Topology):
     def __init__(self, world: World, seconds: float) -> None:
         super().__init__(world, seconds)
         at = world.endpoint()
-        self.transactions, self.rows = 30, 20
-        retention = world.random.choice(("0s", "1h"))
+        self.transactions, self.rows = world.count(30, seconds), 20
+        retention = world.random.choice(("0s", world.retention))
         world.process(
             "receive",
             "receive",
@@ -391,7 +397,7 @@ class ProxyDurable(Topology):
     def __init__(self, world: World, seconds: float) -> None:
         super().__init__(world, seconds)
         router, durable = world.endpoint(), world.endpoint()
-        self.transactions, self.rows = 30, 20
+        self.transactions, self.rows = world.count(30, seconds), 20
         world.process(
             "proxy",
             "proxy",
@@ -494,15 +500,17 @@ class _SharedFeed(Topology):
 
     Attributes:
         receivers: The processes that may hold a message that is not sealed.
+        loses: What happens to a receiver that loses what it holds.
         wires: How many endpoints there are.
     """
 
     receivers: ClassVar[tuple[str, ...]]
+    loses: ClassVar[tuple[str, ...]] = ("kill",)
     wires: ClassVar[int]
 
     def __init__(self, world: World, seconds: float) -> None:
         super().__init__(world, seconds)
-        self.batches, self.rows, self.partitions = 30, 40, 2
+        self.batches, self.rows, self.partitions = world.count(30, seconds), 40, 2
         self.at = [world.endpoint() for _ in range(self.wires)]
         boxes = [f"wire-{number}" for number in range(self.wires)]
         before = [world.middlebox(box, at) for box, at in zip(boxes, self.at, strict=True)]
@@ -539,7 +547,7 @@ class _SharedFeed(Topology):
 
         def settled() -> bool:
             nonlocal seen
-            storage = LogStorage(str(self.wal))
+            storage = self.storage()
             ends = [len(storage.of(partition).names()) for partition in storage.partitions()]
             if ends != seen[0]:
                 seen = ends, time.monotonic()
@@ -558,7 +566,9 @@ class _SharedFeed(Topology):
         }
         missing = sorted(value for value in due - came.keys() if not self.world.discarded(value))
         # What a receiver had and not sealed dies with it.
-        if missing and not self.world.lossy(*(f"kill {name}" for name in self.receivers)):
+        if missing and not self.world.lossy(
+            *(f"{how} {name}" for how in self.loses for name in self.receivers)
+        ):
             raise BrokenPromiseError(f"{len(missing)} of {len(due)} rows never came, {missing[:3]}")
 
 
@@ -574,12 +584,58 @@ class TwoQueries(_SharedFeed):
             "socketType": "PULL",
             "bind": self.at[0],
             "walLocation": str(self.wal),
-            "walRetention": "1h",
+            "walRetention": self.world.retention,
             "startingOffsets": "earliest",
         }
         for name, directory in (("source", self.query), ("second", self.second)):
             self.world.process(name, "source", self.wal, directory=str(directory), options=options)
             self.may(name, *_DISK, *_PROCESS, *_CLOCK)
+
+    def finish(self) -> None:
+        self.read_by(self.query, self.second)
+        self.world.stop("source", "second")
+
+    def check(self) -> str:
+        one, other = self.output(), self.output(self.second)
+        if one != other:
+            raise BrokenPromiseError(
+                f"one query has {len(one)} rows, the other {len(other)}, and not the same"
+            )
+        self.check_rows(one)
+        return f"{len(one)} rows, to both"
+
+
+class TwoMachines(_SharedFeed):
+    """Two queries on two machines whose log is in object storage: one that stalls is taken for dead, and comes back."""
+
+    name = "two-machines"
+    receivers, wires = ("source", "second"), 1
+    # Another machine has gone on by the time it comes back.
+    loses = ("kill", "stop", "power", "slow", "enospc", "eio", "emfile")
+
+    def start_receivers(self) -> None:
+        self.second = self.world.directory / "second"
+        self.store = f"file://{self.world.directory}/store"
+        for name, directory in (("source", self.query), ("second", self.second)):
+            wal = self.world.directory / f"wal-{name}"
+            self.world.process(
+                name,
+                "stored-source",
+                wal,
+                directory=str(directory),
+                options={
+                    "socketType": "PULL",
+                    "bind": self.at[0],
+                    "walLocation": str(wal),
+                    "walStore": self.store,
+                    "walRetention": self.world.retention,
+                    "startingOffsets": "earliest",
+                },
+            )
+            self.may(name, *_DISK, *_PROCESS, *_CLOCK)
+
+    def storage(self) -> LogStorage:
+        return storage_at(str(self.wal), store=Location(self.store))
 
     def finish(self) -> None:
         self.read_by(self.query, self.second)
@@ -613,7 +669,7 @@ class ReceiversShare(_SharedFeed):
                     "bind": ",".join(self.at),
                     "receivers": "2",
                     "walLocation": str(self.wal),
-                    "walRetention": "1h",
+                    "walRetention": self.world.retention,
                 },
             )
             self.may(f"receive-{partition}", *_DISK, *_PROCESS, *_CLOCK)
@@ -652,6 +708,7 @@ TOPOLOGIES: dict[str, type[Topology]] = {
         ProducerReceive,
         ProxyDurable,
         TwoQueries,
+        TwoMachines,
         ReceiversShare,
     )
 }

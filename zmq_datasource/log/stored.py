@@ -261,7 +261,10 @@ class StoredLog(LogStorage):
             path.write_text(claim)
 
     def is_written(self) -> bool:
-        return super().is_written() or self.tenures.is_held()
+        if super().is_written():
+            return True
+        # Whoever had our directory has left its lock: it is gone, though its last sign of life is young.
+        return self.tenures.highest() not in (NO_CLAIM, self.own_claim()) and self.tenures.is_held()
 
     def feed(self) -> str:
         return self.tenures.about(self.tenures.highest()).get("feed", "")
