@@ -50,15 +50,21 @@ def _numbered(
 ) -> Metric:
     """Of publishers that number their messages; without an attribute it is put together when it is asked for."""
     counted = {"counted": "sequences", "attribute": attribute} if attribute else {}
-    return _source(name, unit, since, f"Of numbered messages: {doc}", series, **{**counted, **more})
+    return _source(name, unit, since, doc, series, **{**counted, **more})
 
 
 SOURCE = (
-    _now("source", "", "Socket type and endpoints; or the log that is followed.", type="STRING"),
+    _now(
+        "source",
+        "",
+        "The socket type and the endpoints of the source, or the log that it follows.",
+        type="STRING",
+    ),
     _now(
         "core",
         "",
-        "What takes messages from the socket: the `compiled` core, or `python` where that was not built.",
+        "Which core takes messages from the socket: `compiled`, or `python` where the compiled core was "
+        "not built.",
         "core",
         type="STRING",
         label="core",
@@ -68,86 +74,98 @@ SOURCE = (
     _log(
         "messagesReceived",
         "messages",
-        "Messages that were given an id: rows.",
+        "The number of messages that were given an id. Each of them is a row.",
         "messages_received",
         "received",
     ),
     _log(
-        "bytesReceived", "bytes", "Bytes of the values of the messages received.", "received_bytes", "bytes"
+        "bytesReceived",
+        "bytes",
+        "The number of bytes in the values of the received messages.",
+        "received_bytes",
+        "bytes",
     ),
-    _now("messagesReceivedPerSecond", "messages/s", "Of the last ten seconds, about.", type="DOUBLE"),
+    _now(
+        "messagesReceivedPerSecond",
+        "messages/s",
+        "The average rate over about the last ten seconds.",
+        type="DOUBLE",
+    ),
     _now(
         "lastReceived",
         "",
-        "When a message last came (UTC, ISO 8601); null before the first since the receiver started.",
+        "The time when the last message came (UTC, ISO 8601). It is null until the first message has "
+        "come after the start of the receiver.",
         "last_received_timestamp_seconds",
         type="TIMESTAMP",
-        series_doc="When a message last came.",
+        series_doc="The time when the last message came.",
     ),
     _now(
         "backlogMessages",
         "messages",
-        "Received, and not in a finished batch yet; the batch that is being read is part of it.",
+        "The number of messages that were received and are not yet in a finished micro-batch. The "
+        "micro-batch that is being read is part of the backlog.",
         "backlog_messages",
     ),
     _now(
         "backlogBytes",
         "bytes",
-        "What the backlog takes in the log; a chunk that is read in part counts in proportion.",
+        "The size of the backlog in the log. A chunk that was read in part counts in proportion.",
         "backlog_bytes",
     ),
     _now(
         "backlogAgeMs",
         "ms",
-        "How long ago the oldest message of the backlog was received: how stale the data gets.",
+        "How long ago the oldest message of the backlog was received. It shows how old the data gets.",
         "backlog_age_seconds",
         highest=True,
     ),
     _log(
         "messagesMalformed",
         "messages",
-        "Messages that do not fit their framing.",
+        "The number of messages that do not fit their framing.",
         "messages_malformed",
         "malformed",
     ),
     _log(
         "messagesOversize",
         "messages",
-        "Messages discarded because no row can hold them.",
+        "The number of messages that were discarded because they are too large for a row.",
         "messages_oversize",
         "oversize",
     ),
     _log(
         "controlMessages",
         "messages",
-        "Messages without content, such as heartbeats: no rows.",
+        "The number of messages without content, such as heartbeats. They are not rows.",
         "control_messages",
         "control",
     ),
     _receiver(
         "deadLettersLost",
         "messages",
-        "Malformed messages that could not be kept at `deadLetterLocation`.",
+        "The number of malformed messages that could not be kept at `deadLetterLocation`.",
         "dead_letters_lost",
     ),
     _receiver(
         "internalErrors",
         "messages",
-        "Messages of senders that were refused because of an unexpected error of the receiver, which its log explains "
-        "(`ROUTER`).",
+        "The number of messages that a `ROUTER` source refused because of an unexpected error. The log "
+        "output of the receiver explains the error.",
         "internal_errors",
     ),
     _receiver(
         "dataLosses",
         "times",
-        "Offsets that the log could not honour (`failOnDataLoss=false`).",
+        "How often the log did not have the offset that a query asked for, and the query continued "
+        "(`failOnDataLoss=false`).",
         "data_losses",
         counted="reader",
     ),
     _receiver(
         "messagesExpired",
         "messages",
-        "Messages that are known to be lost because the log no longer had them.",
+        "The number of messages that are known to be lost because the log no longer had them.",
         "messages_expired",
         "expired",
         counted="reader",
@@ -155,25 +173,29 @@ SOURCE = (
     _receiver(
         "receivePauses",
         "times",
-        "How often receiving stopped, so that RCVHWM fills and the peer's own high-water mark decides.",
+        "How often receiving stopped. Meanwhile the receive queue (RCVHWM) fills, and then the "
+        "high-water mark of the peer decides what happens.",
         attribute="pauses",
     ),
     _receiver(
         "receivePausesByCause",
         "times",
-        "How often receiving stopped, by cause: `logFull` (`walMaxBytes` is reached), `slowDisk`, or `diskFault` "
-        "(writing the log is refused, and tried again for `walRetryTimeout`).",
+        "How often receiving stopped, for each cause. `logFull`: the log has reached `walMaxBytes`. "
+        "`slowDisk`: the disk is slower than the feed. `diskFault`: the log cannot be written, and "
+        "writing is tried again for `walRetryTimeout`.",
         "receive_pauses",
         "pauses",
         type=MAP,
         label="cause",
         keys=PAUSE_CAUSES,
     ),
-    _receiver("receivePausedMs", "ms", "For how long receiving stopped in all.", attribute="paused_seconds"),
+    _receiver(
+        "receivePausedMs", "ms", "The total time for which receiving was stopped.", attribute="paused_seconds"
+    ),
     _receiver(
         "receivePausedMsByCause",
         "ms",
-        "For how long receiving stopped in all, by cause.",
+        "The total time for which receiving was stopped, for each cause.",
         "receive_paused_seconds",
         "paused_seconds",
         type=MAP,
@@ -183,46 +205,53 @@ SOURCE = (
     _receiver(
         "receivePausedBy",
         "",
-        "The cause of the pause that is on; null while receiving.",
+        "The cause of the current pause. It is null while the source receives.",
         "receive_paused",
         "paused_by",
         since="now",
         type="STRING",
         label="cause",
         keys=PAUSE_CAUSES,
-        series_doc="Whether receiving is paused, by cause.",
+        series_doc="Whether receiving is paused, for each cause.",
     ),
-    _now("logBytes", "bytes", "Size of the log's chunks.", "log_bytes"),
-    _now("logChunks", "chunks", "Chunks of the log.", "log_chunks"),
+    _now("logBytes", "bytes", "The total size of the chunks of the log.", "log_bytes"),
+    _now("logChunks", "chunks", "The number of chunks of the log.", "log_chunks"),
     _receiver(
         "connections",
         "connections",
-        "Connections that are up: a handshake has succeeded.",
+        "The number of connections that are up. A connection is up when its handshake has succeeded.",
         "connections",
         since="now",
     ),
-    _receiver("connectionsMade", "connections", "Connections that there have been.", "connections_made"),
     _receiver(
-        "connectionsLost", "connections", "Connections that were up and went down.", "connections_lost"
+        "connectionsMade", "connections", "The number of connections that have come up.", "connections_made"
+    ),
+    _receiver(
+        "connectionsLost",
+        "connections",
+        "The number of connections that were up and went down.",
+        "connections_lost",
     ),
     _receiver(
         "handshakeFailures",
         "handshakes",
-        "Handshakes that were refused or broken off: another socket type, or security that does not match.",
+        "The number of handshakes that were refused or broken off. The peer has a socket type that does "
+        "not fit, or its security does not match.",
         "handshake_failures",
     ),
     _receiver(
         "protocolErrors",
         "connections",
-        "Connections that were ended because of what the peer sent: a frame over `zmq.maxmsgsize`, bytes that are not "
-        "ZMTP (both at `connect` only; at a bound socket libzmq does not tell them from other ends), or a message that "
-        "does not end. What was sent behind it is lost.",
+        "The number of connections that were ended because of what the peer sent: a frame over "
+        "`zmq.maxmsgsize`, bytes that are not ZMTP, or a message that does not end. The first two are "
+        "counted only for `connect`, because libzmq does not tell a bound socket why a connection has "
+        "ended. What the peer sent after it is lost.",
         "protocol_errors",
     ),
     _receiver(
         "rcvhwm",
         "messages",
-        "The receive high-water mark in use, read back from the socket.",
+        "The receive high-water mark in use, as read back from the socket.",
         "rcvhwm",
         since="now",
         highest=True,
@@ -231,13 +260,14 @@ SOURCE = (
         "metricsFailures",
         "times",
         "receiver",
-        "Reports that `metricsLocation` did not take.",
+        "How often the metrics could not be put together, or could not be written to `metricsLocation`.",
         "metrics_failures",
     ),
     _numbered(
         "messagesLost",
         "messages",
-        "those missing now. One that comes late, or by a replay, is no longer.",
+        "The number of numbered messages that are missing now. A message that comes late or by a replay "
+        "is not missing any more.",
         "messages_lost",
         "lost",
         since="now",
@@ -245,16 +275,24 @@ SOURCE = (
     _numbered(
         "messagesDuplicate",
         "messages",
-        "those with a number seen before.",
+        "The number of messages whose sequence had come before.",
         "messages_duplicate",
         "duplicates",
     ),
-    _numbered("messagesLate", "messages", "those that came after a higher number.", "messages_late", "late"),
-    _numbered("messagesHealed", "messages", "those that filled a gap.", "messages_healed", "healed"),
+    _numbered(
+        "messagesLate",
+        "messages",
+        "The number of messages that came after a message with a higher sequence.",
+        "messages_late",
+        "late",
+    ),
+    _numbered(
+        "messagesHealed", "messages", "The number of messages that filled a gap.", "messages_healed", "healed"
+    ),
     _numbered(
         "messagesReplayed",
         "messages",
-        "those that came by a replay.",
+        "The number of messages that came by a replay.",
         "messages_replayed",
         "replayed",
         counted="replays",
@@ -262,30 +300,40 @@ SOURCE = (
     _numbered(
         "messagesOverlapping",
         "messages",
-        "those that a replay had brought a moment before; left out.",
+        "The number of messages that were left out because a replay had brought them a moment before.",
         "messages_overlapping",
         "overlapping",
     ),
     _numbered(
         "repliesMalformed",
         "replies",
-        "replies of a replay that make no sense.",
+        "The number of replies in replays that make no sense.",
         "replies_malformed",
         "malformed_replies",
         counted="replays",
     ),
     _numbered(
-        "publisherRestarts", "times", "publishers that started anew.", "publisher_restarts", "restarts"
+        "publisherRestarts",
+        "times",
+        "How often a publisher has started again.",
+        "publisher_restarts",
+        "restarts",
     ),
-    _numbered("publishers", "publishers", "counters that are remembered.", "publishers", since="now"),
+    _numbered(
+        "publishers",
+        "publishers",
+        "The number of counters that are remembered. `sequenceBy` says what has a counter.",
+        "publishers",
+        since="now",
+    ),
     _numbered(
         "publishersForgotten",
         "publishers",
-        "counters forgotten because there were more than `maxPublishers`.",
+        "The number of counters that were forgotten because there were more than `maxPublishers`.",
         "publishers_forgotten",
         "forgotten",
     ),
-    _numbered("gaps", "gaps", "rows of the gap table (`view=gaps`).", "gaps", since="now"),
+    _numbered("gaps", "gaps", "The number of rows of the gap table (`view=gaps`).", "gaps", since="now"),
 )
 
 
@@ -308,21 +356,34 @@ def _sink(
 
 # Of a batch, or in total. `rows = sent + dropped + deadLettered` always.
 SINK = (
-    _sink("rows", "rows", "Rows that came in.", "rows"),
+    _sink("rows", "rows", "The number of rows that the sink was given.", "rows"),
     _sink(
         "sent",
         "messages",
-        "Messages that the socket accepted, each once, which is not yet delivered; DEALER: staged at the receiver.",
+        "The number of messages that the socket accepted. Each message counts once. An accepted message "
+        "is not yet delivered. For DEALER, it is the number of messages that are staged at the receiver.",
         "messages_sent",
         "sent",
     ),
-    _sink("bytes", "bytes", "Bytes of the messages sent, all frames.", "sent_bytes", "bytes"),
-    _sink("dropped", "messages", "Messages not sent and gone (`noblock`).", attribute="dropped"),
+    _sink(
+        "bytes",
+        "bytes",
+        "The number of bytes in all frames of the messages that were sent.",
+        "sent_bytes",
+        "bytes",
+    ),
+    _sink(
+        "dropped",
+        "messages",
+        "The number of messages that were dropped (`noblock`).",
+        attribute="dropped",
+    ),
     _sink(
         "droppedByReason",
         "messages",
-        "Messages not sent and gone, by reason: `hwm` (the queue is full), `no_peer` (nobody is there), or "
-        "`connection_lost`: sent into a connection that was lost, so that some of them may have arrived.",
+        "The number of messages that were dropped, for each reason. `hwm`: the queue was full. `no_peer`: "
+        "no peer was there. `connection_lost`: the messages were sent into a connection that was lost, "
+        "so some of them may have arrived.",
         "messages_dropped",
         "dropped",
         type=MAP,
@@ -332,13 +393,14 @@ SINK = (
     _sink(
         "deadLettered",
         "messages",
-        "Messages not sent but kept at `deadLetterLocation`.",
+        "The number of messages that were not sent and are kept at `deadLetterLocation`.",
         attribute="dead_lettered",
     ),
     _sink(
         "deadLetteredByReason",
         "messages",
-        "Messages kept as dead letters, by reason: `hwm`, `no_peer`, `connection_lost`, or `timeout` (after a wait).",
+        "The number of messages that are kept as dead letters, for each reason: `hwm`, `no_peer`, "
+        "`connection_lost`, or `timeout`. With `timeout` the task had waited, and the queue was still full.",
         "messages_dead_lettered",
         "dead_lettered",
         type=MAP,
@@ -349,7 +411,8 @@ SINK = (
     _sink(
         "resent",
         "messages",
-        "Messages sent again because a PUSH lost a connection that may have had them; not in `sent` again.",
+        "The number of messages that were sent again because a PUSH lost a connection that may have held "
+        "them. They do not count again in `sent`.",
         "messages_resent",
         "resent",
         later=True,
@@ -357,39 +420,55 @@ SINK = (
     _sink(
         "blockedMs",
         "ms",
-        "How long tasks waited in all for room at the high-water mark, also between retries; DEALER: for credit.",
+        "The total time that tasks waited for room in the queue, also between retries. For DEALER, it is "
+        "the time that they waited for credit.",
         "blocked_seconds",
     ),
     _sink(
         "peers",
         "connections",
-        "Peers of the newest batch: the most that one task had at its end.",
+        "The number of peers in the newest micro-batch. It is the highest number that one task had at "
+        "its end.",
         "peers",
         since="now",
     ),
     _sink(
         "sndhwm",
         "messages",
-        "The send high-water mark in use, read back from the sockets.",
+        "The send high-water mark in use, as read back from the sockets.",
         "sndhwm",
         since="now",
     ),
-    _sink("tasks", "tasks", "Tasks that wrote the batches; one without rows counts too.", "tasks"),
+    _sink(
+        "tasks",
+        "tasks",
+        "The number of tasks that wrote the micro-batches. A task without rows counts too.",
+        "tasks",
+    ),
     _sink(
         "unflushedTasks",
         "tasks",
-        "Tasks whose `linger` ran out (`noblock`) with messages queued; how many, libzmq cannot tell.",
+        "The number of tasks whose `linger` ran out while messages were still queued (`noblock`). libzmq "
+        "cannot tell how many messages these were.",
         "unflushed_tasks",
     ),
     _sink(
         "metricsFailures",
         "times",
-        "Accounts that `metricsLocation` did not take; seen in the driver only.",
+        "The number of accounts that could not be written to `metricsLocation`. Only the driver knows "
+        "this figure.",
         "metrics_failures",
     ),
 )
 # In a total there is one figure more.
 TOTAL = (
-    Metric("batches", "BIGINT", "batches", "query", "Committed batches in this total.", "zmq_sink_batches"),
+    Metric(
+        "batches",
+        "BIGINT",
+        "batches",
+        "query",
+        "The number of committed micro-batches in this total.",
+        "zmq_sink_batches",
+    ),
     *SINK,
 )
