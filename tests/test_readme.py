@@ -88,3 +88,19 @@ def test_each_snippet_of_the_readme_runs_as_printed(
         assert sum(progress["numInputRows"] for progress in names["ordered"].recentProgress) == 2
         assert (names["order"].topic, names["order"].value) == (b"orders.eu", b"42")
     assert "weather.oslo" in capsys.readouterr().out  # the sample was shown
+
+
+@pytest.mark.spark
+@pytest.mark.long
+def test_each_snippet_about_the_rest_of_spark_runs_as_printed(spark: SparkSession, tmp_path: Path) -> None:
+    with ExitStack() as stack:
+        names = run(snippets(REPOSITORY / "docs" / "spark.md", tmp_path), stack)
+        for name in ("averaging", "locating", "keeping"):
+            wait_for(
+                lambda query=names[name]: sum(p["numInputRows"] for p in query.recentProgress),
+                f"rows of {name}",
+                90,
+            )
+    assert spark.read.parquet(f"{tmp_path}/spark/readings").first()["city"] == "Oslo"
+    for view in ("weather_now", "feed"):
+        spark.catalog.dropTempView(view)

@@ -1,0 +1,95 @@
+"""The recipes of docs/recipes.md, as printed."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import msgspec
+import pytest
+from pyspark.sql import SparkSession
+
+from tests.support import REPOSITORY
+
+pytestmark = pytest.mark.spark
+
+_BLOCK = re.compile(r"<!-- test: (\w+) -->\n```python\n(.*?)```", re.DOTALL)
+
+
+def blocks_of(recipe: str) -> str:
+    page = (REPOSITORY / "docs" / "recipes.md").read_text(encoding="utf-8")
+    found = [code for name, code in _BLOCK.findall(page) if name == recipe]
+    assert found
+    return "\n".join(found)
+
+
+# The fields of vllm/distributed/kv_events.py.
+
+
+class Batch(msgspec.Struct, omit_defaults=True):
+    ts: float
+    events: list[Any]
+    data_parallel_rank: int | None = None
+
+
+class BlockStored(msgspec.Struct, omit_defaults=True, tag=True):
+    block_hashes: list[int]
+    parent_block_hash: int | None
+    token_ids: list[int]
+    block_size: int
+    lora_id: int | None
+    medium: str | None
+    lora_name: str | None
+
+
+class BlockRemoved(msgspec.Struct, omit_defaults=True, tag=True):
+    block_hashes: list[int]
+    medium: str | None
+
+
+class AllBlocksCleared(msgspec.Struct, tag=True):
+    pass
+
+
+def test_vllm(spark: SparkSession) -> None:
+    large = 2**64 - 1
+    batches = [
+        Batch(10.0, [BlockStored([1, large], None, [7] * 32, 16, None, "GPU", None)], 0),
+        Batch(12.5, [BlockRemoved([1], "GPU"), BlockStored([3], 1, [8] * 16, 16, None, "GPU", None)]),
+        Batch(70.0, [BlockRemoved([large], "GPU"), AllBlocksCleared()]),
+    ]
+    rows = [("tcp://vllm-0:5557", at, msgspec.msgpack.encode(batch)) for at, batch in enumerate(batches)]
+    names: dict[str, Any] = {
+        "feed": spark.createDataFrame(rows, "publisher STRING, sequence BIGINT, value BINARY")
+    }
+    exec(compile(blocks_of("vllm"), "recipes.md", "exec"), names)
+    assert names["events"].count() == 5
+    assert [tuple(row) for row in names["blocks"].select("type", "block").collect()] == [
+        ("BlockStored", 1),
+        ("BlockStored", large),
+        ("BlockRemoved", 1),
+        ("BlockStored", 3),
+        ("BlockRemoved", large),
+    ]
+    per_minute = names["per_minute"].orderBy("window").select("stored", "removed").collect()
+    assert [tuple(row) for row in per_minute] == [(3, 1), (0, 1)]
+    names["blocks"].createOrReplaceTempView("blocks")
+    (row,) = spark.sql(names["LIFETIMES"]).collect()
+    assert (row.blocks, list(row.seconds)) == (2, [2.5, 60.0])
+
+
+def test_jupyter(spark: SparkSession) -> None:
+    frames = [
+        b"kernel.1.status",
+        b"<IDS|MSG>",
+        b"signature",
+        b'{"msg_type": "status"}',
+        b"{}",
+        b"{}",
+        b"content",
+    ]
+    names: dict[str, Any] = {
+        "feed": spark.createDataFrame([(frames, b"content")], "frames ARRAY<BINARY>, value BINARY")
+    }
+    exec(compile(blocks_of("jupyter"), "recipes.md", "exec"), names)
+    assert [tuple(row) for row in names["activity"].collect()] == [("status", "content")]
