@@ -7,17 +7,26 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 
 from tests.support import batch_of, wait_for
-from zmq_datasource.errors import DataLossError, DiskFaultError, LogFormatError, LogLockedError, LogWriteError
+from zmq_datasource.errors import (
+    DataLossError,
+    DiskFaultError,
+    LogFormatError,
+    LogLockedError,
+    LogWriteError,
+    OptionError,
+)
 from zmq_datasource.host.object_store import ObjectStore
 from zmq_datasource.log import stored as stored_module
 from zmq_datasource.log import tenure as tenure_module
 from zmq_datasource.log.follower import LogFollower
 from zmq_datasource.log.held_position import HeldPosition
-from zmq_datasource.log.layout import Chunk
+from zmq_datasource.log.layout import Chunk, StateFile
 from zmq_datasource.log.reader import read_index, read_slices, slices
+from zmq_datasource.log.readers import Readers
 from zmq_datasource.log.storage import LogStorage
 from zmq_datasource.log.stored import StoredLog, storage_at
 from zmq_datasource.log.writer import LogWriter
@@ -245,7 +254,6 @@ def test_a_writer_that_was_away_finds_out_before_it_counts_anything_as_durable(
         stalled.cut().result(10)
     assert stalled.durable_end == 1
     assert machines.rows() == numbered(b"0", b"1")
-    assert len(machines.keys("chunks")) == 2
     with pytest.raises(LogLockedError):
         stalled.close()
     machines.running.remove(stalled)
@@ -259,7 +267,6 @@ def test_what_a_lost_writer_has_left_is_read_by_nobody_and_deleted(
     monkeypatch.setattr(tenure_module, "_BEAT_SECONDS", 60.0)
     monkeypatch.setattr(tenure_module, "SILENT_SECONDS", 0.1)
     stalled = machines.writer("a")
-    monkeypatch.setattr(ObjectStore, "delete", lambda self, key: None)  # it dies before it has tidied
     other = machines.writer("b", wait=5.0)
     stalled.append(batch_of([b"never", b"never"]))
     with pytest.raises(LogLockedError):
@@ -272,8 +279,6 @@ def test_what_a_lost_writer_has_left_is_read_by_nobody_and_deleted(
         stalled.close()
     machines.running.remove(stalled)
     other.close()
-    monkeypatch.undo()
-    monkeypatch.setattr(tenure_module, "SILENT_SECONDS", 0.1)
     machines.writer("c", wait=5.0)
     assert len(machines.keys("chunks")) == 1
 
@@ -303,7 +308,7 @@ def test_who_has_the_directory_reads_from_it(machines: Machines, monkeypatch: py
     log = machines.writer("a")
     fill(log, b"0")
     opened = []
-    monkeypatch.setattr(ObjectStore, "open", lambda self, key: opened.append(key))
+    monkeypatch.setattr(ObjectStore, "open", lambda self, key, whole: opened.append(key))
     assert machines.rows("a") == numbered(b"0")
     assert opened == []
 
@@ -349,7 +354,8 @@ def test_a_query_that_begins_during_a_deletion_waits_for_its_end(machines: Machi
     for value in (b"0", b"1"):
         fill(log, value)
     elsewhere = machines.storage("reader")
-    here = machines.storage("a")
+    here = log._storage
+    assert isinstance(here, StoredLog)
     here.announce_deletion(1)  # and the positions are read before the query's is there
     looks = []
 
@@ -449,3 +455,180 @@ def test_receivers_hear_from_the_storage_that_they_are_to_end(machines: Machines
     assert machines.storage("b").is_asked_to_end("token")
     machines.storage("a").remove_end("token")
     assert not machines.storage("c").is_asked_to_end("token")
+
+
+def test_a_chunk_that_the_next_writer_counts_is_left_by_the_one_that_has_lost_the_log(
+    machines: Machines, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It had put the chunk, and did not hear that nobody else had claimed the log."""
+    monkeypatch.setattr(tenure_module, "_BEAT_SECONDS", 60.0)
+    monkeypatch.setattr(tenure_module, "SILENT_SECONDS", 0.1)
+    cut_off = machines.writer("a", retry_timeout=60.0)
+    check, others = tenure_module.Tenure.check, []
+
+    def unanswered(tenure: tenure_module.Tenure) -> None:
+        if tenure is cut_off._sealer._lock and not others:
+            raise DiskFaultError("listing: no answer")
+        check(tenure)
+
+    monkeypatch.setattr(tenure_module.Tenure, "check", unanswered)
+    cut_off.append(batch_of([b"0"]))
+    done = cut_off.cut()
+    wait_for(lambda: cut_off.fault, "no answer")
+    others.append(machines.writer("b", wait=5.0))
+    with pytest.raises(LogLockedError):
+        done.result(10)
+    assert others[0].durable_end == 1
+    fill(others[0], b"1")
+    assert machines.rows() == numbered(b"0", b"1")
+    with pytest.raises(LogLockedError):
+        cut_off.close()
+    machines.running.remove(cut_off)
+
+
+def test_a_storage_that_is_away_while_the_log_is_opened_costs_nothing(
+    machines: Machines, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was sealed and not put there is put there also if the first attempts have confirmed a claim and no more."""
+    log = machines.writer("a")
+    fill(log, b"0")
+    with monkeypatch.context() as patch:
+        patch.setattr(ObjectStore, "upload", _refuse)
+        log.append(batch_of([b"1"]))
+        with pytest.raises(LogWriteError):
+            log.cut().result(10)
+    machines.kill(log)
+    upload, attempts = ObjectStore.upload, []
+
+    def away(self: ObjectStore, key: str, path: Path) -> None:
+        attempts.append(key)
+        if len(attempts) < 3:
+            raise DiskFaultError("writing: no answer")
+        upload(self, key, path)
+
+    monkeypatch.setattr(ObjectStore, "upload", away)
+    assert machines.writer("a", retry_timeout=60.0).durable_end == 2
+    assert machines.rows() == numbered(b"0", b"1")
+
+
+def test_a_query_that_runs_elsewhere_is_known_to_run(machines: Machines) -> None:
+    log = machines.writer("a")
+    fill(log, b"0")
+    here, elsewhere = machines.storage("a"), machines.storage("reader")
+    position = HeldPosition(elsewhere, "far", True, 0.0)
+    position.place(lambda: 0)
+    for _ in range(2):  # to ask leaves no trace
+        assert here.is_reading("far")
+        assert here.is_reading_elsewhere("far")
+        assert not elsewhere.is_reading_elsewhere("far")
+    readers = Readers(here, timeout=0.0)
+    assert readers.needed() == 0
+    assert not readers.give_way(1)
+    position.release()
+    assert not here.is_reading("far")
+    assert machines.keys("reading") == []
+    assert readers.needed() is None  # it has not moved for 0 s, and does not run
+
+
+def test_a_writer_that_has_nothing_to_write_hears_that_it_has_lost_the_log(
+    machines: Machines, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tenure_module, "_BEAT_SECONDS", 0.05)
+    log = machines.writer("a")
+    ObjectStore(machines.location).put("0/claims/9999999999-ffffffffffffffff.json", b"{}")
+    assert isinstance(wait_for(lambda: log.failure, "the failure"), LogLockedError)
+    with pytest.raises(LogLockedError):
+        log.append(batch_of([b"0"]))
+    with pytest.raises(LogLockedError):
+        log.close()
+    machines.running.remove(log)
+
+
+def test_state_is_what_the_storage_has(machines: Machines) -> None:
+    log = machines.writer("a")
+    storage = log._storage
+    assert isinstance(storage, StoredLog)
+    file = StateFile(3, 0)
+    storage.write_state(file, b"whole", True)
+    machines.kill(log)
+    (machines.path / "a" / "0" / file.name).write_bytes(b"tor")
+    again = machines.storage("a")
+    again.open_log()
+    lock = again.lock(0.0)
+    assert again.read_state(file) == b"whole"
+    assert machines.storage("reader").read_state(file) == b"whole"
+    lock.release()
+
+
+def test_a_chunk_that_is_damaged_here_is_read_again(machines: Machines) -> None:
+    log = machines.writer("a")
+    fill(log, b"0")
+    fill(log, b"1")
+    log.close()
+    path = machines.path / "a" / "0" / Chunk(1, 2, 0, 0.0).name
+    path.write_bytes(path.read_bytes()[:-100])
+    log = machines.writer("a", sync=False)
+    assert log.durable_end == 2
+    assert machines.rows("a") == numbered(b"0", b"1")
+
+
+def test_positions_of_a_log_that_was_only_here_are_put_there(machines: Machines) -> None:
+    local = LogStorage(str(machines.path / "a"))
+    log = LogWriter(local, chunk_bytes=1 << 20, max_bytes=1 << 30)
+    log.open()
+    fill(log, b"0")
+    position = HeldPosition(local, "named", True, 0.0)
+    position.place(lambda: 0)
+    position.release()
+    log.close()
+    machines.writer("a")
+    assert machines.storage("reader").readers() == {"named": 0}
+
+
+def test_a_deletion_makes_way_for_readers(machines: Machines, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(StoredLog, "deletes_for", 0.0)
+    log = machines.writer("a")
+    for value in (b"0", b"1", b"2", b"3"):
+        fill(log, value)
+    log.commit(2)
+    assert [first for first, _ in machines.rows()] == [1, 2, 3]
+    # A query comes between two rounds: what it begins with stays.
+    position = HeldPosition(machines.storage("reader"), "far", True, 0.0)
+    position.place(lambda: read_index(machines.storage("reader")).earliest)
+    log.commit(3)
+    log.commit(3)
+    assert [first for first, _ in machines.rows()] == [1, 2, 3]
+    position.discard()
+    for _ in range(3):
+        log.commit(3)
+    assert [first for first, _ in machines.rows()] == [3]
+
+
+def test_reading_is_tried_again(machines: Machines, monkeypatch: pytest.MonkeyPatch) -> None:
+    log = machines.writer("a")
+    fill(log, b"0")
+    opened, attempts = ObjectStore.open, []
+
+    def failing(self: ObjectStore, key: str, whole: int) -> pa.NativeFile:
+        attempts.append(key)
+        if len(attempts) == 1:
+            raise DiskFaultError("reading: no answer")
+        return opened(self, key, whole)
+
+    monkeypatch.setattr(stored_module, "_PAUSES", (0.0,))
+    monkeypatch.setattr(ObjectStore, "open", failing)
+    assert machines.rows() == numbered(b"0")
+    assert len(attempts) == 2
+
+
+@pytest.mark.parametrize("store", ["s3://key:hunt/er2@bucket/log", "s3://key:hunter2@bucket/log?unknown=1"])
+def test_a_location_that_makes_no_sense_is_refused_without_its_secret(tmp_path: Path, store: str) -> None:
+    with pytest.raises(OptionError) as refused:
+        storage_at(str(tmp_path), store=Location(store)).open_log()
+    assert "hunt" not in str(refused.value)
+
+
+@pytest.mark.parametrize("store", ["hdfs://host/log", "/a/directory", "nonsense://x"])
+def test_what_does_not_replace_an_object_at_once_is_refused(tmp_path: Path, store: str) -> None:
+    with pytest.raises(OptionError, match="must be a URI of object storage"):
+        storage_at(str(tmp_path), store=Location(store))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -181,3 +183,37 @@ def log_of(query: Query) -> LogWriter | LogFollower:
     feeds = query.reader._feeds
     assert feeds is not None
     return feeds.parts[0].log
+
+
+def test_a_query_elsewhere_takes_over_from_one_that_was_killed(
+    context: Context, on: On, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing tells it that the other one is gone but silence."""
+    monkeypatch.setattr(tenure_module, "SILENT_SECONDS", 4.5)
+    push, endpoint = bound(context, zmq.PUSH)
+    options = {"socketType": "PULL", "connect": endpoint, "walFlushInterval": "20ms"}
+    arguments = {**options, "walLocation": tmp_path / "a", "walStore": f"file://{tmp_path}/store"}
+    driver = subprocess.Popen(
+        [sys.executable, "-m", "tests.support.ingest_driver", *(f"{k}={v}" for k, v in arguments.items())],
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert driver.stdout is not None
+        assert driver.stdout.readline() == "0\n"
+        with on("b", **options, startingOffsets="earliest") as query:
+            query.step()
+            assert not query.receives
+            send(push, 0, 100)
+            query.until(100)
+            driver.kill()
+            driver.wait()
+            wait_for(lambda: query.step() and query.receives, "it receives")
+            send(push, 100, 200)
+            query.until(200)
+        assert query.rows == numbered(200)
+    finally:
+        driver.kill()
+        driver.wait()
+        if driver.stdout is not None:
+            driver.stdout.close()

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, Self
 
 import pyarrow as pa
 
-from zmq_datasource.errors import DiskFaultError, LogWriteError
+from zmq_datasource.errors import DiskFaultError, LogWriteError, OptionError
 from zmq_datasource.host.locations import directory_of, without_secrets
 from zmq_datasource.options.types import Location
 
@@ -91,10 +91,18 @@ class ObjectStore:
         ):
             return bytes(file.read())
 
-    def open(self, key: str) -> pa.NativeFile:
-        """Open an object for reading at any place; FileNotFoundError if there is none."""
+    def open(self, key: str, whole: int) -> pa.NativeFile:
+        """Open an object for reading at any place; FileNotFoundError if there is none.
+
+        Args:
+            whole: Up to so many bytes are read at once; what is read later may fail with an OSError.
+        """
         with self._using(f"reading {self}/{key}") as system:
-            return system.open_input_file(f"{self._root}/{key}")
+            file = system.open_input_file(f"{self._root}/{key}")
+            if file.size() > whole:
+                return file
+            with file:
+                return pa.BufferReader(file.read_buffer())
 
     def objects(self, prefix: str, *, below: bool = False) -> list[StoredObject]:
         """The objects in a directory; with ``below`` also those in the directories in it. In no order."""
@@ -141,16 +149,25 @@ class ObjectStore:
             return self.location
         return Location(f"{plain}{'&' if '?' in plain else '?'}allow_delayed_open=true")
 
+    def _open(self) -> None:
+        try:
+            system, root = directory_of(self._one_request_for_a_small_object())
+        except ValueError as e:
+            raise OptionError(
+                f"object storage {self.location!r}: {without_secrets(e, self.location)}"
+            ) from None
+        self._root = root.rstrip("/")
+        self._system = system  # last: another thread may look
+
     @contextmanager
     def _using(self, act: str) -> Iterator[Any]:
         try:
             if self._system is None:
-                system, root = directory_of(self._one_request_for_a_small_object())
-                self._system, self._root = system, root.rstrip("/")
+                self._open()
             yield self._system
-        except FileNotFoundError:
+        except (FileNotFoundError, OptionError):
             raise
-        except OSError as e:
+        except (OSError, ValueError, pa.ArrowException) as e:
             why = without_secrets(e, self.location)
             kind = LogWriteError if any(word in why for word in _LASTING) else DiskFaultError
             raise kind(f"{act}: {why}") from None

@@ -6,6 +6,7 @@ import errno
 import fcntl
 import json
 import logging
+import math
 import os
 import socket
 import stat
@@ -74,6 +75,11 @@ class WriterLock:
         self._path = path
         self._signature = signature
 
+    @property
+    def lost(self) -> str | None:
+        """How it was lost, as far as its holder has noticed without being asked."""
+        return None
+
     def check(self) -> None:
         """Make sure that nobody else holds it.
 
@@ -104,9 +110,13 @@ class PartitionFiles:
 
     Attributes:
         leisure: Seconds between two times that something is done which can wait; 0 where it costs nothing.
+        deletes_for: Seconds after which a round of deletions makes way for readers that wait.
+        always_syncs: Whether a file with a chunk's name is whole, whatever ``sync`` was.
     """
 
     leisure = 0.0
+    deletes_for = math.inf
+    always_syncs = False
 
     def __init__(self, location: str, partition: int = PARTITION) -> None:
         self.partition = partition

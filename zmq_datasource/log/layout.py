@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 __all__ = [
+    "CLAIMS_NAME",
     "FORMAT_VERSION",
     "LOCK_NAME",
     "LOCK_WAIT_SECONDS",
@@ -44,6 +45,8 @@ LOCK_NAME = "writer.lock"
 LOCK_WAIT_SECONDS = 15.0
 POSITIONS_LOCK_NAME = "marks.lock"
 STAGING_NAME = "staging"
+# The claims of those who have had this machine's part of a log in object storage.
+CLAIMS_NAME = "claims"
 READERS_NAME = "readers"
 SUBSCRIPTIONS_NAME = "subscriptions.json"
 TEMPORARY_PREFIX = "."

@@ -99,6 +99,8 @@ class Readers:
 
     def _drop(self, name: str, why: str) -> bool:
         """Drop the position of a reader; False if it runs."""
+        if self._storage.is_reading_elsewhere(name):
+            return False
         try:
             lock = self._storage.lock_reader(name, 0.0)
         except LogLockedError:

@@ -106,7 +106,7 @@ def _recover(storage: LogStorage, sync: bool, persistence: Persistence) -> Chunk
         end = ChunkIndex(chunks).end
     except LogFormatError as e:
         raise LogFormatError(f"opening {storage}: {e}") from e
-    while chunks and not sync and (why := _damage(storage, chunks[-1])):
+    while chunks and not (sync or storage.always_syncs) and (why := _damage(storage, chunks[-1])):
         chunk = chunks.pop()
         _log.error(
             "%s. With walSync=false a crash of the machine does that: the ids %d to %d are lost; what there is of "

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from zmq_datasource.errors import LogFormatError
+from zmq_datasource.errors import DiskFaultError, LogFormatError
 from zmq_datasource.host.object_store import StoredObject
 from zmq_datasource.log.claims import Confirmed, Succession
-from zmq_datasource.log.files import make_directory, sync_directory, sync_file, writing
+from zmq_datasource.log.files import read_file, reading, writing
 from zmq_datasource.log.index import ChunkIndex
 from zmq_datasource.log.layout import (
-    TEMPORARY_PREFIX,
     Chunk,
     parse_chunk_name,
     parse_pending_name,
@@ -35,18 +34,25 @@ _DOWNLOADS = 4
 
 
 def restore(storage: StoredLog, tenure: Tenure) -> None:
-    """Make the directory hold what the storage holds, confirm the claim, and put what only the directory had.
+    """Confirm the claim, make the directory hold what the storage holds, and put there what only the directory had.
 
-    What was sealed here and not put there when the process died is put there now, if nobody has written since.
+    What was sealed here and not put there when the process died is put there now, if nobody has written since. The
+    claim is confirmed before anything large is read: until then readers do not know which chunks count.
 
     Raises:
         LogFormatError: A chunk in the middle is missing, or storage and directory contradict each other.
         DiskFaultError: The disk or the storage refuses for now.
         LogLockedError: Another machine has claimed the log meanwhile.
     """
-    with writing(f"creating {storage.directory}"):
-        make_directory(storage.directory)
-    storage.write_own_claim(tenure.claim)
+    try:
+        _restore(storage, tenure)
+    except (
+        FileNotFoundError
+    ) as e:  # one that has lost the log, and does not know yet, deletes what nobody needs
+        raise DiskFaultError(f"opening {storage}: {e}") from e
+
+
+def _restore(storage: StoredLog, tenure: Tenure) -> None:
     succession = storage.tenures.succession()
     objects = storage.store.objects(storage.key("chunks"), below=True)
     stored = {chunk.name: chunk for chunk in sorted(stored_chunks(objects, succession))}
@@ -54,27 +60,28 @@ def restore(storage: StoredLog, tenure: Tenure) -> None:
         index = ChunkIndex(stored.values())
     except LogFormatError as e:
         raise LogFormatError(f"opening {storage}: {e}") from e
-    names = storage.local_names()
-    _name_pending(storage, names, stored, succession)
+    _name_pending(storage, stored, succession)
     here = {chunk.name: chunk for chunk in storage.local_chunks()}
     only_here = _only_here(storage, here, stored, index)
-    missing = [chunk for name, chunk in stored.items() if name not in here]
-    if missing:
-        _log.info("%s: reading %d chunks into %s", storage, len(missing), storage.directory)
-        _download(storage, missing, succession)
     _restore_states(storage, succession, tenure)
-    end = only_here[-1].end if only_here else index.end
-    pending = _usable_pending(storage, end, succession)
-    confirmed = Confirmed(tenure.claim, succession.newest, only_here[0].first if only_here else index.end)
+    if not succession.writers:
+        storage.put_local_positions()
+    first = only_here[0].first if only_here else index.end
+    confirmed = Confirmed(tenure.claim, succession.newest, first)
     storage.store.put(storage.key("claims", confirmed.key), b"")
     tenure.check()
     for chunk in only_here:
         storage.put_chunk(storage.directory / chunk.name, chunk.name, tenure)
-    for path, name in pending:
+    for path, name in _usable_pending(storage, only_here[-1].end if only_here else index.end, succession):
         _log.info(
             "%s: putting chunk %s, which was sealed before this machine's last writer ended", storage, name
         )
         storage.put_chunk(path, name, tenure)
+    missing = [chunk for name, chunk in stored.items() if name not in here or here[name].size != chunk.size]
+    if missing:
+        _log.info("%s: reading %d chunks into %s", storage, len(missing), storage.directory)
+        _download(storage, missing, succession)
+    tenure.check()
     _tidy(storage, tenure, objects, stored, index.earliest)
 
 
@@ -87,11 +94,9 @@ def stored_chunks(objects: Sequence[StoredObject], succession: Succession) -> It
             yield Chunk(*ids, found.size, found.modified)
 
 
-def _name_pending(
-    storage: StoredLog, names: Collection[str], stored: Mapping[str, Chunk], succession: Succession
-) -> None:
+def _name_pending(storage: StoredLog, stored: Mapping[str, Chunk], succession: Succession) -> None:
     """Give chunks their names that were put into the storage just before their writer died."""
-    for hidden in names:
+    for hidden in storage.local_names():
         claim, name = parse_pending_name(hidden) or ("", "")
         if name in stored and succession.writer_of(stored[name].first) == claim:
             with writing(f"writing chunk {storage.directory / name}"):
@@ -101,12 +106,15 @@ def _name_pending(
 def _usable_pending(storage: StoredLog, end: int, succession: Succession) -> list[tuple[Path, str]]:
     """The chunk that was sealed here and not put there, if it still follows; others are kept under another name."""
     usable = []
+    own = set(storage.own_claims())
     for hidden in sorted(storage.local_names()):
         claim, name = parse_pending_name(hidden) or ("", "")
         ids = parse_chunk_name(name)
         if ids is None:
             continue
-        if claim == succession.newest and ids[0] == end:
+        # Since then only this directory's writers have confirmed a claim, and none of them has put a chunk.
+        later = [writer for writer in succession.writers if writer.claim > claim]
+        if ids[0] == end and all(writer.claim in own and writer.first == end for writer in later):
             usable.append((storage.directory / hidden, name))
             end = ids[1]
         else:
@@ -144,38 +152,32 @@ def _download(storage: StoredLog, chunks: Sequence[Chunk], succession: Successio
         claim = succession.writer_of(chunk.first)
         assert claim is not None, chunk
         content = storage.store.get(storage.chunk_key(claim, chunk.name))
-        final = storage.directory / chunk.name
-        temporary = final.with_name(f"{TEMPORARY_PREFIX}{final.name}")
-        with writing(f"writing chunk {final}"):
-            temporary.write_bytes(content)
-            sync_file(temporary)
-            # Retention counts from when it was sealed.
-            os.utime(temporary, (chunk.sealed_at, chunk.sealed_at))
-            os.rename(temporary, final)
+        # Retention counts from when it was sealed.
+        storage.write_local(chunk.name, content, modified=chunk.sealed_at)
 
     with ThreadPoolExecutor(_DOWNLOADS) as pool:
         for _ in pool.map(fetch, chunks):
             pass
-    with writing(f"writing {storage.directory}"):
-        sync_directory(storage.directory)
 
 
 def _restore_states(storage: StoredLog, succession: Succession, tenure: Tenure) -> None:
     """Have the state files of the last writer here, and again under the new claim, for only those are looked for."""
     names = {name for name in storage.local_names() if parse_state_name(name)}
+    contents = {}
     if succession.writers:
-        there = {found.key for found in storage.store.objects(storage.key("states", succession.newest))}
-        for name in names - there:
+        for found in storage.store.objects(storage.key("states", succession.newest)):
+            if parse_state_name(found.key):
+                contents[found.key] = storage.store.get(storage.state_key(succession.newest, found.key))
+        for name in names - contents.keys():
             storage.remove_local(name)
-        for name in there - names:
-            content = storage.store.get(storage.state_key(succession.newest, name))
-            with writing(f"writing {storage.directory / name}"):
-                (storage.directory / name).write_bytes(content)
-                sync_file(storage.directory / name)
-        names = there
-    for name in names:
-        with writing(f"reading {storage.directory / name}"):
-            content = (storage.directory / name).read_bytes()
+        for name, content in contents.items():
+            storage.write_local(name, content)
+    else:
+        for name in names:
+            path = storage.directory / name
+            with reading(path):
+                contents[name] = read_file(path)
+    for name, content in contents.items():
         storage.store.put(storage.state_key(tenure.claim, name), content)
 
 
@@ -188,19 +190,21 @@ def _tidy(
 ) -> None:
     """Delete what earlier writers have left; nothing of one whose claim is higher than ours."""
     store = storage.store
+    keys = [found.key for found in store.objects(storage.key("claims"))]
+    succession = Succession(keys)
     for found in objects:
         claim, _, name = found.key.partition("/")
-        if claim < tenure.claim and name not in stored:
+        counts = name in stored and succession.writer_of(stored[name].first) == claim
+        if claim < tenure.claim and not counts:
             store.delete(storage.chunk_key(claim, name))
     for found in store.objects(storage.key("states"), below=True):
         if found.key.partition("/")[0] < tenure.claim:
             store.delete(storage.key("states", found.key))
-    keys = [found.key for found in store.objects(storage.key("claims"))]
-    needed = Succession(keys).needed(earliest)
+    needed = succession.needed(earliest)
     for key in keys:
         if key < tenure.claim and key not in needed:
             store.delete(storage.key("claims", key))
-    for found in store.objects(storage.key("alive")):
-        if found.key < tenure.claim:
-            store.delete(storage.key("alive", found.key))
-    storage.end_deletion()
+    for kind in ("alive", "deleting"):
+        for found in store.objects(storage.key(kind)):
+            if found.key < tenure.claim:
+                store.delete(storage.key(kind, found.key))

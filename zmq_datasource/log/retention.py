@@ -120,8 +120,9 @@ class Retention:
             try:
                 # A reader that is just coming has either found what there is and said so, or will look after this.
                 with self._storage.placing(0.0):
-                    self._next_deletion = time.monotonic() + self._storage.leisure
                     self._remove_below(min(self.committed, self._needed_by_readers()))
+                if contents.deleting is None:
+                    self._next_deletion = time.monotonic() + self._storage.leisure
             except LogLockedError:
                 return  # it is tried again in a moment
             except LogWriteError as e:
@@ -129,7 +130,8 @@ class Retention:
 
     def _remove_below(self, done: int) -> None:
         contents = self._contents
-        if contents.choose(partial(self._removable, done)) and self._storage.announce_deletion(done):
+        something = contents.deleting is not None or contents.choose(partial(self._removable, done))
+        if something and self._storage.announce_deletion(done):
             try:
                 self._remove(min(done, self._needed_by_readers()))
             finally:
@@ -167,6 +169,7 @@ class Retention:
 
     def _remove(self, done: int) -> None:
         self._contents.begin_deleting(partial(self._removable, done))
+        deadline = time.monotonic() + self._storage.deletes_for
         # Front first, so that a crash in between leaves no hole.
         while (chunk := self._contents.deleting) and (self._make_room == "any" or chunk.end <= done):
             try:
@@ -175,3 +178,5 @@ class Retention:
                 _log.warning("%s", e)
                 return
             self._contents.deleted()
+            if time.monotonic() >= deadline:
+                return

@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 import pyarrow as pa
 
-from zmq_datasource.errors import LogError, LogWriteError
+from zmq_datasource.errors import LogError, LogLockedError, LogWriteError
 from zmq_datasource.log.chunk import write_chunk
 from zmq_datasource.log.contents import Contents
 from zmq_datasource.log.files import WriterLock
@@ -133,6 +133,7 @@ class Sealer:
             try:
                 job = self._jobs.get(timeout=_EXPIRY_SECONDS)
             except queue.Empty:
+                self._look_whether_lost()
                 self._retention.remove_expired()
                 continue
             if job is None:
@@ -151,6 +152,11 @@ class Sealer:
                 self._finished += 1
             if self._growing is not None and self.failure is None:
                 self._growing.tidy(self._sync)
+
+    def _look_whether_lost(self) -> None:
+        """One that has nothing to write is to hear of it, too, when another process has taken the log."""
+        if self.failure is None and self._lock is not None and (lost := self._lock.lost):
+            self.failure = LogLockedError(lost)
 
     def _seal(self, job: Job) -> int:
         if self.failure is not None:

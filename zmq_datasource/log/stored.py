@@ -7,7 +7,8 @@ Below the location in the storage::
     0/chunks/<claim>/<first>-<end>.arrow            chunks, as in a directory
     0/states/<claim>/state-<version>-<end>.json     state files; those of the last writer count
     0/readers/<name>.json, <name>.start.json        positions, as in a directory
-    0/deleting.json                                 a deletion is under way
+    0/reading/<name>                                this query runs
+    0/deleting/<claim>                              a deletion is under way
 
 The rules:
 
@@ -27,6 +28,8 @@ from __future__ import annotations
 import json
 import logging
 import os
+import socket
+import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
@@ -36,17 +39,34 @@ from typing import NamedTuple, Self
 
 import pyarrow as pa
 
-from zmq_datasource.errors import RESTORE, LogError, LogFormatError, LogLockedError
+from zmq_datasource.errors import (
+    RESTORE,
+    DiskFaultError,
+    LogError,
+    LogFormatError,
+    LogLockedError,
+    OptionError,
+)
 from zmq_datasource.host.object_store import ObjectStore
 from zmq_datasource.host.signals import check_signals
 from zmq_datasource.log.claims import NO_CLAIM, Succession
-from zmq_datasource.log.files import WriterLock, sync_directory, writing
+from zmq_datasource.log.files import (
+    WriterLock,
+    make_directory,
+    read_file,
+    reading,
+    sync_directory,
+    write_synced,
+    writing,
+)
 from zmq_datasource.log.layout import (
+    CLAIMS_NAME,
     FORMAT_VERSION,
     LOCK_WAIT_SECONDS,
     LOG_NAME,
     PARTITION,
     READERS_NAME,
+    TEMPORARY_PREFIX,
     Chunk,
     StateFile,
     end_name,
@@ -60,7 +80,7 @@ from zmq_datasource.log.layout import (
 from zmq_datasource.log.reader_files import ReaderPosition
 from zmq_datasource.log.restoring import restore, stored_chunks
 from zmq_datasource.log.storage import LogStorage, Part
-from zmq_datasource.log.tenure import SILENT_SECONDS, Tenure, Tenures
+from zmq_datasource.log.tenure import SILENT_SECONDS, Tenure, tenures_of
 from zmq_datasource.options.types import Location
 
 __all__ = ["StoredLog", "storage_at"]
@@ -72,11 +92,16 @@ _CREATING_SECONDS = 1.0
 _ID_SECONDS = 10.0
 _POSITIONS_SECONDS = 1.0
 # A chunk up to this size is read in one go: each request takes tens of milliseconds.
-_WHOLE_BYTES = 16 << 20
+_WHOLE_BYTES = 64 << 20
 _END_SECONDS = 1.0
-# A query that runs records its position, or touches it once a minute.
+# A query that runs says so three times in so many seconds.
 _READING_SECONDS = 180.0
-_DELETING = "deleting.json"
+_SCHEMES = ("s3", "gs", "gcs", "abfs", "abfss", "file")
+_DELETING, _READING = "deleting", "reading"
+_OWN_CLAIMS = 100
+# Between attempts to read a chunk.
+_PAUSES = (0.5, 2.0, 5.0)
+_JOIN_SECONDS = 5.0
 _DELETION_LOOK_SECONDS = 0.2
 
 
@@ -91,11 +116,15 @@ def storage_at(location: str, partition: int = PARTITION, store: Location | None
     Raises:
         OptionError: The location is something else.
     """
-    return (
-        LogStorage(location, partition)
-        if store is None
-        else StoredLog(location, partition, ObjectStore(store))
-    )
+    if store is None:
+        return LogStorage(location, partition)
+    scheme, separator, _ = store.plain.partition("://")
+    if not separator or scheme not in _SCHEMES:
+        raise OptionError(
+            f"option walStore={store!r}: it must be a URI of object storage ({', '.join(_SCHEMES)}) that replaces "
+            "an object at once"
+        )
+    return StoredLog(location, partition, ObjectStore(store))
 
 
 class _View(NamedTuple):
@@ -109,11 +138,13 @@ class StoredLog(LogStorage):
     """One partition of a log in object storage; for the arguments see ``storage_at``."""
 
     leisure = 10.0  # requests are paid for
+    deletes_for = 3.0
+    always_syncs = True
 
     def __init__(self, location: str, partition: int, store: ObjectStore) -> None:
         super().__init__(location, partition)
         self.store = store
-        self.tenures = Tenures(store, partition)
+        self.tenures = tenures_of(store, partition)
         self._tenure: Tenure | None = None  # of this object, if it writes
         self._view: _View | None = None
         self._succession: Succession | None = None
@@ -162,6 +193,27 @@ class StoredLog(LogStorage):
     def remove_local(self, name: str) -> None:
         """Delete a file there."""
         self._remove(self._directory / name)
+
+    def write_local(self, name: str, content: bytes, modified: float | None = None) -> None:
+        """Make a file appear there, whole.
+
+        Args:
+            modified: Its time of modification, in seconds since the epoch; now, unless given.
+        """
+        final = self._directory / name
+        temporary = final.with_name(f"{TEMPORARY_PREFIX}{name}")
+        with writing(f"writing {final}"):
+            write_synced(temporary, content)
+            if modified is not None:
+                os.utime(temporary, (modified, modified))
+            os.rename(temporary, final)
+            sync_directory(final.parent)
+
+    def put_local_positions(self) -> None:
+        """Put the positions into the storage that were recorded when the log was in its directory alone."""
+        for path in (self._directory / READERS_NAME).glob("*.json"):
+            with reading(path):
+                self.store.put(self._reader_key(path), read_file(path))
 
     # Which log this is.
 
@@ -220,7 +272,7 @@ class StoredLog(LogStorage):
         lock = super().lock(wait, feed)
         try:
             self._wait_for_others(deadline)
-            tenure = self.tenures.begin(lock, feed)
+            tenure = self.tenures.begin(lock, feed, self._remember)
         except BaseException:
             lock.release()
             raise
@@ -238,8 +290,8 @@ class StoredLog(LogStorage):
         Raises:
             LogLockedError: It is alive.
         """
-        highest = self.tenures.highest()
-        if highest == NO_CLAIM or highest == self.own_claim():
+        highest = self.tenures.highest(anew=True)
+        if highest == NO_CLAIM or highest in self.own_claims()[-1:]:
             return
         if self.tenures.is_held(deadline - time.monotonic()):
             holder = self.tenures.about(highest).get("holder", "a process that did not say who it is")
@@ -248,23 +300,27 @@ class StoredLog(LogStorage):
                 f"of life for {SILENT_SECONDS:.0f} s; stop it, or give this one a walStore of its own"
             )
 
-    def own_claim(self) -> str | None:
-        """The last claim that was confirmed by who had this directory."""
-        with suppress(FileNotFoundError):
-            return (self._directory / "claim").read_text()
-        return None
+    def own_claims(self) -> list[str]:
+        """The last claims of those who had this directory, oldest first."""
+        path = self._directory / CLAIMS_NAME
+        with suppress(FileNotFoundError), reading(path):
+            return read_file(path).decode().split()
+        return []
 
-    def write_own_claim(self, claim: str) -> None:
-        """Remember it."""
-        path = self._directory / "claim"
+    def _remember(self, claim: str) -> None:
+        path = self._directory / CLAIMS_NAME
         with writing(f"writing {path}"):
-            path.write_text(claim)
+            make_directory(path.parent)
+            temporary = path.with_name(f"{TEMPORARY_PREFIX}{path.name}")
+            write_synced(temporary, "\n".join([*self.own_claims()[-_OWN_CLAIMS:], claim]).encode())
+            os.rename(temporary, path)
+            sync_directory(path.parent)
 
     def is_written(self) -> bool:
         if super().is_written():
             return True
         # Whoever had our directory has left its lock: it is gone, though its last sign of life is young.
-        return self.tenures.highest() not in (NO_CLAIM, self.own_claim()) and self.tenures.is_held()
+        return self.tenures.highest() not in (NO_CLAIM, *self.own_claims()[-1:]) and self.tenures.is_held()
 
     def feed(self) -> str:
         return self.tenures.about(self.tenures.highest()).get("feed", "")
@@ -299,11 +355,7 @@ class StoredLog(LogStorage):
         with writing(f"reading {path}"):
             os.stat(path)
         self.store.upload(key, path)
-        try:
-            tenure.check()
-        except LogLockedError:
-            self.store.delete(key)
-            raise
+        tenure.check()  # what it may have left behind is not ours to judge: the new writer may count it
         final = self._directory / name
         with writing(f"writing chunk {final}"):
             os.rename(path, final)
@@ -364,10 +416,13 @@ class StoredLog(LogStorage):
         # Asked for afterwards: it knows whoever has put one of these.
         succession = self._succession = self.tenures.succession()
         states = self.store.objects(self.key("states", succession.newest))
-        self._view = _View(
-            {chunk.name: chunk for chunk in stored_chunks(chunks, succession)},
-            frozenset(state.key for state in states),
-        )
+        known = {} if self._view is None else self._view.chunks
+        counted = {
+            chunk.name: chunk
+            for chunk in stored_chunks(chunks, succession)
+            if chunk.sealed_at < succession.unsettled_since or chunk.name in known
+        }
+        self._view = _View(counted, frozenset(state.key for state in states))
         return self._view
 
     def names(self) -> set[str]:
@@ -419,11 +474,14 @@ class StoredLog(LogStorage):
         return self._is_copy
 
     def _open_stored(self, key: str) -> pa.NativeFile:
-        file = self.store.open(key)
-        if file.size() > _WHOLE_BYTES:
-            return file
-        with file:
-            return pa.BufferReader(file.read_buffer())
+        for pause in _PAUSES:
+            try:
+                return self.store.open(key, _WHOLE_BYTES)
+            except DiskFaultError as e:
+                _log.info("%s; trying again", e)
+                check_signals()
+                time.sleep(pause)
+        return self.store.open(key, _WHOLE_BYTES)
 
     def path_of(self, name: str) -> str:
         return super().path_of(name) if self._tenure is not None else f"{self.store}/{self.partition}/{name}"
@@ -468,14 +526,46 @@ class StoredLog(LogStorage):
         found = self.store.find(self._reader_key(self._reader_path(reader)))
         return None if found is None else found.modified
 
+    def lock_reader(self, reader: str, wait: float = LOCK_WAIT_SECONDS) -> WriterLock:
+        lock = super().lock_reader(reader, wait)
+        try:
+            return _ReadingLock(self, reader, lock)
+        except BaseException:
+            lock.release()
+            raise
+
+    def say_reading(self, reader: str) -> None:
+        """Tell other machines that a query of this name runs here."""
+        self.store.put(self.key(_READING, reader), self._place.encode())
+
+    def end_reading(self, reader: str) -> None:
+        """Tell them that it has ended."""
+        self.store.delete(self.key(_READING, reader))
+
+    @property
+    def _place(self) -> str:
+        return f"{socket.gethostname()} {self.root}"
+
     def is_reading_elsewhere(self, reader: str) -> bool:
-        if (self._directory / READERS_NAME / f"{reader}.lock").exists():  # it has run here, so its lock tells
+        key = self.key(_READING, reader)
+        found = self.store.find(key)
+        if found is None or time.time() - found.modified >= _READING_SECONDS:
             return False
-        moved = self.moved_at(reader)
-        return moved is not None and time.time() - moved < _READING_SECONDS
+        try:
+            return self.store.get(key) != self._place.encode()
+        except FileNotFoundError:
+            return False
 
     def is_reading(self, reader: str) -> bool:
-        return self.is_reading_elsewhere(reader) or super().is_reading(reader)
+        if self.is_reading_elsewhere(reader):
+            return True
+        if not (self._directory / READERS_NAME / f"{reader}.lock").exists():
+            return False
+        try:
+            super().lock_reader(reader, 0.0).release()
+        except LogLockedError:
+            return True
+        return False
 
     def touch_reader(self, reader: str) -> None:
         position = self.position(reader)
@@ -498,19 +588,52 @@ class StoredLog(LogStorage):
                 self._is_placing = False
 
     def announce_deletion(self, below: int) -> bool:
-        self.store.put(self.key(_DELETING), json.dumps({"below": below}).encode())
+        assert self._tenure is not None, "only the writer deletes"
+        self._tenure.check()  # one that has lost the log must not delete for the other
+        self.store.put(self.key(_DELETING, self._tenure.claim), json.dumps({"below": below}).encode())
         return True
 
     def end_deletion(self) -> None:
+        assert self._tenure is not None, "only the writer deletes"
         try:
-            self.store.delete(self.key(_DELETING))
+            self.store.delete(self.key(_DELETING, self._tenure.claim))
         except LogError as e:
             _log.warning("%s; a query that begins now waits for %.0f s", e, SILENT_SECONDS)
 
     def wait_for_deletion(self) -> bool:
         # Who has begun it and died is waited for no longer than for a writer; the next writer removes it.
         deadline = time.monotonic() + SILENT_SECONDS
-        while time.monotonic() < deadline and self.store.find(self.key(_DELETING)) is not None:
+        while time.monotonic() < deadline and self.store.objects(self.key(_DELETING)):
             check_signals()
             time.sleep(_DELETION_LOOK_SECONDS)
         return True  # by one that has ended, if by none that was waited for
+
+
+class _ReadingLock(WriterLock):
+    """Of the one query that reads under a name, as other machines see it."""
+
+    def __init__(self, storage: StoredLog, reader: str, lock: WriterLock) -> None:
+        self._storage, self._reader, self._lock = storage, reader, lock
+        storage.say_reading(reader)
+        self._ending = threading.Event()
+        self._thread = threading.Thread(target=self._go_on, name="zmq-reader-alive", daemon=True)
+        self._thread.start()
+
+    def check(self) -> None:
+        self._lock.check()
+
+    def release(self) -> None:
+        self._ending.set()
+        self._thread.join(_JOIN_SECONDS)
+        try:
+            self._storage.end_reading(self._reader)
+        except LogError as e:
+            _log.warning("%s; on other machines the query %r runs for some minutes more", e, self._reader)
+        self._lock.release()
+
+    def _go_on(self) -> None:
+        while not self._ending.wait(_READING_SECONDS / 3):
+            try:
+                self._storage.say_reading(self._reader)
+            except LogError as e:
+                _log.warning("%s; it is tried again", e)

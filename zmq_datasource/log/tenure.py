@@ -13,16 +13,17 @@ import os
 import socket
 import threading
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from typing import NamedTuple
 
-from zmq_datasource.errors import LogError, LogLockedError, LogWriteError
+from zmq_datasource.errors import LogLockedError, LogWriteError
 from zmq_datasource.host.object_store import ObjectStore
 from zmq_datasource.host.signals import check_signals
 from zmq_datasource.log.claims import NO_CLAIM, Succession, new_claim
 from zmq_datasource.log.files import WriterLock
 
-__all__ = ["SILENT_SECONDS", "Tenure", "Tenures"]
+__all__ = ["SILENT_SECONDS", "Tenure", "Tenures", "tenures_of"]
 
 _log = logging.getLogger(__name__)
 
@@ -39,8 +40,21 @@ class _Seen(NamedTuple):
     since: float  # monotonic
 
 
+_known: dict[tuple[str, int], Tenures] = {}
+_knowing = threading.Lock()
+
+
+def tenures_of(store: ObjectStore, partition: int) -> Tenures:
+    """The claims of a partition, the same object for all in this process: that a writer is silent shows over time."""
+    with _knowing:
+        key = store.location.plain, partition
+        if key not in _known:
+            _known[key] = Tenures(store, partition)
+        return _known[key]
+
+
 class Tenures:
-    """The claims of one log partition.
+    """The claims of one log partition; see ``tenures_of``.
 
     Args:
         store: Where the log is.
@@ -61,7 +75,8 @@ class Tenures:
 
     def succession(self) -> Succession:
         """Who has written the partition, as of now."""
-        return Succession(found.key for found in self._store.objects(f"{self._prefix}claims"))
+        claims = {found.key: found.modified for found in self._store.objects(f"{self._prefix}claims")}
+        return Succession(claims, claims)
 
     def is_held(self, wait: float = 0.0) -> bool:
         """Whether a writer is alive, as far as can be told from here by now.
@@ -89,8 +104,10 @@ class Tenures:
             self._next_look = now + _LOOKING_SECONDS
         return self._alive
 
-    def highest(self) -> str:
-        """The highest claim, as of a moment ago."""
+    def highest(self, anew: bool = False) -> str:
+        """The highest claim, as of a moment ago, or ``anew`` as of now."""
+        if anew:
+            self._next_look = 0.0
         self._look()
         return self._highest
 
@@ -103,12 +120,13 @@ class Tenures:
                     self._about = {claim: {key: str(value) for key, value in content.items()}}
         return self._about.get(claim, {})
 
-    def begin(self, lock: WriterLock, feed: str) -> Tenure:
+    def begin(self, lock: WriterLock, feed: str, remember: Callable[[str], None]) -> Tenure:
         """Claim the partition.
 
         Args:
             lock: Of this machine's part of the log.
             feed: What is received, for others.
+            remember: Told the claim before anybody else can see it, to know it again after a crash.
 
         Raises:
             LogLockedError: Another machine has claimed it at this moment.
@@ -116,6 +134,7 @@ class Tenures:
         claim = new_claim(self.succession().highest)
         holder = f"process {os.getpid()} on {socket.gethostname()}, since {time.strftime('%F %T %z')}"
         tenure = Tenure(self, lock, claim)
+        remember(claim)
         # First the sign of life, so that nobody sees the claim without it.
         self.beat(claim)
         self._store.put(
@@ -136,6 +155,7 @@ class Tenures:
     def forget(self, claim: str) -> None:
         """Say that it is not."""
         self._store.delete(self._alive_key(claim))
+        self._next_look = 0.0
 
     def _alive_key(self, claim: str) -> str:
         return f"{self._prefix}alive/{claim}"
@@ -152,8 +172,13 @@ class Tenure(WriterLock):
         self._tenures = tenures
         self._lock = lock
         self.claim = claim
+        self._lost: str | None = None
         self._ending = threading.Event()
         self._thread = threading.Thread(target=self._beat, name="zmq-log-alive", daemon=True)
+
+    @property
+    def lost(self) -> str | None:
+        return self._lost
 
     def start(self) -> None:
         """Go on saying that the writer is alive."""
@@ -193,5 +218,10 @@ class Tenure(WriterLock):
 
     def _beat(self) -> None:
         while not self._ending.wait(_BEAT_SECONDS):
-            with suppress(LogError):  # it is tried again; who writes a chunk hears of it
+            try:
                 self._tenures.beat(self.claim)
+                self.check()
+            except LogLockedError as e:
+                self._lost = str(e)
+            except Exception as e:  # it is tried again; who writes a chunk hears of it
+                _log.debug("saying that this process writes %s: %s", self._tenures, e)
