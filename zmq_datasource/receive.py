@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
-from zmq_datasource.errors import LogError, OptionError
+from zmq_datasource.errors import DiskFaultError, LogError, OptionError
 from zmq_datasource.host.limited_logging import LimitedLog
 from zmq_datasource.host.locations import check_location
 from zmq_datasource.host.signals import StopFlag, finish
@@ -15,7 +15,7 @@ from zmq_datasource.monitoring.source import SourceMonitor
 from zmq_datasource.options import StreamReadOptions
 from zmq_datasource.options.parser import parse
 from zmq_datasource.source.feeds import side_by_side
-from zmq_datasource.source.ingest import Ingest
+from zmq_datasource.source.ingest import Ingest, feed_of
 
 __all__ = ["receive_until", "receive_until_stopped"]
 
@@ -129,7 +129,7 @@ class _Receiver:
 
     def _become_writer(self) -> None:
         ingest = self._ingest
-        if self._is_waiting and ingest.storage.is_written():
+        if self._is_waiting and self._others_receive():
             return
         if ingest.open_unless_received():
             ingest.start()
@@ -142,6 +142,15 @@ class _Receiver:
             _log.info(
                 "another process receives this feed into %s; waiting to receive in its place", ingest.storage
             )
+
+    def _others_receive(self) -> bool:
+        """Whether another process still receives this feed, so that there is no need to try."""
+        storage = self._ingest.storage
+        try:
+            return storage.is_written() and storage.feed() == feed_of(self._options)
+        except DiskFaultError as e:
+            self._warnings.warn("looking whether another process receives: %s", e)
+            return True
 
     def stop(self) -> None:
         """Drain the socket, seal, and let others have the log.

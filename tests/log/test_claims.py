@@ -9,7 +9,7 @@ from zmq_datasource.host.object_store import StoredObject
 from zmq_datasource.log.claims import NO_CLAIM, Confirmed, Succession, new_claim
 from zmq_datasource.log.index import ChunkIndex
 from zmq_datasource.log.layout import chunk_name
-from zmq_datasource.log.restoring import stored_chunks
+from zmq_datasource.log.restoring import counted_chunks, stored_chunks
 
 
 def test_a_claim_is_higher_than_all_before() -> None:
@@ -45,23 +45,22 @@ class _Store:
     """Object storage in memory: each step of a writer is one request."""
 
     def __init__(self) -> None:
-        self.claims: dict[str, float] = {}
-        self.chunks: dict[str, float] = {}
+        self.claims: set[str] = set()
+        self.chunks: set[str] = set()
         self.durable: dict[int, str] = {}  # first id: who said so
         self.counted: dict[int, str] = {}  # first id: whose chunk a reader has taken for good
-        self.time = 0.0
 
     def objects(self) -> list[StoredObject]:
-        return [StoredObject(key, 1, modified) for key, modified in self.chunks.items()]
+        return [StoredObject(key, 1, 0.0) for key in self.chunks]
 
     def succession(self) -> Succession:
-        return Succession(self.claims, self.claims)
+        return Succession(self.claims)
 
     def writer(self, chunks: int) -> Iterator[None]:
         """Takes over and writes chunks of one id, a request between two steps."""
         claim = new_claim(self.succession().highest)
         yield
-        self.claims[f"{claim}.json"] = self.time
+        self.claims.add(f"{claim}.json")
         yield
         if self.succession().highest > claim:
             return
@@ -72,14 +71,14 @@ class _Store:
         yield
         found = sorted(stored_chunks(objects, succession))
         end = ChunkIndex(found).end
-        self.claims[Confirmed(claim, succession.newest, end).key] = self.time
+        self.claims.add(Confirmed(claim, succession.newest, end).key)
         yield
         for _ in range(chunks):
             if self.succession().highest > claim:
                 return
             yield
             for _ in range(2):  # the first answer was lost, and it puts the chunk again
-                self.chunks[f"{claim}/{chunk_name(end, end + 1)}"] = self.time
+                self.chunks.add(f"{claim}/{chunk_name(end, end + 1)}")
                 yield
             if self.succession().highest > claim:
                 return
@@ -90,15 +89,19 @@ class _Store:
 
     def reader(self) -> Iterator[None]:
         """Lists chunks, then claims, again and again; what it counts it may give to a query."""
+        known: set[str] = set()
         while True:
             objects = self.objects()
             yield
             succession = self.succession()
-            for chunk in stored_chunks(objects, succession):
-                if chunk.sealed_at < succession.unsettled_since:
-                    writer = succession.writer_of(chunk.first)
-                    assert writer is not None
-                    assert self.counted.setdefault(chunk.first, writer) == writer
+            chunks = counted_chunks(objects, succession, known)
+            for chunk in chunks:
+                writer = succession.writer_of(chunk.first)
+                assert writer is not None
+                assert self.counted.setdefault(chunk.first, writer) == writer
+            names = {chunk.name for chunk in chunks}
+            assert known <= names, "what has counted vanishes"
+            known = names
             yield
 
 
@@ -114,10 +117,9 @@ def test_no_order_of_steps_gives_an_id_two_chunks() -> None:
         for _ in range(40):  # each goes on for some steps, and then stalls
             process = chance.choice(processes)
             for _ in range(chance.randrange(1, 7)):
-                store.time += 1.0
                 next(process, None)
         for _ in store.writer(1):  # at last somebody settles it
-            store.time += 1.0
+            pass
         found = {chunk.first: chunk for chunk in stored_chunks(store.objects(), store.succession())}
         # What was called durable is what a reader finds, from the writer that said so; and what a reader has counted
         # stays: there is no other chunk for these ids.

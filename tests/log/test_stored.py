@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -20,6 +21,7 @@ from zmq_datasource.errors import (
     OptionError,
 )
 from zmq_datasource.host.object_store import ObjectStore
+from zmq_datasource.log import sealer as sealer_module
 from zmq_datasource.log import stored as stored_module
 from zmq_datasource.log import tenure as tenure_module
 from zmq_datasource.log.follower import LogFollower
@@ -544,6 +546,103 @@ def test_a_writer_that_has_nothing_to_write_hears_that_it_has_lost_the_log(
     machines.running.remove(log)
 
 
+def test_a_chunk_that_may_not_count_waits_for_the_claim_to_be_confirmed(
+    machines: Machines, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stored_module, "_SETTLING_SECONDS", 0.1)
+    log = machines.writer("a")
+    fill(log, b"0")
+    seen, store = LogFollower(machines.storage("reader")), ObjectStore(machines.location)
+    seen.look()
+    claim = "0000000002-ffffffffffffffff"
+    store.put(f"0/claims/{claim}.json", b"{}")
+    log.append(batch_of([b"1"]))
+    with pytest.raises(LogLockedError):
+        log.cut().result(10)
+    seen.look()
+    assert seen.durable_end == 1  # what has counted goes on counting
+    fresh = LogFollower(machines.storage("late"))
+    fresh.look()
+    assert fresh.durable_end == 1  # the second chunk proves the first
+    before = machines.keys("claims")[0].partition(".")[0]
+    store.put(f"0/claims/{claim}.{before}.{1:020d}.json", b"")
+    for follower in (seen, fresh):
+        follower.look()
+        assert follower.durable_end == 1
+    with pytest.raises(LogLockedError):
+        log.close()
+    machines.running.remove(log)
+
+
+def test_a_claim_that_comes_to_nothing_is_taken_back(machines: Machines) -> None:
+    log = machines.writer("a")
+    for value in (b"0", b"1", b"2"):
+        fill(log, value)
+    storage = machines.storage("a")
+    storage.store.delete(storage.chunk_key(storage.succession().newest, Chunk(1, 2, 0, 0.0).name))
+    log.close()
+    for _ in range(3):
+        with pytest.raises(LogFormatError):
+            machines.writer("b")
+    assert len(machines.keys("claims")) == 2
+    assert machines.storage("reader").tenures.succession().is_settled
+
+
+def test_silence_counts_only_while_it_is_listened_to(
+    machines: Machines, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After an outage of the storage nobody has been heard, alive or not."""
+    monkeypatch.setattr(tenure_module, "_BEAT_SECONDS", 60.0)
+    monkeypatch.setattr(tenure_module, "SILENT_SECONDS", 0.3)
+    monkeypatch.setattr(tenure_module, "_BLIND_SECONDS", 0.2)
+    machines.writer("a")
+    storage = machines.storage("b")
+    assert storage.is_written()
+    objects = ObjectStore.objects
+    with monkeypatch.context() as away:
+        away.setattr(ObjectStore, "objects", _no_answer)
+        deadline = time.monotonic() + 0.5
+        while time.monotonic() < deadline:
+            with pytest.raises(DiskFaultError):
+                storage.tenures.highest(anew=True)
+    assert ObjectStore.objects is objects
+    assert storage.is_written()
+    wait_for(lambda: not storage.is_written(), "it has been silent")
+
+
+def _no_answer(*_: object, **__: object) -> None:
+    raise DiskFaultError("listing: no answer")
+
+
+def test_a_query_that_cannot_begin_leaves_its_name(
+    machines: Machines, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = machines.writer("a")
+    fill(log, b"0")
+    storage = machines.storage("reader")
+    first = HeldPosition(storage, None, False, 0.0)
+    first.place(lambda: 0)
+    first.keep()
+    storage.write_start(first.name, 0, "latest")
+    first.release()
+    with monkeypatch.context() as away:
+        reads = []
+
+        def second_fails(self: StoredLog, reader: str) -> tuple[int, str] | None:
+            reads.append(reader)
+            if len(reads) == 2:
+                raise DiskFaultError("reading: no answer")
+            return 0, "latest"
+
+        away.setattr(StoredLog, "read_start", second_fails)
+        with pytest.raises(DiskFaultError):
+            HeldPosition.of_a_start(storage, "latest")
+    again = HeldPosition.of_a_start(storage, "latest")
+    assert again is not None
+    assert again.name == first.name
+    again.discard()
+
+
 def test_state_is_what_the_storage_has(machines: Machines) -> None:
     log = machines.writer("a")
     storage = log._storage
@@ -586,6 +685,7 @@ def test_positions_of_a_log_that_was_only_here_are_put_there(machines: Machines)
 
 
 def test_a_deletion_makes_way_for_readers(machines: Machines, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sealer_module, "_EXPIRY_SECONDS", 3600.0)  # only when it is told to
     monkeypatch.setattr(StoredLog, "deletes_for", 0.0)
     log = machines.writer("a")
     for value in (b"0", b"1", b"2", b"3"):

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 import shutil
-import threading
 import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 import zmq
+from zmq.utils.monitor import recv_monitor_message
 
 from tests.source.test_feed import (
     ALL,
@@ -132,22 +132,32 @@ def test_a_query_that_is_stopped_while_it_takes_over_seals_what_it_has_taken(
     monkeypatch.setattr(feed_module, "_JOIN_SECONDS", 0.5)
     monkeypatch.setattr("zmq_datasource.source.receiving._QUIET_SECONDS", 1.0)
     push, endpoint = bound(context, zmq.PUSH)
+    monitor = push.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED)
+    events: list[int] = []
+
+    def goes_to_the_second() -> bool:
+        """What is sent while the first connection is there is lost with it."""
+        while monitor.poll(0):
+            events.append(recv_monitor_message(monitor)["event"])
+        return events.count(zmq.EVENT_HANDSHAKE_SUCCEEDED) == 2 and zmq.EVENT_DISCONNECTED in events
+
     with querying(tmp_path, connect=endpoint, walFlushInterval="1h") as one:
         one.step()
         two = Query(tmp_path, connect=endpoint, walFlushInterval="1h")
         two.step()
-        started, start = threading.Event(), Ingest.start
+        assert two.reader._feeds is not None
+        stopping, start = two.reader._feeds.parts[0]._stopping, Ingest.start
 
         def slow(ingest: Ingest) -> None:
             start(ingest)
-            started.set()
-            time.sleep(0.2)
+            assert stopping.wait(30)
 
         monkeypatch.setattr(Ingest, "start", slow)
         one.reader.stop()
-        assert started.wait(10)
+        wait_for(goes_to_the_second, "the second connection alone")
         send(push, 0, 10)
         two.reader.stop()
+        push.disable_monitor()
         assert ends_at(tmp_path, 10)  # and the process may end now
 
 

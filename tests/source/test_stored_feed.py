@@ -14,13 +14,15 @@ import zmq
 
 from tests.source.test_feed import Context, Query, _in_this_process, numbered, querying, send  # noqa: F401 - a fixture
 from tests.support import bound, free_endpoint, stream_options, wait_for
-from zmq_datasource.errors import OptionError
+from zmq_datasource.errors import LogLockedError, OptionError
+from zmq_datasource.host.object_store import ObjectStore
 from zmq_datasource.log import stored as stored_module
 from zmq_datasource.log import tenure as tenure_module
 from zmq_datasource.log.follower import LogFollower
 from zmq_datasource.log.reader_files import ReaderPosition
 from zmq_datasource.log.stored import StoredLog
 from zmq_datasource.log.writer import LogWriter
+from zmq_datasource.options.types import Location
 from zmq_datasource.source.ingest import Ingest
 
 On = Callable[..., AbstractContextManager[Query]]
@@ -217,3 +219,15 @@ def test_a_query_elsewhere_takes_over_from_one_that_was_killed(
         driver.wait()
         if driver.stdout is not None:
             driver.stdout.close()
+
+
+def test_a_query_whose_feed_is_silent_hears_that_it_has_lost_the_log(
+    context: Context, on: On, tmp_path: Path
+) -> None:
+    _, endpoint = bound(context, zmq.PUSH)
+    with pytest.raises(LogLockedError, match="has lost it to"), on("a", connect=endpoint) as query:
+        query.step()
+        ObjectStore(Location(f"file://{tmp_path}/store")).put(
+            "0/claims/9999999999-ffffffffffffffff.json", b"{}"
+        )
+        wait_for(lambda: query.step() < 0, "the error")

@@ -6,7 +6,7 @@ A chunk has its writer's claim in its key. The rules:
 
 * After each chunk it has put, and before it counts as durable, a writer lists the claims. If there is a higher one, it
   has lost the partition, and what it has put does not count.
-* Until a claim is confirmed, only those chunks count for readers that were there before it, or counted already.
+* Until a claim is confirmed, the newest chunk does not count for readers, unless it counted already.
 * The highest confirmed claim, the one that it succeeds, and so on, are the *succession*. Each wrote the ids from its
   own first one to that of the next. An object that does not fit into that is the trace of a writer that had lost the
   partition and did not know yet: nobody reads it, and the next writer deletes it.
@@ -17,12 +17,10 @@ listing, which comes later, shows the old one's chunk.
 
 from __future__ import annotations
 
-import math
 import re
 import uuid
 from bisect import bisect_right
-from collections.abc import Iterable, Mapping, Sequence
-from types import MappingProxyType
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple, Self
 
 __all__ = ["NO_CLAIM", "Confirmed", "Succession", "new_claim"]
@@ -67,16 +65,16 @@ class Succession:
 
     Args:
         keys: Of all claims, confirmed or not; others are ignored.
-        times: When they were put, by the storage's clock.
 
     Attributes:
         highest: The highest claim, confirmed or not; ``NO_CLAIM`` without one.
         writers: The confirmed claims that count, in their order.
-        unsettled_since: When somebody has claimed the partition who has not confirmed it yet; infinity if nobody has.
-            A chunk of the last writer that was put since may count or not: that one's first id will tell.
+        is_settled: Whether nobody has claimed the partition who has not confirmed it yet. If somebody has, the newest
+            chunk may count or not: that one's first id will tell. Those before it count, for their writer has made sure
+            after each of them that it was still the writer.
     """
 
-    def __init__(self, keys: Iterable[str], times: Mapping[str, float] = MappingProxyType({})) -> None:
+    def __init__(self, keys: Iterable[str]) -> None:
         keys = list(keys)
         confirmed = {found.claim: found for key in keys if (found := Confirmed.of_key(key))}
         claims = [match[1] for key in keys if (match := _CLAIM_KEY.fullmatch(key))]
@@ -88,10 +86,7 @@ class Succession:
             claim = found.before
         self.writers: Sequence[Confirmed] = writers[::-1]
         self._firsts = [writer.first for writer in self.writers]
-        self.unsettled_since = min(
-            (times.get(f"{claim}.json", -math.inf) for claim in claims if claim > self.newest),
-            default=math.inf,
-        )
+        self.is_settled = self.highest == self.newest
 
     @property
     def newest(self) -> str:

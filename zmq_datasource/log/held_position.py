@@ -58,7 +58,7 @@ class HeldPosition:
     def __init__(self, storage: LogStorage, name: str | None, named: bool, wait: float) -> None:
         self._storage = storage
         self.name = name or f"query-{uuid.uuid4().hex[:12]}"
-        self._lock: WriterLock = storage.lock_reader(self.name, wait)
+        self._lock: WriterLock = storage.hold_reader(self.name, wait)
         try:
             self._position = storage.position(self.name)
         except BaseException:
@@ -92,15 +92,24 @@ class HeldPosition:
                 held = cls(storage, name, False, 0.0)
             except LogLockedError:
                 continue
-            start, recorded = storage.read_start(name), held._position
-            if start is None or start[1] != position or recorded is None or recorded.named:
+            try:
+                if (found := held._of_its_start(position)) is not None:
+                    return found
+            except BaseException:
                 held.release()
-            elif not _was_given_something(storage, name):
-                held._begun_as = name
-                return held
-            else:
-                return held._succeeded(*start)
+                raise
+            held.release()
         return None
+
+    def _of_its_start(self, position: str) -> Self | None:
+        """This one, or a successor of it, if its query was told to begin so and has come no further."""
+        start, recorded = self._storage.read_start(self.name), self._position
+        if start is None or start[1] != position or recorded is None or recorded.named:
+            return None
+        if _was_given_something(self._storage, self.name):
+            return self._succeeded(*start)
+        self._begun_as = self.name
+        return self
 
     def _succeeded(self, first: int, position: str) -> Self:
         """Another name that begins at the same place.
@@ -108,7 +117,11 @@ class HeldPosition:
         This one's position stays: if Spark has noted the batch that was given under it, it is repeated under it.
         """
         other = type(self)(self._storage, None, False, 0.0)
-        other._go_on_from(self.name, first, position)
+        try:
+            other._go_on_from(self.name, first, position)
+        except BaseException:
+            other.release()
+            raise
         self.release()
         return other
 
@@ -131,9 +144,13 @@ class HeldPosition:
         other._begun_as = self._begun_as
         if self._begun_as in (None, self.name):
             return other
-        start = storage.read_start(self._begun_as)
-        if start is not None and start[1] == position:
-            other._go_on_from(self._begun_as, *start)
+        try:
+            start = storage.read_start(self._begun_as)
+            if start is not None and start[1] == position:
+                other._go_on_from(self._begun_as, *start)
+        except BaseException:
+            other.release()
+            raise
         return other
 
     def place(self, look: Callable[[], int]) -> None:
@@ -227,9 +244,11 @@ class HeldPosition:
 
     def discard(self) -> None:
         """End, and have nothing kept for this name any more."""
-        self._storage.remove_reader(self.name)
-        self._storage.remove_reader_lock(self.name)
-        self.release()
+        try:
+            self._storage.remove_reader(self.name)
+            self._storage.remove_reader_lock(self.name)
+        finally:
+            self.release()
 
     def release(self) -> None:
         """Let another query have the name."""

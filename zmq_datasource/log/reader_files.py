@@ -216,6 +216,10 @@ class ReaderFiles(PartitionFiles):
             path, wait, f"reading log {self.root} as {reader!r}", "give each query a reader of its own"
         )
 
+    def hold_reader(self, reader: str, wait: float = LOCK_WAIT_SECONDS) -> WriterLock:
+        """``lock_reader``, for the query itself, of which others are to know that it runs."""
+        return self.lock_reader(reader, wait)
+
     def is_reading_elsewhere(self, reader: str) -> bool:
         """Whether a query of this name may run where its lock does not hold."""
         return False

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from zmq_datasource.log.stored import StoredLog
     from zmq_datasource.log.tenure import Tenure
 
-__all__ = ["restore", "stored_chunks"]
+__all__ = ["counted_chunks", "restore", "stored_chunks"]
 
 _log = logging.getLogger(__name__)
 
@@ -94,11 +94,26 @@ def stored_chunks(objects: Sequence[StoredObject], succession: Succession) -> It
             yield Chunk(*ids, found.size, found.modified)
 
 
+def counted_chunks(
+    objects: Sequence[StoredObject], succession: Succession, known: Collection[str]
+) -> list[Chunk]:
+    """The same for a reader, in order.
+
+    Args:
+        known: The names of those that have counted before.
+    """
+    chunks = sorted(stored_chunks(objects, succession))
+    if not succession.is_settled and chunks and chunks[-1].name not in known:
+        chunks.pop()  # whoever has claimed the log may not have seen it
+    return chunks
+
+
 def _name_pending(storage: StoredLog, stored: Mapping[str, Chunk], succession: Succession) -> None:
     """Give chunks their names that were put into the storage just before their writer died."""
+    own = storage.own_claims()
     for hidden in storage.local_names():
-        claim, name = parse_pending_name(hidden) or ("", "")
-        if name in stored and succession.writer_of(stored[name].first) == claim:
+        _, name = parse_pending_name(hidden) or ("", "")
+        if name in stored and succession.writer_of(stored[name].first) in own:
             with writing(f"writing chunk {storage.directory / name}"):
                 os.rename(storage.directory / hidden, storage.directory / name)
 
@@ -106,15 +121,14 @@ def _name_pending(storage: StoredLog, stored: Mapping[str, Chunk], succession: S
 def _usable_pending(storage: StoredLog, end: int, succession: Succession) -> list[tuple[Path, str]]:
     """The chunk that was sealed here and not put there, if it still follows; others are kept under another name."""
     usable = []
-    own = set(storage.own_claims())
     for hidden in sorted(storage.local_names()):
         claim, name = parse_pending_name(hidden) or ("", "")
         ids = parse_chunk_name(name)
         if ids is None:
             continue
-        # Since then only this directory's writers have confirmed a claim, and none of them has put a chunk.
+        # Whoever has confirmed a claim since then has put no chunk.
         later = [writer for writer in succession.writers if writer.claim > claim]
-        if ids[0] == end and all(writer.claim in own and writer.first == end for writer in later):
+        if ids[0] == end and all(writer.first == end for writer in later):
             usable.append((storage.directory / hidden, name))
             end = ids[1]
         else:

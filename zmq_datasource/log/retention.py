@@ -120,24 +120,28 @@ class Retention:
             try:
                 # A reader that is just coming has either found what there is and said so, or will look after this.
                 with self._storage.placing(0.0):
-                    self._remove_below(min(self.committed, self._needed_by_readers()))
-                if contents.deleting is None:
                     self._next_deletion = time.monotonic() + self._storage.leisure
+                    if not self._remove_below(min(self.committed, self._needed_by_readers())):
+                        self._next_deletion = 0.0  # it goes on when those have had their turn who wait
             except LogLockedError:
                 return  # it is tried again in a moment
             except LogWriteError as e:
                 _log.warning("deleting from log %s: %s", self._storage.root, e)
 
-    def _remove_below(self, done: int) -> None:
+    def _remove_below(self, done: int) -> bool:
+        """Whether nothing is left to delete for now."""
         contents = self._contents
-        something = contents.deleting is not None or contents.choose(partial(self._removable, done))
-        if something and self._storage.announce_deletion(done):
-            try:
-                self._remove(min(done, self._needed_by_readers()))
-            finally:
-                self._storage.end_deletion()
-        else:
-            self._remove(done)
+        begun = contents.deleting
+        goes_on = begun is not None and (self._make_room == "any" or begun.end <= done)
+        something = goes_on or contents.choose(partial(self._removable, done))
+        if not something:
+            return True
+        if not self._storage.announce_deletion(done):
+            return self._remove(done)
+        try:
+            return self._remove(min(done, self._needed_by_readers()))
+        finally:
+            self._storage.end_deletion()
 
     def _needed_by_readers(self) -> int:
         """The first id that a reader still needs."""
@@ -167,7 +171,8 @@ class Retention:
         self._looked_at = now
         return now - self._seconds
 
-    def _remove(self, done: int) -> None:
+    def _remove(self, done: int) -> bool:
+        """Whether nothing is left, or nothing more can be done now."""
         self._contents.begin_deleting(partial(self._removable, done))
         deadline = time.monotonic() + self._storage.deletes_for
         # Front first, so that a crash in between leaves no hole.
@@ -176,7 +181,8 @@ class Retention:
                 self._storage.remove_chunk(chunk.name)
             except LogWriteError as e:
                 _log.warning("%s", e)
-                return
+                return True
             self._contents.deleted()
             if time.monotonic() >= deadline:
-                return
+                return False
+        return True

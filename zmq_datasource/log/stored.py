@@ -78,7 +78,7 @@ from zmq_datasource.log.layout import (
     stored_log_name,
 )
 from zmq_datasource.log.reader_files import ReaderPosition
-from zmq_datasource.log.restoring import restore, stored_chunks
+from zmq_datasource.log.restoring import counted_chunks, restore
 from zmq_datasource.log.storage import LogStorage, Part
 from zmq_datasource.log.tenure import SILENT_SECONDS, Tenure, tenures_of
 from zmq_datasource.options.types import Location
@@ -94,6 +94,8 @@ _POSITIONS_SECONDS = 1.0
 # A chunk up to this size is read in one go: each request takes tens of milliseconds.
 _WHOLE_BYTES = 64 << 20
 _END_SECONDS = 1.0
+# From a claim to its confirmation are a few requests, unless its maker dies.
+_SETTLING_SECONDS, _SETTLING_LOOK_SECONDS = 5.0, 0.2
 # A query that runs says so three times in so many seconds.
 _READING_SECONDS = 180.0
 _SCHEMES = ("s3", "gs", "gcs", "abfs", "abfss", "file")
@@ -279,10 +281,20 @@ class StoredLog(LogStorage):
         try:
             restore(self, tenure)
         except BaseException:
+            self._withdraw(tenure.claim)
             tenure.release()
             raise
         self._tenure = tenure
         return tenure
+
+    def _withdraw(self, claim: str) -> None:
+        """Take back a claim that was not confirmed, so that readers need not wait for it."""
+        try:
+            succession = self.tenures.succession()
+            if succession.newest != claim and succession.highest == claim:
+                self.store.delete(self.key("claims", f"{claim}.json"))
+        except LogError as e:
+            _log.debug("withdrawing claim %s: %s", claim, e)
 
     def _wait_for_others(self, deadline: float) -> None:
         """Wait for a writer on another machine; one that has had our directory's lock is gone.
@@ -291,7 +303,7 @@ class StoredLog(LogStorage):
             LogLockedError: It is alive.
         """
         highest = self.tenures.highest(anew=True)
-        if highest == NO_CLAIM or highest in self.own_claims()[-1:]:
+        if highest == NO_CLAIM or highest in self.own_claims():
             return
         if self.tenures.is_held(deadline - time.monotonic()):
             holder = self.tenures.about(highest).get("holder", "a process that did not say who it is")
@@ -320,7 +332,7 @@ class StoredLog(LogStorage):
         if super().is_written():
             return True
         # Whoever had our directory has left its lock: it is gone, though its last sign of life is young.
-        return self.tenures.highest() not in (NO_CLAIM, *self.own_claims()[-1:]) and self.tenures.is_held()
+        return self.tenures.highest() not in (NO_CLAIM, *self.own_claims()) and self.tenures.is_held()
 
     def feed(self) -> str:
         return self.tenures.about(self.tenures.highest()).get("feed", "")
@@ -412,18 +424,24 @@ class StoredLog(LogStorage):
         return self._succession
 
     def _look(self) -> _View:
+        if self._view is None:
+            self._settled_succession()
         chunks = self.store.objects(self.key("chunks"), below=True)
         # Asked for afterwards: it knows whoever has put one of these.
         succession = self._succession = self.tenures.succession()
         states = self.store.objects(self.key("states", succession.newest))
         known = {} if self._view is None else self._view.chunks
-        counted = {
-            chunk.name: chunk
-            for chunk in stored_chunks(chunks, succession)
-            if chunk.sealed_at < succession.unsettled_since or chunk.name in known
-        }
-        self._view = _View(counted, frozenset(state.key for state in states))
+        counted = counted_chunks(chunks, succession, known)
+        self._view = _View({chunk.name: chunk for chunk in counted}, frozenset(s.key for s in states))
         return self._view
+
+    def _settled_succession(self) -> Succession:
+        """Who has written the partition; somebody who has just claimed it is waited for, for a moment."""
+        deadline = time.monotonic() + _SETTLING_SECONDS
+        while not (found := self.tenures.succession()).is_settled and time.monotonic() < deadline:
+            check_signals()
+            time.sleep(_SETTLING_LOOK_SECONDS)
+        return found
 
     def names(self) -> set[str]:
         if self._tenure is not None:
@@ -526,8 +544,8 @@ class StoredLog(LogStorage):
         found = self.store.find(self._reader_key(self._reader_path(reader)))
         return None if found is None else found.modified
 
-    def lock_reader(self, reader: str, wait: float = LOCK_WAIT_SECONDS) -> WriterLock:
-        lock = super().lock_reader(reader, wait)
+    def hold_reader(self, reader: str, wait: float = LOCK_WAIT_SECONDS) -> WriterLock:
+        lock = self.lock_reader(reader, wait)
         try:
             return _ReadingLock(self, reader, lock)
         except BaseException:
@@ -539,8 +557,11 @@ class StoredLog(LogStorage):
         self.store.put(self.key(_READING, reader), self._place.encode())
 
     def end_reading(self, reader: str) -> None:
-        """Tell them that it has ended."""
-        self.store.delete(self.key(_READING, reader))
+        """Tell them that it has ended, unless one of the same name runs elsewhere by now."""
+        key = self.key(_READING, reader)
+        with suppress(FileNotFoundError):
+            if self.store.get(key) == self._place.encode():
+                self.store.delete(key)
 
     @property
     def _place(self) -> str:
@@ -562,7 +583,7 @@ class StoredLog(LogStorage):
         if not (self._directory / READERS_NAME / f"{reader}.lock").exists():
             return False
         try:
-            super().lock_reader(reader, 0.0).release()
+            self.lock_reader(reader, 0.0).release()
         except LogLockedError:
             return True
         return False

@@ -31,6 +31,8 @@ _BEAT_SECONDS = 3.0
 # After so long without a sign of life another machine may become the writer. Shorter than ``LOCK_WAIT_SECONDS``.
 SILENT_SECONDS = 12.0
 _LOOKING_SECONDS = 1.0
+# Silence counts only while it is listened to.
+_BLIND_SECONDS = 4.0
 _JOIN_SECONDS = 5.0
 
 
@@ -65,7 +67,7 @@ class Tenures:
         self._store = store
         self._prefix = f"{partition}/"
         self._seen: _Seen | None = None
-        self._next_look = 0.0
+        self._next_look = self._looked_at = 0.0
         self._highest = NO_CLAIM
         self._alive = True
         self._about: dict[str, dict[str, str]] = {}
@@ -75,8 +77,7 @@ class Tenures:
 
     def succession(self) -> Succession:
         """Who has written the partition, as of now."""
-        claims = {found.key: found.modified for found in self._store.objects(f"{self._prefix}claims")}
-        return Succession(claims, claims)
+        return Succession(found.key for found in self._store.objects(f"{self._prefix}claims"))
 
     def is_held(self, wait: float = 0.0) -> bool:
         """Whether a writer is alive, as far as can be told from here by now.
@@ -93,6 +94,8 @@ class Tenures:
     def _look(self) -> bool:
         now = time.monotonic()
         if now >= self._next_look:
+            if self._seen is not None and now - self._looked_at > _BLIND_SECONDS:
+                self._seen = self._seen._replace(since=now)  # nobody was seen meanwhile, alive or not
             claim = self._highest = self.succession().highest
             found = None if claim == NO_CLAIM else self._store.find(self._alive_key(claim))
             if found is None:
@@ -101,7 +104,8 @@ class Tenures:
                 if self._seen is None or self._seen[:2] != (claim, found.modified):
                     self._seen = _Seen(claim, found.modified, now)
                 self._alive = now - self._seen.since < SILENT_SECONDS
-            self._next_look = now + _LOOKING_SECONDS
+            self._looked_at = time.monotonic()
+            self._next_look = self._looked_at + _LOOKING_SECONDS
         return self._alive
 
     def highest(self, anew: bool = False) -> str:
@@ -140,6 +144,7 @@ class Tenures:
         self._store.put(
             f"{self._prefix}claims/{claim}.json", json.dumps({"holder": holder, "feed": feed}).encode()
         )
+        self._next_look = 0.0
         try:
             tenure.check()
         except BaseException:

@@ -18,7 +18,7 @@ import time
 from functools import partial
 
 from zmq_datasource.counters import SourceCounters
-from zmq_datasource.errors import DataLossError, LogLockedError
+from zmq_datasource.errors import DataLossError, DiskFaultError, LogLockedError
 from zmq_datasource.host.limited_logging import LimitedLog
 from zmq_datasource.log.follower import LogFollower
 from zmq_datasource.log.held_position import HeldPosition
@@ -287,8 +287,9 @@ class Feed:
             except Exception as e:  # whatever it is, the query is not to wait for ever
                 if isinstance(e, LogLockedError) and not isinstance(e, SharedOtherwiseError):
                     continue  # another one was quicker
-                failing = now if failing is None else failing
-                if time.monotonic() - failing >= _TAKEOVER_SECONDS:
+                failing = time.monotonic() if failing is None else failing
+                patience = self._options.wal_retry_timeout if isinstance(e, DiskFaultError) else 0.0
+                if time.monotonic() - failing >= max(_TAKEOVER_SECONDS, patience):
                     self._failure = e
                     return
                 self._faults.warn("receiving in place of a process that has ended: %s", e)

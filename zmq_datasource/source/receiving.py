@@ -149,6 +149,8 @@ class ReceivingThread:
         while not self._stopping.is_set():
             if self._obstacle() is not None:
                 self._pause()
+            if log.failure is not None:  # also of a log that has nothing to write
+                raise log.failure
             if filler.receive():
                 self.last_received = time.monotonic()
                 self._counters.last_received = time.time()
