@@ -171,7 +171,7 @@ class World:
     """
 
     per_second: float | None = None
-    retention = "1h"
+    retention = "1d"  # no clock is ahead by that much
     look_seconds = 0.1
 
     def __init__(self, directory: Path, seed: int) -> None:

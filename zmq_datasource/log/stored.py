@@ -467,9 +467,10 @@ class StoredLog(LogStorage):
     def open_chunk(self, name: str) -> pa.NativeFile:
         if self._tenure is not None:
             return super().open_chunk(name)
-        if self._has_copy():
-            with suppress(FileNotFoundError):
-                return super().open_chunk(name)  # what has its name here is in the storage
+        # What has its name here is in the storage, which is asked where this machine's disk refuses.
+        with suppress(OSError, LogError):
+            if self._has_copy():
+                return super().open_chunk(name)
         ids = parse_chunk_name(name)
         assert ids is not None, name
         claim = self.succession().writer_of(ids[0])
