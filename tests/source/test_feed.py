@@ -19,6 +19,7 @@ import zmq
 from pyspark.sql.streaming.datasource import ReadMaxRows
 
 from tests.support import (
+    Connections,
     Socket,
     batch_of,
     bind_when_free,
@@ -248,7 +249,7 @@ def test_a_query_begins_at_a_time(context: Context, tmp_path: Path) -> None:
 
 def test_when_the_receiving_query_stops_another_goes_on(context: Context, tmp_path: Path) -> None:
     push, endpoint = bound(context, zmq.PUSH)
-    with querying(tmp_path, connect=endpoint) as two:
+    with Connections(push) as connections, querying(tmp_path, connect=endpoint) as two:
         with querying(tmp_path, connect=endpoint) as one:
             one.step(), two.step()  # the first to ask receives
             assert one.receives
@@ -256,6 +257,7 @@ def test_when_the_receiving_query_stops_another_goes_on(context: Context, tmp_pa
             one.until(100)
             checkpoint = one.checkpoint
         wait_for(lambda: two.receives, "the other query to receive")
+        connections.wait_for_only(2)
         send(push, 100, 200)
         two.until(200)
         assert two.rows == numbered(200)

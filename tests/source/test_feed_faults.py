@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 import zmq
-from zmq.utils.monitor import recv_monitor_message
 
 from tests.source.test_feed import (
     ALL,
@@ -25,7 +24,7 @@ from tests.source.test_feed import (
     read,
     send,
 )
-from tests.support import batch_of, bound, free_endpoint, wait_for
+from tests.support import Connections, batch_of, bound, free_endpoint, wait_for
 from zmq_datasource.errors import DataLossError, DiskFaultError, EndpointError, LogLockedError, OptionError
 from zmq_datasource.log.held_position import HeldPosition
 from zmq_datasource.log.reader_files import ReaderPosition
@@ -132,16 +131,10 @@ def test_a_query_that_is_stopped_while_it_takes_over_seals_what_it_has_taken(
     monkeypatch.setattr(feed_module, "_JOIN_SECONDS", 0.5)
     monkeypatch.setattr("zmq_datasource.source.receiving._QUIET_SECONDS", 1.0)
     push, endpoint = bound(context, zmq.PUSH)
-    monitor = push.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED)
-    events: list[int] = []
-
-    def goes_to_the_second() -> bool:
-        """What is sent while the first connection is there is lost with it."""
-        while monitor.poll(0):
-            events.append(recv_monitor_message(monitor)["event"])
-        return events.count(zmq.EVENT_HANDSHAKE_SUCCEEDED) == 2 and zmq.EVENT_DISCONNECTED in events
-
-    with querying(tmp_path, connect=endpoint, walFlushInterval="1h") as one:
+    with (
+        Connections(push) as connections,
+        querying(tmp_path, connect=endpoint, walFlushInterval="1h") as one,
+    ):
         one.step()
         two = Query(tmp_path, connect=endpoint, walFlushInterval="1h")
         two.step()
@@ -154,10 +147,9 @@ def test_a_query_that_is_stopped_while_it_takes_over_seals_what_it_has_taken(
 
         monkeypatch.setattr(Ingest, "start", slow)
         one.reader.stop()
-        wait_for(goes_to_the_second, "the second connection alone")
+        connections.wait_for_only(2)
         send(push, 0, 10)
         two.reader.stop()
-        push.disable_monitor()
         assert ends_at(tmp_path, 10)  # and the process may end now
 
 

@@ -13,7 +13,7 @@ import pytest
 import zmq
 
 from tests.source.test_feed import Context, Query, _in_this_process, numbered, querying, send  # noqa: F401 - a fixture
-from tests.support import bound, free_endpoint, stream_options, wait_for
+from tests.support import Connections, bound, free_endpoint, stream_options, wait_for
 from zmq_datasource.errors import LogLockedError, OptionError
 from zmq_datasource.host.object_store import ObjectStore
 from zmq_datasource.log import stored as stored_module
@@ -45,14 +45,17 @@ def on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> On:
 
 def test_a_query_goes_on_at_another_machine(context: Context, on: On) -> None:
     push, endpoint = bound(context, zmq.PUSH)
-    with on("a", connect=endpoint) as query:
+    connections = Connections(push)
+    with connections, on("a", connect=endpoint) as query:
         query.step()
         send(push, 0, 100)
         query.until(100)
-    with on("b", query.checkpoint, connect=endpoint) as again:
-        again.step()
-        send(push, 100, 200)
-        again.until(100)
+        query.reader.stop()
+        with on("b", query.checkpoint, connect=endpoint) as again:
+            again.step()
+            connections.wait_for_only(2)
+            send(push, 100, 200)
+            again.until(100)
     assert query.rows + again.rows == numbered(200)
 
 
@@ -69,7 +72,7 @@ def test_queries_of_several_machines_get_every_message_and_one_receives(context:
 
 def test_another_machine_takes_over_when_the_one_that_receives_ends(context: Context, on: On) -> None:
     push, endpoint = bound(context, zmq.PUSH)
-    with on("b", connect=endpoint) as two:
+    with Connections(push) as connections, on("b", connect=endpoint) as two:
         with on("a", connect=endpoint) as one:
             two.step()
             assert two.receives  # it was the first
@@ -78,6 +81,7 @@ def test_another_machine_takes_over_when_the_one_that_receives_ends(context: Con
             two.until(100), one.until(100)
             two.reader.stop()
             wait_for(lambda: one.step() and one.receives, "the other one receives")
+            connections.wait_for_only(2)
             send(push, 100, 200)
             one.until(200)
         assert one.rows == numbered(200)
@@ -193,6 +197,7 @@ def test_a_query_elsewhere_takes_over_from_one_that_was_killed(
     """Nothing tells it that the other one is gone but silence."""
     monkeypatch.setattr(tenure_module, "SILENT_SECONDS", 4.5)
     push, endpoint = bound(context, zmq.PUSH)
+    connections = Connections(push)
     options = {"socketType": "PULL", "connect": endpoint, "walFlushInterval": "20ms"}
     arguments = {**options, "walLocation": tmp_path / "a", "walStore": f"file://{tmp_path}/store"}
     driver = subprocess.Popen(
@@ -203,7 +208,7 @@ def test_a_query_elsewhere_takes_over_from_one_that_was_killed(
     try:
         assert driver.stdout is not None
         assert driver.stdout.readline() == "0\n"
-        with on("b", **options, startingOffsets="earliest") as query:
+        with connections, on("b", **options, startingOffsets="earliest") as query:
             query.step()
             assert not query.receives
             send(push, 0, 100)
@@ -211,6 +216,7 @@ def test_a_query_elsewhere_takes_over_from_one_that_was_killed(
             driver.kill()
             driver.wait()
             wait_for(lambda: query.step() and query.receives, "it receives")
+            connections.wait_for_only(2)
             send(push, 100, 200)
             query.until(200)
         assert query.rows == numbered(200)

@@ -12,11 +12,12 @@ import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 import pyarrow as pa
 import pytest
 import zmq
+from zmq.utils.monitor import recv_monitor_message
 
 from tests.support.ports import free_port
 from zmq_datasource.log.reader import read_index, read_slices, slices
@@ -55,6 +56,35 @@ def bound(context: zmq.Context[Socket], kind: int, **options: int) -> tuple[Sock
     endpoint = free_endpoint()
     sock.bind(endpoint)
     return sock, endpoint
+
+
+class Connections:
+    """What a socket's own events say of its connections; use it in a ``with`` block, from before the first on."""
+
+    def __init__(self, sock: Socket) -> None:
+        self._sock = sock
+        self._monitor = sock.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED)
+        self._made = self._lost = 0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._sock.disable_monitor()
+
+    def wait_for_only(self, number: int) -> None:
+        """Wait until the connection with this number, from 1 on, is the only one.
+
+        What a PUSH sends before that may go into a connection whose other end is closed.
+        """
+
+        def only() -> bool:
+            while self._monitor.poll(0):
+                made = recv_monitor_message(self._monitor)["event"] == zmq.EVENT_HANDSHAKE_SUCCEEDED
+                self._made, self._lost = self._made + made, self._lost + (not made)
+            return (self._made, self._lost) == (number, number - 1)
+
+        wait_for(only, f"connection {number} alone")
 
 
 def free_endpoint() -> str:
