@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import threading
 import time
@@ -702,6 +703,23 @@ def test_a_deletion_makes_way_for_readers(machines: Machines, monkeypatch: pytes
     for _ in range(3):
         log.commit(3)
     assert [first for first, _ in machines.rows()] == [3]
+
+
+def test_a_chunk_for_which_no_file_can_be_opened_is_put_there_later(
+    machines: Machines, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = machines.writer("a", retry_timeout=60.0)
+    upload, attempts = ObjectStore.upload, []
+
+    def refused(self: ObjectStore, key: str, path: Path) -> None:
+        attempts.append(key)
+        if len(attempts) < 3:
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+        upload(self, key, path)
+
+    monkeypatch.setattr(ObjectStore, "upload", refused)
+    assert fill(log, b"0") == 1
+    assert machines.rows() == numbered(b"0")
 
 
 def test_reading_is_tried_again(machines: Machines, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -168,11 +168,13 @@ class World:
         per_second: How many batches or transactions a load has; None for a fixed number.
         retention: How long logs keep what is committed.
         look_seconds: How often the processes are looked at.
+        settle_seconds: How long all may take to be through once the weather is fair.
     """
 
     per_second: float | None = None
     retention = "1d"  # no clock is ahead by that much
     look_seconds = 0.1
+    settle_seconds = SETTLE_SECONDS
 
     def __init__(self, directory: Path, seed: int) -> None:
         self.directory = directory
@@ -339,8 +341,9 @@ class World:
 
     # The end.
 
-    def wait_for(self, done: Callable[[], bool], what: str, seconds: float = SETTLE_SECONDS) -> None:
+    def wait_for(self, done: Callable[[], bool], what: str, seconds: float | None = None) -> None:
         """Wait for something to come about in fair weather."""
+        seconds = self.settle_seconds if seconds is None else seconds
         deadline = time.monotonic() + seconds
         while not done():
             if time.monotonic() > deadline:

@@ -364,9 +364,8 @@ class StoredLog(LogStorage):
             LogLockedError: Somebody else is the writer by now.
         """
         key = self.chunk_key(tenure.claim, name)
-        with writing(f"reading {path}"):
-            os.stat(path)
-        self.store.upload(key, path)
+        with writing(f"reading {path}"):  # no file may be opened now; the storage's errors are ours already
+            self.store.upload(key, path)
         tenure.check()  # what it may have left behind is not ours to judge: the new writer may count it
         final = self._directory / name
         with writing(f"writing chunk {final}"):
