@@ -273,8 +273,8 @@ class StoredLog(LogStorage):
         deadline = time.monotonic() + wait
         lock = super().lock(wait, feed)
         try:
-            self._wait_for_others(deadline)
-            tenure = self.tenures.begin(lock, feed, self._remember)
+            highest = self._wait_for_others(deadline)
+            tenure = self.tenures.begin(lock, feed, highest, self._remember)
         except BaseException:
             lock.release()
             raise
@@ -296,21 +296,22 @@ class StoredLog(LogStorage):
         except LogError as e:
             _log.debug("withdrawing claim %s: %s", claim, e)
 
-    def _wait_for_others(self, deadline: float) -> None:
-        """Wait for a writer on another machine; one that has had our directory's lock is gone.
+    def _wait_for_others(self, deadline: float) -> str:
+        """Wait for a writer on another machine; one that has had our directory's lock is gone. The highest claim.
 
         Raises:
             LogLockedError: It is alive.
         """
         highest = self.tenures.highest(anew=True)
         if highest == NO_CLAIM or highest in self.own_claims():
-            return
+            return highest
         if self.tenures.is_held(deadline - time.monotonic()):
             holder = self.tenures.about(highest).get("holder", "a process that did not say who it is")
             raise LogLockedError(
                 f"opening the log in {self.store}: it is held by {holder}. It counts as gone when it has given no sign "
                 f"of life for {SILENT_SECONDS:.0f} s; stop it, or give this one a walStore of its own"
             )
+        return self.tenures.highest()
 
     def own_claims(self) -> list[str]:
         """The last claims of those who had this directory, oldest first."""

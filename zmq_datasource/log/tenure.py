@@ -124,18 +124,23 @@ class Tenures:
                     self._about = {claim: {key: str(value) for key, value in content.items()}}
         return self._about.get(claim, {})
 
-    def begin(self, lock: WriterLock, feed: str, remember: Callable[[str], None]) -> Tenure:
+    def begin(self, lock: WriterLock, feed: str, after: str, remember: Callable[[str], None]) -> Tenure:
         """Claim the partition.
 
         Args:
             lock: Of this machine's part of the log.
             feed: What is received, for others.
+            after: The highest claim, whose maker is gone.
             remember: Told the claim before anybody else can see it, to know it again after a crash.
 
         Raises:
             LogLockedError: Another machine has claimed it at this moment.
         """
-        claim = new_claim(self.succession().highest)
+        if (highest := self.succession().highest) != after:
+            raise LogLockedError(
+                f"claiming the log in {self}: another machine has claimed it at this moment ({highest})"
+            )
+        claim = new_claim(highest)
         holder = f"process {os.getpid()} on {socket.gethostname()}, since {time.strftime('%F %T %z')}"
         tenure = Tenure(self, lock, claim)
         remember(claim)
