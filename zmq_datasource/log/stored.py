@@ -425,7 +425,7 @@ class StoredLog(LogStorage):
 
     def _look(self) -> _View:
         if self._view is None:
-            self._settled_succession()
+            self._wait_until_settled()
         chunks = self.store.objects(self.key("chunks"), below=True)
         # Asked for afterwards: it knows whoever has put one of these.
         succession = self._succession = self.tenures.succession()
@@ -435,13 +435,12 @@ class StoredLog(LogStorage):
         self._view = _View({chunk.name: chunk for chunk in counted}, frozenset(s.key for s in states))
         return self._view
 
-    def _settled_succession(self) -> Succession:
-        """Who has written the partition; somebody who has just claimed it is waited for, for a moment."""
+    def _wait_until_settled(self) -> None:
+        """Wait for somebody who has just claimed the partition, for a moment."""
         deadline = time.monotonic() + _SETTLING_SECONDS
-        while not (found := self.tenures.succession()).is_settled and time.monotonic() < deadline:
+        while not self.tenures.succession().is_settled and time.monotonic() < deadline:
             check_signals()
             time.sleep(_SETTLING_LOOK_SECONDS)
-        return found
 
     def names(self) -> set[str]:
         if self._tenure is not None:
@@ -581,13 +580,8 @@ class StoredLog(LogStorage):
     def is_reading(self, reader: str) -> bool:
         if self.is_reading_elsewhere(reader):
             return True
-        if not (self._directory / READERS_NAME / f"{reader}.lock").exists():
-            return False
-        try:
-            self.lock_reader(reader, 0.0).release()
-        except LogLockedError:
-            return True
-        return False
+        # To ask for the lock would make its file.
+        return (self._directory / READERS_NAME / f"{reader}.lock").exists() and super().is_reading(reader)
 
     def touch_reader(self, reader: str) -> None:
         position = self.position(reader)
