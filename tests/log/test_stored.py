@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -22,13 +23,15 @@ from zmq_datasource.errors import (
     OptionError,
 )
 from zmq_datasource.host.object_store import ObjectStore
+from zmq_datasource.log import restoring as restoring_module
 from zmq_datasource.log import sealer as sealer_module
 from zmq_datasource.log import stored as stored_module
 from zmq_datasource.log import tenure as tenure_module
 from zmq_datasource.log.follower import LogFollower
 from zmq_datasource.log.held_position import HeldPosition
 from zmq_datasource.log.layout import Chunk, StateFile
-from zmq_datasource.log.reader import read_index, read_slices, slices
+from zmq_datasource.log.reader import Slice, read_index, read_slices, slices
+from zmq_datasource.log.reader_files import ReaderPosition
 from zmq_datasource.log.readers import Readers
 from zmq_datasource.log.storage import LogStorage
 from zmq_datasource.log.stored import StoredLog, storage_at
@@ -75,9 +78,10 @@ class Machines:
         log._sealer._lock = None
         self.running.remove(log)
 
-    def rows(self, machine: str = "reader") -> list[tuple[int, bytes]]:
+    def rows(self, machine: str = "reader", patience: float = 0.0) -> list[tuple[int, bytes]]:
         """What a machine without a directory reads."""
         storage = self.storage(machine)
+        storage.patience = patience
         index = read_index(storage)
         pieces = slices(index.covering(index.earliest, index.end), index.earliest, index.end)
         found = []
@@ -409,13 +413,18 @@ def test_a_log_that_was_only_here_is_put_there(machines: Machines) -> None:
     assert machines.rows() == [(1, b"1"), (2, b"2")]
 
 
-def test_a_hole_in_the_storage_is_an_error(machines: Machines) -> None:
+def make_hole(machines: Machines) -> None:
+    """A log of three chunks, whose second one is gone from the storage."""
     log = machines.writer("a")
     for value in (b"0", b"1", b"2"):
         fill(log, value)
     storage = machines.storage("a")
     storage.store.delete(storage.chunk_key(storage.succession().newest, Chunk(1, 2, 0, 0.0).name))
     log.close()
+
+
+def test_a_hole_in_the_storage_is_an_error(machines: Machines) -> None:
+    make_hole(machines)
     with pytest.raises(LogFormatError, match=r"opening log file://.*/store"):
         machines.writer("b")
 
@@ -576,12 +585,7 @@ def test_a_chunk_that_may_not_count_waits_for_the_claim_to_be_confirmed(
 
 
 def test_a_claim_that_comes_to_nothing_is_taken_back(machines: Machines) -> None:
-    log = machines.writer("a")
-    for value in (b"0", b"1", b"2"):
-        fill(log, value)
-    storage = machines.storage("a")
-    storage.store.delete(storage.chunk_key(storage.succession().newest, Chunk(1, 2, 0, 0.0).name))
-    log.close()
+    make_hole(machines)
     for _ in range(3):
         with pytest.raises(LogFormatError):
             machines.writer("b")
@@ -660,6 +664,114 @@ def test_state_is_what_the_storage_has(machines: Machines) -> None:
     lock.release()
 
 
+def test_a_chunk_that_is_deleted_while_it_is_read_is_no_damage(
+    machines: Machines, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = machines.writer("a")
+    fill(log, *(bytes([i]) * 100_000 for i in range(20)))
+    monkeypatch.setattr(stored_module, "_WHOLE_BYTES", 1 << 20)
+    opened = ObjectStore.open
+
+    def vanishing(self: ObjectStore, key: str, whole: int) -> Interrupted:
+        found = Interrupted(opened(self, key, whole), True)
+        self.delete(key)
+        return found
+
+    monkeypatch.setattr(ObjectStore, "open", vanishing)
+    with pytest.raises(DataLossError, match="it does not exist"):
+        machines.rows(patience=30.0)
+
+
+def test_an_opening_that_is_repeated_deletes_what_is_committed(
+    machines: Machines, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the first attempt knew of the claims is not what counts after the second."""
+    log = machines.writer("a")
+    fill(log, b"0")
+    fill(log, b"1")
+    log.close()
+    removed, attempts = StoredLog.remove_states, []
+
+    def refused(self: StoredLog, but: int | None) -> None:
+        attempts.append(but)
+        if len(attempts) == 1:
+            raise DiskFaultError("deleting: no answer")
+        removed(self, but)
+
+    monkeypatch.setattr(StoredLog, "remove_states", refused)
+    log = machines.writer("b", retry_timeout=30.0)
+    assert len(attempts) >= 2
+    for value in (b"2", b"3", b"4"):
+        fill(log, value)
+    log.commit(4)
+    assert [first for first, _ in machines.rows()] == [4]
+    assert [key.rpartition("/")[2] for key in machines.keys("chunks")] == [Chunk(4, 5, 0, 0.0).name]
+
+
+def test_a_part_of_a_log_is_neither_read_nor_written_without_the_storage(machines: Machines) -> None:
+    """What it lacks would be given again, and what was written would be taken for deleted."""
+    log = machines.writer("a")
+    fill(log, b"0")
+    log.close()
+    machines.writer("b").close()
+    for machine in ("a", "b"):
+        alone = LogStorage(str(machines.path / machine))
+        with pytest.raises(LogFormatError, match="part of a log in object storage"):
+            LogWriter(alone, chunk_bytes=1 << 20, max_bytes=1 << 30).open()
+        with pytest.raises(LogFormatError, match="part of a log in object storage"):
+            alone.log_id()
+    machines.location = Location(f"file://{machines.path}/another")
+    with pytest.raises(LogFormatError, match="part of a log in other object storage"):
+        machines.writer("b")
+
+
+def test_an_object_that_a_crash_has_torn_is_put_there_again(machines: Machines) -> None:
+    log = machines.writer("a")
+    fill(log, b"0")
+    fill(log, b"1")
+    log.close()
+    (torn,) = (machines.path / "store" / "0" / "chunks").glob(f"*/{Chunk(0, 1, 0, 0.0).name}")
+    torn.write_bytes(b"")
+    machines.writer("a")
+    assert machines.rows() == numbered(b"0", b"1")
+
+
+def test_a_deletion_that_arrives_late_is_seen(machines: Machines, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An earlier writer deletes the first chunk when its successor has listed it."""
+    log = machines.writer("a")
+    for value in (b"0", b"1", b"2"):
+        fill(log, value)
+    log.close()
+    (first,) = (machines.path / "store" / "0" / "chunks").glob(f"*/{Chunk(0, 1, 0, 0.0).name}")
+    tidy = restoring_module._tidy
+
+    def late(*args: Any) -> None:
+        tidy(*args)
+        first.unlink(missing_ok=True)
+
+    monkeypatch.setattr(restoring_module, "_tidy", late)
+    for machine in ("a", "b"):
+        log = machines.writer(machine)
+        assert log.earliest == 1
+        assert machines.rows(machine) == [(1, b"1"), (2, b"2")]
+        log.close()
+
+
+def test_who_has_taken_over_reads_here_what_it_has_sealed(
+    machines: Machines, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = machines.writer("a")
+    fill(log, b"0")
+    log.close()
+    reader = machines.storage("b")
+    assert [row.num_rows for row in read_slices(reader, [Slice(Chunk(0, 1, 0, 0.0).name, 0, 1)])] == [1]
+    fill(machines.writer("b"), b"1")
+    opened: list[str] = []
+    monkeypatch.setattr(ObjectStore, "open", lambda self, key, whole: opened.append(key))
+    assert [row.num_rows for row in read_slices(reader, [Slice(Chunk(1, 2, 0, 0.0).name, 1, 2)])] == [1]
+    assert opened == []
+
+
 def test_a_chunk_that_is_damaged_here_is_read_again(machines: Machines) -> None:
     log = machines.writer("a")
     fill(log, b"0")
@@ -683,6 +795,27 @@ def test_positions_of_a_log_that_was_only_here_are_put_there(machines: Machines)
     log.close()
     machines.writer("a")
     assert machines.storage("reader").readers() == {"named": 0}
+
+
+def test_a_position_that_is_replaced_while_it_is_read_is_read_whole(
+    machines: Machines, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """S3 is asked for the size, and then for so many bytes."""
+    fill(machines.writer("a"), b"0")
+    storage = machines.storage("reader")
+    storage.write_reader("one", ReaderPosition(9))
+    get = ObjectStore.get
+
+    def replaced(self: ObjectStore, key: str) -> bytes:
+        size = len(get(self, key))
+        if key.endswith("one.json"):
+            machines.storage("other").write_reader("one", ReaderPosition(10**15))
+        return get(self, key)[:size]
+
+    monkeypatch.setattr(ObjectStore, "get", replaced)
+    found = storage.position("one")
+    assert found is not None
+    assert found.next == 10**15
 
 
 def test_a_deletion_makes_way_for_readers(machines: Machines, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -733,10 +866,89 @@ def test_reading_is_tried_again(machines: Machines, monkeypatch: pytest.MonkeyPa
             raise DiskFaultError("reading: no answer")
         return opened(self, key, whole)
 
-    monkeypatch.setattr(stored_module, "_PAUSES", (0.0,))
     monkeypatch.setattr(ObjectStore, "open", failing)
-    assert machines.rows() == numbered(b"0")
+    with pytest.raises(DiskFaultError):
+        machines.rows()  # whoever has no patience hears of it at once
+    attempts.clear()
+    assert machines.rows(patience=30.0) == numbered(b"0")
     assert len(attempts) == 2
+
+
+class Interrupted:
+    """A file of the storage that does not answer when it is read for the third time, or ever again."""
+
+    def __init__(self, file: pa.NativeFile, for_good: bool) -> None:
+        self._file, self._for_good, self._reads = file, for_good, 0
+        self.seek, self.tell, self.close = file.seek, file.tell, file.close
+
+    def read(self, size: int = -1) -> bytes:
+        self._reads += 1
+        if self._reads == 3 or (self._reads > 3 and self._for_good):
+            raise OSError(errno.EIO, "When reading: AWS Error NETWORK_CONNECTION")
+        found: bytes = self._file.read(size)
+        return found
+
+
+@pytest.mark.parametrize("for_good", [False, True])
+def test_a_storage_that_goes_away_within_a_large_chunk_is_no_damage(
+    machines: Machines, monkeypatch: pytest.MonkeyPatch, for_good: bool
+) -> None:
+    log = machines.writer("a")
+    large = [bytes([i]) * 100_000 for i in range(20)]
+    fill(log, *large)
+    opened = ObjectStore.open
+    monkeypatch.setattr(stored_module, "_WHOLE_BYTES", 1 << 20)
+    monkeypatch.setattr(
+        ObjectStore, "open", lambda self, key, whole: Interrupted(opened(self, key, whole), for_good)
+    )
+    if for_good:
+        with pytest.raises(DiskFaultError, match="NETWORK_CONNECTION"):
+            machines.rows(patience=0.2)
+    else:
+        assert machines.rows(patience=30.0) == numbered(*large)
+
+
+def test_who_takes_over_receives_before_it_reads_what_there_is(
+    machines: Machines, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = machines.writer("a", chunk_bytes=4 << 20)
+    large = [bytes([i]) * 500_000 for i in range(6)]
+    fill(log, *large[:3])
+    fill(log, *large[3:])
+    log.close()
+    read = 0
+    opened = ObjectStore.open
+
+    class Counted:
+        def __init__(self, file: pa.NativeFile) -> None:
+            self._file = file
+            self.seek, self.tell, self.close = file.seek, file.tell, file.close
+
+        def read(self, size: int = -1) -> bytes:
+            nonlocal read
+            found: bytes = self._file.read(size)
+            read += len(found)
+            return found
+
+    monkeypatch.setattr(ObjectStore, "open", lambda self, key, whole: Counted(opened(self, key, whole)))
+    storage = machines.storage("b")
+    log = machines.writer("b", storage)
+    assert log.durable_end == 6
+    fill(log, b"last")
+    assert read < 100_000
+    assert len(list((machines.path / "b" / "0").glob("*.arrow"))) == 1
+    # Nobody can tell the difference: whoever writes reads it, others do, and it is deleted.
+    index = read_index(storage)
+    rows = read_slices(storage, slices(index.covering(0, 7), 0, 7))
+    assert [value for batch in rows for value in batch.column("value").to_pylist()] == [*large, b"last"]
+    assert machines.rows("b") == machines.rows() == numbered(*large, b"last")
+    assert read > 9_000_000
+    log.commit(3)
+    assert [first for first, _ in machines.rows()] == [3, 4, 5, 6]
+    assert read_index(storage).earliest == 3
+    log.commit(7)
+    assert [first for first, _ in machines.rows()] == [6]
+    assert len(machines.keys("chunks")) == 1
 
 
 @pytest.mark.parametrize("store", ["s3://key:hunt/er2@bucket/log", "s3://key:hunter2@bucket/log?unknown=1"])

@@ -212,7 +212,7 @@ def test_metrics_that_cannot_be_put_together_end_nothing(
         wait_for(lambda: ingest.seal() == 1, "a message")
         monitor.read_to(0)
 
-        def fail(*_: object) -> None:
+        def fail(*_: object, **__: object) -> None:
             raise OSError(5, "Input/output error")
 
         monkeypatch.setattr(source_module, "read_slices", fail)

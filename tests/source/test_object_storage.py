@@ -15,6 +15,7 @@ import zmq
 
 from tests.source.test_feed import Context, Query, _in_this_process, querying  # noqa: F401 - a fixture
 from tests.support import bound, wait_for
+from tests.support.middlebox import Middlebox
 from tests.support.s3 import S3Server
 from zmq_datasource.log.tenure import SILENT_SECONDS
 
@@ -104,6 +105,28 @@ def test_nothing_is_lost_while_the_server_is_away(context: Context, tmp_path: Pa
             time.sleep(8)  # longer than a request is repeated by pyarrow itself
             assert receiver.poll() is None
             server.start()
+            until(query, len(query.rows) + 2000)
+            sender.end()
+            until(query, sender.sent)
+        assert query.rows == [(i, b"%d" % i) for i in range(sender.sent)]
+
+
+def test_nothing_is_lost_while_the_way_to_the_server_is_cut(
+    context: Context, tmp_path: Path, server: S3Server
+) -> None:
+    """Nobody answers, and nobody says so: for a receiver, and for a query on another machine."""
+    with Sender(context) as sender, Middlebox(server.endpoint) as way:
+        store = server.location("cut", way.endpoint)
+        with (
+            receiving(tmp_path / "a", sender.endpoint, store) as receiver,
+            querying(tmp_path / "b", walStore=store) as query,
+        ):
+            wait_for((tmp_path / "a" / "log.json").exists, "the log")
+            until(query, 2000)
+            way.black_hole = True
+            time.sleep(30)
+            assert receiver.poll() is None
+            way.black_hole = False
             until(query, len(query.rows) + 2000)
             sender.end()
             until(query, sender.sent)

@@ -62,7 +62,7 @@ def test_a_query_goes_on_at_another_machine(context: Context, on: On) -> None:
 def test_queries_of_several_machines_get_every_message_and_one_receives(context: Context, on: On) -> None:
     push, endpoint = bound(context, zmq.PUSH)
     with on("a", connect=endpoint) as one, on("b", connect=endpoint) as two, on("c") as three:
-        one.step(), two.step()
+        one.step(), two.step(), three.step()
         assert (one.receives, two.receives, three.receives) == (True, False, False)
         send(push, 0, 300)
         for query in (one, two, three):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import zmq
 from pyspark.sql import SparkSession
 
 from tests.support import Socket, bound, wait_for
+from tests.support.middlebox import Middlebox
 from tests.support.s3 import S3Server
 from tests.support.streams import feed, ids_and_numbers, rows_read, running, wait_for_rows
 from zmq_datasource import start_receivers
@@ -78,3 +80,38 @@ def test_receivers_on_executors_need_no_shared_directory(
         receivers.stop()
     assert (receivers.restarts, receivers.failure) == (0, None)
     assert ids_and_numbers(spark, tmp_path / "out") == [(i, i) for i in range(1000)]
+
+
+@pytest.mark.long
+def test_a_cut_between_the_workers_and_the_storage_costs_nothing(
+    spark: SparkSession, context: Context, tmp_path: Path
+) -> None:
+    with S3Server(tmp_path / "s3") as server, Middlebox(server.endpoint) as way:
+
+        def located(endpoint: str) -> str:
+            return server.location("log", endpoint).replace("s3://", "s3://any:any@")
+
+        push, endpoint = bound(context, zmq.PUSH)
+        received = feed(
+            spark,
+            connect=endpoint,
+            walLocation=tmp_path / "a",
+            walStore=located(server.endpoint),
+            walRetention="1h",
+        )
+        rows = spark.readStream.format("zmq").option("walStore", located(way.endpoint)).load()
+        with running(received, tmp_path / "one") as query:
+            for number in range(500):
+                push.send(b"%d" % number)
+            wait_for_rows(query, 500)
+            with running(rows, tmp_path / "two") as other:
+                wait_for_rows(other, 500)
+                way.black_hole = True
+                for number in range(500, 1000):
+                    push.send(b"%d" % number)
+                wait_for_rows(query, 1000)
+                time.sleep(30)
+                assert other.isActive, other.exception()
+                way.black_hole = False
+                wait_for(_has_read(lambda: rows_read(other), 1000), "the rest", 120)
+    assert ids_and_numbers(spark, tmp_path / "two") == [(i, i) for i in range(1000)]

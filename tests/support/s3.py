@@ -80,7 +80,16 @@ class S3Server:
             region="us-east-1", allow_bucket_creation=True, retry_strategy=fs.AwsStandardS3RetryStrategy(1),
         )  # fmt: skip
 
-    def location(self, path: str) -> str:
-        """A place in it, as a user names it; the keys come from the environment."""
-        endpoint = f"127.0.0.1%3A{self._port}"
-        return f"s3://{_BUCKET}/{path}?endpoint_override={endpoint}&scheme=http&region=us-east-1"
+    @property
+    def endpoint(self) -> str:
+        """Where it answers."""
+        return f"tcp://127.0.0.1:{self._port}"
+
+    def location(self, path: str, endpoint: str | None = None) -> str:
+        """A place in it, as a user names it; the keys come from the environment.
+
+        Args:
+            endpoint: Where to reach it, if that is not its own: see ``Middlebox``.
+        """
+        host = (endpoint or self.endpoint).removeprefix("tcp://").replace(":", "%3A")
+        return f"s3://{_BUCKET}/{path}?endpoint_override={host}&scheme=http&region=us-east-1"

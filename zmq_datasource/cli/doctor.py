@@ -33,7 +33,9 @@ def _given(named: dict[str, Any], others: tuple[str, ...], max_message_size: int
     if max_message_size is not None:
         given["zmq.maxmsgsize"] = str(max_message_size)
     taken = {
-        option.name.lower() for option in describe(ReadOptions) if option.field in (*named, "wal_location")
+        option.name.lower()
+        for option in describe(ReadOptions)
+        if option.field in (*named, "wal_location", "wal_store")
     }
     for name, value in named_options(others).items():
         if name.lower() in taken | {each.lower() for each in given}:
@@ -42,17 +44,23 @@ def _given(named: dict[str, Any], others: tuple[str, ...], max_message_size: int
     return given
 
 
-def _show_directory(location: str, as_json: bool) -> int:
-    """Say whether a directory can hold a log; returns the exit code."""
+def _show_place(wal_location: str | None, wal_store: str | None, as_json: bool) -> int:
+    """Say whether a directory, or object storage, can hold a log; returns the exit code."""
     import json  # noqa: PLC0415 - only a call pays for it
     from dataclasses import asdict  # noqa: PLC0415
 
-    from zmq_datasource.errors import LogError  # noqa: PLC0415
+    from zmq_datasource.errors import LogError, OptionError  # noqa: PLC0415
+    from zmq_datasource.options.types import Location  # noqa: PLC0415
     from zmq_datasource.workbench.doctor.directory import examine_directory  # noqa: PLC0415
+    from zmq_datasource.workbench.doctor.storage import examine_storage  # noqa: PLC0415
 
     try:
-        promises = examine_directory(location)
-    except LogError as e:
+        if wal_store is not None:
+            location, promises = str(Location(wal_store)), examine_storage(Location(wal_store))
+        else:
+            assert wal_location is not None
+            location, promises = wal_location, examine_directory(wal_location)
+    except (LogError, OptionError) as e:
         raise click.UsageError(str(e)) from e
     if as_json:
         click.echo(
@@ -117,6 +125,11 @@ def _show_directory(location: str, as_json: bool) -> int:
     help="The log of a receiver of this feed: is it behind the wire? Without an endpoint: can this directory hold a "
     "log?",
 )
+@click.option(
+    "--wal-store",
+    metavar="URI",
+    help="The same for a log in object storage, as in s3://bucket/feed. Without an endpoint: can it hold a log?",
+)
 @click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout instead of tables.")
 @click.pass_context
 def doctor(
@@ -133,6 +146,7 @@ def doctor(
     expect_full: Literal["drop", "wait"] | None,
     max_message_size: int | None,
     wal_location: str | None,
+    wal_store: str | None,
     as_json: bool,
     **named: Any,
 ) -> None:
@@ -158,18 +172,25 @@ def doctor(
       zmq-datasource doctor --connect tcp://jobs:5557 --socket-type PULL --take-messages
       zmq-datasource doctor --connect tcp://vllm-0:5557 --wal-location /data/wal/kv-events --json
       zmq-datasource doctor --wal-location /shared/wal
+      zmq-datasource doctor --wal-store s3://bucket/feed
     """
-    if wal_location is not None and named["connect"] is None and named["bind"] is None:
-        ctx.exit(_show_directory(wal_location, as_json))
+    places = {"walLocation": wal_location, "walStore": wal_store}
+    log = {name: place for name, place in places.items() if place is not None}
+    if log and named["connect"] is None and named["bind"] is None:
+        if len(log) > 1:
+            raise click.UsageError(
+                "--wal-location and --wal-store without an endpoint: each is tried alone; run the doctor twice"
+            )
+        ctx.exit(_show_place(wal_location, wal_store, as_json))
     given = _given(named, others, max_message_size)
     pulls = named["socket_type"] == "PULL"
     if pulls and not take_messages:
         raise click.UsageError(
             "--socket-type PULL takes messages away from the real consumers; add --take-messages if that is all right"
         )
-    if pulls and (upstream is not None or wal_location is not None):
+    if pulls and (upstream is not None or log):
         raise click.UsageError(
-            "--upstream and --wal-location compare what two subscribers get; they need SUB"
+            "--upstream, --wal-location and --wal-store compare what two subscribers get; they need SUB"
         )
     if not stall and (expect_hwm is not None or expect_full is not None):
         raise click.UsageError(
@@ -202,7 +223,7 @@ def doctor(
     progress = Console(stderr=True)
     try:
         with progress.status("Looking ..."):
-            found = examine(Request(given, upstream, duration, wait, stall, wal_location, expected))
+            found = examine(Request(given, upstream, duration, wait, stall, log, expected))
     except (OptionError, LogError) as e:
         raise click.UsageError(str(e)) from e
     except ZmqDataSourceError as e:

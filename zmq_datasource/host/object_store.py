@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import posixpath
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -76,7 +77,11 @@ class ObjectStore:
             hidden = posixpath.join(posixpath.dirname(path), f".{posixpath.basename(path)}")
             system.create_dir(posixpath.dirname(path), recursive=True)
             _write(system, hidden, content)
+            if system.type_name == "local":
+                _force(hidden)
             system.move(hidden, path)
+            if system.type_name == "local":
+                _force(posixpath.dirname(path))
 
     def upload(self, key: str, path: Path) -> None:
         """Make an object of a file."""
@@ -95,7 +100,7 @@ class ObjectStore:
         """Open an object for reading at any place; FileNotFoundError if there is none.
 
         Args:
-            whole: Up to so many bytes are read at once; what is read later may fail with an OSError.
+            whole: Up to so many bytes are read at once. Read the rest within ``reading``.
         """
         with self._using(f"reading {self}/{key}") as system:
             file = system.open_input_file(f"{self._root}/{key}")
@@ -103,6 +108,12 @@ class ObjectStore:
                 return file
             with file:
                 return pa.BufferReader(file.read_buffer())
+
+    @contextmanager
+    def reading(self, key: str) -> Iterator[None]:
+        """Around each use of what ``open`` has opened: its errors are those of this class then."""
+        with self._using(f"reading {self}/{key}"):
+            yield
 
     def objects(self, prefix: str, *, below: bool = False) -> list[StoredObject]:
         """The objects in a directory; with ``below`` also those in the directories in it. In no order."""
@@ -171,6 +182,15 @@ class ObjectStore:
             why = without_secrets(e, self.location)
             kind = LogWriteError if any(word in why for word in _LASTING) else DiskFaultError
             raise kind(f"{act}: {why}") from None
+
+
+def _force(path: str) -> None:
+    """Have the disk hold a file, or the names in a directory: what was put must outlive the machine."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def _write(system: Any, path: str, content: bytes | pa.Buffer) -> None:

@@ -36,8 +36,8 @@ CHECKSUM = b"xxh3"
 class OpensChunks(Protocol):
     """Where chunks are read: a directory (``LogStorage``), or what stands for one."""
 
-    def open_chunk(self, name: str) -> pa.NativeFile:
-        """Open a chunk for reading; FileNotFoundError if it is gone."""
+    def open_chunk(self, name: str, whole: bool = True) -> pa.NativeFile:
+        """Open a chunk for reading, most of it unless ``whole`` is false; FileNotFoundError if it is gone."""
 
     def path_of(self, name: str) -> str:
         """Where it is, for messages."""
@@ -80,7 +80,7 @@ def read_metadata(storage: LogStorage, name: str) -> Mapping[bytes, bytes]:
         FileNotFoundError: It is gone.
     """
     try:
-        with storage.open_chunk(name) as file:
+        with storage.open_chunk(name, whole=False) as file:
             reader = pa.ipc.open_file(file)
             metadata = reader.schema.metadata
             if metadata or not reader.num_record_batches:
@@ -93,8 +93,13 @@ def read_metadata(storage: LogStorage, name: str) -> Mapping[bytes, bytes]:
         raise DamagedChunkError.of(f"opening chunk {storage.path_of(name)}: {e}") from e
 
 
-def read_chunk(storage: OpensChunks, name: str, start: int, end: int) -> Iterator[pa.RecordBatch]:
+def read_chunk(
+    storage: OpensChunks, name: str, start: int, end: int, *, whole: bool = True
+) -> Iterator[pa.RecordBatch]:
     """Yield the messages of a chunk with ids in ``[start, end)``, as mapped from the file.
+
+    Args:
+        whole: Whether most of it will be read.
 
     Raises:
         DamagedChunkError: The content is not what was written; names the file and the ids.
@@ -105,14 +110,9 @@ def read_chunk(storage: OpensChunks, name: str, start: int, end: int) -> Iterato
     assert ids is not None, name
     next_id, chunk_end = ids
     try:
-        file = storage.open_chunk(name)
+        file = storage.open_chunk(name, whole)
     except FileNotFoundError as e:
-        raise DataLossError(
-            f"opening chunk {path}: it does not exist (ids {start} to {end - 1}). It was removed, as what all queries "
-            "have committed is (for a batch read keep it with walRetention, where the log is written), or walLocation "
-            "is not a directory that this executor shares with the driver; a streaming read has the driver serve it "
-            "with serveLog=tcp://*:PORT"
-        ) from e
+        raise _gone(path, start, end) from e
     except (OSError, pa.ArrowException) as e:
         # That no file can be opened now is no fault of this one.
         what = f"opening chunk {path} (ids {start} to {end - 1}): {e}"
@@ -121,6 +121,8 @@ def read_chunk(storage: OpensChunks, name: str, start: int, end: int) -> Iterato
         try:
             reader = pa.ipc.open_file(file)
             count = reader.num_record_batches
+        except FileNotFoundError as e:
+            raise _gone(path, start, end) from e
         except (OSError, pa.ArrowException) as e:
             raise DamagedChunkError.of(f"opening chunk {path} (ids {start} to {end - 1}): {e}") from e
         if not reader.schema.equals(LOG_SCHEMA):
@@ -136,6 +138,8 @@ def read_chunk(storage: OpensChunks, name: str, start: int, end: int) -> Iterato
                 if next_id <= start:
                     continue
                 intact = is_intact(batch, metadata)
+            except FileNotFoundError as e:  # an object is read in parts
+                raise _gone(path, start, end) from e
             except (OSError, pa.ArrowException, ValueError) as e:
                 raise DamagedChunkError.of(
                     f"reading batch {position} of chunk {path} (from id {next_id}): {e}"
@@ -151,6 +155,15 @@ def read_chunk(storage: OpensChunks, name: str, start: int, end: int) -> Iterato
             raise DamagedChunkError.of(
                 f"reading chunk {path}: it ends at id {next_id}, its name says {chunk_end}"
             )
+
+
+def _gone(path: str, start: int, end: int) -> DataLossError:
+    return DataLossError(
+        f"opening chunk {path}: it does not exist (ids {start} to {end - 1}). It was removed, as what all queries "
+        "have committed is (for a batch read keep it with walRetention, where the log is written), or walLocation "
+        "is not a directory that this executor shares with the driver; a streaming read has the driver serve it "
+        "with serveLog=tcp://*:PORT"
+    )
 
 
 def ids_of(batches: Sequence[pa.RecordBatch]) -> tuple[int, int]:

@@ -132,7 +132,13 @@ def first_since(storage: LogStorage, chunks: Sequence[Chunk], time: int) -> int 
     return None
 
 
-def read_slices(storage: OpensChunks, pieces: Sequence[Slice]) -> Iterator[pa.RecordBatch]:
-    """Yield the rows of the pieces, in order."""
+def read_slices(
+    storage: OpensChunks, pieces: Sequence[Slice], whole: bool = True
+) -> Iterator[pa.RecordBatch]:
+    """Yield the rows of the pieces, in order.
+
+    Args:
+        whole: Whether most of each chunk will be read.
+    """
     for piece in pieces:
-        yield from read_chunk(storage, *piece)
+        yield from read_chunk(storage, *piece, whole=whole)

@@ -1,16 +1,16 @@
-"""What a writer does before it writes to a log in object storage: makes its directory the same as the storage."""
+"""What a writer does before it writes to a log in object storage: makes its directory and the storage agree."""
 
 from __future__ import annotations
 
 import logging
 import os
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from zmq_datasource.errors import DiskFaultError, LogFormatError
+from zmq_datasource.errors import DamagedChunkError, DiskFaultError, LogFormatError
 from zmq_datasource.host.object_store import StoredObject
+from zmq_datasource.log.chunk import read_chunk
 from zmq_datasource.log.claims import Confirmed, Succession
 from zmq_datasource.log.files import read_file, reading, writing
 from zmq_datasource.log.index import ChunkIndex
@@ -20,6 +20,7 @@ from zmq_datasource.log.layout import (
     parse_pending_name,
     parse_state_name,
 )
+from zmq_datasource.log.storage import LogStorage
 
 if TYPE_CHECKING:
     from zmq_datasource.log.stored import StoredLog
@@ -29,15 +30,15 @@ __all__ = ["counted_chunks", "restore", "stored_chunks"]
 
 _log = logging.getLogger(__name__)
 
-# Requests at once; each takes tens of milliseconds before the first byte.
-_DOWNLOADS = 4
 
-
-def restore(storage: StoredLog, tenure: Tenure) -> None:
-    """Confirm the claim, make the directory hold what the storage holds, and put there what only the directory had.
+def restore(storage: StoredLog, tenure: Tenure) -> dict[str, Chunk]:
+    """Confirm the claim, put into the storage what only the directory has, and remove here what was deleted there.
 
     What was sealed here and not put there when the process died is put there now, if nobody has written since. The
-    claim is confirmed before anything large is read: until then readers do not know which chunks count.
+    claim is confirmed before anything large is written: until then readers do not know which chunks count.
+
+    Returns:
+        The chunks that only the storage has, by name. They are not read now: messages are waiting to be received.
 
     Raises:
         LogFormatError: A chunk in the middle is missing, or storage and directory contradict each other.
@@ -45,14 +46,14 @@ def restore(storage: StoredLog, tenure: Tenure) -> None:
         LogLockedError: Another machine has claimed the log meanwhile.
     """
     try:
-        _restore(storage, tenure)
+        return _restore(storage, tenure)
     except (
         FileNotFoundError
     ) as e:  # one that has lost the log, and does not know yet, deletes what nobody needs
         raise DiskFaultError(f"opening {storage}: {e}") from e
 
 
-def _restore(storage: StoredLog, tenure: Tenure) -> None:
+def _restore(storage: StoredLog, tenure: Tenure) -> dict[str, Chunk]:
     succession = storage.tenures.succession()
     objects = storage.store.objects(storage.key("chunks"), below=True)
     stored = {chunk.name: chunk for chunk in sorted(stored_chunks(objects, succession))}
@@ -77,12 +78,12 @@ def _restore(storage: StoredLog, tenure: Tenure) -> None:
             "%s: putting chunk %s, which was sealed before this machine's last writer ended", storage, name
         )
         storage.put_chunk(path, name, tenure)
-    missing = [chunk for name, chunk in stored.items() if name not in here or here[name].size != chunk.size]
-    if missing:
-        _log.info("%s: reading %d chunks into %s", storage, len(missing), storage.directory)
-        _download(storage, missing, succession)
+    for name, chunk in here.items():
+        if name in stored and stored[name].size != chunk.size:
+            _mend(storage, chunk, succession)
     tenure.check()
     _tidy(storage, tenure, objects, stored, index.earliest)
+    return _elsewhere(storage, stored)
 
 
 def stored_chunks(objects: Sequence[StoredObject], succession: Succession) -> Iterator[Chunk]:
@@ -150,6 +151,7 @@ def _only_here(
     follow = []
     for chunk in sorted(chunk for name, chunk in here.items() if name not in stored):
         if stored and chunk.end <= index.earliest:
+            _log.info("%s: removing chunk %s, which was deleted from the storage", storage, chunk.name)
             storage.remove_local(chunk.name)
         elif not stored or chunk.first >= index.end:
             follow.append(chunk)
@@ -161,17 +163,45 @@ def _only_here(
     return follow
 
 
-def _download(storage: StoredLog, chunks: Sequence[Chunk], succession: Succession) -> None:
-    def fetch(chunk: Chunk) -> None:
-        claim = succession.writer_of(chunk.first)
-        assert claim is not None, chunk
-        content = storage.store.get(storage.chunk_key(claim, chunk.name))
-        # Retention counts from when it was sealed.
-        storage.write_local(chunk.name, content, modified=chunk.sealed_at)
-
-    with ThreadPoolExecutor(_DOWNLOADS) as pool:
-        for _ in pool.map(fetch, chunks):
+def _mend(storage: StoredLog, chunk: Chunk, succession: Succession) -> None:
+    """Decide which is whole: the chunk here, or the one in the storage, whose size differs."""
+    path = storage.directory / chunk.name
+    here = LogStorage(storage.root, storage.partition)
+    try:
+        for _ in read_chunk(here, chunk.name, chunk.first, chunk.end):
             pass
+    except DamagedChunkError as e:  # torn by a crash of the machine
+        _log.warning(
+            "%s; the storage has it, and what was here is in %s", e, storage.rename_damaged(chunk.name)
+        )
+        return
+    claim = succession.writer_of(chunk.first)
+    assert claim is not None, chunk
+    _log.warning("%s: putting chunk %s there again, of which it has a part", storage, chunk.name)
+    storage.store.upload(storage.chunk_key(claim, chunk.name), path)
+
+
+def _elsewhere(storage: StoredLog, stored: Mapping[str, Chunk]) -> dict[str, Chunk]:
+    """The chunks that only the storage has, of those that were there before.
+
+    An earlier writer may have deleted the first of them meanwhile, before it knew that it was one no more.
+    """
+    there = {
+        found.key.partition("/")[2] for found in storage.store.objects(storage.key("chunks"), below=True)
+    }
+    here = {chunk.name for chunk in storage.local_chunks()}
+    elsewhere: dict[str, Chunk] = {}
+    left = False
+    for name, chunk in stored.items():  # in order
+        if name in there:
+            left = True
+            if name not in here:
+                elsewhere[name] = chunk
+        elif left:
+            raise DiskFaultError(f"opening {storage}: chunk {name} is not there any more")
+        elif name in here:
+            storage.remove_local(name)
+    return elsewhere
 
 
 def _restore_states(storage: StoredLog, succession: Succession, tenure: Tenure) -> None:

@@ -37,6 +37,7 @@ from zmq_datasource.log.files import (
     writing,
 )
 from zmq_datasource.log.layout import (
+    CLAIMS_NAME,
     FORMAT_VERSION,
     LOCK_NAME,
     LOG_NAME,
@@ -103,6 +104,10 @@ class LogStorage(StagedFiles, ReaderFiles):
         OptionError: The location is something else.
     """
 
+    # For so many seconds reading a chunk is tried again where object storage does not answer. Whoever can try it again
+    # has none.
+    patience = 0.0
+
     _writer_lock: WriterLock | None = None  # of this process, if it is the writer
     _next_check = 0.0
 
@@ -138,6 +143,7 @@ class LogStorage(StagedFiles, ReaderFiles):
             LogFormatError: There is no log here, or not one this version reads.
         """
         path = self._root / LOG_NAME
+        self.check_whole()
         try:
             data = read_json(path)
         except FileNotFoundError as e:
@@ -154,6 +160,18 @@ class LogStorage(StagedFiles, ReaderFiles):
                 )
         raise LogFormatError(f"reading {path}: it is not the description of a log")
 
+    def check_whole(self) -> None:
+        """Refuse a directory that is this machine's part of a log in object storage, read or written without that.
+
+        Raises:
+            LogFormatError: It is.
+        """
+        if os.path.exists(self._path(CLAIMS_NAME)):
+            raise LogFormatError(
+                f"opening {self.root}: this directory is a part of a log in object storage, which may have chunks that "
+                "are not here; set walStore, or another walLocation"
+            )
+
     def partitions(self) -> list[int]:
         """The log partitions that exist, in order.
 
@@ -162,7 +180,10 @@ class LogStorage(StagedFiles, ReaderFiles):
         """
         with suppress(FileNotFoundError), reading(self._root), os.scandir(self._root) as entries:
             names = [e.name for e in entries if e.is_dir()]
-            return sorted(found for found in map(parse_partition_name, names) if found is not None)
+            partitions = sorted(found for found in map(parse_partition_name, names) if found is not None)
+            for partition in partitions:
+                self.of(partition).check_whole()
+            return partitions
         return []
 
     def chunks(self) -> Iterator[Chunk]:
@@ -185,8 +206,12 @@ class LogStorage(StagedFiles, ReaderFiles):
         except FileNotFoundError:
             return None
 
-    def open_chunk(self, name: str) -> pa.NativeFile:
-        """Open a chunk for reading, mapped or, if it is small, read; FileNotFoundError if it is gone."""
+    def open_chunk(self, name: str, whole: bool = True) -> pa.NativeFile:
+        """Open a chunk for reading, mapped or, if it is small, read; FileNotFoundError if it is gone.
+
+        Args:
+            whole: Whether its rows will be read, and not its metadata alone.
+        """
         path = self._path(name)
         with open(open_file(path), "rb", buffering=0) as file:
             if os.fstat(file.fileno()).st_size < _MAPPED_BYTES:

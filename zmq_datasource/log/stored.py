@@ -16,11 +16,10 @@ The rules:
   the writer, and only then names it and counts it as durable. So a file with a chunk's name is in the storage, too.
 * A storage that does not answer is a disk that refuses (``persistence``): it is tried again, receiving pauses, and the
   high-water marks hold the sender back.
-* Who becomes the writer first makes its directory the same as the storage (``restoring``), whoever wrote last.
+* Who becomes the writer first finds out what the storage holds (``restoring``), whoever wrote last. What its directory
+  does not have is read from the storage, when somebody asks for it.
 * Whoever only reads lists the storage; it needs no directory.
-* Positions are in the storage alone. The lock under which they are recorded and chunks deleted holds on one machine;
-  between machines whoever deletes says so before it reads the positions, and whoever records a position looks for that
-  afterwards.
+* Positions are in the storage, too (``stored_positions``).
 """
 
 from __future__ import annotations
@@ -28,20 +27,16 @@ from __future__ import annotations
 import json
 import logging
 import os
-import socket
-import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple, Self
 
 import pyarrow as pa
 
 from zmq_datasource.errors import (
-    RESTORE,
-    DiskFaultError,
     LogError,
     LogFormatError,
     LogLockedError,
@@ -62,13 +57,12 @@ from zmq_datasource.log.files import (
 from zmq_datasource.log.layout import (
     CLAIMS_NAME,
     FORMAT_VERSION,
-    LOCK_WAIT_SECONDS,
     LOG_NAME,
     PARTITION,
-    READERS_NAME,
     TEMPORARY_PREFIX,
     Chunk,
     StateFile,
+    chunk_name,
     end_name,
     parse_chunk_name,
     parse_partition_name,
@@ -77,34 +71,27 @@ from zmq_datasource.log.layout import (
     pending_name,
     stored_log_name,
 )
-from zmq_datasource.log.reader_files import ReaderPosition
 from zmq_datasource.log.restoring import counted_chunks, restore
 from zmq_datasource.log.storage import LogStorage, Part
+from zmq_datasource.log.stored_file import open_stored
+from zmq_datasource.log.stored_positions import StoredPositions
 from zmq_datasource.log.tenure import SILENT_SECONDS, Tenure, tenures_of
 from zmq_datasource.options.types import Location
 
-__all__ = ["StoredLog", "storage_at"]
+__all__ = ["StoredLog", "object_store_at", "storage_at"]
 
 _log = logging.getLogger(__name__)
 
 # Two that create a log at once see each other's after so long.
 _CREATING_SECONDS = 1.0
 _ID_SECONDS = 10.0
-_POSITIONS_SECONDS = 1.0
-# A chunk up to this size is read in one go: each request takes tens of milliseconds.
-_WHOLE_BYTES = 64 << 20
+# A chunk up to this size is read in one go, and where only its metadata is wanted, up to that size.
+_WHOLE_BYTES, _LITTLE_BYTES = 64 << 20, 1 << 20
 _END_SECONDS = 1.0
 # From a claim to its confirmation are a few requests, unless its maker dies.
 _SETTLING_SECONDS, _SETTLING_LOOK_SECONDS = 5.0, 0.2
-# A query that runs says so three times in so many seconds.
-_READING_SECONDS = 180.0
 _SCHEMES = ("s3", "gs", "gcs", "abfs", "abfss", "file")
-_DELETING, _READING = "deleting", "reading"
 _OWN_CLAIMS = 100
-# Between attempts to read a chunk.
-_PAUSES = (0.5, 2.0, 5.0)
-_JOIN_SECONDS = 5.0
-_DELETION_LOOK_SECONDS = 0.2
 
 
 def storage_at(location: str, partition: int = PARTITION, store: Location | None = None) -> LogStorage:
@@ -120,13 +107,22 @@ def storage_at(location: str, partition: int = PARTITION, store: Location | None
     """
     if store is None:
         return LogStorage(location, partition)
-    scheme, separator, _ = store.plain.partition("://")
+    return StoredLog(location, partition, object_store_at(store))
+
+
+def object_store_at(location: Location) -> ObjectStore:
+    """Object storage that is fit for a log, as far as its kind tells.
+
+    Raises:
+        OptionError: It is of another kind.
+    """
+    scheme, separator, _ = location.plain.partition("://")
     if not separator or scheme not in _SCHEMES:
         raise OptionError(
-            f"option walStore={store!r}: it must be a URI of object storage ({', '.join(_SCHEMES)}) that replaces "
+            f"option walStore={location!r}: it must be a URI of object storage ({', '.join(_SCHEMES)}) that replaces "
             "an object at once"
         )
-    return StoredLog(location, partition, ObjectStore(store))
+    return ObjectStore(location)
 
 
 class _View(NamedTuple):
@@ -136,7 +132,7 @@ class _View(NamedTuple):
     states: frozenset[str]
 
 
-class StoredLog(LogStorage):
+class StoredLog(StoredPositions):
     """One partition of a log in object storage; for the arguments see ``storage_at``."""
 
     leisure = 10.0  # requests are paid for
@@ -144,16 +140,13 @@ class StoredLog(LogStorage):
     always_syncs = True
 
     def __init__(self, location: str, partition: int, store: ObjectStore) -> None:
-        super().__init__(location, partition)
-        self.store = store
+        super().__init__(location, partition, store)
         self.tenures = tenures_of(store, partition)
-        self._tenure: Tenure | None = None  # of this object, if it writes
+        self._elsewhere: dict[str, Chunk] = {}  # chunks that the writer's directory does not have
         self._view: _View | None = None
         self._succession: Succession | None = None
-        self._is_copy: bool | None = None  # whether the directory is this log's
+        self._is_copy = False  # whether the directory is this log's
         self._id: tuple[float, str] | None = None
-        self._positions: tuple[float, dict[str, ReaderPosition]] = (0.0, {})
-        self._is_placing = False
         self._next_end_look, self._is_ending = 0.0, False
 
     def __repr__(self) -> str:
@@ -163,11 +156,12 @@ class StoredLog(LogStorage):
         return f"log {self.store}" + (f", partition {self.partition}" if self.partition else "")
 
     def of(self, partition: int) -> Self:
-        return type(self)(self.root, partition, self.store)
+        made = type(self)(self.root, partition, self.store)
+        made.patience = self.patience
+        return made
 
-    def key(self, *parts: str) -> str:
-        """The key of an object of this partition."""
-        return "/".join((str(self.partition), *parts))
+    def check_whole(self) -> None:
+        """The storage is whole, whatever there is in the directory."""
 
     def chunk_key(self, claim: str, name: str) -> str:
         """The key of a chunk that the writer with this claim has put there."""
@@ -196,32 +190,25 @@ class StoredLog(LogStorage):
         """Delete a file there."""
         self._remove(self._directory / name)
 
-    def write_local(self, name: str, content: bytes, modified: float | None = None) -> None:
-        """Make a file appear there, whole.
-
-        Args:
-            modified: Its time of modification, in seconds since the epoch; now, unless given.
-        """
+    def write_local(self, name: str, content: bytes) -> None:
+        """Make a file appear there, whole."""
         final = self._directory / name
         temporary = final.with_name(f"{TEMPORARY_PREFIX}{name}")
         with writing(f"writing {final}"):
             write_synced(temporary, content)
-            if modified is not None:
-                os.utime(temporary, (modified, modified))
             os.rename(temporary, final)
             sync_directory(final.parent)
-
-    def put_local_positions(self) -> None:
-        """Put the positions into the storage that were recorded when the log was in its directory alone."""
-        for path in (self._directory / READERS_NAME).glob("*.json"):
-            with reading(path):
-                self.store.put(self._reader_key(path), read_file(path))
 
     # Which log this is.
 
     def open_log(self, log_id: str | None = None) -> str:
         found = self._find_id()
         here = LogStorage.log_id(self) if (self._root / LOG_NAME).exists() else None
+        if found is None and any(self._root.glob(f"*/{CLAIMS_NAME}")):
+            raise LogFormatError(
+                f"opening the log in {self.store}: there is none, and the directory {self.root} is a part of a log in "
+                "other object storage; set the walStore that it had, or another walLocation"
+            )
         if found is None:
             found = self._create_id(here or log_id or uuid.uuid4().hex)
         if here not in (None, found):
@@ -271,6 +258,8 @@ class StoredLog(LogStorage):
 
     def lock(self, wait: float, feed: str = "") -> WriterLock:
         deadline = time.monotonic() + wait
+        # What an earlier attempt has seen of the storage holds no more.
+        self._tenure, self._elsewhere, self._succession, self._view = None, {}, None, None
         lock = super().lock(wait, feed)
         try:
             highest = self._wait_for_others(deadline)
@@ -279,7 +268,8 @@ class StoredLog(LogStorage):
             lock.release()
             raise
         try:
-            restore(self, tenure)
+            self._elsewhere = restore(self, tenure)
+            self._succession = None
         except BaseException:
             self._withdraw(tenure.claim)
             tenure.release()
@@ -394,6 +384,7 @@ class StoredLog(LogStorage):
         claim = self.succession().writer_of(ids[0])
         if claim is not None:
             self.store.delete(self.chunk_key(claim, name))
+        self._elsewhere.pop(name, None)
         super().remove_chunk(name)
 
     def write_growing(self, name: str, offset: int, parts: Sequence[Part], sync: bool) -> int:
@@ -444,7 +435,7 @@ class StoredLog(LogStorage):
 
     def names(self) -> set[str]:
         if self._tenure is not None:
-            return super().names()
+            return {*super().names(), *self._elsewhere.copy()}
         view = self._look()
         return {*view.chunks, *view.states}
 
@@ -454,202 +445,50 @@ class StoredLog(LogStorage):
     def chunks(self) -> Iterator[Chunk]:
         if self._tenure is not None:
             yield from super().chunks()
+            yield from self._elsewhere.copy().values()  # another thread deletes
         else:
             yield from self._look().chunks.values()
 
     def find_chunk(self, first: int, end: int) -> Chunk | None:
+        name = chunk_name(first, end)
         if self._tenure is not None:
-            return super().find_chunk(first, end)
-        name = Chunk(first, end, 0, 0.0).name
+            return self._elsewhere.get(name) or super().find_chunk(first, end)
         return (self._view or self._look()).chunks.get(name) or self._look().chunks.get(name)
 
-    def open_chunk(self, name: str) -> pa.NativeFile:
-        if self._tenure is not None:
+    def open_chunk(self, name: str, whole: bool = True) -> pa.NativeFile:
+        if self._tenure is not None and name not in self._elsewhere:
             return super().open_chunk(name)
         # What has its name here is in the storage, which is asked where this machine's disk refuses.
         with suppress(OSError, LogError):
-            if self._has_copy():
+            if self._tenure is None and self._has_copy():
                 return super().open_chunk(name)
         ids = parse_chunk_name(name)
         assert ids is not None, name
+        most = _WHOLE_BYTES if whole else _LITTLE_BYTES
         claim = self.succession().writer_of(ids[0])
         try:
             if claim is not None:
-                return self._open_stored(self.chunk_key(claim, name))
+                return open_stored(self.store, self.chunk_key(claim, name), most, self.patience)
         except FileNotFoundError:
             pass  # there is another writer since that look
         self._succession = self.tenures.succession()
         newer = self._succession.writer_of(ids[0])
         if newer is None or newer == claim:
             raise FileNotFoundError(2, "no such chunk", self.path_of(name))
-        return self._open_stored(self.chunk_key(newer, name))
+        return open_stored(self.store, self.chunk_key(newer, name), most, self.patience)
 
     def _has_copy(self) -> bool:
-        """Whether the directory is a part of this log, and not of another one."""
-        if self._is_copy is None:
-            here = (self._root / LOG_NAME).exists()
-            self._is_copy = here and LogStorage.log_id(self) == self.log_id()
+        """Whether the directory is a part of this log, and not of another one; it may become one at any time."""
+        if not self._is_copy and (self._root / LOG_NAME).exists():
+            self._is_copy = LogStorage.log_id(self) == self.log_id()
         return self._is_copy
 
-    def _open_stored(self, key: str) -> pa.NativeFile:
-        for pause in _PAUSES:
-            try:
-                return self.store.open(key, _WHOLE_BYTES)
-            except DiskFaultError as e:
-                _log.info("%s; trying again", e)
-                check_signals()
-                time.sleep(pause)
-        return self.store.open(key, _WHOLE_BYTES)
-
     def path_of(self, name: str) -> str:
-        return super().path_of(name) if self._tenure is not None else f"{self.store}/{self.partition}/{name}"
+        if self._tenure is not None and name not in self._elsewhere:
+            return super().path_of(name)
+        return f"{self.store}/{self.partition}/{name}"
 
     def read_state(self, file: StateFile) -> bytes:
         if self._tenure is not None:
             return super().read_state(file)
         return self.store.get(self.state_key(self.succession().newest, file.name))
-
-    # Positions.
-
-    def _reader_key(self, path: Path) -> str:
-        return self.key(READERS_NAME, path.name)
-
-    def _replace(self, path: Path, content: object) -> None:
-        self.store.put(self._reader_key(path), json.dumps(content).encode())
-
-    def _forget(self, path: Path) -> None:
-        self.store.delete(self._reader_key(path))
-
-    def _read_json(self, path: Path) -> object:
-        key = self._reader_key(path)
-        try:
-            return json.loads(self.store.get(key))
-        except FileNotFoundError:
-            return None
-        except (ValueError, RecursionError) as e:
-            raise LogFormatError(f"reading {self.store}/{key}: {e}. {RESTORE}") from e
-
-    def _reader_names(self, suffix: str) -> list[str]:
-        return [
-            found.key for found in self.store.objects(self.key(READERS_NAME)) if found.key.endswith(suffix)
-        ]
-
-    def reader_path(self, reader: str) -> str:
-        return f"{self.store}/{self._reader_key(self._reader_path(reader))}"
-
-    def start_path(self, reader: str) -> str:
-        return f"{self.store}/{self._reader_key(self._start_path(reader))}"
-
-    def moved_at(self, reader: str) -> float | None:
-        found = self.store.find(self._reader_key(self._reader_path(reader)))
-        return None if found is None else found.modified
-
-    def hold_reader(self, reader: str, wait: float = LOCK_WAIT_SECONDS) -> WriterLock:
-        lock = self.lock_reader(reader, wait)
-        try:
-            return _ReadingLock(self, reader, lock)
-        except BaseException:
-            lock.release()
-            raise
-
-    def say_reading(self, reader: str) -> None:
-        """Tell other machines that a query of this name runs here."""
-        self.store.put(self.key(_READING, reader), self._place.encode())
-
-    def end_reading(self, reader: str) -> None:
-        """Tell them that it has ended, unless one of the same name runs elsewhere by now."""
-        key = self.key(_READING, reader)
-        with suppress(FileNotFoundError):
-            if self.store.get(key) == self._place.encode():
-                self.store.delete(key)
-
-    @property
-    def _place(self) -> str:
-        return f"{socket.gethostname()} {self.root}"
-
-    def is_reading_elsewhere(self, reader: str) -> bool:
-        key = self.key(_READING, reader)
-        found = self.store.find(key)
-        if found is None or time.time() - found.modified >= _READING_SECONDS:
-            return False
-        try:
-            return self.store.get(key) != self._place.encode()
-        except FileNotFoundError:
-            return False
-
-    def is_reading(self, reader: str) -> bool:
-        if self.is_reading_elsewhere(reader):
-            return True
-        # To ask for the lock would make its file.
-        return (self._directory / READERS_NAME / f"{reader}.lock").exists() and super().is_reading(reader)
-
-    def touch_reader(self, reader: str) -> None:
-        position = self.position(reader)
-        if position is not None:
-            self.write_reader(reader, position)
-
-    def positions(self) -> dict[str, ReaderPosition]:
-        now = time.monotonic()
-        if self._is_placing or now >= self._positions[0]:
-            self._positions = now + _POSITIONS_SECONDS, super().positions()
-        return dict(self._positions[1])
-
-    @contextmanager
-    def placing(self, wait: float = LOCK_WAIT_SECONDS) -> Iterator[None]:
-        with super().placing(wait):
-            self._is_placing = True
-            try:
-                yield
-            finally:
-                self._is_placing = False
-
-    def announce_deletion(self, below: int) -> bool:
-        assert self._tenure is not None, "only the writer deletes"
-        self._tenure.check()  # one that has lost the log must not delete for the other
-        self.store.put(self.key(_DELETING, self._tenure.claim), json.dumps({"below": below}).encode())
-        return True
-
-    def end_deletion(self) -> None:
-        assert self._tenure is not None, "only the writer deletes"
-        try:
-            self.store.delete(self.key(_DELETING, self._tenure.claim))
-        except LogError as e:
-            _log.warning("%s; a query that begins now waits for %.0f s", e, SILENT_SECONDS)
-
-    def wait_for_deletion(self) -> bool:
-        # Who has begun it and died is waited for no longer than for a writer; the next writer removes it.
-        deadline = time.monotonic() + SILENT_SECONDS
-        while time.monotonic() < deadline and self.store.objects(self.key(_DELETING)):
-            check_signals()
-            time.sleep(_DELETION_LOOK_SECONDS)
-        return True  # by one that has ended, if by none that was waited for
-
-
-class _ReadingLock(WriterLock):
-    """Of the one query that reads under a name, as other machines see it."""
-
-    def __init__(self, storage: StoredLog, reader: str, lock: WriterLock) -> None:
-        self._storage, self._reader, self._lock = storage, reader, lock
-        storage.say_reading(reader)
-        self._ending = threading.Event()
-        self._thread = threading.Thread(target=self._go_on, name="zmq-reader-alive", daemon=True)
-        self._thread.start()
-
-    def check(self) -> None:
-        self._lock.check()
-
-    def release(self) -> None:
-        self._ending.set()
-        self._thread.join(_JOIN_SECONDS)
-        try:
-            self._storage.end_reading(self._reader)
-        except LogError as e:
-            _log.warning("%s; on other machines the query %r runs for some minutes more", e, self._reader)
-        self._lock.release()
-
-    def _go_on(self) -> None:
-        while not self._ending.wait(_READING_SECONDS / 3):
-            try:
-                self._storage.say_reading(self._reader)
-            except LogError as e:
-                _log.warning("%s; it is tried again", e)

@@ -61,7 +61,7 @@ def read_times(storage: LogStorage, name: str) -> Times:
         DataLossError: It is gone.
     """
     try:
-        with storage.open_chunk(name) as file:
+        with storage.open_chunk(name, whole=False) as file:
             reader = pa.ipc.open_file(file)
             whole = _kept(reader.schema.metadata)
             if whole is not None:

@@ -138,7 +138,7 @@ class SourceMonitor:
         if self._oldest[0] != start:
             try:
                 pieces = slices(self._source.log.covering(start, start + 1), start, start + 1)
-                batch = next(iter(read_slices(self._source.storage, pieces)), None)
+                batch = next(iter(read_slices(self._source.storage, pieces, whole=False)), None)
             except DataLossError:  # committed and removed meanwhile
                 return None
             except LogError as e:  # whoever reads the rows will hear of it

@@ -90,8 +90,8 @@ class RemoteChunks:
         """Where a chunk is, for messages."""
         return f"{self._storage.path_of(name)} of the driver"
 
-    def open_chunk(self, name: str) -> pa.NativeFile:
-        """Open a chunk for reading; FileNotFoundError if it is gone."""
+    def open_chunk(self, name: str, whole: bool = True) -> pa.NativeFile:
+        """Open a chunk for reading, in parts; FileNotFoundError if it is gone."""
         size = int(self.wait(self.ask(name, 0, 0)))
         return pa.PythonFile(_RemoteFile(self, name, size), mode="r")
 

@@ -13,14 +13,14 @@ from zmq_datasource.counters import SourceCounters
 from zmq_datasource.errors import DataLossError
 from zmq_datasource.log.index import ChunkIndex
 from zmq_datasource.log.reader import first_since, read_index, split_range
-from zmq_datasource.messages.framing import to_rows
 from zmq_datasource.messages.rows import number_rows
 from zmq_datasource.options import BatchReadOptions
 from zmq_datasource.options.types import Position, Timestamp
 from zmq_datasource.source.location import log_storage
 from zmq_datasource.source.receiver import ROUND_MESSAGES, Receiver
-from zmq_datasource.spark.partition_reader import LogInputPartition, read_log_partition
+from zmq_datasource.spark.partition_reader import PATIENCE_SECONDS, LogInputPartition, read_log_partition
 from zmq_datasource.spark.positions import nothing_since
+from zmq_datasource.spark.rows import MessageRows, Rows
 from zmq_datasource.spark.worker import set_up_worker
 
 __all__ = ["ZmqLiveReader", "ZmqLogReader"]
@@ -31,14 +31,18 @@ _log = logging.getLogger(__name__)
 class ZmqLiveReader(DataSourceReader):
     """Receives for a bounded time, in one task. Each action on the DataFrame receives anew."""
 
-    def __init__(self, options: BatchReadOptions) -> None:
+    def __init__(self, options: BatchReadOptions, rows: Rows | None = None) -> None:
         self._options = options
+        self._rows = rows or MessageRows(options.include_frames)
 
     def partitions(self) -> Sequence[InputPartition]:
         return [InputPartition(0)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Yield what comes until ``maxMessages``, ``timeout`` or ``idleTimeout``; ids count from 0."""
+        return self._rows.of(self._messages())
+
+    def _messages(self) -> Iterator[pa.RecordBatch]:
         set_up_worker()
         options = self._options
         most = options.max_messages if options.max_messages is not None else 2**63
@@ -57,10 +61,10 @@ class ZmqLiveReader(DataSourceReader):
                     break
                 if receiver.batch_ready or next_id + receiver.pending >= most:
                     messages = self._take(receiver, most - next_id)
-                    yield self._rows(messages, next_id)
+                    yield number_rows(messages, 0, next_id)
                     next_id += messages.num_rows
             if receiver.pending and next_id < most:
-                yield self._rows(self._take(receiver, most - next_id), next_id)
+                yield number_rows(self._take(receiver, most - next_id), 0, next_id)
             receiver.report_absent()
             if receiver.intake.tracker is not None:
                 _log.info("read %s %s", counters, receiver.intake.tracker.totals)
@@ -71,9 +75,6 @@ class ZmqLiveReader(DataSourceReader):
             raise receiver.failure
         return messages.slice(0, min(most, messages.num_rows))
 
-    def _rows(self, messages: pa.RecordBatch, first_id: int) -> pa.RecordBatch:
-        return to_rows(number_rows(messages, 0, first_id), self._options.include_frames)
-
 
 class ZmqLogReader(DataSourceReader):
     """Reads a log in parallel, opening no socket. The log may be written at the same time.
@@ -82,9 +83,11 @@ class ZmqLogReader(DataSourceReader):
     the same DataFrame that has none, which would miss rows.
     """
 
-    def __init__(self, options: BatchReadOptions) -> None:
+    def __init__(self, options: BatchReadOptions, rows: Rows | None = None) -> None:
         self._options = options
+        self._rows = rows or MessageRows(options.include_frames)
         self._storage = log_storage(options)
+        self._storage.patience = PATIENCE_SECONDS
 
     def partitions(self) -> Sequence[InputPartition]:
         options, storage = self._options, self._storage
@@ -102,11 +105,9 @@ class ZmqLogReader(DataSourceReader):
                 options.max_bytes_per_partition,
             ):
                 shares.append(
-                    LogInputPartition(
-                        storage.root, partition, pieces, options.include_frames, store=options.wal_store
-                    )
+                    LogInputPartition(storage.root, partition, pieces, self._rows, store=options.wal_store)
                 )
-        return shares or [LogInputPartition(storage.root, 0, (), options.include_frames)]
+        return shares or [LogInputPartition(storage.root, 0, (), self._rows)]
 
     def _resolve(self, position: Position, log_id: str, partition: int, index: ChunkIndex) -> int:
         if position.time is not None:

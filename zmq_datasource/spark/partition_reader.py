@@ -10,20 +10,25 @@ from pyspark.sql.datasource import InputPartition
 
 from zmq_datasource.log.reader import Slice, read_slices
 from zmq_datasource.log.stored import storage_at
-from zmq_datasource.messages.framing import to_rows
+from zmq_datasource.spark.rows import Rows
 from zmq_datasource.spark.worker import set_up_worker
 
 if TYPE_CHECKING:
     from zmq_datasource.options.types import Location
     from zmq_datasource.source.range_protocol import Access
 
-__all__ = ["LogInputPartition", "read_log_partition"]
+__all__ = ["PATIENCE_SECONDS", "LogInputPartition", "read_log_partition"]
+
+
+# A task outlives that object storage is away for so long; Spark repeats one that has failed, but not everywhere.
+PATIENCE_SECONDS = 60.0
 
 
 class LogInputPartition(InputPartition):
     """Where to find a share of a batch: pieces of chunks of one log partition.
 
     Args:
+        rows: What Spark gets of the messages.
         access: How the driver serves them to who does not see them; None if it does not.
         store: Where the log is kept, if that is not the directory alone.
     """
@@ -33,7 +38,7 @@ class LogInputPartition(InputPartition):
         location: str,
         partition: int,
         pieces: Sequence[Slice],
-        include_frames: bool,
+        rows: Rows,
         access: Access | None = None,
         store: Location | None = None,
     ) -> None:
@@ -42,7 +47,7 @@ class LogInputPartition(InputPartition):
         self.location = location
         self.partition = partition
         self.pieces = tuple(pieces)
-        self.include_frames = include_frames
+        self.rows = rows
 
     def __repr__(self) -> str:
         ids = f"{self.pieces[0].start}..{self.pieces[-1].end}" if self.pieces else "none"
@@ -55,13 +60,14 @@ def read_log_partition(share: LogInputPartition) -> Iterator[pa.RecordBatch]:
     Raises:
         DamagedChunkError, DataLossError: The log no longer gives what was promised.
         LogFetchError: This machine does not see the log, and the driver does not answer.
+        MalformedMessageError: A value does not fit the schema.
     """
-    for batch in _batches(share):
-        yield to_rows(batch, share.include_frames)
+    return share.rows.of(_batches(share))
 
 
 def _batches(share: LogInputPartition) -> Iterator[pa.RecordBatch]:
     storage = storage_at(share.location, share.partition, share.store)
+    storage.patience = PATIENCE_SECONDS
     if share.access is None or not share.pieces:
         yield from read_slices(storage, share.pieces)
         return

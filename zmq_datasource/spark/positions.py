@@ -237,7 +237,8 @@ class _Position:
     def first_since(self, time: Timestamp) -> int | None:
         """The first message here that was received at that time or later."""
         log = self._source.log
-        return first_since(self._source.storage, log.covering(log.earliest, log.durable_end), time)
+        chunks = log.covering(log.earliest, log.durable_end)
+        return self._persistence.insist(partial(first_since, self._source.storage, chunks, time))
 
     def _first_since(self, time: Timestamp) -> int:
         source = self._source

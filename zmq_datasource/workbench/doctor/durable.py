@@ -15,6 +15,8 @@ from zmq_datasource.errors import LogError
 from zmq_datasource.log.reader import read_index, read_slices, slices
 from zmq_datasource.log.storage import LogStorage
 from zmq_datasource.messages.framing import name_of
+from zmq_datasource.options import ReadOptions
+from zmq_datasource.source.location import log_storage
 from zmq_datasource.workbench.doctor.facts import Durable, State
 from zmq_datasource.workbench.doctor.watcher import SequenceWatcher
 
@@ -24,17 +26,18 @@ _TURN_SECONDS = 0.05
 _TAIL_ROWS = 200_000
 
 
-def compare(location: str, watcher: SequenceWatcher | None, received: int, seconds: float) -> Durable:
+def compare(options: ReadOptions, watcher: SequenceWatcher | None, received: int, seconds: float) -> Durable:
     """Wait until the log holds what was seen on the wire, up to ``seconds``.
 
     Args:
+        options: Say where the log is.
         watcher: What was seen on the wire.
         received: Messages that were seen.
 
     Raises:
         LogError: There is no log, or it cannot be read.
     """
-    storage = LogStorage(location)
+    storage = log_storage(options)
     storage.log_id()
     by, last = ((), {}) if watcher is None else (watcher.by, watcher.last)
     wire = {tuple(map(name_of, key)): number for key, number in last.items()}
@@ -62,7 +65,7 @@ def compare(location: str, watcher: SequenceWatcher | None, received: int, secon
     elif not (wire and newest):
         state = "unnumbered"
     return Durable(
-        location=location,
+        location=str(options.wal_store or options.wal_location),
         state=state,
         missing={"behind": missing, "empty": received}.get(state, 0),
         seconds=round(waited, 3),

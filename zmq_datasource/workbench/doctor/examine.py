@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Literal, NamedTuple
 
 import zmq
@@ -40,7 +41,7 @@ class Request(NamedTuple):
         duration: Seconds to watch.
         wait: Seconds for a peer, or for a log, to come.
         stall: Seconds to take nothing; 0 is no stall.
-        wal_location: The log of a receiver of the same feed.
+        log: Where the log of a receiver of the same feed is, as the source's options; empty if it is not asked for.
     """
 
     given: dict[str, str]
@@ -48,7 +49,7 @@ class Request(NamedTuple):
     duration: float = 5.0
     wait: float = 5.0
     stall: float = 0.0
-    wal_location: str | None = None
+    log: Mapping[str, str] = MappingProxyType({})
     expected: Expected = Expected()
 
 
@@ -100,11 +101,11 @@ def examine(request: Request) -> Examination:
             _take_down(examination, request)
         log = None
         feeds = [p.watching for p in examinations if p.watching is not None and p.facts.role == "feed"]
-        if request.wal_location is not None and feeds:
+        if request.log and feeds:
             for examination in examinations:  # what is not taken any more must hold nobody back
                 if examination.link is not None:
                     examination.link.hang_up()
-            log = compare(request.wal_location, feeds[0].watcher, feeds[0].messages, request.wait)
+            log = compare(parse(ReadOptions, request.log), feeds[0].watcher, feeds[0].messages, request.wait)
     for examination in examinations:
         _look_again(examination, request)
     _compare_sides(examinations)
