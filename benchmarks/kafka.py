@@ -5,6 +5,7 @@ Both come from Maven Central with ``mvn`` into ``build/``, once; where they cann
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import signal
@@ -26,6 +27,7 @@ from benchmarks.peers import peer
 from benchmarks.processes import cpu_seconds, per_message
 from benchmarks.queries import live_rate, noop_query, spark_session, steady_rate
 from benchmarks.source import backlog_rate, batch_of, filled_log, log_options
+from benchmarks.tables import COLUMNS, Between, FromJobToJob, our_tables
 from benchmarks.transactions import written_to_log
 
 __all__ = ["KAFKA", "OURS", "kafka_jars", "measure_kafka"]
@@ -36,7 +38,11 @@ _BUILD = Path(__file__).parent.parent / "build" / "kafka"
 _BROKER = ("org.apache.kafka:kafka_2.13:4.1.0", "org.apache.kafka:kafka-tools:4.1.0")
 # The connector's jars, each by itself: of the newest version that Maven Central has of both, up to the installed
 # Spark's. What it needs else, the installed Spark has.
-_CONNECTORS = ("spark-sql-kafka-0-10_2.13", "spark-token-provider-kafka-0-10_2.13")
+_CONNECTORS = (
+    "spark-sql-kafka-0-10_2.13",
+    "spark-token-provider-kafka-0-10_2.13",
+    "spark-avro_2.13",
+)
 _CONNECTOR_VERSIONS = ("4.2.0", "4.1.1", "4.0.0")
 _CLIENTS = ("org.apache.kafka:kafka-clients:3.9.2", "org.apache.commons:commons-pool2:2.13.1")
 _MAVEN_SECONDS = 300
@@ -44,6 +50,15 @@ _MAVEN_SECONDS = 300
 _SIZE, _PARTITIONS, _PACE = 100, 2, 1000
 _ROWS_A_SECOND = 500_000
 _MOST_SECONDS = 180.0
+_AVRO = json.dumps(
+    {
+        "type": "record",
+        "name": "row",
+        "fields": [
+            {"name": name, "type": kind} for name, kind in (("a", "long"), ("b", "int"), ("c", "double"))
+        ],
+    }
+)
 _CLUSTER = "MkU3OEVBNTcwNTJENDM2Qg"
 _PROPERTIES = """\
 process.roles=broker,controller
@@ -93,6 +108,20 @@ def measure_kafka(scratch: Path, times: Times) -> Iterator[Measurement]:
             }
             for case, methods in cases.items():
                 yield from measured("kafka", case, "", methods, times)
+            between: dict[str, Callable[[str], Between]] = {
+                f"{KAFKA}, JSON": partial(
+                    _tables, spark, broker, "to_json(struct(*))", f"from_json(string(value), '{COLUMNS}')"
+                ),
+                f"{KAFKA}, Avro": partial(
+                    _tables, spark, broker, "to_avro(struct(*))", f"from_avro(value, '{_AVRO}')"
+                ),
+                OURS: partial(our_tables, spark),
+            }
+            tables = {
+                method: FromJobToJob(spark, times, each, {"broker": broker.pid} if method != OURS else None)
+                for method, each in between.items()
+            }
+            yield from measured("kafka", "tables, rows/s", "", tables, times)
         rows.unpersist(blocking=True)
 
 
@@ -266,6 +295,20 @@ def _sink(rows: DataFrame, broker: _Broker, count: int) -> Sample:
     writer.option("topic", topic).option("kafka.batch.size", 131072).option("kafka.linger.ms", 10).save()
     seconds = time.monotonic() - began
     return Sample(count / seconds, per_message(before, cpu_seconds({"broker": broker.pid}), count))
+
+
+def _tables(spark: SparkSession, broker: _Broker, to: str, back: str, scratch: str) -> Between:
+    topic = f"tables{time.monotonic_ns()}"
+    broker.produce(topic, 1)
+    options = broker.options(topic) | {"startingOffsets": "latest"}
+    stream = spark.readStream.format("kafka").options(**options).load()
+
+    def write(df: DataFrame) -> None:
+        writer = df.selectExpr(f"{to} AS value").write.format("kafka")
+        writer = writer.option("kafka.bootstrap.servers", broker.endpoint).option("topic", topic)
+        writer.option("kafka.batch.size", 131072).option("kafka.linger.ms", 10).save()
+
+    return stream.selectExpr(f"{back} AS row").select("row.*"), write
 
 
 def _latency(spark: SparkSession, broker: _Broker, times: Times) -> Sample:

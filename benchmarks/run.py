@@ -30,6 +30,7 @@ from benchmarks.report import write_results
 from benchmarks.scaling import measure_scaling
 from benchmarks.sink import measure_sink
 from benchmarks.source import measure_source
+from benchmarks.tables import measure_tables
 from benchmarks.transactions import measure_transactions
 from zmq_datasource.spark.worker import LOGGING_VARIABLE
 
@@ -47,6 +48,7 @@ _WITH_SPARK: dict[str, Callable[[SparkSession, Times], Iterator[Measurement]]] =
     "source": measure_source,
     "framings": measure_framings,
     "sink": measure_sink,
+    "tables": measure_tables,
     "transactions": measure_transactions,
     "loss": measure_loss,
     "latency": measure_latency,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from benchmarks import framings, loss, proxy, receiving, sink, source, transactions
+from benchmarks import framings, loss, proxy, receiving, sink, source, tables, transactions
 from benchmarks.measure import Measurement
 
 __all__ = ["Verdict", "verdicts"]
@@ -108,6 +108,7 @@ _TARGETS: Mapping[str, Sequence[_Target]] = {
             for size in ("1 kB", "100 kB")
         ),
     ],
+    "tables": [_least("three numbers", tables.TABLES, 10_000_000)],
     "transactions": [_least("100 B", transactions.ACKNOWLEDGED, 1_500_000)],
     "loss": [_most("100,000 messages/s", loss.OURS, 0)],
     "proxy": [

@@ -11,6 +11,7 @@ from benchmarks.proxy import FORWARDING, JOURNALING, JOURNALING_PLAIN, UNSYNCED_
 from benchmarks.receiving import OTHERS, RECEIVING, SEALING
 from benchmarks.sink import BATCH, LOOP, NOTHING, STREAM
 from benchmarks.source import BACKLOG, DURABLE, RAW, TUTORIAL, UNSYNCED
+from benchmarks.tables import JSON, TABLES
 from benchmarks.transactions import ACKNOWLEDGED, PARQUET
 from benchmarks.transactions import PLAIN as PLAIN_MESSAGES
 
@@ -45,6 +46,13 @@ TITLES = {
         f"*{NOTHING}*: a sink in Python that takes Arrow batches and does nothing, so what Spark itself "
         f"allows. *{BATCH}*: one write, from the call until the last is received; *{STREAM}*: a query of "
         "micro-batches of 100 MB and more, from the end of one to the end of another.",
+    ),
+    "tables": (
+        "Tables as messages",
+        "Rows of three numeric columns a second from one Spark job (`df.write`, two partitions) to another one (a "
+        "query into the `noop` sink) by PUSH and PULL, from the call of the one until the other has read them all, "
+        f"both on the same two cores, each chunk forced to the disk. *{JSON}*: `to_json` and `from_json`; "
+        f"*{TABLES}*: a message for 10,000 rows.",
     ),
     "transactions": (
         "Transactions",
@@ -119,7 +127,8 @@ TITLES = {
         "each chunk forced to the disk; fed by a loop in C. *live*: as source throughput; *backlog*: what "
         "was stored beforehand; *latency*: from sending to the user's function (`foreachBatch`), at a "
         "thousand a second; *sink*: one `df.write` in two partitions until all are acknowledged (ours: a "
-        "DEALER's transaction into another process's log).",
+        "DEALER's transaction into another process's log); *tables*: rows of three numeric columns from one Spark "
+        f"job to another, by Kafka as JSON or as Avro, by *{OURS}* with `valueFormat=arrow`.",
     ),
 }
 RATIOS = {
@@ -131,6 +140,7 @@ RATIOS = {
     ),
     "framings": tuple((framed, PLAIN) for framed in FRAMINGS if framed != PLAIN),
     "sink": ((BATCH, LOOP), (BATCH, NOTHING), (STREAM, LOOP)),
+    "tables": ((TABLES, JSON),),
     "metrics": ((METERED, BARE), (LISTENER, EMPTY_LISTENER)),
     "proxy": (
         (UNSYNCED_JOURNAL, FORWARDING),
@@ -138,5 +148,5 @@ RATIOS = {
         (JOURNALING_PLAIN, FORWARDING),
     ),
     "transactions": ((ACKNOWLEDGED, PLAIN_MESSAGES), (ACKNOWLEDGED, PARQUET)),
-    "kafka": ((OURS, KAFKA),),
+    "kafka": ((OURS, KAFKA), (OURS, f"{KAFKA}, JSON"), (OURS, f"{KAFKA}, Avro")),
 }

@@ -16,7 +16,7 @@ from zmq_datasource.options.parser import describe
 
 PAGES = [REPOSITORY / "README.md", REPOSITORY / "SECURITY.md", *sorted((REPOSITORY / "docs").glob("*.md"))]
 _OPTIONS = {option.name for kind in (ReadOptions, WriteOptions) for option in describe(kind)}
-_SPARKS_OWN = {"checkpointLocation", "path"}
+_SPARKS_OWN = {"checkpointLocation", "path", "rowsPerBatch"}
 _BLOCK = re.compile(r"```python\n(.*?)```", re.DOTALL)
 _LINK = re.compile(r"\]\(([^)\s]+)\)")
 _HEADING = re.compile(r"^#+ (.*)$", re.MULTILINE)

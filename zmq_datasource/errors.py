@@ -111,7 +111,7 @@ class TransactionError(SocketError):
 
 
 class MalformedMessageError(SocketError):
-    """A message does not fit its framing, and ``onMalformed`` is ``fail``."""
+    """A message does not fit its framing (``onMalformed=fail``), or its value not the schema (``mode=FAILFAST``)."""
 
 
 class MessageLossError(SocketError):

@@ -118,6 +118,10 @@ def sealed() -> Iterator[bytes]:
     yield from growing()
 
 
+def tables() -> Iterator[bytes]:
+    yield from growing()
+
+
 def filling() -> Iterator[bytes]:
     yield b"\2\0\5\2" + packed([b"a", b"b", b"c", b"", b"\1x", b"y" * 100])
 
@@ -133,6 +137,7 @@ def main() -> None:
         options,
         growing,
         sealed,
+        tables,
         filling,
     ):
         directory = CORPUS / target.__name__

@@ -19,6 +19,8 @@ from zmq_datasource.log.growing import read_groups
 from zmq_datasource.log.layout import chunk_name
 from zmq_datasource.log.storage import LogStorage
 from zmq_datasource.log.writer import LogWriter
+from zmq_datasource.messages.arrow_types import UnfitValueError
+from zmq_datasource.messages.arrow_values import ArrowValues
 from zmq_datasource.messages.framing.fields import UnfitError
 from zmq_datasource.messages.framing.replay import read_reply
 from zmq_datasource.messages.framing.rows import to_rows
@@ -177,7 +179,7 @@ class _InMemory:
     def __init__(self, content: pa.Buffer) -> None:
         self._content = content
 
-    def open_chunk(self, _: str) -> pa.NativeFile:
+    def open_chunk(self, _: str, whole: bool = True) -> pa.NativeFile:
         return pa.BufferReader(self._content)
 
     def path_of(self, name: str) -> str:
@@ -192,6 +194,47 @@ def sealed(data: bytes) -> None:
         for batch in read_chunk(chunks, chunk_name(0, len(values)), 0, len(values)):
             read += batch.column("value").to_pylist()
     assert read == values[: len(read)], "other rows than were written"
+
+
+@cache
+def _table() -> tuple[bytes, ArrowValues]:
+    """A value with a column of each kind of types, and what reads it."""
+    columns = {
+        "whole": (pa.array([1, None, 3], pa.int32()), pa.int64()),
+        "real": (pa.array([1.5, None, 3.5]), pa.float32()),
+        "decimal": (pa.array([1, None, 3], pa.int64()).cast(pa.decimal128(25, 3)), pa.decimal128(10, 2)),
+        "text": (pa.array(["a", None, "b" * 20], pa.string_view()), pa.string()),
+        "bytes": (pa.array([b"a", None, b"b" * 20], pa.large_binary()), pa.binary()),
+        "when": (pa.array([1, None, 3000], pa.timestamp("ns", tz="UTC")), pa.timestamp("us", tz="UTC")),
+        "of few": (pa.array(["a", None, "a"]).dictionary_encode(), pa.string()),
+        "list": (pa.array([["a"], None, []], pa.large_list(pa.string_view())), pa.list_(pa.string())),
+        "fixed": (pa.array([[1, 2], None, [3, 4]], pa.list_(pa.int16(), 2)), pa.list_(pa.int64())),
+        "struct": (pa.array([{"x": 1}, None, {"x": None}]), pa.struct([("x", pa.float64())])),
+        "map": (
+            pa.array([[("k", 1)], None, []], pa.map_(pa.string(), pa.int8())),
+            pa.map_(pa.string(), pa.int32()),
+        ),
+        "nothing": (pa.nulls(3), pa.list_(pa.int64())),
+    }
+    table = pa.table({name: given for name, (given, _) in columns.items()})
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, table.schema) as writer:
+        writer.write_table(table)
+    schema = pa.schema([(name, wanted) for name, (_, wanted) in columns.items()])
+    return sink.getvalue().to_pybytes(), ArrowValues(schema, False)
+
+
+def tables(data: bytes) -> None:
+    """A value that is a table with any bytes changed, cut anywhere: rows that are sound, or none, and why."""
+    content, reader = _table()
+    value = _damaged(content, data)
+    message = number_rows(batch_of([value.to_pybytes()]), 0, 0)
+    unfit: list[UnfitValueError] = []
+    found = list(reader.rows(message, lambda _, __, why: unfit.append(why)))
+    for batch in found:
+        batch.validate(full=True)
+        assert batch.schema == reader.schema
+    assert not (unfit and found), "rows of a value that does not fit"
 
 
 def offsets(data: bytes) -> None:
@@ -241,5 +284,17 @@ def filling(data: bytes) -> None:
 
 TARGETS: dict[str, Target] = {
     target.__name__: target
-    for target in (framing, acknowledged, durable, ranges, replay, growing, sealed, offsets, options, filling)
+    for target in (
+        framing,
+        acknowledged,
+        durable,
+        ranges,
+        replay,
+        growing,
+        sealed,
+        tables,
+        offsets,
+        options,
+        filling,
+    )
 }

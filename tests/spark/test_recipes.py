@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import re
+import threading
 from typing import Any
 
 import msgspec
+import numpy as np
 import pytest
+import zmq
 from pyspark.sql import SparkSession
 
-from tests.support import REPOSITORY
+from tests.support import REPOSITORY, bound
 
 pytestmark = pytest.mark.spark
 
@@ -93,3 +96,29 @@ def test_jupyter(spark: SparkSession) -> None:
     }
     exec(compile(blocks_of("jupyter"), "recipes.md", "exec"), names)
     assert [tuple(row) for row in names["activity"].collect()] == [("status", "content")]
+
+
+def test_numpy(spark: SparkSession, context: zmq.Context[zmq.Socket[bytes]]) -> None:
+    push, endpoint = bound(context, zmq.PUSH)
+
+    def send_array(array: np.ndarray[Any, Any]) -> None:
+        """As pyzmq's documentation has it."""
+        push.send_json({"dtype": str(array.dtype), "shape": array.shape}, zmq.SNDMORE)
+        push.send(array)
+
+    def send() -> None:
+        send_array(np.arange(6, dtype="int16").reshape(2, 3))
+        send_array(np.array([0.5], dtype="float32"))
+
+    sending = threading.Thread(target=send)  # each send waits until somebody reads
+    sending.start()
+    reader = spark.read.format("zmq").option("socketType", "PULL").option("connect", endpoint)
+    feed = reader.option("includeFrames", "true").option("maxMessages", "2").load().cache()
+    assert feed.count() == 2
+    sending.join()
+    names: dict[str, Any] = {"feed": feed}
+    exec(compile(blocks_of("numpy"), "recipes.md", "exec"), names)
+    assert [tuple(row) for row in names["numbers"].orderBy("id").collect()] == [
+        (0, [2, 3], [0.0, 1.0, 2.0, 3.0, 4.0, 5.0]),
+        (1, [1], [0.5]),
+    ]

@@ -309,7 +309,13 @@ def test_queries_on_one_feed_share_its_receiver(
 ) -> None:
     """Two of one DataFrame, and a union of two loads; the receiving one ends, and begins again from its checkpoint."""
     push, endpoint = bound(context, zmq.PUSH)
-    options = {"connect": endpoint, "walLocation": tmp_path / "wal", "startingOffsets": "earliest"}
+    # Without a retention the first query deletes what it has read before the others have begun.
+    options = {
+        "connect": endpoint,
+        "walLocation": tmp_path / "wal",
+        "startingOffsets": "earliest",
+        "walRetention": "1h",
+    }
     df = feed(spark, **options)
     both = feed(spark, **options).union(feed(spark, **options))
     outs = [tmp_path / "one", tmp_path / "two", tmp_path / "both"]

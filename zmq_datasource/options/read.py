@@ -25,6 +25,8 @@ from zmq_datasource.options.types import (
     Timestamp,
     TimestampStrategy,
     Topics,
+    ValueFormat,
+    ValueMode,
 )
 
 __all__ = ["BatchReadOptions", "ReadOptions", "StreamReadOptions"]
@@ -80,6 +82,25 @@ class ReadOptions(FramingOptions, frozen=True, kw_only=True, rename="camel"):
             "If true, the column `frames` is added. It has all frames of the message as they came.", Role.ROWS
         ),
     ] = False
+    value_format: Annotated[
+        ValueFormat,
+        doc(
+            "What the values are. `bytes` gives a row for each message. `arrow` gives the rows of the record batches "
+            "in each value, which is an Arrow IPC stream, as columns of the `.schema(...)` of the read. See "
+            "docs/arrow.md.",
+            Role.ROWS,
+        ),
+    ] = ValueFormat("bytes")
+    mode: Annotated[
+        ValueMode,
+        doc(
+            "What happens to a value that does not fit the schema (`valueFormat=arrow`), as in Spark's JSON reader. "
+            "`PERMISSIVE` gives one row of nulls, with the value in the column `_corrupt_record` if the schema has "
+            "that. `DROPMALFORMED` leaves the message out. `FAILFAST` fails the query. The message stays in the log "
+            "in each case. Spark's log names the first ten of each task.",
+            Role.ROWS,
+        ),
+    ] = ValueMode("PERMISSIVE")
     wal_location: Annotated[
         LogLocation | None,
         doc(
@@ -417,6 +438,10 @@ class ReadOptions(FramingOptions, frozen=True, kw_only=True, rename="camel"):
             )
         if self.metrics_location is None:
             self.refuse(("metrics_interval", "metrics_retention"), "needs metricsLocation")
+        if self.value_format == "bytes":
+            self.refuse(("mode",), "needs valueFormat=arrow: every value fits bytes")
+        else:
+            self.refuse(("include_frames",), "is for valueFormat=bytes; the rows are those of the values")
         self._check_filter()
         if self.wal_store is not None and not self.wal_store.plain:
             raise OptionError("walStore is empty; name where the log is kept, as in s3://bucket/orders")

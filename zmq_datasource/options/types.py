@@ -110,6 +110,18 @@ class OnMalformed(Choice):
     allowed = ("skip", "fail")
 
 
+class ValueFormat(Choice):
+    """What a message's value is."""
+
+    allowed = ("bytes", "arrow")
+
+
+class ValueMode(Choice):
+    """What happens to a value that does not fit the schema; Spark's words."""
+
+    allowed = ("PERMISSIVE", "DROPMALFORMED", "FAILFAST")
+
+
 class ReadView(Choice):
     """What a batch read of a log shows."""
 

@@ -8,9 +8,20 @@ from typing import Annotated, ClassVar
 from zmq_datasource.errors import OptionError
 from zmq_datasource.options.parser import Role, doc
 from zmq_datasource.options.socket import SocketOptions
-from zmq_datasource.options.types import Duration, Linger, Location, SinkFraming, SinkSocket
+from zmq_datasource.options.types import (
+    ByteSize,
+    Duration,
+    Linger,
+    Location,
+    SinkFraming,
+    SinkSocket,
+    ValueFormat,
+)
 
 __all__ = ["WriteOptions"]
+
+
+_MOST_BYTES_PER_MESSAGE = 512 << 20
 
 
 class WriteOptions(SocketOptions, frozen=True, kw_only=True, rename="camel"):
@@ -101,6 +112,25 @@ class WriteOptions(SocketOptions, frozen=True, kw_only=True, rename="camel"):
         ),
     ] = SinkFraming("plain")
 
+    value_format: Annotated[
+        ValueFormat,
+        doc(
+            "What becomes a message. With `bytes` it is a row, whose column `value` is sent. With `arrow` it is a "
+            "record batch of many rows with all their columns, as an Arrow IPC stream. See docs/arrow.md."
+        ),
+    ] = ValueFormat("bytes")
+    max_rows_per_message: Annotated[
+        int,
+        doc("The maximum number of rows in a message (`valueFormat=arrow`).", ge=1, le=2**24),
+    ] = 10_000
+    max_bytes_per_message: Annotated[
+        ByteSize,
+        doc(
+            "The maximum number of bytes that the rows in a message have (`valueFormat=arrow`). The message is a "
+            "little larger. A row is never divided."
+        ),
+    ] = ByteSize(1 << 20)
+
     transaction_id: Annotated[
         str | None,
         doc(
@@ -140,6 +170,21 @@ class WriteOptions(SocketOptions, frozen=True, kw_only=True, rename="camel"):
             )
         if self.metrics_location is None:
             self.refuse(("metrics_retention",), "needs metricsLocation")
+        if self.value_format == "bytes":
+            self.refuse(
+                ("max_rows_per_message", "max_bytes_per_message"),
+                "needs valueFormat=arrow; otherwise a message is a row",
+            )
+        elif self.max_bytes_per_message > _MOST_BYTES_PER_MESSAGE:
+            raise OptionError(
+                f"maxBytesPerMessage={self.max_bytes_per_message}: a message of more than 512m would not fit a source; "
+                "set less"
+            )
+        if self.socket_type == "DEALER" and self.value_format == "arrow":
+            raise OptionError(
+                "valueFormat=arrow is not for socketType=DEALER: a batch that is repeated is compared row by row, and "
+                "may come in other messages; use PUSH, or write value as JSON or MessagePack"
+            )
         if self.socket_type == "DEALER":
             self.refuse(
                 ("noblock", "linger", "max_retries", "retry_interval", "dead_letter_location", "framing"),

@@ -1,4 +1,4 @@
-"""Which columns of a DataFrame make a message, and whether its rows are messages."""
+"""Which columns of a DataFrame make a message, and whether its rows are messages; or that many rows make one."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import pyarrow.compute as pc
 from pyspark.sql.types import ArrayType, BinaryType, StringType, StructType
 
 from zmq_datasource.errors import OptionError, RowError
+from zmq_datasource.messages.arrow_values import values_of
 from zmq_datasource.messages.schemas import LOG_SCHEMA
 from zmq_datasource.options import WriteOptions
 
@@ -23,11 +24,13 @@ class SinkColumns:
 
     Attributes:
         same_topic: The topic of all rows, whatever the column says.
+        tables: The most rows and bytes of a message whose value is a table of them; None if each row is a message.
     """
 
     frames: bool
     topic: bool
     same_topic: bytes | None = None
+    tables: tuple[int, int] | None = None
 
     @classmethod
     def of(cls, schema: StructType, options: WriteOptions) -> SinkColumns:
@@ -36,12 +39,25 @@ class SinkColumns:
         Raises:
             OptionError: A column that is no part of a message, a wrong type, or none at all.
         """
+        same_topic = None if options.topic is None else options.topic.encode()
+        if options.value_format == "arrow":
+            if not schema.names:
+                raise OptionError(
+                    "writing rows without columns with valueFormat=arrow: there is nothing to send"
+                )
+            twice = sorted({name for name in schema.names if schema.names.count(name) > 1})
+            if twice:
+                raise OptionError(
+                    f"writing columns {twice} twice with valueFormat=arrow: give each a name of its own"
+                )
+            limits = options.max_rows_per_message, options.max_bytes_per_message
+            return cls(False, same_topic is not None, same_topic, limits)
         names = set(schema.names)
         unknown = sorted(names - set(LOG_SCHEMA.names))
         if unknown:
             raise OptionError(
                 f"writing columns {unknown}: a message has 'value' and optionally 'topic', or 'frames'; put the others "
-                "into value, as in select(to_json(struct('*')).alias('value'))"
+                "into value, as in select(to_json(struct('*')).alias('value')), or send tables with valueFormat=arrow"
             )
         if "frames" in names and "value" in names:
             raise OptionError("writing both 'value' and 'frames': drop the one that is not meant")
@@ -63,7 +79,6 @@ class SinkColumns:
                     f"writing column {name!r}: its type is {schema[name].dataType.simpleString()}, it must be "
                     f"{' or '.join(dict.fromkeys(t.simpleString() for t in types))}"
                 )
-        same_topic = None if options.topic is None else options.topic.encode()
         with_topic = same_topic is not None or "topic" in names
         return cls("frames" in names, with_topic and "frames" not in names, same_topic)
 
@@ -80,6 +95,8 @@ class SinkColumns:
         Raises:
             RowError: A row cannot be a message.
         """
+        if self.tables is not None:
+            batch = pa.RecordBatch.from_arrays([values_of(batch, *self.tables)], names=["value"])
         self._check(batch)
         if self.same_topic is None:
             return batch.select(self.names)

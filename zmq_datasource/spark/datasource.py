@@ -21,7 +21,7 @@ from pyspark.sql.types import StructType
 
 from zmq_datasource.errors import OptionError
 from zmq_datasource.host.locations import check_location
-from zmq_datasource.messages.schemas import row_schema, spark_ddl
+from zmq_datasource.messages.schemas import spark_ddl
 from zmq_datasource.options import BatchReadOptions, ReadOptions, StreamReadOptions, WriteOptions
 from zmq_datasource.options.parser import parse
 
@@ -56,18 +56,23 @@ class ZmqDataSource(DataSource):
             from zmq_datasource.spark.gaps import GAPS_DDL
 
             return GAPS_DDL
+        if options.value_format == "arrow":
+            raise OptionError(
+                "valueFormat=arrow needs the schema of the values, as in .schema('city STRING, celsius DOUBLE')"
+            )
         return spark_ddl(options.include_frames)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
+        from zmq_datasource.spark.rows import rows_for
         from zmq_datasource.spark.stream_reader import RefusedStreamReader, ZmqStreamReader
 
         try:
             options = parse(StreamReadOptions, self.options)
             _check(options)
-            _check_schema(schema, options)
+            rows = rows_for(schema, options)
         except OptionError as e:
             return RefusedStreamReader(str(e))
-        return ZmqStreamReader(options)
+        return ZmqStreamReader(options, rows)
 
     def reader(self, schema: StructType) -> DataSourceReader:
         _refuse_nothing(self.options)
@@ -77,10 +82,11 @@ class ZmqDataSource(DataSource):
             from zmq_datasource.spark.gaps import ZmqGapReader
 
             return ZmqGapReader(options)
-        _check_schema(schema, options)
         from zmq_datasource.spark.batch_reader import ZmqLiveReader, ZmqLogReader
+        from zmq_datasource.spark.rows import rows_for
 
-        return ZmqLogReader(options) if options.has_log else ZmqLiveReader(options)
+        rows = rows_for(schema, options)
+        return ZmqLogReader(options, rows) if options.has_log else ZmqLiveReader(options, rows)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamArrowWriter:
         from zmq_datasource.spark.columns import SinkColumns
@@ -157,12 +163,3 @@ def _check(options: ReadOptions | WriteOptions) -> None:
     if isinstance(options, ReadOptions):
         check_location("walStore", options.wal_store, reach=False)
     check_location("metricsLocation", options.metrics_location, reach=False)
-
-
-def _check_schema(schema: StructType, options: ReadOptions) -> None:
-    names = row_schema(options.include_frames).names
-    if schema.names != names:
-        raise OptionError(
-            f"a schema was given ({', '.join(schema.names)}), but a ZeroMQ read always has the columns "
-            f"{', '.join(names)}; remove .schema(...) and decode value with from_json, from_avro or from_protobuf"
-        )

@@ -34,6 +34,7 @@ from zmq_datasource.options.offsets import Offset
 from zmq_datasource.spark.admission import Admission
 from zmq_datasource.spark.partition_reader import LogInputPartition, read_log_partition
 from zmq_datasource.spark.positions import Positions
+from zmq_datasource.spark.rows import MessageRows, Rows
 from zmq_datasource.spark.serving import Serving
 from zmq_datasource.spark.worker import set_up_worker
 
@@ -54,8 +55,9 @@ _IDLE_SECONDS = 0.1
 class ZmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """The reader of one streaming query."""
 
-    def __init__(self, options: StreamReadOptions) -> None:
+    def __init__(self, options: StreamReadOptions, rows: Rows | None = None) -> None:
         self._options = options
+        self._rows = rows or MessageRows(options.include_frames)
         # Only in the source runner:
         self._feeds: Feeds | None = None
         self._positions: Positions | None = None
@@ -232,7 +234,7 @@ class ZmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                         feeds.storage.root,
                         partition,
                         pieces,
-                        self._options.include_frames,
+                        self._rows,
                         access,
                         self._options.wal_store,
                     )

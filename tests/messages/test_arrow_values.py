@@ -1,0 +1,484 @@
+"""Tables as values: what goes in comes out, and whatever else comes is a row of nulls or nothing."""
+
+from __future__ import annotations
+
+import random
+import struct
+from datetime import UTC, date, datetime, time
+from decimal import Decimal
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.ipc
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from zmq_datasource.messages.arrow_types import Room, UnfitValueError
+from zmq_datasource.messages.arrow_values import ArrowValues, values_of
+from zmq_datasource.messages.schemas import LOG_SCHEMA
+
+MICROSECONDS = pa.timestamp("us", tz="UTC")
+
+
+def stream(table: pa.Table | pa.RecordBatch, **options: Any) -> bytes:
+    """As any program with Arrow writes it."""
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, table.schema, **options) as writer:
+        writer.write(table)
+    return sink.getvalue().to_pybytes()
+
+
+def log_of(*values: bytes) -> pa.RecordBatch:
+    count = len(values)
+    columns = {
+        "partition": pa.array([3] * count, pa.int32()),
+        "id": pa.array(range(count), pa.int64()),
+        "topic": pa.array([f"t{i}" for i in range(count)]),
+        "value": pa.array(values, pa.binary()),
+        "publisher": pa.nulls(count, pa.string()),
+        "sequence": pa.array(range(100, 100 + count), pa.int64()),
+        "timestamp": pa.array([datetime(2026, 1, 1, tzinfo=UTC)] * count, MICROSECONDS),
+        "frames": pa.nulls(count, LOG_SCHEMA.field("frames").type),
+    }
+    return pa.RecordBatch.from_pydict(columns, schema=LOG_SCHEMA)
+
+
+class Reading:
+    """The rows of values, and why some are none."""
+
+    def __init__(self, schema: pa.Schema, *values: bytes, permissive: bool = False) -> None:
+        self.why: list[tuple[int, int, str]] = []
+        reader = ArrowValues(schema, permissive)
+        self.batches = list(reader.rows(log_of(*values), lambda p, i, e: self.why.append((p, i, str(e)))))
+        for batch in self.batches:
+            batch.validate(full=True)
+            assert batch.schema == schema
+
+    @property
+    def rows(self) -> list[dict[str, Any]]:
+        return [row for batch in self.batches for row in batch.to_pylist()]
+
+
+TABLE = pa.table(
+    {
+        "city": ["Bern", None, "Oslo"],
+        "celsius": [1.5, 2.5, None],
+        "at": pa.array([datetime(2026, 5, 1, tzinfo=UTC)] * 3, MICROSECONDS),
+        "tags": pa.array([["a"], [], None], pa.list_(pa.field("element", pa.string()))),
+        "place": pa.array([{"x": 1, "y": 2.0}, None, {"x": None, "y": 1.0}]),
+    }
+)
+
+
+def test_rows_come_back_in_messages_of_so_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    (batch,) = TABLE.to_batches()
+    values = values_of(batch, 2, 1 << 20).to_pylist()
+    assert [len(pa.ipc.open_stream(value).read_all()) for value in values] == [2, 1]
+    assert pa.concat_tables(pa.ipc.open_stream(value).read_all() for value in values) == TABLE
+    found = Reading(TABLE.schema, *values)
+    assert found.rows == TABLE.to_pylist()
+    assert len(found.batches) == 1  # what is small is given to Spark together
+
+
+def test_a_message_has_about_so_many_bytes() -> None:
+    batch = pa.record_batch({"x": pa.array(range(100_000))})
+    sizes = [len(value) for value in values_of(batch, 1 << 24, 64 << 10).to_pylist()]
+    assert sum(sizes) > 800_000
+    assert max(sizes) < 66 << 10
+    skewed = pa.record_batch({"x": [b"y" * 100] * 990 + [b"y" * 100_000] * 10})
+    assert max(map(len, values_of(skewed, 10_000, 64 << 10).to_pylist())) < 102_000
+    assert len(values_of(pa.record_batch({"x": [b"y" * 1000] * 3}), 10, 1)) == 3  # a row is never divided
+
+
+def test_what_is_known_of_the_message_can_be_asked_for() -> None:
+    schema = pa.schema(
+        [("x", pa.int64()), ("_id", pa.int64()), ("_topic", pa.string()), ("_timestamp", MICROSECONDS)]
+    )
+    when = datetime(2026, 1, 1, tzinfo=UTC)
+    table = pa.table({"x": [1, 2]})
+    assert Reading(schema, stream(table), stream(table)).rows == [
+        {"x": x, "_id": i, "_topic": f"t{i}", "_timestamp": when} for i in (0, 1) for x in (1, 2)
+    ]
+    alone = pa.schema([("_sequence", pa.int64()), ("_partition", pa.int32())])
+    assert Reading(alone, stream(table)).rows == [{"_sequence": 100, "_partition": 3}] * 2
+    with pytest.raises(ValueError, match="column '_id' has type string"):
+        ArrowValues(pa.schema([("_id", pa.string())]), False)
+
+
+@pytest.mark.parametrize(
+    ("given", "wanted"),
+    [
+        (pa.array([1, 2], pa.int8()), pa.int64()),
+        (pa.array([1, 2], pa.int64()), pa.int32()),
+        (pa.array([1, 2], pa.int64()), pa.float64()),
+        (pa.array([1, 2], pa.uint64()), pa.decimal128(20, 0)),
+        (pa.array([1.5], pa.float32()), pa.float64()),
+        (pa.array(["a", None], pa.large_string()), pa.string()),
+        (pa.array(["a", None], pa.string_view()), pa.string()),
+        (pa.array(["a", "a"]).dictionary_encode(), pa.string()),
+        (pa.array([b"a"], pa.large_binary()), pa.binary()),
+        (pa.array([b"ab"], pa.binary(2)), pa.binary()),
+        (pa.array([10**9], pa.timestamp("ns", tz="Europe/Bern".replace("Bern", "Zurich"))), MICROSECONDS),
+        (pa.array([10**9], pa.timestamp("ns")), pa.timestamp("us")),
+        (pa.array([date(2026, 1, 1)], pa.date64()), pa.date32()),
+        (pa.array([Decimal("1.50")], pa.decimal256(40, 2)), pa.decimal128(10, 2)),
+        (pa.array([[1]], pa.large_list(pa.int32())), pa.list_(pa.field("element", pa.int64()))),
+        (pa.nulls(2), pa.string()),
+        (pa.array([5, None], pa.int64()), pa.decimal128(10, 2)),
+        (pa.array([time(1, 2, 3)], pa.time64("us")), pa.time64("ns")),
+        (pa.array([1.5, float("nan"), None]), pa.float32()),
+        (pa.array([b"ab", None], pa.binary_view()), pa.binary()),
+        (pa.array([["a"], None], pa.large_list(pa.string_view())), pa.list_(pa.string())),
+        (pa.array([[1, 2], None], pa.list_(pa.int8(), 2)), pa.list_(pa.int64())),
+        (pa.array([{"a": 1}, None], pa.struct([("a", pa.int8())])), pa.struct([("a", pa.int64())])),
+        (
+            pa.array([[("k", 1)], None, []], pa.map_(pa.large_string(), pa.int8())),
+            pa.map_(pa.string(), pa.int64()),
+        ),
+    ],
+    ids=str,
+)
+def test_what_other_programs_make_of_a_type_is_read_as_it(given: pa.Array, wanted: pa.DataType) -> None:
+    schema = pa.schema([("x", wanted)])
+    found = Reading(schema, stream(pa.table({"x": given})))
+    assert found.why == []
+    (batch,) = found.batches
+    plain = given.to_pylist() if pa.types.is_nested(wanted) else given.cast(_wider(wanted)).to_pylist()
+    assert str(batch.column("x").cast(_wider(wanted)).to_pylist()) == str(plain)
+
+
+def _wider(kind: pa.DataType) -> pa.DataType:
+    return pa.decimal128(38, kind.scale) if pa.types.is_decimal(kind) else kind
+
+
+@pytest.mark.parametrize(
+    ("given", "wanted", "why"),
+    [
+        (pa.array(["1"]), pa.int64(), "column 'x' is string, and the schema says int64"),
+        (pa.array([1]), pa.string(), "column 'x' is int64, and the schema says string"),
+        (pa.array([1.0]), pa.int64(), "the schema says int64"),
+        (pa.array([2**40]), pa.int32(), "does not fit int32: Integer value 1099511627776 not in range"),
+        (pa.array([1], pa.timestamp("ns")), pa.timestamp("us"), "would lose data"),
+        (pa.array([1], pa.timestamp("us")), MICROSECONDS, "the schema says timestamp"),
+        (pa.array([{"a": 1}]), pa.struct([("b", pa.int64())]), "the schema says struct"),
+        (pa.array([b"\xff"]), pa.string(), "the schema says string"),
+        (pa.array([0.1]), pa.float32(), "not one of the narrower type"),
+        (pa.array([1e300]), pa.float32(), "not one of the narrower type"),
+        (pa.array([2**53 + 1]), pa.float64(), "does not fit double"),
+        (pa.array([Decimal(2**91 + 1)], pa.decimal128(38, 0)), pa.decimal128(38, 37), "does not fit"),
+        (pa.array([Decimal("1.25")]), pa.decimal128(10, 1), "does not fit"),
+        (pa.array([[1]], pa.list_view(pa.int64())), pa.list_(pa.int64()), "the schema says list"),
+        (pa.array(["a"]).dictionary_encode(), pa.int64(), "the schema says int64"),
+        (pa.array([True]), pa.int64(), "the schema says int64"),
+    ],
+    ids=str,
+)
+def test_what_would_lose_something_does_not_fit(given: pa.Array, wanted: pa.DataType, why: str) -> None:
+    value = stream(pa.table({"x": given}))
+    found = Reading(pa.schema([("x", wanted)]), value)
+    assert found.rows == []
+    ((partition, id_, text),) = found.why
+    assert (partition, id_) == (3, 0)
+    assert why in text
+    kept = Reading(pa.schema([("x", wanted), ("_corrupt_record", pa.binary())]), value, permissive=True)
+    assert kept.rows == [{"x": None, "_corrupt_record": value}]
+
+
+def test_a_column_is_found_by_its_name_and_there_once() -> None:
+    schema = pa.schema([("x", pa.int64())])
+    more = pa.table({"y": ["other"], "x": [5]})
+    assert Reading(schema, stream(more)).rows == [{"x": 5}]
+    assert "0 columns 'x'" in Reading(schema, stream(pa.table({"y": [1]}))).why[0][2]
+    twice = pa.Table.from_arrays([pa.array([1]), pa.array([2])], names=["x", "x"])
+    assert "2 columns 'x'" in Reading(schema, stream(twice)).why[0][2]
+
+
+def test_a_column_that_must_not_be_null_is_not() -> None:
+    schema = pa.schema([pa.field("x", pa.int64(), nullable=False)])
+    assert Reading(schema, stream(pa.table({"x": [1]}))).rows == [{"x": 1}]
+    assert "NOT NULL" in Reading(schema, stream(pa.table({"x": [1, None]}))).why[0][2]
+    with pytest.raises(ValueError, match="leave out NOT NULL, or set mode"):
+        ArrowValues(schema, True)
+
+
+def nested(kind: pa.DataType, value: Any) -> bytes:
+    return stream(pa.table({"x": pa.array([value], kind)}))
+
+
+@pytest.mark.parametrize(
+    ("value", "wanted"),
+    [
+        (
+            stream(pa.table({"x": pa.DictionaryArray.from_arrays([0, 1], pa.array(["a", None]))})),
+            pa.field("x", pa.string(), nullable=False),
+        ),
+        (
+            nested(pa.list_(pa.int64()), [1, None]),
+            pa.field("x", pa.list_(pa.field("element", pa.int64(), nullable=False))),
+        ),
+        (
+            nested(pa.map_(pa.string(), pa.int64()), [("a", None)]),
+            pa.field("x", pa.map_(pa.string(), pa.field("value", pa.int64(), nullable=False))),
+        ),
+        (
+            nested(pa.struct([("a", pa.int64())]), {"a": None}),
+            pa.field("x", pa.struct([pa.field("a", pa.int64(), nullable=False)])),
+        ),
+        (nested(pa.null(), None), pa.field("x", pa.int64(), nullable=False)),
+    ],
+    ids=["dictionary", "list", "map", "struct", "null"],
+)
+def test_a_null_is_found_wherever_it_is(value: bytes, wanted: pa.Field) -> None:
+    found = Reading(pa.schema([wanted]), value)
+    assert not found.batches
+    assert "NOT NULL" in found.why[0][2]
+
+
+def test_a_null_struct_has_no_fields_that_must_not_be_null() -> None:
+    wanted = pa.struct([pa.field("a", pa.int64(), nullable=False)])
+    table = pa.table({"x": pa.array([{"a": 1}, None], pa.struct([("a", pa.int64())]))})
+    assert Reading(pa.schema([("x", wanted)]), stream(table)).rows == [{"x": {"a": 1}}, {"x": None}]
+
+
+@pytest.mark.parametrize("name", ["_topic", "_publisher", "_sequence", "_corrupt_record"])
+def test_what_can_be_null_of_a_message_may_be(name: str) -> None:
+    kind = {"_sequence": pa.int64(), "_corrupt_record": pa.binary()}.get(name, pa.string())
+    with pytest.raises(ValueError, match="leave out NOT NULL"):
+        ArrowValues(pa.schema([pa.field(name, kind, nullable=False)]), False)
+    with pytest.raises(ValueError, match="write '_id'"):
+        ArrowValues(pa.schema([("_ID", pa.int64())]), False)
+    with pytest.raises(ValueError, match="no columns"):
+        ArrowValues(pa.schema([]), False)
+
+
+# What ends a Python process, or takes all its memory, if Arrow is let.
+
+
+def view(kind: pa.DataType, length: int) -> pa.Array:
+    """The second row is null, and its bytes say that it is so long."""
+    views = struct.pack("<i12s", 3, b"abc") + struct.pack("<i12s", length, b"")
+    return pa.Array.from_buffers(kind, 2, [pa.py_buffer(b"\x01"), pa.py_buffer(views)])
+
+
+@pytest.mark.parametrize("length", [-(2**31), -1, 2**31 - 1])
+def test_nobody_follows_what_is_under_a_null(length: int) -> None:
+    text = Reading(pa.schema([("x", pa.string())]), stream(pa.table({"x": view(pa.string_view(), length)})))
+    assert text.rows == [{"x": "abc"}, {"x": None}]
+    lists = pa.ListArray.from_arrays(pa.array([0, 2], pa.int32()), view(pa.binary_view(), length))
+    found = Reading(pa.schema([("x", pa.list_(pa.binary()))]), stream(pa.table({"x": lists})))
+    assert found.rows == [{"x": [b"abc", None]}]
+
+
+@pytest.mark.parametrize("scale", [8323075, 2**31 - 1, -(2**31), 77, -1])
+def test_a_scale_that_no_number_has_does_not_fit(scale: int) -> None:
+    kind = pa.decimal128(38, scale)
+    column = pa.Array.from_buffers(kind, 1, [None, pa.py_buffer((15).to_bytes(16, "little"))])
+    found = Reading(pa.schema([("x", pa.decimal128(10, 2))]), stream(pa.table({"x": column})))
+    assert "does not fit" in found.why[0][2]
+
+
+def test_a_batch_of_fewer_than_no_rows_does_not_fit() -> None:
+    value = stream(pa.RecordBatch.from_arrays([], schema=pa.schema([])))
+    schema = pa.schema([("_partition", pa.int32())])
+    fitting = 0
+    for at in range(len(value)):
+        for flip in (0xFF, 0x80):
+            changed = bytearray(value)
+            changed[at] ^= flip
+            fitting += not Reading(schema, bytes(changed)).why
+    assert fitting
+
+
+def test_what_no_bytes_stand_for_is_bounded() -> None:
+    schema = pa.schema([("x", pa.list_(pa.int64()))])
+    offsets = pa.array([0, 2**31 - 1], pa.int32())
+    huge = pa.ListArray.from_arrays(offsets, pa.nulls(2**31 - 1))
+    assert "256 MiB" in Reading(schema, stream(pa.table({"x": huge}))).why[0][2]
+    fixed = pa.FixedSizeListArray.from_arrays(pa.nulls(2**28), 2**28)
+    assert "256 MiB" in Reading(schema, stream(pa.table({"x": fixed}))).why[0][2]
+    columns = pa.schema([(f"x{i}", pa.int64()) for i in range(3)])
+    many = pa.RecordBatch.from_arrays([pa.nulls(1 << 24)] * 3, names=columns.names)
+    assert "256 MiB" in Reading(columns, stream(many)).why[0][2]
+    text = pa.DictionaryArray.from_arrays(pa.array([0] * 300_000, pa.int32()), pa.array(["y" * 1000]))
+    assert "256 MiB" in Reading(pa.schema([("x", pa.string())]), stream(pa.table({"x": text}))).why[0][2]
+    batches = pa.Table.from_batches([pa.RecordBatch.from_arrays([pa.nulls(1 << 23)], names=["x"])] * 3)
+    assert "16777216 rows" in Reading(pa.schema([("_partition", pa.int32())]), stream(batches)).why[0][2]
+    topic = log_of(stream(pa.RecordBatch.from_arrays([pa.nulls(1 << 20)], names=["x"])))
+    at = topic.schema.get_field_index("topic")
+    topic = topic.set_column(at, topic.schema.field(at), pa.array(["t" * 1000]))
+    why: list[str] = []
+    reader = ArrowValues(pa.schema([("_topic", pa.string())]), False)
+    assert list(reader.rows(topic, lambda p, i, e: why.append(str(e)))) == []
+    assert "256 MiB" in why[0]
+
+
+def test_lists_of_nothing_are_followed_nowhere() -> None:
+    """Their offsets need not begin at 0, and of none Arrow checks only that."""
+    inner = pa.ListArray.from_arrays(pa.array([4, 5], pa.int32()), pa.array(range(6)))
+    outer = pa.ListArray.from_arrays(pa.array([1, 1], pa.int32()), inner)
+    schema = pa.schema([("x", pa.list_(pa.list_(pa.int64())))])
+    assert Reading(schema, stream(pa.table({"x": outer}))).rows == [{"x": []}]
+    kind = pa.map_(pa.string(), pa.map_(pa.string(), pa.large_string()))
+    maps = pa.array([[("a", [("b", "c")])], [], None], kind).slice(1)
+    wanted = pa.map_(pa.string(), pa.map_(pa.string(), pa.string()))
+    assert Reading(pa.schema([("x", wanted)]), stream(pa.table({"x": maps}))).rows == [{"x": []}, {"x": None}]
+
+
+def test_what_is_shown_or_repeated_many_times_is_bounded() -> None:
+    def bounded(schema: list[tuple[str, pa.DataType]], *columns: pa.Array) -> bool:
+        table = pa.Table.from_arrays(columns, names=[f"x{i or ''}" for i in range(len(columns))])
+        return "256 MiB" in Reading(pa.schema(schema), stream(table)).why[0][2]
+
+    size = 1 << 20
+    views = struct.pack("<i4sii", size, b"xxxx", 0, 0) * 300
+    shared = pa.Array.from_buffers(
+        pa.string_view(), 300, [None, pa.py_buffer(views), pa.py_buffer(b"x" * size)]
+    )
+    assert bounded([("x", pa.string())], shared)
+    within = pa.ListArray.from_arrays(pa.array([0, 300], pa.int32()), shared)
+    assert bounded([("x", pa.list_(pa.string()))], within)
+    inner = pa.Array.from_buffers(pa.list_(pa.null(), 0), 1 << 25, [None], children=[pa.nulls(0)])
+    outer = pa.Array.from_buffers(pa.list_(inner.type, 1 << 25), 1, [None], children=[inner])
+    assert bounded([("x", pa.list_(pa.list_(pa.int64())))], outer)
+    wide = pa.struct([(f"c{i}", pa.int64()) for i in range(200)])
+    assert bounded([("x", wide)], pa.nulls(1 << 20))
+    message = [("_id", pa.int64()), ("_sequence", pa.int64()), ("_timestamp", MICROSECONDS)]
+    assert bounded([*message, ("_partition", pa.int32())], pa.nulls(1 << 24))
+
+
+def test_one_long_name_among_many_short_ones_is_no_reason() -> None:
+    names = pa.DictionaryArray.from_arrays([0] * 3000 + [1], pa.array(["a", "b" * 100_000]))
+    found = Reading(pa.schema([("x", pa.string())]), stream(pa.table({"x": names})))
+    assert [len(row["x"]) for row in found.rows[-2:]] == [1, 100_000]
+
+
+def test_many_empty_batches_cost_little() -> None:
+    batch = pa.RecordBatch.from_arrays([pa.nulls(0)], names=["x"])
+    found = Reading(pa.schema([("x", pa.int64())]), stream(pa.Table.from_batches([batch] * 8000)))
+    assert found.batches == []
+    assert found.why == []
+
+
+class Strict(pa.ExtensionType):
+    """Somebody's own type, which cannot stand what it is told."""
+
+    def __init__(self) -> None:
+        super().__init__(pa.int64(), "tests.strict")
+
+    def __arrow_ext_serialize__(self) -> bytes:
+        return b""
+
+    @classmethod
+    def __arrow_ext_deserialize__(cls, storage: pa.DataType, told: bytes) -> Strict:
+        raise RecursionError("too deep")
+
+
+def test_a_type_that_somebody_has_registered_costs_only_its_message() -> None:
+    value = stream(pa.table({"x": pa.ExtensionArray.from_storage(Strict(), pa.array([1]))}))
+    assert Reading(pa.schema([("x", pa.int64())]), value).rows == [{"x": 1}]  # nobody knows it here
+    pa.register_extension_type(Strict())
+    try:
+        assert "too deep" in Reading(pa.schema([("x", pa.int64())]), value).why[0][2]
+    finally:
+        pa.unregister_extension_type("tests.strict")
+
+
+# A type that is wanted, the values that it may have, and what other programs make of it.
+_FLAT: list[tuple[pa.DataType, st.SearchStrategy[Any], list[pa.DataType]]] = [
+    (pa.int64(), st.integers(-100, 100), [pa.int8(), pa.int64()]),
+    (pa.float64(), st.sampled_from([0.0, 1.5, -2.25]), [pa.float32(), pa.float64()]),
+    (pa.bool_(), st.booleans(), [pa.bool_()]),
+    (
+        pa.string(),
+        st.text(max_size=15),
+        [pa.string(), pa.large_string(), pa.string_view()],
+    ),
+    (pa.binary(), st.binary(max_size=15), [pa.binary(), pa.large_binary(), pa.binary_view()]),
+]
+
+
+@st.composite
+def _types(draw: st.DrawFn, depth: int = 2) -> tuple[pa.DataType, st.SearchStrategy[Any], pa.DataType]:
+    kind = draw(st.sampled_from(["flat", "list", "struct", "map"])) if depth else "flat"
+    if kind == "flat":
+        wanted, values, others = draw(st.sampled_from(_FLAT))
+        return wanted, values, draw(st.sampled_from(others))
+    wanted, values, given = draw(_types(depth - 1))
+    optional = st.none() | values
+    if kind == "list":
+        made = draw(st.sampled_from([pa.list_, pa.large_list]))
+        return pa.list_(pa.field("element", wanted)), st.lists(optional, max_size=3), made(given)
+    if kind == "struct":
+        return pa.struct([("a", wanted)]), st.fixed_dictionaries({"a": optional}), pa.struct([("a", given)])
+    pairs = st.lists(st.tuples(st.text(max_size=3), optional), max_size=3)
+    return pa.map_(pa.string(), wanted), pairs, pa.map_(pa.large_string(), given)
+
+
+@settings(max_examples=200)
+@given(st.data())
+def test_whatever_the_types_are_the_rows_are_what_was_sent(data: st.DataObject) -> None:
+    wanted, values, other = data.draw(_types())
+    rows = data.draw(st.lists(st.none() | values, max_size=6))
+    begin = data.draw(st.integers(0, len(rows)))
+    column = pa.array(rows, other).slice(begin)
+    found = Reading(pa.schema([("x", wanted)]), stream(pa.table({"x": column})))
+    assert found.why == []
+    assert [row["x"] for row in found.rows] == pa.array(rows[begin:], wanted).to_pylist()
+
+
+def test_a_type_that_a_stranger_has_named_is_one_short_line() -> None:
+    kind = pa.struct([(f"evil\nERROR forged line {i}", pa.int64()) for i in range(3000)])
+    value = stream(pa.table({"x": pa.nulls(1, kind)}))
+    (_, _, why), *_ = Reading(pa.schema([("x", pa.int64())]), value).why
+    assert "\n" not in why
+    assert len(why) < 500
+
+
+def test_what_does_not_fit_leaves_the_others_alone() -> None:
+    schema = pa.schema([("x", pa.int64()), ("_id", pa.int64())])
+    good = stream(pa.table({"x": [1]}))
+    found = Reading(schema, good, b"", b"no Arrow", good[:-8], good + b"more", good + good, good)
+    assert [row["_id"] for row in found.rows] == [0, 6]
+    assert [id_ for _, id_, _ in found.why] == [1, 2, 3, 4, 5]
+    permissive = Reading(schema, good, b"no Arrow", good, permissive=True)
+    assert permissive.rows == [{"x": 1, "_id": 0}, {"x": None, "_id": 1}, {"x": 1, "_id": 2}]
+
+
+def test_many_batches_of_one_value_and_compressed_ones() -> None:
+    table = pa.table({"x": range(30_000)})
+    sink = pa.BufferOutputStream()
+    options = pa.ipc.IpcWriteOptions(compression="zstd")
+    with pa.ipc.new_stream(sink, table.schema, options=options) as writer:
+        writer.write_table(table, max_chunksize=7_000)
+    found = Reading(table.schema, sink.getvalue().to_pybytes())
+    assert [row["x"] for row in found.rows] == list(range(30_000))
+    assert len(found.batches) == 3
+
+
+def test_a_batch_that_claims_rows_without_having_them_costs_no_memory() -> None:
+    def claims(rows: int) -> bytes:
+        return stream(pa.RecordBatch.from_arrays([pa.nulls(rows)], names=["x"]))
+
+    schema = pa.schema([("x", pa.int64())])
+    assert "16777216 are the most" in Reading(schema, claims(1 << 25)).why[0][2]
+    assert len(Reading(schema, claims(1000)).rows) == 1000
+
+
+@settings(max_examples=300)
+@given(st.data())
+def test_whatever_the_bytes_are_they_are_rows_or_do_not_fit(data: st.DataObject) -> None:
+    source = random.Random(data.draw(st.integers(0, 2**32)))
+    content = bytearray(stream(TABLE))
+    for _ in range(source.choice((1, 1, 2, 8))):
+        content[source.randrange(len(content))] ^= 1 << source.randrange(8)
+    if source.random() < 0.2:
+        del content[source.randrange(len(content)) :]
+    found = Reading(TABLE.schema, bytes(content))
+    assert bool(found.why) != bool(found.batches) or sum(batch.num_rows for batch in found.batches) < 3
+
+
+def test_values_of_no_columns_are_refused_by_name() -> None:
+    reader = ArrowValues(TABLE.schema, False)
+    with pytest.raises(UnfitValueError, match="no Arrow IPC stream"):
+        reader._read(pa.py_buffer(b"\xff" * 100), Room())

@@ -1,0 +1,225 @@
+"""Tables as messages: from one Spark job to another, and to and from programs without Spark."""
+
+from __future__ import annotations
+
+import json
+import re
+import threading
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.ipc
+import pytest
+import zmq
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, SparkSession
+
+from tests.support import REPOSITORY, Socket, bound, free_endpoint, wait_for
+from tests.support.streams import feed, running, wait_for_rows
+from tests.test_readme import run, snippets
+from zmq_datasource import Producer
+from zmq_datasource.errors import OptionError
+
+pytestmark = pytest.mark.spark
+Context = zmq.Context[Socket]
+
+SCHEMA = "n BIGINT, half DOUBLE, name STRING, at TIMESTAMP, tags ARRAY<STRING>, place STRUCT<x: INT, y: DECIMAL(10, 2)>"
+
+
+def stream(table: pa.Table) -> bytes:
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, table.schema) as writer:
+        writer.write_table(table)
+    return sink.getvalue().to_pybytes()
+
+
+def sent(df: DataFrame, endpoint: str, **options: Any) -> None:
+    writer = df.write.format("zmq").mode("append").option("connect", endpoint)
+    for name, value in {"valueFormat": "arrow", **options}.items():
+        writer = writer.option(name, value)
+    writer.save()
+
+
+def test_what_one_job_sends_another_one_reads(spark: SparkSession, tmp_path: Path) -> None:
+    endpoint = free_endpoint()
+    df = spark.range(0, 2500, 1, 2).selectExpr(
+        "id AS n",
+        "if(id % 7 = 0, NULL, id * 0.5D) AS half",
+        "concat('ü', id) AS name",
+        "timestamp_micros(id * 1000) AS at",
+        "array('a', string(id)) AS tags",
+        "named_struct('x', int(id), 'y', cast(id AS DECIMAL(10, 2))) AS place",
+    )
+    reader = spark.readStream.format("zmq").schema(f"{SCHEMA}, _id BIGINT, _topic STRING")
+    options = {"socketType": "PULL", "bind": endpoint, "walLocation": str(tmp_path / "wal")}
+    received = reader.options(valueFormat="arrow", **options).load()
+    with running(received, tmp_path / "out") as query:
+        sent(df, endpoint, maxRowsPerMessage=100, topic="t")
+        wait_for_rows(query, 26)
+        progress = [p for p in query.recentProgress if p["numInputRows"]]
+    out = spark.read.parquet(str(tmp_path / "out"))
+    assert sum(p["numInputRows"] for p in progress) == 2500
+    assert (
+        out.drop("_id", "_topic").exceptAll(df).count()
+        == df.exceptAll(out.drop("_id", "_topic")).count()
+        == 0
+    )
+    assert out.select("_topic").distinct().collect() == [("t",)]
+    # 1250 rows of each Spark partition, in messages of 100.
+    sizes = sorted(row["count"] for row in out.groupBy("_id").count().collect())
+    assert sizes == [50, 50] + [100] * 24
+
+
+def test_tables_of_a_producer_are_read_from_the_acknowledged_transport(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    endpoint = free_endpoint()
+    reader = spark.readStream.format("zmq").schema("id BIGINT").option("valueFormat", "arrow")
+    options = {"socketType": "ROUTER", "bind": endpoint, "walLocation": str(tmp_path / "wal")}
+    with running(reader.options(**options).load(), tmp_path / "out") as query:
+        with Producer(endpoint, name="plain") as producer:
+            producer.send(stream(pa.table({"id": [1, 2, 3]})))
+            producer.flush()
+        wait_for_rows(query, 1)
+    out = spark.read.parquet(str(tmp_path / "out"))
+    assert [row.id for row in out.orderBy("id").collect()] == [1, 2, 3]
+
+
+@pytest.fixture
+def log(spark: SparkSession, context: Context, tmp_path: Path) -> Path:
+    """A log with a good value, two others, and a good one."""
+    push, endpoint = bound(context, zmq.PUSH)
+    with running(
+        feed(spark, connect=endpoint, walLocation=tmp_path / "wal", walRetention="1h"), tmp_path / "raw"
+    ) as query:
+        push.send(stream(pa.table({"x": [1, 2]})))
+        push.send(b"no Arrow")
+        push.send(stream(pa.table({"x": ["text"]})))
+        push.send(stream(pa.table({"x": pa.array([3], pa.int8()), "other": [0]})))
+        wait_for_rows(query, 4)
+    return tmp_path / "wal"
+
+
+def test_what_does_not_fit_is_what_mode_says(
+    spark: SparkSession, log: Path, package_log: Callable[[], str]
+) -> None:
+    def read(schema: str, **options: str) -> list[tuple[Any, ...]]:
+        reader = spark.read.format("zmq").schema(schema).option("valueFormat", "arrow")
+        return [tuple(row) for row in reader.options(walLocation=str(log), **options).load().collect()]
+
+    assert read("x INT, _id BIGINT") == [(1, 0), (2, 0), (None, 1), (None, 2), (3, 3)]
+    text = stream(pa.table({"x": ["text"]}))
+    corrupt = [(row[0], row[1] and bytes(row[1])) for row in read("x INT, _corrupt_record BINARY")]
+    assert corrupt == [(1, None), (2, None), (None, b"no Arrow"), (None, text), (3, None)]
+    assert read("x INT NOT NULL", mode="dropMalformed") == [(1,), (2,), (3,)]
+    logged = package_log()
+    assert "reading the value of message 1 of log partition 0 as Arrow: it is no Arrow IPC stream" in logged
+    assert (
+        "message 2 of log partition 0 as Arrow: column 'x' is string, and the schema says int32; it is left out"
+        in logged
+    )
+    with pytest.raises(
+        PySparkException, match=r"message 1 of log partition 0.*Correct the schema, or set mode"
+    ):
+        read("x INT", mode="FAILFAST")
+    assert read("x STRING", mode="DROPMALFORMED") == [("text",)]  # another schema, the same log
+
+
+@pytest.mark.parametrize(
+    ("schema", "options", "why"),
+    [
+        (None, {}, "valueFormat=arrow needs the schema"),
+        ("x INT", {"includeFrames": "true"}, "includeFrames is for valueFormat=bytes"),
+        ("x INT", {"view": "gaps"}, "valueFormat"),
+        ("x INT", {"valueFormat": "bytes"}, "set valueFormat=arrow if the values are Arrow IPC streams"),
+        ("x INT", {"valueFormat": "bytes", "mode": "FAILFAST"}, "mode needs valueFormat=arrow"),
+        ("x INT NOT NULL", {}, "leave out NOT NULL, or set mode"),
+        ("_id STRING", {}, "column '_id' has type string"),
+        ("x INTERVAL YEAR TO MONTH", {}, "the schema of valueFormat=arrow"),
+    ],
+)
+def test_what_cannot_be_read_is_refused(
+    spark: SparkSession, tmp_path: Path, schema: str | None, options: dict[str, str], why: str
+) -> None:
+    reader = spark.read.format("zmq").options(
+        **{"valueFormat": "arrow", "walLocation": str(tmp_path), **options}
+    )
+    with pytest.raises(PySparkException, match=re.escape(why)):
+        (reader if schema is None else reader.schema(schema)).load().collect()
+
+
+def test_a_live_socket_is_read_in_a_batch(spark: SparkSession, context: Context) -> None:
+    push, endpoint = bound(context, zmq.PUSH)
+
+    def send() -> None:
+        for number in range(3):
+            push.send(stream(pa.table({"x": [number] * 2})))
+
+    sending = threading.Thread(target=send)  # each send waits until somebody reads
+    sending.start()
+    reader = spark.read.format("zmq").schema("x BIGINT").option("valueFormat", "arrow")
+    found = (
+        reader.options(socketType="PULL", connect=endpoint, maxMessages="3", timeout="30s").load().collect()
+    )
+    sending.join()
+    assert [row.x for row in found] == [0, 0, 1, 1, 2, 2]
+
+
+def test_each_snippet_about_tables_runs_as_printed(
+    spark: SparkSession, context: Context, tmp_path: Path
+) -> None:
+    page = list(snippets(REPOSITORY / "docs" / "arrow.md", tmp_path))
+    with ExitStack() as stack:
+        names = run(iter([snippet for snippet in page if snippet.kind == "python"]), stack)
+        wait_for(lambda: sum(p["numInputRows"] for p in names["keeping"].recentProgress) >= 1000, "rows", 90)
+    assert names["latest"].first()["sensor"] is not None
+    push, endpoint = bound(context, zmq.PUSH)
+    pull = context.socket(zmq.PULL)
+    pull.connect(endpoint)
+    pull.rcvtimeo = 10_000
+    known: dict[str, Any] = {"push": push, "pull": pull}
+    for snippet in page:
+        if snippet.kind in ("pyarrow", "pandas", "polars"):
+            known["frame"] = _frame(snippet.kind)
+            before = None if known["frame"] is None else known["frame"].to_dict()
+            if snippet.kind == "polars" and known["frame"] is None:
+                continue
+            exec(snippet.code, known)
+            if before is not None:
+                assert json.dumps(known["frame"].to_dict(), default=list) == json.dumps(before, default=list)
+    assert known["table"].to_pydict() == {"sensor": [1, 2], "celsius": [19.5, 21.0]}
+
+
+def _frame(kind: str) -> Any:
+    columns = {"sensor": [1, 2], "city": ["Bern", None]}
+    if kind == "pandas":
+        import pandas as pd  # noqa: PLC0415
+
+        return pd.DataFrame(columns)
+    if kind == "polars":
+        try:
+            import polars as pl  # noqa: PLC0415 - where it is installed
+        except ImportError:
+            return None
+        return pl.DataFrame(columns)
+    return None
+
+
+@pytest.mark.parametrize(
+    ("columns", "options", "why"),
+    [
+        ([], {}, "nothing to send"),
+        (["id AS a", "id AS a"], {}, "columns ['a'] twice"),
+        (["id"], {"socketType": "DEALER"}, "valueFormat=arrow is not for socketType=DEALER"),
+        (["id"], {"maxBytesPerMessage": "900m"}, "would not fit a source"),
+        (["id"], {"valueFormat": "bytes", "maxRowsPerMessage": "5"}, "needs valueFormat=arrow"),
+    ],
+)
+def test_what_cannot_be_sent_is_refused(
+    spark: SparkSession, columns: list[str], options: dict[str, str], why: str
+) -> None:
+    with pytest.raises((PySparkException, OptionError), match=re.escape(why)):
+        sent(spark.range(1).selectExpr(*columns), free_endpoint(), **options)
