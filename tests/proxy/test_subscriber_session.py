@@ -127,6 +127,21 @@ def test_a_heartbeat_ends_a_silence() -> None:
         here.hear(Heartbeat(100))
 
 
+def test_an_answer_that_does_not_come_is_asked_for_though_there_are_heartbeats() -> None:
+    here = Subscribed(welcomed=False)
+    here.said()
+    for asked in (3.5, 7.0):
+        here.hear(Heartbeat(100), message(5))
+        assert here.pass_time(3.0) == []
+        here.hear(Heartbeat(100))
+        assert here.pass_time(0.5) == [(asked, subscribe(1))]
+    here.hear(Ready(1, 0, 100, False), message(0))
+    for _ in range(3):
+        here.hear(Heartbeat(100))
+        assert here.pass_time(3) == []
+    assert here.taken() == [0]
+
+
 def test_bytes_of_a_large_message_are_no_silence() -> None:
     here = Subscribed(timeout=5)
     for _ in range(60):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 import threading
+import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
@@ -147,7 +148,9 @@ def receive(sock: Socket, count: int, milliseconds: int = 30_000) -> list[list[b
 def receive_until(sock: Socket, wanted: Callable[[list[bytes]], bool], count: int = 1) -> list[list[bytes]]:
     """The first ``count`` messages that are wanted; others between them (heartbeats) are left out."""
     got: list[list[bytes]] = []
+    deadline = time.monotonic() + 30
     while len(got) < count:
+        assert time.monotonic() < deadline, f"{len(got)} of {count} wanted messages came"
         (message,) = receive(sock, 1)
         if wanted(message):
             got.append(message)

@@ -153,7 +153,7 @@ class DurableServer:
             return
         own = self._sessions.get(self._names.get(peer, ""))
         if own is not None and own.is_again(wanted):
-            self._send(peer, Ready(wanted.session, own.begin, self._view.end, False))
+            own.ready = own.ready or Ready(wanted.session, own.begin, self._view.end, False)
             return
         known = self._subscriptions.get(wanted.name)
         if wanted.resume is not None and wanted.resume > self._view.end:
@@ -187,7 +187,7 @@ class DurableServer:
         self._sessions[wanted.name] = session
         self._names[peer] = wanted.name
         self._displaced.pop(peer, None)
-        self._send(peer, Ready(wanted.session, begin, self._view.end, new))
+        session.ready = Ready(wanted.session, begin, self._view.end, new)
         _log.info(
             "durable subscriber %r is there, from id %d on%s", wanted.name, begin, " (new)" if new else ""
         )
@@ -286,6 +286,11 @@ class DurableServer:
             self._held += session.held - before
 
     def _give(self, session: DurableSession) -> bool:
+        if session.ready is not None:
+            # What was sent to the session before, on the same connection, may have left no room for it yet.
+            if not self._send(session.peer, session.ready):
+                return False
+            session.ready = None
         share = self._share
         for _ in range(_TURN_MESSAGES):
             if not session.may_have(share):

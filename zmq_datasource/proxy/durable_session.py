@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 
 from zmq_datasource.errors import ProtocolError
 from zmq_datasource.messages.framing import raw_messages
-from zmq_datasource.proxy.durable_protocol import Lost, Message, Subscribe
+from zmq_datasource.proxy.durable_protocol import Lost, Message, Ready, Subscribe
 from zmq_datasource.proxy.subscriptions import Subscription, Subscriptions
 from zmq_datasource.proxy.view import Cursor
 from zmq_datasource.transport.kernel import Taken
@@ -80,6 +80,7 @@ class DurableSession:
     Attributes:
         number: What the client calls the session.
         begin: The id that READY names as the first.
+        ready: The answer to its SUBSCRIBE, until there was room for it; it comes before all messages.
         wants_acked: Whether it waits for ACKED.
     """
 
@@ -95,6 +96,7 @@ class DurableSession:
         self.peer, self.number = peer, wanted.session
         self.subscription, self._subscriptions = subscription, subscriptions
         self.cursor, self.begin = cursor, cursor.position
+        self.ready: Ready | None = None
         self.wire = wire
         self._credit = min(wanted.credit, _MOST_CREDIT)
         self._pending: deque[Message | Lost] = deque()  # read and to be sent

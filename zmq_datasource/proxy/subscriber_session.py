@@ -2,8 +2,9 @@
 
 The rules:
 
-* The proxy says each second that it is there. After ``SILENCE_SECONDS`` it is asked with the same SUBSCRIBE, which
-  restarts nothing; after twice as much without a byte the connection is given up. A message of 100 MB may take
+* The proxy says each second that it is there. After ``SILENCE_SECONDS`` without a word, or without the answer to
+  SUBSCRIBE, it is asked with the same SUBSCRIBE, which restarts nothing; after twice as much without a byte the
+  connection is given up. A message of 100 MB may take
   longer than that, and no heartbeat overtakes it: bytes are a sign of life too.
 * Every connection is a new one to the proxy, and hears SUBSCRIBE with a number of its own. What was sent to a
   connection before, and comes late, comes again.
@@ -186,7 +187,7 @@ class SubscriberSession(Session):
         if now - self._heard > 2 * SILENCE_SECONDS:
             self.redial = True
             self.connected(now)
-        elif now - max(self._heard, self._asked) > SILENCE_SECONDS:
+        elif now - max(self._asked, self._heard if self.ready else 0.0) > SILENCE_SECONDS:
             self._subscribe(now)
         if self._acks_owed:
             self.send_acks()
