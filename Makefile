@@ -10,7 +10,7 @@ export PYSPARK_PYTHON := $(abspath $(BIN)/python)
 # what needs no Spark. With more the tests fail: Spark gives up a Python process that has not connected back within 10 s.
 WORKERS ?= 3
 
-.PHONY: help demo test test-spark test-rest chaos soak test-long test-lowest check fast sanitize fuzz audit bench bench-kafka docs site notebook wheel clean
+.PHONY: help demo test test-spark test-rest chaos soak test-long test-lowest check fast sanitize fuzz audit bench bench-kafka docs site notebook notebooks wheel clean
 
 help: ## What there is
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1\t\2/p' Makefile | expand -t 14
@@ -80,6 +80,9 @@ site: $(VENV)/.made ## The documentation as a site, in build/site
 
 notebook: $(VENV)/.notebook ## Open the notebooks
 	$(JAVA) $(BIN)/jupyter lab notebooks
+
+notebooks: $(VENV)/.dev ## Run the notebooks and keep what they show; ARGS="05" for one of them
+	$(JAVA) $(BIN)/python scripts/notebooks.py $(ARGS)
 
 wheel: $(VENV)/.made ## The sdist and wheels in dist/, each tried in an environment of its own
 	scripts/wheel.sh $(BIN)/python build/wheel dist

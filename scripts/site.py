@@ -1,4 +1,4 @@
-"""What MkDocs needs beside docs/: the README as the first page, other pages, and the API from the docstrings."""
+"""What MkDocs needs beside docs/: the README as the first page, other pages, notebooks, the API from docstrings."""
 
 from __future__ import annotations
 
@@ -8,10 +8,14 @@ from pathlib import Path
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
+from nbconvert import MarkdownExporter
 
 ROOT = Path(__file__).resolve().parent.parent
 # Pages of the site that are elsewhere in the repository, by their place there.
 PAGES = {"README.md": "index.md", "SECURITY.md": "threat-model.md", "benchmarks/RESULTS.md": "results.md"}
+NOTEBOOKS = {
+    path.relative_to(ROOT).as_posix(): f"{path.stem}.md" for path in sorted(ROOT.glob("notebooks/*.ipynb"))
+}
 API = {
     "In Spark": [
         "register",
@@ -32,6 +36,12 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     for place, name in PAGES.items():
         text = _TEST_MARK.sub("", (ROOT / place).read_text(encoding="utf-8"))
         files.append(File.generated(config, name, content=_relinked(text, (ROOT / place).parent)))
+    for place, name in NOTEBOOKS.items():
+        own = {"unique_key": Path(name).stem}  # its pictures' names begin so
+        text, resources = MarkdownExporter().from_filename(str(ROOT / place), resources=own)
+        files.append(File.generated(config, name, content=text))
+        for picture, data in resources["outputs"].items():
+            files.append(File.generated(config, picture, content=data))
     sections = [
         f"## {title}\n\n"
         + "\n".join(f"::: zmq_datasource.{name}\n    options: {{heading_level: 3}}\n" for name in names)
@@ -52,8 +62,8 @@ def _relinked(text: str, directory: Path) -> str:
     def replaced(link: re.Match[str]) -> str:
         image, words, path, anchor = link[1], link[2], link[3], link[4] or ""
         target = (directory / path).resolve().relative_to(ROOT).as_posix()
-        if target in PAGES:
-            return f"{image}[{words}]({PAGES[target]}{anchor})"
+        if page := (PAGES | NOTEBOOKS).get(target):
+            return f"{image}[{words}]({page}{anchor})"
         if target.startswith("docs/"):
             return f"{image}[{words}]({target.removeprefix('docs/')}{anchor})"
         return words if words.startswith("`") or " " in words else f"`{words}`"

@@ -11,3 +11,12 @@ if find_spec("pyspark") is None:
         "pyspark-client, for Spark Connect alone)",
         name="pyspark",
     )
+
+from pyspark import __version__
+
+if tuple(int(part) for part in __version__.split(".")[:2]) < (4, 2):
+    raise ImportError(
+        f"this needs PySpark 4.2 or newer, and {__version__} is installed: the Python data sources of older "
+        "releases lack what it is made of. Install a newer one: pip install --upgrade 'pyspark>=4.2'",
+        name="pyspark",
+    )
