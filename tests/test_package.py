@@ -93,6 +93,16 @@ def test_without_pyspark_it_is_said_what_to_install() -> None:
     assert "pip install 'zmq_datasource[spark]'" in done.stderr
 
 
+def test_an_older_pyspark_is_refused_with_its_version_and_the_way_out(tmp_path: Path) -> None:
+    (tmp_path / "pyspark").mkdir()
+    (tmp_path / "pyspark" / "__init__.py").write_text("__version__ = '4.1.4'\n")
+    code = f"import sys; sys.path.insert(0, {str(tmp_path)!r}); from zmq_datasource import register"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode
+    assert "needs PySpark 4.2 or newer, and 4.1.4 is installed" in done.stderr
+    assert "pip install --upgrade" in done.stderr
+
+
 def test_what_is_public_is_there_when_it_is_asked_for() -> None:
     for name in zmq_datasource.__all__:
         assert getattr(zmq_datasource, name) is not None

@@ -153,7 +153,9 @@ class DurableServer:
             return
         own = self._sessions.get(self._names.get(peer, ""))
         if own is not None and own.is_again(wanted):
-            own.ready = own.ready or Ready(wanted.session, own.begin, self._view.end, False)
+            answer = Ready(wanted.session, own.begin, self._view.end, False)
+            if own.ready is None and not self._send(peer, answer):
+                own.ready = answer
             return
         known = self._subscriptions.get(wanted.name)
         if wanted.resume is not None and wanted.resume > self._view.end:
