@@ -60,7 +60,12 @@ def main() -> None:
         sent = sent.option("checkpointLocation", f"{directory}/checkpoint").trigger(availableNow=True)
         sent.start().awaitTermination()
         session.read.parquet(f"{directory}/rows").selectExpr("from_json(value, 'a int')").collect()
+        jvm = session.sparkContext._gateway.proc
         session.stop()
+        # It writes the archive when it ends, for some seconds: the tests look for it when they begin.
+        jvm.stdin.close()
+        jvm.wait(timeout=120)
+    assert archive.exists()
 
 
 if __name__ == "__main__":
