@@ -34,6 +34,9 @@ _warned: set[str] = set()
 
 # Between looks at the kernel's queue, so that libzmq's own thread gets its turn to fill it again.
 _LOOKS, _LOOK_SECONDS = 3, 0.001
+# libzmq's timers may fire some milliseconds before the clock says so. A socket that was closed because its time was up
+# would then pass for one that had nothing left.
+_LATER_MS = 50
 
 
 class OpenSocket:
@@ -91,16 +94,16 @@ class OpenSocket:
         last messages to a slow consumer. So this waits for the kernel first.
 
         Returns:
-            Whether all of it has left. libzmq does not say, but it closes early only when
-            every queue is empty.
+            Whether all of it has left. libzmq does not say, but it closes in time only when every queue is empty: it
+            is given a little longer than that.
         """
         deadline = math.inf if linger < 0 else time.monotonic() + linger / 1000
         with ExitStack() as stack:
             held = [(stack.enter_context(s), ipc) for s, ipc in self.watch.hold()] if linger else []
             cut = self.watch.cut
             written = wait_until_written([sock for sock, _ in held], deadline, self._threads)
-            left = -1 if linger < 0 else max(0, round((deadline - time.monotonic()) * 1000))
-            self.socket.close(left)
+            left = 0 if linger < 0 else deadline - time.monotonic()
+            self.socket.close(-1 if linger < 0 else round(left * 1000) + _LATER_MS if left > 0 else 0)
             # A connection that is lost while libzmq lingers takes along what was in it, and is not made anew.
             self.watch.follow_to_the_end(deadline)
             self.watch.close()
