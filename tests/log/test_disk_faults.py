@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import errno
+import logging
 import os
+import resource
 import signal
 import socket as stdlib_socket
 import subprocess
@@ -12,10 +14,12 @@ import textwrap
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 import zmq
 from pyspark.sql import SparkSession
@@ -37,10 +41,15 @@ from zmq_datasource import DurableSubscriber, Producer
 from zmq_datasource.errors import DiskFaultError, LogWriteError, SubscriptionError
 from zmq_datasource.log import files as files_module
 from zmq_datasource.log import storage as storage_module
+from zmq_datasource.log.chunk import read_chunk, read_metadata
+from zmq_datasource.log.reader import Slice
 from zmq_datasource.log.reader_files import ReaderPosition
 from zmq_datasource.log.storage import LogStorage
+from zmq_datasource.log.times import read_times
 from zmq_datasource.log.writer import LogWriter
 from zmq_datasource.source.ingest import Ingest
+from zmq_datasource.spark.partition_reader import LogInputPartition, read_log_partition
+from zmq_datasource.spark.rows import MessageRows
 
 Context = zmq.Context[Socket]
 needs_root = pytest.mark.skipif(os.getuid() != 0, reason="mounting a tmpfs needs root")
@@ -469,6 +478,47 @@ def test_a_query_outlives_a_full_disk(
         query.stop()
     rows = spark.table("outlives").orderBy("id").select("id", "value").collect()
     assert [(row.id, int(row.value)) for row in rows] == [(i, i - 1) for i in range(MESSAGES + 1)]
+
+
+@contextmanager
+def no_free_file() -> Iterator[Callable[[], None]]:
+    """This process cannot open a file, until the function that it yields is called."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    lowest = os.dup(0)
+    os.close(lowest)
+
+    def end() -> None:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+    resource.setrlimit(resource.RLIMIT_NOFILE, (lowest, hard))
+    try:
+        yield end
+    finally:
+        end()
+
+
+def test_a_chunk_that_cannot_be_opened_now_is_not_taken_for_damaged(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A task waits for a free file; who can try again by itself hears of it at once."""
+    with closing(LogWriter(LogStorage(str(tmp_path)), chunk_bytes=1 << 20, max_bytes=1 << 30)) as log:
+        log.open()
+        log.append(batch_of([b"1", b"2"]))
+        log.cut().result(10)
+    storage = LogStorage(str(tmp_path))
+    (chunk,) = storage.chunks()
+    reads: list[Callable[[LogStorage, str], object]] = [read_metadata, read_times]
+    for read in (*reads, lambda storage, name: list(read_chunk(storage, name, 0, 2))):
+        with no_free_file(), pytest.raises(DiskFaultError, match="Too many open files"):
+            read(storage, chunk.name)
+    share = LogInputPartition(str(tmp_path), 0, [Slice(chunk.name, 0, 2)], MessageRows())
+    caplog.set_level(logging.INFO)
+    with no_free_file() as end, ThreadPoolExecutor() as pool:
+        rows = pool.submit(lambda: pa.Table.from_batches(read_log_partition(share)))
+        wait_for(lambda: "Too many open files" in caplog.text, "a refusal")
+        assert not rows.done()
+        end()
+        assert rows.result(20)["value"].to_pylist() == [b"1", b"2"]
 
 
 MANY_CONNECTIONS = """

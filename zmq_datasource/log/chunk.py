@@ -11,8 +11,8 @@ import pyarrow as pa
 import pyarrow.ipc
 import xxhash
 
-from zmq_datasource.errors import DamagedChunkError, DataLossError, DiskFaultError
-from zmq_datasource.log.files import is_transient
+from zmq_datasource.errors import DamagedChunkError, DataLossError
+from zmq_datasource.log.files import patiently, unreadable
 from zmq_datasource.log.layout import Chunk, chunk_name, parse_chunk_name
 from zmq_datasource.log.storage import LogStorage
 from zmq_datasource.log.times import TIMES, times_of
@@ -34,7 +34,13 @@ CHECKSUM = b"xxh3"
 
 
 class OpensChunks(Protocol):
-    """Where chunks are read: a directory (``LogStorage``), or what stands for one."""
+    """Where chunks are read: a directory (``LogStorage``), or what stands for one.
+
+    Attributes:
+        patience: For so many seconds a chunk that cannot be opened now is tried again.
+    """
+
+    patience: float
 
     def open_chunk(self, name: str, whole: bool = True) -> pa.NativeFile:
         """Open a chunk for reading, most of it unless ``whole`` is false; FileNotFoundError if it is gone."""
@@ -77,6 +83,7 @@ def read_metadata(storage: LogStorage, name: str) -> Mapping[bytes, bytes]:
 
     Raises:
         DamagedChunkError: The file is no Arrow file.
+        DiskFaultError: It cannot be opened now.
         FileNotFoundError: It is gone.
     """
     try:
@@ -90,7 +97,7 @@ def read_metadata(storage: LogStorage, name: str) -> Mapping[bytes, bytes]:
     except FileNotFoundError:
         raise
     except (OSError, pa.ArrowException) as e:
-        raise DamagedChunkError.of(f"opening chunk {storage.path_of(name)}: {e}") from e
+        raise unreadable(f"opening chunk {storage.path_of(name)}", e) from e
 
 
 def read_chunk(
@@ -103,6 +110,7 @@ def read_chunk(
 
     Raises:
         DamagedChunkError: The content is not what was written; names the file and the ids.
+        DiskFaultError: It could not be opened for as long as the storage's ``patience``.
         DataLossError: The file is gone.
     """
     path = storage.path_of(name)
@@ -110,13 +118,11 @@ def read_chunk(
     assert ids is not None, name
     next_id, chunk_end = ids
     try:
-        file = storage.open_chunk(name, whole)
+        file = patiently(lambda: storage.open_chunk(name, whole), storage.patience)
     except FileNotFoundError as e:
         raise _gone(path, start, end) from e
     except (OSError, pa.ArrowException) as e:
-        # That no file can be opened now is no fault of this one.
-        what = f"opening chunk {path} (ids {start} to {end - 1}): {e}"
-        raise DiskFaultError(what) if is_transient(e) else DamagedChunkError.of(what) from e
+        raise unreadable(f"opening chunk {path} (ids {start} to {end - 1})", e) from e
     with file:
         try:
             reader = pa.ipc.open_file(file)
@@ -124,7 +130,7 @@ def read_chunk(
         except FileNotFoundError as e:
             raise _gone(path, start, end) from e
         except (OSError, pa.ArrowException) as e:
-            raise DamagedChunkError.of(f"opening chunk {path} (ids {start} to {end - 1}): {e}") from e
+            raise unreadable(f"opening chunk {path} (ids {start} to {end - 1})", e) from e
         if not reader.schema.equals(LOG_SCHEMA):
             raise DamagedChunkError.of(
                 f"opening chunk {path}: its schema is not that of a log: {reader.schema}"

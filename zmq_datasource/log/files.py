@@ -12,14 +12,16 @@ import socket
 import stat
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import IO, Self
+from typing import IO, Self, TypeVar
 
 from zmq_datasource.errors import (
     RESTORE,
+    DamagedChunkError,
     DiskFaultError,
+    LogError,
     LogFormatError,
     LogLockedError,
     LogWriteError,
@@ -35,11 +37,13 @@ __all__ = [
     "is_transient",
     "make_directory",
     "open_file",
+    "patiently",
     "read_file",
     "read_json",
     "reading",
     "sync_directory",
     "sync_file",
+    "unreadable",
     "write_synced",
     "writing",
 ]
@@ -47,6 +51,10 @@ __all__ = [
 
 _log = logging.getLogger(__name__)
 
+T = TypeVar("T")
+
+# Between attempts to read.
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 1.0
 # What a disk writes at once, or not at all.
 _SECTOR_BYTES = 512
 # What may pass: somebody makes room, closes files, mounts or connects again.
@@ -338,6 +346,26 @@ def read_json(path: Path) -> object:
 def is_transient(e: Exception) -> bool:
     """Whether this is a fault of the system that may pass."""
     return isinstance(e, OSError) and e.errno in _TRANSIENT
+
+
+def unreadable(act: str, e: Exception) -> LogError:
+    """The error for a chunk that could not be read. That no file can be opened now is no fault of this one."""
+    return DiskFaultError(f"{act}: {e}") if is_transient(e) else DamagedChunkError.of(f"{act}: {e}")
+
+
+def patiently(ask: Callable[[], T], seconds: float) -> T:
+    """Try again what the system or a storage refuses for now, for so many seconds; once at least."""
+    deadline, pause = time.monotonic() + seconds, _FIRST_PAUSE
+    while True:
+        try:
+            return ask()
+        except (DiskFaultError, OSError) as e:
+            if not (isinstance(e, DiskFaultError) or is_transient(e)) or time.monotonic() >= deadline:
+                raise
+            _log.info("%s; trying again", e)
+            check_signals()
+            time.sleep(pause)
+            pause = min(2 * pause, _LONGEST_PAUSE)
 
 
 def make_directory(path: Path) -> None:

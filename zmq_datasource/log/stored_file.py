@@ -2,25 +2,13 @@
 
 from __future__ import annotations
 
-import logging
-import time
-from collections.abc import Callable
-from typing import TypeVar
-
 import pyarrow as pa
 
 from zmq_datasource.errors import DiskFaultError
 from zmq_datasource.host.object_store import ObjectStore
-from zmq_datasource.host.signals import check_signals
+from zmq_datasource.log.files import patiently
 
 __all__ = ["open_stored"]
-
-_log = logging.getLogger(__name__)
-
-T = TypeVar("T")
-
-# Between attempts.
-_FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 1.0
 
 
 def open_stored(store: ObjectStore, key: str, whole: int, patience: float) -> pa.NativeFile:
@@ -34,24 +22,10 @@ def open_stored(store: ObjectStore, key: str, whole: int, patience: float) -> pa
         FileNotFoundError: There is none.
         DiskFaultError: The storage does not answer, now or when more is read.
     """
-    file = _patiently(lambda: store.open(key, whole), patience)
+    file = patiently(lambda: store.open(key, whole), patience)
     if isinstance(file, pa.BufferReader):
         return file
     return pa.PythonFile(_Patient(store, key, file, patience), mode="r")
-
-
-def _patiently(ask: Callable[[], T], seconds: float) -> T:
-    deadline, pause = time.monotonic() + seconds, _FIRST_PAUSE
-    while True:
-        try:
-            return ask()
-        except DiskFaultError as e:
-            if time.monotonic() >= deadline:
-                raise
-            _log.info("%s; trying again", e)
-            check_signals()
-            time.sleep(pause)
-            pause = min(2 * pause, _LONGEST_PAUSE)
 
 
 class _Patient:
@@ -76,7 +50,7 @@ class _Patient:
                     raise FileNotFoundError(2, "no such object", f"{self._store}/{self._key}") from None
                 raise
 
-        return _patiently(ask, self._patience)
+        return patiently(ask, self._patience)
 
     def seek(self, offset: int, whence: int = 0) -> int:
         return int(self._file.seek(offset, whence))

@@ -13,7 +13,8 @@ import pyarrow.compute as pc
 import pyarrow.ipc
 import xxhash
 
-from zmq_datasource.errors import DamagedChunkError, DataLossError
+from zmq_datasource.errors import DataLossError
+from zmq_datasource.log.files import patiently, unreadable
 from zmq_datasource.log.storage import LogStorage
 
 __all__ = ["TIMES", "Times", "read_times", "times_of"]
@@ -58,10 +59,11 @@ def read_times(storage: LogStorage, name: str) -> Times:
 
     Raises:
         DamagedChunkError: The file is no chunk.
+        DiskFaultError: It could not be opened for as long as the storage's ``patience``.
         DataLossError: It is gone.
     """
     try:
-        with storage.open_chunk(name, whole=False) as file:
+        with patiently(lambda: storage.open_chunk(name, whole=False), storage.patience) as file:
             reader = pa.ipc.open_file(file)
             whole = _kept(reader.schema.metadata)
             if whole is not None:
@@ -73,7 +75,7 @@ def read_times(storage: LogStorage, name: str) -> Times:
     except FileNotFoundError as e:
         raise DataLossError(f"opening chunk {storage.path_of(name)}: it was removed meanwhile") from e
     except (OSError, pa.ArrowException, KeyError, ValueError) as e:
-        raise DamagedChunkError.of(f"reading the times of chunk {storage.path_of(name)}: {e}") from e
+        raise unreadable(f"reading the times of chunk {storage.path_of(name)}", e) from e
     return Times(min(one.earliest for one in found), max(one.latest for one in found))
 
 

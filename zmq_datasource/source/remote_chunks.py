@@ -16,6 +16,7 @@ import zmq
 
 from zmq_datasource.errors import LogError, LogFetchError
 from zmq_datasource.log.chunk import OpensChunks
+from zmq_datasource.log.files import patiently
 from zmq_datasource.log.storage import LogStorage
 from zmq_datasource.source.range_protocol import BLOCK_BYTES, MOST_ANSWER_BYTES, Access, Answer, Request
 
@@ -56,7 +57,9 @@ def chunks_for(storage: LogStorage, names: Iterable[str], access: Access) -> Ite
 def _sees(storage: LogStorage, names: Iterable[str], log_id: str) -> bool:
     """Whether all of this is here: not another log of the same path, nor a copy of it that is behind."""
     with suppress(LogError, OSError):
-        return storage.log_id() == log_id and all(os.path.exists(storage.path_of(name)) for name in names)
+        return patiently(storage.log_id, storage.patience) == log_id and all(
+            os.path.exists(storage.path_of(name)) for name in names
+        )
     return False
 
 
@@ -66,6 +69,8 @@ class RemoteChunks:
     Raises:
         LogFetchError: On any use, if the driver does not answer.
     """
+
+    patience = 0.0  # waits for answers by itself
 
     def __init__(self, access: Access, storage: LogStorage) -> None:
         self._access, self._storage = access, storage

@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 __all__ = ["PATIENCE_SECONDS", "LogInputPartition", "read_log_partition"]
 
 
-# A task outlives that object storage is away for so long; Spark repeats one that has failed, but not everywhere.
+# A task outlives that no file can be opened, or that object storage is away, for so long; Spark repeats one that has
+# failed, but not everywhere.
 PATIENCE_SECONDS = 60.0
 
 
@@ -59,6 +60,7 @@ def read_log_partition(share: LogInputPartition) -> Iterator[pa.RecordBatch]:
 
     Raises:
         DamagedChunkError, DataLossError: The log no longer gives what was promised.
+        DiskFaultError: It could not be read for ``PATIENCE_SECONDS``.
         LogFetchError: This machine does not see the log, and the driver does not answer.
         MalformedMessageError: A value does not fit the schema.
     """
