@@ -176,6 +176,8 @@ def _sealed_chunk() -> tuple[bytes, list[bytes]]:
 class _InMemory:
     """A directory of one file."""
 
+    patience = 0.0
+
     def __init__(self, content: pa.Buffer) -> None:
         self._content = content
 
