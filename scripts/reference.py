@@ -31,6 +31,9 @@ Any other socket option of libzmq is set with its own name behind `zmq.`, as in 
 (see [zmq_setsockopt](https://libzmq.readthedocs.io/en/latest/zmq_setsockopt.html)). All are set before bind
 and connect, because libzmq ignores most of them afterwards; one that libzmq refuses is an error.
 
+A query without `connect` and `bind` only reads its log. It refuses the options of the socket and of the process that
+receives; set those at that process.
+
 ### Keys and passwords
 
 An option of libzmq may name the place of its value instead of the value. Then no secret is in a query's plan, its

@@ -11,7 +11,7 @@
     │   ├── SendTimeoutError   the peers stayed full for sendTimeout
     │   ├── FlushTimeoutError  linger ran out with messages still queued
     │   ├── ConnectionLostError  connections are lost again and again before their rows have left
-    │   ├── ProtocolError      the other side of the acknowledged transport speaks something else
+    │   ├── ProtocolError      the other side of the transaction protocol speaks something else
     │   ├── SubscriptionError  a durable subscription that the proxy refuses, or has ended
     │   ├── TransactionError   a transaction that the receiver refused
     │   ├── MalformedMessageError  a message does not fit its framing (onMalformed=fail)
@@ -99,7 +99,7 @@ class FlushTimeoutError(SocketError):
 
 
 class ProtocolError(SocketError):
-    """The other side of the acknowledged transport sent what is no message of it."""
+    """The other side of the transaction protocol sent what is no message of it."""
 
 
 class SubscriptionError(SocketError):

@@ -169,7 +169,7 @@ class _Receiver:
 def _why_full(ingest: Ingest) -> str:
     """Who keeps a full log from going on, and what to do."""
     full = f"{ingest.storage} has reached walMaxBytes, and receiving waits"
-    readers = ingest.storage.readers()
+    readers = {name: position.next for name, position in ingest.readers.others().items()}
     if not readers:
         return (
             f"{full}: no query has read it yet, and nothing is deleted before. Start one "

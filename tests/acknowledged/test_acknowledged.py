@@ -101,6 +101,8 @@ def test_a_commit_that_is_repeated_has_no_effect(tmp_path: Path) -> None:
         assert commit(endpoint, [attempt], 1)
         with uplink(endpoint) as link:
             assert link.greet()  # a batch that is executed again sends nothing
+            link.count(pa.record_batch({"value": pa.array([b"abc", b"d"])}))
+            assert link.session.bytes == 4 + 3 * 4  # what they were the first time: with their offsets
         with uplink(endpoint, number=1) as link:
             assert not link.greet()
     assert values(tmp_path) == ["a"]

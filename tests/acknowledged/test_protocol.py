@@ -1,4 +1,4 @@
-"""The acknowledged transport's bytes: golden frames, any bytes at all, and columns that come back."""
+"""The transaction protocol's bytes: golden frames, any bytes at all, and columns that come back."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def in_hex(value: bytes | list[bytes] | None) -> str | list[str] | None:
 @pytest.mark.parametrize(
     ("frames", "says"),
     [
-        ([b"hello"], "no message of the acknowledged transport"),
+        ([b"hello"], "no message of the transaction protocol"),
         ([b"ZDS\x01H"], "no message"),
         ([b"ZDS\x02H", b"{}"], "version 2"),
         ([b"ZDS\x01?", b"{}"], "unknown kind"),

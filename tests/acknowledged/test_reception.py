@@ -342,6 +342,22 @@ def test_what_is_being_committed_is_not_aborted(side: Side) -> None:
     assert side.wait(0) == [Committed(producer="q", number=0, again=False, by=ATTEMPT)]
 
 
+def test_a_sender_aborts_its_own_attempts_alone_and_others_cost_no_time(
+    side: Side, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    side.data(b"a")
+    side.end(1)
+    side.wait(0)
+    monkeypatch.setattr(LogStorage, "remove_staged", lambda *_: pytest.fail("it looks for a file"))
+    strangers = [f"{number:032x}" for number in range(1000)]
+    for producer, number in (("other", 0), ("q", 1)):
+        side.tell(Abort(producer=producer, number=number, attempts=[*strangers, ATTEMPT]))
+    assert len(side.files) == 1
+    monkeypatch.undo()
+    side.tell(Abort(producer="q", number=0, attempts=[ATTEMPT]))
+    assert not side.files
+
+
 def test_bytes_that_are_no_message_are_refused_and_counted(side: Side) -> None:
     side.reception.take(b"p", [b"hello"], 0.0)
     side.tell(Staged(attempt=ATTEMPT, rows=1))

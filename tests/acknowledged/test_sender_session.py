@@ -1,4 +1,4 @@
-"""The sender's side of the acknowledged transport, without a socket and by a clock of the test's own."""
+"""The sender's side of the transaction protocol, without a socket and by a clock of the test's own."""
 
 from __future__ import annotations
 

@@ -178,21 +178,25 @@ def test_the_base_of_a_chunk_that_a_crash_prevented_does_not_count(tmp_path: Pat
     assert saved(tmp_path).delta in (None, b"delta one")
 
 
-@pytest.mark.parametrize("torn", ["chunk", "state"])
+@pytest.mark.parametrize("torn", ["chunk", "state", "state in chunk"])
 def test_without_fsync_a_crash_of_the_machine_costs_the_state_and_not_the_log(
     torn: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     carried = Carrying("one")
     log = writer(tmp_path, carried, sync=False)
-    for _ in range(2):  # each with a state file, which replaces the one before
-        carried.large = True
+    for last in (False, True):  # each with a state file, which replaces the one before
+        carried.large = not (last and torn == "state in chunk")
         log.append(batch_of([b"v"]))
         log.cut().result()
     carried.changed = False
     log.close()
     chunks = sorted((tmp_path / "0").glob("*.arrow"))
-    path = chunks[-1] if torn == "chunk" else tmp_path / "0" / files(tmp_path)[0]
-    path.write_bytes(path.read_bytes()[:10])
+    path = tmp_path / "0" / files(tmp_path)[0] if torn == "state" else chunks[-1]
+    content = path.read_bytes()
+    assert torn != "state in chunk" or b"delta one" in content
+    path.write_bytes(
+        content.replace(b"delta one", b"delta two") if torn == "state in chunk" else content[:10]
+    )
     whole = 1 if torn == "chunk" else 2
     for _ in range(2):
         carried = Carrying("two")

@@ -23,16 +23,18 @@ from zmq_datasource.errors import (
     OptionError,
 )
 from zmq_datasource.host.object_store import ObjectStore
+from zmq_datasource.log import files as files_module
 from zmq_datasource.log import restoring as restoring_module
 from zmq_datasource.log import sealer as sealer_module
 from zmq_datasource.log import stored as stored_module
 from zmq_datasource.log import tenure as tenure_module
 from zmq_datasource.log.follower import LogFollower
 from zmq_datasource.log.held_position import HeldPosition
-from zmq_datasource.log.layout import Chunk, StateFile
+from zmq_datasource.log.layout import LOCK_NAME, Chunk, StateFile
 from zmq_datasource.log.reader import Slice, read_index, read_slices, slices
 from zmq_datasource.log.reader_files import ReaderPosition
 from zmq_datasource.log.readers import Readers
+from zmq_datasource.log.retention import Retention
 from zmq_datasource.log.storage import LogStorage
 from zmq_datasource.log.stored import StoredLog, storage_at
 from zmq_datasource.log.writer import LogWriter
@@ -853,6 +855,31 @@ def test_a_chunk_for_which_no_file_can_be_opened_is_put_there_later(
     monkeypatch.setattr(ObjectStore, "upload", refused)
     assert fill(log, b"0") == 1
     assert machines.rows() == numbered(b"0")
+
+
+def test_a_lock_that_cannot_be_looked_at_for_a_moment_is_not_lost(
+    machines: Machines, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Neither where a chunk is put nor where others are deleted: the sealing thread lives, and the log closes."""
+    log = machines.writer("a", retry_timeout=60.0)
+    read_file, refused = files_module.read_file, []
+
+    def refuse(path: Path | str) -> bytes:
+        if Path(path).name == LOCK_NAME and len(refused) < 3:
+            refused.append(path)
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+        return read_file(path)
+
+    monkeypatch.setattr(files_module, "read_file", refuse)
+    assert fill(log, b"0") == 1
+    assert len(refused) == 3
+    refused.clear()
+    log.commit(1)
+    assert fill(log, b"1") == 2
+    monkeypatch.setattr(Retention, "remove_expired", lambda _: 1 / 0)
+    wait_for(lambda: "division by zero" in caplog.text, "a fault where it tidies up", 20)
+    assert fill(log, b"2") == 3
+    assert machines.rows()[-2:] == numbered(b"0", b"1", b"2")[-2:]
 
 
 def test_reading_is_tried_again(machines: Machines, monkeypatch: pytest.MonkeyPatch) -> None:

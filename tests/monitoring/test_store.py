@@ -267,7 +267,15 @@ def test_a_location_is_judged_without_asking_it(location: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "location", ["", "file:/x", "nosuch://user:pa/ss@word@host/x", "metrics", "dbfs:/mnt/x"]
+    "location",
+    [
+        "",
+        "file:/x",
+        "nosuch://user:pa/ss@word@host/x",
+        "metrics",
+        "dbfs:/mnt/x",
+        "nosuch://host/x?client_secret=word",
+    ],
 )
 def test_a_location_that_means_nothing_is_refused_without_its_secrets(location: str) -> None:
     with pytest.raises(OptionError, match="metricsLocation") as raised:

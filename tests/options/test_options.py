@@ -18,7 +18,7 @@ from zmq_datasource.options import (
     WriteOptions,
 )
 from zmq_datasource.options.parser import describe, parse
-from zmq_datasource.options.types import Endpoints, Timestamp
+from zmq_datasource.options.types import Endpoints, Location, Timestamp
 
 FEED = {"connect": "tcp://feed:5556"}
 
@@ -395,3 +395,20 @@ KEY = "x" * 40
 def test_half_of_what_curve_needs_is_refused(options: dict[str, str], problem: str) -> None:
     with pytest.raises(OptionError, match=problem):
         parse(StreamReadOptions, {"connect": "tcp://a:1", **options})
+
+
+@pytest.mark.parametrize(
+    ("location", "shown"),
+    [
+        (
+            "abfss://c@account/p?client_id=i&client_secret=S%26",
+            "abfss://***@account/p?client_id=***&client_secret=***",
+        ),
+        ("s3://key:hun?ter@bucket/x?region=eu&token=t", "s3://***@bucket/x?region=eu&token=***"),
+        ("s3://bucket/x?endpoint_override=minio%3A9000&scheme=http", None),
+        ("/data/what?is=this", None),
+    ],
+)
+def test_a_location_shows_nothing_that_may_be_a_secret(location: str, shown: str | None) -> None:
+    assert str(Location(location)) == (shown or location)
+    assert Location(location).plain == location

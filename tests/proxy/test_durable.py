@@ -741,35 +741,62 @@ def test_a_client_without_a_look_at_the_kernel_gets_a_long_message_too(
         assert slow.bytes < 6_000_000, "it was sent again"
 
 
+def raw_subscribe(session: int) -> list[bytes]:
+    return [b"SUBSCRIBE", b"1", b"raw", number(session), b"earliest", b"", number(100_000)]
+
+
+def with_full_queue(context: zmq.Context[Socket], proxy: ProxyThreads) -> Socket:
+    """A subscriber that takes nothing, until there is no room for one message more."""
+    feed(context, proxy, *([b"t", bytes(20_000)] for _ in range(1000)))
+    dealer = context.socket(zmq.DEALER)
+    dealer.setsockopt(zmq.RCVHWM, 1)
+    dealer.setsockopt(zmq.RCVBUF, 32 << 10)
+    dealer.connect(proxy.sides["durable"])
+    dealer.send_multipart(raw_subscribe(1))
+    assert receive(dealer, 1)[0][:2] == [b"READY", number(1)]
+    sent, since = 0, time.monotonic()
+
+    def stands_still() -> bool:
+        nonlocal sent, since
+        if sent < (now := sum(account["sent"] for account in proxy.status["durable"])):
+            sent, since = now, time.monotonic()
+        return 0 < sent < 1000 and time.monotonic() - since > 1
+
+    wait_for(stands_still, "nothing more fits into the queue")
+    return dealer
+
+
 def test_who_subscribes_anew_while_its_queue_is_full_hears_that_it_is_ready(
     context: zmq.Context[Socket], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A client whose connection was made anew twice: the messages of the first time leave no room for the answer."""
     caplog.set_level(logging.INFO)
     with ProxyThreads(tmp_path, endpoints(*SIDES)) as proxy:
-        feed(context, proxy, *([b"t", bytes(20_000)] for _ in range(1000)))
-        dealer = context.socket(zmq.DEALER)
-        dealer.setsockopt(zmq.RCVHWM, 1)
-        dealer.setsockopt(zmq.RCVBUF, 32 << 10)
-        dealer.connect(proxy.sides["durable"])
-        subscribe = [b"SUBSCRIBE", b"1", b"raw", number(1), b"earliest", b"", number(100_000)]
-        dealer.send_multipart(subscribe)
-        assert receive(dealer, 1)[0][:2] == [b"READY", number(1)]
-        sent, since = 0, time.monotonic()
-
-        def stands_still() -> bool:
-            nonlocal sent, since
-            if sent < (now := sum(account["sent"] for account in proxy.status["durable"])):
-                sent, since = now, time.monotonic()
-            return 0 < sent < 1000 and time.monotonic() - since > 2
-
-        wait_for(stands_still, "nothing more fits into the queue")
-        subscribe[3] = number(2)
-        dealer.send_multipart(subscribe)
+        dealer = with_full_queue(context, proxy)
+        dealer.send_multipart(raw_subscribe(2))
         wait_for(lambda: caplog.text.count("'raw' is there") == 2, "it has subscribed again")
         receive_until(dealer, lambda frames: frames[:2] == [b"READY", number(2)])
         again = receive_until(dealer, lambda frames: frames[0] == b"MESSAGE", 300)
         assert [frames[1] for frames in again] == [number(i) for i in range(300)]
+
+
+def test_an_answer_for_which_there_was_no_room_is_given_later(
+    context: zmq.Context[Socket], tmp_path: Path
+) -> None:
+    """Heartbeats would keep a client from asking again. First of an acknowledgement, then of the loss of the name."""
+    with ProxyThreads(tmp_path, endpoints(*SIDES)) as proxy:
+        dealer, other = with_full_queue(context, proxy), context.socket(zmq.DEALER)
+        dealer.send_multipart([b"ACK", number(0)])
+        wait_for(lambda: proxy.status["durable"][0]["nextId"] == 1, "the acknowledgement")
+        assert receive_until(dealer, lambda frames: frames[0] == b"ACKED")[-1][1] == number(1)
+    with ProxyThreads(tmp_path / "other", endpoints(*SIDES)) as proxy:
+        dealer = with_full_queue(context, proxy)
+        other.connect(proxy.sides["durable"])
+        other.send_multipart(raw_subscribe(7))
+        assert receive(other, 1)[0][0] == b"READY"
+        receive_until(dealer, lambda frames: frames[:2] == [b"REFUSED", b"taken"])
+        dealer.send_multipart([b"CREDIT", number(1)])
+        receive_until(dealer, lambda frames: frames[:2] == [b"REFUSED", b"taken"])
 
 
 def test_who_was_displaced_and_says_the_same_again_is_told_so(

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import cast
 
 import pyarrow as pa
 import pytest
 
 from zmq_datasource.errors import ProtocolError
+from zmq_datasource.log.storage import LogStorage
 from zmq_datasource.messages.framing import decode_plain
 from zmq_datasource.messages.raw import raw_of
 from zmq_datasource.proxy.durable_protocol import EARLIEST, Lost, Message, Subscribe
@@ -54,8 +56,9 @@ class Changes:
     def __init__(self) -> None:
         self.urgent: list[bool] = []
 
-    def change(self, urgent: bool) -> None:
+    def change(self, urgent: bool) -> int:
         self.urgent.append(urgent)
+        return len(self.urgent)
 
 
 class Connection:
@@ -186,6 +189,19 @@ def test_what_was_deleted_is_told_before_what_follows_and_counted_once() -> None
     again.it.subscription.lost, again.it.subscription.lost_to = 4, 4
     assert again.send(most=2) == [Lost(0, 5), 5]
     assert again.known.lost == 5
+
+
+def test_a_loss_waits_for_the_disk_and_not_for_what_others_want_to_be_kept(tmp_path: Path) -> None:
+    storage = LogStorage(str(tmp_path))
+    storage.open_log()
+    subscriptions = Subscriptions(storage, 10, 60.0)
+    for name in ("a", "b"):
+        subscriptions.add(Subscription(name, (), 0, created=0.0))
+    lost = subscriptions.change(urgent=True)
+    assert not subscriptions.is_kept(lost)
+    assert subscriptions.save()
+    subscriptions.change(urgent=True)
+    assert subscriptions.is_kept(lost)
 
 
 def test_what_was_told_to_be_lost_can_be_acknowledged() -> None:

@@ -300,6 +300,34 @@ def test_what_was_lost_is_counted(caplog: pytest.LogCaptureFixture) -> None:
     assert "the ids 3 to 9 were deleted before they came here" in caplog.text
 
 
+def acks(me: Subscribed) -> list[int]:
+    return [said.id for _, said in me.pass_time(1) if isinstance(said, Ack)]
+
+
+def test_what_was_lost_is_counted_once_and_done_with() -> None:
+    """Or a proxy that waits for its subscribers would wait for ever for one whose next message is rare."""
+    me = Subscribed()
+    me.hear(Lost(0, 100))
+    assert (me.it.lost, me.pass_time(0.5)) == (100, [])  # what follows may come at once
+    assert acks(me) == [99]
+    me.it.connected(me.now)
+    me.hear(Lost(0, 100))  # of the connection before
+    me.hear(Ready(2, 0, 100, False), Lost(0, 100))
+    assert me.it.lost == 100
+    me.hear(message(100), message(101), Lost(102, 150), message(150))
+    assert me.it.lost == 148
+    me.said()
+    assert me.taken() == [100, 101, 150]
+    me.it.ack(100)
+    assert acks(me) == [100]
+    me.it.ack(101)
+    assert acks(me) == [101]  # 150 was taken, and may be worked on
+    me.hear(Lost(151, 160))
+    assert acks(me) == []
+    me.it.ack(150)
+    assert acks(me) == [159]
+
+
 def test_it_says_what_it_is_told_to() -> None:
     here = Subscribed()
     here.it.say(Close())

@@ -472,6 +472,18 @@ def test_a_restart_while_the_live_flow_catches_up_is_seen() -> None:
     assert findings.restarts == [KEY]
 
 
+def test_a_replay_of_the_publisher_before_a_restart_says_nothing_of_the_one_behind_it() -> None:
+    tracked = tracker(ENDPOINT)
+    tracked.connections[KEY] = 1
+    see(tracked, *range(11), 20)
+    replay(tracked, [21], onwards=True)
+    tracked.connections[KEY] = 2
+    assert see(tracked, 12, 13, 14).restarts == [KEY]
+    replay(tracked, [15, 16, 17], onwards=True)
+    findings = see(tracked, 15, 16, 17, 18)
+    assert (findings.overlapping, findings.duplicates) == ([0, 1, 2], [])
+
+
 def test_after_a_replay_a_new_connection_brings_nothing_again() -> None:
     tracked = tracker(ENDPOINT)
     replay(tracked, range(1000), onwards=True)

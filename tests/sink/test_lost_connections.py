@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import socket
 import threading
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -22,11 +24,14 @@ from tests.support import (
     wait_for,
     write_options,
 )
+from tests.support.hostile import greeting, ready
 from tests.support.middlebox import Middlebox
 from zmq_datasource.errors import ConnectionLostError, SocketError
 from zmq_datasource.sink.dead_letters import StagedDeadLetters
 from zmq_datasource.sink.in_flight import InFlight, Part
 from zmq_datasource.sink.sender import Sender
+from zmq_datasource.transport.kernel import io_threads_sleep
+from zmq_datasource.transport.opened import OpenSocket
 
 Context = zmq.Context[Socket]
 FILL = b"x" * 100
@@ -360,6 +365,90 @@ def test_what_is_in_flight_is_never_less_than_it_keeps() -> None:
         assert min(kept, first * 26) >= min(1000, first * 26)
         assert kept < 4000
     assert in_flight.parts[-1].first == 4990
+
+
+def test_rows_that_were_given_up_since_make_no_room_for_others_to_be_forgotten() -> None:
+    in_flight = InFlight(keep=1000)
+    given_up = Part(None, None, None, 0, sent=10, sent_bytes=1900)
+    in_flight.add(given_up)
+    given_up.sent = given_up.sent_bytes = 0
+    for first in range(1, 100):
+        in_flight.add(Part(None, None, None, first, sent=1, sent_bytes=100))
+        if in_flight.due:
+            in_flight.looked(empty=True)
+        assert sum(part.size for part in in_flight.parts) >= min(1000, first * 116)
+
+
+def handshake(listener: socket.socket) -> socket.socket:
+    """A PULL that has said hello, and reads nothing."""
+    peer, _ = listener.accept()
+    peer.sendall(greeting() + ready(b"PULL"))
+    return peer
+
+
+def test_what_the_peers_system_has_not_taken_is_not_vouched_for() -> None:
+    """A peer that ends its stream may refuse what is still on its way to it, however long that takes."""
+    values = rows(4000)
+    with ExitStack() as stack, ThreadPoolExecutor() as pool:
+        listener = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        shaking = pool.submit(handshake, listener)
+        options = write_options(
+            connect=f"tcp://127.0.0.1:{listener.getsockname()[1]}",
+            noblock=True,
+            sndhwm=100_000,
+            zmq_sndbuf=1 << 20,
+        )
+        sender = stack.enter_context(Sender(options))
+        peer = stack.enter_context(shaking.result(10))
+        sender.send_values(binary(values))
+        wait_for(lambda: io_threads_sleep(sender._socket._open._threads), "all that the system takes")
+        peer.shutdown(socket.SHUT_WR)
+        lose(sender)
+        counters = sender.finish()
+        assert (counters.sent, counters.dropped["connection_lost"]) == (0, 4000)
+
+
+def test_a_connection_that_is_lost_while_a_task_ends_is_noticed(
+    context: Context, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After the last look at it, and before the socket is closed."""
+    pull, endpoint = bound(context, zmq.PULL)
+    values = rows(100)
+    with (
+        Middlebox(endpoint) as middlebox,
+        Consuming(pull) as consuming,
+        Sender(write_options(connect=middlebox.endpoint)) as sender,
+    ):
+        middlebox.forwarding = False
+        send(sender, values)
+        close = OpenSocket.close
+
+        def lose_first(opened: OpenSocket, linger: int) -> bool:
+            monkeypatch.setattr(OpenSocket, "close", close)
+            middlebox.reset()
+            middlebox.forwarding = True
+            opened.watch.monitor.poll(10_000)
+            return opened.close(linger)
+
+        monkeypatch.setattr(OpenSocket, "close", lose_first)
+        counters = sender.finish()
+        wait_for_all(values, consuming)
+    assert (counters.sent, counters.resent) == (100, 100)
+
+
+def test_rows_that_are_sent_again_behind_the_announced_end_wait_as_long_as_the_first_time(
+    context: Context,
+) -> None:
+    endpoint = free_endpoint()
+    options = write_options(bind=endpoint, framing="sequenced", sndhwm=10, linger="300ms", sendTimeout="20s")
+    first = context.socket(zmq.PULL)
+    first.connect(endpoint)
+    with Sender(options) as sender:
+        send(sender, rows(5))
+        assert sender._socket._socket.getsockopt(zmq.SNDTIMEO) == 20_000
+        sender._delivery.announce_end(sender._socket)
+        assert sender._socket._socket.getsockopt(zmq.SNDTIMEO) == 20_000
 
 
 def test_a_consumer_that_leaves_with_the_last_row_has_all_of_them() -> None:

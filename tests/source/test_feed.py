@@ -581,6 +581,32 @@ def test_a_reader_without_a_name_gives_way_to_one_that_runs_when_the_log_is_full
     assert readers.needed() == 2
 
 
+def test_who_never_came_to_a_partition_gives_way_there_as_in_the_others(tmp_path: Path) -> None:
+    """It was stopped before there was a second receiver: all of that one's messages are new to it."""
+    first, clock = LogStorage(str(tmp_path)), Clock()
+    second = first.of(1)
+    readers = Readers(second, 100.0, clock)
+    for partition in (first, second):
+        partition.write_reader("runs", ReaderPosition(9, None, False))
+    locks = [partition.lock_reader("runs", 0.0) for partition in (first, second)]
+    for named in (False, True):
+        first.write_reader("stopped", ReaderPosition(5, None, named))
+        assert readers.needed() == 0
+        assert set(readers.others()) == {"runs", "stopped"}
+        if named:
+            assert not readers.give_way(9)
+            clock.now += 150
+        else:
+            lock = first.lock_reader("stopped", 0.0)
+            assert not readers.give_way(9)  # it runs, and will come
+            lock.release()
+            assert readers.give_way(9)
+        assert readers.needed() == 9
+        assert set(first.positions()) == {"runs"}
+    for lock in locks:
+        lock.release()
+
+
 def test_a_query_whose_position_was_dropped_says_so(context: Context, tmp_path: Path) -> None:
     """Through the queries themselves: the log is full, one query runs, and one does not come back in time."""
     push, endpoint = bound(context, zmq.PUSH)

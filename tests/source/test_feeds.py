@@ -519,6 +519,9 @@ def test_of_two_that_begin_at_the_same_moment_one_notices(context: Context, tmp_
     finally:
         other.close()
     assert not LogStorage(str(tmp_path), 1).is_written()
+    ingest.log.open = opened  # type: ignore[method-assign]
+    assert ingest.open_unless_received()  # the other one has ended
+    ingest.log.close()
 
 
 def test_a_partition_that_comes_before_the_first_batch_is_read_from_its_beginning(tmp_path: Path) -> None:

@@ -241,7 +241,7 @@ def log_rows(location: Path | str, partition: int = 0) -> pa.Table:
 
 
 class RawSender:
-    """A DEALER that speaks the acknowledged transport byte by byte, as docs/protocol.md has it."""
+    """A DEALER that speaks the transaction protocol byte by byte, as docs/protocol.md has it."""
 
     def __init__(self, context: zmq.Context[Socket], endpoint: str) -> None:
         self._sock = context.socket(zmq.DEALER)

@@ -69,15 +69,13 @@ class Answers:
             raise
         except Exception as e:
             self._counters.internal_errors += 1
-            self._faults.fault(
-                "an unexpected error at a message of the acknowledged transport: %r", e, error=e
-            )
+            self._faults.fault("an unexpected error at a message of the transaction protocol: %r", e, error=e)
             self._abandon(attempt)
             reason = f"an unexpected error of the receiver ({type(e).__name__}), which its log explains"
             self._refuse(peer, "internal", reason, attempt)
 
     def _refuse(self, peer: bytes, code: str, reason: str, attempt: str | None) -> None:
-        self._refusals.warn("refused a message of the acknowledged transport: %s", reason)
+        self._refusals.warn("refused a message of the transaction protocol: %s", reason)
         self.add(peer, Refusal(code=code, reason=reason, attempt=attempt))
 
     def flush(self) -> None:

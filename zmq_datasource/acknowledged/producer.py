@@ -1,4 +1,4 @@
-"""A small client of the acknowledged transport, for programs outside Spark."""
+"""A small client of the transaction protocol, for programs outside Spark."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The acknowledged transport's messages: bytes only. Specified in docs/protocol.md.
+"""The transaction protocol's messages: bytes only. Specified in docs/protocol.md.
 
 A message is a frame of ``ZDS``, the version (one byte) and the kind (one letter), a frame of JSON,
 and for data the columns' buffers, each a frame, laid out as Arrow does: nothing in them decides
@@ -226,7 +226,7 @@ def decode(frames: Sequence[bytes]) -> tuple[Message, Sequence[bytes]]:
     head = bytes(frames[0]) if frames else b""
     if len(head) != 5 or not head.startswith(_MAGIC) or len(frames) < 2:
         raise ProtocolError(
-            "this is no message of the acknowledged transport; DEALER and ROUTER speak only that"
+            "this is no message of the transaction protocol; DEALER and ROUTER speak only that"
         )
     if head[3] != VERSION:
         raise ProtocolError(f"version {head[3]} of the protocol; this side speaks {VERSION}")

@@ -1,4 +1,4 @@
-"""The receiving side of the acknowledged transport, without its socket: frames and a time in, answers out.
+"""The receiving side of the transaction protocol, without its socket: frames and a time in, answers out.
 
 The rules:
 
@@ -359,9 +359,14 @@ class Reception:
 
     def _abort(self, peer: bytes, message: Abort) -> None:
         if not self._committer.is_at(message.producer, message.number):
+            asked = message.producer, message.number
             for attempt in message.attempts:
-                self._abandon(attempt)
-            self._staging.remove(message.attempts)
+                session, part = self._sessions.get(attempt), self._staging.get(attempt)
+                if session is not None and (session.part.producer, session.part.number) == asked:
+                    self._end(session)
+                # Of one that is not known here there is no file.
+                if part is not None and (part.producer, part.number) == asked:
+                    self._staging.remove([attempt])
         self._answers.add(peer, Aborted(producer=message.producer, number=message.number))
 
     # Sessions.

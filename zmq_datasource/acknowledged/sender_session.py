@@ -1,4 +1,4 @@
-"""The sending side of the acknowledged transport, as a session: one attempt or one commit at a time.
+"""The sending side of the transaction protocol, as a session: one attempt or one commit at a time.
 
 The rules:
 

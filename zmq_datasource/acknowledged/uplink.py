@@ -1,4 +1,4 @@
-"""A connection of the sending side of the acknowledged transport, whose calls return when they are answered.
+"""A connection of the sending side of the transaction protocol, whose calls return when they are answered.
 
 ``sender_session`` has the rules of the conversation.
 """
@@ -154,9 +154,10 @@ class Uplink:
             self._flush()
 
     def count(self, batch: pa.RecordBatch) -> None:
-        """Only take rows into the digest: their transaction is committed, and is to be compared."""
+        """Take rows into the digest and the account, and send none: their transaction is committed already."""
         for piece in split_batch(batch):
             self.digest += digest_of(piece)
+            self.session.bytes += self.session.pack(piece)[0]
 
     def _wait_for_room(self, size: int) -> None:
         self._link.take()

@@ -122,8 +122,8 @@ def _show_place(wal_location: str | None, wal_store: str | None, as_json: bool) 
     "--wal-location",
     type=DIRECTORY,
     metavar="DIR",
-    help="The log of a receiver of this feed: is it behind the wire? Without an endpoint: can this directory hold a "
-    "log?",
+    help="The log of a receiver of this feed: does it have what was sent? Without an endpoint: can this directory hold "
+    "a log?",
 )
 @click.option(
     "--wal-store",

@@ -72,7 +72,8 @@ _HWMS = Read("n,...", _hwms)
     type=LINGER,
     multiple=True,
     default=["-1"],
-    help="At the sender's end; may be repeated.",
+    help="How long the sender's socket still tries to send when it is closed; -1 is without a limit. May be "
+    "repeated.  [default: -1]",
 )
 @click.option(
     "--buffers",

@@ -21,8 +21,8 @@ __all__ = ["keygen"]
     "--only",
     metavar="NAME",
     multiple=True,
-    help="A producer or durable subscriber, or a pattern as in orders-*. Where the key is one of allowedClients, its "
-    "owner may commit and subscribe under these names only, and nobody else may under them.",
+    help="A name of a producer or durable subscriber, or a pattern such as orders-*. If the key is in allowedClients, "
+    "its owner may use only these names, and no other client may use them.",
 )
 def keygen(name: str, directory: Path, only: tuple[str, ...]) -> None:
     """Make a pair of CURVE keys: NAME.key for everybody, NAME.key_secret for its owner alone.

@@ -23,7 +23,9 @@ __all__ = ["plan"]
     help="The longest time for which the consumer takes nothing, without a drop.",
 )
 @click.option(
-    "--cluster", is_flag=True, help="Say how many receivers the feed needs, and how much of everything else."
+    "--cluster",
+    is_flag=True,
+    help="Calculate how many receivers the feed needs, and how many cores, how much network and disk.",
 )
 @click.option(
     "--retention",

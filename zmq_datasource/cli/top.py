@@ -29,7 +29,7 @@ __all__ = ["top"]
     type=DURATION,
     default="10m",
     show_default=True,
-    help="Leave out what has said nothing for this long.",
+    help="Leave out sources and sinks without a report for this long.",
 )
 @click.option("--once", is_flag=True, help="Show the tables once and end, as for a script.")
 def top(location: str, interval: float, since: float, once: bool) -> None:

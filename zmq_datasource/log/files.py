@@ -95,11 +95,13 @@ class WriterLock:
 
         Raises:
             LogLockedError: Somebody has taken it since, or removed its file.
+            DiskFaultError: It cannot be read now.
         """
         if not self._signature:  # the disk was full
             return
         try:
-            found = read_file(self._path)
+            with reading(self._path):
+                found = read_file(self._path)
         except FileNotFoundError:
             found = b""
         if found != self._signature:
@@ -117,11 +119,14 @@ class PartitionFiles:
     """The directory of one log partition; for its arguments see ``LogStorage``.
 
     Attributes:
+        patience: For so many seconds reading a chunk is tried again where the disk refuses or object storage does not
+            answer. Whoever can try it again by itself has none.
         leisure: Seconds between two times that something is done which can wait; 0 where it costs nothing.
         deletes_for: Seconds after which a round of deletions makes way for readers that wait.
         always_syncs: Whether a file with a chunk's name is whole, whatever ``sync`` was.
     """
 
+    patience = 0.0
     leisure = 0.0
     deletes_for = math.inf
     always_syncs = False
@@ -143,7 +148,9 @@ class PartitionFiles:
 
     def of(self, partition: int) -> Self:
         """Another partition of the same log."""
-        return type(self)(self.root, partition)
+        made = type(self)(self.root, partition)
+        made.patience = self.patience
+        return made
 
     def _entries(self) -> Iterator[os.DirEntry[str]]:
         """What is in the directory; nothing if there is none yet."""

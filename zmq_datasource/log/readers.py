@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 from zmq_datasource.errors import LogLockedError
 from zmq_datasource.log.layout import PARTITION
@@ -43,23 +43,24 @@ class Readers:
         Raises:
             LogError: A position cannot be read, or one that is to be dropped cannot be removed.
         """
-        positions = self._others()
+        positions = self.others()
         for name in [name for name in positions if self._is_late(name)]:
             if self._drop(name, f"it has not moved for {self._timeout:.0f} s (readerTimeout)"):
                 del positions[name]
-        if self._has_yet_to_come(positions):
-            return 0
         return min((position.next for position in positions.values()), default=None)
 
-    def _has_yet_to_come(self, positions: Mapping[str, ReaderPosition]) -> bool:
-        """Whether somebody reads the log who has not taken up this partition: all of it is new to him.
+    def others(self) -> dict[str, ReaderPosition]:
+        """The positions of all readers but our own, by name.
 
-        Every reader has a position in the partition that every log has.
+        Every reader has a position in the partition that every log has. Who has none here has yet to come, and needs
+        all of it.
         """
-        if self._storage.partition == PARTITION:
-            return False
-        readers = self._storage.of(PARTITION).positions()
-        return any(name not in positions and name != self.own for name in readers)
+        positions = self._storage.positions()
+        if self._storage.partition != PARTITION:
+            for name, position in self._storage.of(PARTITION).positions().items():
+                positions.setdefault(name, position._replace(next=0))
+        positions.pop(self.own or "", None)
+        return positions
 
     def give_way(self, below: int) -> bool:
         """Drop the readers that need an id below this one: the log needs room, and nobody else needs those.
@@ -73,12 +74,12 @@ class Readers:
         Raises:
             LogError: As ``needed``.
         """
-        positions = self._others()
+        positions = self.others()
         slow = [name for name, position in positions.items() if position.next < below]
-        if not slow or any(positions[name].named or self._storage.is_reading(name) for name in slow):
+        if not slow or any(positions[name].named or self._at(name).is_reading(name) for name in slow):
             return False
         if self.own is None and not any(
-            self._storage.is_reading(name) for name in positions if name not in slow
+            self._at(name).is_reading(name) for name in positions if name not in slow
         ):
             return False
         dropped = [
@@ -86,23 +87,23 @@ class Readers:
         ]
         return all(dropped)
 
-    def _others(self) -> dict[str, ReaderPosition]:
-        positions = self._storage.positions()
-        positions.pop(self.own or "", None)
-        return positions
+    def _at(self, name: str) -> LogStorage:
+        """Where a reader has its position, and its lock."""
+        return self._storage if self._storage.position(name) is not None else self._storage.of(PARTITION)
 
     def _is_late(self, name: str) -> bool:
         if math.isinf(self._timeout):
             return False
-        moved = self._storage.moved_at(name)
+        moved = self._at(name).moved_at(name)
         return moved is not None and self._clock() - moved > self._timeout
 
     def _drop(self, name: str, why: str) -> bool:
         """Drop the position of a reader; False if it runs."""
-        if self._storage.is_reading_elsewhere(name):
+        at = self._at(name)
+        if at.is_reading_elsewhere(name):
             return False
         try:
-            lock = self._storage.lock_reader(name, 0.0)
+            lock = at.lock_reader(name, 0.0)
         except LogLockedError:
             return False
         try:
@@ -115,7 +116,7 @@ class Readers:
             )
             for partition in self._storage.partitions():  # in none of them it is missed
                 self._storage.of(partition).remove_reader(name)
-            self._storage.remove_reader_lock(name)
+            at.remove_reader_lock(name)
         finally:
             lock.release()
         return True

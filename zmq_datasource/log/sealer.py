@@ -10,7 +10,7 @@ import logging
 import queue
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from functools import partial
 from typing import NamedTuple
@@ -18,6 +18,7 @@ from typing import NamedTuple
 import pyarrow as pa
 
 from zmq_datasource.errors import LogError, LogLockedError, LogWriteError
+from zmq_datasource.host.limited_logging import LimitedLog
 from zmq_datasource.log.chunk import write_chunk
 from zmq_datasource.log.contents import Contents
 from zmq_datasource.log.files import WriterLock
@@ -93,6 +94,7 @@ class Sealer:
         # Each counted by one thread: so there is no lock.
         self._handed_over = self._finished = 0
         self._growing: GrowingChunk | None = None
+        self._faults = LimitedLog(__name__, "faults of the log")
         self._next_expiry = 0.0
         self._lock: WriterLock | None = None
         self._thread = threading.Thread(target=self._run, name="zmq-log-sealer", daemon=True)
@@ -134,13 +136,13 @@ class Sealer:
                 job = self._jobs.get(timeout=_EXPIRY_SECONDS)
             except queue.Empty:
                 self._look_whether_lost()
-                self._retention.remove_expired()
+                self._tidy(self._retention.remove_expired)
                 continue
             if job is None:
                 return
             if time.monotonic() >= self._next_expiry:  # a log that is never idle
                 self._next_expiry = time.monotonic() + _EXPIRY_SECONDS
-                self._retention.remove_expired()
+                self._tidy(self._retention.remove_expired)
             try:
                 job.done.set_result(self._seal(job))
             except Exception as e:
@@ -151,7 +153,14 @@ class Sealer:
             finally:
                 self._finished += 1
             if self._growing is not None and self.failure is None:
-                self._growing.tidy(self._sync)
+                self._tidy(partial(self._growing.tidy, self._sync))
+
+    def _tidy(self, act: Callable[[], None]) -> None:
+        """Do what can be done later: whatever prevents it now, the messages must be sealed."""
+        try:
+            act()
+        except Exception as e:
+            self._faults.fault("tidying up %s", self._storage, error=e)
 
     def _look_whether_lost(self) -> None:
         """One that has nothing to write is to hear of it, too, when another process has taken the log."""

@@ -22,6 +22,7 @@ from zmq_datasource.log.storage import LogStorage
 __all__ = ["Carried", "SavedState", "StateRecord", "StateRecorder", "no_saved_state", "read_saved_state"]
 
 _STATE, _VERSION, _BASE, _CHECKSUM = b"state", b"state.version", b"state.base", b"state.xxh3"
+_MOST_DIGITS = 18  # of a version
 _LISTINGS = 10
 
 
@@ -136,8 +137,11 @@ def read_saved_state(storage: LogStorage) -> SavedState:
 def no_saved_state(storage: LogStorage) -> SavedState:
     """Nothing, but newer than whatever there is that cannot be used."""
     names = storage.names()
-    carried = _carried(storage, newest_chunk(names))
-    return SavedState(max([carried.version, *(file.version for file in state_files(names))]))
+    newest = newest_chunk(names)
+    # What a chunk says of its version may itself be damaged.
+    said = b"" if newest is None else read_metadata(storage, chunk_name(*newest)).get(_VERSION, b"")
+    carried = int(said) if said.isdigit() and len(said) <= _MOST_DIGITS else 0
+    return SavedState(max([carried, *(file.version for file in state_files(names))]))
 
 
 def _read(storage: LogStorage) -> SavedState:

@@ -104,10 +104,6 @@ class LogStorage(StagedFiles, ReaderFiles):
         OptionError: The location is something else.
     """
 
-    # For so many seconds reading a chunk is tried again where the disk refuses or object storage does not answer.
-    # Whoever can try it again has none.
-    patience = 0.0
-
     _writer_lock: WriterLock | None = None  # of this process, if it is the writer
     _next_check = 0.0
 

@@ -16,13 +16,13 @@ def open_stored(store: ObjectStore, key: str, whole: int, patience: float) -> pa
 
     Args:
         whole: Up to so many bytes are read at once, because each request takes tens of milliseconds.
-        patience: For so many seconds each request is tried again; once at least.
+        patience: For so many seconds each request for more of it is tried again; once at least.
 
     Raises:
         FileNotFoundError: There is none.
         DiskFaultError: The storage does not answer, now or when more is read.
     """
-    file = patiently(lambda: store.open(key, whole), patience)
+    file = store.open(key, whole)
     if isinstance(file, pa.BufferReader):
         return file
     return pa.PythonFile(_Patient(store, key, file, patience), mode="r")

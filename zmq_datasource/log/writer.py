@@ -95,12 +95,13 @@ class LogWriter(ReadableLog):
         self._batches: list[pa.RecordBatch] = []
         self._grows = False  # whether some of it was handed over already
 
-    def open(self, lock_wait: float = 0.0, feed: str = "") -> None:
+    def open(self, lock_wait: float = 0.0, feed: str = "", check: Callable[[], None] = lambda: None) -> None:
         """Create or recover the partition, and become its writer. A disk that refuses is waited for, as later on.
 
         Args:
             lock_wait: Seconds to wait for a previous writer that is just stopping.
             feed: As in ``LogStorage.lock``.
+            check: Called with the lock held; if it raises, the lock is released, and this may be called again.
 
         Raises:
             LogError: Held by another, damaged, or not writable.
@@ -108,6 +109,11 @@ class LogWriter(ReadableLog):
         opened = self._persistence.insist(
             partial(open_partition, self._storage, lock_wait, feed, self._sync, self._persistence)
         )
+        try:
+            self._persistence.insist(check)
+        except BaseException:
+            opened.lock.release()
+            raise
         self.log_id, self.saved = opened.log_id, opened.saved
         self._contents.replace(opened.chunks)
         self.retention.hold_from(opened.chunks.earliest)

@@ -222,8 +222,8 @@ class FramingOptions(SocketOptions, frozen=True, kw_only=True, rename="camel"):
     max_publishers: Annotated[
         int,
         doc(
-            "The maximum number of counters. When there are more, the one that was not used for the longest "
-            "time is forgotten.",
+            "The maximum number of counters, or with `ROUTER` of producers whose last transaction is remembered. When "
+            "there are more, the one that was not used for the longest time is forgotten.",
             Role.SOCKET,
             ge=1,
             le=10_000_000,

@@ -166,7 +166,7 @@ class ProxyOptions(SocketOptions, frozen=True, kw_only=True, rename="camel"):
     subscriber_expiry: Annotated[
         Duration,
         doc(
-            "How long a durable subscriber may be away before it is forgotten. The log warns when four fifths "
+            "How long a durable subscriber may be away before it is forgotten. A warning is logged when four fifths "
             "of this time have passed."
         ),
     ] = Duration(7 * 86_400)

@@ -122,7 +122,8 @@ class ReadOptions(FramingOptions, frozen=True, kw_only=True, rename="camel"):
     min_partitions: Annotated[
         int | None,
         doc(
-            "The minimum number of Spark partitions of a batch that has as many messages.",
+            "The minimum number of Spark partitions (tasks) of a micro-batch or a batch read. A batch with fewer "
+            "messages has fewer.",
             Role.LOG,
             Role.ROWS,
             ge=1,
@@ -131,7 +132,7 @@ class ReadOptions(FramingOptions, frozen=True, kw_only=True, rename="camel"):
     max_bytes_per_partition: Annotated[
         ByteSize,
         doc(
-            "A batch with more bytes than this is split into more Spark partitions.",
+            "The maximum number of bytes in one Spark partition. A batch with more bytes has more partitions.",
             Role.LOG,
             Role.ROWS,
         ),
@@ -282,8 +283,10 @@ class ReadOptions(FramingOptions, frozen=True, kw_only=True, rename="camel"):
     wal_flush_interval: Annotated[
         Duration,
         doc(
-            "Received messages are sealed after this time even if Spark has not asked for them. A crash of "
-            "the machine or of the driver loses at most what was received in this time.",
+            "Received messages are sealed after this time even if Spark has not asked for them. If the machine "
+            "or the source runner crashes, what was not yet sealed is lost, and what was in the queues of libzmq "
+            "and of the kernel. While the disk is slow or refuses to write, this can be more than was received in "
+            "this time.",
             Role.STREAM,
             Role.WRITER,
         ),
@@ -292,8 +295,8 @@ class ReadOptions(FramingOptions, frozen=True, kw_only=True, rename="camel"):
         bool,
         doc(
             "If true, each chunk is forced to the disk (fsync). If false, a crash of the operating system can "
-            "lose messages that Spark already has. The log is then not written any more, so that no id is "
-            "given to another message.",
+            "lose messages that Spark already has. After such a loss no process can write to this log, because it "
+            "would give the ids of the lost messages to new ones: use a new `walLocation` and new checkpoints.",
             Role.STREAM,
             Role.WRITER,
         ),

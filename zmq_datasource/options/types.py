@@ -175,12 +175,29 @@ class JsonPath(tuple[str, ...]):
 class Location(str):
     """A path or URI. Shows no credentials that are in it; ``plain`` has them."""
 
+    # Azure's have secrets among their parameters, S3's what one needs to see.
+    _shown: ClassVar[set[str]] = {
+        "scheme",
+        "region",
+        "endpoint_override",
+        "allow_bucket_creation",
+        "allow_delayed_open",
+    }
+
     @property
     def plain(self) -> str:
         return str.__str__(self)
 
     def __str__(self) -> str:
-        return re.sub(r"://.*@", "://***@", str.__str__(self))
+        if "://" not in self.plain:
+            return self.plain
+        address, mark, parameters = re.sub("://.*@", "://***@", self.plain).partition("?")
+        named = (each.partition("=") for each in parameters.split("&"))
+        shown = (
+            f"{name}={value if name in self._shown else '***'}" if sign else name
+            for name, sign, value in named
+        )
+        return address + mark + "&".join(shown)
 
     def __repr__(self) -> str:
         return repr(str(self))

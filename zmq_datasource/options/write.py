@@ -64,7 +64,12 @@ class WriteOptions(SocketOptions, frozen=True, kw_only=True, rename="camel"):
         ),
     ] = False
     send_timeout: Annotated[
-        Duration, doc("How long the task waits until the queue has room for a message (`noblock=false`).")
+        Duration,
+        doc(
+            "How long a task waits until the queue has room for a message (`noblock=false`). It is also how long a "
+            "PUSH tries to send again what lost connections may have held, and how long a DEALER or a `Producer` "
+            "waits for the receiver."
+        ),
     ] = Duration(60)
     max_retries: Annotated[
         int,
@@ -91,8 +96,11 @@ class WriteOptions(SocketOptions, frozen=True, kw_only=True, rename="camel"):
     connect_timeout: Annotated[
         Duration,
         doc(
-            "How long a task waits at its start until every endpoint has answered (PUSH), or until there are "
-            "`minSubscribers` (PUB)."
+            "How long a task waits at its start until every endpoint of `connect` has answered, or one peer has "
+            "connected to `bind` (PUSH), or until there are `minSubscribers` (PUB). Then the task fails "
+            "(`NoPeerError`). With `noblock=true` or `deadLetterLocation` it continues with the peers that are there; "
+            "if there is none, its rows are dropped or become dead letters (`no_peer`). A DEALER waits as long for "
+            "its receiver, and then fails."
         ),
     ] = Duration(30)
     min_subscribers: Annotated[

@@ -86,6 +86,8 @@ class DurableServer:
         self._names: dict[bytes, str] = {}
         # Who had a name until somebody else took it, and what it called its session.
         self._displaced: dict[bytes, tuple[str, int]] = {}
+        # Answers to peers without a session for which their queues had no room yet.
+        self._owed: dict[bytes, FromProxy] = {}
         self._held = 0
         self._next_heartbeat = 0.0
         self._faults = LimitedLog(__name__, "faults of durable subscribers")
@@ -125,6 +127,9 @@ class DurableServer:
             return
         session = self._sessions.get(self._names.get(peer, ""))
         if session is None:
+            if peer in self._displaced:  # it has not heard so yet
+                self._send(peer, _taken(self._displaced[peer][0]))
+                return
             self._send(
                 peer, Refused("unknown", "nobody is subscribed on this connection; send SUBSCRIBE first")
             )
@@ -145,9 +150,10 @@ class DurableServer:
                 self._subscriptions.remove(session.subscription.name)
                 self._subscriptions.save()
                 fault = self._subscriptions.unsaved
-                self._send(peer, Forgotten() if fault is None else Refused("log", f"forgetting it: {fault}"))
+                self._owe(peer, Forgotten() if fault is None else Refused("log", f"forgetting it: {fault}"))
 
     def _subscribe(self, peer: bytes, wanted: Subscribe, descriptor: int) -> None:
+        self._owed.pop(peer, None)
         if self._displaced.get(peer) == (wanted.name, wanted.session):
             self._send(peer, _taken(wanted.name))
             return
@@ -205,7 +211,7 @@ class DurableServer:
             self._displaced[other.peer] = name, other.number
             while len(self._displaced) > _MOST_DISPLACED:
                 del self._displaced[next(iter(self._displaced))]
-            self._send(other.peer, _taken(name))
+            self._owe(other.peer, _taken(name))
 
     def _begin(self, wanted: Subscribe) -> Subscription:
         """A new subscription, whose first message is not deleted before the writer knows of it."""
@@ -261,15 +267,27 @@ class DurableServer:
                 raise
             except Exception as e:
                 self._fail(session.peer, e)
-        if self._subscriptions.save():
-            for session in list(self._sessions.values()):
-                if session.wants_acked and self._send(session.peer, Acked(session.subscription.next)):
-                    session.wants_acked = False
+        self._confirm(self._subscriptions.save())
+        for peer, answer in list(self._owed.items()):
+            if self._send(peer, answer):
+                self._owed.pop(peer, None)
         now = time.monotonic()
         if now >= self._next_heartbeat:
             self._next_heartbeat = now + HEARTBEAT_SECONDS
             self._beat()
         return busy
+
+    def _confirm(self, saved: bool) -> None:
+        """Say what is on the disk, as soon as there is room to say it."""
+        for session in list(self._sessions.values()):
+            if saved and session.wants_acked:
+                session.wants_acked, session.acked = False, Acked(session.subscription.next)
+            if (
+                session.acked is not None
+                and session.ready is None
+                and self._send(session.peer, session.acked)
+            ):
+                session.acked = None
 
     def _beat(self) -> None:
         self._faults.flush()
@@ -300,8 +318,9 @@ class DurableServer:
             message = session.next(share)
             if message is None:
                 return not session.cursor.at_end
-            if isinstance(message, Lost) and not self._subscriptions.is_kept:
-                return True  # who has heard of it comes back behind it, and it would never be counted
+            if isinstance(message, Lost) and not self._subscriptions.is_kept(session.lost_at):
+                # Who has heard of it comes back behind it, and it would never be counted.
+                return self._subscriptions.unsaved is None
             if not self._send(session.peer, message):
                 return False
             session.sent()
@@ -311,6 +330,14 @@ class DurableServer:
     def _share(self) -> int:
         """What one may hold: as much as the others leave."""
         return max(LEAST, min(_WINDOW, _BUDGET - self._held))
+
+    def _owe(self, peer: bytes, answer: FromProxy) -> None:
+        """Answer a peer that has no session any more, now or once there is room."""
+        self._owed[peer] = answer
+        if self._send(peer, answer):
+            del self._owed[peer]
+        while len(self._owed) > _MOST_DISPLACED:
+            del self._owed[next(iter(self._owed))]
 
     def _send(self, peer: bytes, message: FromProxy) -> bool:
         """Whether it was taken; a peer that is gone is let go of."""
@@ -324,6 +351,7 @@ class DurableServer:
         except zmq.ZMQError as e:
             if e.errno != zmq.EHOSTUNREACH:
                 raise
+        self._owed.pop(peer, None)
         if session is not None:
             self._detach(session)
         return False

@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 
 from zmq_datasource.errors import ProtocolError
 from zmq_datasource.messages.framing import raw_messages
-from zmq_datasource.proxy.durable_protocol import Lost, Message, Ready, Subscribe
+from zmq_datasource.proxy.durable_protocol import Acked, Lost, Message, Ready, Subscribe
 from zmq_datasource.proxy.subscriptions import Subscription, Subscriptions
 from zmq_datasource.proxy.view import Cursor
 from zmq_datasource.transport.kernel import Taken
@@ -81,7 +81,9 @@ class DurableSession:
         number: What the client calls the session.
         begin: The id that READY names as the first.
         ready: The answer to its SUBSCRIBE, until there was room for it; it comes before all messages.
-        wants_acked: Whether it waits for ACKED.
+        wants_acked: Whether it waits for its position to be on the disk.
+        acked: What is to be said of that, until there was room for it.
+        lost_at: Which change of the subscriptions counts what was last found to be lost.
     """
 
     def __init__(
@@ -108,6 +110,8 @@ class DurableSession:
         self._on_way_bytes = 0
         self._last_sent = self.begin - 1  # the highest id that was sent, or reported as lost
         self.wants_acked = False
+        self.acked: Acked | None = None
+        self.lost_at = 0
 
     def is_again(self, wanted: Subscribe) -> bool:
         """Whether a SUBSCRIBE repeats the one that began the session."""
@@ -219,7 +223,7 @@ class DurableSession:
         self._pending.append(lost)
         subscription.lost += max(0, lost.end - max(lost.first, subscription.lost_to))
         subscription.lost_to = max(subscription.lost_to, lost.end)
-        self._subscriptions.change(urgent=True)
+        self.lost_at = self._subscriptions.change(urgent=True)
         _log.warning(
             "durable subscriber %r: the ids %d to %d were deleted before it had them (walMaxBytes)",
             subscription.name,

@@ -88,6 +88,10 @@ class SubscriberSession(Session):
         self.refusal: SubscriptionError | None = None
         self._session = 0
         self._received: int | None = None  # the id after the last one received
+        self._lost_to, self._lost_at = (
+            0,
+            0.0,
+        )  # the id after the last one that is known to be lost; since when
         self._credit_owed = self._acks_owed = 0
         self._heard = self._asked = 0.0  # the last sign of life on this connection; the last SUBSCRIBE
         self._last_word = self._listening = 0.0
@@ -117,6 +121,20 @@ class SubscriberSession(Session):
         self._acks_owed += 1
         if self._acks_owed >= ACK_EVERY:
             self.send_acks()
+
+    def _step_over_lost(self) -> None:
+        """What was lost, nobody takes, and the proxy may wait for it: it is done with once all before it is.
+
+        And once the caller waits behind it. One that dies with what came next hears of the loss again.
+        """
+        at_work = self.handed is not None and (self.acknowledged is None or self.acknowledged < self.handed)
+        if (
+            not self.inbox
+            and not at_work
+            and self._lost_to - 1 > (-1 if self.acknowledged is None else self.acknowledged)
+        ):
+            self.acknowledged = self._lost_to - 1
+            self._acks_owed += 1
 
     @property
     def unconfirmed(self) -> bool:
@@ -189,6 +207,8 @@ class SubscriberSession(Session):
             self.connected(now)
         elif now - max(self._asked, self._heard if self.ready else 0.0) > SILENCE_SECONDS:
             self._subscribe(now)
+        if now - self._lost_at >= AGAIN_SECONDS:
+            self._step_over_lost()
         if self._acks_owed:
             self.send_acks()
         if self._credit_owed and self.ready:
@@ -221,7 +241,11 @@ class SubscriberSession(Session):
             case Acked(position):
                 self.confirmed = max(self.confirmed, position)
             case Lost(first, end):
-                self.lost += end - first
+                if not self.ready:
+                    return  # of a session before: it comes again
+                self.lost += max(0, end - max(first, self._lost_to))
+                self._lost_to = self._received = end
+                self._lost_at = now
                 _log.warning(
                     "%r: the ids %d to %d were deleted before they came here", self._name, first, end - 1
                 )

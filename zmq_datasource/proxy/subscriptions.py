@@ -95,6 +95,7 @@ class Subscriptions:
         self._warned: set[str] = set()
         self._present: set[str] = set()
         self._changed = self._urgent = False
+        self._changes = self._kept = 0  # counted; and which of them are on the disk
         self._fault: str | None = None
         self._refused_at = 0.0
         self._faults = LimitedLog(__name__, "positions that could not be kept")
@@ -171,14 +172,16 @@ class Subscriptions:
         self._warned.discard(name)
         self.change(urgent=True)
 
-    def change(self, urgent: bool) -> None:
-        """Note that something has changed and is to be saved.
+    def change(self, urgent: bool) -> int:
+        """Note that something has changed and is to be saved; returns the change's number, for ``is_kept``.
 
         Args:
             urgent: Whether somebody waits for it to be kept.
         """
         self._changed = True
+        self._changes += 1
         self._urgent = self._urgent or urgent
+        return self._changes
 
     def come(self, name: str) -> None:
         """Note that a subscriber has connected."""
@@ -198,10 +201,9 @@ class Subscriptions:
         """Why the disk refuses what somebody waits for; it is tried again whenever something is to be saved."""
         return self._fault if self._urgent else None
 
-    @property
-    def is_kept(self) -> bool:
-        """Whether all that somebody waits for is on the disk."""
-        return not self._urgent
+    def is_kept(self, change: int) -> bool:
+        """Whether this change is on the disk."""
+        return change <= self._kept
 
     def save(self) -> bool:
         """Write what has changed, if somebody waits for it or it is time.
@@ -226,6 +228,7 @@ class Subscriptions:
             return False
         self._fault = None
         self._changed = self._urgent = False
+        self._kept = self._changes
         self._saved_at = self._clock()
         return True
 

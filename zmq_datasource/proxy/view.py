@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from zmq_datasource.errors import DataLossError
 from zmq_datasource.log.growing import GrowingTail, Grown
@@ -91,7 +91,7 @@ class LogView:
         return self._index.end if self._tail is None else max(self._grown.end, self._index.end)
 
     def batches(self, start: int) -> Iterator[pa.RecordBatch]:
-        """Rows from ``start`` on, as far as they can be read without looking again.
+        """Some rows from ``start`` on, if there are any; those of sealed chunks as far as they go.
 
         Raises:
             DataLossError: A chunk was deleted meanwhile.
@@ -100,10 +100,10 @@ class LogView:
         tail = self._tail
         if tail is not None and start >= tail.first:
             tail.read_to(self._grown.bytes)
-            for batch in list(tail.batches):
-                first = batch.column("id")[0].as_py()
-                if first + batch.num_rows > start:
-                    yield batch.slice(max(start - first, 0))
+            # One at a time: whoever takes nothing for long would keep all that the chunk had.
+            at = bisect_right(tail.batches, start, key=_first_id) - 1
+            if at >= 0 and (rest := tail.batches[at].slice(start - _first_id(tail.batches[at]))).num_rows:
+                yield rest
             return
         end = self._index.end
         yield from read_slices(self._storage, slices(self._index.covering(start, end), start, end))
@@ -159,7 +159,13 @@ class Cursor:
         return batch
 
 
+def _first_id(batch: pa.RecordBatch) -> int:
+    return int(batch.column("id")[0].as_py())
+
+
 def _fitting(batch: pa.RecordBatch, most_bytes: int) -> int:
-    """How many rows have no more than so many bytes; one at least."""
-    sizes = pc.cumulative_sum(pc.cast(pc.binary_length(batch.column("value")), pa.int64()))
-    return max(1, int(pc.sum(pc.less_equal(sizes, most_bytes)).as_py()))
+    """A number of rows that have no more than so many bytes, frames and all; one at least."""
+    rows = int(batch.num_rows)
+    while rows > 1 and batch.slice(0, rows).nbytes > most_bytes:
+        rows //= 2
+    return rows

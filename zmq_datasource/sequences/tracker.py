@@ -119,6 +119,7 @@ class SequenceTracker:
     def _restart(
         self, key: Key, counter: Counter, number: int, when: int, findings: SequenceFindings
     ) -> None:
+        self._ahead.pop(key, None)  # what was replayed was of the publisher before it
         self.totals.restarts += 1
         findings.restarts.append(key)
         findings.abandoned += self.gaps.missing(key)
@@ -161,7 +162,6 @@ class SequenceTracker:
 
     def begin_anew(self, key: Key, when: int, findings: SequenceFindings) -> None:
         """A replay has shown that the publisher has restarted: expect its first number."""
-        self._ahead.pop(key, None)
         counter = self.counters[key]
         self._restart(key, counter, self.numbering.start, when, findings)
         self._expect(key, counter, self.numbering.start)

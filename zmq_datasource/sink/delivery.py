@@ -102,9 +102,13 @@ class Delivery:
         if not (self._sequenced and sock.has_peer and self._counters.rows):
             return
         linger, patience = self._options.linger, self._options.send_timeout * 1000
-        sock.limit_waiting(round(patience if linger < 0 else min(patience, linger)))
         end = Outbox([SameColumn(b""), SameColumn(self._publisher), NumberColumn(self._counters.rows)], 1)
-        if not sock.give(end, 0, 1, wait=True):
+        sock.limit_waiting(round(patience if linger < 0 else min(patience, linger)))
+        try:
+            sent = sock.give(end, 0, 1, wait=True)
+        finally:
+            sock.limit_waiting(round(patience))  # rows may have to be sent again
+        if not sent:
             _log.warning(
                 "the queues stayed full: a receiver cannot see whether the last messages are missing"
             )

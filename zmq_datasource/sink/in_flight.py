@@ -69,12 +69,16 @@ class InFlight:
     def __init__(self, keep: int = KEEP) -> None:
         self._keep = keep
         self.parts: deque[Part] = deque()
+        self._sizes: deque[int] = (
+            deque()
+        )  # of each when it was added: rows that are given up later make it smaller
         self._bytes = 0
         self._due = 2 * keep
 
     def add(self, part: Part) -> None:
         """Note that libzmq has accepted these rows."""
         self.parts.append(part)
+        self._sizes.append(part.size)
         self._bytes += part.size
 
     @property
@@ -85,12 +89,14 @@ class InFlight:
     def looked(self, empty: bool) -> None:
         """All queues were seen empty, or not: forget all but the last, or look again later."""
         if empty:
-            while self.parts and self._bytes - self.parts[0].size >= self._keep:
-                self._bytes -= self.parts.popleft().size
+            while self.parts and self._bytes - self._sizes[0] >= self._keep:
+                self.parts.popleft()
+                self._bytes -= self._sizes.popleft()
         self._due = max(2 * self._keep, self._bytes + self._keep // 4)
 
     def clear(self) -> None:
         """Forget all rows: they have arrived, or were given up."""
         self.parts.clear()
+        self._sizes.clear()
         self._bytes = 0
         self._due = 2 * self._keep

@@ -136,27 +136,27 @@ class Ingest:
             LogError: See the message.
         """
         allow_many_files()
-        persistence = Persistence(self._options.wal_retry_timeout)
-        persistence.insist(self._refuse_another_division)
-        self.log.open(lock_wait, feed_of(self._options))
-        try:  # of two that begin at the same moment, each has seen nobody
-            persistence.insist(self._refuse_another_division)
-        except BaseException:
-            self.log.close()
-            raise
+        Persistence(self._options.wal_retry_timeout).insist(self._refuse_another_division)
+        # Of two that begin at the same moment, each has seen nobody.
+        self.log.open(lock_wait, feed_of(self._options), self._refuse_another_division)
         self.resumed_at = self.log.durable_end
         self._remember()
         self._is_open = True
 
     def _refuse_another_division(self) -> None:
         """Who shares the feed out among another number of receivers has another part of what is ours."""
-        for partition in self.storage.partitions():
-            beside = self.storage.of(partition)
-            if partition == self.storage.partition or not beside.is_written():
-                continue
+        others = [
+            self.storage.of(partition)
+            for partition in self.storage.partitions()
+            if partition != self.storage.partition
+        ]
+        # All of them are asked, and our own: object storage must be watched for a while to see that a writer is dead.
+        if self._options.wal_store is not None:
+            self.storage.is_written()
+        for beside in [beside for beside in others if beside.is_written()]:
             if (feed := beside.feed()) != feed_of(self._options):
                 raise SharedOtherwiseError(
-                    f"opening log {self.storage.root}: another process receives into its partition {partition}, "
+                    f"opening log {self.storage.root}: another process receives into its partition {beside.partition}, "
                     f"another feed or with other receivers ({feed or 'it does not say what'}); stop that one, or set a "
                     "walLocation of its own"
                 )

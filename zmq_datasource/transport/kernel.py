@@ -251,8 +251,9 @@ def ended_in_order(held: Sequence[tuple[stdlib_socket.socket, bool]], ends: int)
     who asks, and that is libzmq.
     """
     over = [sock for sock, ipc in held if not ipc and ended(sock)]
-    wait_until_written(over, time.monotonic() + _ANSWER_SECONDS)
-    return ends <= len(over) and not any(ended(sock, by_reset=True) for sock in over)
+    # What the peer's system has not taken yet, it may still refuse.
+    written = wait_until_written(over, time.monotonic() + _ANSWER_SECONDS)
+    return written and ends <= len(over) and not any(ended(sock, by_reset=True) for sock in over)
 
 
 # How long an answer to what was sent into a connection that the peer has ended may take.

@@ -99,8 +99,8 @@ class OpenSocket:
         """
         deadline = math.inf if linger < 0 else time.monotonic() + linger / 1000
         with ExitStack() as stack:
+            cut = self.watch.cut  # before one more is noticed, whose end nobody has looked at
             held = [(stack.enter_context(s), ipc) for s, ipc in self.watch.hold()] if linger else []
-            cut = self.watch.cut
             written = wait_until_written([sock for sock, _ in held], deadline, self._threads)
             left = 0 if linger < 0 else deadline - time.monotonic()
             self.socket.close(-1 if linger < 0 else round(left * 1000) + _LATER_MS if left > 0 else 0)
