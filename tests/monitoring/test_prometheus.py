@@ -8,6 +8,7 @@ import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
 from socketserver import BaseServer
 from typing import Any
 
@@ -17,10 +18,12 @@ from prometheus_client.parser import text_string_to_metric_families
 from tests.support import wait_for
 from tests.support.ports import free_port
 from zmq_datasource.counters import SinkCounters, SourceCounters
+from zmq_datasource.errors import MetricsError
 from zmq_datasource.monitoring.batches import SinkTotals
 from zmq_datasource.monitoring.figures import receiver_metrics, sink_metrics
 from zmq_datasource.monitoring.prometheus import PrometheusOutlet
-from zmq_datasource.monitoring.store import total_metrics
+from zmq_datasource.monitoring.store import MetricsStore, total_metrics
+from zmq_datasource.spark.listener import ZmqMetricsListener
 
 
 @pytest.fixture(autouse=True)
@@ -30,7 +33,7 @@ def _stop_sooner(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def event(name: str | None = "orders", query: str = "q1", rows: int = 10, dropped: int = 2) -> dict[str, Any]:
-    """A progress event as ``fill_in`` leaves it."""
+    """A progress event with its metrics."""
     counters = SourceCounters(
         received=rows, bytes=rows * 100, rcvhwm=1000, connections=1, paused_by="logFull"
     )
@@ -110,6 +113,50 @@ def test_what_is_scraped_is_what_the_newest_event_says() -> None:
     assert value("zmq_sink_rows_total", query="q2", sink="PUSH tcp://a:1") == 7  # without a name, its id
     assert value("zmq_query_active", query="orders") == 1
     assert not [name for name, _ in found if name.startswith("zmq_source_messages_lost")]  # not numbered
+
+
+def test_what_a_query_does_not_have_is_not_served_as_zero() -> None:
+    """One that only follows a log has no receiver, and so no pauses."""
+    follows = event()
+    metrics = follows["sources"][0]["metrics"]
+    for name in [name for name in metrics if name.startswith("receivePause") or name == "core"]:
+        del metrics[name]
+    with outlet(port=0) as prometheus:
+        prometheus.observe(follows)
+        found = {name for name, _ in scrape(prometheus.port)}
+    assert "zmq_source_messages_received_total" in found
+    assert not {name for name in found if "pause" in name or "core" in name}
+
+
+def test_while_the_accounts_cannot_be_read_no_counter_falls(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counters = SinkCounters(rows=10, sent=7)
+    counters.dropped["hwm"] = 3
+    found = {0: {"PUSH tcp://a:1": SinkTotals(counters, counters, 1)}}
+    monkeypatch.setattr(MetricsStore, "totals", lambda *_: found)
+    heard: list[dict[str, Any]] = []
+    listener = ZmqMetricsListener(
+        heard.append, location=str(tmp_path), prometheusPort=0, prometheusAddress="127.0.0.1"
+    )
+    try:
+        for _ in range(2):
+            listener._hand_on(
+                event() | {"sources": [], "sink": {}, "batchId": 0, "durationMs": {"addBatch": 1}}
+            )
+            dropped = [
+                v for (name, _), v in scrape(listener.port).items() if name.endswith("messages_dropped_total")
+            ]
+            assert sum(dropped) == 3
+            monkeypatch.setattr(MetricsStore, "totals", refuse)
+    finally:
+        listener.close()
+    assert [told["sink"]["metrics"]["dropped"] for told in heard] == [3, None]
+    assert heard[1]["sink"]["metrics"]["total"]["dropped"] is None
+
+
+def refuse(*_: object) -> None:
+    raise MetricsError("reading: it does not answer")
 
 
 def test_an_ended_query_is_shown_a_while_and_then_gone() -> None:

@@ -74,6 +74,40 @@ def test_the_options_of_one_kind_are_listed() -> None:
     assert "rcvhwm" not in told
 
 
+@pytest.mark.parametrize(
+    ("arguments", "why"),
+    [
+        (
+            ["plan", "--cluster", "--rate", "1", "--size", "1", "--hops", "2"],
+            "--hops says nothing with --cluster",
+        ),
+        (["plan", "--rate", "1", "--size", "1", "--stall", "1s", "--retention", "1h"], "without --cluster"),
+        (["doctor", "--wal-location", "/tmp", "--stall", "5s"], "without --connect or --bind"),
+        (["doctor", "--wal-location", "/tmp", "-o", "connect=tcp://a:1"], "without --connect or --bind"),
+        (["receive", "--bind", "tcp://*:1", "--wal-location", "/tmp", "-o", "WALLOCATION=/b"], "of its own"),
+        (
+            [
+                "receive",
+                "--bind",
+                "ipc://a",
+                "--wal-location",
+                "/a",
+                "--partition",
+                "0/2",
+                "-o",
+                "RECEIVERS=2",
+            ],
+            "remove",
+        ),
+        (["proxy", "--wal-location", "/tmp", "-o", "walLocation=/b"], "of its own"),
+    ],
+)
+def test_what_would_be_ignored_is_refused(arguments: list[str], why: str) -> None:
+    result = CliRunner().invoke(main, arguments)
+    assert result.exit_code == 2
+    assert why in result.output
+
+
 def test_what_is_not_set_is_left_to_the_declaration() -> None:
     assert run() == "{} SUB ()"
 

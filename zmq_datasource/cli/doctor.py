@@ -10,13 +10,12 @@ from zmq_datasource.cli.types import (
     DIRECTORY,
     DURATION,
     SIZE,
-    given_options,
-    named_options,
+    all_options,
     option_of,
     other_options,
+    set_by_user,
 )
 from zmq_datasource.options import ReadOptions
-from zmq_datasource.options.parser import describe
 
 __all__ = ["doctor"]
 
@@ -29,18 +28,17 @@ def _given(named: dict[str, Any], others: tuple[str, ...], max_message_size: int
     """The source's options as text, from those with a name of their own here and the others."""
     if (named["connect"] is None) == (named["bind"] is None):
         raise click.UsageError("name the endpoint with either --connect or --bind")
-    given = given_options(ReadOptions, named)
+    largest = "zmq.maxmsgsize"
+    given = all_options(
+        ReadOptions,
+        named,
+        others,
+        "walLocation",
+        "walStore",
+        *([largest] if max_message_size is not None else []),
+    )
     if max_message_size is not None:
-        given["zmq.maxmsgsize"] = str(max_message_size)
-    taken = {
-        option.name.lower()
-        for option in describe(ReadOptions)
-        if option.field in (*named, "wal_location", "wal_store")
-    }
-    for name, value in named_options(others).items():
-        if name.lower() in taken | {each.lower() for each in given}:
-            raise click.UsageError(f"--option {name}=...: it has an option of its own; see --help")
-        given[name] = value
+        given[largest] = str(max_message_size)
     return given
 
 
@@ -180,6 +178,12 @@ def doctor(
         if len(log) > 1:
             raise click.UsageError(
                 "--wal-location and --wal-store without an endpoint: each is tried alone; run the doctor twice"
+            )
+        if any(
+            set_by_user(name) for name in ctx.params if name not in ("wal_location", "wal_store", "as_json")
+        ):
+            raise click.UsageError(
+                "without --connect or --bind only a directory or object storage is tried; name one"
             )
         ctx.exit(_show_place(wal_location, wal_store, as_json))
     given = _given(named, others, max_message_size)

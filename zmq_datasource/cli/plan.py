@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from zmq_datasource.cli.types import DURATION, SIZE
+from zmq_datasource.cli.types import DURATION, SIZE, set_by_user
 
 __all__ = ["plan"]
 
@@ -71,6 +71,11 @@ def plan(
       zmq-datasource plan --rate 5000 --size 10k --stall 10s --hops 2 --memory 512m --buffers 64k
       zmq-datasource plan --cluster --rate 1000000 --size 200 --retention 1h
     """
+    without = ("stall", "hops", "memory", "buffers") if cluster else ("retention",)
+    if given := [f"--{name}" for name in without if set_by_user(name)]:
+        raise click.UsageError(
+            f"{', '.join(given)} says nothing {'with' if cluster else 'without'} --cluster"
+        )
     if cluster:
         _plan_cluster(rate, size, retention)
         return

@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from zmq_datasource.cli.types import given_options, named_options, option_of, other_options
+from zmq_datasource.cli.types import all_options, option_of, other_options
 from zmq_datasource.options import ProxyOptions
 
 __all__ = ["proxy"]
@@ -40,7 +40,7 @@ def proxy(others: tuple[str, ...], monitor: bool, **named: object) -> None:
     """
     from zmq_datasource.errors import ZmqDataSourceError  # noqa: PLC0415
 
-    given = given_options(ProxyOptions, named) | named_options(others)
+    given = all_options(ProxyOptions, named, others)
     try:
         if monitor:
             _watch(given)
@@ -58,6 +58,7 @@ def _run(given: dict[str, str]) -> None:
 
 def _watch(given: dict[str, Any]) -> None:
     import json  # noqa: PLC0415
+    import signal  # noqa: PLC0415
     import time  # noqa: PLC0415
     from contextlib import ExitStack  # noqa: PLC0415
 
@@ -69,12 +70,13 @@ def _watch(given: dict[str, Any]) -> None:
 
     rates = Rates()
     console = Console()
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends in good order, as Ctrl-C does
     try:
         with Proxy(**given) as running, ExitStack() as stack:
             live = Live(console=console, refresh_per_second=2) if console.is_terminal else None
             if live is not None:
                 stack.enter_context(live)
-            while True:
+            while running.running:
                 status = running.status()
                 if live is None:
                     click.echo(json.dumps(status))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from zmq_datasource.cli.types import Read, given_options, named_options, option_of, other_options
+from zmq_datasource.cli.types import Read, all_options, option_of, other_options
 from zmq_datasource.options import ReadOptions
 
 __all__ = ["receive"]
@@ -54,12 +54,12 @@ def receive(others: tuple[str, ...], partition: tuple[int, int] | None, **named:
     from zmq_datasource.errors import ZmqDataSourceError  # noqa: PLC0415
     from zmq_datasource.receive import receive_until_stopped  # noqa: PLC0415 - imports Arrow
 
-    given = given_options(ReadOptions, named) | named_options(others)
+    given = all_options(ReadOptions, named, others)
     if named["bind"] is None and named["connect"] is None:
         raise click.UsageError("name an endpoint with --bind or --connect")
     number = None
     if partition is not None:
-        if "receivers" in given:
+        if "receivers" in map(str.lower, given):
             raise click.UsageError("--partition K/N says how many receivers there are; remove -o receivers")
         number, count = partition
         given["receivers"] = str(count)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
+from click.core import ParameterSource
 
 from zmq_datasource.options.parser import OptionSet, describe
 from zmq_datasource.options.socket import CURVE_KEY_CHARACTERS
@@ -27,10 +28,12 @@ __all__ = [
     "LINGER",
     "SIZE",
     "Read",
+    "all_options",
     "given_options",
     "named_options",
     "option_of",
     "other_options",
+    "set_by_user",
 ]
 
 _F = TypeVar("_F", bound=Callable[..., Any])
@@ -154,6 +157,33 @@ def given_options(options: type[OptionSet], values: Mapping[str, object]) -> dic
     """What was set by ``option_of``, as the option's text by its name."""
     names = {option.field: option.name for option in describe(options)}
     return {names[field]: str(value) for field, value in values.items() if value is not None}
+
+
+def all_options(
+    options: type[OptionSet], named: Mapping[str, object], others: tuple[str, ...], *more: str
+) -> dict[str, str]:
+    """What was set by ``option_of`` and by ``-o``.
+
+    Args:
+        more: Names that ``-o`` does not take either.
+
+    Raises:
+        UsageError: One of ``-o`` has an option of its own.
+    """
+    given = given_options(options, named)
+    own = {option.name.lower() for option in describe(options) if option.field in named} | set(
+        map(str.lower, more)
+    )
+    for name, value in named_options(others).items():
+        if name.lower() in own:
+            raise click.UsageError(f"--option {name}=...: it has an option of its own; see --help")
+        given[name] = value
+    return given
+
+
+def set_by_user(field: str) -> bool:
+    """Whether a parameter of this command was given, and is not its default."""
+    return click.get_current_context().get_parameter_source(field) not in (None, ParameterSource.DEFAULT)
 
 
 def other_options(example: str) -> Callable[[_F], _F]:

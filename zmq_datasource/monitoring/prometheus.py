@@ -259,7 +259,9 @@ def _families(
         )
         # The same labels twice would be no exposition: what has them is the same thing.
         for values, shown in dict(labelled).items():
-            for more, value in _samples(metric, shown.get(metric.name)):
+            if metric.name not in shown:
+                continue  # of a query that follows a log, the receiver's
+            for more, value in _samples(metric, shown[metric.name]):
                 family.add_metric([*values, *more], value * metric.scale)
         yield family
 

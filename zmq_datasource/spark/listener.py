@@ -22,7 +22,7 @@ from zmq_datasource.errors import MetricsError
 from zmq_datasource.host.limited_logging import LimitedLog
 from zmq_datasource.monitoring.patience import within
 from zmq_datasource.monitoring.prometheus import PrometheusOutlet
-from zmq_datasource.spark.progress import complete, fill_in, has_run
+from zmq_datasource.spark.progress import complete, fill_in_sinks, fill_in_sources, has_run
 
 __all__ = ["ZmqMetricsListener"]
 
@@ -74,6 +74,7 @@ class ZmqMetricsListener(StreamingQueryListener):
         self._outlet: PrometheusOutlet | None = None
         self._failures = 0
         self._hanging: threading.Event | None = None  # set once the last reading has ended
+        self._sinks: dict[str, dict[str, Any]] = {}  # of each query's last event of which they were known
         if prometheusPort is not None or prometheusGateway is not None:
             self._outlet = PrometheusOutlet(
                 prometheusPort, prometheusAddress, prometheusGateway, prometheusInterval, prometheusJob
@@ -110,19 +111,26 @@ class ZmqMetricsListener(StreamingQueryListener):
                 self._hand_on(progress)
 
     def onQueryTerminated(self, event: QueryTerminatedEvent) -> None:
+        self._sinks.pop(str(event.id), None)
         if self._outlet is not None:
             self._outlet.ended(str(event.id))
 
     def _hand_on(self, progress: dict[str, Any]) -> None:
+        query, known = progress["id"], True
         try:
             self._fill_in(progress)
+            self._sinks[query] = progress["sink"]
         except MetricsError as e:
+            known = False
             self._failed("metricsLocation", str(e))
         if self._outlet is not None:
-            self._outlet.observe(progress)
+            # A counter that fell and rose again would count as news.
+            self._outlet.observe(
+                progress if known else progress | {"sink": self._sinks.get(query, progress["sink"])}
+            )
         if self._callback is not None:
             try:
-                self._callback(complete(copy.deepcopy(progress), self._location))
+                self._callback(complete(copy.deepcopy(progress)))
             # It is the user's; what it raises would only be swallowed by Spark's listener bus.
             except Exception as e:
                 self._failed(
@@ -130,8 +138,9 @@ class ZmqMetricsListener(StreamingQueryListener):
                 )
 
     def _fill_in(self, progress: dict[str, Any]) -> None:
-        fill_in([progress], None)  # the sources' figures are in the event itself
+        fill_in_sources([progress])
         if self._location is None:
+            fill_in_sinks([progress], None)
             return
         if self._hanging is not None and not self._hanging.is_set():
             raise MetricsError(f"reading {self._location}: the file system still has not answered")
@@ -139,7 +148,9 @@ class ZmqMetricsListener(StreamingQueryListener):
 
         def read(_: threading.Event) -> dict[str, Any]:
             try:
-                return fill_in([copy.deepcopy(progress)], self._location)[0]
+                found = copy.deepcopy(progress)
+                fill_in_sinks([found], self._location)
+                return found
             finally:
                 answered.set()
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from zmq_datasource.counters import SourceCounters
-from zmq_datasource.monitoring.batches import BatchHistory, SinkTotals
+from zmq_datasource.monitoring.batches import SinkTotals
 from zmq_datasource.monitoring.catalogue import SOURCE
 from zmq_datasource.monitoring.figures import added_metrics, receiver_metrics, sink_metrics
 from zmq_datasource.monitoring.store import MetricsStore, total_metrics
@@ -17,7 +17,7 @@ from zmq_datasource.spark.registration import active_history
 if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
 
-__all__ = ["QueryMetrics", "fill_in", "has_run", "metrics"]
+__all__ = ["QueryMetrics", "complete", "fill_in_sinks", "fill_in_sources", "has_run", "metrics"]
 
 
 class QueryMetrics(NamedTuple):
@@ -52,9 +52,11 @@ def metrics(query: StreamingQuery, location: str | None = None) -> QueryMetrics:
         MetricsError: ``location`` cannot be read.
     """
     events = [json.loads(progress.json) for progress in query.recentProgress]
-    recent = [complete(event, location) for event in fill_in(events, location)]
+    fill_in_sources(events)
+    fill_in_sinks(events, location)
+    recent = [complete(event) for event in events]
     if not recent:
-        return QueryMetrics(complete(_no_event(query), location), recent)
+        return QueryMetrics(complete(_no_event(query)), recent)
     last = recent[-1] if location is None else _with_newest_reports(recent[-1], location)
     return QueryMetrics(last, recent)
 
@@ -69,7 +71,7 @@ def _no_event(query: StreamingQuery) -> dict[str, Any]:
         "batchId": None,
         "durationMs": {},
         "sources": [{"description": _PYTHON_SOURCE, "latestOffset": None}],
-        "sink": {},
+        "sink": {} if active_history() is None else {"metrics": _shown({})},
     }
 
 
@@ -77,18 +79,14 @@ def _no_event(query: StreamingQuery) -> dict[str, Any]:
 _PYTHON_SOURCE = "PythonMicroBatchStream"
 
 
-def complete(event: dict[str, Any], location: str | None) -> dict[str, Any]:
+def complete(event: dict[str, Any]) -> dict[str, Any]:
     """The same event with every documented figure, so that reading one never raises; None is what is not known."""
     for source in event["sources"]:
         if _PYTHON_SOURCE in source["description"]:
             source["metrics"] = {**_unknown_source(), **source.get("metrics", {})}
         source.setdefault("metrics", {})
-    if "metrics" not in event["sink"] or "total" not in event["sink"]["metrics"]:
-        # Where all sinks are counted, no count means that nothing was sent.
-        known = location is not None or active_history() is not None
-        nothing = _shown({})
-        shown = nothing if known else {**_unknown(nothing), "bySink": {}}
-        event["sink"]["metrics"] = event["sink"].get("metrics", {}) | shown
+    if "total" not in event["sink"].get("metrics", {}):
+        event["sink"]["metrics"] = event["sink"].get("metrics", {}) | {**_unknown(_shown({})), "bySink": {}}
     return event
 
 
@@ -126,31 +124,36 @@ def _with_newest_reports(event: dict[str, Any], location: str) -> dict[str, Any]
     return event | {"sources": sources}
 
 
-def fill_in(events: Sequence[dict[str, Any]], location: str | None) -> list[dict[str, Any]]:
-    """Fill the metrics into progress events of one query, in place.
-
-    Raises:
-        MetricsError: ``location`` cannot be read.
-    """
-    source: BatchHistory | MetricsStore | None
-    source = active_history() if location is None else MetricsStore(Location(location))
+def fill_in_sources(events: Sequence[dict[str, Any]]) -> None:
+    """Show the sources' figures, which are in their offsets, as metrics; in place."""
     for event in events:
         for described in event["sources"]:
             offset = _parsed(described.get("latestOffset"))
             if "log" in offset and "metricsFailures" in offset:
                 described["latestOffset"] = offset
                 described["metrics"] = {k: v for k, v in offset.items() if k not in ("log", "next")}
-    if source is None or not events:
-        return list(events)
+
+
+def fill_in_sinks(events: Sequence[dict[str, Any]], location: str | None) -> None:
+    """Fill the sinks' figures into events of one query, in place; none where nobody knows them.
+
+    Raises:
+        MetricsError: ``location`` cannot be read.
+    """
+    if not events:
+        return
+    query, history = events[0]["id"], active_history()
     wanted = [_batch(event) for event in events]
-    totals = source.totals(events[0]["id"], wanted)
+    stored = {} if location is None else MetricsStore(Location(location)).totals(query, wanted)
+    counted = {} if history is None else history.totals(query, wanted)
     for event, batch in zip(events, wanted, strict=True):
-        sinks = totals[batch]
-        if sinks:
-            if not has_run(event):
-                sinks = {name: totals.idle() for name, totals in sinks.items()}
-            event["sink"]["metrics"] = _shown(sinks)
-    return list(events)
+        # The files go back to the query's first batch; a sink without them is known here, if at all.
+        sinks = stored.get(batch) or counted.get(batch, {})
+        if not has_run(event):
+            sinks = {name: totals.idle() for name, totals in sinks.items()}
+        # Where all sinks are counted, no count means that nothing was sent.
+        if sinks or history is not None:
+            event["sink"]["metrics"] = event["sink"].get("metrics", {}) | _shown(sinks)
 
 
 def _parsed(offset: object) -> dict[str, Any]:
