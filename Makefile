@@ -9,6 +9,8 @@ export PYSPARK_PYTHON := $(abspath $(BIN)/python)
 # Tests also wait, so there is one worker more than cores, each with a Spark session of 1 GB, and one beside them for
 # what needs no Spark. With more the tests fail: Spark gives up a Python process that has not connected back within 10 s.
 WORKERS ?= 3
+# For noxfile.py: a directory for what became of each test.
+REPORT = $(if $(REPORTS),--junitxml=$(REPORTS)/$@.xml)
 
 .PHONY: help demo test test-spark test-rest chaos soak test-long test-versions check fast sanitize fuzz audit bench bench-kafka docs site notebook notebooks wheel clean
 
@@ -23,10 +25,10 @@ test: $(VENV)/.dev ## Lint, types, layers and all tests but the long ones; what 
 	$(JAVA) $(BIN)/python -m pytest -m "alone and not long"
 
 test-spark: $(VENV)/spark.jsa
-	$(JAVA) $(BIN)/python -m pytest -m "spark and not long and not alone" --numprocesses $(WORKERS) --dist load --maxschedchunk 1
+	$(JAVA) $(BIN)/python -m pytest -m "spark and not long and not alone" --numprocesses $(WORKERS) --dist load --maxschedchunk 1 $(REPORT)
 
 test-rest: $(VENV)/.dev
-	$(JAVA) $(BIN)/python -m pytest -m "not spark and not long and not alone" --numprocesses 1
+	$(JAVA) $(BIN)/python -m pytest -m "not spark and not long and not alone" --numprocesses 1 $(REPORT)
 
 chaos: $(VENV)/.dev ## Random faults against whole topologies; SEEDS=200, FIRST=0
 	$(BIN)/python -m tests.weather --seeds $(or $(SEEDS),20) --first $(or $(FIRST),0) $(ARGS)
@@ -49,7 +51,7 @@ check: $(VENV)/.dev ## Lint, format, types, layers, generated docs
 	$(BIN)/python scripts/reference.py --check
 
 fast: $(VENV)/.dev ## The tests that need no Spark
-	$(BIN)/python -m pytest -m "not spark and not long"
+	$(BIN)/python -m pytest -m "not spark and not long" --numprocesses 4
 
 sanitize: $(VENV)/.dev ## The compiled core's tests under ASan and UBSan
 	scripts/sanitize.sh $(BIN)/python build/sanitize

@@ -63,13 +63,15 @@ def test(session: nox.Session, name: str) -> None:
     make = ["make", f"PYTHON={python}", f"VENV={place / 'venv'}"]
     environment = {"PIP_CONSTRAINT": str(constraints(session, combination, place).absolute())}
     if combination.java == "21":
-        environment["JAVA"] = "package"
-    counts = []
-    for target in ("test-spark", "test-rest"):
-        report = (place / f"{target}.xml").absolute()
-        tests = {"PYTEST_ADDOPTS": " ".join([f"--junitxml={report}", *session.posargs])}
-        session.run(*make, target, env=environment | tests, external=True)
-        counts.append(ElementTree.parse(report).find("testsuite").attrib)
+        environment["JAVA_FROM"] = "package"
+    targets = ["test-spark", "test-rest"]
+    asked = {"PYTEST_ADDOPTS": " ".join(session.posargs)} if session.posargs else {}
+    # The second make, so that both find one environment that is complete.
+    session.run(*make, str(place / "venv" / "spark.jsa"), env=environment, external=True)
+    session.run(
+        *make, "--jobs", "2", f"REPORTS={place.absolute()}", *targets, env=environment | asked, external=True
+    )
+    counts = [ElementTree.parse(place / f"{target}.xml").find("testsuite").attrib for target in targets]
     java = 'java="$(scripts/java.sh "$0")" && eval "$java" && exec "$0/bin/python" -c "$1"'
     versions = session.run(
         "sh", "-c", java, str(place / "venv"), VERSIONS, env=environment, silent=True, external=True

