@@ -13,6 +13,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from tests.log.test_state import Carrying
 from tests.support import batch_of, wait_for
 from zmq_datasource.errors import (
     DataLossError,
@@ -213,6 +214,31 @@ def test_what_was_sealed_is_dropped_with_a_word_if_another_machine_has_gone_on(
     machines.writer("a")
     assert "the ids 0 to 1 were received here and not put there" in caplog.text
     assert machines.rows() == numbered(b"0")
+
+
+@pytest.mark.parametrize("changed", [False, True])
+def test_what_was_sealed_is_dropped_if_another_machine_has_changed_the_state(
+    machines: Machines, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, changed: bool
+) -> None:
+    """It carries a change of a state that is not there any more: no writer could open the log. Else it follows."""
+    monkeypatch.setattr(tenure_module, "SILENT_SECONDS", 0.1)
+    ours, theirs = Carrying("a"), Carrying("b")
+    log = machines.writer("a", carried=ours)
+    ours.large = True
+    fill(log, b"0")
+    ours.large, ours.changed = False, True
+    with monkeypatch.context() as patch:
+        patch.setattr(ObjectStore, "upload", _refuse)
+        log.append(batch_of([b"1"]))
+        with pytest.raises(LogWriteError):
+            log.cut().result(10)
+    machines.kill(log)
+    theirs.large = theirs.changed = changed
+    other = machines.writer("b", wait=5.0, carried=theirs)
+    other.cut(keep=True).result(10)
+    other.close()
+    assert machines.writer("a", carried=Carrying("c")).durable_end == (1 if changed else 2)
+    assert ("were received here and not put there" in caplog.text) == changed
 
 
 def _refuse(*_: object) -> None:

@@ -19,7 +19,9 @@ from zmq_datasource.log.layout import (
     parse_chunk_name,
     parse_pending_name,
     parse_state_name,
+    state_files,
 )
+from zmq_datasource.log.state import carried_by
 from zmq_datasource.log.storage import LogStorage
 
 if TYPE_CHECKING:
@@ -127,9 +129,13 @@ def _usable_pending(storage: StoredLog, end: int, succession: Succession) -> lis
         ids = parse_chunk_name(name)
         if ids is None:
             continue
-        # Whoever has confirmed a claim since then has put no chunk.
+        # Whoever has confirmed a claim since then has put no chunk, and has changed no state.
         later = [writer for writer in succession.writers if writer.claim > claim]
-        if ids[0] == end and all(writer.first == end for writer in later):
+        if (
+            ids[0] == end
+            and all(writer.first == end for writer in later)
+            and (not later or _continues_state(storage, hidden))
+        ):
             usable.append((storage.directory / hidden, name))
             end = ids[1]
         else:
@@ -142,6 +148,17 @@ def _usable_pending(storage: StoredLog, end: int, succession: Succession) -> lis
                 storage.rename_damaged(hidden),
             )
     return usable
+
+
+def _continues_state(storage: StoredLog, hidden: str) -> bool:
+    """Whether what a chunk carries changes the newest state that there is, which others have not written."""
+    try:
+        carried = carried_by(LogStorage(storage.root, storage.partition), hidden)
+    except DamagedChunkError as e:
+        _log.error("%s", e)
+        return False
+    versions = [file.version for file in state_files(storage.local_names())]
+    return max(versions, default=None) == carried.base and carried.base != carried.version
 
 
 def _only_here(

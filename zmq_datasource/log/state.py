@@ -19,7 +19,15 @@ from zmq_datasource.log.chunk import read_metadata
 from zmq_datasource.log.layout import StateFile, chunk_name, newest_chunk, state_files
 from zmq_datasource.log.storage import LogStorage
 
-__all__ = ["Carried", "SavedState", "StateRecord", "StateRecorder", "no_saved_state", "read_saved_state"]
+__all__ = [
+    "Carried",
+    "SavedState",
+    "StateRecord",
+    "StateRecorder",
+    "carried_by",
+    "no_saved_state",
+    "read_saved_state",
+]
 
 _STATE, _VERSION, _BASE, _CHECKSUM = b"state", b"state.version", b"state.base", b"state.xxh3"
 _MOST_DIGITS = 18  # of a version
@@ -161,10 +169,16 @@ def _read(storage: LogStorage) -> SavedState:
 
 
 def _carried(storage: LogStorage, chunk: tuple[int, int] | None) -> SavedState:
-    """What a chunk carries."""
-    if chunk is None:
-        return SavedState()
-    name = chunk_name(*chunk)
+    return SavedState() if chunk is None else carried_by(storage, chunk_name(*chunk))
+
+
+def carried_by(storage: LogStorage, name: str) -> SavedState:
+    """What the file of a chunk carries.
+
+    Raises:
+        DamagedChunkError: It is not what was written.
+        DiskFaultError: It cannot be opened now.
+    """
     metadata = read_metadata(storage, name)
     if not metadata.keys() & {_STATE, _VERSION, _BASE, _CHECKSUM}:
         return SavedState()
