@@ -178,5 +178,5 @@ def _why_full(ingest: Ingest) -> str:
     slowest = min(readers, key=lambda name: readers[name])
     return (
         f"{full}: the query with reader={slowest} still needs the messages from id {readers[slowest]} on. If it is "
-        f"gone for ever, remove {ingest.storage.reader_path(slowest)}, or set a shorter readerTimeout"
+        f"gone for ever, remove {ingest.readers.path_of(slowest)}, or set a shorter readerTimeout"
     )

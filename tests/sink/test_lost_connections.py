@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import threading
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
@@ -368,15 +369,18 @@ def test_what_is_in_flight_is_never_less_than_it_keeps() -> None:
 
 
 def test_rows_that_were_given_up_since_make_no_room_for_others_to_be_forgotten() -> None:
-    in_flight = InFlight(keep=1000)
-    given_up = Part(None, None, None, 0, sent=10, sent_bytes=1900)
-    in_flight.add(given_up)
-    given_up.sent = given_up.sent_bytes = 0
-    for first in range(1, 100):
-        in_flight.add(Part(None, None, None, first, sent=1, sent_bytes=100))
+    in_flight, given_up = InFlight(keep=1000), 0
+    for first in range(200):
+        part = Part(None, None, None, first, sent=1, sent_bytes=100)
+        if first % 7 == 3:
+            part.sent, part.sent_bytes = 10, 1900
+        in_flight.add(part)
+        if first % 7 == 3:
+            part.sent = part.sent_bytes = 0
+            given_up += 1
         if in_flight.due:
             in_flight.looked(empty=True)
-        assert sum(part.size for part in in_flight.parts) >= min(1000, first * 116)
+        assert sum(part.size for part in in_flight.parts) >= min(1000, (first + 1 - given_up) * 116)
 
 
 def handshake(listener: socket.socket) -> socket.socket:
@@ -409,10 +413,34 @@ def test_what_the_peers_system_has_not_taken_is_not_vouched_for() -> None:
         assert (counters.sent, counters.dropped["connection_lost"]) == (0, 4000)
 
 
+def while_closing(monkeypatch: pytest.MonkeyPatch, act: Callable[[], object]) -> None:
+    """Something ends a connection after the last look at it, and before the socket is closed."""
+    close = OpenSocket.close
+
+    def act_first(opened: OpenSocket, *given: Any) -> bool:
+        monkeypatch.setattr(OpenSocket, "close", close)
+        act()
+        opened.watch.monitor.poll(10_000)
+        return opened.close(*given)
+
+    monkeypatch.setattr(OpenSocket, "close", act_first)
+
+
+def test_a_consumer_that_leaves_in_order_while_a_task_ends_costs_nothing(
+    context: Context, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pull, endpoint = bound(context, zmq.PULL)
+    with Sender(write_options(connect=endpoint, connectTimeout="2s")) as sender:
+        send(sender, rows(100))
+        take(pull, 100)
+        while_closing(monkeypatch, pull.close)
+        counters = sender.finish()
+    assert (counters.sent, counters.resent) == (100, 0)
+
+
 def test_a_connection_that_is_lost_while_a_task_ends_is_noticed(
     context: Context, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """After the last look at it, and before the socket is closed."""
     pull, endpoint = bound(context, zmq.PULL)
     values = rows(100)
     with (
@@ -422,16 +450,12 @@ def test_a_connection_that_is_lost_while_a_task_ends_is_noticed(
     ):
         middlebox.forwarding = False
         send(sender, values)
-        close = OpenSocket.close
 
-        def lose_first(opened: OpenSocket, linger: int) -> bool:
-            monkeypatch.setattr(OpenSocket, "close", close)
+        def lose() -> None:
             middlebox.reset()
             middlebox.forwarding = True
-            opened.watch.monitor.poll(10_000)
-            return opened.close(linger)
 
-        monkeypatch.setattr(OpenSocket, "close", lose_first)
+        while_closing(monkeypatch, lose)
         counters = sender.finish()
         wait_for_all(values, consuming)
     assert (counters.sent, counters.resent) == (100, 100)

@@ -36,6 +36,7 @@ class Readers:
         self._timeout = timeout
         self._clock = clock
         self.own: str | None = None
+        self._to_come: set[str] = set()
 
     def needed(self) -> int | None:
         """The first id that another reader than our own still needs; None if there is none.
@@ -55,10 +56,13 @@ class Readers:
         Every reader has a position in the partition that every log has. Who has none here has yet to come, and needs
         all of it.
         """
-        positions = self._storage.positions()
+        positions, to_come = self._storage.positions(), set()
         if self._storage.partition != PARTITION:
             for name, position in self._storage.of(PARTITION).positions().items():
-                positions.setdefault(name, position._replace(next=0))
+                if name not in positions:
+                    positions[name] = position._replace(next=0)
+                    to_come.add(name)
+        self._to_come = to_come
         positions.pop(self.own or "", None)
         return positions
 
@@ -88,8 +92,12 @@ class Readers:
         return all(dropped)
 
     def _at(self, name: str) -> LogStorage:
-        """Where a reader has its position, and its lock."""
-        return self._storage if self._storage.position(name) is not None else self._storage.of(PARTITION)
+        """Where a reader has its position, and its lock, as of the last look at all."""
+        return self._storage.of(PARTITION) if name in self._to_come else self._storage
+
+    def path_of(self, name: str) -> str:
+        """Where a reader's position is, for messages."""
+        return self._at(name).reader_path(name)
 
     def _is_late(self, name: str) -> bool:
         if math.isinf(self._timeout):

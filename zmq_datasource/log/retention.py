@@ -125,7 +125,7 @@ class Retention:
                         self._next_deletion = 0.0  # it goes on when those have had their turn who wait
             except LogLockedError:
                 return  # it is tried again in a moment
-            except LogWriteError as e:
+            except LogError as e:
                 _log.warning("deleting from log %s: %s", self._storage.root, e)
 
     def _remove_below(self, done: int) -> bool:

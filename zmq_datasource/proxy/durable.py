@@ -127,7 +127,9 @@ class DurableServer:
             return
         session = self._sessions.get(self._names.get(peer, ""))
         if session is None:
-            if peer in self._displaced:  # it has not heard so yet
+            if peer in self._owed:
+                return  # it will hear why
+            if peer in self._displaced:
                 self._send(peer, _taken(self._displaced[peer][0]))
                 return
             self._send(
@@ -268,9 +270,6 @@ class DurableServer:
             except Exception as e:
                 self._fail(session.peer, e)
         self._confirm(self._subscriptions.save())
-        for peer, answer in list(self._owed.items()):
-            if self._send(peer, answer):
-                self._owed.pop(peer, None)
         now = time.monotonic()
         if now >= self._next_heartbeat:
             self._next_heartbeat = now + HEARTBEAT_SECONDS
@@ -295,6 +294,9 @@ class DurableServer:
         for session in list(self._sessions.values()):
             self._send(session.peer, Heartbeat(self._view.end))
             session.wire.look()
+        for peer, answer in list(self._owed.items()):
+            if self._send(peer, answer):
+                self._owed.pop(peer, None)
         self._subscriptions.expire()
 
     def _deliver(self, session: DurableSession) -> bool:

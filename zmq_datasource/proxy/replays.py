@@ -135,7 +135,7 @@ class ReplayServer:
                 return True  # deleted under our hands: look again
             # As a reply, with an empty topic where replies have topics.
             last = [END, b""] if not replay.topics else [b"", END, b""]
-            if self.router.send([peer, b"", *last]):
+            if self.router.send([peer, b"", *last]) or time.monotonic() - replay.moved > _PATIENCE_SECONDS:
                 del self._replays[peer]
             return False
         assert replay.pending is not None

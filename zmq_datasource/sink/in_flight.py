@@ -78,7 +78,6 @@ class InFlight:
     def add(self, part: Part) -> None:
         """Note that libzmq has accepted these rows."""
         self.parts.append(part)
-        self._sizes.append(part.size)
         self._bytes += part.size
 
     @property
@@ -89,14 +88,14 @@ class InFlight:
     def looked(self, empty: bool) -> None:
         """All queues were seen empty, or not: forget all but the last, or look again later."""
         if empty:
-            while self.parts and self._bytes - self._sizes[0] >= self._keep:
-                self.parts.popleft()
-                self._bytes -= self._sizes.popleft()
+            # Counted anew: rows that were given up since make a part smaller.
+            self._bytes = sum(part.size for part in self.parts)
+            while self.parts and self._bytes - self.parts[0].size >= self._keep:
+                self._bytes -= self.parts.popleft().size
         self._due = max(2 * self._keep, self._bytes + self._keep // 4)
 
     def clear(self) -> None:
         """Forget all rows: they have arrived, or were given up."""
         self.parts.clear()
-        self._sizes.clear()
         self._bytes = 0
         self._due = 2 * self._keep

@@ -233,6 +233,8 @@ class SendingSocket:
         Returns:
             Whether all of it has left, and whether a connection was lost meanwhile, perhaps with something in it.
         """
-        self.let_go()
-        flushed = self._open.closed or self._open.close(linger)
+        try:
+            flushed = self._open.closed or self._open.close(linger, self._connections)
+        finally:
+            self.let_go()
         return flushed, self._open.lost

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import itertools
 import logging
 import math
@@ -9,6 +10,7 @@ import os
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from typing import Self
 
 import pyarrow as pa
@@ -32,6 +34,8 @@ _AGAIN_SECONDS = 3.0
 _LONGEST_AGAIN_SECONDS = 40.0
 _SLOWER = 4.0
 _PATIENCE_SECONDS = 90.0
+# What a process has no more of.
+_EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 
 _said = False
 
@@ -56,11 +60,16 @@ def chunks_for(storage: LogStorage, names: Iterable[str], access: Access) -> Ite
 
 def _sees(storage: LogStorage, names: Iterable[str], log_id: str) -> bool:
     """Whether all of this is here: not another log of the same path, nor a copy of it that is behind."""
-    with suppress(LogError, OSError):
-        return patiently(storage.log_id, storage.patience) == log_id and all(
-            os.path.exists(storage.path_of(name)) for name in names
-        )
-    return False
+
+    def look() -> bool:
+        try:
+            return storage.log_id() == log_id and all(os.path.exists(storage.path_of(name)) for name in names)
+        except (LogError, OSError) as e:
+            if isinstance(e.__cause__, OSError) and e.__cause__.errno in _EXHAUSTED:
+                raise  # nor could it ask the driver
+            return False
+
+    return patiently(look, storage.patience)
 
 
 class RemoteChunks:
@@ -70,10 +79,9 @@ class RemoteChunks:
         LogFetchError: On any use, if the driver does not answer.
     """
 
-    patience = 0.0  # waits for answers by itself
-
     def __init__(self, access: Access, storage: LogStorage) -> None:
         self._access, self._storage = access, storage
+        self.patience = storage.patience  # for what the driver cannot read now
         self._numbers = itertools.count()
         self._endpoints = access.endpoints  # the one that has answered, once one has
         self._sockets: dict[zmq.Socket[bytes], str] = {}
@@ -233,10 +241,17 @@ class _RemoteFile:
             for old in [old for old in self._blocks if old not in blocks]:
                 del self._blocks[old]
             try:
-                self._blocks[block] = self._chunks.wait(self._asked.pop(block))
+                self._blocks[block] = patiently(partial(self._fetch, block), self._chunks.patience)
             except OSError as e:
                 raise LogFetchError(f"reading {self._chunks.path_of(self._name)}: {e}") from e
         return self._blocks[block]
+
+    def _fetch(self, block: int) -> bytes:
+        number = self._asked.pop(block, None)
+        if number is None:  # it was answered, with an error
+            offset = block * BLOCK_BYTES
+            number = self._chunks.ask(self._name, offset, min(BLOCK_BYTES, self._size - offset))
+        return self._chunks.wait(number)
 
     def close(self) -> None:
         for number in self._asked.values():

@@ -162,7 +162,7 @@ def _peer_name(handle: stdlib_socket.socket, ipc: bool) -> str:
 
 
 # Between looks at the kernel's queue, so that libzmq's own thread gets its turn to fill it again.
-_LOOKS, _LOOK_SECONDS = 3, 0.005
+LOOKS, LOOK_SECONDS = 3, 0.001
 _THREADS = Path("/proc/self/task")
 
 
@@ -170,12 +170,13 @@ def wait_until_written(
     socks: Sequence[stdlib_socket.socket], deadline: float, threads: Iterable[Path] = ()
 ) -> bool:
     """Wait until neither these I/O threads nor the kernel has anything of these connections left to send."""
-    empty = 0 if socks else _LOOKS
-    while empty < _LOOKS:
+    empty = 0 if socks else LOOKS
+    while empty < LOOKS:
         empty = 0 if any(map(unwritten, socks)) or not io_threads_sleep(threads) else empty + 1
-        if time.monotonic() >= deadline:
-            return False
-        time.sleep(_LOOK_SECONDS)
+        if empty < LOOKS:
+            if time.monotonic() >= deadline:
+                return False
+            time.sleep(LOOK_SECONDS)
     return True
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+import os
 import socket as stdlib_socket
 import time
 from collections.abc import Callable, Sequence
@@ -14,6 +15,8 @@ import zmq
 from zmq_datasource.transport.attach import attach
 from zmq_datasource.transport.authentication import authenticate
 from zmq_datasource.transport.kernel import (
+    LOOK_SECONDS,
+    LOOKS,
     ended,
     ended_in_order,
     io_threads_sleep,
@@ -32,8 +35,6 @@ _log = logging.getLogger(__name__)
 _ALL_INTERFACES = ("*", "0.0.0.0", "::")
 _warned: set[str] = set()
 
-# Between looks at the kernel's queue, so that libzmq's own thread gets its turn to fill it again.
-_LOOKS, _LOOK_SECONDS = 3, 0.001
 # libzmq's timers may fire some milliseconds before the clock says so. A socket that was closed because its time was up
 # would then pass for one that had nothing left.
 _LATER_MS = 50
@@ -86,12 +87,15 @@ class OpenSocket:
     def closed(self) -> bool:
         return bool(self.socket.closed)
 
-    def close(self, linger: int) -> bool:
+    def close(self, linger: int, before: Sequence[tuple[stdlib_socket.socket, bool]] = ()) -> bool:
         """Close, and wait up to ``linger`` milliseconds (-1: for ever) for what is queued.
 
         libzmq's own linger waits until its queues are empty, but forgets up to 8 kB that it
         has taken from a queue and could not write because the kernel's buffer was full: the
         last messages to a slow consumer. So this waits for the kernel first.
+
+        Args:
+            before: Handles on connections that were up when somebody last looked, as ``PeerWatch.hold`` gives them.
 
         Returns:
             Whether all of it has left. libzmq does not say, but it closes in time only when every queue is empty: it
@@ -112,7 +116,9 @@ class OpenSocket:
             self._context.term()
             streams = [sock for sock, ipc in held if ipc]
             read, broken = _end_streams(streams, deadline)
-            self.lost = broken or not ended_in_order(held, self.watch.cut - cut)
+            again = {os.fstat(sock.fileno()).st_ino for sock, _ in held}
+            gone = [(sock, ipc) for sock, ipc in before if os.fstat(sock.fileno()).st_ino not in again]
+            self.lost = broken or not ended_in_order([*held, *gone], self.watch.cut - cut)
         return written and read and time.monotonic() < deadline
 
     def settle(self, patience: float, most: float = math.inf, quiet: float = 0.003) -> bool:
@@ -127,7 +133,7 @@ class OpenSocket:
         Returns:
             Whether they are, and no connection has ended by then.
         """
-        looks = max(_LOOKS, round(quiet / _LOOK_SECONDS))
+        looks = max(LOOKS, round(quiet / LOOK_SECONDS))
         with ExitStack() as stack:
             held = [(stack.enter_context(sock), ipc) for sock, ipc in self.watch.hold()]
             now = time.monotonic()
@@ -145,7 +151,7 @@ class OpenSocket:
                         return False
                 else:
                     empty += 1
-                time.sleep(_LOOK_SECONDS)
+                time.sleep(LOOK_SECONDS)
             return not any(ended(sock) for sock, _ in held)
 
 
