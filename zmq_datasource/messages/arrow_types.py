@@ -171,7 +171,10 @@ def _map(column: pa.Array, wanted: pa.DataType, where: str, room: Room) -> pa.Ar
     )
     fields = [pa.field("key", wanted.key_type, nullable=False), wanted.item_field.with_name("value")]
     made = _list(lists, pa.list_(pa.struct(fields)), where, room)
-    entries = pa.StructArray.from_arrays(made.values.flatten(), fields=[wanted.key_field, wanted.item_field])
+    keys, items = made.values.flatten()
+    if keys.null_count:  # which pyarrow 21 to 24 must have counted: else they end the process
+        raise UnfitValueError(f"{where} has a null among its keys")
+    entries = pa.StructArray.from_arrays([keys, items], fields=[wanted.key_field, wanted.item_field])
     return pa.Array.from_buffers(wanted, len(made), made.buffers()[:2], made.null_count, 0, [entries])
 
 
@@ -215,7 +218,11 @@ def _taken(values: pa.Array, indices: pa.Array) -> int:
 
 def _take_beyond(column: pa.Array, each: int, room: Room) -> None:
     """Count so many bytes a row, as far as the column has fewer itself."""
-    room.take(max(0, len(column) * each - column.nbytes))
+    try:
+        held = column.nbytes
+    except pa.ArrowTypeError:  # of views, before pyarrow 24
+        held = column.get_total_buffer_size()
+    room.take(max(0, len(column) * each - held))
 
 
 # Flat types: what may become what, and how.
