@@ -109,9 +109,7 @@ class Sender:
         sock.let_go()
         # What a PUB sends is for those who are there, and no more.
         recovers = self._options.socket_type != "PUB"
-        if (
-            noblock or recovers
-        ):  # now: a consumer that has the last row may leave before this thread runs again
+        if recovers:  # now: a consumer that has the last row may leave before this thread runs again
             sock.hold()
         self._unsent.look()
         self._delivery.send(sock, part)
