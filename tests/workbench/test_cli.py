@@ -100,6 +100,7 @@ def test_the_options_of_one_kind_are_listed() -> None:
             "remove",
         ),
         (["proxy", "--wal-location", "/tmp", "-o", "walLocation=/b"], "of its own"),
+        (["doctor", "--connect", "tcp://a:1", "-o", "socketType=PULL"], "of its own"),
     ],
 )
 def test_what_would_be_ignored_is_refused(arguments: list[str], why: str) -> None:

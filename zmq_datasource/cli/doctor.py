@@ -16,6 +16,7 @@ from zmq_datasource.cli.types import (
     set_by_user,
 )
 from zmq_datasource.options import ReadOptions
+from zmq_datasource.options.parser import describe
 
 __all__ = ["doctor"]
 
@@ -29,13 +30,13 @@ def _given(named: dict[str, Any], others: tuple[str, ...], max_message_size: int
     if (named["connect"] is None) == (named["bind"] is None):
         raise click.UsageError("name the endpoint with either --connect or --bind")
     largest = "zmq.maxmsgsize"
+    own = [
+        option.name
+        for option in describe(ReadOptions)
+        if option.field in (*named, "wal_location", "wal_store")
+    ]
     given = all_options(
-        ReadOptions,
-        named,
-        others,
-        "walLocation",
-        "walStore",
-        *([largest] if max_message_size is not None else []),
+        ReadOptions, named, others, *own, *([largest] if max_message_size is not None else [])
     )
     if max_message_size is not None:
         given[largest] = str(max_message_size)

@@ -165,18 +165,20 @@ def all_options(
     """What was set by ``option_of`` and by ``-o``.
 
     Args:
-        more: Names that ``-o`` does not take either.
+        more: Names that ``-o`` does not take, because the command reads their own options.
 
     Raises:
-        UsageError: One of ``-o`` has an option of its own.
+        UsageError: An option was set by both, or is one of ``more``.
     """
     given = given_options(options, named)
-    own = {option.name.lower() for option in describe(options) if option.field in named} | set(
-        map(str.lower, more)
-    )
+    own = {option.name.lower(): option for option in describe(options) if option.field in named}
+    refused = {name.lower() for name in more}
     for name, value in named_options(others).items():
-        if name.lower() in own:
+        option = own.get(name.lower())
+        if name.lower() in refused or (option is not None and set_by_user(option.field)):
             raise click.UsageError(f"--option {name}=...: it has an option of its own; see --help")
+        if option is not None:
+            given.pop(option.name, None)  # a default
         given[name] = value
     return given
 
