@@ -145,6 +145,11 @@ def test_what_is_no_object_storage_is_refused(store: str) -> None:
         ZmqDataSource({"walStore": store}).reader(ZmqDataSource({}).schema())
 
 
+def test_what_has_no_effect_with_a_store_is_refused() -> None:
+    with pytest.raises(OptionError, match="option serveLog has no effect with walStore"):
+        stream_options(connect="tcp://a:1", walStore="file:///x", serveLog="tcp://*:5599")
+
+
 def test_secrets_in_its_location_are_not_shown(tmp_path: Path) -> None:
     options = stream_options(walStore="s3://key:hunter2@bucket/log", walLocation=tmp_path)
     from zmq_datasource.source.location import log_storage  # noqa: PLC0415

@@ -75,6 +75,10 @@ def test_a_job_that_fails_is_started_again(spark: SparkSession, context: Context
             {"connect": "tcp://a:1", "walLocation": "/tmp/x", "receivers": "2"},
             "SUB sockets share the endpoints",
         ),
+        (
+            {"connect": "tcp://a:1", "walLocation": "/tmp/x", "metricsLocation": "here"},
+            "metricsLocation='here': it must be an absolute path",
+        ),
     ],
 )
 def test_wrong_options_are_told_before_anything_runs(

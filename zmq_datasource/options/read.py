@@ -508,6 +508,8 @@ class StreamReadOptions(ReadOptions, frozen=True, kw_only=True, rename="camel"):
         self.refuse(self.of_role(Role.BATCH), "belongs to a batch read, not to spark.readStream")
         if self.receivers == 1:
             self.refuse(("receivers_by",), "needs receivers, of which there is one")
+        if self.wal_store is not None:
+            self.refuse(("serve_log",), "has no effect with walStore, which the executors read themselves")
         share_of(self, 0)
         live = bool(self.connect or self.bind)
         if not live and not self.has_log:

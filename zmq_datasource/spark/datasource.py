@@ -28,7 +28,7 @@ from zmq_datasource.options.parser import parse
 if TYPE_CHECKING:
     from zmq_datasource.spark.accounting import SinkAccumulator
 
-__all__ = ["ZmqDataSource"]
+__all__ = ["ZmqDataSource", "check_options"]
 
 # ruff: noqa: PLC0415
 
@@ -51,7 +51,7 @@ class ZmqDataSource(DataSource):
         _refuse_create_table(self.options)
         options = parse(ReadOptions, self.options)
         _refuse_what_no_read_takes(self.options)
-        _check(options)
+        check_options(options)
         if options.view == "gaps":
             from zmq_datasource.spark.gaps import GAPS_DDL
 
@@ -68,7 +68,7 @@ class ZmqDataSource(DataSource):
 
         try:
             options = parse(StreamReadOptions, self.options)
-            _check(options)
+            check_options(options)
             rows = rows_for(schema, options)
         except OptionError as e:
             return RefusedStreamReader(str(e))
@@ -77,7 +77,7 @@ class ZmqDataSource(DataSource):
     def reader(self, schema: StructType) -> DataSourceReader:
         _refuse_nothing(self.options)
         options = parse(BatchReadOptions, self.options)
-        _check(options)
+        check_options(options)
         if options.view == "gaps":
             from zmq_datasource.spark.gaps import ZmqGapReader
 
@@ -93,7 +93,7 @@ class ZmqDataSource(DataSource):
         from zmq_datasource.spark.stream_writer import ZmqStreamWriter
 
         options = parse(WriteOptions, self.options)
-        _check(options)
+        check_options(options)
         if options.transaction_id is not None:
             raise OptionError(
                 "transactionId is for a batch write; each batch of a stream is a transaction of its query and number"
@@ -111,7 +111,7 @@ class ZmqDataSource(DataSource):
                 "mode('append')"
             )
         options = parse(WriteOptions, self.options)
-        _check(options)
+        check_options(options)
         return ZmqBatchWriter(options, SinkColumns.of(schema, options), self.accumulator)
 
 
@@ -151,7 +151,12 @@ def _refuse_what_no_read_takes(options: Mapping[str, str]) -> None:
     )
 
 
-def _check(options: ReadOptions | WriteOptions) -> None:
+def check_options(options: ReadOptions | WriteOptions) -> None:
+    """What can be known to be wrong before a socket is opened.
+
+    Raises:
+        OptionError: A socket option, or a location.
+    """
     from zmq_datasource.transport.spec import SocketSpec, check_socket_options
 
     if isinstance(options, ReadOptions):

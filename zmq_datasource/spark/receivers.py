@@ -28,8 +28,8 @@ from zmq_datasource.options import StreamReadOptions
 from zmq_datasource.options.parser import parse
 from zmq_datasource.receive import receive_until
 from zmq_datasource.source.location import log_storage
+from zmq_datasource.spark.datasource import check_options
 from zmq_datasource.spark.worker import set_up_worker
-from zmq_datasource.transport.spec import SocketSpec, check_socket_options
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -67,7 +67,7 @@ def start_receivers(spark: SparkSession, options: Mapping[str, str]) -> Receiver
             "neither walLocation nor walStore is set: receivers on executors fill a log that queries read elsewhere; "
             "name a directory that all executors and the driver share, or object storage"
         )
-    check_socket_options(SocketSpec.of_source(parsed))
+    check_options(parsed)
     return Receivers(spark, given, parsed)
 
 
