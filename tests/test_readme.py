@@ -21,10 +21,6 @@ _BLOCK = re.compile(r"(?:<!-- test: (\w+) -->\n)?```(python|sh)\n(.*?)```", re.D
 _PORT = re.compile(r"(tcp://(?:localhost|\*):)(\d+)")
 
 
-# Queries whose messages the next snippet reads from their log.
-_READ_NEXT = {"keeping"}
-
-
 def has_progress(query: StreamingQuery) -> object:
     return query.lastProgress
 
@@ -62,8 +58,12 @@ def _running(*arguments: str) -> Iterator[None]:
         process.wait(30)
 
 
-def run(page: Iterator[Snippet], stack: ExitStack) -> dict[str, Any]:
-    """Run a page's snippets in one namespace; programs and commands go on until the stack ends."""
+def run(page: Iterator[Snippet], stack: ExitStack, *read_next: str) -> dict[str, Any]:
+    """Run a page's snippets in one namespace; programs and commands go on until the stack ends.
+
+    Args:
+        read_next: Queries whose rows are waited for, because the next snippet reads them from their log.
+    """
     names: dict[str, Any] = {}
     for snippet in page:
         if snippet.kind == "program":
@@ -79,7 +79,7 @@ def run(page: Iterator[Snippet], stack: ExitStack) -> dict[str, Any]:
             for name in set(names) - before:
                 if isinstance(found := names[name], StreamingQuery):
                     stack.callback(found.stop)
-                    done = has_rows if name in _READ_NEXT else has_progress
+                    done = has_rows if name in read_next else has_progress
                     wait_for(
                         lambda query=found, done=done: done(query) or query.exception(), f"rows of {name}", 90
                     )
@@ -92,7 +92,7 @@ def test_each_snippet_of_the_readme_runs_as_printed(
     spark: SparkSession, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with ExitStack() as stack:
-        names = run(snippets(REPOSITORY / "README.md", tmp_path), stack)
+        names = run(snippets(REPOSITORY / "README.md", tmp_path), stack, "keeping")
         assert names["spark"] is spark
         wait_for(lambda: has_rows(names["query"]), "rows of the first query")
         assert names["ordered"].awaitTermination(60)
