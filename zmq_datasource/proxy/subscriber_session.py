@@ -88,10 +88,8 @@ class SubscriberSession(Session):
         self.refusal: SubscriptionError | None = None
         self._session = 0
         self._received: int | None = None  # the id after the last one received
-        self._lost_to, self._lost_at = (
-            0,
-            0.0,
-        )  # the id after the last one that is known to be lost; since when
+        # The id after the last one that is known to be lost, and when that was said.
+        self._lost_to, self._lost_at = 0, 0.0
         self._credit_owed = self._acks_owed = 0
         self._heard = self._asked = 0.0  # the last sign of life on this connection; the last SUBSCRIBE
         self._last_word = self._listening = 0.0

@@ -69,9 +69,6 @@ class InFlight:
     def __init__(self, keep: int = KEEP) -> None:
         self._keep = keep
         self.parts: deque[Part] = deque()
-        self._sizes: deque[int] = (
-            deque()
-        )  # of each when it was added: rows that are given up later make it smaller
         self._bytes = 0
         self._due = 2 * keep
 

@@ -233,10 +233,7 @@ class _RemoteFile:
         blocks = range(block, min(block + _AHEAD, -(-self._size // BLOCK_BYTES)))
         for each in blocks:
             if each not in self._asked and each not in self._blocks:
-                offset = each * BLOCK_BYTES
-                self._asked[each] = self._chunks.ask(
-                    self._name, offset, min(BLOCK_BYTES, self._size - offset)
-                )
+                self._asked[each] = self._ask(each)
         if block not in self._blocks:
             for old in [old for old in self._blocks if old not in blocks]:
                 del self._blocks[old]
@@ -249,9 +246,12 @@ class _RemoteFile:
     def _fetch(self, block: int) -> bytes:
         number = self._asked.pop(block, None)
         if number is None:  # it was answered, with an error
-            offset = block * BLOCK_BYTES
-            number = self._chunks.ask(self._name, offset, min(BLOCK_BYTES, self._size - offset))
+            number = self._ask(block)
         return self._chunks.wait(number)
+
+    def _ask(self, block: int) -> int:
+        offset = block * BLOCK_BYTES
+        return self._chunks.ask(self._name, offset, min(BLOCK_BYTES, self._size - offset))
 
     def close(self) -> None:
         for number in self._asked.values():

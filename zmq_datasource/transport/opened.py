@@ -117,8 +117,9 @@ class OpenSocket:
             streams = [sock for sock, ipc in held if ipc]
             read, broken = _end_streams(streams, deadline)
             again = {os.fstat(sock.fileno()).st_ino for sock, _ in held}
-            gone = [(sock, ipc) for sock, ipc in before if os.fstat(sock.fileno()).st_ino not in again]
-            self.lost = broken or not ended_in_order([*held, *gone], self.watch.cut - cut)
+            if linger:  # else nobody waits for an answer of theirs
+                held += [each for each in before if os.fstat(each[0].fileno()).st_ino not in again]
+            self.lost = broken or not ended_in_order(held, self.watch.cut - cut)
         return written and read and time.monotonic() < deadline
 
     def settle(self, patience: float, most: float = math.inf, quiet: float = 0.003) -> bool:
