@@ -29,6 +29,7 @@ from zmq_datasource.log import restoring as restoring_module
 from zmq_datasource.log import sealer as sealer_module
 from zmq_datasource.log import stored as stored_module
 from zmq_datasource.log import tenure as tenure_module
+from zmq_datasource.log.claims import new_claim
 from zmq_datasource.log.follower import LogFollower
 from zmq_datasource.log.held_position import HeldPosition
 from zmq_datasource.log.layout import LOCK_NAME, Chunk, StateFile
@@ -72,13 +73,7 @@ class Machines:
         return made
 
     def kill(self, log: LogWriter) -> None:
-        """What is left of a process that was killed: its lock is free, and it says nothing any more."""
-        tenure = log._sealer._lock
-        assert isinstance(tenure, tenure_module.Tenure)
-        tenure._ending.set()
-        tenure._thread.join()
-        tenure._lock.release()
-        log._sealer._lock = None
+        kill(log)
         self.running.remove(log)
 
     def rows(self, machine: str = "reader", patience: float = 0.0) -> list[tuple[int, bytes]]:
@@ -102,6 +97,16 @@ def machines(tmp_path: Path) -> Machines:
     yield made
     for log in made.running:
         log.close()
+
+
+def kill(log: LogWriter) -> None:
+    """What is left of a process that was killed: its lock is free, and it says nothing any more."""
+    tenure = log._sealer._lock
+    assert isinstance(tenure, tenure_module.Tenure)
+    tenure._ending.set()
+    tenure._thread.join()
+    tenure._lock.release()
+    log._sealer._lock = None
 
 
 def fill(log: LogWriter, *values: bytes) -> int:
@@ -216,24 +221,31 @@ def test_what_was_sealed_is_dropped_with_a_word_if_another_machine_has_gone_on(
     assert machines.rows() == numbered(b"0")
 
 
-@pytest.mark.parametrize("changed", [False, True])
+@pytest.mark.parametrize(("changed", "large"), [(False, False), (True, False), (True, True)])
 def test_what_was_sealed_is_dropped_if_another_machine_has_changed_the_state(
-    machines: Machines, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, changed: bool
+    machines: Machines,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    changed: bool,
+    large: bool,
 ) -> None:
-    """It carries a change of a state that is not there any more: no writer could open the log. Else it follows."""
+    """It carries a change of a state that is not there any more: no writer could open the log. Else it follows.
+
+    A ``large`` state is put before its chunk, under the number that the other machine gives to its own.
+    """
     monkeypatch.setattr(tenure_module, "SILENT_SECONDS", 0.1)
     ours, theirs = Carrying("a"), Carrying("b")
     log = machines.writer("a", carried=ours)
     ours.large = True
     fill(log, b"0")
-    ours.large, ours.changed = False, True
+    ours.large, ours.changed = large, True
     with monkeypatch.context() as patch:
         patch.setattr(ObjectStore, "upload", _refuse)
         log.append(batch_of([b"1"]))
         with pytest.raises(LogWriteError):
             log.cut().result(10)
     machines.kill(log)
-    theirs.large = theirs.changed = changed
+    theirs.changed = changed
     other = machines.writer("b", wait=5.0, carried=theirs)
     other.cut(keep=True).result(10)
     other.close()
@@ -600,8 +612,8 @@ def test_a_chunk_that_may_not_count_waits_for_the_claim_to_be_confirmed(
     seen.look()
     assert seen.durable_end == 1  # what has counted goes on counting
     fresh = LogFollower(machines.storage("late"))
-    fresh.look()
-    assert fresh.durable_end == 1  # the second chunk proves the first
+    with pytest.raises(LogLockedError, match="has claimed the log and not said"):
+        fresh.look()
     before = machines.keys("claims")[0].partition(".")[0]
     store.put(f"0/claims/{claim}.{before}.{1:020d}.json", b"")
     for follower in (seen, fresh):
@@ -619,6 +631,39 @@ def test_a_claim_that_comes_to_nothing_is_taken_back(machines: Machines) -> None
             machines.writer("b")
     assert len(machines.keys("claims")) == 2
     assert machines.storage("reader").tenures.succession().is_settled
+
+
+def test_of_two_looks_at_once_the_older_is_not_kept(
+    machines: Machines, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would say of the new writer that it is gone, as the one before it is."""
+    monkeypatch.setattr(tenure_module, "_LOOKING_SECONDS", 60.0)
+    machines.writer("a").close()
+    tenures, store = machines.storage("b").tenures, ObjectStore(machines.location)
+    looking, go_on, find = threading.Event(), threading.Event(), ObjectStore.find
+
+    def find_late(store: ObjectStore, key: str) -> object:
+        found = find(store, key)
+        if threading.current_thread().name == "older":
+            looking.set()
+            assert go_on.wait(30)
+        return found
+
+    monkeypatch.setattr(ObjectStore, "find", find_late)
+    older = threading.Thread(target=tenures.highest, args=(True,), name="older")
+    older.start()
+    assert looking.wait(30)
+    claim = new_claim(tenures.succession().highest)
+    store.put(f"0/alive/{claim}", b"alive")
+    store.put(f"0/claims/{claim}.json", b"{}")
+    newer = threading.Thread(target=tenures.highest, args=(True,))
+    newer.start()
+    newer.join(0.2)
+    go_on.set()
+    for thread in (older, newer):
+        thread.join(30)
+    assert tenures.gone(0.0) is None
+    assert tenures.is_held()
 
 
 def test_silence_counts_only_while_it_is_listened_to(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from collections.abc import Callable
@@ -12,18 +13,20 @@ from typing import Any
 import pytest
 import zmq
 
+from tests.log.test_stored import kill
 from tests.source.test_feed import Context, Query, _in_this_process, numbered, querying, send  # noqa: F401 - a fixture
 from tests.support import Connections, bound, free_endpoint, stream_options, wait_for
 from zmq_datasource.errors import LogLockedError, OptionError
 from zmq_datasource.host.object_store import ObjectStore
 from zmq_datasource.log import stored as stored_module
 from zmq_datasource.log import tenure as tenure_module
+from zmq_datasource.log.claims import new_claim
 from zmq_datasource.log.follower import LogFollower
 from zmq_datasource.log.reader_files import ReaderPosition
-from zmq_datasource.log.stored import StoredLog
+from zmq_datasource.log.stored import StoredLog, storage_at
 from zmq_datasource.log.writer import LogWriter
 from zmq_datasource.options.types import Location
-from zmq_datasource.source.ingest import Ingest
+from zmq_datasource.source.ingest import Ingest, SharedOtherwiseError
 
 On = Callable[..., AbstractContextManager[Query]]
 
@@ -230,6 +233,57 @@ def test_a_query_elsewhere_takes_over_from_one_that_was_killed(
         driver.wait()
         if driver.stdout is not None:
             driver.stdout.close()
+
+
+def test_a_log_that_was_claimed_by_a_process_that_died_at_once_goes_on(
+    context: Context, on: On, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A claim without a first id leaves open whether the newest chunk counts; the query's offset says that it does."""
+    monkeypatch.setattr(tenure_module, "_BLIND_SECONDS", 0.5)
+    push, endpoint = bound(context, zmq.PUSH)
+    with Connections(push) as connections:
+        with on("a", connect=endpoint) as query:
+            query.step()
+            send(push, 0, 100)
+            query.until(100)
+        storage = storage_at(str(tmp_path / "a"), store=Location(f"file://{tmp_path}/store"))
+        assert isinstance(storage, StoredLog)
+        before = storage.tenures.highest(anew=True)
+        feed, claim = storage.tenures.about(before)["feed"], new_claim(before)
+
+        def claim_it() -> None:
+            about = {"holder": "process 1 on gone", "feed": feed}
+            storage.tenures.beat(claim)
+            storage.store.put(f"0/claims/{claim}.json", json.dumps(about).encode())
+
+        claim_it()
+        refused = pytest.raises(LogLockedError, match="process 1 on gone has claimed the log")
+        with on("late", query.checkpoint) as late, refused:
+            late.step()
+        claim_it()
+        with on("b", query.checkpoint, connect=endpoint) as again:
+            again.step()
+            assert again.receives
+            connections.wait_for_only(2)
+            send(push, 100, 200)
+            again.until(100)
+    assert query.rows + again.rows == numbered(200)
+
+
+def test_all_receivers_that_may_be_dead_are_listened_to_at_once(on: On, tmp_path: Path) -> None:
+    """One after the other, a feed of many would take as many times as long to be received again."""
+    location = Location(f"file://{tmp_path}/store")
+    for partition in range(3):
+        gone = LogWriter(
+            storage_at(str(tmp_path / "gone"), partition, location), chunk_bytes=1 << 20, max_bytes=1 << 30
+        )
+        gone.open(0.0, "another feed")
+        kill(gone)
+    ingest = Ingest(stream_options(connect=free_endpoint(), walLocation=tmp_path / "b", walStore=location))
+    with pytest.raises(SharedOtherwiseError, match="another feed"):
+        ingest.open(0.0)
+    store = ObjectStore(location)
+    assert all(tenure_module.tenures_of(store, partition)._seen for partition in range(3))
 
 
 def test_a_query_whose_feed_is_silent_hears_that_it_has_lost_the_log(

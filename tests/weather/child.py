@@ -37,6 +37,7 @@ def _stored_source(settings: dict[str, Any], stopped: threading.Event) -> None:
 
     tenure._BEAT_SECONDS, tenure._LOOKING_SECONDS = 0.3, 0.1
     tenure.SILENT_SECONDS = stored.SILENT_SECONDS = 1.5
+    stored._SETTLING_SECONDS = 6.5
     while not stopped.is_set():
         try:
             Source(Path(settings["directory"]), settings["options"]).run(stopped.is_set)

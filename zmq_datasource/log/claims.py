@@ -6,7 +6,8 @@ A chunk has its writer's claim in its key. The rules:
 
 * After each chunk it has put, and before it counts as durable, a writer lists the claims. If there is a higher one, it
   has lost the partition, and what it has put does not count.
-* Until a claim is confirmed, the newest chunk does not count for readers, unless it counted already.
+* Until a claim is confirmed, the newest chunk does not count for readers, unless it counted already. One that begins
+  waits for the confirmation.
 * The highest confirmed claim, the one that it succeeds, and so on, are the *succession*. Each wrote the ids from its
   own first one to that of the next. An object that does not fit into that is the trace of a writer that had lost the
   partition and did not know yet: nobody reads it, and the next writer deletes it.

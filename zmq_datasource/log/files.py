@@ -10,6 +10,7 @@ import math
 import os
 import socket
 import stat
+import sys
 import time
 import uuid
 from collections.abc import Callable, Iterator
@@ -43,6 +44,7 @@ __all__ = [
     "reading",
     "sync_directory",
     "sync_file",
+    "this_process",
     "unreadable",
     "write_synced",
     "writing",
@@ -70,7 +72,8 @@ _TRANSIENT = frozenset(
             errno.ENETDOWN,
             errno.ENETUNREACH,
         ),
-        *(errno.ECONNREFUSED, errno.ECONNRESET, errno.ECONNABORTED, errno.ENOTCONN, errno.EREMOTEIO),
+        *(errno.ECONNREFUSED, errno.ECONNRESET, errno.ECONNABORTED, errno.ENOTCONN),
+        *((errno.EREMOTEIO,) if sys.platform == "linux" else ()),
     }
 )
 
@@ -158,7 +161,7 @@ class PartitionFiles:
             yield from entries
 
     def names(self) -> set[str]:
-        """The same, but for the price of the names alone."""
+        """The names in the directory; none if there is none yet."""
         with suppress(FileNotFoundError), reading(self._directory):
             return set(os.listdir(self._directory))
         return set()
@@ -229,10 +232,9 @@ class PartitionFiles:
                 raise LogWriteError(f"locking {path}: {e}") from e
         if not sign:
             return WriterLock(file, path)
-        holder = f"process {os.getpid()} on {socket.gethostname()}, since {time.strftime('%F %T %z')}\n"
         try:
             # Over what is there, which a full disk takes too.
-            text = f"{holder}{note}\n{uuid.uuid4().hex}\n".encode()
+            text = f"{this_process()}\n{note}\n{uuid.uuid4().hex}\n".encode()
             os.pwrite(file.fileno(), text, 0)
             os.ftruncate(file.fileno(), len(text))
         except OSError as e:
@@ -303,6 +305,11 @@ def _overwritten(path: Path, content: bytes) -> bool:
     return True
 
 
+def this_process() -> str:
+    """Who holds a lock, for those who wait for it."""
+    return f"process {os.getpid()} on {socket.gethostname()}, since {time.strftime('%F %T %z')}"
+
+
 @contextmanager
 def reading(path: Path | str) -> Iterator[None]:
     """For what is read: what is no file of a log's, and a fault of the system that may pass, as errors of ours."""
@@ -312,7 +319,8 @@ def reading(path: Path | str) -> Iterator[None]:
         raise
     except OSError as e:
         kind = DiskFaultError if is_transient(e) else LogFormatError
-        raise kind(f"reading {path}: {e.strerror or e}") from e
+        hint = "; let this user read it" if isinstance(e, PermissionError) else ""
+        raise kind(f"reading {path}: {e.strerror or e}{hint}") from e
     except ValueError as e:
         raise LogFormatError(f"reading {path}: {e}. {RESTORE}") from e
 

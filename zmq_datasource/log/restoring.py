@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from zmq_datasource.errors import DamagedChunkError, DiskFaultError, LogFormatError
 from zmq_datasource.host.object_store import StoredObject
-from zmq_datasource.log.chunk import read_chunk
+from zmq_datasource.log.chunk import damage_of
 from zmq_datasource.log.claims import Confirmed, Succession
 from zmq_datasource.log.files import read_file, reading, writing
 from zmq_datasource.log.index import ChunkIndex
@@ -66,6 +66,8 @@ def _restore(storage: StoredLog, tenure: Tenure) -> dict[str, Chunk]:
     _name_pending(storage, stored, succession)
     here = {chunk.name: chunk for chunk in storage.local_chunks()}
     only_here = _only_here(storage, here, stored, index)
+    # Before the states of others take the place of ours: it is these that tell.
+    pending = _usable_pending(storage, only_here[-1].end if only_here else index.end, succession)
     _restore_states(storage, succession, tenure)
     if not succession.writers:
         storage.put_local_positions()
@@ -75,7 +77,7 @@ def _restore(storage: StoredLog, tenure: Tenure) -> dict[str, Chunk]:
     tenure.check()
     for chunk in only_here:
         storage.put_chunk(storage.directory / chunk.name, chunk.name, tenure)
-    for path, name in _usable_pending(storage, only_here[-1].end if only_here else index.end, succession):
+    for path, name in pending:
         _log.info(
             "%s: putting chunk %s, which was sealed before this machine's last writer ended", storage, name
         )
@@ -134,7 +136,7 @@ def _usable_pending(storage: StoredLog, end: int, succession: Succession) -> lis
         if (
             ids[0] == end
             and all(writer.first == end for writer in later)
-            and (not later or _continues_state(storage, hidden))
+            and (not later or _continues_state(storage, hidden, succession))
         ):
             usable.append((storage.directory / hidden, name))
             end = ids[1]
@@ -150,15 +152,19 @@ def _usable_pending(storage: StoredLog, end: int, succession: Succession) -> lis
     return usable
 
 
-def _continues_state(storage: StoredLog, hidden: str) -> bool:
+def _continues_state(storage: StoredLog, hidden: str, succession: Succession) -> bool:
     """Whether what a chunk carries changes the newest state that there is, which others have not written."""
     try:
         carried = carried_by(LogStorage(storage.root, storage.partition), hidden)
     except DamagedChunkError as e:
         _log.error("%s", e)
         return False
-    versions = [file.version for file in state_files(storage.local_names())]
-    return max(versions, default=None) == carried.base and carried.base != carried.version
+    objects = storage.store.objects(storage.key("states", succession.newest))
+    theirs = state_files(found.key for found in objects)
+    if not theirs or carried.base is None:
+        return not theirs and carried.base is None
+    # Two that go on from the same version give the same numbers; for which messages a state is tells them apart.
+    return theirs[-1].version == carried.base and theirs[-1] in state_files(storage.local_names())
 
 
 def _only_here(
@@ -183,13 +189,10 @@ def _only_here(
 def _mend(storage: StoredLog, chunk: Chunk, succession: Succession) -> None:
     """Decide which is whole: the chunk here, or the one in the storage, whose size differs."""
     path = storage.directory / chunk.name
-    here = LogStorage(storage.root, storage.partition)
-    try:
-        for _ in read_chunk(here, chunk.name, chunk.first, chunk.end):
-            pass
-    except DamagedChunkError as e:  # torn by a crash of the machine
+    why = damage_of(LogStorage(storage.root, storage.partition), chunk)
+    if why is not None:  # torn by a crash of the machine
         _log.warning(
-            "%s; the storage has it, and what was here is in %s", e, storage.rename_damaged(chunk.name)
+            "%s; the storage has it, and what was here is in %s", why, storage.rename_damaged(chunk.name)
         )
         return
     claim = succession.writer_of(chunk.first)

@@ -47,7 +47,6 @@ from zmq_datasource.host.signals import check_signals
 from zmq_datasource.log.claims import NO_CLAIM, Succession
 from zmq_datasource.log.files import (
     WriterLock,
-    make_directory,
     read_file,
     reading,
     sync_directory,
@@ -78,7 +77,7 @@ from zmq_datasource.log.stored_positions import StoredPositions
 from zmq_datasource.log.tenure import SILENT_SECONDS, Tenure, tenures_of
 from zmq_datasource.options.types import Location
 
-__all__ = ["StoredLog", "object_store_at", "storage_at"]
+__all__ = ["StoredLog", "UnsettledError", "object_store_at", "storage_at"]
 
 _log = logging.getLogger(__name__)
 
@@ -88,8 +87,9 @@ _ID_SECONDS = 10.0
 # A chunk up to this size is read in one go, and where only its metadata is wanted, up to that size.
 _WHOLE_BYTES, _LITTLE_BYTES = 64 << 20, 1 << 20
 _END_SECONDS = 1.0
-# From a claim to its confirmation are a few requests, unless its maker dies.
-_SETTLING_SECONDS, _SETTLING_LOOK_SECONDS = 5.0, 0.2
+# From a claim to its confirmation are a few requests. If its maker dies in between, another one may claim the log by
+# then, and does so unless nobody receives.
+_SETTLING_SECONDS, _SETTLING_LOOK_SECONDS = SILENT_SECONDS + 5.0, 0.2
 _SCHEMES = ("s3", "gs", "gcs", "abfs", "abfss", "file")
 _OWN_CLAIMS = 100
 
@@ -123,6 +123,10 @@ def object_store_at(location: Location) -> ObjectStore:
             "an object at once"
         )
     return ObjectStore(location)
+
+
+class UnsettledError(LogLockedError):
+    """Somebody takes the log over, or has died while doing so: how far it goes is not known for now."""
 
 
 class _View(NamedTuple):
@@ -232,7 +236,8 @@ class StoredLog(StoredPositions):
             version, log_id = parsed
             if version != FORMAT_VERSION:
                 raise LogFormatError(
-                    f"reading {self.store}: format version {version}, this release reads {FORMAT_VERSION}"
+                    f"reading {self.store}: format version {version}, this release reads {FORMAT_VERSION}; use "
+                    "the release that wrote it, or another walStore"
                 )
             return log_id
         return None
@@ -295,13 +300,14 @@ class StoredLog(StoredPositions):
         highest = self.tenures.highest(anew=True)
         if highest == NO_CLAIM or highest in self.own_claims():
             return highest
-        if self.tenures.is_held(deadline - time.monotonic()):
-            holder = self.tenures.about(highest).get("holder", "a process that did not say who it is")
+        gone = self.tenures.gone(deadline - time.monotonic())
+        if gone is None:
             raise LogLockedError(
-                f"opening the log in {self.store}: it is held by {holder}. It counts as gone when it has given no sign "
-                f"of life for {SILENT_SECONDS:.0f} s; stop it, or give this one a walStore of its own"
+                f"opening the log in {self.store}: it is held by {self.tenures.holder(highest)}. It "
+                f"counts as gone when it has given no sign of life for {SILENT_SECONDS:.0f} s; stop it, or give this "
+                "one a walStore of its own"
             )
-        return self.tenures.highest()
+        return gone
 
     def own_claims(self) -> list[str]:
         """The last claims of those who had this directory, oldest first."""
@@ -311,13 +317,7 @@ class StoredLog(StoredPositions):
         return []
 
     def _remember(self, claim: str) -> None:
-        path = self._directory / CLAIMS_NAME
-        with writing(f"writing {path}"):
-            make_directory(path.parent)
-            temporary = path.with_name(f"{TEMPORARY_PREFIX}{path.name}")
-            write_synced(temporary, "\n".join([*self.own_claims()[-_OWN_CLAIMS:], claim]).encode())
-            os.rename(temporary, path)
-            sync_directory(path.parent)
+        self.write_local(CLAIMS_NAME, "\n".join([*self.own_claims()[-_OWN_CLAIMS:], claim]).encode())
 
     def is_written(self) -> bool:
         if super().is_written():
@@ -415,23 +415,30 @@ class StoredLog(StoredPositions):
         return self._succession
 
     def _look(self) -> _View:
-        if self._view is None:
-            self._wait_until_settled()
-        chunks = self.store.objects(self.key("chunks"), below=True)
-        # Asked for afterwards: it knows whoever has put one of these.
-        succession = self._succession = self.tenures.succession()
+        deadline = time.monotonic() + _SETTLING_SECONDS
+        while True:
+            chunks = self.store.objects(self.key("chunks"), below=True)
+            # Asked for afterwards: it knows whoever has put one of these.
+            succession = self._succession = self.tenures.succession()
+            if self._view is not None or succession.is_settled or not chunks:
+                break
+            # Nothing has counted here yet, so nobody can say whether the newest chunk has counted elsewhere.
+            if not self.tenures.is_held() or time.monotonic() >= deadline:
+                raise self._unsettled(succession.highest)
+            check_signals()
+            time.sleep(_SETTLING_LOOK_SECONDS)
         states = self.store.objects(self.key("states", succession.newest))
         known = {} if self._view is None else self._view.chunks
         counted = counted_chunks(chunks, succession, known)
         self._view = _View({chunk.name: chunk for chunk in counted}, frozenset(s.key for s in states))
         return self._view
 
-    def _wait_until_settled(self) -> None:
-        """Wait for somebody who has just claimed the partition, for a moment."""
-        deadline = time.monotonic() + _SETTLING_SECONDS
-        while not self.tenures.succession().is_settled and time.monotonic() < deadline:
-            check_signals()
-            time.sleep(_SETTLING_LOOK_SECONDS)
+    def _unsettled(self, claim: str) -> UnsettledError:
+        return UnsettledError(
+            f"reading {self}: {self.tenures.holder(claim)} has claimed the log and not said with which id it goes on, "
+            "so it is not known whether the newest chunk counts. If that process is gone, start a query or a receiver "
+            "that writes this log; it settles that"
+        )
 
     def names(self) -> set[str]:
         if self._tenure is not None:

@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import json
 import logging
-import os
-import socket
 import threading
 import time
 from collections.abc import Callable
@@ -21,7 +19,7 @@ from zmq_datasource.errors import LogLockedError, LogWriteError
 from zmq_datasource.host.object_store import ObjectStore
 from zmq_datasource.host.signals import check_signals
 from zmq_datasource.log.claims import NO_CLAIM, Succession, new_claim
-from zmq_datasource.log.files import WriterLock
+from zmq_datasource.log.files import WriterLock, this_process
 
 __all__ = ["SILENT_SECONDS", "Tenure", "Tenures", "tenures_of"]
 
@@ -65,7 +63,9 @@ class Tenures:
 
     def __init__(self, store: ObjectStore, partition: int) -> None:
         self._store = store
+        self._partition = partition
         self._prefix = f"{partition}/"
+        self._looking = threading.Lock()  # of two looks at once the older one could be the last to be kept
         self._seen: _Seen | None = None
         self._next_look = self._looked_at = 0.0
         self._highest = NO_CLAIM
@@ -75,45 +75,51 @@ class Tenures:
     def __str__(self) -> str:
         return f"{self._store}/{self._prefix}"
 
+    def __reduce__(self) -> tuple[Callable[[ObjectStore, int], Tenures], tuple[ObjectStore, int]]:
+        return tenures_of, (self._store, self._partition)  # a reader of Spark's takes its storage along
+
     def succession(self) -> Succession:
         """Who has written the partition, as of now."""
         return Succession(found.key for found in self._store.objects(f"{self._prefix}claims"))
 
-    def is_held(self, wait: float = 0.0) -> bool:
-        """Whether a writer is alive, as far as can be told from here by now.
+    def is_held(self) -> bool:
+        """Whether a writer is alive, as far as can be told from here by now."""
+        return self._look()[1]
 
-        Args:
-            wait: Seconds to wait for the answer no.
-        """
+    def gone(self, wait: float) -> str | None:
+        """The highest claim, if its maker is gone, or is within so many seconds; else None."""
         deadline = time.monotonic() + wait
-        while self._look() and time.monotonic() < deadline:
+        while True:
+            claim, alive = self._look()
+            if not alive:
+                return claim
+            if time.monotonic() >= deadline:
+                return None
             check_signals()
             time.sleep(_LOOKING_SECONDS / 4)
-        return self._alive
 
-    def _look(self) -> bool:
-        now = time.monotonic()
-        if now >= self._next_look:
-            if self._seen is not None and now - self._looked_at > _BLIND_SECONDS:
-                self._seen = self._seen._replace(since=now)  # nobody was seen meanwhile, alive or not
-            claim = self._highest = self.succession().highest
-            found = None if claim == NO_CLAIM else self._store.find(self._alive_key(claim))
-            if found is None:
-                self._seen, self._alive = None, False
-            else:
-                if self._seen is None or self._seen[:2] != (claim, found.modified):
-                    self._seen = _Seen(claim, found.modified, now)
-                self._alive = now - self._seen.since < SILENT_SECONDS
-            self._looked_at = time.monotonic()
-            self._next_look = self._looked_at + _LOOKING_SECONDS
-        return self._alive
+    def _look(self, anew: bool = False) -> tuple[str, bool]:
+        """The highest claim, and whether its maker is alive."""
+        with self._looking:
+            now = time.monotonic()
+            if anew or now >= self._next_look:
+                if self._seen is not None and now - self._looked_at > _BLIND_SECONDS:
+                    self._seen = self._seen._replace(since=now)  # nobody was seen meanwhile, alive or not
+                claim = self._highest = self.succession().highest
+                found = None if claim == NO_CLAIM else self._store.find(self._alive_key(claim))
+                if found is None:
+                    self._seen, self._alive = None, False
+                else:
+                    if self._seen is None or self._seen[:2] != (claim, found.modified):
+                        self._seen = _Seen(claim, found.modified, now)
+                    self._alive = now - self._seen.since < SILENT_SECONDS
+                self._looked_at = time.monotonic()
+                self._next_look = self._looked_at + _LOOKING_SECONDS
+            return self._highest, self._alive
 
     def highest(self, anew: bool = False) -> str:
         """The highest claim, as of a moment ago, or ``anew`` as of now."""
-        if anew:
-            self._next_look = 0.0
-        self._look()
-        return self._highest
+        return self._look(anew)[0]
 
     def about(self, claim: str) -> dict[str, str]:
         """What the maker of a claim has said of itself; nothing if there is no such claim."""
@@ -123,6 +129,10 @@ class Tenures:
                 if isinstance(content, dict):
                     self._about = {claim: {key: str(value) for key, value in content.items()}}
         return self._about.get(claim, {})
+
+    def holder(self, claim: str) -> str:
+        """Who has made a claim, in words."""
+        return self.about(claim).get("holder", "a process that did not say who it is")
 
     def begin(self, lock: WriterLock, feed: str, after: str, remember: Callable[[str], None]) -> Tenure:
         """Claim the partition.
@@ -141,13 +151,13 @@ class Tenures:
                 f"claiming the log in {self}: another machine has claimed it at this moment ({highest})"
             )
         claim = new_claim(highest)
-        holder = f"process {os.getpid()} on {socket.gethostname()}, since {time.strftime('%F %T %z')}"
         tenure = Tenure(self, lock, claim)
         remember(claim)
         # First the sign of life, so that nobody sees the claim without it.
         self.beat(claim)
         self._store.put(
-            f"{self._prefix}claims/{claim}.json", json.dumps({"holder": holder, "feed": feed}).encode()
+            f"{self._prefix}claims/{claim}.json",
+            json.dumps({"holder": this_process(), "feed": feed}).encode(),
         )
         self._next_look = 0.0
         try:
@@ -204,10 +214,9 @@ class Tenure(WriterLock):
         self._lock.check()
         highest = self._tenures.succession().highest
         if highest > self.claim:
-            holder = self._tenures.about(highest).get("holder", "a process that did not say who it is")
             raise LogLockedError(
-                f"writing to the log in {self._tenures}: this process has lost it to {holder}. What it has received "
-                "and not put there is lost; start it again, and it follows or takes over"
+                f"writing to the log in {self._tenures}: this process has lost it to {self._tenures.holder(highest)}. "
+                "What it has received and not put there is lost; start it again, and it follows or takes over"
             )
 
     def release(self, *, locally: bool = True) -> None:

@@ -24,6 +24,7 @@ from zmq_datasource.log.follower import LogFollower
 from zmq_datasource.log.held_position import HeldPosition
 from zmq_datasource.log.layout import LOCK_WAIT_SECONDS, PARTITION
 from zmq_datasource.log.persistence import Persistence
+from zmq_datasource.log.stored import UnsettledError
 from zmq_datasource.log.writer import LogWriter
 from zmq_datasource.options import StreamReadOptions
 from zmq_datasource.options.types import Position
@@ -102,11 +103,21 @@ class Feed:
         self.resumed_at = self._source.log.durable_end
 
     def _open_source(self) -> LogSource:
-        if self._is_live:
-            ingest = Ingest(self._options, self.storage.partition)
+        if not self._is_live:
+            return self._open_following()
+        ingest = Ingest(self._options, self.storage.partition)
+        if ingest.open_unless_received():
+            return ingest
+        _log.info("another process receives this feed into %s; this query follows it", self.storage)
+        try:
+            return self._open_following()
+        except UnsettledError:
+            # It has died before it had the log for good, and nobody knows how far that goes until another one has it.
             if ingest.open_unless_received():
                 return ingest
-            _log.info("another process receives this feed into %s; this query follows it", self.storage)
+            return self._open_following()
+
+    def _open_following(self) -> FollowingSource:
         following = FollowingSource(self.storage, self._options.wal_retry_timeout)
         self._persistence.insist(following.open)
         return following
@@ -144,6 +155,9 @@ class Feed:
         before, self._position = self._position, held
         if isinstance(self._source, Ingest):
             self._source.readers.own = reader
+        if held.is_new:  # in this partition that run was given nothing
+            self._place()
+            held.keep()
         self._persistence.insist(partial(before.leave_to, reader))
         return True
 

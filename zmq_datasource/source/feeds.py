@@ -20,6 +20,7 @@ from zmq_datasource.errors import DiskFaultError
 from zmq_datasource.host.limited_logging import LimitedLog
 from zmq_datasource.host.signals import check_signals
 from zmq_datasource.log.layout import PARTITION
+from zmq_datasource.log.stored import UnsettledError
 from zmq_datasource.options import StreamReadOptions
 from zmq_datasource.source.feed import Feed
 from zmq_datasource.source.location import log_storage
@@ -81,7 +82,7 @@ class Feeds:
             return []
         try:
             opened = self._open_others()
-        except DiskFaultError as e:
+        except (DiskFaultError, UnsettledError) as e:
             self._next_look = time.monotonic() + _LOOKING_SECONDS
             self._faults.warn("looking for new partitions of %s: %s", self.storage, e)
             return []
@@ -117,6 +118,12 @@ class Feeds:
     def reader(self) -> str:
         """The name under which this query reads the log."""
         return self.parts[PARTITION].reader
+
+    def share_name(self) -> None:
+        """Have the name of the first partition in all of them, once a batch has told under which one it was planned."""
+        for feed in self.parts.values():
+            if feed.reader != self.reader:
+                feed.go_on_as(self.reader)
 
     @property
     def log_id(self) -> str:
