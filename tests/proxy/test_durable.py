@@ -29,6 +29,7 @@ from zmq_datasource.log.writer import LogWriter
 from zmq_datasource.messages.raw import RawMessages
 from zmq_datasource.proxy import durable, durable_session, replays
 from zmq_datasource.proxy.pipes import start_line
+from zmq_datasource.proxy.router import Router
 from zmq_datasource.proxy.subscriptions import Subscription, Subscriptions
 from zmq_datasource.proxy.view import Progress
 from zmq_datasource.source.ingest import Ingest
@@ -797,6 +798,27 @@ def test_an_answer_for_which_there_was_no_room_is_given_later(
         receive_until(dealer, lambda frames: frames[:2] == [b"REFUSED", b"taken"])
         dealer.send_multipart([b"CREDIT", number(1)])
         receive_until(dealer, lambda frames: frames[:2] == [b"REFUSED", b"taken"])
+
+
+def test_an_acknowledgement_is_answered_though_another_subscriber_begins_at_that_moment(
+    context: zmq.Context[Socket], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the other one has saved is what this one waits for."""
+    with ProxyThreads(tmp_path, endpoints(*SIDES)) as proxy:
+        feed(context, proxy, [b"t", b"0"])
+        dealer, other = context.socket(zmq.DEALER), context.socket(zmq.DEALER)
+        for each in (dealer, other):
+            each.connect(proxy.sides["durable"])
+        dealer.send_multipart(raw_subscribe(1))
+        receive_until(dealer, lambda frames: frames[0] == b"MESSAGE")
+        router, inbox = proxy.server._durable.router, Router.inbox
+        monkeypatch.setattr(router, "inbox", list)  # nothing is read of what comes
+        dealer.send_multipart([b"ACK", number(0)])
+        wait_for(lambda: len(router._inbox) == 1, "the acknowledgement has come")
+        other.send_multipart([b"SUBSCRIBE", b"1", b"other", number(2), b"latest", b"", number(1)])
+        wait_for(lambda: len(router._inbox) == 2, "the other one has come")
+        monkeypatch.setattr(router, "inbox", lambda: inbox(router))
+        assert receive_until(dealer, lambda frames: frames[0] == b"ACKED")[-1][1] == number(1)
 
 
 def test_who_was_displaced_and_says_the_same_again_is_told_so(

@@ -16,7 +16,7 @@ from zmq_datasource.proxy.durable_protocol import EARLIEST, Lost, Message, Subsc
 from zmq_datasource.proxy.durable_session import LEAST, DurableSession, Wire
 from zmq_datasource.proxy.subscriptions import Subscription, Subscriptions
 from zmq_datasource.proxy.view import Cursor
-from zmq_datasource.transport.kernel import Taken
+from zmq_datasource.transport.kernel import AckedBytes
 
 SHARE = 1 << 20
 
@@ -85,7 +85,7 @@ class Serving:
             self.known,
             cast(Subscriptions, self.changes),
             cast(Cursor, log),
-            Wire(cast(Taken, self.connection)),
+            Wire(cast(AckedBytes, self.connection)),
         )
 
     def send(self, most: int = 1000, share: int = SHARE) -> list[int | Lost]:

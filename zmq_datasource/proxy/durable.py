@@ -45,7 +45,7 @@ from zmq_datasource.proxy.durable_session import LEAST, DurableSession, Wire
 from zmq_datasource.proxy.router import Request, Router
 from zmq_datasource.proxy.subscriptions import Subscription, Subscriptions
 from zmq_datasource.proxy.view import Cursor, LogView
-from zmq_datasource.transport.kernel import Taken, find_dead_peers
+from zmq_datasource.transport.kernel import AckedBytes, find_dead_peers
 
 __all__ = ["DurableServer"]
 
@@ -150,7 +150,7 @@ class DurableServer:
             case Forget():
                 self._detach(session)
                 self._subscriptions.remove(session.subscription.name)
-                self._subscriptions.save()
+                self._save()
                 fault = self._subscriptions.unsaved
                 self._owe(peer, Forgotten() if fault is None else Refused("log", f"forgetting it: {fault}"))
 
@@ -186,13 +186,13 @@ class DurableServer:
             self._subscriptions.change(urgent=True)
         self._displace(peer, wanted.name)
         self._subscriptions.come(wanted.name)
-        self._subscriptions.save()  # a new one is not forgotten once it has heard that it is ready
+        self._save()  # a new one is not forgotten once it has heard that it is ready
         if new and (fault := self._subscriptions.unsaved):
             self._subscriptions.remove(wanted.name)
             self._send(peer, Refused("log", f"it cannot be remembered now: {fault}"))
             return
         begin = max(known.next, wanted.resume or 0)
-        wire = Wire(Taken(descriptor)) if own is None else own.wire
+        wire = Wire(AckedBytes(descriptor)) if own is None else own.wire
         session = DurableSession(peer, wanted, known, self._subscriptions, Cursor(self._view, begin), wire)
         self._sessions[wanted.name] = session
         self._names[peer] = wanted.name
@@ -269,18 +269,24 @@ class DurableServer:
                 raise
             except Exception as e:
                 self._fail(session.peer, e)
-        self._confirm(self._subscriptions.save())
+        self._save()
+        self._confirm()
         now = time.monotonic()
         if now >= self._next_heartbeat:
             self._next_heartbeat = now + HEARTBEAT_SECONDS
             self._beat()
         return busy
 
-    def _confirm(self, saved: bool) -> None:
+    def _save(self) -> None:
+        """Keep what has changed; whoever waits for that is to hear of it."""
+        if self._subscriptions.save():
+            for session in self._sessions.values():
+                if session.wants_acked:
+                    session.wants_acked, session.acked = False, Acked(session.subscription.next)
+
+    def _confirm(self) -> None:
         """Say what is on the disk, as soon as there is room to say it."""
         for session in list(self._sessions.values()):
-            if saved and session.wants_acked:
-                session.wants_acked, session.acked = False, Acked(session.subscription.next)
             if (
                 session.acked is not None
                 and session.ready is None
@@ -300,7 +306,7 @@ class DurableServer:
         self._subscriptions.expire()
 
     def _deliver(self, session: DurableSession) -> bool:
-        """Give every subscriber a turn; returns whether another turn would send something."""
+        """Give a subscriber its turn; returns whether another turn would send something."""
         before = session.held
         try:
             return self._give(session)

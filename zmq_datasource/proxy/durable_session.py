@@ -22,9 +22,9 @@ from zmq_datasource.messages.framing import raw_messages
 from zmq_datasource.proxy.durable_protocol import Acked, Lost, Message, Ready, Subscribe
 from zmq_datasource.proxy.subscriptions import Subscription, Subscriptions
 from zmq_datasource.proxy.view import Cursor
-from zmq_datasource.transport.kernel import Taken
+from zmq_datasource.transport.kernel import AckedBytes
 
-__all__ = ["DurableSession", "Wire"]
+__all__ = ["LEAST", "DurableSession", "Wire"]
 
 _log = logging.getLogger(__name__)
 
@@ -42,7 +42,7 @@ class Wire:
     Without a word from the system (ipc) it is nothing, and only credit counts.
     """
 
-    def __init__(self, taken: Taken) -> None:
+    def __init__(self, taken: AckedBytes) -> None:
         self._taken = taken
         self._before = self._left = taken.bytes()
         self._written = self._looked_at = 0

@@ -21,8 +21,10 @@ from zmq_datasource.transport.handles import inode_of, second_handle
 from zmq_datasource.transport.peers import PeerWatch
 
 __all__ = [
+    "LOOKS",
+    "LOOK_SECONDS",
+    "AckedBytes",
     "Connection",
-    "Taken",
     "bytes_received",
     "connections",
     "ended",
@@ -127,7 +129,7 @@ def find_dead_peers(sock: zmq.Socket[bytes]) -> None:
     sock.setsockopt(zmq.TCP_MAXRT, _UNACKNOWLEDGED_MS)
 
 
-class Taken:
+class AckedBytes:
     """How many bytes the other end of one connection has taken, as the operating system sees it.
 
     libzmq's descriptor is looked at, never held: a copy of it would keep a connection alive that libzmq has closed.
