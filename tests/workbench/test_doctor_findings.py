@@ -135,10 +135,10 @@ def joining_late() -> Result:
 
 
 @contextmanager
-def receiver(endpoint: str, log: str, *options: str) -> Iterator[None]:
+def receiver(endpoint: str, log: str, *options: str, framing: str = "sequenced") -> Iterator[None]:
     """``zmq-datasource receive``, as a process; from when it has its log."""
     command = [sys.executable, "-m", "zmq_datasource", "receive", "--socket-type", "SUB"]
-    command += ["--connect", endpoint, "--wal-location", log, "-o", "framing=sequenced", *options]
+    command += ["--connect", endpoint, "--wal-location", log, "-o", f"framing={framing}", *options]
     process = subprocess.Popen(command, stderr=subprocess.DEVNULL)
     try:
         wait_for((Path(log) / "log.json").exists, "a log")
@@ -157,6 +157,25 @@ def received(seal: str, wait: float) -> Callable[[], Result]:
             sender = stack.enter_context(Running(rate=500, size=100))
             stack.enter_context(receiver(sender.endpoint, log, "-o", f"walFlushInterval={seal}"))
             return look({"connect": sender.endpoint}, wait=wait, log={"walLocation": log})
+
+    return run
+
+
+def received_by_two(*named: int) -> Callable[[], Result]:
+    """Examine some of two endpoints, whose receiver has a log partition for each."""
+
+    def run() -> Result:
+        with tempfile.TemporaryDirectory() as directory, ExitStack() as stack:
+            log = f"{directory}/log"
+            senders = [Running(rate=100, framing="vllm", first=first) for first in (0, 1_000_000)]
+            ends = [stack.enter_context(sender).endpoint for sender in senders]
+            stack.enter_context(
+                receiver(
+                    ",".join(ends), log, "-o", "receivers=2", "-o", "walFlushInterval=100ms", framing="vllm"
+                )
+            )
+            given = {"connect": ",".join(ends[at] for at in named), "framing": "vllm"}
+            return look(given, wait=20.0, log={"walLocation": log, "framing": "vllm"})
 
     return run
 
@@ -213,6 +232,9 @@ SCENARIOS: dict[str, Callable[[], Result]] = {
     "late joiner": joining_late,
     "not sealed": received("1h", 1.0),
     "sealed": received("100ms", 20.0),
+    "the first of two": received_by_two(0),
+    "the second of two": received_by_two(1),
+    "both of two": received_by_two(0, 1),
     "nobody": lambda: look({"connect": free_endpoint()}, wait=0.3),
     "nobody comes": lambda: look({"bind": free_endpoint()}, wait=0.3),
     "no such host": lambda: look({"connect": "tcp://no-such-host.invalid:5556"}, wait=0.3),
@@ -354,6 +376,14 @@ def test_a_healthy_proxy_is_told_from_its_publisher(found: Found) -> None:
 
 def test_a_log_that_keeps_up_is_found_so(found: Found) -> None:
     assert found("sealed", lambda result: not result.noted).noted == set()
+
+
+@pytest.mark.parametrize("named", ["the first of two", "the second of two", "both of two"])
+def test_all_partitions_and_endpoints_of_a_log_are_compared(found: Found, named: str) -> None:
+    def of_the_log(result: Result) -> set[str]:
+        return {finding for finding in result.noted if finding.startswith("log_")}
+
+    assert of_the_log(found(named, lambda result: not of_the_log(result))) == set()
 
 
 def test_a_late_mark_is_told_to_be_the_default(found: Found) -> None:

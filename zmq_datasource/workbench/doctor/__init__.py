@@ -13,6 +13,7 @@ The rules:
 
 Modules: ``zmtp`` reads a greeting's bytes; ``reach`` fetches them; ``link`` is one connection, a socket of
 ``transport``; ``guess`` finds the framing, ``watcher`` follows its numbers; ``watching`` receives and counts;
-``stall`` takes nothing for a while, and ``marks`` says which high-water mark explains what came then; ``durable`` looks
-at a log; ``examine`` does all that in its order; ``findings`` concludes from its facts; ``report`` shows it.
+``stall`` takes nothing for a while, and ``hwm`` says which high-water mark explains what came then; ``durable`` looks
+at a log, ``directory`` and ``storage`` at where one could be kept; ``examine`` does all that in its order;
+``findings`` concludes from its facts; ``report`` shows it.
 """

@@ -8,8 +8,9 @@ the log.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from typing import TypeAlias
 
 from zmq_datasource.errors import LogError
 from zmq_datasource.log.reader import read_index, read_slices, slices
@@ -18,20 +19,24 @@ from zmq_datasource.messages.framing import name_of
 from zmq_datasource.options import ReadOptions
 from zmq_datasource.source.location import log_storage
 from zmq_datasource.workbench.doctor.facts import Durable, State
-from zmq_datasource.workbench.doctor.watcher import SequenceWatcher
+from zmq_datasource.workbench.doctor.watcher import Key, SequenceWatcher
 
 __all__ = ["compare"]
+
+_Name: TypeAlias = tuple[str, ...]
 
 _TURN_SECONDS = 0.05
 _TAIL_ROWS = 200_000
 
 
-def compare(options: ReadOptions, watcher: SequenceWatcher | None, received: int, seconds: float) -> Durable:
+def compare(
+    options: ReadOptions, watched: Mapping[str, SequenceWatcher], received: int, seconds: float
+) -> Durable:
     """Wait until the log holds what was seen on the wire, up to ``seconds``.
 
     Args:
         options: Say where the log is.
-        watcher: What was seen on the wire.
+        watched: What was seen on the wire, by endpoint.
         received: Messages that were seen.
 
     Raises:
@@ -39,19 +44,29 @@ def compare(options: ReadOptions, watcher: SequenceWatcher | None, received: int
     """
     storage = log_storage(options)
     storage.log_id()
-    by, last = ((), {}) if watcher is None else (watcher.by, watcher.last)
-    wire = {tuple(map(name_of, key)): number for key, number in last.items()}
-    newest: dict[tuple[str, ...], int] = {}
+    by: Sequence[str] = next((watcher.by for watcher in watched.values() if watcher.by), ())
+    wire: dict[_Name, int] = {}
+    for endpoint, watcher in watched.items():
+        if watcher.by == by:
+            _keep_newest(wire, {_named(by, key, endpoint): number for key, number in watcher.last.items()})
+    newest: dict[_Name, int] = {}
     began = time.monotonic()
-    first_end = seen = None
+    first_end: int | None = None
+    seen: dict[int, int] = {}
     while True:
-        index = read_index(storage)
-        first_end = index.end if first_end is None else first_end
-        with suppress(LogError, FileNotFoundError):  # a chunk that was just deleted: look again
-            newest |= _newest(storage, max(seen or 0, index.earliest, index.end - _TAIL_ROWS), by)
-            seen = index.end
-        known = wire.keys() & newest.keys()
-        missing = sum(max(0, wire[key] - newest[key]) for key in known)
+        end = 0
+        for partition in storage.partitions():
+            part = storage.of(partition)
+            index = read_index(part)
+            end += index.end
+            with suppress(LogError, FileNotFoundError):  # a chunk that was just deleted: look again
+                start = max(seen.get(partition, 0), index.earliest, index.end - _TAIL_ROWS)
+                _keep_newest(newest, _newest(part, start, by))
+                seen[partition] = index.end
+        first_end = end if first_end is None else first_end
+        there = _by_our_endpoint(by, wire, newest)
+        known = wire.keys() & there.keys()
+        missing = sum(max(0, wire[key] - there[key]) for key in known)
         covered = bool(wire) and len(known) == len(wire) and not missing
         waited = time.monotonic() - began
         if covered or waited >= seconds or not wire:
@@ -60,7 +75,7 @@ def compare(options: ReadOptions, watcher: SequenceWatcher | None, received: int
     state: State = "behind" if known else "foreign"
     if covered:
         state = "covered"
-    elif not index.end:
+    elif not end:
         state = "empty"
     elif not (wire and newest):
         state = "unnumbered"
@@ -69,16 +84,43 @@ def compare(options: ReadOptions, watcher: SequenceWatcher | None, received: int
         state=state,
         missing={"behind": missing, "empty": received}.get(state, 0),
         seconds=round(waited, 3),
-        grew=index.end > first_end,
+        grew=end > first_end,
     )
 
 
-def _newest(storage: LogStorage, start: int, by: Sequence[str]) -> dict[tuple[str, ...], int]:
+def _named(by: Sequence[str], key: Key, endpoint: str) -> _Name:
+    """A counter's name as the log's rows have it."""
+    return tuple(
+        endpoint if name == "endpoint" else name_of(part) for name, part in zip(by, key, strict=True)
+    )
+
+
+def _keep_newest(numbers: dict[_Name, int], more: Mapping[_Name, int]) -> None:
+    for name, number in more.items():
+        numbers[name] = max(number, numbers.get(name, number))
+
+
+def _by_our_endpoint(
+    by: Sequence[str], wire: Mapping[_Name, int], there: Mapping[_Name, int]
+) -> Mapping[_Name, int]:
+    """What the log has, where both sides know one endpoint: it is the same one, however each of them calls it."""
+    if "endpoint" not in by:
+        return there
+    at = by.index("endpoint")
+    ours, theirs = {name[at] for name in wire}, {name[at] for name in there}
+    if not len(ours) == len(theirs) == 1:
+        return there
+    return {(*name[:at], *ours, *name[at + 1 :]): number for name, number in there.items()}
+
+
+def _newest(storage: LogStorage, start: int, by: Sequence[str]) -> dict[_Name, int]:
     """The last number of each counter in the rows from id ``start`` on."""
     newest = {}
+    # Of messages that are counted by endpoint, that is the publisher.
+    names = ["publisher" if name == "endpoint" else name for name in by]
     index = read_index(storage)
     for batch in read_slices(storage, slices(index.covering(start, index.end), start, index.end)):
-        columns = [[""] * len(batch) if name == "endpoint" else batch.column(name).to_pylist() for name in by]
+        columns = [batch.column(name).to_pylist() for name in names]
         for number, *key in zip(batch.column("sequence").to_pylist(), *columns, strict=True):
             if number is not None:
                 newest[tuple(part or "" for part in key)] = number

@@ -100,12 +100,18 @@ def examine(request: Request) -> Examination:
         for examination in examinations:
             _take_down(examination, request)
         log = None
-        feeds = [p.watching for p in examinations if p.watching is not None and p.facts.role == "feed"]
+        feeds = {
+            p.facts.endpoint: p.watching
+            for p in examinations
+            if p.watching is not None and p.facts.role == "feed"
+        }
         if request.log and feeds:
             for examination in examinations:  # what is not taken any more must hold nobody back
                 if examination.link is not None:
                     examination.link.hang_up()
-            log = compare(parse(ReadOptions, request.log), feeds[0].watcher, feeds[0].messages, request.wait)
+            watched = {endpoint: feed.watcher for endpoint, feed in feeds.items() if feed.watcher is not None}
+            received = sum(feed.messages for feed in feeds.values())
+            log = compare(parse(ReadOptions, request.log), watched, received, request.wait)
     for examination in examinations:
         _look_again(examination, request)
     _compare_sides(examinations)

@@ -175,7 +175,7 @@ class Consumed(_Facts, frozen=True, kw_only=True, rename="camel"):
 
 
 class HwmRange(_Facts, frozen=True, kw_only=True, rename="camel"):
-    """Which high-water marks of the sender explain what a stall held; see ``marks``.
+    """Which high-water marks of the sender explain what a stall held; see ``hwm``.
 
     Attributes:
         low, high: Messages.
