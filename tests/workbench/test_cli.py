@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import click
@@ -13,6 +18,7 @@ import zmq
 from click.testing import CliRunner
 
 import zmq_datasource
+from tests.support import wait_for
 from zmq_datasource.cli import main
 from zmq_datasource.cli.types import given_options, option_of, other_options
 from zmq_datasource.options import ProxyOptions, ReadOptions, WriteOptions
@@ -139,3 +145,57 @@ def test_a_command_that_passes_options_on_has_none_of_another_name(name: str, op
     fields = {option.field for option in describe(options)}
     own = {"others", "monitor", "help", "partition"}
     assert {parameter.name for parameter in main.commands[name].params} <= fields | own
+
+
+@pytest.mark.parametrize(
+    ("arguments", "number"),
+    [
+        (["hwm", "--messages", "1000000000"], signal.SIGINT),
+        (["plan", "--cluster", "--rate", "1", "--size", "100"], signal.SIGTERM),
+        (["plan", "--cluster", "--rate", "1", "--size", "100"], signal.SIGINT),
+    ],
+)
+def test_a_command_that_is_told_to_end_ends_its_processes(
+    arguments: list[str], number: signal.Signals
+) -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-m", "zmq_datasource", *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        children = wait_for(lambda: _with_sockets(process.pid), "a sender and a receiver")
+        if number == signal.SIGINT:  # as a terminal sends it
+            os.killpg(process.pid, number)
+        else:
+            process.send_signal(number)
+        _, said = process.communicate(timeout=30)
+        assert process.returncode == 130
+        assert "Traceback" not in said
+        assert said.endswith("Stopped.\n")
+        wait_for(lambda: not any(map(_runs, children)), "they have ended")
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()
+
+
+def _with_sockets(parent: int) -> list[str]:
+    """The children of a process that have begun to use libzmq, once there are two."""
+    children = Path(f"/proc/{parent}/task/{parent}/children").read_text().split()
+    found = [child for child in children if any("ZMQbg" in name for name in _threads(child))]
+    return found if len(found) >= 2 else []
+
+
+def _threads(process: str) -> Iterator[str]:
+    with suppress(OSError):
+        for thread in Path(f"/proc/{process}/task").iterdir():
+            yield (thread / "comm").read_text()
+
+
+def _runs(process: str) -> bool:
+    with suppress(OSError):
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    return False

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import signal
+import threading
+from typing import Any
+
 import click
 
 from zmq_datasource.cli.completion import completion
@@ -14,6 +18,7 @@ from zmq_datasource.cli.plan import plan
 from zmq_datasource.cli.proxy import proxy
 from zmq_datasource.cli.receive import receive
 from zmq_datasource.cli.top import top
+from zmq_datasource.errors import ZmqDataSourceError
 
 __all__ = ["main"]
 
@@ -31,7 +36,23 @@ def _show_version(context: click.Context, _: click.Parameter, asked: bool) -> No
     context.exit()
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+class _Commands(click.Group):
+    def invoke(self, ctx: click.Context) -> Any:
+        # Whoever is told to end first ends the processes that it has started, as with Ctrl-C.
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, signal.default_int_handler)
+        try:
+            return super().invoke(ctx)
+        except ZmqDataSourceError as e:
+            raise click.ClickException(str(e)) from e
+        except KeyboardInterrupt:
+            click.echo("Stopped.", err=True)
+            raise click.exceptions.Exit(130) from None
+
+
+@click.group(
+    cls=_Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100}
+)
 @click.option(
     "--version",
     is_flag=True,

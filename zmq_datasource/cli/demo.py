@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 import warnings
 
 import click
@@ -57,17 +56,8 @@ def demo(endpoint: str | None, socket_type: str, topics: str | None, seconds: fl
         if e.name != "pyspark":
             raise
         raise click.ClickException(str(e)) from None
-    from zmq_datasource.errors import ZmqDataSourceError  # noqa: PLC0415
 
     # Spark warns of the pandas that is installed, which the demo does not use.
     warnings.filterwarnings("ignore", category=FutureWarning, module="pyspark")
-    # A process that is told to end ends its children first, as with Ctrl-C.
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
-    try:
-        feed = None if endpoint is None else feed_options(endpoint, socket_type, topics)
-        run_demo(Console(), seconds, feed)
-    except ZmqDataSourceError as e:
-        raise click.ClickException(str(e)) from e
-    except KeyboardInterrupt:
-        click.echo("Stopped.", err=True)
-        raise click.exceptions.Exit(130) from None
+    feed = None if endpoint is None else feed_options(endpoint, socket_type, topics)
+    run_demo(Console(), seconds, feed)

@@ -233,9 +233,6 @@ def doctor(
         raise click.UsageError(str(e)) from e
     except ZmqDataSourceError as e:
         raise _UnreachableError(str(e)) from e
-    except KeyboardInterrupt:
-        click.echo("Stopped.", err=True)
-        raise click.exceptions.Exit(130) from None
     findings = diagnose(found.endpoints, found.log, expected)
     if as_json:
         click.echo(json.dumps(document(found, findings), indent=2, ensure_ascii=False))

@@ -115,9 +115,8 @@ def hwm(
       zmq-datasource hwm --rate 20000 --size 100 --consume 60us --stall 1s --sndhwm 100,1000,10000
     """
     from rich.console import Console  # noqa: PLC0415
-    from rich.progress import track  # noqa: PLC0415
+    from rich.progress import Progress  # noqa: PLC0415
 
-    from zmq_datasource.errors import ZmqDataSourceError  # noqa: PLC0415
     from zmq_datasource.workbench.experiment import HEADER_BYTES, Experiment, run  # noqa: PLC0415
     from zmq_datasource.workbench.results import check_plot, plot, table, write_csv  # noqa: PLC0415
 
@@ -150,14 +149,12 @@ def hwm(
     console, progress = Console(), Console(stderr=True)
     if not console.is_terminal:  # into a file or pipe, a line is as wide as it must be
         console = Console(width=160)
-    try:
-        if plot_file is not None:
-            check_plot(plot_file)
-        runs = [run(experiment) for experiment in track(list(experiments()), "Trying", console=progress)]
-        console.print(table(runs))
-        if csv_file is not None:
-            write_csv(runs, csv_file)
-        if plot_file is not None:
-            plot(runs, plot_file)
-    except ZmqDataSourceError as e:
-        raise click.ClickException(str(e)) from e
+    if plot_file is not None:
+        check_plot(plot_file)
+    with Progress(console=progress) as bar:
+        runs = [run(experiment) for experiment in bar.track(list(experiments()), description="Trying")]
+    console.print(table(runs))
+    if csv_file is not None:
+        write_csv(runs, csv_file)
+    if plot_file is not None:
+        plot(runs, plot_file)

@@ -84,15 +84,11 @@ def plan(
     from rich.console import Console  # noqa: PLC0415
     from rich.table import Table  # noqa: PLC0415
 
-    from zmq_datasource.errors import ZmqDataSourceError  # noqa: PLC0415
     from zmq_datasource.workbench.experiment import HEADER_BYTES  # noqa: PLC0415
     from zmq_datasource.workbench.plan import make_plan, measure_kernel  # noqa: PLC0415
 
     console = Console()
-    try:
-        kernel = measure_kernel(max(size, HEADER_BYTES), buffers)
-    except ZmqDataSourceError as e:
-        raise click.ClickException(str(e)) from e
+    kernel = measure_kernel(max(size, HEADER_BYTES), buffers)
     made = make_plan(rate, size, stall, hops, kernel, memory)
     table = Table.grid(padding=(0, 2))
     for name, value in (
@@ -114,14 +110,10 @@ def _plan_cluster(rate: float, size: int, retention: float) -> None:
     from rich.console import Console  # noqa: PLC0415
     from rich.table import Table  # noqa: PLC0415
 
-    from zmq_datasource.errors import ZmqDataSourceError  # noqa: PLC0415
     from zmq_datasource.workbench.cluster import make_cluster_plan, measure_receiver  # noqa: PLC0415
 
     console = Console()
-    try:
-        cost = measure_receiver(size)
-    except ZmqDataSourceError as e:
-        raise click.ClickException(str(e)) from e
+    cost = measure_receiver(size)
     made = make_cluster_plan(rate, size, cost, retention)
     table = Table.grid(padding=(0, 2))
     for name, value in (

@@ -38,27 +38,17 @@ def proxy(others: tuple[str, ...], monitor: bool, **named: object) -> None:
       zmq-datasource proxy --connect tcp://feed:5556 --topics orders. --durable "tcp://*:5558" \\
           --wal-location /data/wal -o subscriberExpiry=30d
     """
-    from zmq_datasource.errors import ZmqDataSourceError  # noqa: PLC0415
-
     given = all_options(ProxyOptions, named, others)
-    try:
-        if monitor:
-            _watch(given)
-        else:
-            _run(given)
-    except ZmqDataSourceError as e:
-        raise click.ClickException(str(e)) from e
+    if monitor:
+        _watch(given)
+    else:
+        from zmq_datasource.proxy.process import run_until_stopped  # noqa: PLC0415 - imports Arrow
 
-
-def _run(given: dict[str, str]) -> None:
-    from zmq_datasource.proxy.process import run_until_stopped  # noqa: PLC0415 - imports Arrow
-
-    run_until_stopped(given)
+        run_until_stopped(given)
 
 
 def _watch(given: dict[str, Any]) -> None:
     import json  # noqa: PLC0415
-    import signal  # noqa: PLC0415
     import time  # noqa: PLC0415
     from contextlib import ExitStack  # noqa: PLC0415
 
@@ -70,7 +60,6 @@ def _watch(given: dict[str, Any]) -> None:
 
     rates = Rates()
     console = Console()
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends in good order, as Ctrl-C does
     try:
         with Proxy(**given) as running, ExitStack() as stack:
             live = Live(console=console, refresh_per_second=2) if console.is_terminal else None

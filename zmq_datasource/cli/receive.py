@@ -51,7 +51,6 @@ def receive(others: tuple[str, ...], partition: tuple[int, int] | None, **named:
       zmq-datasource receive --socket-type PULL --connect tcp://feed:5557 \\
           --wal-location /shared/wal/feed --partition 0/4
     """
-    from zmq_datasource.errors import ZmqDataSourceError  # noqa: PLC0415
     from zmq_datasource.receive import receive_until_stopped  # noqa: PLC0415 - imports Arrow
 
     given = all_options(ReadOptions, named, others)
@@ -63,7 +62,4 @@ def receive(others: tuple[str, ...], partition: tuple[int, int] | None, **named:
             raise click.UsageError("--partition K/N says how many receivers there are; remove -o receivers")
         number, count = partition
         given["receivers"] = str(count)
-    try:
-        receive_until_stopped(given, number)
-    except ZmqDataSourceError as e:
-        raise click.ClickException(str(e)) from e
+    receive_until_stopped(given, number)

@@ -44,11 +44,7 @@ def top(location: str, interval: float, since: float, once: bool) -> None:
       zmq-datasource top --metrics s3://bucket/metrics --interval 5s
       zmq-datasource top --metrics /data/metrics --since 1d --once
     """
-    from zmq_datasource.errors import ZmqDataSourceError  # noqa: PLC0415
     from zmq_datasource.monitoring.top import watch  # noqa: PLC0415
     from zmq_datasource.options.types import Location  # noqa: PLC0415
 
-    try:
-        watch(Location(location), interval, since, once=once)
-    except ZmqDataSourceError as e:
-        raise click.ClickException(str(e)) from e
+    watch(Location(location), interval, since, once=once)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+import signal
 import subprocess
 import sys
 import tempfile
@@ -100,12 +101,19 @@ def measure_receiver(size: int, seconds: float = 4.0) -> ReceiverCost:
     Raises:
         WorkbenchError: It receives nothing.
     """
-    with subprocess.Popen([*_THIS, "send", str(size)], stdout=subprocess.PIPE, text=True) as sender:
+    with (
+        # Ours, because whoever receives may be killed.
+        tempfile.TemporaryDirectory(prefix="zmq-datasource-plan-", ignore_cleanup_errors=True) as directory,
+        subprocess.Popen([*_THIS, "send", str(size)], stdout=subprocess.PIPE, text=True) as sender,
+    ):
         assert sender.stdout is not None
         try:
             endpoint = sender.stdout.readline().strip()
             done = subprocess.run(
-                [*_THIS, "receive", endpoint, str(seconds)], capture_output=True, text=True, check=False
+                [*_THIS, "receive", endpoint, directory, str(seconds)],
+                capture_output=True,
+                text=True,
+                check=False,
             )
         finally:
             sender.kill()
@@ -116,26 +124,25 @@ def measure_receiver(size: int, seconds: float = 4.0) -> ReceiverCost:
     return ReceiverCost(rate, cpu_seconds)
 
 
-def _receive(endpoint: str, seconds: float) -> None:
+def _receive(endpoint: str, directory: str, seconds: float) -> None:
     """Receive for so long; print the messages a second, and this process' CPU seconds a message."""
-    with tempfile.TemporaryDirectory(prefix="zmq-datasource-plan-") as directory:
-        options = {"socketType": "PULL", "connect": endpoint, "walLocation": directory, "walMaxBytes": "1t"}
-        ingest = Ingest(parse(StreamReadOptions, options))
-        ingest.start()
-        try:
-            deadline = time.monotonic() + _START_SECONDS
-            while not ingest.log.durable_end:
-                ingest.check()
-                if time.monotonic() > deadline:
-                    raise WorkbenchError(f"nothing was received within {_START_SECONDS:.0f} s")
-                time.sleep(0.05)
-            time.sleep(min(1.0, seconds))  # the first chunks are not like the others
-            began, before, spent = time.monotonic(), ingest.log.durable_end, time.process_time()
-            time.sleep(seconds)
-            messages = ingest.log.durable_end - before
-            took, spent = time.monotonic() - began, time.process_time() - spent
-        finally:
-            ingest.stop()
+    options = {"socketType": "PULL", "connect": endpoint, "walLocation": directory, "walMaxBytes": "1t"}
+    ingest = Ingest(parse(StreamReadOptions, options))
+    ingest.start()
+    try:
+        deadline = time.monotonic() + _START_SECONDS
+        while not ingest.log.durable_end:
+            ingest.check()
+            if time.monotonic() > deadline:
+                raise WorkbenchError(f"nothing was received within {_START_SECONDS:.0f} s")
+            time.sleep(0.05)
+        time.sleep(min(1.0, seconds))  # the first chunks are not like the others
+        began, before, spent = time.monotonic(), ingest.log.durable_end, time.process_time()
+        time.sleep(seconds)
+        messages = ingest.log.durable_end - before
+        took, spent = time.monotonic() - began, time.process_time() - spent
+    finally:
+        ingest.stop()
     if not messages:
         raise WorkbenchError(f"nothing was sealed in {seconds:g} s: the disk is too slow")
     print(json.dumps([messages / took, spent / messages]))
@@ -153,8 +160,9 @@ def _send(size: int) -> None:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # whoever has started this ends it
     match sys.argv[1:]:
         case ["send", size]:
             _send(int(size))
-        case ["receive", endpoint, seconds]:
-            _receive(endpoint, float(seconds))
+        case ["receive", endpoint, directory, seconds]:
+            _receive(endpoint, directory, float(seconds))

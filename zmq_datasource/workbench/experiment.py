@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import multiprocessing
 import resource
+import signal
 import struct
 import time
 from array import array
@@ -176,6 +177,7 @@ def _answer(pipe: Connection, seconds: float, what: str) -> Any:
 
 
 def _consume(pipe: Connection, experiment: Experiment) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # whoever has started this ends it
     kind = zmq.PULL if experiment.pattern == "PUSH/PULL" else zmq.SUB
     with zmq.Context() as context, context.socket(kind) as socket:
         socket.setsockopt(zmq.LINGER, 0)
@@ -231,6 +233,7 @@ def wait_until(when: float) -> None:
 
 
 def _send(pipe: Connection, experiment: Experiment) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     kind = zmq.PUSH if experiment.pattern == "PUSH/PULL" else zmq.XPUB
     context = zmq.Context()
     socket = context.socket(kind)

@@ -76,7 +76,7 @@ class Plan:
 
     Attributes:
         wanted: Messages to be held: rate times stall.
-        mark: The high-water mark for each socket of the chain.
+        hwm: The high-water mark for each socket of the chain.
         held: Messages that the chain then holds.
         kernel: Of those, in the system's buffers, which no high-water mark bounds.
         memory: Bytes of the processes' queues, at most.
