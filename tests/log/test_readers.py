@@ -18,8 +18,10 @@ from pyspark.sql.streaming.datasource import ReadMaxRows
 from tests.support import Socket, batch_of, bound, log_rows, stream_options, wait_for
 from zmq_datasource import receive as receive_module
 from zmq_datasource.cli import main
-from zmq_datasource.errors import DataLossError
+from zmq_datasource.errors import DataLossError, DiskFaultError
+from zmq_datasource.log import held_position
 from zmq_datasource.log.follower import LogFollower
+from zmq_datasource.log.held_position import HeldPosition
 from zmq_datasource.log.layout import Chunk
 from zmq_datasource.log.reader_files import ReaderPosition
 from zmq_datasource.log.storage import LogStorage
@@ -438,3 +440,27 @@ def test_available_now_takes_what_another_process_has_received_at_once(tmp_path:
         it.prepareForTriggerAvailableNow()
         assert it.latestOffset(it.initialOffset(), ALL)["next"] == {"0": 5}
     assert time.monotonic() - began < 10
+
+
+def test_a_position_that_the_disk_refuses_is_tried_again_in_a_while(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A query on a disk with a fault is asked a hundred times a second."""
+    log = LogWriter(LogStorage(str(tmp_path)), chunk_bytes=1 << 20, max_bytes=1 << 30)
+    log.open()
+    log.close()
+    position = HeldPosition(LogStorage(str(tmp_path)), "one", True, 0.0)
+    attempts = []
+
+    def refuse(storage: LogStorage, reader: str, position: ReaderPosition) -> None:
+        attempts.append(position)
+        raise DiskFaultError("no")
+
+    try:
+        monkeypatch.setattr(held_position, "_LAZY_SECONDS", 60.0)
+        monkeypatch.setattr(LogStorage, "write_reader", refuse)
+        for _ in range(10):
+            position.commit(0, lazily=True)
+        assert (len(attempts), caplog.text.count("needs nothing below")) == (1, 1)
+    finally:
+        position.release()

@@ -47,6 +47,24 @@ def _in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(feed_module, "LOCK_WAIT_SECONDS", 0.1)
 
 
+def test_a_query_that_begins_while_nobody_can_read_who_receives_waits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    endpoint, feed, faults = free_endpoint(), LogStorage.feed, [DiskFaultError("too many open files")]
+
+    def refused(storage: LogStorage) -> str:
+        if faults:
+            raise faults.pop()
+        return feed(storage)
+
+    with querying(tmp_path, bind=endpoint) as one, querying(tmp_path, bind=endpoint) as two:
+        one.step()
+        monkeypatch.setattr(LogStorage, "feed", refused)
+        two.step()
+        assert not faults
+        assert not two.receives
+
+
 # Standing by.
 
 

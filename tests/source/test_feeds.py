@@ -272,6 +272,30 @@ def test_a_first_batch_that_was_not_finished_begins_at_the_same_place_in_each_pa
         assert again.values == list(range(100))
 
 
+def test_a_partition_that_had_no_part_in_a_repeated_batch_takes_the_querys_name(
+    context: Context, tmp_path: Path
+) -> None:
+    """Under another one it would be kept for the first one for ever."""
+    push, endpoint = bound(context, zmq.PUSH)
+    with several(tmp_path, connect=endpoint) as query:
+        query.begin()
+        send(push, 0, 50)
+        wait_for(lambda: received(query) == 50, "all received")
+        _, end = query.plan()  # Spark has noted it, and dies
+    with several(tmp_path, connect=endpoint, receivers=2) as again:
+        again.run(again.begin(), end)
+        assert again.values == list(range(50))
+        (name,) = {feed.reader for feed in parts_of(again).values()}
+        for feed in parts_of(again).values():
+            assert set(feed.storage.positions()) == {name}
+            assert isinstance(feed._source, Ingest)
+            assert feed._source.readers.needed() is None
+        wait_for(lambda: connected(again), "two connections")
+        send(push, 50, 100)
+        again.until(100)
+        assert again.values == list(range(100))
+
+
 def test_who_shares_a_feed_out_otherwise_is_refused(
     context: Context, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -197,6 +197,7 @@ class HeldPosition:
             try:
                 self._record(end, self.given)
             except LogWriteError as e:
+                self._recorded_at = time.monotonic()  # it is tried again as late as any other
                 _log.warning("recording that %r needs nothing below id %d: %s", self.name, end, e)
 
     def _record(self, needed: int, given: int | None) -> None:
@@ -214,6 +215,11 @@ class HeldPosition:
             self._recorded_at = time.monotonic()
             with suppress(LogWriteError):  # it is tried again
                 self._storage.touch_reader(self.name)
+
+    @property
+    def is_new(self) -> bool:
+        """Whether nobody has been told the name, and nothing was recorded under it before."""
+        return self._is_new
 
     def keep(self) -> None:
         """The name is told: what is kept for it stays when the query ends."""

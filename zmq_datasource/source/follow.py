@@ -28,7 +28,7 @@ class FollowingSource:
     reader = None  # it is for any query
     vouches = False  # another process knows what is on the disk
 
-    def __init__(self, storage: LogStorage, retry_timeout: float = 0.0) -> None:
+    def __init__(self, storage: LogStorage, retry_timeout: float) -> None:
         self._retry_timeout = retry_timeout
         self._failing: float | None = None  # since when
         self.counters = SourceCounters()

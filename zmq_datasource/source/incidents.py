@@ -28,12 +28,12 @@ class Incidents:
         options: FramingOptions,
         tracker: SequenceTracker | None,
         counters: SourceCounters,
-        messages: DeadLetters | None,
+        dead_letters: DeadLetters | None,
     ) -> None:
         self._options = options
         self._tracker = tracker
         self._counters = counters
-        self._dead_letters = messages
+        self._dead_letters = dead_letters
         self._malformed = LimitedLog(__name__, "malformed messages")
         self._losses = LimitedLog(__name__, "losses")
         self._restarts = LimitedLog(__name__, "restarts of publishers")

@@ -175,10 +175,7 @@ class Ingest:
             try:
                 self.open(0.0)
             except LogLockedError as e:
-                same = not isinstance(e, SharedOtherwiseError) and self.storage.feed() == feed_of(
-                    self._options
-                )
-                if same:
+                if not isinstance(e, SharedOtherwiseError) and self._feed_there() == feed_of(self._options):
                     return False
                 # One that has the lock may not have said yet what it receives; one that does something else may end.
                 if time.monotonic() >= deadline:
@@ -187,6 +184,9 @@ class Ingest:
                 time.sleep(_LOCK_TICK)
             else:
                 return True
+
+    def _feed_there(self) -> str:
+        return Persistence(self._options.wal_retry_timeout).insist(self.storage.feed)
 
     def start(self) -> None:
         """Open the log, unless that is done, and the socket; begin to receive. Once is enough.

@@ -110,14 +110,14 @@ class Intake(CarriedState):
         else:
             fields = self._framing.decode(raw)
             origin = _origins(arrivals)
-            self._keep_dead_letters(fields, raw, origin, findings)
+            self._note_malformed(fields, raw, origin, findings)
             if self.tracker is not None:
                 fields = self._track(self.tracker, fields, arrivals, origin, findings)
             batch = make_batch(self._options.framing, fields, raw, timestamps, self._endpoints(arrivals))
         self._count(batch)
         return batch, findings
 
-    def _keep_dead_letters(
+    def _note_malformed(
         self,
         fields: Fields,
         raw: RawMessages,
@@ -181,7 +181,8 @@ class Intake(CarriedState):
         """Replayed messages to rows: those that were missing.
 
         Args:
-            run: When they came, and where the publisher's live messages come from.
+            replies: Answers of the publisher's replay socket.
+            arrival: When they came, and where the publisher's live messages come from.
             onwards: Whether they may go ahead of the live flow.
             anew: Whether they show that the publisher has restarted.
         """

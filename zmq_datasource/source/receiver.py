@@ -30,7 +30,7 @@ from zmq_datasource.source.replayer import Replayer
 from zmq_datasource.transport.core import Inbox
 from zmq_datasource.transport.peers import count_connections
 
-__all__ = ["Receiver"]
+__all__ = ["ROUND_MESSAGES", "Receiver"]
 
 _log = logging.getLogger(__name__)
 
@@ -75,6 +75,7 @@ class Receiver:
         self._poller: zmq.Poller | None = None
         self._inbox = Inbox()
         self._arrivals: list[Arrival] = []
+        self._replayers = [c.replayer for c in self._channels if c.replayer is not None]
         self._turn = 0  # the channel that a round begins with
         self._next_housekeeping = 0.0
         self._silent_from = time.monotonic() + _SILENT_SECONDS
@@ -123,24 +124,24 @@ class Receiver:
 
     def _watch_sockets(self) -> None:
         """Wait for all sockets at once, where there is more than one; not for a flow that is held."""
-        if len(self._channels) == 1 and self._channels[0].replayer is None:
+        if len(self._channels) == 1 and not self._replayers:
             return
         self._poller = zmq.Poller()
         for channel in self._channels:
             if not channel.held:
                 self._poller.register(channel.socket, zmq.POLLIN)
-            if channel.replayer is not None:
-                self._poller.register(channel.replayer.socket, zmq.POLLIN)
+        for replayer in self._replayers:
+            self._poller.register(replayer.socket, zmq.POLLIN)
 
     @property
     def pending(self) -> int:
         """Messages received but not handed over yet."""
-        return self._inbox.messages + sum(c.replayer.session.pending for c in self._channels if c.replayer)
+        return self._inbox.messages + sum(replayer.session.pending for replayer in self._replayers)
 
     @property
     def pending_bytes(self) -> int:
         """Bytes of the pending messages."""
-        return self._inbox.size + sum(c.replayer.session.pending_bytes for c in self._channels if c.replayer)
+        return self._inbox.size + sum(replayer.session.pending_bytes for replayer in self._replayers)
 
     @property
     def waiting(self) -> bool:
@@ -150,7 +151,7 @@ class Receiver:
     @property
     def batch_ready(self) -> bool:
         """Whether enough has gathered for a batch of good size, or a replay has ended."""
-        if any(c.replayer is not None and c.replayer.due for c in self._channels):
+        if any(replayer.due for replayer in self._replayers):
             return True
         return self.pending >= BATCH_MESSAGES or self.pending_bytes >= self._batch_bytes
 
@@ -260,15 +261,14 @@ class Receiver:
 
         May be called by any thread.
         """
-        asking = [c.replayer.session.still_asking() for c in self._channels if c.replayer]  # each is hurried
+        asking = [replayer.session.still_asking() for replayer in self._replayers]  # each is hurried
         return any(asking)
 
     def hold_still(self) -> None:
         """To be called while nothing is received: like ``keep_alive``, and replays may wait."""
         self.keep_alive()
-        for channel in self._channels:
-            if channel.replayer is not None:
-                channel.replayer.postpone()
+        for replayer in self._replayers:
+            replayer.postpone()
 
     def keep_alive(self) -> None:
         """Let libzmq and the connections do their work without receiving; see ``Channel.keep_alive``."""

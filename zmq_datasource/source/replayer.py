@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import zmq
 
@@ -31,7 +31,6 @@ class Replayer:
         endpoint: Where the publisher's live messages come from.
         replay_endpoint: Its ROUTER.
         counters: Where to count.
-        clock: Seconds, monotonic.
 
     Attributes:
         session: What is asked for, and what has come.
@@ -43,7 +42,6 @@ class Replayer:
         endpoint: Endpoint,
         replay_endpoint: Endpoint,
         counters: SourceCounters,
-        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         connect = Endpoints((replay_endpoint,))
         spec = SocketSpec(
@@ -55,7 +53,6 @@ class Replayer:
         )
         self.session = ReplaySession(str(endpoint), str(connect), float(options.replay_timeout), counters)
         self._link = Link(spec, self.session, _name)
-        self._clock = clock
 
     def open(self) -> None:
         """Connect to the publisher's replay endpoint.
@@ -83,20 +80,20 @@ class Replayer:
 
     def postpone(self) -> None:
         """Put deadlines off while nobody reads the socket."""
-        self.session.postpone(self._clock())
+        self.session.postpone(time.monotonic())
 
     def heard(self) -> None:
         """The live flow has brought something, or has a new connection."""
-        self.session.heard(self._clock())
+        self.session.heard(time.monotonic())
 
     @property
     def due(self) -> bool:
         """Whether ``step`` has something to do."""
-        return self.session.is_due(self._clock())
+        return self.session.is_due(time.monotonic())
 
     def fetch_first(self, tracker: SequenceTracker, start: int) -> None:
         """Ask for history, for which the live flow waits: until it has come, or nothing comes."""
-        self.session.fetch_first(tracker, start, self._clock())
+        self.session.fetch_first(tracker, start, time.monotonic())
         self._link.send()
 
     def receive(self, most: int, most_bytes: int) -> int:
@@ -105,7 +102,7 @@ class Replayer:
         Returns:
             How many there were.
         """
-        session, receive, now = self.session, self._link.receive, self._clock()
+        session, receive, now = self.session, self._link.receive, time.monotonic()
         for taken in range(most):
             if session.pending_bytes >= most_bytes or (frames := receive()) is None:
                 return taken
@@ -115,13 +112,13 @@ class Replayer:
     def take(self, tracker: SequenceTracker) -> tuple[Sequence[Reply], bool]:
         """See ``ReplaySession.take``."""
         self._link.look()
-        taken = self.session.take(tracker, self._clock())
+        taken = self.session.take(tracker, time.monotonic())
         self._link.send()
         return taken
 
     def step(self, tracker: SequenceTracker, live_waits: bool, start: int | None) -> list[Gap]:
         """See ``ReplaySession.step``."""
-        given_up = self.session.step(tracker, live_waits, start, self._clock())
+        given_up = self.session.step(tracker, live_waits, start, time.monotonic())
         self._link.send()
         return given_up
 

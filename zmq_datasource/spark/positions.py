@@ -124,11 +124,13 @@ class Positions:
         """
         first, last = Offset.from_json(start), Offset.from_json(end)
         self._check_partitions(last)
-        return {
+        found = {
             partition: position.range(first, last)
             for partition, position in self._parts.items()
             if partition in last.next and position.ends_here(last)
         }
+        self._feeds.share_name()
+        return found
 
     def committed(self, end: dict[str, Any]) -> dict[int, int]:
         """The ids that a committed offset says; none if it is of another log."""
