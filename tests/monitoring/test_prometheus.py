@@ -81,6 +81,30 @@ def outlet(**options: Any) -> Iterator[PrometheusOutlet]:
         made.close()
 
 
+def test_a_source_of_another_kind_with_metrics_of_its_own_is_left_alone() -> None:
+    """As Kafka's, in the query itself or in one beside it."""
+    kafka = {
+        "description": "KafkaV2[Subscribe[orders]]",
+        "latestOffset": {"orders": {"0": 5}},
+        "metrics": {"avgOffsetsBehindLatest": "0.0"},
+    }
+    ours, other = event(), event(name="kafka", query="q2")
+    ours["sources"].append(kafka)
+    other["sources"], other["sink"] = [kafka], {"description": "x"}
+    with outlet(port=0) as prometheus:
+        prometheus.observe(other)
+        assert prometheus.port is not None
+        prometheus.observe(ours)
+        found = scrape(prometheus.port)
+        assert prometheus.failures == 0
+    rows = {
+        labels: value
+        for (name, labels), value in found.items()
+        if name == "zmq_source_messages_received_total"
+    }
+    assert rows == {frozenset({("query", "orders"), ("source", "PULL tcp://f:1")}): 10}
+
+
 def test_what_is_scraped_is_what_the_newest_event_says() -> None:
     with outlet(port=0) as prometheus:
         prometheus.observe(event(rows=4))

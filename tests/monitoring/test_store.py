@@ -9,6 +9,7 @@ import threading
 from collections import Counter
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner
@@ -21,12 +22,13 @@ from zmq_datasource.counters import SinkCounters
 from zmq_datasource.errors import MetricsError, OptionError
 from zmq_datasource.host.locations import check_location
 from zmq_datasource.monitoring import store as store_module
-from zmq_datasource.monitoring.batches import BatchWrite
+from zmq_datasource.monitoring.batches import BatchHistory, BatchWrite
 from zmq_datasource.monitoring.figures import sink_metrics
 from zmq_datasource.monitoring.patience import within
 from zmq_datasource.monitoring.store import MetricsStore, iso
 from zmq_datasource.monitoring.view import LiveView
 from zmq_datasource.options.types import Location
+from zmq_datasource.spark import progress
 
 NOW = 1_795_000_000.0
 GOLDEN = DATA / "metrics-1-resent"
@@ -121,6 +123,22 @@ def test_sinks_of_a_query_have_series_of_their_own(tmp_path: Path) -> None:
         "PUSH tcp://a:1": 10,
         "PUB ipc:///tmp/b": 3,
     }
+
+
+def test_sinks_of_which_only_one_has_files_are_shown_together(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As two that ``foreachBatch`` writes to."""
+    history, with_files, without = BatchHistory(), entry(0), entry(0, rows=7, sink="PUSH tcp://b:1")
+    for each in (with_files, without):
+        history.add(each)
+    store(tmp_path).write_batch(with_files, NOW)
+    monkeypatch.setattr(progress, "active_history", lambda: history)
+    event: dict[str, Any] = {"id": "query", "batchId": 0, "durationMs": {"addBatch": 1}, "sink": {}}
+    progress.fill_in_sinks([event], str(tmp_path))
+    shown = event["sink"]["metrics"]
+    assert set(shown["bySink"]) == {with_files.sink, without.sink}
+    assert shown["sent"] == 17
 
 
 @pytest.mark.parametrize(

@@ -108,7 +108,7 @@ class PrometheusOutlet:
 
     def observe(self, event: Mapping[str, Any]) -> None:
         """Show a query's newest event, if it has to do with ZeroMQ; tries again what has failed."""
-        if any(source.get("metrics") for source in event["sources"]) or event["sink"].get("metrics"):
+        if any(map(_is_ours, event["sources"])) or event["sink"].get("metrics"):
             with self._lock:
                 self._queries[event["id"]] = _Query(event)
                 self._forget()
@@ -227,12 +227,17 @@ def _name(event: Mapping[str, Any]) -> str:
     return str(event["name"] or event["id"])
 
 
+def _is_ours(source: Mapping[str, Any]) -> bool:
+    """Whether it is a source of this package; others have metrics of their own, as Kafka's."""
+    return "source" in (source.get("metrics") or {})
+
+
 def _of_sources(queries: Iterable[_Query]) -> Iterator[_Labelled]:
     for query in queries:
         event = query.event
         for source in event["sources"]:
-            metrics = source.get("metrics")
-            if metrics:
+            if _is_ours(source):
+                metrics = source["metrics"]
                 yield (_name(event), event["id"], metrics["source"], source["latestOffset"]["log"]), metrics
 
 

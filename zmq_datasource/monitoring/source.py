@@ -6,7 +6,7 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from zmq_datasource.errors import DataLossError, LogError, MetricsError
@@ -36,18 +36,11 @@ _HANGING_SECONDS = 10.0
 
 
 class SourceMonitor:
-    """Watches a running source; never in its way.
+    """Watches a running source; never in its way."""
 
-    Args:
-        clock: Seconds since the epoch, on the scale of the rows' timestamps.
-    """
-
-    def __init__(
-        self, source: LogSource, options: StreamReadOptions, clock: Callable[[], float] = time.time
-    ) -> None:
+    def __init__(self, source: LogSource, options: StreamReadOptions) -> None:
         self._source = source
         self._options = options
-        self._clock = clock
         self._lock = threading.Lock()  # Spark's calls and the reporting thread meet here
         partition = source.storage.partition
         shared = bool(partition) or options.receivers > 1
@@ -128,7 +121,7 @@ class SourceMonitor:
         return {
             "backlogMessages": end - start + max(0, log.unsealed),
             "backlogBytes": log.size_of(start, end) + log.unsealed_bytes,
-            "backlogAgeMs": 0 if oldest is None else max(0, round((self._clock() - oldest) * 1000)),
+            "backlogAgeMs": 0 if oldest is None else max(0, round((time.time() - oldest) * 1000)),
             "logBytes": log.size,
             "logChunks": log.chunks,
         }
@@ -165,8 +158,8 @@ class SourceMonitor:
             try:
                 record = head | {"next": self._source.log.durable_end, "sourceMetrics": self.metrics()}
                 self._writing_since = time.monotonic()
-                store.write_report(series, record, self._clock())
-                store.expire_reports(series, self._clock())
+                store.write_report(series, record, time.time())
+                store.expire_reports(series, time.time())
             # Whatever goes wrong with metrics, the feed goes on.
             except Exception as e:
                 self._fail(str(e) if isinstance(e, MetricsError) else f"reporting metrics: {e!r}")

@@ -123,17 +123,17 @@ class MetricsStore:
                     break
         return _totals_of(record) if record is not None else SinkTotals.none()
 
-    def write_report(self, log: str, record: Mapping[str, Any], now: float) -> None:
+    def write_report(self, series: str, record: Mapping[str, Any], now: float) -> None:
         """Write a source's report to a file.
 
         Args:
-            log: Names the series: a log, its partition, and who reports of it.
+            series: Its name: a log, its partition, and who reports of it.
 
         Raises:
             MetricsError: The file system refused.
         """
         with self._storing("writing a source's report") as (system, root):
-            directory = f"{root}/sources/{log}"
+            directory = f"{root}/sources/{series}"
             system.create_dir(directory, recursive=True)
             head = {"format": FORMAT, "kind": "source", "timestamp": iso(now)}
             number = max(round(now * 1000), self._last_report(system, directory) + 1)
@@ -152,9 +152,9 @@ class MetricsStore:
         directory, name = _place(entry)
         self._expire(directory, name if entry.in_query else "", now)
 
-    def expire_reports(self, log: str, now: float) -> None:
+    def expire_reports(self, series: str, now: float) -> None:
         """Now and then remove what is older than the retention beside a report; never raises."""
-        self._expire(f"sources/{log}", "", now)
+        self._expire(f"sources/{series}", "", now)
 
     def _expire(self, directory: str, prefix: str, now: float) -> None:
         # By chance, because whoever writes may be a process that writes once.

@@ -148,7 +148,7 @@ def fill_in_sinks(events: Sequence[dict[str, Any]], location: str | None) -> Non
     counted = {} if history is None else history.totals(query, wanted)
     for event, batch in zip(events, wanted, strict=True):
         # The files go back to the query's first batch; a sink without them is known here, if at all.
-        sinks = stored.get(batch) or counted.get(batch, {})
+        sinks = {**counted.get(batch, {}), **stored.get(batch, {})}
         if not has_run(event):
             sinks = {name: totals.idle() for name, totals in sinks.items()}
         # Where all sinks are counted, no count means that nothing was sent.
