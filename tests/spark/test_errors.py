@@ -36,7 +36,7 @@ FEED = "tcp://127.0.0.1:5556"
         ({"connect": FEED, "zmq_heartbeat_ivl": "-1"}, "libzmq refuses it"),
         ({}, "as a streaming read: neither connect nor bind is set; name the feed"),
         ({"walLocation": "/x", "rcvhwm": "5"}, "only reads its log"),
-        ({"connect": FEED, "walLocation": "dbfs:/mnt/x"}, "/dbfs/mnt/x"),
+        ({"connect": FEED, "walLocation": "dbfs:/mnt/x"}, "/local_disk0/"),
         ({"connect": FEED, "walLocation": "s3://bucket/log"}, "only local or shared"),
         ({"connect": FEED, "maxMessages": 5, "walRetention": "1h"}, "as a batch read: option walRetention"),
     ],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 import threading
@@ -16,7 +17,7 @@ from pyspark.sql import SparkSession
 
 from tests.support import Socket, bound, free_endpoint, log_rows, offer, wait_for
 from tests.support.streams import ids_and_numbers, running, table, wait_for_rows
-from zmq_datasource import OptionError, start_receivers
+from zmq_datasource import OptionError, SocketError, start_receivers
 from zmq_datasource.log.reader import read_index
 from zmq_datasource.log.storage import LogStorage
 
@@ -49,6 +50,22 @@ def test_a_receiver_on_an_executor_fills_a_log_until_it_is_stopped(
     assert not LogStorage(str(log)).is_written()
     assert (receivers.restarts, receivers.failure) == (0, None)
     assert [path.name for path in log.iterdir() if path.name.startswith(".")] == []
+
+
+def test_a_receiver_that_fails_at_its_end_is_told(
+    spark: SparkSession, context: Context, tmp_path: Path
+) -> None:
+    """Not by an error of the task: where tasks are repeated, that would be the last that is heard of it."""
+    push, endpoint = bound(context, zmq.PUSH)
+    log = tmp_path / "wal"
+    options = {"socketType": "PULL", "connect": endpoint, "walLocation": str(log), "walFlushInterval": "1h"}
+    receivers = start_receivers(spark, options)
+    push.send(b"0")
+    wait_for(lambda: LogStorage(str(log)).is_written(), "it receives", 60)
+    shutil.rmtree(log / "0")
+    with pytest.raises(SocketError, match="ending the receiver of log"):
+        receivers.stop()
+    assert not receivers.is_active
 
 
 def test_a_job_that_fails_is_started_again(spark: SparkSession, context: Context, tmp_path: Path) -> None:

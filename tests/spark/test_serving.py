@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 import zmq
@@ -12,6 +14,8 @@ from pyspark.sql.streaming.datasource import ReadMaxRows
 
 from tests.support import REPOSITORY, Socket, bound, free_endpoint, stream_options, wait_for
 from zmq_datasource.errors import EndpointError, OptionError
+from zmq_datasource.source.range_server import RangeServer
+from zmq_datasource.spark import serving
 from zmq_datasource.spark.partition_reader import LogInputPartition, read_log_partition
 from zmq_datasource.spark.stream_reader import ZmqStreamReader
 
@@ -88,7 +92,49 @@ def _binds(sock: Socket, endpoint: str) -> bool:
     return True
 
 
-def test_a_place_that_is_taken_is_told(context: zmq.Context[Socket], tmp_path: Path) -> None:
+def test_a_place_that_the_run_before_still_has_is_waited_for(
+    context: zmq.Context[Socket], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    where, init, attempts = free_endpoint(), RangeServer.__init__, []
+
+    def counted(server: RangeServer, *args: Any) -> None:
+        attempts.append(args)
+        init(server, *args)
+
+    def planned(name: str) -> tuple[ZmqStreamReader, dict[str, Any], dict[str, Any]]:
+        push, endpoint = bound(context, zmq.PUSH)
+        options = {
+            "connect": endpoint,
+            "socketType": "PULL",
+            "walLocation": tmp_path / name,
+            "serveLog": where,
+        }
+        reader = ZmqStreamReader(stream_options(**options))
+        start = reader.initialOffset()
+        push.send(b"v")
+        return reader, start, wait_for(lambda: _news(reader, start), "a message") or {}
+
+    before, start, end = planned("before")
+    after, *batch = planned("after")
+    try:
+        before.partitions(start, end)
+        monkeypatch.setattr(RangeServer, "__init__", counted)
+        with ThreadPoolExecutor(1) as pool:
+            shares = pool.submit(after.partitions, *batch)
+            wait_for(lambda: attempts, "it has met the other one")
+            before.stop()
+            (share,) = shares.result(30)
+        assert isinstance(share, LogInputPartition)
+        assert share.access is not None
+    finally:
+        before.stop()
+        after.stop()
+
+
+def test_a_place_that_is_taken_is_told(
+    context: zmq.Context[Socket], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(serving, "LOCK_WAIT_SECONDS", 0.1)
     push, endpoint = bound(context, zmq.PUSH)
     _, taken = bound(context, zmq.ROUTER)
     reader = ZmqStreamReader(

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Self
 import pyarrow as pa
 
 from zmq_datasource.errors import OptionError, SocketError
+from zmq_datasource.messages.columns import binary_of
 from zmq_datasource.options import StreamReadOptions
 from zmq_datasource.options.parser import parse
 from zmq_datasource.receive import receive_until
@@ -108,8 +109,8 @@ class Receivers:
             timeout: Seconds; whoever has not ended by then is killed.
 
         Raises:
-            SocketError: Some were killed; what they had received and not sealed is lost.
-            Exception: Spark's, if one has failed at its end.
+            SocketError: Some were killed, or have failed at their end; what they had received and not sealed is lost.
+            Exception: Spark's, if one has ended in another way.
         """
         self._ending.set()
         if not self.is_active:
@@ -173,9 +174,11 @@ class Receivers:
                 pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
 
     def _run_job(self, number: int) -> None:
-        receive = _task(self._given, self._token)
         numbers = self._spark.range(number, number + 1, 1, 1)
-        numbers.mapInArrow(receive, "id BIGINT").write.format("noop").mode("overwrite").save()
+        failures = numbers.mapInArrow(_task(self._given, self._token), "failure STRING")
+        for (failure,) in failures.collect():
+            if failure is not None:
+                raise SocketError(failure)
 
 
 def _is_stopped(spark: SparkSession) -> bool:
@@ -188,15 +191,18 @@ def _task(
 ) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
     def receive(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
-            for number in batch.column(0).to_pylist():
-                _receive(given, token, number)
-            yield batch
+            failures = [_receive(given, token, number) for number in batch.column(0).to_pylist()]
+            texts = binary_of([None if failure is None else failure.encode() for failure in failures])
+            yield pa.RecordBatch.from_arrays([texts.cast(pa.string())], ["failure"])
 
     return receive
 
 
-def _receive(given: Mapping[str, str], token: str, partition: int) -> None:
-    """One task: until it is asked to end."""
+def _receive(given: Mapping[str, str], token: str, partition: int) -> str | None:
+    """One task: until it is asked to end; what went wrong then.
+
+    It is told and not raised, because Spark would repeat the task, which would find that it has nothing to do.
+    """
     set_up_worker()
     options = parse(StreamReadOptions, given)
     storage = log_storage(options)
@@ -205,4 +211,10 @@ def _receive(given: Mapping[str, str], token: str, partition: int) -> None:
         time.sleep(seconds)
         return storage.is_asked_to_end(token)
 
-    receive_until(options, partition, stopped)
+    try:
+        receive_until(options, partition, stopped)
+    except Exception as e:
+        if not storage.is_asked_to_end(token):
+            raise
+        return f"ending the receiver of {storage.of(partition)}: {e}"
+    return None

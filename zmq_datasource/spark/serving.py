@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import os
 import re
+import time
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from zmq_datasource.errors import EndpointError
 from zmq_datasource.host.limited_logging import LimitedLog
+from zmq_datasource.host.signals import check_signals
+from zmq_datasource.log.layout import LOCK_WAIT_SECONDS
 from zmq_datasource.log.storage import LogStorage
 from zmq_datasource.options.types import LogServing
 
@@ -19,6 +22,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Serving", "in_local_mode"]
 
+_BINDING_SECONDS = 0.05
 
 _LOCAL = re.compile(r"(?:--master|spark\.master)[=\0](?:local|local\[[^\]\0]*\])(?:\0|$)")
 # From a Python process up: perhaps Spark's daemon of them, then the JVM.
@@ -59,19 +63,25 @@ class Serving:
 
         from zmq_datasource.source.range_server import RangeServer  # noqa: PLC0415
 
-        try:
-            return RangeServer(storage, log_id, self._wanted.endpoint)
-        except (zmq.ZMQError, OSError) as e:
-            if self._wanted.endpoint is not None:
-                raise EndpointError(
-                    f"serving the log at serveLog={self._wanted}: {e.strerror}; name an address of this machine and a "
-                    "free port"
-                ) from e
-            self._warnings.warn(
-                "the log cannot be served (%s): executors that do not see walLocation cannot read it",
-                e.strerror,
-            )
-            return None
+        deadline = time.monotonic() + LOCK_WAIT_SECONDS
+        while True:
+            try:
+                return RangeServer(storage, log_id, self._wanted.endpoint)
+            except (zmq.ZMQError, OSError) as e:
+                if self._wanted.endpoint is None:
+                    self._warnings.warn(
+                        "the log cannot be served (%s): executors that do not see walLocation cannot read it",
+                        e.strerror,
+                    )
+                    return None
+                # The run before this one may be ending just now.
+                if e.errno != zmq.EADDRINUSE or time.monotonic() >= deadline:
+                    raise EndpointError(
+                        f"serving the log at serveLog={self._wanted}: {e.strerror}; name an address of this machine "
+                        "and a free port"
+                    ) from e
+            check_signals()
+            time.sleep(_BINDING_SECONDS)
 
     def stop(self) -> None:
         """Serve no more."""

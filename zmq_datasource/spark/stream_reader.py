@@ -261,11 +261,13 @@ class ZmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         feeds, self._feeds = self._feeds, None
         monitors, self._monitors = self._monitors, None
         try:
-            feeds.stop()
+            self._serving.stop()  # first: the next run may have been told the same address
         finally:
-            if monitors is not None:
-                monitors.stop()
-            self._serving.stop()
+            try:
+                feeds.stop()
+            finally:
+                if monitors is not None:
+                    monitors.stop()
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The rows of one share; runs on an executor."""
