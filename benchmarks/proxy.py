@@ -17,12 +17,12 @@ from benchmarks.peers import child, peer, window
 from benchmarks.transactions import free_endpoint
 from zmq_datasource.proxy.handle import Proxy
 
-__all__ = ["FORWARDING", "JOURNALING", "JOURNALING_PLAIN", "PACE", "UNSYNCED_JOURNAL", "measure_proxy"]
+__all__ = ["FORWARDING", "OURS", "PACE", "PLAIN", "UNSYNCED", "measure_proxy"]
 
 FORWARDING = "zmq.proxy"
-JOURNALING = "journaling, synced"
-UNSYNCED_JOURNAL = "journaling"
-JOURNALING_PLAIN = "journaling, plain"
+OURS = "proxy"
+UNSYNCED = "proxy, walSync=false"
+PLAIN = "proxy, walSync=false, plain"
 PACE = 1000
 
 _SIZES = (100, 10_000)
@@ -39,9 +39,9 @@ def measure_proxy(times: Times) -> Iterator[Measurement]:
     """Messages a second from a publisher to a subscriber, and how long one takes; a process for each."""
     proxies: Mapping[str, _Method] = {
         FORWARDING: _forwarding,
-        UNSYNCED_JOURNAL: partial(_journaling, sync=False),
-        JOURNALING: partial(_journaling, sync=True),
-        JOURNALING_PLAIN: partial(_journaling, sync=False, plain=True),
+        UNSYNCED: partial(_ours, sync=False),
+        OURS: partial(_ours, sync=True),
+        PLAIN: partial(_ours, sync=False, plain=True),
     }
     for size in _SIZES:
         rates = {
@@ -108,7 +108,7 @@ def _forwarding() -> Iterator[_Running]:
 
 
 @contextmanager
-def _journaling(sync: bool, plain: bool = False) -> Iterator[_Running]:
+def _ours(sync: bool, plain: bool = False) -> Iterator[_Running]:
     front, back = free_endpoint(), free_endpoint()
     others = {process.pid for process in psutil.Process().children()}
     with (

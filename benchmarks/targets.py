@@ -112,10 +112,10 @@ _TARGETS: Mapping[str, Sequence[_Target]] = {
     "transactions": [_least("100 B", transactions.ACKNOWLEDGED, 1_500_000)],
     "loss": [_most("100,000 messages/s", loss.OURS, 0)],
     "proxy": [
-        _share("100 B, messages/s", proxy.UNSYNCED_JOURNAL, 0.8, proxy.FORWARDING),
-        _share("10 kB, messages/s", proxy.UNSYNCED_JOURNAL, 0.8, proxy.FORWARDING),
+        _share("100 B, messages/s", proxy.UNSYNCED, 0.8, proxy.FORWARDING),
+        _share("10 kB, messages/s", proxy.UNSYNCED, 0.8, proxy.FORWARDING),
         *(
-            _most(f"{size}, {quantile} in µs", proxy.UNSYNCED_JOURNAL, most)
+            _most(f"{size}, {quantile} in µs", proxy.UNSYNCED, most)
             for size in ("100 B", "10 kB")
             for quantile, most in (("p50", 500), ("p99", 3000))
         ),

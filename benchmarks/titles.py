@@ -7,7 +7,10 @@ from benchmarks.kafka import KAFKA, OURS
 from benchmarks.loss import BARE as BARE_RECEIVER
 from benchmarks.loss import OURS as WITH_SPARK
 from benchmarks.metrics import BARE, EMPTY_LISTENER, LISTENER, METERED
-from benchmarks.proxy import FORWARDING, JOURNALING, JOURNALING_PLAIN, UNSYNCED_JOURNAL
+from benchmarks.proxy import FORWARDING
+from benchmarks.proxy import OURS as PROXY
+from benchmarks.proxy import PLAIN as PLAIN_PROXY
+from benchmarks.proxy import UNSYNCED as UNSYNCED_PROXY
 from benchmarks.receiving import OTHERS, RECEIVING, SEALING
 from benchmarks.sink import BATCH, LOOP, NOTHING, STREAM
 from benchmarks.source import BACKLOG, DURABLE, RAW, TUTORIAL, UNSYNCED
@@ -86,7 +89,7 @@ TITLES = {
         "topics (`framing=bitcoin`) or publishers (`framing=sequenced`) come in turn, each with numbers of its own.",
     ),
     "loss": (
-        "Loss at default marks",
+        "Loss at default high-water marks",
         "Messages of 100 bytes that a PUB in C, 100,000 a second, high-water marks of 1000 on both sides, "
         "drops because its subscriber is too slow, while Spark computes on both cores. A publisher that "
         f"was itself held up does not catch up in a burst. *{BARE_RECEIVER}*: a loop that does nothing "
@@ -101,12 +104,12 @@ TITLES = {
         "Python. Target: at least 0.97.",
     ),
     "proxy": (
-        "The journaling proxy",
+        "The proxy",
         "From a publisher (XPUB) over a proxy to a subscriber, both in C, each a process of its own, tcp "
-        "loopback, marks of 10,000, nobody drops: messages of topic and value a second, as fast as it "
+        "loopback, high-water marks of 10,000, nobody drops: messages of topic and value a second, as fast as it "
         f"goes, and how long one takes at a thousand a second. *{FORWARDING}*: libzmq's own, XSUB to XPUB, "
-        f"which writes nothing. *{UNSYNCED_JOURNAL}*: ours, to the system's cache before it is published, "
-        f"with its id; *{JOURNALING}*: forced to the disk before; *{JOURNALING_PLAIN}*: not forced, and "
+        f"which writes nothing. *{UNSYNCED_PROXY}*: ours, to the system's cache before it is published, "
+        f"with its id; *{PROXY}*: forced to the disk before; *{PLAIN_PROXY}*: not forced, and "
         "without ids, so that the same frames go out. A log of 256 MiB.",
     ),
     "memory": (
@@ -143,9 +146,9 @@ RATIOS = {
     "tables": ((TABLES, JSON),),
     "metrics": ((METERED, BARE), (LISTENER, EMPTY_LISTENER)),
     "proxy": (
-        (UNSYNCED_JOURNAL, FORWARDING),
-        (JOURNALING, FORWARDING),
-        (JOURNALING_PLAIN, FORWARDING),
+        (UNSYNCED_PROXY, FORWARDING),
+        (PROXY, FORWARDING),
+        (PLAIN_PROXY, FORWARDING),
     ),
     "transactions": ((ACKNOWLEDGED, PLAIN_MESSAGES), (ACKNOWLEDGED, PARQUET)),
     "kafka": ((OURS, KAFKA), (OURS, f"{KAFKA}, JSON"), (OURS, f"{KAFKA}, Avro")),

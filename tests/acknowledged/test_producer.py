@@ -239,7 +239,7 @@ def test_the_program_names_what_is_wrong(tmp_path: Path) -> None:
     for arguments, says in (
         (["--wal-location", str(tmp_path)], "--bind or --connect"),
         (["--bind", "tcp://*:1", "--wal-location", str(tmp_path), "-o", "x"], "NAME=VALUE"),
-        (["--bind", "tcp://*:1", "--wal-location", "dbfs:/x"], "write the path /dbfs/x"),
+        (["--bind", "tcp://*:1", "--wal-location", "dbfs:/x"], "name a local directory of the driver"),
         (["--bind", "tcp://*:99999", "--wal-location", str(tmp_path)], "from 1 to 65535"),
         (["--bind", "tcp://*:5555", "--wal-location", str(tmp_path), "-o", "walRetentio=1h"], "walRetention"),
     ):

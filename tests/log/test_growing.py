@@ -17,7 +17,7 @@ from zmq_datasource.errors import DamagedChunkError, DiskFaultError
 from zmq_datasource.log import chunk_file, files
 from zmq_datasource.log import storage as storage_module
 from zmq_datasource.log.growing import GrowingTail, read_groups
-from zmq_datasource.log.layout import growing_name
+from zmq_datasource.log.layout import Chunk, growing_name
 from zmq_datasource.log.state import read_saved_state
 from zmq_datasource.log.storage import LogStorage
 from zmq_datasource.log.writer import LogWriter
@@ -327,11 +327,21 @@ def test_a_chunk_that_cannot_be_made_compact_stays_as_it_has_grown(
     at: str,
     error: Exception,
 ) -> None:
+    finish = LogStorage.finish_growing
+
     def refuse(*_: object) -> None:
         raise error
 
+    def refuse_the_compact_one(storage: LogStorage, hidden: str, name: str, sync: bool) -> Chunk:
+        if "compact" in hidden:
+            raise error
+        return finish(storage, hidden, name, sync)
+
     log = writer(tmp_path)
-    monkeypatch.setattr(chunk_file.CompactFile, "_write" if at == "write" else "_name", refuse)
+    if at == "write":
+        monkeypatch.setattr(chunk_file.CompactFile, "_write", refuse)
+    else:
+        monkeypatch.setattr(LogStorage, "finish_growing", refuse_the_compact_one)
     for i in range(300):
         append(log, b"%d" % i)
     log.cut().result()

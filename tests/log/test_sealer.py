@@ -139,3 +139,22 @@ def test_the_lock_is_held_until_the_last_chunk_is_written(sealing: Sealing) -> N
     assert last.done()
     assert not sealing.sealer.running
     assert not sealing.lock.held
+
+
+def test_what_cannot_be_tidied_up_ends_nothing(sealing: Sealing, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither behind a chunk that is written, nor between two attempts to write one."""
+
+    def fail() -> None:
+        raise RuntimeError("unexpected")
+
+    monkeypatch.setattr(sealing.sealer._retention, "make_room", fail)
+    assert sealing.cut().result(10) == 10
+    assert sealing.cut().result(10) == 20
+    attempts = iter([DiskFaultError("full"), None])
+
+    def write() -> str:
+        if (error := next(attempts)) is not None:
+            raise error
+        return "written"
+
+    assert Persistence(30.0, fail).insist(write) == "written"

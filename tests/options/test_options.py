@@ -138,7 +138,12 @@ REFUSALS = [
     (WriteOptions, {"endpoint": "tcp://a:1"}, "endpoint", "did you mean 'connect'"),
     (WriteOptions, {"path": "tcp://a:1"}, "path", "did you mean 'connect'"),
     (WriteOptions, {**FEED, "hwm": "5"}, "'hwm'", "did you mean 'sndhwm'"),
-    (StreamReadOptions, {**FEED, "walLocation": "dbfs:/mnt/x"}, "dbfs:/mnt/x", "write the path /dbfs/mnt/x"),
+    (
+        StreamReadOptions,
+        {**FEED, "walLocation": "dbfs:/mnt/x"},
+        "dbfs:/mnt/x",
+        "name a local directory of the driver",
+    ),
     (StreamReadOptions, {**FEED, "walLocation": "wal"}, "walLocation='wal'", "an absolute path, as in /data"),
     (StreamReadOptions, {**FEED, "walLocation": "file:wal"}, "file:wal", "an absolute path"),
     (StreamReadOptions, {**FEED, "walLocation": "file://data/wal"}, "//data/wal", "file:///data/wal"),

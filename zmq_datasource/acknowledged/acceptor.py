@@ -43,8 +43,6 @@ class Acceptor:
         storage: Where attempts are staged.
         transactions: Which transactions are committed; restored before the block.
         log: Where they go; open before the block.
-        clock: Seconds since the epoch, for ``timestamp``.
-        monotonic: Seconds, for how long a sender is silent.
     """
 
     drain_seconds = 1.0
@@ -57,15 +55,13 @@ class Acceptor:
         storage: LogStorage,
         transactions: CommittedTransactions,
         log: TransactionLog,
-        clock: Callable[[], float] = time.time,
-        monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         self._spec = spec
         self._counters = counters
         self._log = log
-        self._monotonic = monotonic
+        self._monotonic = time.monotonic
         self._forcing = ThreadPoolExecutor(2, thread_name_prefix="zmq-staging")
-        self._reception = Reception(terms, counters, storage, transactions, log, self._forcing, clock)
+        self._reception = Reception(terms, counters, storage, transactions, log, self._forcing)
         self._next_housekeeping = 0.0
 
     def __enter__(self) -> Self:

@@ -9,8 +9,9 @@ of which Spark may choose anew; and unlike with an exclusive or, a row that is t
 from __future__ import annotations
 
 import pyarrow as pa
-import pyarrow.compute as pc
 from xxhash import xxh3_64_intdigest
+
+from zmq_datasource.messages.columns import as_binary
 
 __all__ = ["as_text", "digest_of"]
 
@@ -21,10 +22,10 @@ def digest_of(batch: pa.RecordBatch) -> int:
     """The sum over the rows of a batch: ``value`` and perhaps ``topic``, or ``frames``."""
     if "frames" in batch.schema.names:
         return sum(map(_chain, batch.column("frames").to_pylist())) % _MODULUS
-    values = _binary(batch.column("value")).to_pylist()
+    values = as_binary(batch.column("value")).to_pylist()
     if "topic" not in batch.schema.names:
         return sum(map(xxh3_64_intdigest, values)) % _MODULUS
-    topics = _binary(batch.column("topic")).to_pylist()
+    topics = as_binary(batch.column("topic")).to_pylist()
     seeds = [0 if topic is None else xxh3_64_intdigest(topic) for topic in topics]
     return sum(map(xxh3_64_intdigest, values, seeds)) % _MODULUS
 
@@ -39,13 +40,3 @@ def _chain(frames: list[bytes]) -> int:
     for frame in frames:
         digest = xxh3_64_intdigest(frame, digest)
     return digest
-
-
-def _binary(column: pa.Array) -> pa.Array:
-    """Text as its bytes, which is what is sent."""
-    kind = column.type
-    if pa.types.is_string(kind):
-        return pc.cast(column, pa.binary())
-    if pa.types.is_large_string(kind):
-        return pc.cast(column, pa.large_binary())
-    return column

@@ -236,7 +236,7 @@ def decode(frames: Sequence[bytes]) -> tuple[Message, Sequence[bytes]]:
     try:
         message: Message = decoder.decode(frames[1])  # type: ignore[assignment]
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as e:
-        raise ProtocolError(f"the header of a {type(decoder).__name__} message {head[4:]!r}: {e}") from e
+        raise ProtocolError(f"the header of a {_KINDS[head[4:]].__name__} message: {e}") from e
     message.check()
     return message, frames[2:]
 

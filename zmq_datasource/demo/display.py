@@ -17,7 +17,7 @@ from zmq_datasource.demo.counts import QueryCounts
 from zmq_datasource.demo.job import TopicTable
 from zmq_datasource.demo.verdict import Finding
 
-__all__ = ["Screen", "accounts_table", "print_result", "topics_table"]
+__all__ = ["Screen", "print_result"]
 
 _MOST_TOPICS = 6
 
@@ -26,10 +26,10 @@ def _number(value: int | None, missing: str = "·") -> str:
     return missing if value is None else f"{value:,}"
 
 
-def accounts_table(accounts: Sequence[QueryCounts], title: str | None = None) -> Table:
+def accounts_table(accounts: Sequence[QueryCounts]) -> Table:
     """One row a query, from published to arrived."""
     reasons = sorted({r for a in accounts if a.sink for r in a.sink.dropped} | {"hwm"})
-    table = Table(title=title, box=box.ROUNDED, title_style="bold", header_style="bold")
+    table = Table(box=box.ROUNDED, header_style="bold")
     table.add_column("query", no_wrap=True)
     for heading in ("published", "received", "rows", "sent", *(f"dropped:\n{r}" for r in reasons), "arrived"):
         table.add_column(heading, justify="right", no_wrap=True)

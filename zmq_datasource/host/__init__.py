@@ -1,1 +1,3 @@
-"""What the machine gives: file systems by their URI, open files, and log lines at a bounded rate."""
+"""What the machine and its surroundings give: file systems by their URI, object storage, open files, addresses,
+signals, and log lines at a bounded rate.
+"""

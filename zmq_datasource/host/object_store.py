@@ -123,9 +123,9 @@ class ObjectStore:
         above = len(f"{self._root}/{prefix}".rstrip("/")) + 1
         return [StoredObject(info.path[above:], info.size, info.mtime.timestamp()) for info in found]
 
-    def directories(self, prefix: str = "") -> list[str]:
-        """The names of the directories in a directory."""
-        return [info.base_name for info in self._infos(prefix, False) if not info.is_file]
+    def directories(self) -> list[str]:
+        """The names of the directories."""
+        return [info.base_name for info in self._infos("", False) if not info.is_file]
 
     def find(self, key: str) -> StoredObject | None:
         """What a listing shows of one object; None if there is none."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from functools import partial
 from types import MappingProxyType
 from typing import Protocol
@@ -21,6 +22,7 @@ from zmq_datasource.messages.schemas import FRAMING, LOG_SCHEMA
 __all__ = [
     "CHECKSUM",
     "OpensChunks",
+    "damage_of",
     "fingerprint",
     "ids_of",
     "is_intact",
@@ -117,14 +119,9 @@ def read_chunk(
     ids = parse_chunk_name(name)
     assert ids is not None, name
     next_id, chunk_end = ids
-    try:
-        file = patiently(lambda: storage.open_chunk(name, whole), storage.patience)
-    except FileNotFoundError as e:
-        raise _gone(path, start, end) from e
-    except (OSError, pa.ArrowException) as e:
-        raise unreadable(f"opening chunk {path} (ids {start} to {end - 1})", e) from e
-    with file:
+    with ExitStack() as stack:
         try:
+            file = stack.enter_context(patiently(lambda: storage.open_chunk(name, whole), storage.patience))
             reader = pa.ipc.open_file(file)
             count = reader.num_record_batches
         except FileNotFoundError as e:
@@ -161,6 +158,16 @@ def read_chunk(
             raise DamagedChunkError.of(
                 f"reading chunk {path}: it ends at id {next_id}, its name says {chunk_end}"
             )
+
+
+def damage_of(storage: OpensChunks, chunk: Chunk) -> str | None:
+    """Why a chunk is not what was written, found by reading all of it; None if it is."""
+    try:
+        for _ in read_chunk(storage, chunk.name, chunk.first, chunk.end):
+            pass
+    except DamagedChunkError as e:
+        return str(e)
+    return None
 
 
 def _gone(path: str, start: int, end: int) -> DataLossError:

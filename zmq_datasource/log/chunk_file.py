@@ -151,13 +151,10 @@ class CompactFile:
         """Give it the chunk's name; None if the disk has refused."""
         try:
             self._write(sync)
-            return self._name(name, sync)
+            return self._file.finish(name, sync)
         except (LogError, pa.ArrowException) as e:
             self._give_up(e)
             return None
-
-    def _name(self, name: str, sync: bool) -> Chunk:
-        return self._file.finish(name, sync)
 
     def _give_up(self, why: Exception) -> None:
         _log.warning(

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from zmq_datasource.errors import DiskFaultError, LogWriteError
+from zmq_datasource.host.limited_logging import LimitedLog
 from zmq_datasource.host.signals import check_signals
 
 __all__ = ["Persistence"]
@@ -36,6 +37,7 @@ class Persistence:
         self._seconds = seconds
         self._meanwhile = meanwhile
         self._deadline = math.inf
+        self._faults = LimitedLog(__name__, "failures to make room")
         self.fault: str | None = None
 
     def end_within(self, seconds: float) -> None:
@@ -70,7 +72,10 @@ class Persistence:
                 time.sleep(min(pause, left))
                 pause = min(2 * pause, _LONGEST_PAUSE)
                 if self._meanwhile is not None:
-                    self._meanwhile()
+                    try:
+                        self._meanwhile()
+                    except Exception as e:  # the disk may take it all the same
+                        self._faults.fault("making room while the disk refuses", error=e)
             else:
                 if self.fault is not None:
                     _log.warning("the disk takes it again after %.1f s", time.monotonic() - began)

@@ -16,7 +16,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from zmq_datasource.errors import LogFormatError, LogLockedError
+from zmq_datasource.errors import RESTORE, LogFormatError, LogLockedError
 from zmq_datasource.log.files import PartitionFiles, WriterLock, read_file, read_json, reading, writing
 from zmq_datasource.log.layout import (
     LOCK_WAIT_SECONDS,
@@ -62,7 +62,7 @@ class ReaderFiles(PartitionFiles):
                 return None
             case {"next": int(next_id), "startingOffsets": str(position)}:
                 return next_id, position
-        raise LogFormatError(f"reading {path}: it holds no message id")
+        raise LogFormatError(f"reading {path}: it holds no message id. {RESTORE}")
 
     def write_start(self, reader: str, next_id: int, position: str) -> None:
         """Remember, durably, the first id that a query was given, and by which ``startingOffsets``."""
@@ -121,7 +121,7 @@ class ReaderFiles(PartitionFiles):
                 given, named = rest.get("given"), rest.get("named", True)
                 if isinstance(named, bool) and (given is None or isinstance(given, int)):
                     return ReaderPosition(next_id, given, named)
-        raise LogFormatError(f"reading {path}: it holds no position of a reader")
+        raise LogFormatError(f"reading {path}: it holds no position of a reader. {RESTORE}")
 
     def positions(self) -> dict[str, ReaderPosition]:
         """The positions of all readers, by name."""
@@ -157,7 +157,7 @@ class ReaderFiles(PartitionFiles):
         """
         path = self._directory / POSITIONS_LOCK_NAME
         # Without a word in it, which a full disk would refuse.
-        lock = self._lock(path, wait, f"marking a place in log {self.root}", "try again", False)
+        lock = self._lock(path, wait, f"recording a position in log {self.root}", "try again", False)
         try:
             yield
         finally:

@@ -7,11 +7,11 @@ from functools import partial
 from typing import NamedTuple
 
 from zmq_datasource.errors import DamagedChunkError, DataLossError, LogFormatError
-from zmq_datasource.log.chunk import read_chunk
+from zmq_datasource.log.chunk import damage_of
 from zmq_datasource.log.files import WriterLock, writing
 from zmq_datasource.log.growing import read_groups, seal_groups, write_compact
 from zmq_datasource.log.index import ChunkIndex
-from zmq_datasource.log.layout import Chunk, growing_name
+from zmq_datasource.log.layout import growing_name
 from zmq_datasource.log.persistence import Persistence
 from zmq_datasource.log.state import SavedState, no_saved_state, read_saved_state
 from zmq_datasource.log.storage import LogStorage
@@ -106,7 +106,7 @@ def _recover(storage: LogStorage, sync: bool, persistence: Persistence) -> Chunk
         end = ChunkIndex(chunks).end
     except LogFormatError as e:
         raise LogFormatError(f"opening {storage}: {e}") from e
-    while chunks and not (sync or storage.always_syncs) and (why := _damage(storage, chunks[-1])):
+    while chunks and not (sync or storage.always_syncs) and (why := damage_of(storage, chunks[-1])):
         chunk = chunks.pop()
         _log.error(
             "%s. With walSync=false a crash of the machine does that: the ids %d to %d are lost; what there is of "
@@ -120,15 +120,6 @@ def _recover(storage: LogStorage, sync: bool, persistence: Persistence) -> Chunk
     for first in storage.growing():
         _recover_growing(storage, first, index, sync, persistence)
     return index
-
-
-def _damage(storage: LogStorage, chunk: Chunk) -> str | None:
-    try:
-        for _ in read_chunk(storage, chunk.name, chunk.first, chunk.end):
-            pass
-    except DamagedChunkError as e:
-        return str(e)
-    return None
 
 
 def _recover_growing(

@@ -203,4 +203,4 @@ class Sealer:
     def _sealed(self, size: int, chunk: Chunk) -> None:
         self._contents.seal(size, chunk)
         _log.debug("sealed chunk %s, %d bytes", chunk.name, chunk.size)
-        self._retention.make_room()
+        self._tidy(self._retention.make_room)

@@ -23,7 +23,7 @@ from typing import Any, TypeAlias
 
 import pyarrow as pa
 
-from zmq_datasource.errors import LogError, LogFormatError, LogLockedError
+from zmq_datasource.errors import RESTORE, LogError, LogFormatError, LogLockedError
 from zmq_datasource.log.files import (
     WriterLock,
     make_directory,
@@ -152,9 +152,10 @@ class LogStorage(StagedFiles, ReaderFiles):
                 return log
             case {"format": int(version)}:
                 raise LogFormatError(
-                    f"reading {path}: format version {version}, this release reads {FORMAT_VERSION}"
+                    f"reading {path}: format version {version}, this release reads {FORMAT_VERSION}; use "
+                    "the release that wrote it, or another walLocation"
                 )
-        raise LogFormatError(f"reading {path}: it is not the description of a log")
+        raise LogFormatError(f"reading {path}: it is not the description of a log. {RESTORE}")
 
     def check_whole(self) -> None:
         """Refuse a directory that is this machine's part of a log in object storage, read or written without that.

@@ -20,6 +20,7 @@ from zmq_datasource.messages.schemas import FRAMES
 
 __all__ = [
     "all_true",
+    "as_binary",
     "binary_of",
     "data_bytes",
     "integers_of",
@@ -61,6 +62,15 @@ def binary_of(contents: Sequence[bytes | None]) -> pa.Array:
     return pa.Array.from_buffers(
         pa.binary(), len(contents), [valid, pa.py_buffer(ends), pa.py_buffer(b"".join(present))]
     )
+
+
+def as_binary(column: pa.Array) -> pa.Array:
+    """Text as its bytes, with offsets of as many bits; binary as it is."""
+    if pa.types.is_string(column.type):
+        return pc.cast(column, pa.binary())
+    if pa.types.is_large_string(column.type):
+        return pc.cast(column, pa.large_binary())
+    return column
 
 
 def data_bytes(column: pa.Array) -> int:

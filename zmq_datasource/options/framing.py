@@ -178,20 +178,20 @@ class FramingOptions(SocketOptions, frozen=True, kw_only=True, rename="camel"):
     sequence_start: Annotated[
         int | None,
         _numbered(
-            "The first number of a counter. If it is not set, the framing decides. For `custom` it is 0."
+            "The first sequence of a counter. If it is not set, the framing decides. For `custom` it is 0."
         ),
     ] = None
     sequence_end: Annotated[
         int | None,
         _numbered(
-            "The last number of a counter. After it the counter continues with `sequenceStart`. If it is not "
-            "set, the framing decides. For `custom` there is no last number."
+            "The last sequence of a counter. After it the counter continues with `sequenceStart`. If it is not "
+            "set, the framing decides. For `custom` there is no last one."
         ),
     ] = None
     sequence_restart: Annotated[
         Restart | None,
         _numbered(
-            "What a lower number can mean. `start`: the publisher has started again, if the number is "
+            "What a lower sequence can mean. `start`: the publisher has started again, if the sequence is "
             "`sequenceStart` or more than `sequenceWindow` behind. `never`: a publisher that starts again has "
             "a new name. If it is not set, the framing decides. For `custom` it is `start`."
         ),
@@ -199,7 +199,7 @@ class FramingOptions(SocketOptions, frozen=True, kw_only=True, rename="camel"):
     sequence_window: Annotated[
         int | None,
         _numbered(
-            "A number that is at most this far behind is late or a duplicate. If it is not set, it is 1000.",
+            "A sequence that is at most this far behind is late or a duplicate. If it is not set, it is 1000.",
             ge=1,
             le=2**31 - 1,
         ),

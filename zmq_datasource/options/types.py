@@ -31,6 +31,7 @@ __all__ = [
     "LocalPath",
     "Location",
     "LogLocation",
+    "LogServing",
     "OnLoss",
     "OnMalformed",
     "Position",
@@ -45,6 +46,8 @@ __all__ = [
     "Timestamp",
     "TimestampStrategy",
     "Topics",
+    "ValueFormat",
+    "ValueMode",
     "WhenFull",
     "ZmqOptions",
 ]
@@ -232,7 +235,7 @@ class LogLocation(str):
         if colon and re.fullmatch("[A-Za-z][A-Za-z0-9+.-]*", scheme):
             if scheme.lower() == "dbfs":
                 raise ValueError(
-                    f"on Databricks write the path /dbfs{urlsplit(text).path}, or that of a volume (/Volumes/...)"
+                    "on Databricks name a local directory of the driver (/local_disk0/...), and set walStore"
                 )
             if scheme.lower() != "file":
                 raise ValueError(

@@ -25,7 +25,7 @@ from zmq_datasource.transport.core import Outbox, columns_of
 from zmq_datasource.transport.kernel import Connection, connections, hang_up
 from zmq_datasource.transport.opened import OpenSocket
 
-__all__ = ["NO_SUBSCRIBERS", "Backend", "Stalled"]
+__all__ = ["NO_SUBSCRIBERS", "Backend"]
 
 _log = logging.getLogger(__name__)
 
@@ -55,12 +55,11 @@ NO_SUBSCRIBERS: Mapping[str, Any] = {
 }
 
 
-class Stalled:
+class _Stalled(NamedTuple):
     """A connection that data waits for, and since when it has taken none."""
 
-    def __init__(self, connection: Connection, now: float) -> None:
-        self.connection = connection
-        self.since = now
+    connection: Connection
+    since: float
 
 
 class _Pending(NamedTuple):
@@ -96,7 +95,7 @@ class Backend:
         self._pending: deque[_Pending] = deque()
         self._at = 0  # how far the first of those has come
         self._blocked_since: float | None = None
-        self._stalled: dict[int, Stalled] = {}
+        self._stalled: dict[int, _Stalled] = {}
         self._since: dict[int, float] = {}
         self._next_look = 0.0
         self.subscriptions: set[bytes] = set()
@@ -181,7 +180,7 @@ class Backend:
             if not connection.unsent:
                 self._stalled.pop(inode, None)
             elif before is None or before.connection.taken != connection.taken:
-                self._stalled[inode] = Stalled(connection, now)
+                self._stalled[inode] = _Stalled(connection, now)
             elif self._hangs_up and now - before.since >= self._options.slow_timeout:
                 _log.warning(
                     "subscriber %s has taken nothing for %.1f s; it is disconnected (slowSubscriber=disconnect)",

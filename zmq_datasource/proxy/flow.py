@@ -85,9 +85,10 @@ class LiveFlow:
         """
         options = self._options
         with ExitStack() as stack:
-            self._written, self._notifies = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-            stack.callback(os.close, self._written)
-            stack.callback(os.close, self._notifies)
+            self._written, self._notifies = os.pipe()
+            for descriptor in (self._written, self._notifies):
+                stack.callback(os.close, descriptor)
+                os.set_blocking(descriptor, False)
             transactions = CommittedTransactions(self.counters, limit=_MOST_PRODUCERS)
             self.journal = Journal(options, self.counters, transactions, self._notify)
             self.journal.open()
@@ -96,17 +97,19 @@ class LiveFlow:
             Subscriptions(self.journal.storage, self.journal.next_id, options.subscriber_expiry)
             if not transactions.restore(self.journal.saved.full, self.journal.saved.delta):
                 raise LogFormatError(
-                    f"opening {self.journal}: it was filled by a query or zmq-datasource receive, "
+                    f"opening {self.journal.storage}: it was filled by a query or zmq-datasource receive, "
                     "not by a proxy; give the proxy a walLocation of its own"
                 )
             if options.publish:
                 self._backend = Backend(options)
-                stack.callback(self._close_backend)
+                stack.callback(_close_backend, self._backend)
             if options.bind or options.connect:
-                self._xsub = self._open_front("XSUB", stack)
+                self._xsub = self._open_front(
+                    proxy_socket(options, "XSUB", options.bind, options.connect), stack
+                )
                 self._xsub.subscribe([b"\x01" + topic.encode() for topic in options.topics])
             if options.pull:
-                self._open_front("PULL", stack)
+                self._open_front(proxy_socket(options, "PULL", options.pull), stack)
             if options.router:
                 # Its answers have a queue of libzmq's own size, whatever subscribers have.
                 spec = SocketSpec(
@@ -126,16 +129,11 @@ class LiveFlow:
                 self._poller.register(self._backend.socket, zmq.POLLIN)
             self._listen(True)
             self._stack = stack.pop_all()
-        _log.info("%s, next id %d", self.journal, self.journal.next_id)
+        _log.info("%s, next id %d", self.journal.storage, self.journal.next_id)
         return self
 
-    def _open_front(self, socket_type: str, stack: ExitStack) -> Front:
-        options = self._options
-        if socket_type == "XSUB":
-            spec = proxy_socket(options, "XSUB", options.bind, options.connect)
-        else:
-            spec = proxy_socket(options, "PULL", options.pull)
-        front = Front(spec, round_bytes(options), self.counters)
+    def _open_front(self, spec: SocketSpec, stack: ExitStack) -> Front:
+        front = Front(spec, round_bytes(self._options), self.counters)
         stack.callback(front.close)
         self._fronts.append(front)
         return front
@@ -151,10 +149,6 @@ class LiveFlow:
         trace: TracebackType | None,
     ) -> None:
         self._stack.close()
-
-    def _close_backend(self) -> None:
-        if self._backend is not None and not self._backend.close():
-            _log.warning("linger ran out with messages still queued for plain subscribers; the log has them")
 
     def watch(self, descriptor: int, on_wake: Callable[[], None]) -> None:
         """Call ``on_wake`` whenever this is readable."""
@@ -328,3 +322,8 @@ class LiveFlow:
             "publishers": [{"socket": name, "connections": peers} for name, peers in sides],
             **(NO_SUBSCRIBERS if self._backend is None else self._backend.status()),
         }
+
+
+def _close_backend(backend: Backend) -> None:
+    if not backend.close():
+        _log.warning("linger ran out with messages still queued for plain subscribers; the log has them")

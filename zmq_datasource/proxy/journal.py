@@ -85,9 +85,6 @@ class Journal:
         self.log.open(LOCK_WAIT_SECONDS)
         self._next = self.log.durable_end
 
-    def __str__(self) -> str:
-        return f"log {self.storage.root}"
-
     @property
     def saved(self) -> SavedState:
         """What the log kept last beside its rows."""
@@ -180,10 +177,13 @@ class Journal:
         The chunk ends with it if it is large enough.
         """
         written = self.log.cut(keep) if self.log.open_bytes >= self._chunk_bytes else self.log.flush(keep)
+        self._await(written)
+        return written
+
+    def _await(self, written: Future[int]) -> None:
         self._groups.append(_Group(written, self._uncut))
         self._uncut = []
         written.add_done_callback(lambda _: self._notify())
-        return written
 
     def flush_if_idle(self) -> None:
         """The same, unless nothing was appended, or enough is on its way."""
@@ -194,9 +194,7 @@ class Journal:
         """End the chunk, so that Spark sees it; ``written`` gives back what was not yet."""
         written = self.log.cut(keep=True)
         if self._uncut:
-            self._groups.append(_Group(written, self._uncut))
-            self._uncut = []
-            written.add_done_callback(lambda _: self._notify())
+            self._await(written)
 
     def written(self) -> Iterator[Numbered]:
         """What is durable and was not given back yet, in order.

@@ -150,8 +150,7 @@ class Server:
 
     def _look_at_readers(self) -> None:
         try:
-            if self._subscriptions is not None:
-                self._subscriptions.let_go()
+            self._subscriptions.let_go()
             needed = self._positions.needed()
             self._readers = [] if needed is None else [needed]
         except LogError as e:  # what it may still need stays

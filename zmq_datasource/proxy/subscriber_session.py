@@ -4,8 +4,8 @@ The rules:
 
 * The proxy says each second that it is there. After ``SILENCE_SECONDS`` without a word, or without the answer to
   SUBSCRIBE, it is asked with the same SUBSCRIBE, which restarts nothing; after twice as much without a byte the
-  connection is given up. A message of 100 MB may take
-  longer than that, and no heartbeat overtakes it: bytes are a sign of life too.
+  connection is given up. A message of 100 MB may take longer than that, and no heartbeat overtakes it: bytes are a sign
+  of life too.
 * Every connection is a new one to the proxy, and hears SUBSCRIBE with a number of its own. What was sent to a
   connection before, and comes late, comes again.
 * What was received and not taken by the caller stays through all that; it is not asked for again.

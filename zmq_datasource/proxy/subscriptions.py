@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 
 import msgspec
 
@@ -143,18 +143,16 @@ class Subscriptions:
         self._all[subscription.name] = subscription
         self.change(urgent=True)
 
-    @contextmanager
-    def placing(self) -> Iterator[None]:
+    def placing(self) -> AbstractContextManager[None]:
         """Nothing is deleted meanwhile: whoever looks for the log's beginning, and holds it, has it.
 
         Raises:
             LogError: The writer deletes for very long, or the disk refuses.
         """
-        with self._storage.placing():
-            yield
+        return self._storage.placing()
 
     def hold(self, first: int) -> None:
-        """Keep what a new one needs until the writer has heard of it; see ``forget_marks``."""
+        """Keep what a new one needs until the writer has heard of it; see ``let_go``."""
         self._held_from = first if self._held_from is None else min(first, self._held_from)
         self._held_since = self._clock()
         self._storage.write_reader(READER, ReaderPosition(self._held_from))

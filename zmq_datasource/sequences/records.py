@@ -68,7 +68,7 @@ class Counter:
         ended: Whether its publisher has said that no more comes.
         topic: The topic last heard, where a replay may not say it.
         connection: Which connection of its endpoint it was last heard on; -1 if that is long ago.
-        sample: A late message of its present epoch, where a replay is recognised by it.
+        sample: The latest message of its present epoch, where a replay is recognised by it.
     """
 
     floor: int

@@ -51,7 +51,7 @@ class Unsent:
         """
         reason = "no_peer" if not anybody else "hwm" if self._noblock else "timeout"
         self._refusals.note(reason)
-        self._keep_dead_letters(part, at, reason)
+        self._keep_or_drop(part, at, reason)
 
     def write_off(self, parts: Iterable[Part]) -> int:
         """What may be lost with a connection no longer counts as sent; returns how many rows."""
@@ -65,7 +65,7 @@ class Unsent:
                 continue
             for at in range(len(part)):
                 if at not in part.given_up:
-                    self._keep_dead_letters(part, at, _LOST)
+                    self._keep_or_drop(part, at, _LOST)
         return lost
 
     def look(self) -> None:
@@ -76,7 +76,7 @@ class Unsent:
         """Log what is still to be said: no more rows come."""
         self._refusals.end()
 
-    def _keep_dead_letters(self, part: Part, at: int, reason: str) -> None:
+    def _keep_or_drop(self, part: Part, at: int, reason: str) -> None:
         if self._dead_letters is None:
             self._counters.dropped[reason] += 1
         else:

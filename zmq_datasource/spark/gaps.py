@@ -35,10 +35,6 @@ GAPS_DDL = (
 )
 
 
-class _LogPartition(InputPartition):
-    """One log partition, whose newest state says what its gaps are."""
-
-
 class ZmqGapReader(DataSourceReader):
     """Reads the gap table of a log, which may be written at the same time."""
 
@@ -47,7 +43,7 @@ class ZmqGapReader(DataSourceReader):
 
     def partitions(self) -> Sequence[InputPartition]:
         self._storage.log_id()  # there is a log, of a format that we read
-        return [_LogPartition(partition) for partition in self._storage.partitions()] or [_LogPartition(0)]
+        return [InputPartition(partition) for partition in self._storage.partitions()] or [InputPartition(0)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Yield a row a gap, oldest first; ``healed`` is null while its messages are missing."""

@@ -84,7 +84,7 @@ class TaskReport(WriterCommitMessage):
 
     Attributes:
         job: The write that the task belongs to: a query and batch.
-        letters: The task's staged dead letters, if it has any.
+        dead_letters: The task's staged dead letters, if it has any.
         attempt: Its staged rows at the receiver of a transaction, if it has any.
         digest: Of its rows, if they are part of a transaction.
     """

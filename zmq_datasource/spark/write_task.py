@@ -7,11 +7,11 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 
 import pyarrow as pa
-import pyarrow.compute as pc
 from pyspark import TaskContext
 
 from zmq_datasource.acknowledged.uplink import Uplink
 from zmq_datasource.errors import OptionError, ZmqDataSourceError
+from zmq_datasource.messages.columns import as_binary
 from zmq_datasource.options import WriteOptions
 from zmq_datasource.sink.dead_letters import StagedDeadLetters
 from zmq_datasource.sink.sender import Sender
@@ -97,13 +97,5 @@ def _send(sender: Sender, columns: SinkColumns, batch: pa.RecordBatch) -> None:
         sender.send_frames(batch.column("frames"))
         return
     value = batch.column("value")
-    topics = _bytes(batch.column("topic")) if columns.topic else None
-    sender.send_values(_bytes(value), topics)
-
-
-def _bytes(column: pa.Array) -> pa.Array:
-    if pa.types.is_large_string(column.type):
-        column = pc.cast(column, pa.large_binary())
-    elif pa.types.is_string(column.type):
-        column = pc.cast(column, pa.binary())
-    return column
+    topics = as_binary(batch.column("topic")) if columns.topic else None
+    sender.send_values(as_binary(value), topics)

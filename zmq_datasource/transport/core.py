@@ -8,9 +8,11 @@ in use.
 from __future__ import annotations
 
 import errno
+import logging
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
+from importlib import import_module
 from typing import Any, NamedTuple, TypeAlias
 
 import pyarrow as pa
@@ -35,19 +37,25 @@ __all__ = [
 ]
 
 
+_log = logging.getLogger(__name__)
+
+
 def _load() -> Any:
     """The compiled core, ready for use; without one the core in Python."""
     if os.environ.get("ZMQ_DATASOURCE_CORE") == "python":
         return python_core
     try:
-        from zmq_datasource.transport import _core  # type: ignore[attr-defined]  # noqa: PLC0415 - it may not be there
-    except ImportError:
+        compiled = import_module("zmq_datasource.transport._core")
+    except ModuleNotFoundError:
+        return python_core
+    except ImportError as e:
+        _log.warning("the compiled core cannot be loaded, so Python does its work, more slowly: %s", e)
         return python_core
     addresses = functions_of_libzmq()
     if addresses is None:
         return python_core
-    _core.load(addresses)
-    return _core
+    compiled.load(addresses)
+    return compiled
 
 
 _implementation = _load()

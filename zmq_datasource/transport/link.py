@@ -18,7 +18,7 @@ from zmq_datasource.transport.opened import OpenSocket
 from zmq_datasource.transport.peers import PeerWatch
 from zmq_datasource.transport.spec import SocketSpec
 
-__all__ = ["Link", "Session"]
+__all__ = ["TICK_SECONDS", "Link", "Session"]
 
 # How long a session goes without being woken, and so how late it may notice that something is due.
 TICK_SECONDS = 0.1

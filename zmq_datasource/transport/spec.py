@@ -116,7 +116,7 @@ def new_socket(context: zmq.Context[zmq.Socket[bytes]], spec: SocketSpec) -> zmq
         if any("[" in endpoint.address for endpoint in (*spec.connect, *spec.bind)):
             sock.setsockopt(zmq.IPV6, 1)
         for name, text in options.items():
-            _set(sock, name, text, options)
+            _set(sock, name, text)
     except BaseException:
         sock.close(linger=0)
         raise
@@ -179,14 +179,14 @@ def check_socket_options(spec: SocketSpec) -> None:
         pass
 
 
-def _set(sock: zmq.Socket[bytes], name: str, value: str, all_options: ZmqOptions) -> None:
+def _set(sock: zmq.Socket[bytes], name: str, value: str) -> None:
     if name in _RESERVED:
         raise OptionError(f"option zmq.{name}: {_RESERVED[name]}")
     option = getattr(zmq.SocketOption, name.upper(), None)
     if option is None:
         raise OptionError(f"option zmq.{name}: libzmq has no socket option of that name; see zmq_setsockopt")
     # repr() of the options hides the value of a secret.
-    shown = repr(ZmqOptions({name: all_options[name]}))
+    shown = repr(ZmqOptions({name: value}))
     value = value_of(name, value)
     try:
         if option._opt_type.name == "bytes":
