@@ -46,8 +46,9 @@ checkpoint, an event log or a list of processes:
 | `@/etc/zmq/feed.key_secret` | the content of a file (an absolute path); of a certificate the key that it is about |
 | `env:FEED_PASSWORD` | a variable of the environment |
 
-Each process that opens a socket looks there for itself: the driver for a source, the driver and every executor for a
-sink. Certificates are made by `zmq-datasource keygen feed` (`feed.key`, `feed.key_secret`), by `zmq.auth` and by czmq.
+Each process that opens a socket looks there for itself: the driver for a streaming source, an executor for a batch
+read of a socket, the executors for `start_receivers`, and the driver and every executor for a sink. Certificates are
+made by `zmq-datasource keygen feed` (`feed.key`, `feed.key_secret`), by `zmq.auth` and by czmq.
 
 ```python
 secured = (
