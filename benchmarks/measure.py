@@ -62,6 +62,7 @@ class Measurement:
         values: One a round.
         cpu: Microseconds of CPU a message, by process, one a round; empty where that says nothing.
         scale: Size of the runs.
+        place: When, and on which processor.
     """
 
     section: str
@@ -71,6 +72,7 @@ class Measurement:
     values: tuple[float, ...]
     cpu: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
     scale: float = 1.0
+    place: str = ""
 
     @property
     def median(self) -> float:

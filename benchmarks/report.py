@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from benchmarks.measure import Measurement
@@ -23,7 +24,11 @@ def write_results(
         whole: Whether all cases of its sections were measured; else the other ones stay, too.
     """
     directory.mkdir(parents=True, exist_ok=True)
-    measured = list(_merged(_before(directory), measured, whole))
+    kept, before = _before(directory)
+    place = f"{machine['date']}, {machine['CPU']}"
+    measured = list(_merged(before, [replace(m, place=place) for m in measured], whole))
+    # What was not at hand this time was when it was measured.
+    machine = {name: value or kept.get(name, "") for name, value in machine.items()}
     results = {
         "machine": machine,
         "measurements": [
@@ -38,6 +43,7 @@ def write_results(
                 "values": m.values,
                 "cpu": m.cpu,
                 "scale": m.scale,
+                "place": m.place,
             }
             for m in measured
         ],
@@ -55,11 +61,13 @@ def _merged(before: Sequence[Measurement], new: Sequence[Measurement], whole: bo
     yield from sorted((*kept, *new), key=lambda m: order[m.section, m.case])
 
 
-def _before(directory: Path) -> list[Measurement]:
+def _before(directory: Path) -> tuple[Mapping[str, str], list[Measurement]]:
+    """The machine and the measurements of the file that is there."""
     path = directory / "results.json"
     if not path.exists():
-        return []
-    return [
+        return {}, []
+    found = json.loads(path.read_text(encoding="utf-8"))
+    return found["machine"], [
         Measurement(
             m["section"],
             m["case"],
@@ -68,8 +76,9 @@ def _before(directory: Path) -> list[Measurement]:
             tuple(m["values"]),
             {process: tuple(values) for process, values in m.get("cpu", {}).items()},
             m["scale"],
+            m["place"],
         )
-        for m in json.loads(path.read_text(encoding="utf-8"))["measurements"]
+        for m in found["measurements"]
         if m["section"] in TITLES
     ]
 
@@ -81,13 +90,17 @@ def _lines(machine: Mapping[str, str], measured: Sequence[Measurement]) -> Itera
     yield "methods take turns; a first round is not counted, and each measurement has a warm-up before its window."
     yield "At scale 1 a window has 10 s. CPU is user and system time of all threads, in microseconds a message."
     yield ""
-    yield from _table(("machine", ""), ((name, value) for name, value in machine.items() if value))
+    shown = {name: value for name, value in machine.items() if value and name not in ("date", "CPU")}
+    yield from _table(("machine", ""), shown.items())
+    yield "Sections that were measured on different processors are not to be compared with each other."
+    yield ""
     for section, (title, explanation) in TITLES.items():
         mine = [m for m in measured if m.section == section]
         if mine:
             yield f"## {title}"
             yield ""
-            yield f"{explanation} Scale {mine[0].scale:g}, rounds {len(mine[0].values)}."
+            places = "; ".join(dict.fromkeys(m.place for m in mine))
+            yield f"{explanation} Scale {mine[0].scale:g}, rounds {len(mine[0].values)}; {places}."
             yield ""
             yield from _section(mine, RATIOS.get(section, ()))
             yield from _verdicts(section, mine)
@@ -95,19 +108,10 @@ def _lines(machine: Mapping[str, str], measured: Sequence[Measurement]) -> Itera
 
 
 def _section(measured: Sequence[Measurement], ratios: Sequence[tuple[str, str]]) -> Iterator[str]:
-    by_case: dict[str, dict[str, Measurement]] = {}
-    for m in measured:
-        by_case.setdefault(m.case, {})[m.method] = m
-    methods = list(dict.fromkeys(m.method for m in measured))
-    unit = measured[0].unit
-    yield from _table(
-        ["", *(f"{method} ({unit})" if unit else method for method in methods)],
-        (
-            [case, *(_shown(row[method]) if method in row else "" for method in methods)]
-            for case, row in by_case.items()
-        ),
-    )
+    for unit in dict.fromkeys(m.unit for m in measured):
+        yield from _values([m for m in measured if m.unit == unit], unit)
     if ratios:
+        by_case = _by_case(measured)
         yield from _table(
             ["ratio", *(f"{ours} / {other}" for ours, other in ratios)],
             (
@@ -115,6 +119,24 @@ def _section(measured: Sequence[Measurement], ratios: Sequence[tuple[str, str]])
                 for case, row in by_case.items()
             ),
         )
+
+
+def _by_case(measured: Sequence[Measurement]) -> Mapping[str, Mapping[str, Measurement]]:
+    found: dict[str, dict[str, Measurement]] = {}
+    for m in measured:
+        found.setdefault(m.case, {})[m.method] = m
+    return found
+
+
+def _values(measured: Sequence[Measurement], unit: str) -> Iterator[str]:
+    methods = list(dict.fromkeys(m.method for m in measured))
+    yield from _table(
+        ["", *(f"{method} ({unit})" if unit else method for method in methods)],
+        (
+            [case, *(_shown(row[method]) if method in row else "" for method in methods)]
+            for case, row in _by_case(measured).items()
+        ),
+    )
 
 
 def _verdicts(section: str, measured: Sequence[Measurement]) -> Iterator[str]:

@@ -20,6 +20,8 @@ from benchmarks.transactions import PLAIN as PLAIN_MESSAGES
 
 __all__ = ["RATIOS", "TITLES"]
 
+_CHECKPOINTS = "Checkpoints are written as docs/tuning.md says for a local disk."
+
 TITLES = {
     "source": (
         "Source throughput",
@@ -35,7 +37,7 @@ TITLES = {
         "The cost of judging sequences",
         "Messages a second with 100 bytes of payload, as source throughput, log and all, for each "
         f"framing, with `deduplicate`. *{PLAIN}*: one frame, no numbers; *numbered*: one frame that begins "
-        "with its number; the others have three frames, *sequenced* four from eight publishers.",
+        f"with its number; the others have three frames, *sequenced* four from eight publishers. {_CHECKPOINTS}",
     ),
     "receiving": (
         "What receiving costs",
@@ -67,7 +69,7 @@ TITLES = {
     "latency": (
         "Latency",
         "Milliseconds from the sender's `zmq_send` until the user's function (`foreachBatch`) has the row, messages of "
-        "100 bytes at a fixed rate, PULL, each chunk forced to the disk, no trigger interval.",
+        f"100 bytes at a fixed rate, PULL, each chunk forced to the disk, no trigger interval. {_CHECKPOINTS}",
     ),
     "backlog": (
         "Reading a backlog",

@@ -21,12 +21,13 @@ from zmq.utils.monitor import recv_monitor_message
 
 from tests.support.ports import free_port
 from zmq_datasource.log.reader import read_index, read_slices, slices
-from zmq_datasource.log.storage import LogStorage
+from zmq_datasource.log.stored import storage_at
 from zmq_datasource.messages.framing import decode_plain
 from zmq_datasource.messages.raw import raw_of
 from zmq_datasource.messages.schemas import LOG_SCHEMA
 from zmq_datasource.options import StreamReadOptions, WriteOptions
 from zmq_datasource.options.parser import parse
+from zmq_datasource.options.types import Location
 from zmq_datasource.source.channel import Channel
 from zmq_datasource.source.ingest import Ingest
 from zmq_datasource.source.log_receiver import LogReceiver
@@ -231,9 +232,9 @@ def flips(path: Path, positions: Iterable[int], bit: int) -> Iterator[int]:
             os.pwrite(file.fileno(), right, position)
 
 
-def log_rows(location: Path | str, partition: int = 0) -> pa.Table:
+def log_rows(location: Path | str, partition: int = 0, store: str | None = None) -> pa.Table:
     """All rows of a log, as its readers see them."""
-    storage = LogStorage(str(location), partition)
+    storage = storage_at(str(location), partition, None if store is None else Location(store))
     index = read_index(storage)
     pieces = slices(index.covering(index.earliest, index.end), index.earliest, index.end)
     batches = list(read_slices(storage, pieces))

@@ -1,6 +1,6 @@
 """A query on a cluster, until a file says that it is enough.
 
-Usage: python -m tests.support.cluster_driver MASTER HOST ENDPOINT LOG OUT STOP_FILE
+Usage: python -m tests.support.cluster_driver MASTER HOST ENDPOINT LOG OUT STOP_FILE [STORE]
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from zmq_datasource import register
 
 
 def main() -> None:
-    master, host, endpoint, log, out, stop = sys.argv[1:]
+    master, host, endpoint, log, out, stop, *store = sys.argv[1:]
     spark = (
         SparkSession.builder.master(master)
         .config("spark.ui.enabled", "false")
@@ -40,6 +40,7 @@ def main() -> None:
         .option("walRetention", "1h")
         .option("walFlushInterval", "50ms")
         .option("minPartitions", 2)
+        .options(**({"walStore": store[0]} if store else {}))
         .load()
     )
     query = (

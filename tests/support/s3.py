@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Self
 
@@ -22,9 +23,15 @@ class S3Server:
     """Use it in a ``with`` block; ``location`` is a URI in it.
 
     Skips the test where the server cannot be had.
+
+    Args:
+        directory: Where it keeps what it holds.
+        host: Its address.
+        before: Words in front of its command, to run it elsewhere.
     """
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, host: str = "127.0.0.1", before: Sequence[str] = ()) -> None:
+        self._host, self._before = host, before
         self._jar = fetched(S3MOCK)
         self._directory = directory
         self._port = free_port()
@@ -45,6 +52,7 @@ class S3Server:
         with open(self._log, "ab") as log:
             self._process = subprocess.Popen(
                 [
+                    *self._before,
                     *(java, "-Xmx256m", "-XX:TieredStopAtLevel=1", "-jar", self._jar, "--server.port=0"),
                     f"--com.adobe.testing.s3mock.httpPort={self._port}",
                 ],
@@ -76,14 +84,14 @@ class S3Server:
 
     def file_system(self) -> fs.S3FileSystem:
         return fs.S3FileSystem(
-            access_key="any", secret_key="any", endpoint_override=f"127.0.0.1:{self._port}", scheme="http",
+            access_key="any", secret_key="any", endpoint_override=f"{self._host}:{self._port}", scheme="http",
             region="us-east-1", allow_bucket_creation=True, retry_strategy=fs.AwsStandardS3RetryStrategy(1),
         )  # fmt: skip
 
     @property
     def endpoint(self) -> str:
         """Where it answers."""
-        return f"tcp://127.0.0.1:{self._port}"
+        return f"tcp://{self._host}:{self._port}"
 
     def location(self, path: str, endpoint: str | None = None) -> str:
         """A place in it, as a user names it; the keys come from the environment.
