@@ -102,7 +102,7 @@ def attack(endpoint: str, peer: bytes, kept: list[str], seed: int, times: int, m
 
 @pytest.mark.parametrize(
     ("seed", "times", "messages"),
-    [(1, 60, 20), pytest.param(2, 3000, 200, marks=pytest.mark.long)],
+    [(1, 60, 20), pytest.param(2, 3500, 200, marks=pytest.mark.long)],
 )
 @pytest.mark.timeout(3600)
 def test_no_side_of_a_proxy_fails_its_honest_peers(
@@ -133,7 +133,7 @@ def test_no_side_of_a_proxy_fails_its_honest_peers(
 @pytest.mark.parametrize("kind", SOURCES)
 @pytest.mark.parametrize(
     ("seed", "times", "messages"),
-    [(1, 60, 20), pytest.param(2, 3000, 1000, marks=pytest.mark.long)],
+    [(1, 60, 20), pytest.param(2, 3500, 1000, marks=pytest.mark.long)],
 )
 @pytest.mark.timeout(3600)
 def test_no_source_fails_its_honest_peers(
