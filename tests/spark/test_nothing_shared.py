@@ -5,21 +5,24 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Self
 
 import pyarrow.parquet as pq
 import pytest
-import zmq
 
-from tests.support import Socket, bound, log_rows, offer, wait_for
+from tests.support import log_rows, wait_for
 from tests.support.namespaces import Cluster, end_family, need_namespaces
+from tests.support.ports import free_port
 from tests.support.s3 import S3Server
 
 pytestmark = [pytest.mark.spark, pytest.mark.long]
-Context = zmq.Context[Socket]
+# How long a cable is out, and a server away.
+_LONG, _SHORT = 30, 5
+# What a driver that is killed may have and not have sealed, and a connection that is lost.
+_HELD = 2000
 
 
 def rows_in(out: Path) -> list[tuple[int, int]]:
@@ -41,36 +44,35 @@ class Job:
     """A query on the cluster, and a PUSH that sends it numbers; use it in a ``with`` block.
 
     Args:
-        store: Where the log is kept, if that is object storage.
+        log: The query's ``walLocation``.
+        store: Its ``walStore``, if any.
+        sender: The namespace that the PUSH is in; None for this one.
 
     Attributes:
-        sent: How many numbers were sent.
-        rows: What is in the output, once the job has ended.
+        sent: How many numbers were sent, once the job has ended.
     """
 
-    def __init__(self, context: Context, directory: Path, cluster: Cluster, log: Path, *store: str) -> None:
-        self._push, endpoint = bound(context, zmq.PUSH, sndhwm=10)
+    def __init__(
+        self, directory: Path, cluster: Cluster, log: Path, *store: str, sender: int | None = None
+    ) -> None:
+        where = cluster.host if sender is None else cluster.address(sender)
+        endpoint = f"tcp://{where}:{free_port()}"
         self._directory, self._out, self._stop = directory, directory / "out", directory / "stop"
         words = [cluster.master, cluster.host, endpoint, str(log), str(self._out), str(self._stop), *store]
         self._command = [sys.executable, "-m", "tests.support.cluster_driver", *words]
-        self._ending = threading.Event()
-        self._sender = threading.Thread(target=self._send)
+        before = [] if sender is None else cluster.inside(sender)
+        self._sending = [*before, sys.executable, "-m", "tests.support.number_sender", endpoint]
         self.sent = 0
 
-    def _send(self) -> None:
-        while not self._ending.is_set():
-            if offer(self._push, b"%d" % self.sent):
-                self.sent += 1
-            self._ending.wait(0.002)
-
     def __enter__(self) -> Self:
+        self._sender = subprocess.Popen(
+            self._sending, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
         self._start()
-        self._sender.start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._ending.set()
-        self._sender.join()
+        end_family(self._sender)
         end_family(self._driver)
 
     def _start(self) -> None:
@@ -81,9 +83,6 @@ class Job:
         before = len(rows_in(self._out))
         wait_for(lambda: len(rows_in(self._out)) > before + 100, f"rows after {what}", 150)
 
-    def wait(self, seconds: float) -> None:
-        self._ending.wait(seconds)
-
     def kill(self) -> None:
         """SIGKILL to the driver, and another one."""
         end_family(self._driver)
@@ -91,25 +90,25 @@ class Job:
 
     def end(self) -> list[tuple[int, int]]:
         """Have it read all that there is, and end; its rows."""
-        self._ending.set()
-        self._sender.join()
+        said, _ = self._sender.communicate(timeout=60)
+        self.sent = int(said)
         self._stop.touch()
         assert self._driver.wait(120) == 0
         return rows_in(self._out)
 
 
 def test_whatever_is_cut_or_killed_the_output_is_the_log(
-    context: Context, package_log: Callable[[], str], tmp_path: Path
+    package_log: Callable[[], str], tmp_path: Path
 ) -> None:
     need_namespaces()
     log = tmp_path / "wal"
-    with Cluster(tmp_path, log) as cluster, Job(context, tmp_path, cluster, log) as job:
+    with Cluster(tmp_path, log) as cluster, Job(tmp_path, cluster, log) as job:
         job.goes_on("the start")
         assert "its chunks are read from the driver" in package_log()
         assert log_rows(log).num_rows  # here it is, and there it is not
 
-        cluster.cut(0)  # for 30 s, which is longer than an executor waits before it asks again
-        job.wait(30)
+        cluster.cut(0)  # for longer than an executor waits before it asks again
+        time.sleep(_LONG)
         cluster.mend(0)
         job.goes_on("a cut")
 
@@ -126,27 +125,32 @@ def test_whatever_is_cut_or_killed_the_output_is_the_log(
     assert [i for i, _ in rows] == list(range(len(rows)))
     kept = log_rows(log)
     assert rows == list(zip(kept["id"].to_pylist(), map(int, kept["value"].to_pylist()), strict=True))
-    # What the killed driver had and not sealed is lost, and no more.
-    assert job.sent - 1000 < len({number for _, number in rows}) == len(rows)
+    assert job.sent - _HELD < len({number for _, number in rows}) == len(rows)
 
 
-def test_workers_that_are_cut_off_from_the_storage_go_on(context: Context, tmp_path: Path) -> None:
+def test_whatever_is_cut_or_killed_the_output_is_the_log_in_the_storage(tmp_path: Path) -> None:
     need_namespaces()
-    log, storage = tmp_path / "wal", 2
+    log, storage, publisher = tmp_path / "wal", 2, 3
     with Cluster(tmp_path, log) as cluster:
         cluster.add(storage)
+        cluster.add(publisher)
         with S3Server(tmp_path / "s3", cluster.address(storage), cluster.inside(storage)) as server:
             store = server.location("log").replace("s3://", "s3://any:any@")
-            with Job(context, tmp_path, cluster, log, store) as job:
+            with Job(tmp_path, cluster, log, store, sender=publisher) as job:
                 job.goes_on("the start")
 
                 cluster.cut_off(storage, 0)  # one of two workers: what it asks for is never answered
-                job.wait(30)
+                time.sleep(_LONG)
                 cluster.let_through(storage, 0)
-                job.goes_on("a cut")
+                job.goes_on("a cut between a worker and the storage")
+
+                cluster.cut(publisher)
+                time.sleep(_LONG)
+                cluster.mend(publisher)
+                job.goes_on("a cut between the publisher and the receiver")
 
                 server.kill()
-                job.wait(5)
+                time.sleep(_SHORT)
                 server.start()
                 job.goes_on("the storage's death")
 
@@ -156,4 +160,4 @@ def test_workers_that_are_cut_off_from_the_storage_go_on(context: Context, tmp_p
             kept = log_rows(tmp_path / "nowhere", store=store)
     assert [i for i, _ in rows] == list(range(len(rows)))
     assert rows == list(zip(kept["id"].to_pylist(), map(int, kept["value"].to_pylist()), strict=True))
-    assert job.sent - 1000 < len({number for _, number in rows}) == len(rows)
+    assert job.sent - _HELD < len({number for _, number in rows}) == len(rows)

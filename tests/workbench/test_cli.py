@@ -158,6 +158,8 @@ def test_a_command_that_passes_options_on_has_none_of_another_name(name: str, op
 def test_a_command_that_is_told_to_end_ends_its_processes(
     arguments: list[str], number: signal.Signals
 ) -> None:
+    # Who runs in the background of a shell ignores it, and so do all that are started there.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
     process = subprocess.Popen(
         [sys.executable, "-m", "zmq_datasource", *arguments],
         stdout=subprocess.PIPE,
@@ -165,6 +167,7 @@ def test_a_command_that_is_told_to_end_ends_its_processes(
         text=True,
         start_new_session=True,
     )
+    signal.signal(signal.SIGINT, before)
     try:
         children = wait_for(lambda: _with_sockets(process.pid), "a sender and a receiver")
         if number == signal.SIGINT:  # as a terminal sends it
