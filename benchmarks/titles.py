@@ -31,7 +31,7 @@ TITLES = {
         "`SimpleDataSourceStreamReader` that drains the socket at each trigger, for at most a second (0.1 s "
         f"above 100 B), a tuple a message, nothing durable. *{DURABLE}*: this package as it is by default, every chunk "
         f"forced to the disk. *{BACKLOG}*: no socket, a log filled beforehand is read: what the JVM and "
-        "its workers alone allow.",
+        f"its workers alone allow. {_CHECKPOINTS}",
     ),
     "framings": (
         "The cost of judging sequences",

@@ -11,7 +11,7 @@
     │   ├── SendTimeoutError   the peers stayed full for sendTimeout
     │   ├── FlushTimeoutError  linger ran out with messages still queued
     │   ├── ConnectionLostError  connections are lost again and again before their rows have left
-    │   ├── ProtocolError      the other side of the transaction protocol speaks something else
+    │   ├── ProtocolError      the other side of a transaction or a durable subscription speaks something else
     │   ├── SubscriptionError  a durable subscription that the proxy refuses, or has ended
     │   ├── TransactionError   a transaction that the receiver refused
     │   ├── MalformedMessageError  a message does not fit its framing (onMalformed=fail)
@@ -87,7 +87,7 @@ class ConnectionLostError(SocketError):
 
 
 class NoPeerError(SocketError):
-    """No peer finished its handshake (or subscribed) within ``connectTimeout``."""
+    """No peer finished its handshake (or subscribed) within ``connectTimeout``, or a proxy was silent for as long."""
 
 
 class SendTimeoutError(SocketError):
@@ -99,7 +99,7 @@ class FlushTimeoutError(SocketError):
 
 
 class ProtocolError(SocketError):
-    """The other side of the transaction protocol sent what is no message of it."""
+    """The other side of the protocol of transactions, or of durable subscribers, sent what is no message of it."""
 
 
 class SubscriptionError(SocketError):

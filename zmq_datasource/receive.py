@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from collections.abc import Callable, Mapping
 
 from zmq_datasource.errors import DiskFaultError, LogError, OptionError
 from zmq_datasource.host.limited_logging import LimitedLog
@@ -68,26 +67,7 @@ def receive_until(
                 return
     finally:
         finish()
-        _stop_all(receivers)
-
-
-def _stop_all(receivers: Sequence[_Receiver]) -> None:
-    """Stop each of them, whatever goes wrong with one.
-
-    Raises:
-        Exception: The first failure.
-    """
-    failures: list[Exception] = []
-
-    def stop(receiver: _Receiver) -> None:
-        try:
-            receiver.stop()
-        except Exception as e:
-            failures.append(e)
-
-    side_by_side([partial(stop, receiver) for receiver in receivers])
-    for failure in failures:
-        raise failure
+        side_by_side([receiver.stop for receiver in receivers])
 
 
 class _Receiver:

@@ -7,7 +7,7 @@ import threading
 import uuid
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, cast
 
@@ -113,7 +113,7 @@ def check_what_is_repeated(sender: RawSender, digest: str) -> None:
         assert (refused["kind"], refused.get("code")) == ("X", "conflict")
         assert "computed again" in refused["reason"]
     assert sender.commit("q", 7, [], 2, digest=digest)["again"]
-    assert sender.commit("q", 7, [], 2)["again"]  # a sender of an earlier release
+    assert sender.commit("q", 7, [], 2)["again"]  # a sender that says no digest
 
 
 def test_other_rows_under_a_number_that_is_being_committed_are_refused(
@@ -218,30 +218,20 @@ def test_a_digest_depends_on_what_is_sent_and_not_on_the_type_of_its_column() ->
     assert as_text(digest_of(pa.record_batch({"topic": ["t"], "value": ["v"]}))) == "8f33520e4922b7a9"
 
 
-def test_a_log_of_an_earlier_release_is_read_and_what_it_does_not_say_is_not_compared() -> None:
-    transactions = CommittedTransactions(SourceCounters(), 10)
-    old = b'{"counters": {}, "sequences": null, "transactions": {"q": [7, "attempt"], "r": [1, "x"]}}'
-    assert transactions.restore(old, b'{"counters": {}, "transactions": {"q": [8, "newer"], "r": null}}')
-    last = transactions.last("q")
-    assert last == Transaction(8, "newer")
-    last.check_is("q", 8, 5, as_text(1))
-    with pytest.raises(TransactionError, match="transaction 8 already"):
-        last.check_is("q", 7, 5, None)
-    assert transactions.last("r") is None
-
-
-def test_a_state_says_what_earlier_releases_read_and_goes_on_after_one_of_them() -> None:
+def test_transactions_go_on_from_a_state_and_what_has_changed_since() -> None:
     transactions = CommittedTransactions(SourceCounters(), 10)
     transactions.commit("q", Transaction(7, "attempt", 2, as_text(5)))
+    transactions.commit("r", Transaction(1, "x", 4))
     full = transactions.full()
-    assert b'"transactions":{"q":[7,"attempt"]}' in full
+    transactions.commit("q", Transaction(8, "newer", 5))
     again = CommittedTransactions(SourceCounters(), 10)
-    assert again.restore(full, None)
-    assert again.last("q") == Transaction(7, "attempt", 2, as_text(5))
-    # An earlier release has committed the next one, of whose content it says nothing.
-    later = CommittedTransactions(SourceCounters(), 10)
-    assert later.restore(full, b'{"counters": {}, "transactions": {"q": [8, "theirs"]}}')
-    assert later.last("q") == Transaction(8, "theirs")
+    assert again.restore(full, transactions.delta())
+    last = again.last("q")
+    assert last == Transaction(8, "newer", 5)
+    assert again.last("r") == Transaction(1, "x", 4)
+    last.check_is("q", 8, 5, as_text(1))  # nothing was said of its digest
+    with pytest.raises(TransactionError, match="transaction 8 already"):
+        last.check_is("q", 7, 5, None)
 
 
 @pytest.mark.parametrize(
@@ -349,10 +339,11 @@ def test_the_longest_silent_makes_place_when_there_are_too_many(
 ) -> None:
     monkeypatch.setattr(sessions, "_MOST_SESSIONS", 3)
     endpoint, now = free_endpoint(), [0.0]
-    with receiving(tmp_path, endpoint) as ingest, raw(context, endpoint) as sender:
+    with receiving(tmp_path, endpoint) as ingest, ExitStack() as stack:
         acceptor_of(ingest)._monotonic = lambda: now[0]
-        for number in range(3):
-            begin(sender, f"{number:032x}")
+        *others, sender = [stack.enter_context(raw(context, endpoint)) for _ in range(4)]
+        for number, other in enumerate(others):
+            begin(other, f"{number:032x}")
             now[0] += 1
         assert sender.data("q", 0, b"x", attempt=f"{9:032x}")["code"] == "busy"
         now[0] += sessions._LENDS_PLACE_SECONDS - 1

@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from zmq_datasource.acknowledged import sessions
+from zmq_datasource.acknowledged.answers import RefusedError
 from zmq_datasource.acknowledged.protocol import (
     Abort,
     Commit,
@@ -398,6 +399,22 @@ def test_windows_stay_with_the_silent_while_there_are_others() -> None:
     everyone.grant(next(iter(everyone)))
     everyone.take_windows_back(1e6)
     assert next(iter(everyone)).window == sessions._WINDOW
+
+
+def test_one_peer_does_not_hold_all_places(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sessions, "_MOST_SESSIONS", 4)
+    everyone = Sessions()
+    for number, peer in enumerate((b"honest", b"greedy", b"greedy", b"greedy")):
+        it = session(number, now=float(number))
+        it.peer = peer
+        everyone.add(it)
+    leaving = everyone.must_leave(3.0)
+    assert leaving is not None
+    assert (leaving.peer, leaving.part.number) == (b"greedy", 1)
+    for it in everyone:
+        it.peer = b"%d" % it.part.number
+    with pytest.raises(RefusedError, match="4 senders are at work already"):
+        everyone.must_leave(3.0)
 
 
 def test_a_session_whose_file_is_being_forced_keeps_its_place(monkeypatch: pytest.MonkeyPatch) -> None:

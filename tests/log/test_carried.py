@@ -31,16 +31,14 @@ def intake(**options: Any) -> Intake:
 def test_the_bytes_of_a_ledger_never_change() -> None:
     it = transactions(received=3, bytes=5)
     it.commit("q", Transaction(7, "attempt", 2, "0005"))
-    it.commit("r", Transaction(1, "b"))
+    it.commit("r", Transaction(1, "b", 1))
     assert it.full() == (
-        COUNTERS % (3, 5) + b'"sequences":null,"transactions":{"q":[7,"attempt"],"r":[1,"b"]},'
-        b'"contents":{"q":[7,2,"0005"],"r":[1,null,null]}}'
+        COUNTERS % (3, 5)
+        + b'"sequences":null,"transactions":{"q":[7,"attempt",2,"0005"],"r":[1,"b",1,null]}}'
     )
-    it.commit("q", Transaction(8, "c"))
+    it.commit("q", Transaction(8, "c", 3))
     assert it.changed
-    assert it.delta() == (
-        COUNTERS % (3, 5) + b'"sequences":null,"transactions":{"q":[8,"c"]},"contents":{"q":[8,null,null]}}'
-    )
+    assert it.delta() == (COUNTERS % (3, 5) + b'"sequences":null,"transactions":{"q":[8,"c",3,null]}}')
     assert not it.changed
 
 

@@ -60,7 +60,7 @@ PLACES = (
     f"0/{2 * ROWS // CHUNKS:020d}-{ROWS:020d}.arrow",
     "0/state",
     "0/writer.lock",
-    "0/marks.lock",
+    "0/positions.lock",
     "0/readers",
     "0/readers/billing.json",
     "0/readers/billing.start.json",

@@ -47,18 +47,6 @@ def test_a_chunk_knows_its_times(tmp_path: Path, grow: bool) -> None:
     assert [tuple(read_times(storage, chunk.name)) for chunk in sorted(storage.chunks())] == [(3, 9), (4, 4)]
 
 
-def test_a_chunk_of_an_earlier_release_is_read_for_them(tmp_path: Path) -> None:
-    storage = written(tmp_path, [5, 9, 3])
-    path = storage.path_of(chunk_name(0, 3))
-    with pa.ipc.open_file(path) as reader:
-        batches = [reader.get_batch(n) for n in range(reader.num_record_batches)]
-        schema = reader.schema.remove_metadata()
-    with pa.ipc.new_file(path, schema) as writer:
-        for batch in batches:
-            writer.write_batch(batch)
-    assert tuple(read_times(storage, chunk_name(0, 3))) == (3, 9)
-
-
 def test_times_that_were_changed_hide_nothing(tmp_path: Path) -> None:
     storage = written(tmp_path, [1_000_005])
     path = Path(storage.path_of(chunk_name(0, 1)))

@@ -13,9 +13,10 @@ from zmq_datasource.log.storage import LogStorage
 from zmq_datasource.messages.framing import decode_plain
 from zmq_datasource.messages.raw import raw_of
 from zmq_datasource.proxy.durable_protocol import EARLIEST, Lost, Message, Subscribe
-from zmq_datasource.proxy.durable_session import LEAST, DurableSession, Wire
+from zmq_datasource.proxy.durable_session import LEAST, DurableSession
 from zmq_datasource.proxy.subscriptions import Subscription, Subscriptions
 from zmq_datasource.proxy.view import Cursor
+from zmq_datasource.proxy.wire import Wire
 from zmq_datasource.transport.kernel import AckedBytes
 
 SHARE = 1 << 20

@@ -69,8 +69,8 @@ def message(number: int) -> Message:
     return Message(number, (b"a", b"x"))
 
 
-def subscribe(session: int, resume: int | None = None) -> Subscribe:
-    return Subscribe("me", session, EARLIEST, resume, 1000, (b"a",))
+def subscribe(session: int, resume: int | None = None, credit: int = 1000) -> Subscribe:
+    return Subscribe("me", session, EARLIEST, resume, credit, (b"a",))
 
 
 # Beginning.
@@ -113,7 +113,7 @@ def test_silence_is_answered_by_the_same_subscribe_then_by_a_new_connection() ->
 def test_a_repeated_subscribe_restarts_nothing() -> None:
     here = Subscribed()
     here.hear(message(0))
-    assert [said for _, said in here.pass_time(4)] == [subscribe(1, resume=1)]
+    assert [said for _, said in here.pass_time(4)] == [subscribe(1, resume=1, credit=999)]
     here.hear(message(1))
     assert here.it.ready
     here.hear(Ready(1, 0, 100, False), message(2))
@@ -194,7 +194,7 @@ def test_a_new_connection_goes_on_where_it_was_with_what_it_has_acknowledged() -
     assert here.it.take() is not None
     here.it.ack(0)
     here.it.connected(1)
-    assert here.said() == [subscribe(2, resume=5), Ack(0)]
+    assert here.said() == [subscribe(2, resume=5, credit=996), Ack(0)]
     here.hear(message(2))  # late, of the old connection
     here.hear(Ready(1, 0, 100, False), message(3))
     here.hear(Ready(2, 5, 100, False), message(5))
@@ -250,6 +250,18 @@ def test_a_new_connection_begins_with_its_whole_credit() -> None:
     here.said()
     here.hear(Ready(2, 3, 100, False))
     assert here.pass_time(0.5) == []
+
+
+def test_what_waits_to_be_taken_counts_against_the_credit_of_a_new_connection() -> None:
+    here = Subscribed(credit=10)
+    here.hear(*map(message, range(4)))
+    here.it.connected(1)
+    (again,) = here.said()
+    assert isinstance(again, Subscribe)
+    assert again.credit == 6
+    here.hear(Ready(2, 4, 100, False))
+    here.taken()
+    assert here.pass_time(0.5) == [(0.5, Credit(4))]
 
 
 # Acknowledgements.

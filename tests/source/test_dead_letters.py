@@ -124,6 +124,33 @@ def test_a_letter_of_any_size_is_kept_by_a_disk_that_keeps_up(
     assert [len(kept["frames"][-1]) for kept in letters(tmp_path)][-1] == 100_000
 
 
+def test_a_bound_counts_what_earlier_runs_have_kept_and_says_the_way_out(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    bound = 20_000
+    with DeadLetters(Location(tmp_path), "vllm", nobody, bound) as box:
+        box.add([letter(1)])
+    (tmp_path / "other.parquet").write_bytes(b"x" * bound)
+    lost: list[int] = []
+    with DeadLetters(Location(tmp_path), "vllm", lost.append, bound) as box:
+        box.add([letter(2), letter(3)])
+    assert sum(lost) == 2
+    assert "or set deadLetterLocation" in caplog.text
+    assert len(letters(tmp_path)) == 1
+
+
+def test_a_bound_holds_while_letters_come(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dead_letters_module, "_FILE_SECONDS", 0.0)
+    lost: list[int] = []
+    with DeadLetters(Location(tmp_path), "vllm", lost.append, 40_000) as box:
+        for number in range(100):
+            box.add([letter(number, 1000)])
+    assert len(letters(tmp_path)) + sum(lost) == 100
+    assert lost
+    assert len(letters(tmp_path)) > 10
+    assert sum(path.stat().st_size for path in tmp_path.iterdir()) <= 40_000
+
+
 @pytest.mark.parametrize("location", ["nosuch://bucket/x", "hdfs2://x"])
 def test_a_location_of_no_file_system_is_refused(location: str) -> None:
     with pytest.raises(OptionError, match="deadLetterLocation"):
@@ -140,15 +167,17 @@ def test_credentials_in_a_location_never_show() -> None:
     assert "SECRET" not in repr(options)
 
 
-def test_malformed_messages_of_a_feed_become_dead_letters(tmp_path: Path) -> None:
-    location = tmp_path / "letters"
+@pytest.mark.parametrize("named", [True, False], ids=["deadLetterLocation", "beside the log"])
+def test_malformed_messages_of_a_feed_become_dead_letters(named: bool, tmp_path: Path) -> None:
+    location = tmp_path / "letters" if named else tmp_path / "log" / "0" / "dead-letters"
+    options = {"deadLetterLocation": location} if named else {}
     with Publisher("vllm") as publisher:
         ingest = Ingest(
             stream_options(
                 connect=publisher.endpoint,
                 framing="vllm",
                 walLocation=tmp_path / "log",
-                deadLetterLocation=location,
+                **options,
             )
         )
         ingest.start()

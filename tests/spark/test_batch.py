@@ -126,9 +126,21 @@ def test_a_log_is_read_in_parallel(spark: SparkSession, log: Path) -> None:
     assert df.count() == 80
 
 
+@pytest.mark.parametrize("option", ["startingOffsets", "endingOffsets"])
+def test_a_partition_that_the_log_does_not_have_is_refused(
+    spark: SparkSession, log: Path, option: str
+) -> None:
+    with pytest.raises(
+        PySparkException, match=rf"option {option}: the log has no partition \[7\], only \[0\]"
+    ):
+        read(spark, walLocation=log, **{option: '{"next": {"7": 1}}'}).count()
+
+
 def test_a_range_that_is_gone_is_data_loss(spark: SparkSession, log: Path) -> None:
     gone = '{"next": {"0": 5}}'
-    with pytest.raises(PySparkException, match="holds the ids 20 to 99, the offset says 5"):
+    with pytest.raises(
+        PySparkException, match=r"startingOffsets says 5, and log .*begins at id 20 and ends before id 100"
+    ):
         read(spark, walLocation=log, startingOffsets=gone).count()
     assert read(spark, walLocation=log, startingOffsets=gone, failOnDataLoss=False).count() == 80
 

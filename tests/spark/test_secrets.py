@@ -231,7 +231,7 @@ def test_no_secret_is_anywhere_but_in_its_file(
             with Producer(sides["router"], "me", **secrets.client) as producer:
                 producer.send(b"m")
                 producer.flush()
-            with DurableSubscriber(sides["durable"], "me", options=secrets.client) as subscriber:
+            with DurableSubscriber(sides["durable"], "me", **secrets.client) as subscriber:
                 assert subscriber.receive(20) is not None
             said.append(json.dumps(wait_for(proxy.status, "a status"), default=str))
             assert not in_processes(secrets)

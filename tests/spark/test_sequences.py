@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import zmq
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.datasource import InputPartition
 from pyspark.sql.streaming import StreamingQuery
 
 from tests.source.test_losses import wait_for_silence
@@ -26,7 +27,10 @@ from tests.support.streams import (
     wait_for_rows,
     wait_until_released,
 )
-from zmq_datasource import MessageLossError
+from zmq_datasource import LogFormatError, MessageLossError
+from zmq_datasource.options import BatchReadOptions
+from zmq_datasource.options.parser import parse
+from zmq_datasource.spark.gaps import ZmqGapReader
 
 pytestmark = pytest.mark.spark
 Context = zmq.Context[Socket]
@@ -231,3 +235,10 @@ def test_a_task_that_is_repeated_is_recognised(spark: SparkSession, tmp_path: Pa
             lambda: query.lastProgress and metrics(query)["messagesDuplicate"] == 500, "the duplicates", 60
         )
         assert metrics(query)["messagesReceived"] == 500
+
+
+def test_gaps_of_a_log_that_is_not_reached_are_no_answer(tmp_path: Path) -> None:
+    """An executor that does not see the directory must not say that there are no gaps."""
+    reader = ZmqGapReader(parse(BatchReadOptions, {"walLocation": str(tmp_path / "log"), "view": "gaps"}))
+    with pytest.raises(LogFormatError, match="which all machines that read it must share"):
+        list(reader.read(InputPartition(0)))

@@ -12,7 +12,7 @@ from tests.fuzz.seeds import CORPUS
 from tests.fuzz.targets import frames_of
 from zmq_datasource.options.types import Endpoint
 
-__all__ = ["Attacker", "greeting", "message", "ready"]
+__all__ = ["Attacker", "greeting", "message", "ready", "shake_hands"]
 
 # ZMTP 3.1 (RFC 37).
 _MORE, _LONG, _COMMAND = 1, 2, 4
@@ -38,6 +38,16 @@ def ready(socket_type: bytes) -> bytes:
 def message(frames: Sequence[bytes]) -> bytes:
     *before, last = frames
     return b"".join(_frame(_MORE, frame) for frame in before) + _frame(0, last)
+
+
+def shake_hands(sock: socket.socket, socket_type: bytes) -> None:
+    """Greet, and wait for the answer: libzmq refuses messages that come earlier."""
+    sock.sendall(greeting() + ready(socket_type))
+    answer = b""
+    while b"READY" not in answer:
+        more = sock.recv(65536)
+        assert more, "the other side has hung up"
+        answer += more
 
 
 class Attacker:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import socket as stdlib_socket
+import threading
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
@@ -14,6 +17,7 @@ import pytest
 import zmq
 import zmq.auth
 from click.testing import CliRunner
+from zmq.auth.thread import AuthenticationThread
 
 from tests.support import Socket, free_endpoint, stream_options, take, wait_for, write_options
 from tests.support.hostile import greeting
@@ -184,6 +188,20 @@ def test_a_directory_that_is_gone_lets_nobody_in_until_it_is_back(
         pull.close(0)
 
 
+def test_a_handler_that_cannot_start_is_an_error_and_no_wait(
+    keys: Keys, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(_self: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with ThreadPoolExecutor(1) as pool, monkeypatch.context() as patch:
+        pool.submit(bool).result()  # its own thread is there
+        patch.setattr(AuthenticationThread, "start", refuse)
+        opening = pool.submit(opened, bind=free_endpoint(), **given(keys.server))
+        with pytest.raises(RuntimeError, match="can't start new thread"):
+            opening.result(20)
+
+
 def test_strangers_do_not_fill_the_log(keys: Keys, caplog: pytest.LogCaptureFixture) -> None:
     known = authentication.Clients(str(keys.allowed))
     with caplog.at_level(logging.WARNING):
@@ -230,7 +248,7 @@ def test_what_lets_nobody_in_or_anybody_is_refused(keys: Keys, tmp_path: Path) -
     broken.write_text("me:secret\nsecret without a name\n")
     local, everywhere = free_endpoint(), "tcp://0.0.0.0:5557"
     cases: list[tuple[dict[str, Any], str]] = [
-        ({"allowedClients": keys.allowed}, "without zmq.curve_server=1 nobody is asked for a key"),
+        ({"allowedClients": keys.allowed}, "needs zmq.curve_server=1: without it nobody is asked for a key"),
         ({**given(keys.server), "allowedClients": "keys"}, "must be an absolute path"),
         ({**given(keys.server), "allowedClients": tmp_path / "none"}, "zmq-datasource keygen makes them"),
         ({"zmq_plain_server": "1"}, "needs both zmq.plain_server=1 and plainPasswords"),
@@ -387,9 +405,7 @@ def test_each_side_of_a_proxy_lets_in_whom_it_knows(
             name: _subscribed(keys.connect(context, zmq.SUB, sides["publish"], name))
             for name in ("stranger", "friend")
         }
-        with DurableSubscriber(
-            sides["durable"], "billing", options=keys.client("friend"), timeout=20
-        ) as durable:
+        with DurableSubscriber(sides["durable"], "billing", **keys.client("friend"), timeout=20) as durable:
             for name in ("stranger", "friend"):
                 attempt(keys.connect(context, zmq.PUSH, sides["pull"], name), b"push of " + name.encode())
             _send_as(keys, sides["router"], "friend")
@@ -410,7 +426,7 @@ def test_each_side_of_a_proxy_lets_in_whom_it_knows(
         assert not replay["stranger"].poll(0)
         with (
             pytest.raises(NoPeerError),
-            DurableSubscriber(sides["durable"], "x", options=keys.client("stranger"), timeout=0.5),
+            DurableSubscriber(sides["durable"], "x", **keys.client("stranger"), timeout=0.5),
         ):
             pass
         with pytest.raises(NoPeerError, match="the peer refused our credentials"):
@@ -460,17 +476,53 @@ def test_a_name_belongs_to_the_key_that_it_is_bound_to(keys: Keys, tmp_path: Pat
     with ProxyThreads(tmp_path / "log", sides, **keys.server):
         for name in ("billing", "orders-7"):
             _send_as(keys, sides["router"], "owner", name)
-            with DurableSubscriber(sides["durable"], name, options=keys.client("owner"), timeout=20) as own:
+            with DurableSubscriber(sides["durable"], name, **keys.client("owner"), timeout=20) as own:
                 assert own.receive(20) is not None
         for client, name in (("friend", "billing"), ("friend", "orders-8"), ("owner", "elsewhere")):
             with pytest.raises(TransactionError, match=f"the name '{name}' belongs to another key"):
                 _send_as(keys, sides["router"], client, name)
             with (
                 pytest.raises(SubscriptionError, match=f"the name '{name}' belongs to another key"),
-                DurableSubscriber(sides["durable"], name, options=keys.client(client), timeout=20),
+                DurableSubscriber(sides["durable"], name, **keys.client(client), timeout=20),
             ):
                 pass
         _send_as(keys, sides["router"], "friend", "elsewhere")
+
+
+@pytest.mark.parametrize("fault", ["the directory is gone", "no descriptor is free", "a certificate is torn"])
+def test_a_fault_of_the_disk_gives_bound_names_to_nobody(
+    fault: str, keys: Keys, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    command = ["keygen", "owner", "--directory", str(keys.directory), "--only", "billing"]
+    assert CliRunner().invoke(main, command).exit_code == 0
+    keys.admit("owner")
+    clients = authentication.Clients(str(keys.allowed))
+    owner, friend = keys.public("owner"), keys.public("friend")
+
+    def rights() -> list[bool]:
+        asked = ((owner, "billing"), (friend, "billing"), (friend, "free"))
+        return [clients.may_use(key.decode(), name) for key, name in asked]
+
+    assert rights() == [True, False, True]
+    with monkeypatch.context() as patch:
+        if fault == "the directory is gone":
+            keys.allowed.rename(keys.directory / "aside")
+        elif fault == "no descriptor is free":
+
+            def refuse(_self: Path) -> Iterator[Path]:
+                raise OSError(errno.EMFILE, "too many open files")
+
+            patch.setattr(Path, "iterdir", refuse)
+        else:
+            (keys.allowed / "owner.key").write_text("")
+        assert not clients.callback("", owner)
+        assert rights() == [True, False, True]
+    if fault == "a certificate is torn":
+        keys.admit("owner")
+    elif fault == "the directory is gone":
+        (keys.directory / "aside").rename(keys.allowed)
+    assert clients.callback("", owner)
+    assert rights() == [True, False, True]
 
 
 def test_who_takes_over_a_routing_id_moves_no_position(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import zmq
@@ -152,5 +153,37 @@ def test_what_a_full_queue_does_not_take_stays() -> None:
         link.send()
         assert session.is_blocked
         assert list(session.outbox) == [[b"%d" % n] for n in range(2, 5)]
+    finally:
+        link.close(0)
+
+
+def test_what_prevents_a_new_connection_is_waited_out(
+    router: tuple[Socket, str], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Key files are read with each socket, and may be replaced just then."""
+    sock, endpoint = router
+    key = tmp_path / "text"
+    key.write_text("3000")
+    session = Recorder()
+    spec = SocketSpec(
+        kind="DEALER", connect=Endpoints.read(endpoint), zmq=ZmqOptions({"heartbeat_ivl": f"@{key}"})
+    )
+    link = Link(spec, session)
+    link.open()
+    try:
+        session.outbox.append([b"1"])
+        link.carry()
+        assert receive(sock)[1:] == [b"1"]
+        key.unlink()
+        session.redial = True
+        session.outbox.append([b"2"])
+        link.carry()
+        assert session.redial
+        assert session.outbox
+        assert "again" in caplog.text
+        key.write_text("3000")
+        link.carry()
+        assert not session.redial
+        assert receive(sock)[1:] == [b"2"]
     finally:
         link.close(0)

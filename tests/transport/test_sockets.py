@@ -8,7 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -25,6 +25,7 @@ from tests.support import (
     wait_for,
     write_options,
 )
+from tests.support.hostile import message, shake_hands
 from zmq_datasource.errors import EndpointError, OptionError
 from zmq_datasource.options import ReadOptions, WriteOptions
 from zmq_datasource.options.types import Endpoint
@@ -34,7 +35,7 @@ from zmq_datasource.transport.kernel import io_threads_sleep, threads
 from zmq_datasource.transport.opened import OpenSocket
 from zmq_datasource.transport.peers import PeerWatch, security_of
 from zmq_datasource.transport.pyzmq_internals import more_frames
-from zmq_datasource.transport.spec import SocketSpec, check_socket_options, new_socket
+from zmq_datasource.transport.spec import SocketSpec, check_socket_options, new_socket, options_of
 
 FEED = "tcp://127.0.0.1:5556"
 Context = zmq.Context[Socket]
@@ -418,3 +419,32 @@ def test_a_busy_socket_of_another_context_holds_up_no_close(context: Context) ->
     finally:
         ended.set()
         thread.join(30)
+
+
+@pytest.mark.parametrize(("kind", "peer"), [("PUSH", b"PULL"), ("PUB", b"SUB")])
+def test_what_peers_send_to_a_sink_is_bounded(kind: str, peer: bytes) -> None:
+    """libzmq keeps it, though a PUSH never reads it."""
+    endpoint = free_endpoint()
+    sink = OpenSocket(SocketSpec.of_sink(write_options(socketType=kind, bind=endpoint)))
+    try:
+        with stdlib_socket.create_connection(Endpoint.read(endpoint).host_port, timeout=10) as stranger:
+            shake_hands(stranger, peer)
+            wait_for(lambda: (sink.watch.update(), sink.watch.peers == 1)[1], "the handshake")
+            with suppress(OSError):
+                stranger.sendall(message([b"\x01" + bytes(2 << 20)]))
+            wait_for(lambda: (sink.watch.update(), sink.watch.peers == 0)[1], "the end of the connection")
+    finally:
+        sink.close(0)
+
+
+def test_a_server_flag_that_is_off_leaves_the_keys_as_they_are(context: Context) -> None:
+    """libzmq takes it for "no security" wherever it comes behind the keys."""
+    public, secret = (key.decode() for key in zmq.curve_keypair())
+    keys = {"zmq_curve_serverkey": public, "zmq_curve_publickey": public, "zmq_curve_secretkey": secret}
+    options = stream_options(connect=FEED, **keys, zmq_curve_server="0", zmq_plain_server="0")
+    with new_socket(context, SocketSpec.of_source(options)) as sock:
+        assert sock.getsockopt(zmq.MECHANISM) == zmq.CURVE
+    with pytest.raises(OptionError, match=r"zmq\.curve_server=00: it takes 1, or 0"):
+        stream_options(connect=FEED, **keys, zmq_curve_server="00")
+    off = SocketSpec.of_source(stream_options(bind=FEED, zmq_curve_server="0"))
+    assert security_of(options_of(off)) == ""

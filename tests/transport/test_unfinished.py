@@ -19,7 +19,7 @@ from zmq_datasource.counters import SourceCounters
 from zmq_datasource.options import ProxyOptions
 from zmq_datasource.options.types import Endpoint, Endpoints
 from zmq_datasource.proxy.fronts import Front
-from zmq_datasource.proxy.router import Router
+from zmq_datasource.proxy.router import Request, Router
 from zmq_datasource.source.ingest import Ingest
 from zmq_datasource.source.receiver import Receiver
 from zmq_datasource.transport import unfinished
@@ -32,9 +32,14 @@ _FRAME = b"x" * (64 << 10)
 _BYTES_PER_SECOND = 100 << 20
 
 
+def set_limit(monkeypatch: pytest.MonkeyPatch, size: int) -> None:
+    monkeypatch.setattr(unfinished, "MAX_MESSAGE_BYTES", size - (1 << 20))
+    monkeypatch.setattr(unfinished, "_IN_KERNEL", 1 << 20)
+
+
 @pytest.fixture(autouse=True)
 def _small_and_soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(unfinished, "LIMIT", LIMIT)
+    set_limit(monkeypatch, LIMIT)
     monkeypatch.setattr(unfinished, "_LOOK_SECONDS", 0.02)
 
 
@@ -90,7 +95,7 @@ def receiving(kind: str, endpoint: str, tmp_path: Path) -> Iterator[Callable[[],
                 yield lambda: (front.keep_alive(), len(front.receive()))[1]
         case ["proxy", "ROUTER"]:
             proxy = ProxyOptions(durable=Endpoints.read(endpoint), wal_location=str(tmp_path))
-            with closing(Router(proxy, proxy.durable, 10, 1 << 20)) as router:
+            with closing(Router(proxy, proxy.durable, 10, LIMIT, 7)) as router:
                 yield lambda: (router.receive(), len(router.inbox()))[1]
         case ["ROUTER"]:
             ingest = Ingest(stream_options(bind=endpoint, socketType=kind, walLocation=tmp_path))
@@ -174,7 +179,7 @@ def test_beside_it_nothing_is_lost_and_nobody_else_is_hung_up(
 def test_what_a_message_that_never_ended_held_is_free_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(unfinished, "LIMIT", 30 << 20)
+    set_limit(monkeypatch, 30 << 20)
     endpoint = free_endpoint()
     memory = psutil.Process()
     sent, times = 0, 3
@@ -186,3 +191,35 @@ def test_what_a_message_that_never_ended_held_is_free_again(
             sent += peer.sent
         assert sent > times * (60 << 20)
         assert memory.memory_info().rss - before < sent / 2
+
+
+def test_of_a_message_of_many_frames_a_server_keeps_one_too_many(context: Context, tmp_path: Path) -> None:
+    endpoint = free_endpoint()
+    proxy = ProxyOptions(durable=Endpoints.read(endpoint), wal_location=str(tmp_path))
+    with closing(Router(proxy, proxy.durable, 10, 1 << 20, 7)) as router:
+        client = context.socket(zmq.DEALER)
+        client.connect(endpoint)
+        for frames in (100_000, 8, 7, 1):
+            client.send_multipart([b"x"] * frames)
+        requests: list[Request] = []
+        wait_for(
+            lambda: (router.receive(), requests.extend(router.inbox()), len(requests) == 4)[2], "all of them"
+        )
+        assert [len(request.frames) for request in requests] == [8, 8, 7, 1]
+
+
+def test_who_has_sent_much_and_is_silent_now_slows_nobody_down(context: Context, tmp_path: Path) -> None:
+    endpoint = free_endpoint()
+    with Receiver(stream_options(bind=endpoint, socketType="PULL"), SourceCounters()) as receiver:
+        push = context.socket(zmq.PUSH)
+        push.connect(endpoint)
+        (channel,) = receiver._channels
+        careful = []
+        for _ in range(5 * LIMIT // len(_FRAME)):
+            push.send(_FRAME)
+            wait_for(receiver.receive, "the message")
+            receiver.take()
+            channel._unfinished._next_look = 0.0
+            receiver.keep_alive()
+            careful.append(channel._unfinished.careful)
+        assert not any(careful)

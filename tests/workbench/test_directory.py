@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -19,6 +22,20 @@ def verdicts(location: Path) -> dict[str, Verdict]:
     return {promise.name: promise.verdict for promise in examine_directory(str(location))}
 
 
+@contextmanager
+def stopped_second(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The second process stands still, as in a lock on a file system of the network."""
+    init = directory_module._Second.__init__
+
+    def stopped(self: directory_module._Second, directory: Path) -> None:
+        init(self, directory)
+        self._process.send_signal(signal.SIGSTOP)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(directory_module._Second, "__init__", stopped)
+        yield
+
+
 NAMES = ["file system", "fsync", "link", "rename", "directory times", "lock", "lock of the dead"]
 
 
@@ -26,7 +43,13 @@ def test_a_directory_of_this_machine_is_fit(tmp_path: Path) -> None:
     found = verdicts(tmp_path / "log")
     assert list(found) == NAMES
     assert {found[name] for name in NAMES[2:]} == {"kept"}
-    assert list((tmp_path / "log").iterdir()) == []
+    assert list(tmp_path.iterdir()) == [], "what was made for that is removed"
+
+
+def test_a_lock_that_hangs_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(directory_module, "_ANSWER_SECONDS", 2.0)
+    with stopped_second(monkeypatch), pytest.raises(LogError, match="no answer within 2 s when asked for"):
+        examine_directory(str(tmp_path))
 
 
 def test_memory_is_said_to_be_memory(tmp_path: Path) -> None:

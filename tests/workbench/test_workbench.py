@@ -112,6 +112,10 @@ def test_a_plot_that_cannot_be_drawn_is_refused_before_the_runs(
     assert "pip install 'zmq_datasource[plot]'" in result.stderr
     monkeypatch.undo()
     nowhere = str(tmp_path / "nowhere" / "a.png")
+    for option in ("--plot", "--csv"):
+        result = CliRunner().invoke(main, ["hwm", "--messages", "1000000000", option, nowhere])
+        assert result.exit_code == 1
+        assert f"name another file with {option}" in result.stderr
     result = CliRunner().invoke(main, ["hwm", "--messages", "1000000000", "--plot", nowhere])
     assert "name another file with --plot" in result.stderr
 

@@ -11,15 +11,14 @@ from typing import Self
 import zmq
 
 from zmq_datasource.acknowledged.committer import TransactionLog
-from zmq_datasource.acknowledged.protocol import MOST_FRAME_BYTES
+from zmq_datasource.acknowledged.protocol import MOST_FRAME_BYTES, MOST_FRAMES
 from zmq_datasource.acknowledged.reception import AcceptorTerms, Reception
 from zmq_datasource.acknowledged.transactions import CommittedTransactions
 from zmq_datasource.counters import SourceCounters
 from zmq_datasource.log.filler import FillerFacts
 from zmq_datasource.log.storage import LogStorage
-from zmq_datasource.transport.authentication import NameRights, any_name
+from zmq_datasource.transport.authentication import NameRights
 from zmq_datasource.transport.opened import OpenSocket
-from zmq_datasource.transport.origin import origin_of
 from zmq_datasource.transport.peers import count_connections
 from zmq_datasource.transport.spec import SocketSpec
 from zmq_datasource.transport.unfinished import Unfinished
@@ -140,13 +139,8 @@ class Acceptor:
 
     def _next(self) -> tuple[bytes, list[bytes], Callable[[str], bool]]:
         """A message: who sent it, its frames, and under which names that one may commit."""
-        if not self._rights.asked:
-            peer, *frames = self._unfinished.receive(int(zmq.NOBLOCK))
-            return peer, frames, any_name
-        sender, *parts = self._socket.recv_multipart(zmq.NOBLOCK, copy=False)
-        last = (parts or [sender])[-1]
-        self._unfinished.saw(origin_of(last))
-        return sender.bytes, [part.bytes for part in parts], self._rights.of(last)
+        sender, *parts = self._unfinished.receive(1 + MOST_FRAMES)
+        return sender.bytes, [part.bytes for part in parts], self._rights.of((parts or [sender])[-1])
 
     def _watch_connections(self) -> None:
         self._open.watch.update()

@@ -13,11 +13,11 @@ from typing import Self
 
 import pyarrow as pa
 
-from zmq_datasource.acknowledged.protocol import MOST_FRAME_BYTES, MOST_NAME_BYTES
+from zmq_datasource.acknowledged.protocol import MOST_FRAME_BYTES, MOST_NAME_BYTES, is_name
 from zmq_datasource.acknowledged.uplink import AttemptLostError, Uplink
 from zmq_datasource.errors import OptionError, RowError, SocketError, TransactionError
 from zmq_datasource.options import WriteOptions
-from zmq_datasource.options.parser import parse
+from zmq_datasource.options.parser import parse, texts_of
 
 __all__ = ["Producer"]
 
@@ -47,11 +47,11 @@ class Producer:
     ...         producer.send(b"both")
     ...         producer.send(b"or none")
 
-    What was sent and not flushed is kept in memory, at most ``max_bytes``; then ``send`` flushes by
-    itself (in a transaction it is an error). A ``flush`` that fails has lost nothing and doubled nothing:
-    call it again, it finds out whether the commit took place. A program that dies before its flush was
-    answered cannot know; ``last_committed`` tells its successor of the same name what there is. All
-    methods may be called from any thread; one at a time is at work.
+    What was sent and not flushed is kept in memory, at most ``max_bytes``; then ``send`` flushes by itself (in a
+    transaction it is an error). A ``flush`` that fails has lost nothing and doubled nothing: call it again, it finds
+    out whether the commit took place. Only where another program has used the name (``TransactionError``) that is of no
+    use. A program that dies before its flush was answered cannot know; ``last_committed`` tells its successor of the
+    same name what there is. All methods may be called from any thread; one at a time is at work.
 
     Args:
         endpoint: Where the receiver is bound, as in ``tcp://host:port``.
@@ -59,7 +59,7 @@ class Producer:
             numbered on from the last one of that name (``sequence``). Only one at a time may use a name.
             Unset, a new one.
         max_bytes: Bytes that are kept.
-        options: Those of the sink: ``connectTimeout``, ``sendTimeout``, ``zmq.*``.
+        options: Those of the sink: ``connect_timeout``, ``send_timeout``, ``zmq_*``; in snake_case or as documented.
 
     Raises:
         OptionError: An option that does not exist or cannot be honoured.
@@ -68,7 +68,7 @@ class Producer:
     def __init__(
         self, endpoint: str, name: str | None = None, max_bytes: int = 32 << 20, **options: object
     ) -> None:
-        given = {option: str(value) for option, value in options.items()}
+        given = texts_of(WriteOptions, options)
         self._options = parse(WriteOptions, {"socketType": "DEALER", "connect": endpoint, **given})
         if self._options.transaction_id is not None:
             raise OptionError(
@@ -77,8 +77,8 @@ class Producer:
         if not 0 < max_bytes <= _MOST_BYTES:
             raise OptionError(f"max_bytes={max_bytes} must be from 1 to {_MOST_BYTES}")
         self._name = f"producer-{uuid.uuid4().hex}" if name is None else name
-        if not 0 < len(_bytes(self._name, "name")) <= MOST_NAME_BYTES:
-            raise OptionError(f"name={self._name!r} must have 1 to {MOST_NAME_BYTES} bytes")
+        if not is_name(self._name):
+            raise OptionError(f"name={self._name!r} must have 1 to {MOST_NAME_BYTES} bytes of printable text")
         self._max_bytes = max_bytes
         self._lock = threading.RLock()
         self._values: list[bytes] = []
@@ -132,8 +132,7 @@ class Producer:
                 f"sending a message of {len(data)} bytes: {MOST_FRAME_BYTES} at most; send it in parts"
             )
         with self._lock:
-            if self._closed:
-                raise OptionError("this producer is closed")
+            self._check_open()
             if self._kept_bytes and self._kept_bytes + size > self._max_bytes:
                 if self._in_block:
                     raise TransactionError(
@@ -189,7 +188,12 @@ class Producer:
             self._values, self._topics, self._kept_bytes, self._pending = [], [], 0, None
             self._disconnect()
 
+    def _check_open(self) -> None:
+        if self._closed:
+            raise OptionError("this producer is closed")
+
     def _connected(self) -> Uplink:
+        self._check_open()
         if self._uplink is None:
             uplink = Uplink(self._options, self._name, 0)
             self._uplink = uplink.__enter__()
@@ -240,7 +244,7 @@ class Producer:
         if uplink.session.by not in transaction.asked:
             raise TransactionError(
                 f"committing transaction {transaction.number} of {self._name}: it is in the log already, from another "
-                "producer of this name; give each a name of its own. What was sent is kept"
+                "producer of this name. Close this one, and send again what it has not committed by one of another name"
             )
         assert transaction.number is not None
         self._next = transaction.number + 1

@@ -25,6 +25,7 @@ from zmq_datasource.messages.schemas import FRAMES
 __all__ = [
     "CONFLICT",
     "DATA_BYTES",
+    "MOST_FRAMES",
     "MOST_FRAME_BYTES",
     "MOST_NAME_BYTES",
     "UNKNOWN",
@@ -43,6 +44,7 @@ __all__ = [
     "Welcome",
     "decode",
     "encode",
+    "is_name",
     "pack_columns",
     "rows_of",
     "split_batch",
@@ -63,6 +65,13 @@ _DIGEST = re.compile("[0-9a-f]{16}")
 _MOST_ROWS = 1 << 18
 # The largest frame, and so the largest row.
 MOST_FRAME_BYTES = 64 << 20
+# Of a message: its kind, its header, and the buffers of up to three columns.
+MOST_FRAMES = 2 + 3 * 3
+
+
+def is_name(text: str) -> bool:
+    """Whether a producer may be called so: names are shown in logs and refusals."""
+    return 0 < len(text.encode("utf-8", "replace")) <= MOST_NAME_BYTES and text.isprintable()
 
 
 class _Base(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=False):
@@ -75,8 +84,10 @@ class _Base(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Fal
             if attempt is not None and not _ATTEMPT.fullmatch(attempt):
                 raise ProtocolError(f"attempt {attempt[:64]!r} is not 32 hexadecimal digits")
         producer = getattr(self, "producer", "-")
-        if not 0 < len(producer.encode("utf-8", "replace")) <= MOST_NAME_BYTES:
-            raise ProtocolError(f"the producer's name must have 1 to {MOST_NAME_BYTES} bytes")
+        if not is_name(producer):
+            raise ProtocolError(
+                f"the producer's name must have 1 to {MOST_NAME_BYTES} bytes of printable text"
+            )
         for name in ("number", "partition", "index", "rows", "messages"):
             value = getattr(self, name, 0)
             if not 0 <= value < 2**63:
@@ -148,8 +159,7 @@ class Staged(_Base, frozen=True, kw_only=True):
 class Commit(_Base, frozen=True, kw_only=True, omit_defaults=True):
     """Sender: these attempts make up the transaction. Answered by ``Committed``.
 
-    ``digest`` is that of all its rows (``digests``), by which a repeated one is compared; senders of earlier
-    releases do not say it.
+    ``digest`` is that of all its rows (``digests``), by which a repeated one is compared; a sender may leave it out.
     """
 
     kind = b"M"
@@ -307,7 +317,7 @@ def unpack_columns(message: Data, buffers: Sequence[bytes]) -> dict[str, pa.Arra
 
 
 def rows_of(message: Data, buffers: Sequence[bytes], timestamp: int) -> pa.RecordBatch:
-    """The rows of a data message, with ``messages.MESSAGE_SCHEMA``.
+    """The rows of a data message, with ``messages.schemas.MESSAGE_SCHEMA``.
 
     Args:
         timestamp: When they were received, in microseconds since the epoch.
@@ -356,7 +366,7 @@ def _fresh(column: pa.Array) -> pa.Array:
 
 
 def _offsets(column: pa.Array) -> pa.Buffer:
-    """As far as the rows reach, as are the data: what is behind them is not sent."""
+    """As far as the rows reach, as are the data: what follows them is not sent."""
     found = column.buffers()[1]
     size = 4 * (len(column) + 1)
     return pa.py_buffer(bytes(size)) if found is None or found.size < size else found.slice(0, size)

@@ -280,7 +280,7 @@ class SenderSession(Session):
                 self._staged, answer = True, message
             case Committed() if (message.producer, message.number) == (self._producer, self.number):
                 self.by, self.again, answer = message.by, message.again, message
-            case Aborted():
+            case Aborted() if (message.producer, message.number) == (self._producer, self.number):
                 answer = message
         question = self._question
         if question is not None and question.answered(answer):

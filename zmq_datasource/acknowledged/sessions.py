@@ -5,11 +5,13 @@ The rules:
 * A session begins with an attempt's first data, and gets a window then, as long as there are any.
 * A sender has at most its window on the way, and all together ``_BUDGET``, and a message each. While
   that is all given away, who is silent lends his window to the others.
-* There is a bounded number of places. While all are taken, who was silent for long makes place.
+* There is a bounded number of places. While all are taken, one of a peer that has several makes place, for an honest
+  task has a connection of its own; or else who was silent for long.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -110,6 +112,9 @@ class Sessions:
         if len(self._sessions) < _MOST_SESSIONS:
             return None
         sending = [session for session in self._sessions.values() if session.finishing is None]
+        peer, places = Counter(session.peer for session in sending).most_common(1)[0] if sending else (b"", 0)
+        if places > 1:
+            return min((s for s in sending if s.peer == peer), key=lambda session: session.heard)
         longest = min(sending, key=lambda session: session.heard, default=None)
         if longest is None or now - longest.heard < _LENDS_PLACE_SECONDS:
             raise RefusedError(

@@ -36,12 +36,12 @@ class Transaction(NamedTuple):
 
     Attributes:
         attempt: One of its attempts.
-        rows, digest: Its content (see ``digests``); None where an earlier release, or a sender of one, did not say.
+        rows, digest: Its content (see ``digests``); a sender may leave the digest out.
     """
 
     number: int
     attempt: str
-    rows: int | None = None
+    rows: int
     digest: str | None = None
 
     def check_is(self, producer: str, number: int, rows: int, digest: str | None) -> None:
@@ -52,8 +52,7 @@ class Transaction(NamedTuple):
         """
         if number < self.number:
             raise conflict_with_later(producer, number, self.number)
-        same_rows = self.rows is None or rows == self.rows
-        if same_rows and (self.digest is None or digest is None or digest == self.digest):
+        if rows == self.rows and (self.digest is None or digest is None or digest == self.digest):
             return
         theirs = f"{self.rows} rows (digest {self.digest})"
         raise ConflictError(
@@ -151,27 +150,10 @@ class CommittedTransactions(CarriedState):
 
 
 def _sections(transactions: Mapping[str, Transaction | None]) -> dict[str, Any]:
-    # What a transaction contains has a place of its own: earlier releases read the other one.
-    return {
-        "sequences": None,
-        "transactions": {name: None if it is None else it[:2] for name, it in transactions.items()},
-        "contents": {
-            name: (it.number, it.rows, it.digest) for name, it in transactions.items() if it is not None
-        },
-    }
+    return {"sequences": None, "transactions": transactions}
 
 
 def _kept(state: dict[str, Any] | None) -> list[tuple[str, Transaction | None]]:
-    """The transactions in a state, and what they contain if it says so about the same numbers."""
-    found: list[tuple[str, Transaction | None]] = []
-    contents = (state or {}).get("contents", {})
-    for producer, last in (state or {}).get("transactions", {}).items():
-        if last is None:
-            found.append((producer, None))
-            continue
-        number, attempt = last
-        described, rows, digest = contents.get(producer, (None, None, None))
-        found.append(
-            (producer, Transaction(number, attempt, *((rows, digest) if described == number else ())))
-        )
-    return found
+    """The transactions in a state; None for a producer that was forgotten."""
+    kept = (state or {}).get("transactions", {})
+    return [(name, None if it is None else Transaction(*it)) for name, it in kept.items()]

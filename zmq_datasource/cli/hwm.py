@@ -118,7 +118,7 @@ def hwm(
     from rich.progress import Progress  # noqa: PLC0415
 
     from zmq_datasource.workbench.experiment import HEADER_BYTES, Experiment, run  # noqa: PLC0415
-    from zmq_datasource.workbench.results import check_plot, plot, table, write_csv  # noqa: PLC0415
+    from zmq_datasource.workbench.results import check_outputs, plot, table, write_csv  # noqa: PLC0415
 
     if size < HEADER_BYTES:
         raise click.UsageError(
@@ -149,8 +149,7 @@ def hwm(
     console, progress = Console(), Console(stderr=True)
     if not console.is_terminal:  # into a file or pipe, a line is as wide as it must be
         console = Console(width=160)
-    if plot_file is not None:
-        check_plot(plot_file)
+    check_outputs(csv_file, plot_file)
     with Progress(console=progress) as bar:
         runs = [run(experiment) for experiment in bar.track(list(experiments()), description="Trying")]
     console.print(table(runs))

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import os
+from contextlib import suppress
 from typing import Any
 
 from zmq_datasource.errors import OptionError
 from zmq_datasource.options.types import Location
 
-__all__ = ["check_location", "directory_of", "without_secrets"]
+__all__ = ["check_location", "directory_of", "make_directory", "without_secrets"]
 
 # Of pyarrow.fs.FileSystem.from_uri.
-_SCHEMES = {"file", "s3", "gs", "gcs", "hdfs", "viewfs", "abfs", "abfss", "mock"}
+_SCHEMES = {"file", "s3", "gs", "gcs", "hdfs", "viewfs", "abfs", "abfss"}
 
 
 def directory_of(location: Location) -> tuple[Any, str]:
@@ -26,6 +28,21 @@ def directory_of(location: Location) -> tuple[Any, str]:
         system, directory = fs.FileSystem.from_uri(location.plain)
         return system, directory
     return fs.LocalFileSystem(), location.plain
+
+
+def make_directory(system: Any, root: str, below: str = "") -> None:
+    """Make a location's directory, and one below it.
+
+    On this machine a location that does not exist yet is made for its user alone: whole messages may be kept there.
+
+    Raises:
+        OSError: The file system refused.
+    """
+    if system.type_name == "local" and not os.path.isdir(root):
+        os.makedirs(os.path.dirname(root), exist_ok=True)
+        with suppress(FileExistsError):
+            os.mkdir(root, 0o700)
+    system.create_dir(f"{root}/{below}" if below else root, recursive=True)
 
 
 def check_location(option: str, location: Location | None, *, reach: bool = True) -> None:

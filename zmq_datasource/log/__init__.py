@@ -11,7 +11,7 @@ Layout of a log directory (format version 1)::
 
 The rules:
 
-* A *chunk* is one Arrow IPC file with the schema ``messages.LOG_SCHEMA``. Its name says which
+* A *chunk* is one Arrow IPC file with the schema ``messages.schemas.LOG_SCHEMA``. Its name says which
   ids it holds, half-open: the first above holds the ids 0 to 999.
 * A chunk is written under a hidden temporary name, flushed, fsynced and renamed, and never
   changes afterwards. So there is no torn tail: what is listed is whole, and listing the

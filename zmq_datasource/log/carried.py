@@ -1,7 +1,7 @@
 """The envelope of what a log carries for its filler: one JSON object, as a full state and as what has changed since.
 
 ``counters`` says what was counted, ``sequences`` what the publishers' numbers tell (null without any), and where
-transactions are received ``transactions`` and ``contents`` say which are in the log. ``log.state`` keeps the text.
+transactions are received ``transactions`` says which are in the log. ``log.state`` keeps the text.
 """
 
 from __future__ import annotations

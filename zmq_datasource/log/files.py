@@ -29,7 +29,7 @@ from zmq_datasource.errors import (
     OptionError,
 )
 from zmq_datasource.host.signals import check_signals
-from zmq_datasource.log.layout import PARTITION, TEMPORARY_PREFIX
+from zmq_datasource.log.layout import DEAD_LETTERS_NAME, PARTITION, TEMPORARY_PREFIX
 from zmq_datasource.options.types import LogLocation
 
 __all__ = [
@@ -143,6 +143,11 @@ class PartitionFiles:
         self.root = str(self._root)
         self._directory = self._root / str(partition)
 
+    @property
+    def dead_letters(self) -> str:
+        """The directory for messages that did not fit, if the user names none."""
+        return str(self._directory / DEAD_LETTERS_NAME)
+
     def __repr__(self) -> str:
         return f"LogStorage({self.root!r}, {self.partition})"
 
@@ -246,7 +251,7 @@ class PartitionFiles:
     def _lock_file(self, path: Path) -> IO[str]:
         with writing(f"creating {path.parent}"):
             make_directory(path.parent)
-            # Not for appending, which would write behind what is there.
+            # Not for appending, which would write after what is there.
             return open(os.open(path, os.O_RDWR | os.O_CREAT, 0o666), "r+")
 
     def _lock_note(self, path: Path) -> str:

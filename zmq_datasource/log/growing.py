@@ -1,13 +1,13 @@
 """A chunk that is durable before it is whole: written group by group, then closed and renamed.
 
-An Arrow IPC file is a stream of record batches with a footer behind it. So a chunk can be written as
+An Arrow IPC file is a stream of record batches with a footer at the end. So a chunk can be written as
 its messages come, under the hidden name ``.open-<first id>.arrow``: what it lacks until it is sealed
 is the footer and its name. The rules:
 
 * A *group* is what was appended at once. Its last batch is marked with the group's first id, and carries
   the writer's state (``log.state``) that is about the rows up to there.
-* After a crash whole groups count, and what is behind the last one does not: nobody knows of it. But a
-  whole group behind one that is not shows that the file was damaged: somebody may know of those ids.
+* After a crash whole groups count, and what follows the last one does not: nobody knows of it. But a
+  whole group after one that is not shows that the file was damaged: somebody may know of those ids.
 * What the disk refuses is written again from memory, at the same place: after a failed fsync nobody knows what
   the system still holds of it.
 * The writer's next run makes an ordinary chunk of them. Only another process on the same machine
@@ -34,7 +34,7 @@ from zmq_datasource.messages.schemas import LOG_SCHEMA
 
 __all__ = ["Groups", "GrowingChunk", "GrowingTail", "Grown", "read_groups", "seal_groups", "write_compact"]
 
-_GROUP_END, _GROUP_FIRST = b"group.end", b"first="
+_GROUP_FIRST = b"group.first"
 # A chunk of so many batches, if they are small, is written once more in larger ones.
 _MANY_BATCHES = 8
 _MOST_COMPACT_BYTES = 256 << 20
@@ -80,7 +80,7 @@ class GrowingChunk:
         for batch in batches:
             custom = metadata_of(batch)
             if batch is batches[-1]:
-                custom |= {**metadata, _GROUP_END: _GROUP_FIRST + b"%d" % self._end}
+                custom |= {**metadata, _GROUP_FIRST: b"%d" % self._end}
             self._file.append(batch, custom)
         self._end += sum(batch.num_rows for batch in batches)
         self._batches += len(batches)
@@ -144,8 +144,8 @@ class Groups(NamedTuple):
         batches: Of its whole groups.
         written: What was written with each of them.
         metadata: Of the last group.
-        damaged: The ids from the first group that is not whole to the last one behind it that is; empty if
-            nothing is behind it, as after a crash.
+        damaged: The ids from the first group that is not whole to the last one after it that is; empty if
+            nothing follows it, as after a crash.
     """
 
     batches: list[pa.RecordBatch]
@@ -171,10 +171,10 @@ def read_groups(content: pa.Buffer, first: int) -> Groups:
                 break
             pending.append(batch)
             written.append(custom)
-            if _GROUP_END in custom:
+            if _GROUP_FIRST in custom:
                 whole += pending
                 pending = []
-                metadata = {k: v for k, v in custom.items() if k not in (CHECKSUM, TIMES, _GROUP_END)}
+                metadata = {k: v for k, v in custom.items() if k not in (CHECKSUM, TIMES, _GROUP_FIRST)}
                 end, read_to = ids_of([batch])[1], source.tell()
     except Exception:
         # Torn, or damaged, which Arrow's reader of streams answers with errors of many kinds.
@@ -209,7 +209,7 @@ def seal_groups(storage: LogStorage, first: int, content: pa.Buffer, groups: Gro
 
 
 def _ends_of_later_groups(content: pa.Buffer, read_to: int, end: int) -> Iterator[int]:
-    """The ends of whole groups that begin behind the id ``end``, wherever in the rest of the file they are."""
+    """The ends of whole groups that begin after the id ``end``, wherever in the rest of the file they are."""
     held = content.to_pybytes() if read_to < content.size else b""
     at = held.find(_CONTINUATION, read_to)
     while at >= 0:
@@ -231,11 +231,9 @@ def _group_at(content: pa.Buffer, at: int) -> tuple[int, int] | None:
             pa.py_buffer(LOG_SCHEMA.serialize().to_pybytes() + message.serialize().to_pybytes())
         )
         batch, custom = reader.read_next_batch_with_custom_metadata()
-        if custom is None or _GROUP_END not in custom or not is_intact(batch, custom):
+        if custom is None or _GROUP_FIRST not in custom or not is_intact(batch, custom):
             return None
-        group, (begin, end) = custom[_GROUP_END], ids_of([batch])
-        if group.startswith(_GROUP_FIRST):  # earlier releases marked without the id
-            begin = int(group.removeprefix(_GROUP_FIRST))
+        begin, (_, end) = int(custom[_GROUP_FIRST]), ids_of([batch])
     except Exception:  # no message begins here, or it is damaged too
         return None
     return begin, end

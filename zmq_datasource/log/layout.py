@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 __all__ = [
     "CLAIMS_NAME",
+    "DEAD_LETTERS_NAME",
     "FORMAT_VERSION",
     "LOCK_NAME",
     "LOCK_WAIT_SECONDS",
@@ -43,11 +44,13 @@ LOG_NAME = "log.json"
 LOCK_NAME = "writer.lock"
 # For so long a process that ends, or was killed a moment ago, may hold a log's lock: through its last drain or write.
 LOCK_WAIT_SECONDS = 15.0
-POSITIONS_LOCK_NAME = "marks.lock"
+POSITIONS_LOCK_NAME = "positions.lock"
 STAGING_NAME = "staging"
 # The claims of those who have had this machine's part of a log in object storage.
 CLAIMS_NAME = "claims"
 READERS_NAME = "readers"
+# Messages that did not fit, where deadLetterLocation is not set.
+DEAD_LETTERS_NAME = "dead-letters"
 SUBSCRIPTIONS_NAME = "subscriptions.json"
 TEMPORARY_PREFIX = "."
 

@@ -135,10 +135,6 @@ class ReaderFiles(PartitionFiles):
                 found[name] = position
         return found
 
-    def readers(self) -> dict[str, int]:
-        """The first id that each reader still needs."""
-        return {name: position.next for name, position in self.positions().items()}
-
     def _reader_names(self, suffix: str) -> list[str]:
         directory = self._directory / READERS_NAME
         try:
@@ -163,8 +159,8 @@ class ReaderFiles(PartitionFiles):
         finally:
             lock.release()
 
-    def announce_deletion(self, below: int) -> bool:
-        """Say, while ``placing``, that chunks below this id are about to be deleted.
+    def announce_deletion(self) -> bool:
+        """Say, while ``placing``, that chunks are about to be deleted.
 
         Returns:
             Whether somebody may have recorded a position since, because there is a place where no lock holds.

@@ -135,7 +135,7 @@ def _recover_growing(
     rows = sum(batch.num_rows for batch in groups.batches)
     if damaged and sync:
         raise DamagedChunkError(
-            f"opening {path}: the ids from {damaged.start} on are not what was written, and some behind them, up to "
+            f"opening {path}: the ids from {damaged.start} on are not what was written, and some after them, up to "
             f"{damaged.stop - 1}, are: the file was changed afterwards. Restore it; or set a new walLocation; or "
             f"rename it: then its ids, {first} to {damaged.stop - 1}, are lost and given to other messages, so that "
             "whoever has read some of them must begin anew"

@@ -136,7 +136,7 @@ class Retention:
         something = goes_on or contents.choose(partial(self._removable, done))
         if not something:
             return True
-        if not self._storage.announce_deletion(done):
+        if not self._storage.announce_deletion():
             return self._remove(done)
         try:
             return self._remove(min(done, self._needed_by_readers()))

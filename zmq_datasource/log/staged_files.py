@@ -72,8 +72,14 @@ class StagedFiles(PartitionFiles):
         return []
 
     def staged_size(self, attempt: str) -> int:
-        """Bytes of an attempt on disk."""
-        return self._staged_path(attempt).stat().st_size
+        """Bytes of an attempt on disk.
+
+        Raises:
+            LogError: The disk refused.
+        """
+        path = self._staged_path(attempt)
+        with reading(path):
+            return path.stat().st_size
 
     def open_staged(self, attempt: str) -> pa.NativeFile:
         """Memory-map an attempt for reading."""

@@ -1,6 +1,6 @@
 """What was received and not committed: one file an attempt, beside the log's chunks.
 
-``0/staging/<attempt>.arrow`` holds the rows (``messages.MESSAGE_SCHEMA``) of one attempt at one part
+``0/staging/<attempt>.arrow`` holds the rows (``messages.schemas.MESSAGE_SCHEMA``) of one attempt at one part
 of a transaction, whole and on disk; its schema's metadata says of which. A file that is being
 written is hidden, and is the trace of a crash if the next writer finds it.
 """
@@ -116,9 +116,8 @@ class Staging:
             self.add(attempt, Part(*names, rows), now)
 
     def add(self, attempt: str, part: Part, now: float) -> None:
-        self._parts[attempt] = part
-        self._sizes[attempt] = self._storage.staged_size(attempt)
-        self._since[attempt] = now
+        size = self._storage.staged_size(attempt)
+        self._parts[attempt], self._sizes[attempt], self._since[attempt] = part, size, now
 
     def touch(self, now: float) -> None:
         """Restart an attempt's silence: its sender could not add to it meanwhile."""

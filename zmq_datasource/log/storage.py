@@ -145,7 +145,8 @@ class LogStorage(StagedFiles, ReaderFiles):
         except FileNotFoundError as e:
             raise LogFormatError(
                 f"reading {path}: there is no log in this directory, or it is not reachable from this machine "
-                f"({socket.gethostname()}); a batch read needs a walLocation that the driver and every executor share"
+                f"({socket.gethostname()}). Start what fills it (a query with connect or bind, zmq-datasource receive, "
+                "a proxy), or correct walLocation, which all machines that read it must share"
             ) from e
         match data:
             case {"format": int(version), "log": str(log)} if version == FORMAT_VERSION:
@@ -309,7 +310,7 @@ class LogStorage(StagedFiles, ReaderFiles):
         return end
 
     def end_growing_at(self, first: int, size: int) -> None:
-        """Remove what is behind this place of an open chunk."""
+        """Cut an open chunk off at this place."""
         path = self._growing_path(first)
         with writing(f"writing {path}"):
             os.truncate(path, size)

@@ -50,7 +50,6 @@ from zmq_datasource.log.files import (
     read_file,
     reading,
     sync_directory,
-    write_synced,
     writing,
 )
 from zmq_datasource.log.layout import (
@@ -58,7 +57,6 @@ from zmq_datasource.log.layout import (
     FORMAT_VERSION,
     LOG_NAME,
     PARTITION,
-    TEMPORARY_PREFIX,
     Chunk,
     StateFile,
     chunk_name,
@@ -196,12 +194,7 @@ class StoredLog(StoredPositions):
 
     def write_local(self, name: str, content: bytes) -> None:
         """Make a file appear there, whole."""
-        final = self._directory / name
-        temporary = final.with_name(f"{TEMPORARY_PREFIX}{name}")
-        with writing(f"writing {final}"):
-            write_synced(temporary, content)
-            os.rename(temporary, final)
-            sync_directory(final.parent)
+        self._replace_bytes(self._directory / name, content)
 
     # Which log this is.
 
@@ -249,7 +242,9 @@ class StoredLog(StoredPositions):
         if self._id is None or now >= self._id[0]:
             found = self._find_id()
             if found is None:
-                raise LogFormatError(f"reading {self.store}: there is no log")
+                raise LogFormatError(
+                    f"reading {self.store}: there is no log. Start what fills it, or correct walStore"
+                )
             self._id = now + _ID_SECONDS, found
         return self._id[1]
 

@@ -157,10 +157,10 @@ class StoredPositions(LogStorage):
             finally:
                 self._is_placing = False
 
-    def announce_deletion(self, below: int) -> bool:
+    def announce_deletion(self) -> bool:
         assert self._tenure is not None, "only the writer deletes"
         self._tenure.check()  # one that has lost the log must not delete for the other
-        self.store.put(self.key(_DELETING, self._tenure.claim), json.dumps({"below": below}).encode())
+        self.store.put(self.key(_DELETING, self._tenure.claim), b"")
         return True
 
     def end_deletion(self) -> None:

@@ -5,7 +5,7 @@ A clock can be set back, so ids and times do not always go up together: each chu
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import pyarrow as pa
@@ -55,7 +55,7 @@ def times_of(batches: Sequence[pa.RecordBatch]) -> Times:
 
 
 def read_times(storage: LogStorage, name: str) -> Times:
-    """Of a chunk; of one of an earlier release, from its rows.
+    """Of a chunk.
 
     Raises:
         DamagedChunkError: The file is no chunk.
@@ -65,20 +65,15 @@ def read_times(storage: LogStorage, name: str) -> Times:
     try:
         with patiently(lambda: storage.open_chunk(name, whole=False), storage.patience) as file:
             reader = pa.ipc.open_file(file)
-            whole = _kept(reader.schema.metadata)
-            if whole is not None:
-                return whole
-            found = []
-            for position in range(reader.num_record_batches):
-                batch, custom = reader.get_batch_with_custom_metadata(position)
-                found.append(_kept(custom) or times_of([batch]))
+            if TIMES in (reader.schema.metadata or {}):
+                return Times.from_metadata(reader.schema.metadata[TIMES])
+            # It grew group by group.
+            found = [
+                Times.from_metadata((reader.get_batch_with_custom_metadata(position)[1] or {})[TIMES])
+                for position in range(reader.num_record_batches)
+            ]
     except FileNotFoundError as e:
         raise DataLossError(f"opening chunk {storage.path_of(name)}: it was removed meanwhile") from e
     except (OSError, pa.ArrowException, KeyError, ValueError) as e:
         raise unreadable(f"reading the times of chunk {storage.path_of(name)}", e) from e
     return Times(min(one.earliest for one in found), max(one.latest for one in found))
-
-
-def _kept(metadata: Mapping[bytes, bytes] | None) -> Times | None:
-    content = (metadata or {}).get(TIMES)
-    return None if content is None else Times.from_metadata(content)

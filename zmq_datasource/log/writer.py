@@ -139,7 +139,7 @@ class LogWriter(ReadableLog):
     # The receiving thread's side.
 
     def append(self, messages: pa.RecordBatch) -> None:
-        """Give messages (``messages.MESSAGE_SCHEMA``) their ids; cut the chunk if it is large enough.
+        """Give messages (``messages.schemas.MESSAGE_SCHEMA``) their ids; cut the chunk if it is large enough.
 
         Raises:
             LogWriteError: An earlier chunk could not be sealed, so nothing after it can be.

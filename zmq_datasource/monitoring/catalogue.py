@@ -144,7 +144,7 @@ SOURCE = (
     _receiver(
         "deadLettersLost",
         "messages",
-        "The number of malformed messages that could not be kept at `deadLetterLocation`.",
+        "The number of malformed messages that could not be kept as dead letters.",
         "dead_letters_lost",
     ),
     _receiver(
@@ -415,7 +415,6 @@ SINK = (
         "them. They do not count again in `sent`.",
         "messages_resent",
         "resent",
-        later=True,
     ),
     _sink(
         "blockedMs",

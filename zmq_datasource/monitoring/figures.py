@@ -96,7 +96,7 @@ def sink_counters(metrics: Mapping[str, Any]) -> SinkCounters:
     counted: dict[str, Any] = {}
     # Of what is counted by reason there are two figures; the second, by reason, has all of it.
     for attribute, metric in {metric.attribute: metric for metric in SINK}.items():
-        value = metrics.get(metric.name, 0) if metric.later else metrics[metric.name]
+        value = metrics[metric.name]
         if metric.type == MAP:
             counted[attribute] = Counter({reason: int(n) for reason, n in value.items() if n})
         else:

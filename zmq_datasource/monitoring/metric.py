@@ -31,7 +31,6 @@ class Metric(NamedTuple):
         attribute: Its name there. The value of a counter by reason is the sum where ``type`` is no map; seconds become
             milliseconds where ``unit`` is.
         highest: Whether of several receivers the highest counts, and not the sum.
-        later: Whether there are files at ``metricsLocation`` of before it was counted, so that it may be missing.
     """
 
     name: str
@@ -45,7 +44,6 @@ class Metric(NamedTuple):
     series_doc: str = ""
     counted: _Counted | None = None
     attribute: str = ""
-    later: bool = False
     highest: bool = False
 
     @property

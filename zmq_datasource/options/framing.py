@@ -117,14 +117,15 @@ class FramingOptions(SocketOptions, frozen=True, kw_only=True, rename="camel"):
         OnMalformed,
         _plain(
             "What happens to a message that does not fit the framing. `skip` counts and logs it, and keeps it at "
-            "`deadLetterLocation` if that is set. `fail` stops the query."
+            "`deadLetterLocation`. `fail` keeps it, too, and stops the query."
         ),
     ] = OnMalformed("skip")
     dead_letter_location: Annotated[
         Location | None,
         _plain(
             "Where messages that do not fit the framing are kept, with the reason and all frames. They are Parquet "
-            "files at a path or URI of a file system that pyarrow knows (`file`, `s3`, `gs`, `hdfs`)."
+            "files at a path or URI of a file system that pyarrow knows (`file`, `s3`, `gs`, `hdfs`). If it is not "
+            "set, a query keeps up to 64 MiB of them beside the log, in `<walLocation>/<partition>/dead-letters`."
         ),
     ] = None
     topic_frame: Annotated[

@@ -9,6 +9,7 @@ from __future__ import annotations
 import difflib
 import enum
 import functools
+import json
 from collections.abc import Collection, Iterator, Mapping
 from typing import Annotated, Any, ClassVar, NamedTuple, TypeVar, get_args, get_type_hints
 
@@ -35,7 +36,7 @@ from zmq_datasource.options.types import (
     ZmqOptions,
 )
 
-__all__ = ["OptionDoc", "OptionSet", "Role", "describe", "doc", "parse"]
+__all__ = ["OptionDoc", "OptionSet", "Role", "describe", "doc", "parse", "texts_of"]
 
 
 def doc(text: str, *roles: Role, **constraints: Any) -> Meta:
@@ -185,6 +186,27 @@ def parse(cls: type[_O], options: Mapping[str, str]) -> _O:
     return parsed
 
 
+def texts_of(cls: type[OptionSet], keywords: Mapping[str, object]) -> dict[str, str]:
+    """Keyword arguments as ``parse`` takes options: in snake_case or as documented, ``zmq_rcvbuf`` for ``zmq.rcvbuf``.
+
+    Truth values, numbers and lists become texts; None is the default.
+    """
+    names = {option.field: option.name for option in describe(cls)}
+    return {
+        names.get(name, name.replace("zmq_", "zmq.", 1) if name.startswith("zmq_") else name): _text(value)
+        for name, value in keywords.items()
+        if value is not None
+    }
+
+
+def _text(value: object) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, (list, tuple)):
+        return json.dumps(list(value)) if any("," in str(v) for v in value) else ",".join(map(str, value))
+    return str(value)
+
+
 def _read(option: OptionDoc, text: str) -> Any:
     try:
         if hasattr(option.kind, "read"):
@@ -205,4 +227,4 @@ def _unknown(cls: type[OptionSet], name: str, known: Mapping[str, OptionDoc]) ->
     if near:
         return f"unknown {cls.title} {name!r}; did you mean {known[near[0]].name!r}?"
     names = ", ".join(sorted(option.name for option in known.values()))
-    return f"unknown {cls.title} {name!r}; there are {names}, and libzmq's own behind 'zmq.'"
+    return f"unknown {cls.title} {name!r}; there are {names}, and libzmq's own, which begin with 'zmq.'"

@@ -9,8 +9,10 @@ from zmq_datasource.errors import OptionError
 from zmq_datasource.options.parser import OptionSet, doc
 from zmq_datasource.options.types import Endpoints, LocalPath, ZmqOptions
 
-__all__ = ["CURVE_KEY_CHARACTERS", "Access", "SocketOptions", "check_security", "is_on"]
+__all__ = ["CURVE_KEY_CHARACTERS", "SERVER_FLAGS", "Access", "SocketOptions", "check_security", "is_on"]
 
+# libzmq's, by which a socket is the server of CURVE or PLAIN.
+SERVER_FLAGS = ("curve_server", "plain_server")
 # Of a key as text, in Z85, whose characters include "@" and "/".
 CURVE_KEY_CHARACTERS = 40
 
@@ -84,7 +86,7 @@ class SocketOptions(OptionSet, frozen=True, kw_only=True, rename="camel"):
 
 
 def is_on(options: ZmqOptions, name: str) -> bool:
-    """Whether a flag of libzmq is set."""
+    """Whether a flag of libzmq is set, which ``check_security`` has checked."""
     return options.get(name, "0") != "0"
 
 
@@ -94,6 +96,9 @@ def check_security(options: ZmqOptions, access: Access) -> None:
     Raises:
         OptionError: Half a key ring; or a server without, or with another, way to know its clients.
     """
+    for name in SERVER_FLAGS:
+        if options.get(name, "0") not in ("0", "1"):
+            raise OptionError(f"option zmq.{name}={options[name]}: it takes 1, or 0 for a client")
     given = {name for name in options if name.startswith("curve_")}
     if is_on(options, "curve_server") and "curve_secretkey" not in given:
         raise OptionError(
@@ -112,7 +117,7 @@ def check_security(options: ZmqOptions, access: Access) -> None:
         )
     if access.clients and not is_on(options, "curve_server"):
         raise OptionError(
-            f"option allowedClients: {access.clients}: without zmq.curve_server=1 nobody is asked for a key"
+            f"allowedClients={access.clients} needs zmq.curve_server=1: without it nobody is asked for a key"
         )
     if access.passwords and access.clients:
         raise OptionError("a server uses CURVE or PLAIN; keep allowedClients or plainPasswords")

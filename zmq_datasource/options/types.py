@@ -330,7 +330,7 @@ class Endpoint(NamedTuple):
     @property
     def host_port(self) -> tuple[str, int]:
         """Host (without IPv6 brackets) and port of a tcp endpoint."""
-        # libzmq allows "source:port;host:port"; the peer is behind the semicolon.
+        # libzmq allows "source:port;host:port"; the peer follows the semicolon.
         host, _, port = self.address.rpartition(";")[2].rpartition(":")
         return host.strip("[]"), int(port)
 
@@ -431,8 +431,14 @@ class Topics(tuple[str, ...]):
         except (ValueError, RecursionError) as e:
             raise ValueError(f'it is no JSON list of texts: {e}; as in ["a", "b,c"]') from e
         if not listed or not all(isinstance(topic, str) for topic in listed):
-            raise ValueError('a JSON list of topics holds texts only, as in ["a", "b,c"]')
+            raise ValueError(
+                'a JSON list of topics holds one text or more, and only texts, as in ["a", "b,c"]'
+            )
         return cls(dict.fromkeys(listed))
+
+
+# The year 10000, which Python has no dates for.
+_END_OF_TIME = 253_402_300_800_000_000
 
 
 class Timestamp(int):
@@ -455,8 +461,8 @@ class Timestamp(int):
             if read.tzinfo is None:
                 raise ValueError(f"it has no time zone; write {text}Z for UTC, or as in {text}+01:00")
             time = cls((read - _EPOCH) // timedelta(microseconds=1))
-        if not 0 <= time < 2**62:
-            raise ValueError("it is not between 1970 and the year 9999")
+        if not 0 <= time < _END_OF_TIME:
+            raise ValueError("it is not between 1970 and the year 9999; is it in milliseconds?")
         return time
 
 

@@ -36,8 +36,6 @@ _REFRESH_EVERY = 64
 _MOST_TOPIC_BYTES = 64 << 10
 # Requests that are taken at a time: the flow goes on in between.
 _MOST_REQUESTS = 256
-# Topics that are remembered, for the status.
-_MOST_TOPICS = 10_000
 # libzmq keeps what a connection has subscribed to for as long as it lasts, in memory without a bound. A connection that
 # has sent more than this, beside what heartbeats take, is hung up on, which frees it.
 _MOST_REQUEST_BYTES, _HEARTBEAT_BYTES_PER_SECOND = 8 << 20, 100
@@ -82,7 +80,6 @@ class Backend:
     Attributes:
         published: Messages that were given to libzmq.
         disconnected: Subscribers that were hung up on: they took nothing, or asked for too many topics.
-        waited_seconds: How long publishing has waited for subscribers in all.
         subscriptions: The topics that somebody has asked for.
     """
 
@@ -101,10 +98,11 @@ class Backend:
         self.subscriptions: set[bytes] = set()
         self.published = 0
         self.disconnected = 0
-        self.waited_seconds = 0.0
+        self._waited_before = 0.0
 
     def _prepare(self, sock: zmq.Socket[bytes]) -> None:
         sock.setsockopt(zmq.MAXMSGSIZE, _MOST_TOPIC_BYTES)
+        sock.setsockopt(zmq.XPUB_VERBOSE, 1)  # see take_requests
         if self._waits:
             sock.setsockopt(zmq.XPUB_NODROP, 1)
 
@@ -116,19 +114,20 @@ class Backend:
     def take_requests(self) -> list[bytes]:
         """What subscribers ask for that nobody asked for before, and what nobody wants any more.
 
-        libzmq says so once for each topic, and does not count a request to leave that its peer may not make.
+        An XPUB passes on a request to leave a topic also where its sender has never asked for it, and others have. So
+        what is given back here is balanced, and nobody ends a subscription of the proxy's own. What a stranger has
+        ended for others begins again with the next one who asks for it; of that one only a verbose XPUB tells.
         """
         changes = []
         with suppress(zmq.Again):
             for _ in range(_MOST_REQUESTS):
                 request = self.socket.recv(zmq.NOBLOCK)
                 kind, topic = request[:1], request[1:]
-                if kind == b"\x01":
-                    if len(self.subscriptions) < _MOST_TOPICS:
-                        self.subscriptions.add(topic)
+                if kind == b"\x01" and topic not in self.subscriptions:
+                    self.subscriptions.add(topic)
                     changes.append(request)
-                elif kind == b"\x00":
-                    self.subscriptions.discard(topic)
+                elif kind == b"\x00" and topic in self.subscriptions:
+                    self.subscriptions.remove(topic)
                     changes.append(request)
         return changes
 
@@ -159,9 +158,7 @@ class Backend:
                 return
             self._pending.popleft()
             self._at = 0
-        if self._blocked_since is not None:
-            self.waited_seconds += time.monotonic() - self._blocked_since
-            self._blocked_since = None
+        self._waited_before, self._blocked_since = self._waited, None
 
     # Who is there.
 
@@ -217,8 +214,14 @@ class Backend:
             ],
             "stalled": self.stalled(),
             "disconnected": self.disconnected,
-            "waitedSeconds": round(self.waited_seconds, 1),
+            "waitedSeconds": round(self._waited, 1),
         }
+
+    @property
+    def _waited(self) -> float:
+        """Seconds that publishing has waited for subscribers in all, up to now."""
+        now = time.monotonic()
+        return self._waited_before + (0 if self._blocked_since is None else now - self._blocked_since)
 
     def stalled(self) -> list[dict[str, object]]:
         """Connections that have taken nothing for a second or more, though data waits for them."""

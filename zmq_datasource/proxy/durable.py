@@ -26,6 +26,7 @@ from zmq_datasource.proxy.durable_protocol import (
     EARLIEST,
     HEARTBEAT_SECONDS,
     LATEST,
+    MOST_FRAMES,
     Ack,
     Acked,
     Close,
@@ -41,11 +42,12 @@ from zmq_datasource.proxy.durable_protocol import (
     read_from_client,
     write,
 )
-from zmq_datasource.proxy.durable_session import LEAST, DurableSession, Wire
+from zmq_datasource.proxy.durable_session import LEAST, DurableSession
 from zmq_datasource.proxy.router import Request, Router
 from zmq_datasource.proxy.subscriptions import Subscription, Subscriptions
 from zmq_datasource.proxy.view import Cursor, LogView
-from zmq_datasource.transport.kernel import AckedBytes, find_dead_peers
+from zmq_datasource.proxy.wire import Wires
+from zmq_datasource.transport.kernel import find_dead_peers
 
 __all__ = ["DurableServer"]
 
@@ -81,9 +83,12 @@ class DurableServer:
     def __init__(self, options: ProxyOptions, view: LogView, subscriptions: Subscriptions) -> None:
         self._view = view
         self._subscriptions = subscriptions
-        self.router = Router(options, options.durable, _SNDHWM, _MOST_REQUEST_BYTES, find_dead_peers)
+        self.router = Router(
+            options, options.durable, _SNDHWM, _MOST_REQUEST_BYTES, MOST_FRAMES, find_dead_peers
+        )
         self._sessions: dict[str, DurableSession] = {}
         self._names: dict[bytes, str] = {}
+        self._wires = Wires()
         # Who had a name until somebody else took it, and what it called its session.
         self._displaced: dict[bytes, tuple[str, int]] = {}
         # Answers to peers without a session for which their queues had no room yet.
@@ -92,6 +97,7 @@ class DurableServer:
         self._next_heartbeat = 0.0
         self._faults = LimitedLog(__name__, "faults of durable subscribers")
         self._errors = LimitedLog(__name__, "unexpected errors at durable subscribers")
+        self._comings = LimitedLog(__name__, "times that a durable subscriber came or went")
 
     # What comes.
 
@@ -167,11 +173,21 @@ class DurableServer:
             return
         known = self._subscriptions.get(wanted.name)
         if wanted.resume is not None and wanted.resume > self._view.end:
-            reason = f"resume {wanted.resume} is behind the log's end {self._view.end}: this is another log; begin anew"
+            reason = (
+                f"resume {wanted.resume} is beyond the log's end {self._view.end}: it came from another log; subscribe "
+                "again without resume"
+            )
             self._send(peer, Refused("ahead", reason))
             return
         if known is None and len(self._subscriptions) >= _MOST_SUBSCRIPTIONS:
-            self._send(peer, Refused("full", f"there are {_MOST_SUBSCRIPTIONS} subscriptions already"))
+            self._send(
+                peer,
+                Refused(
+                    "full",
+                    f"there are {_MOST_SUBSCRIPTIONS} subscriptions already; end some with FORGET, or lower "
+                    "subscriberExpiry",
+                ),
+            )
             return
         new = known is None
         if known is None:
@@ -192,13 +208,13 @@ class DurableServer:
             self._send(peer, Refused("log", f"it cannot be remembered now: {fault}"))
             return
         begin = max(known.next, wanted.resume or 0)
-        wire = Wire(AckedBytes(descriptor)) if own is None else own.wire
+        wire = self._wires.of(descriptor)
         session = DurableSession(peer, wanted, known, self._subscriptions, Cursor(self._view, begin), wire)
         self._sessions[wanted.name] = session
         self._names[peer] = wanted.name
         self._displaced.pop(peer, None)
         session.ready = Ready(wanted.session, begin, self._view.end, new)
-        _log.info(
+        self._comings.info(
             "durable subscriber %r is there, from id %d on%s", wanted.name, begin, " (new)" if new else ""
         )
 
@@ -237,7 +253,7 @@ class DurableServer:
         self._sessions.pop(session.subscription.name, None)
         self._names.pop(session.peer, None)
         self._subscriptions.leave(session.subscription.name)
-        _log.info(
+        self._comings.info(
             "durable subscriber %r has gone, at id %d", session.subscription.name, session.subscription.next
         )
 
@@ -255,7 +271,8 @@ class DurableServer:
         busy = False
         self.router.stuck = False
         self._read_inbox()
-        self._held = sum(session.held for session in self._sessions.values())
+        left_over = self._wires.left_over([session.wire for session in self._sessions.values()])
+        self._held = sum(s.held for s in self._sessions.values()) + sum(wire.queued for wire in left_over)
         for session in list(self._sessions.values()):
             try:
                 busy = self._deliver(session) or busy
@@ -297,9 +314,10 @@ class DurableServer:
     def _beat(self) -> None:
         self._faults.flush()
         self._errors.flush()
+        self._comings.flush()
         for session in list(self._sessions.values()):
             self._send(session.peer, Heartbeat(self._view.end))
-            session.wire.look()
+        self._wires.look([session.wire for session in self._sessions.values()], time.monotonic())
         for peer, answer in list(self._owed.items()):
             if self._send(peer, answer):
                 self._owed.pop(peer, None)
@@ -327,7 +345,7 @@ class DurableServer:
             if message is None:
                 return not session.cursor.at_end
             if isinstance(message, Lost) and not self._subscriptions.is_kept(session.lost_at):
-                # Who has heard of it comes back behind it, and it would never be counted.
+                # Who has heard of it comes back after it, and it would never be counted.
                 return self._subscriptions.unsaved is None
             if not self._send(session.peer, message):
                 return False

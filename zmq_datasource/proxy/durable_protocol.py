@@ -15,6 +15,7 @@ __all__ = [
     "EARLIEST",
     "HEARTBEAT_SECONDS",
     "LATEST",
+    "MOST_FRAMES",
     "MOST_NAME_BYTES",
     "SILENCE_SECONDS",
     "VERSION",
@@ -45,6 +46,8 @@ HEARTBEAT_SECONDS = 1.0
 SILENCE_SECONDS = 3 * HEARTBEAT_SECONDS
 MOST_NAME_BYTES = 200
 _MOST_TOPICS, _MOST_TOPIC_BYTES = 1000, 32_768
+# Of a message of a client: SUBSCRIBE, what is said of it, and its topics.
+MOST_FRAMES = 7 + _MOST_TOPICS
 
 
 class Subscribe(NamedTuple):

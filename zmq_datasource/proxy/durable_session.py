@@ -12,7 +12,6 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
-from collections.abc import Sequence
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -22,49 +21,16 @@ from zmq_datasource.messages.framing import raw_messages
 from zmq_datasource.proxy.durable_protocol import Acked, Lost, Message, Ready, Subscribe
 from zmq_datasource.proxy.subscriptions import Subscription, Subscriptions
 from zmq_datasource.proxy.view import Cursor
-from zmq_datasource.transport.kernel import AckedBytes
+from zmq_datasource.proxy.wire import Wire
 
-__all__ = ["LEAST", "DurableSession", "Wire"]
+__all__ = ["LEAST", "DurableSession"]
 
 _log = logging.getLogger(__name__)
 
 # Bytes that may be read ahead and on the way, however little is left.
 LEAST = 128 << 10
 _TURN_ROWS, _TURN_BYTES = 512, 4 << 20
-# What ZMTP writes in front of a frame.
-_SMALL_FRAME, _SMALL_HEADER, _LARGE_HEADER = 255, 2, 9
 _MOST_CREDIT = 1 << 20
-
-
-class Wire:
-    """What libzmq and the system hold of what was written to one connection, whatever its client says.
-
-    Without a word from the system (ipc) it is nothing, and only credit counts.
-    """
-
-    def __init__(self, taken: AckedBytes) -> None:
-        self._taken = taken
-        self._before = self._left = taken.bytes()
-        self._written = self._looked_at = 0
-
-    def write(self, frames: Sequence[bytes]) -> None:
-        """These were given to libzmq. (What CURVE adds is not counted: then it looks like less.)"""
-        headers = (_SMALL_HEADER if len(frame) <= _SMALL_FRAME else _LARGE_HEADER for frame in frames)
-        self._written += sum(map(len, frames)) + sum(headers)
-        if self._written - self._looked_at >= LEAST:
-            self.look()
-
-    def look(self) -> None:
-        """Ask the system how much of it has left."""
-        self._left = self._taken.bytes()
-        self._looked_at = self._written
-
-    @property
-    def queued(self) -> int:
-        """Bytes that wait, as of the last look."""
-        if self._before is None or self._left is None:
-            return 0
-        return max(0, self._written - (self._left - self._before))
 
 
 class DurableSession:
@@ -190,7 +156,7 @@ class DurableSession:
         """What was next was sent."""
         message = self._pending.popleft()
         if isinstance(message, Lost):
-            # As if it had been sent: whoever dies before it acknowledges something behind it gets LOST again.
+            # As if it had been sent: whoever dies before it acknowledges something after it gets LOST again.
             self._last_sent = message.end - 1
             return
         size = sum(map(len, message.frames))

@@ -185,7 +185,8 @@ class LiveFlow:
         if room != self._listening:
             self._listen(room)
         waits_for_room = self._backend is not None and self._backend.behind
-        acceptor_busy = self._acceptor is not None and self._acceptor.busy
+        # While paused it is seen to by the housekeeping.
+        acceptor_busy = room and self._acceptor is not None and self._acceptor.busy
         ready = dict(self._poller.poll(_ROOM_WAIT_MS if waits_for_room or acceptor_busy else _WAIT_MS))
         if self._written in ready:
             os.read(self._written, 4096)

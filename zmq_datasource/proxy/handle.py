@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import threading
 from collections.abc import Mapping
 from types import TracebackType
@@ -10,7 +9,7 @@ from typing import Any, Self
 
 from zmq_datasource.errors import SocketError
 from zmq_datasource.options import ProxyOptions
-from zmq_datasource.options.parser import describe, parse
+from zmq_datasource.options.parser import parse, texts_of
 from zmq_datasource.proxy.child import Child
 
 __all__ = ["Proxy"]
@@ -34,12 +33,7 @@ class Proxy:
     """
 
     def __init__(self, **options: object) -> None:
-        names = {option.field: option.name for option in describe(ProxyOptions)}
-        self._given = {
-            names.get(name, name.replace("zmq_", "zmq.", 1)): _text(value)
-            for name, value in options.items()
-            if value is not None
-        }
+        self._given = texts_of(ProxyOptions, options)
         self.options = parse(ProxyOptions, self._given)
         self._child: Child | None = None
         self._changed = threading.Condition()
@@ -132,11 +126,3 @@ class Proxy:
             self._code = self._started.wait(_END_SECONDS)
             self._raise_error()
         return self._child.status if self._child is not None else {}
-
-
-def _text(value: object) -> str:
-    if isinstance(value, bool):
-        return str(value).lower()
-    if isinstance(value, (list, tuple)):
-        return json.dumps(list(value)) if any("," in str(v) for v in value) else ",".join(map(str, value))
-    return str(value)

@@ -16,27 +16,30 @@ import zmq
 
 from zmq_datasource.errors import LogError
 from zmq_datasource.host.limited_logging import LimitedLog
+from zmq_datasource.messages.columns import data_bytes
 from zmq_datasource.messages.framing import raw_messages
 from zmq_datasource.messages.framing.replay import END, TOPIC_WANTED
 from zmq_datasource.options import ProxyOptions
 from zmq_datasource.proxy.router import Router
 from zmq_datasource.proxy.view import Cursor, LogView
+from zmq_datasource.proxy.wire import PATIENCE_SECONDS, Wire, Wires
 from zmq_datasource.transport.core import (
     Column,
     Outbox,
     SameColumn,
     columns_of,
 )
+from zmq_datasource.transport.kernel import find_dead_peers
 
 __all__ = ["ReplayServer"]
 
 _TURN_ROWS, _TURN_BYTES = 256, 4 << 20
-_MOST_REQUEST_BYTES = 1024
+_MOST_REQUEST_BYTES, _MOST_REQUEST_FRAMES = 1024, 2
+# Who is served, or still has to take what it was given.
 _MOST_CLIENTS = 64
-# A client that takes nothing for so long has given up.
-_PATIENCE_SECONDS = 60.0
-# Messages that are queued for a client in libzmq, which is what bounds memory.
-_SNDHWM = 50
+# What waits for a client: so many messages, and so many bytes (where the system tells) beside those of one message.
+_SNDHWM, _WINDOW = 50, 4 << 20
+_LOOK_SECONDS = 1.0
 
 
 @dataclass
@@ -44,9 +47,12 @@ class _Replay:
     cursor: Cursor
     end: int
     topics: bool
+    wire: Wire
     moved: float
     pending: Outbox | None = None
     rows: int = 0
+    size: int = 0  # the bytes of their values, which is less than what leaves: nothing is to wait for ever
+    left: int | None = None  # what had left at the last look
     at: int = 0  # of these, the next one to be sent
 
 
@@ -63,19 +69,23 @@ class ReplayServer:
 
     def __init__(self, options: ProxyOptions, view: LogView) -> None:
         self._view = view
-        self.router = Router(options, options.replay, _SNDHWM, _MOST_REQUEST_BYTES)
+        self.router = Router(
+            options, options.replay, _SNDHWM, _MOST_REQUEST_BYTES, _MOST_REQUEST_FRAMES, find_dead_peers
+        )
         self._replays: dict[bytes, _Replay] = {}
+        self._wires = Wires()
+        self._next_look = 0.0
         self._faults = LimitedLog(__name__, "requests for a replay that make no sense")
         self._errors = LimitedLog(__name__, "unexpected errors of replays")
         self.requests = 0
         self.sent = 0
 
     def _read_inbox(self) -> None:
-        for peer, frames, *_ in self.router.inbox():
+        for peer, frames, descriptor, _ in self.router.inbox():
             self._faults.flush()
             self._errors.flush()
             try:
-                self._take(peer, frames)
+                self._take(peer, frames, descriptor)
             except Exception as e:
                 self._fail(peer, e)
 
@@ -84,12 +94,13 @@ class ReplayServer:
         self._errors.fault("a replay ends with an unexpected error: %r", error, error=error)
         self._replays.pop(peer, None)
 
-    def _take(self, peer: bytes, frames: list[bytes]) -> None:
+    def _take(self, peer: bytes, frames: list[bytes], descriptor: int) -> None:
         wanted = frames[-1] if frames else b""
         if len(frames) != 2 or frames[0] or len(wanted) not in (8, 16):
             self._faults.warn("a request for a replay makes no sense: %d frames", len(frames))
             return
-        if peer not in self._replays and len(self._replays) >= _MOST_CLIENTS:
+        left_over = self._wires.left_over(self._wires_in_use)
+        if peer not in self._replays and len(self._replays) + len(left_over) >= _MOST_CLIENTS:
             self._faults.warn("a replay is refused: %d others are served", _MOST_CLIENTS)
             return
         self.requests += 1
@@ -99,8 +110,13 @@ class ReplayServer:
             Cursor(self._view, max(start, self._view.earliest)),
             min(end, self._view.end),
             peer.startswith(TOPIC_WANTED),
+            self._wires.of(descriptor),
             time.monotonic(),
         )
+
+    @property
+    def _wires_in_use(self) -> list[Wire]:
+        return [replay.wire for replay in self._replays.values()]
 
     def step(self) -> bool:
         """Give every client a turn.
@@ -123,6 +139,10 @@ class ReplayServer:
                 del self._replays[peer]  # gone
             except Exception as e:
                 self._fail(peer, e)
+        now = time.monotonic()
+        if now >= self._next_look:
+            self._next_look = now + _LOOK_SECONDS
+            self._wires.look(self._wires_in_use, now)
         return busy
 
     @property
@@ -135,20 +155,37 @@ class ReplayServer:
                 return True  # deleted under our hands: look again
             # As a reply, with an empty topic where replies have topics.
             last = [END, b""] if not replay.topics else [b"", END, b""]
-            if self.router.send([peer, b"", *last]) or time.monotonic() - replay.moved > _PATIENCE_SECONDS:
+            if self.router.send([peer, b"", *last]):
                 del self._replays[peer]
+            else:
+                self._lose_patience(peer, replay)
             return False
         assert replay.pending is not None
+        if replay.wire.queued >= _WINDOW:
+            self._lose_patience(peer, replay)
+            if replay.wire.queued >= _WINDOW:
+                self.router.stuck = True
+                return False
         reached = self.router.give(replay.pending, replay.at, replay.rows)
         if reached > replay.at:
             self.sent += reached - replay.at
+            replay.wire.add(replay.size * (reached - replay.at) // replay.rows)
             replay.at, replay.moved = reached, time.monotonic()
         if reached < replay.rows:
-            if time.monotonic() - replay.moved > _PATIENCE_SECONDS:
-                del self._replays[peer]
+            self._lose_patience(peer, replay)
             return False
         replay.pending = None
         return True
+
+    def _lose_patience(self, peer: bytes, replay: _Replay) -> None:
+        """Hang up on a client that has taken nothing for long."""
+        replay.wire.look()
+        if replay.wire.left != replay.left:  # a large message is on its way
+            replay.left, replay.moved = replay.wire.left, time.monotonic()
+        if time.monotonic() - replay.moved > PATIENCE_SECONDS:
+            self._faults.warn("a client of a replay has taken nothing for %.0f s", PATIENCE_SECONDS)
+            replay.wire.hang_up()
+            del self._replays[peer]
 
     def _read(self, peer: bytes, replay: _Replay) -> bool:
         cursor = replay.cursor
@@ -159,7 +196,7 @@ class ReplayServer:
         if batch is None:
             return False
         replay.pending = Outbox(_replies(peer, batch, replay.topics), batch.num_rows)
-        replay.rows, replay.at = batch.num_rows, 0
+        replay.rows, replay.at, replay.size = batch.num_rows, 0, data_bytes(batch.column("value"))
         return True
 
 

@@ -42,7 +42,7 @@ class Router:
         options: Security and what else belongs to every socket.
         bind: Where.
         sndhwm: Messages that libzmq queues for one peer.
-        most_bytes: Of a frame that a peer sends.
+        most_bytes, most_frames: Of a frame, and frames of a message, that an honest peer sends.
         prepare: Sets further options.
 
     Raises:
@@ -58,6 +58,7 @@ class Router:
         bind: Endpoints,
         sndhwm: int,
         most_bytes: int,
+        most_frames: int,
         prepare: Callable[[zmq.Socket[bytes]], None] = lambda sock: None,
     ) -> None:
         def set_options(sock: zmq.Socket[bytes]) -> None:
@@ -70,7 +71,8 @@ class Router:
 
         self._opened = OpenSocket(proxy_socket(options, "ROUTER", bind), set_options)
         self.socket = self._opened.socket
-        self._unfinished = Unfinished(self._opened)
+        self._most_frames = 1 + most_frames  # the first one says who
+        self._unfinished = Unfinished(self._opened, most_bytes)
         self._rights = NameRights(options.allowed_clients)
         self._next_housekeeping = 0.0
         self._inbox: list[Request] = []
@@ -85,12 +87,10 @@ class Router:
             self._unfinished.look()
         with suppress(zmq.Again):
             while len(self._inbox) < _MOST_REQUESTS:
-                peer, *frames = self.socket.recv_multipart(zmq.NOBLOCK, copy=False)
+                peer, *frames = self._unfinished.receive(self._most_frames)
                 last = (frames or [peer])[-1]
-                descriptor = origin_of(last)
-                self._unfinished.saw(descriptor)
-                request = Request(peer.bytes, [f.bytes for f in frames], descriptor, self._rights.of(last))
-                self._inbox.append(request)
+                taken = [frame.bytes for frame in frames]
+                self._inbox.append(Request(peer.bytes, taken, origin_of(last), self._rights.of(last)))
 
     def inbox(self) -> list[Request]:
         """What was received since the last call."""

@@ -11,7 +11,8 @@ from types import TracebackType
 from typing import NamedTuple, Self
 
 from zmq_datasource.errors import NoPeerError, OptionError, SubscriptionError
-from zmq_datasource.options.socket import Access, check_security
+from zmq_datasource.options.parser import texts_of
+from zmq_datasource.options.socket import Access, SocketOptions, check_security
 from zmq_datasource.options.types import Endpoints, ZmqOptions
 from zmq_datasource.proxy.durable_protocol import MOST_NAME_BYTES, Ack, Close, Forget
 from zmq_datasource.proxy.subscriber_session import SubscriberSession
@@ -62,7 +63,8 @@ class DurableSubscriber:
             end of the block, unless an error ends it). If not, call ``ack``.
         credit: Most messages that are on the way here.
         timeout: Seconds to wait for the proxy, at the start and whenever it is away; None waits for ever.
-        options: Options of libzmq, such as ``{"zmq.curve_serverkey": ...}``.
+        options: Those of libzmq, such as ``zmq_curve_serverkey``, and ``allow_insecure_plain``; in snake_case or as
+            documented.
 
     Raises:
         OptionError: An argument that cannot be honoured.
@@ -78,7 +80,7 @@ class DurableSubscriber:
         auto_ack: bool = True,
         credit: int = 1000,
         timeout: float | None = 30.0,
-        options: Mapping[str, str] | None = None,
+        **options: object,
     ) -> None:
         if isinstance(topics, (str, bytes)):
             raise OptionError(f"topics={topics!r}: it is a list of prefixes, as in [{topics!r}]")
@@ -89,7 +91,7 @@ class DurableSubscriber:
         self._name = name
         self._auto = auto_ack
         self._timeout = timeout
-        spec = _spec(endpoint, options or {})
+        spec = _spec(endpoint, texts_of(SocketOptions, options))
         self._endpoint = spec.connect
         prefixes = tuple(t.encode() if isinstance(t, str) else t for t in topics)
         self._session = SubscriberSession(name, _start(start), credit, prefixes, timeout, str(self._endpoint))
@@ -310,8 +312,8 @@ def _spec(endpoint: str, given: Mapping[str, str]) -> SocketSpec:
     wrong = [name for name in given if not name.startswith("zmq.") and name != _PLAIN]
     if wrong or plain not in ("true", "false"):
         raise OptionError(
-            f"options {wrong or {_PLAIN: plain}}: only libzmq's own, as in "
-            f"'zmq.curve_serverkey', and {_PLAIN}, which is true or false"
+            f"options {wrong or {_PLAIN: plain}}: only libzmq's own, as in zmq_curve_serverkey, and {_PLAIN}, which is "
+            "true or false"
         )
     security = ZmqOptions(
         {name.removeprefix("zmq."): value for name, value in given.items() if name != _PLAIN}

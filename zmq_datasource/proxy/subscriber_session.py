@@ -123,7 +123,7 @@ class SubscriberSession(Session):
     def _step_over_lost(self) -> None:
         """What was lost, nobody takes, and the proxy may wait for it: it is done with once all before it is.
 
-        And once the caller waits behind it. One that dies with what came next hears of the loss again.
+        And once the caller waits for what follows. One that dies with what came next hears of the loss again.
         """
         at_work = self.handed is not None and (self.acknowledged is None or self.acknowledged < self.handed)
         if (
@@ -174,9 +174,9 @@ class SubscriberSession(Session):
     def _subscribe(self, now: float) -> None:
         """Say who is here, perhaps again: within a session that restarts nothing."""
         self._asked = now
-        self.say(
-            Subscribe(self._name, self._session, self._start, self._received, self._credit, self._topics)
-        )
+        # What came before and was not taken yet gives its credit back once it is.
+        credit = max(0, self._credit - len(self.inbox))
+        self.say(Subscribe(self._name, self._session, self._start, self._received, credit, self._topics))
         if self.unconfirmed:
             self.send_acks()
 

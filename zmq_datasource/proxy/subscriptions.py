@@ -230,16 +230,14 @@ class Subscriptions:
         self._saved_at = self._clock()
         return True
 
-    def expire(self) -> list[Subscription]:
+    def expire(self) -> None:
         """Forget who was away for too long; warn before."""
         self._count_time()
-        gone = []
         for subscription in list(self._all.values()):
             name, away = subscription.name, subscription.away
             if name in self._present:
                 continue
             if away >= self._expiry:
-                gone.append(subscription)
                 self.remove(name)
                 _log.warning(
                     "durable subscriber %r was away for %s and is forgotten; it was at id %d",
@@ -257,7 +255,6 @@ class Subscriptions:
                     _words(self._expiry - away),
                     subscription.next,
                 )
-        return gone
 
     def _count_time(self) -> None:
         now = self._clock()

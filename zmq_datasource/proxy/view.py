@@ -136,7 +136,7 @@ class Cursor:
         return lost
 
     def read(self, rows: int, most_bytes: int) -> pa.RecordBatch | None:
-        """Up to so many rows and bytes, one at least, and step behind them; None if there are none at present.
+        """Up to so many rows and bytes, one at least, and step past them; None if there are none at present.
 
         Raises:
             LogError: The log's bytes are not what was written.

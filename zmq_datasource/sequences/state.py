@@ -68,7 +68,7 @@ def restore(
             tracker.counters[key] = Counter(
                 floor, since, epoch, turn, ended, None if topic is None else _bytes(topic)
             )
-        for parts, *sample in data.get("samples", ()):  # logs of older releases have none
+        for parts, *sample in data.get("samples", ()):
             tracker.counters[_key(parts)].sample = Sample(*sample)
         for serial in data["removedGaps"]:
             gaps.pop(serial, None)

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, Self
 import pyarrow as pa
 
 from zmq_datasource.errors import DeadLetterError
-from zmq_datasource.host.locations import directory_of, without_secrets
+from zmq_datasource.host.locations import directory_of, make_directory, without_secrets
 from zmq_datasource.messages.schemas import FRAMES
 from zmq_datasource.options.types import Location
 
@@ -82,7 +82,7 @@ class StagedDeadLetters:
                 "partition": self._partition,
             }
         )
-        self._bytes += len(row.value or b"") + sum(map(len, row.frames or ())) + 200
+        self._bytes += len(row.topic or b"") + len(row.value or b"") + sum(map(len, row.frames or ())) + 200
         if self._bytes >= _STAGED_BYTES:
             self._write()
 
@@ -105,7 +105,7 @@ class StagedDeadLetters:
             if self._writer is None:
                 system, directory = directory_of(self._location)
                 staging = f"{directory}/{_staging(self._query, self._batch)}"
-                system.create_dir(staging, recursive=True)
+                make_directory(system, directory, _staging(self._query, self._batch))
                 self.name = f"{uuid.uuid4().hex}.parquet"
                 self._writer = parquet.ParquetWriter(f"{staging}/{self.name}", _ROW_SCHEMA, filesystem=system)
             self._writer.write_table(pa.Table.from_pylist(self._rows, _ROW_SCHEMA))
@@ -129,7 +129,7 @@ def commit_dead_letters(location: Location, query: str, batch: int, names: Seque
         if system.get_file_info(final).type != fs.FileType.NotFound:
             system.delete_dir(final)
         if names:
-            system.create_dir(final, recursive=True)
+            make_directory(system, directory, f"query={query}/batch={batch}")
         for name in names:
             system.move(f"{staging}/{name}", f"{final}/{name}")
     abort_dead_letters(location, query, batch)

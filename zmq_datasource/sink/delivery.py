@@ -1,7 +1,7 @@
 """Rows through a socket: made into messages, sent, tried again, counted.
 
 As many rows as find room are sent in one call. Only the one that finds none is dealt with by itself: it waits, is tried
-again or given up; behind it the others go on.
+again or given up; after it the others go on.
 """
 
 from __future__ import annotations

@@ -116,15 +116,12 @@ class Channel:
             self._wait_ms = milliseconds
             self.socket.setsockopt(zmq.RCVTIMEO, milliseconds)
 
-    def took(self, count: int) -> None:
-        """Count messages that were taken elsewhere."""
-        self.opened.watch.taken += count
-        if self.replayer is not None:
-            self.replayer.heard()
-
     def take(self, inbox: Inbox, most: int, room: int, wait: bool) -> Taken:
         """Take messages until none is there, or no room: as ``Inbox.take``."""
         taken = self._unfinished.take(inbox, most, room, wait)
+        self.opened.watch.taken += taken.messages
+        if taken.messages and self.replayer is not None:
+            self.replayer.heard()
         if taken.empty:
             self.opened.watch.found_empty()
         return taken

@@ -2,6 +2,8 @@
 
 ``spark.read.parquet(location)`` reads them. They never hold anybody up: a thread of its own writes what was added, in
 files of some thousands, and what it cannot write is counted and said.
+
+Where no location is set they are kept beside the log, up to a bound: whoever may connect can send what does not fit.
 """
 
 from __future__ import annotations
@@ -14,18 +16,19 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Sequence
+from itertools import accumulate
 from types import TracebackType
 from typing import Self
 
 import pyarrow as pa
 
 from zmq_datasource.host.limited_logging import LimitedLog
-from zmq_datasource.host.locations import directory_of, without_secrets
+from zmq_datasource.host.locations import directory_of, make_directory, without_secrets
 from zmq_datasource.messages.schemas import FRAMES
 from zmq_datasource.options.types import Location
 from zmq_datasource.source.intake import MalformedMessage
 
-__all__ = ["DEAD_LETTER_SCHEMA", "DeadLetters"]
+__all__ = ["DEAD_LETTER_SCHEMA", "MAX_BESIDE_LOG_BYTES", "DeadLetters"]
 
 _log = logging.getLogger(__name__)
 
@@ -46,6 +49,10 @@ _FILE_SECONDS = 1.0
 _CLOSE_SECONDS = 10.0
 # What may pass by itself is tried again for so long; what comes meanwhile waits, within its bound.
 _RETRY_SECONDS, _RETRY_PAUSE = 60.0, 0.5
+# What a file has beside its letters, at least.
+_FILE_BYTES = 4096
+# Kept beside a log, on disk.
+MAX_BESIDE_LOG_BYTES = 64 << 20
 _TRANSIENT = (errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE, errno.EIO, errno.ESTALE)
 
 
@@ -56,12 +63,21 @@ class DeadLetters:
         location: A directory, as a path or URI.
         framing: The framing that the messages do not fit.
         lost: Called with a number of letters that could not be written.
+        max_bytes: How many bytes of files the directory may hold; any number, unless given.
     """
 
-    def __init__(self, location: Location, framing: str, lost: Callable[[int], None]) -> None:
+    def __init__(
+        self,
+        location: Location,
+        framing: str,
+        lost: Callable[[int], None],
+        max_bytes: int | None = None,
+    ) -> None:
         self._location = location
         self._framing = framing
         self._lost = lost
+        self._max_bytes = max_bytes
+        self._kept_bytes: int | None = None  # counted before the first is written
         self._waiting: queue.SimpleQueue[Sequence[MalformedMessage] | None] = queue.SimpleQueue()
         self._waiting_bytes = 0
         self._waiting_messages = 0
@@ -71,7 +87,6 @@ class DeadLetters:
         self._thread = threading.Thread(target=self._run, name="zmq-dead-letters", daemon=True)
 
     def __enter__(self) -> Self:
-        self._thread.start()
         return self
 
     def __exit__(
@@ -81,6 +96,8 @@ class DeadLetters:
         trace: TracebackType | None,
     ) -> None:
         """Write what waits; a file system that does not answer is not waited for long."""
+        if self._thread.ident is None:
+            return
         self._waiting.put(None)
         self._closing.set()
         self._thread.join(_CLOSE_SECONDS)
@@ -97,7 +114,9 @@ class DeadLetters:
             )
 
     def add(self, messages: Sequence[MalformedMessage]) -> None:
-        """Keep messages. Never waits."""
+        """Keep messages. Never waits; only one thread may call it."""
+        if self._thread.ident is None:
+            self._thread.start()
         size = _size(messages)
         with self._lock:
             full = self._waiting_bytes >= _MAX_WAITING_BYTES
@@ -143,7 +162,15 @@ class DeadLetters:
         while True:
             last = self._closing.is_set() or time.monotonic() >= deadline
             try:
-                self._write(messages, name)
+                fitting = self._fitting(messages)
+                if fitting:
+                    self._write(messages[:fitting], name)
+                if fitting < len(messages):
+                    self._lose(
+                        messages[fitting:],
+                        f"it may hold {self._max_bytes} bytes; move its files away and start again, or set "
+                        "deadLetterLocation, which has no bound",
+                    )
                 return
             # Whatever a file system of somebody else's raises: the feed goes on.
             except Exception as e:
@@ -172,10 +199,25 @@ class DeadLetters:
             DEAD_LETTER_SCHEMA,
         )
         system, directory = directory_of(self._location)
-        system.create_dir(directory, recursive=True)
+        make_directory(system, directory)
         # Spark leaves out what begins with a dot, so nobody reads half a file.
         parquet.write_table(table, f"{directory}/.{name}", filesystem=system)
         system.move(f"{directory}/.{name}", f"{directory}/{name}")
+        if self._kept_bytes is not None:
+            self._kept_bytes += system.get_file_info(f"{directory}/{name}").size
+
+    def _fitting(self, messages: Sequence[MalformedMessage]) -> int:
+        """For how many of the messages there is room."""
+        if self._max_bytes is None:
+            return len(messages)
+        if self._kept_bytes is None:
+            from pyarrow import fs  # noqa: PLC0415  as in directory_of
+
+            system, directory = directory_of(self._location)
+            kept = system.get_file_info(fs.FileSelector(directory, allow_not_found=True))
+            self._kept_bytes = sum(file.size for file in kept if file.is_file)
+        sizes = accumulate((_size([message]) for message in messages), initial=self._kept_bytes + _FILE_BYTES)
+        return max(0, sum(size <= self._max_bytes for size in sizes) - 1)
 
 
 def _size(messages: Sequence[MalformedMessage]) -> int:

@@ -77,7 +77,7 @@ class Feed:
         """Find the log, become its writer if nobody is, and keep what there is from being deleted.
 
         Args:
-            reader: What the query's checkpoint says; None if there is none, or an earlier release has written it.
+            reader: What the query's checkpoint says; None if there is none.
             begins: Whether there is none.
             beside: Of another partition, open, of the same query: it has the same name in all of them.
 
@@ -236,7 +236,7 @@ class Feed:
         return self._source.gather(timeout, idle_timeout)
 
     def wait_for_more(self, end: int, seconds: float) -> None:
-        """Wait until there is something behind ``end``, or so many seconds."""
+        """Wait until there is something after ``end``, or so many seconds."""
         self._source.wait_for_more(end, seconds)
 
     def give(self, begin: int, end: int) -> None:

@@ -146,21 +146,15 @@ class Feeds:
     def gather(self, timeout: float, idle_timeout: float | None) -> dict[int, int]:
         """Receive for a while in all partitions, then seal; where each of them ends."""
         ends: dict[int, int] = {}
-        failures: list[BaseException] = []
 
         def gather(partition: int, feed: Feed) -> None:
-            try:
-                ends[partition] = feed.gather(timeout, idle_timeout)
-            except BaseException as e:
-                failures.append(e)
+            ends[partition] = feed.gather(timeout, idle_timeout)
 
         side_by_side([partial(gather, *part) for part in self.parts.items()])
-        if failures:
-            raise failures[0]
         return ends
 
     def wait_for_more(self, begins: Mapping[int, int], seconds: float) -> None:
-        """Wait until something is received behind these ids, by partition, or so many seconds."""
+        """Wait until something is received after these ids, by partition, or so many seconds."""
         if len(self.parts) == 1:
             self.parts[PARTITION].wait_for_more(begins[PARTITION], seconds)
             return
@@ -179,22 +173,24 @@ class Feeds:
             LogError: What was received last could not be sealed.
         """
         parts, self.parts = self.parts, {}
-        failures: list[BaseException] = []
-
-        def stop(feed: Feed) -> None:
-            if (failure := _failure_of(feed.stop)) is not None:
-                failures.append(failure)
-
-        side_by_side([partial(stop, feed) for feed in parts.values()])
-        for failure in failures:
-            raise failure
+        side_by_side([feed.stop for feed in parts.values()])
 
 
 def side_by_side(acts: Sequence[Callable[[], None]]) -> None:
-    """Do all of these at the same time, because each of them may wait for long. None may raise."""
+    """Do all of these at the same time, because each of them may wait for long.
+
+    Raises:
+        BaseException: The first failure, once all are done; the others are logged.
+    """
     if not acts:  # whoever was cut short has nothing to stop any more
         return
-    first, *others = acts
+    failures: list[BaseException] = []
+
+    def attempt(act: Callable[[], None]) -> None:
+        if (failure := _failure_of(act)) is not None:
+            failures.append(failure)
+
+    first, *others = [partial(attempt, act) for act in acts]
     threads = [threading.Thread(target=act, name="zmq-side", daemon=True) for act in others]
     left = []
     for thread, act in zip(threads, others, strict=True):
@@ -208,6 +204,10 @@ def side_by_side(acts: Sequence[Callable[[], None]]) -> None:
         while thread.ident is not None and thread.is_alive():
             thread.join(_JOIN_SECONDS)
             check_signals()
+    for failure in failures[1:]:
+        _log.error("%s", failure)
+    if failures:
+        raise failures[0]
 
 
 def _failure_of(act: Callable[[], None]) -> BaseException | None:

@@ -83,7 +83,7 @@ class FollowingSource:
         return self.log.durable_end
 
     def wait_for_more(self, end: int, seconds: float) -> None:
-        """Look now and then whether there is something behind ``end``, for so many seconds."""
+        """Look now and then whether there is something after ``end``, for so many seconds."""
         deadline = time.monotonic() + seconds
         while self.seal() <= end and (left := deadline - time.monotonic()) > 0:
             time.sleep(min(left, LOOKING_SECONDS))

@@ -60,7 +60,7 @@ class Incidents:
             first = messages[0]
             self.failure = self.failure or MalformedMessageError(
                 f"reading a message from {first.endpoint}: it does not fit framing={framing}: {first.reason}. Correct "
-                "the framing, or set onMalformed=skip (and deadLetterLocation to keep such messages)"
+                "the framing, or set onMalformed=skip to go on; such messages are kept as dead letters"
             )
 
     def lose(self, gaps: Sequence[Gap]) -> None:
@@ -72,7 +72,7 @@ class Incidents:
             text = f"{gap.size} messages of {self._name(gap.key)} never came: sequences {first} to {last}"
             if self._options.on_loss == "fail":
                 self.failure = self.failure or MessageLossError(
-                    f"{text}. They are in the gap table; the query can be started again and goes on behind them. To go "
+                    f"{text}. They are in the gap table; the query can be started again and goes on after them. To go "
                     "on by itself, set onLoss=warn; to fetch them, set replayEndpoint if the publisher has one"
                 )
             self._losses.warn("%s", text)

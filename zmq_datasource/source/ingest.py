@@ -25,6 +25,7 @@ from zmq_datasource.log.persistence import Persistence
 from zmq_datasource.log.readers import Readers
 from zmq_datasource.log.writer import LogWriter
 from zmq_datasource.options import StreamReadOptions, share_of
+from zmq_datasource.options.types import Location
 from zmq_datasource.source.channel import WAIT_MS
 from zmq_datasource.source.location import log_storage, where_from
 from zmq_datasource.source.log_receiver import LogReceiver
@@ -100,7 +101,8 @@ class Ingest:
             self._filler: Filler = Acceptor(spec, terms, self.counters, self.storage, transactions, self.log)
             self._state: CarriedState = transactions
         else:
-            receiver = Receiver(self._share, self.counters, chunk_bytes)
+            beside_log = Location(self.storage.dead_letters)
+            receiver = Receiver(self._share, self.counters, chunk_bytes, beside_log=beside_log)
             self.log = self._new_log(receiver.intake, chunk_bytes)
             self._filler = LogReceiver(receiver, self.log, options.socket_type)
             self._state = receiver.intake
@@ -297,7 +299,7 @@ class Ingest:
         return self.log.durable_end + self.log.unsealed + self._filler.facts().pending
 
     def wait_for_more(self, end: int, seconds: float) -> None:
-        """Wait until something is received behind ``end``, receiving has ended, or so many seconds have passed."""
+        """Wait until something is received after ``end``, receiving has ended, or so many seconds have passed."""
         deadline = time.monotonic() + seconds
         log, heard = self.log, self._receiving.heard
         while self.received_end <= end and (left := deadline - time.monotonic()) > 0:

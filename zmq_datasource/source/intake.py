@@ -101,7 +101,7 @@ class Intake(CarriedState):
             arrivals: Where and when they came from, in their order.
 
         Returns:
-            A batch with ``messages.MESSAGE_SCHEMA``, and what is to be said of it.
+            A batch with ``messages.schemas.MESSAGE_SCHEMA``, and what is to be said of it.
         """
         findings = Findings()
         timestamps = [(arrival.timestamp, arrival.messages) for arrival in arrivals]

@@ -110,7 +110,7 @@ class LogSource(Protocol):
         """Receive for a while, then seal: until ``timeout`` seconds, ``idle_timeout`` of silence, or a full log."""
 
     def wait_for_more(self, end: int, seconds: float) -> None:
-        """Wait until something is received behind ``end``, or so many seconds, where somebody tells of it."""
+        """Wait until something is received after ``end``, or so many seconds, where somebody tells of it."""
 
     def commit(self, end: int) -> None:
         """The query in this process is done with what is below ``end``."""

@@ -21,9 +21,10 @@ from zmq_datasource.counters import SourceCounters
 from zmq_datasource.errors import SocketError
 from zmq_datasource.messages.schemas import MAX_MESSAGE_BYTES, MESSAGE_SCHEMA
 from zmq_datasource.options import ReadOptions
+from zmq_datasource.options.types import Location
 from zmq_datasource.sequences import SequenceTracker
 from zmq_datasource.source.channel import SILENT_MS, WAIT_MS, Channel, make_channels
-from zmq_datasource.source.dead_letters import DeadLetters
+from zmq_datasource.source.dead_letters import MAX_BESIDE_LOG_BYTES, DeadLetters
 from zmq_datasource.source.incidents import Incidents
 from zmq_datasource.source.intake import Arrival, Findings, Intake
 from zmq_datasource.source.replayer import Replayer
@@ -54,6 +55,7 @@ class Receiver:
         counters: Where to count.
         batch_bytes: Size at which a batch is ready and a round ends; what is held in memory.
         clock: Seconds since the epoch, for ``timestamp``.
+        beside_log: Where messages that do not fit are kept, up to a bound, if ``deadLetterLocation`` is not set.
 
     Attributes:
         intake: Reads and tracks what comes; restore it, if at all, before the receiver is opened.
@@ -65,8 +67,10 @@ class Receiver:
         counters: SourceCounters,
         batch_bytes: int = BATCH_BYTES,
         clock: Callable[[], float] = time.time,
+        beside_log: Location | None = None,
     ) -> None:
         self._options = options
+        self._beside_log = beside_log
         self._counters = counters
         self._batch_bytes = min(batch_bytes, BATCH_BYTES)
         self._clock = clock
@@ -87,13 +91,9 @@ class Receiver:
             OptionError, EndpointError: They cannot be opened as asked.
         """
         with ExitStack() as stack:
-            dead_letters = None
-            if self._options.dead_letter_location is not None:
-                dead_letters = stack.enter_context(
-                    DeadLetters(
-                        self._options.dead_letter_location, self._options.framing, self._lose_dead_letters
-                    )
-                )
+            dead_letters = self._dead_letters()
+            if dead_letters is not None:
+                stack.enter_context(dead_letters)
             self._incidents = Incidents(self._options, self.intake.tracker, self._counters, dead_letters)
             for channel in self._channels:
                 channel.open()
@@ -111,6 +111,14 @@ class Receiver:
         trace: TracebackType | None,
     ) -> None:
         self._opened.close()
+
+    def _dead_letters(self) -> DeadLetters | None:
+        location, max_bytes = self._options.dead_letter_location, None
+        if location is None:
+            location, max_bytes = self._beside_log, MAX_BESIDE_LOG_BYTES
+        if location is None:
+            return None
+        return DeadLetters(location, self._options.framing, self._lose_dead_letters, max_bytes)
 
     def _lose_dead_letters(self, count: int) -> None:
         self._counters.dead_letters_lost += count
@@ -205,14 +213,13 @@ class Receiver:
                 MAX_MESSAGE_BYTES,
             )
         if taken.messages:
-            channel.took(taken.messages)
             self._silent_from = time.monotonic() + _SILENT_SECONDS
             timestamp = int(self._clock() * 1_000_000)
             self._arrivals.append(Arrival(timestamp, taken.messages, channel.name, channel.connection()))
         return taken.messages
 
     def take(self) -> pa.RecordBatch:
-        """Hand over what was received, as a batch with ``messages.MESSAGE_SCHEMA``."""
+        """Hand over what was received, as a batch with ``messages.schemas.MESSAGE_SCHEMA``."""
         batches = []
         if self._inbox.messages:
             arrivals, self._arrivals = self._arrivals, []

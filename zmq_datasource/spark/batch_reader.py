@@ -12,6 +12,7 @@ from pyspark.sql.datasource import DataSourceReader, InputPartition
 from zmq_datasource.counters import SourceCounters
 from zmq_datasource.errors import DataLossError
 from zmq_datasource.log.index import ChunkIndex
+from zmq_datasource.log.layout import PARTITION
 from zmq_datasource.log.reader import first_since, read_index, split_range
 from zmq_datasource.messages.rows import number_rows
 from zmq_datasource.options import BatchReadOptions
@@ -19,7 +20,7 @@ from zmq_datasource.options.types import Position, Timestamp
 from zmq_datasource.source.location import log_storage
 from zmq_datasource.source.receiver import ROUND_MESSAGES, Receiver
 from zmq_datasource.spark.partition_reader import PATIENCE_SECONDS, LogInputPartition, read_log_partition
-from zmq_datasource.spark.positions import nothing_since
+from zmq_datasource.spark.positions import not_there, nothing_since
 from zmq_datasource.spark.rows import MessageRows, Rows
 from zmq_datasource.spark.worker import set_up_worker
 
@@ -91,12 +92,20 @@ class ZmqLogReader(DataSourceReader):
 
     def partitions(self) -> Sequence[InputPartition]:
         options, storage = self._options, self._storage
-        log_id = storage.log_id()
+        log_id, partitions = storage.log_id(), storage.partitions()
+        for option, position in (("startingOffsets", options.start), ("endingOffsets", options.end)):
+            offset = None if position is None else position.offset
+            if offset is None or offset.log not in (None, log_id):
+                continue
+            if missing := sorted(set(offset.next) - set(partitions or (PARTITION,))):
+                raise not_there(option, missing, partitions)
         shares: list[InputPartition] = []
-        for partition in storage.partitions():
+        for partition in partitions:
             index = read_index(storage.of(partition))
             start = self._resolve(options.start or Position("earliest", None), log_id, partition, index)
-            end = self._resolve(options.end or Position("latest", None), log_id, partition, index)
+            end = self._resolve(
+                options.end or Position("latest", None), log_id, partition, index, is_end=True
+            )
             for pieces in split_range(
                 index.covering(start, end),
                 start,
@@ -109,13 +118,15 @@ class ZmqLogReader(DataSourceReader):
                 )
         return shares or [LogInputPartition(storage.root, 0, (), self._rows)]
 
-    def _resolve(self, position: Position, log_id: str, partition: int, index: ChunkIndex) -> int:
+    def _resolve(
+        self, position: Position, log_id: str, partition: int, index: ChunkIndex, is_end: bool = False
+    ) -> int:
         if position.time is not None:
             storage = self._storage.of(partition)
             first = first_since(storage, index.covering(index.earliest, index.end), position.time)
             if first is not None:
                 return first
-            if position.time == self._options.ending_timestamp or self._some_have_since(position.time):
+            if is_end or self._some_have_since(position.time):
                 return index.end
             strategy = self._options.starting_offsets_by_timestamp_strategy
             return nothing_since(storage, position.time, strategy, index.end)
@@ -128,9 +139,10 @@ class ZmqLogReader(DataSourceReader):
         if offset.log is not None and offset.log != log_id:
             problem = f"the offset is of log {offset.log}, and {root} holds log {log_id}"
         elif not index.earliest <= wanted <= index.end:
-            problem = (
-                f"log {root} holds the ids {index.earliest} to {index.end - 1}, the offset says {wanted}"
-            )
+            held = "is empty" if index.earliest == index.end else f"ends before id {index.end}"
+            begins = f"begins at id {index.earliest} and {held}"
+            option = "endingOffsets" if is_end else "startingOffsets"
+            problem = f"{option} says {wanted}, and log {root}, partition {partition}, {begins}"
         if problem is None:
             return wanted
         if self._options.fail_on_data_loss:

@@ -48,6 +48,7 @@ class ZmqGapReader(DataSourceReader):
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Yield a row a gap, oldest first; ``healed`` is null while its messages are missing."""
         set_up_worker()
+        self._storage.log_id()  # where the directory is not reached, nothing would look like "no gaps"
         saved = read_saved_state(self._storage.of(partition.value))
         rows = [{"partition": partition.value, **gap} for gap in read_gaps(saved.full, saved.delta)]
         yield pa.RecordBatch.from_pylist(rows, _SCHEMA)

@@ -68,6 +68,7 @@ def read_log_partition(share: LogInputPartition) -> Iterator[pa.RecordBatch]:
 
 
 def _batches(share: LogInputPartition) -> Iterator[pa.RecordBatch]:
+    set_up_worker()
     storage = storage_at(share.location, share.partition, share.store)
     storage.patience = PATIENCE_SECONDS
     if share.access is None or not share.pieces:
@@ -76,6 +77,5 @@ def _batches(share: LogInputPartition) -> Iterator[pa.RecordBatch]:
     # Who sees the log does without what it takes to be served.
     from zmq_datasource.source.remote_chunks import chunks_for  # noqa: PLC0415
 
-    set_up_worker()
     with chunks_for(storage, [piece.name for piece in share.pieces], share.access) as chunks:
         yield from read_slices(chunks, share.pieces)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from zmq_datasource.source.feed import Feed
     from zmq_datasource.source.feeds import Feeds
 
-__all__ = ["Positions", "nothing_since"]
+__all__ = ["Positions", "not_there", "nothing_since"]
 
 _log = logging.getLogger(__name__)
 
@@ -78,8 +78,7 @@ class Positions:
     ) -> dict[str, Any]:
         """The offset of ``ends``; where nothing has come since ``start``, which means ``begins``, that one.
 
-        Spark compares their text, and one that an earlier release has written names no reader. So a partition that is
-        new is named once it has something.
+        Spark compares their text. So a partition that is new is named once it has something.
         """
         offset = Offset.from_json(start)
         nexts = {p: end for p, end in ends.items() if p in offset.next or end > begins[p]}
@@ -141,6 +140,7 @@ class Positions:
         """Refuse an offset that names partitions that are not there.
 
         Raises:
+            OptionError: It does, and is of no log, but a user's own.
             DataLossError: It does, and ``failOnDataLoss`` is true.
         """
         missing = sorted(set(offset.next) - self._parts.keys())
@@ -149,11 +149,13 @@ class Positions:
             self._feeds.log_id,
         ):  # of another log, it means nothing here
             return
+        if offset.log is None:
+            raise not_there("startingOffsets", missing, sorted(self._parts))
         what = (
             f"reading from log {self._feeds.storage.root}: the offset names the log partitions {sorted(offset.next)}, "
             f"there are {sorted(self._parts)}"
         )
-        if self._options.fail_on_data_loss or offset.log is None:
+        if self._options.fail_on_data_loss:
             raise DataLossError(f"{what}. Restore what is missing. {_GO_ON}")
         self._feeds.parts[PARTITION].counters.data_losses += 1
         _log.warning("data loss: %s; going on because failOnDataLoss=false", what)
@@ -230,7 +232,12 @@ class _Position:
 
     def _first_of(self, position: Position) -> int:
         if position.offset is not None:
-            named = self._partition in position.offset.next
+            named, end = self._partition in position.offset.next, self._source.log.durable_end
+            if named and position.offset.log is None and position.offset.next[self._partition] > end:
+                raise OptionError(
+                    f"option startingOffsets: it says {position.offset.next[self._partition]}, and partition "
+                    f"{self._partition} of the log ends before id {end}; name an id up to that, or latest"
+                )
             return self._resolve(position.offset) if named else self._source.log.earliest
         if position.time is not None:
             return self._first_since(position.time)
@@ -383,3 +390,8 @@ class _Position:
             "removed with the temporary directory begins anew. If you changed one of these options, set it back, or "
             "set walLocation to the log that the checkpoint belongs to."
         )
+
+
+def not_there(option: str, missing: Sequence[int], there: Sequence[int]) -> OptionError:
+    """Of an option that names log partitions that the log does not have."""
+    return OptionError(f"option {option}: the log has no partition {missing}, only {list(there)}; correct it")

@@ -17,7 +17,6 @@ from zmq_datasource.messages.arrow_values import ArrowValues
 from zmq_datasource.messages.framing import to_rows
 from zmq_datasource.messages.schemas import row_schema
 from zmq_datasource.options import ReadOptions
-from zmq_datasource.spark.worker import set_up_worker
 
 __all__ = ["MessageRows", "Rows", "TableRows", "rows_for"]
 
@@ -79,8 +78,6 @@ class _Unfit:
                 f"{what}. Correct the schema, or set mode=PERMISSIVE or DROPMALFORMED; without valueFormat the message "
                 "is read as it came"
             )
-        if not self._count:
-            set_up_worker()  # for what is logged
         self._count += 1
         if self._count <= _MOST_LINES:
             _log.warning("%s; %s", what, self._done)

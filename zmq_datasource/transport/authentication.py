@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from fnmatch import fnmatchcase
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Generic, TypeVar
+from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
 
 import zmq
 import zmq.auth
@@ -63,7 +63,15 @@ def authenticate(context: zmq.Context[zmq.Socket[bytes]], spec: SocketSpec) -> T
         handler.configure_curve_callback(_EVERYBODY, Clients(access.clients))
     else:
         handler.passwords[_EVERYBODY] = _Passwords(Path(access.passwords))  # type: ignore[assignment] # it looks up
-    handler.start()
+    try:
+        handler.start()
+    except BaseException:
+        # It leaves open what it has made, and ending a context waits for every socket.
+        for made in (handler.zap_socket, handler.pipe, getattr(handler.thread, "pipe", None)):
+            if made is not None:
+                made.close(linger=0)
+        handler.pipe = handler.zap_socket = None  # type: ignore[assignment]
+        raise
     return handler
 
 
@@ -103,11 +111,22 @@ def _stamp_of(path: Path) -> tuple[str, int, int]:
     return path.name, status.st_mtime_ns, status.st_size
 
 
+class _Certificate(NamedTuple):
+    """What a file in the directory says, or said when it could be read last."""
+
+    key: bytes
+    names: list[str]
+    admits: bool
+
+
 class Clients:
     """Who may connect: the owners of the certificates in a directory.
 
     The metadata of a certificate may have a line ``names = "billing orders-*"``. Its owner may then commit and
     subscribe under these names only, and nobody else may under them.
+
+    While a certificate cannot be read, its owner may not connect. Its names stay bound as they were: otherwise a fault
+    of the disk would give them to everybody who is connected.
 
     Raises:
         OptionError: The directory cannot be read.
@@ -116,8 +135,9 @@ class Clients:
     def __init__(self, directory: str) -> None:
         self._directory = Path(directory)
         self._refusals = LimitedLog(__name__, "clients refused")
+        self._certificates: dict[str, _Certificate] = {}
         try:
-            self._names = _Reread(self._directory, self._read, self._stamp, dict[bytes, list[str]]())
+            self._admitted = _Reread(self._directory, self._read, self._stamp, frozenset[bytes]())
         except OSError as e:
             raise OptionError(
                 f"option allowedClients: reading {directory}: {e}; it is a directory of certificates, as "
@@ -130,20 +150,24 @@ class Clients:
     def _stamp(self) -> _Stamp:
         return (_stamp_of(self._directory), *map(_stamp_of, self._files()))
 
-    def _read(self) -> dict[bytes, list[str]]:
-        names = {}
+    def _read(self) -> frozenset[bytes]:
+        found = {}
         for path in self._files():
             try:
-                names[zmq.auth.load_certificate(path)[0]] = _names_in(path)
+                found[path.name] = _Certificate(zmq.auth.load_certificate(path)[0], _names_in(path), True)
             except (OSError, ValueError) as e:
                 _log.warning("%s is no certificate, and its owner may not connect: %s", path, e)
-        if not names:
+                if (before := self._certificates.get(path.name)) is not None:
+                    found[path.name] = before._replace(admits=False)
+        self._certificates = found
+        admitted = frozenset(certificate.key for certificate in found.values() if certificate.admits)
+        if not admitted:
             _log.warning("%s has no certificate (*.key): no client may connect", self._directory)
-        return names
+        return admitted
 
     def callback(self, _domain: str, key: bytes) -> bool:
         """Whether the client with this key, in Z85, may connect; called by pyzmq's handler."""
-        if key in self._names():
+        if key in self._admitted():
             return True
         self._refusals.warn(
             "a client with the public key %s was refused, which is not in %s", key.decode(), self._directory
@@ -152,9 +176,10 @@ class Clients:
 
     def may_use(self, key: str, name: str) -> bool:
         """Whether the client with this key may commit or subscribe under a name."""
-        names = self._names()
-        own = names.get(key.encode(), [])
-        return _any_fits(own, name) if own else not any(_any_fits(others, name) for others in names.values())
+        self._admitted()
+        certificates = self._certificates.values()
+        own = [pattern for each in certificates if each.key == key.encode() for pattern in each.names]
+        return _any_fits(own, name) if own else not any(_any_fits(each.names, name) for each in certificates)
 
 
 class NameRights:
@@ -162,14 +187,10 @@ class NameRights:
 
     Args:
         directory: As for ``Clients``; empty where nobody is asked for a key, and everybody may use any name.
-
-    Attributes:
-        asked: Whether somebody may not use a name, so that messages are to be read with their origin.
     """
 
     def __init__(self, directory: str) -> None:
         self._clients = Clients(directory) if directory else None
-        self.asked = self._clients is not None
 
     def of(self, frame: zmq.Frame) -> Callable[[str], bool]:
         """Whether its sender may use a name."""

@@ -238,7 +238,7 @@ def columns_of(raw: RawMessages, number: int | None = None) -> list[Column]:
     """Raw messages as they came.
 
     Args:
-        number: If given, each gets its number (the first of them this) behind its first frame; one of a single frame
+        number: If given, each gets its number (the first of them this) after its first frame; one of a single frame
             gets an empty frame in front of it, so that its value stays the last.
     """
     numbers: list[Column] = [] if number is None else [NumberColumn(number)]

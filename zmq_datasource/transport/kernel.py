@@ -61,22 +61,20 @@ class Connection(NamedTuple):
 def connections(watch: PeerWatch) -> list[Connection]:
     """The connections of a socket, as the operating system sees them."""
     found = []
-    for handle, ipc in watch.hold():
-        with handle:
-            inode = os.fstat(handle.fileno()).st_ino
-            unsent = unwritten(handle)
-            taken, received = passed(handle, ipc, unsent)
-            found.append(Connection(inode, _peer_name(handle, ipc), unsent, taken, received))
+    for handle, ipc in watch.in_turn():
+        inode = os.fstat(handle.fileno()).st_ino
+        unsent = unwritten(handle)
+        taken, received = passed(handle, ipc, unsent)
+        found.append(Connection(inode, _peer_name(handle, ipc), unsent, taken, received))
     return found
 
 
 def hang_up(watch: PeerWatch, connection: Connection) -> None:
     """End one connection of a socket, which libzmq has no call for. The peer may come again."""
-    for handle, _ in watch.hold():
-        with handle:
-            if os.fstat(handle.fileno()).st_ino == connection.inode:
-                with suppress(OSError):  # gone already
-                    handle.shutdown(stdlib_socket.SHUT_RDWR)
+    for handle, _ in watch.in_turn():
+        if os.fstat(handle.fileno()).st_ino == connection.inode:
+            with suppress(OSError):  # gone already
+                handle.shutdown(stdlib_socket.SHUT_RDWR)
 
 
 def passed(handle: stdlib_socket.socket, ipc: bool, unsent: int) -> tuple[int, int]:
@@ -104,15 +102,11 @@ _BYTES_ACKED = 120
 
 def bytes_received(watch: PeerWatch) -> int:
     """How many bytes have come by the tcp connections that are up; it grows while a large message is on its way."""
-    total = 0
-    for handle, ipc in watch.hold():
-        with handle:
-            total += passed(handle, ipc, 0)[1]
-    return total
+    return sum(passed(handle, ipc, 0)[1] for handle, ipc in watch.in_turn())
 
 
 # A peer whose machine is gone is noticed by tcp itself. libzmq's own heartbeats take a peer for dead that is
-# taking one large message: a PING waits in its queue behind that.
+# taking one large message: a PING waits in its queue after that.
 _KEEPALIVE = {
     zmq.TCP_KEEPALIVE: 1,
     zmq.TCP_KEEPALIVE_IDLE: 5,
@@ -136,20 +130,31 @@ class AckedBytes:
 
     Args:
         descriptor: The connection's, as ``ZMQ_SRCFD`` of a message tells it.
+
+
+    Attributes:
+        inode: What identifies the connection; None if it was gone already.
     """
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
-        self._inode = inode_of(descriptor)
+        self.inode = inode_of(descriptor)
 
     def bytes(self) -> int | None:
         """None where the system does not tell: not over ipc, and not of a connection that is gone."""
-        handle = second_handle(self._descriptor, self._inode)
+        handle = second_handle(self._descriptor, self.inode)
         if handle is None:
             return None
         with handle:
             counted = _tcp_bytes(handle)
             return None if counted is None else counted[0]
+
+    def hang_up(self) -> None:
+        """End the connection, and with it what libzmq holds for it. The peer may come again."""
+        handle = second_handle(self._descriptor, self.inode)
+        if handle is not None:
+            with handle, suppress(OSError):  # gone already
+                handle.shutdown(stdlib_socket.SHUT_RDWR)
 
 
 def _peer_name(handle: stdlib_socket.socket, ipc: bool) -> str:

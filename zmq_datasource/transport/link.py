@@ -13,10 +13,12 @@ from typing import Any
 
 import zmq
 
+from zmq_datasource.errors import OptionError
+from zmq_datasource.host.limited_logging import LimitedLog
 from zmq_datasource.transport.kernel import bytes_received
 from zmq_datasource.transport.opened import OpenSocket
 from zmq_datasource.transport.peers import PeerWatch
-from zmq_datasource.transport.spec import SocketSpec
+from zmq_datasource.transport.spec import SocketSpec, check_socket_options
 
 __all__ = ["TICK_SECONDS", "Link", "Session"]
 
@@ -75,6 +77,7 @@ class Link:
         self._connections = 1
         self._bytes = 0
         self._next_look = 0.0
+        self._faults = LimitedLog(__name__, "faults of connections")
 
     def open(self, check_hosts: bool = True) -> None:
         """Connect, without waiting for the connection.
@@ -161,6 +164,12 @@ class Link:
         """Send what the session has to say, as far as the socket takes it."""
         session = self._session
         if session.redial:
+            try:
+                # Keys are read anew, and there may be no free descriptor. Without the old one there would be no socket.
+                check_socket_options(self._spec)
+            except (OptionError, zmq.ZMQError) as e:
+                self._faults.warn("connecting to %s again: %s", self._spec.endpoints, e)
+                return
             session.redial = False
             self.close(linger=0)
             # A name that does not resolve (any more) is libzmq's to try again.

@@ -26,7 +26,7 @@ from zmq_datasource.transport.kernel import (
     wait_until_written,
 )
 from zmq_datasource.transport.peers import PeerWatch, security_of
-from zmq_datasource.transport.spec import SocketSpec, new_socket
+from zmq_datasource.transport.spec import SocketSpec, new_socket, options_of
 
 __all__ = ["OpenSocket"]
 
@@ -69,7 +69,7 @@ class OpenSocket:
             self._context.term()
             raise
         self.watch = PeerWatch(
-            self._context, self.socket, spec.connect, bool(spec.bind), security_of(spec.zmq)
+            self._context, self.socket, spec.connect, bool(spec.bind), security_of(options_of(spec))
         )
         self._threads = threads() - others
         self.lost = False
@@ -160,7 +160,7 @@ def _warn_of_strangers(spec: SocketSpec) -> None:
     """Say once if whoever reaches the machine may connect."""
     for endpoint in spec.bind:
         everywhere = endpoint.transport == "tcp" and endpoint.host_port[0] in _ALL_INTERFACES
-        if everywhere and not security_of(spec.zmq) and str(endpoint) not in _warned:
+        if everywhere and not security_of(options_of(spec)) and str(endpoint) not in _warned:
             _warned.add(str(endpoint))
             _log.warning(
                 "%s %s is bound on all interfaces without security: whoever reaches this machine may connect. Bind one "

@@ -16,7 +16,7 @@ import math
 import socket as stdlib_socket
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 
 import zmq
@@ -51,7 +51,7 @@ _BROKEN_OFF = {
 _OTHER_SECURITY = {
     "CURVE": "the peer uses other security than CURVE, or CURVE with other keys",
     "PLAIN": "the peer uses other security than PLAIN",
-    "": "the peer wants security, and none is set here; see the options behind 'zmq.' (docs/options.md)",
+    "": "the peer wants security, and none is set here; see the options that begin with 'zmq.' (docs/options.md)",
 }
 
 
@@ -342,7 +342,7 @@ class PeerWatch:
                 self.protocol_errors += 1
                 _log.warning(
                     "libzmq has ended the connection to %s for what the peer sent: a frame over zmq.maxmsgsize (%d "
-                    "bytes), or bytes that are not ZMTP. What was sent behind it is lost; dialling again",
+                    "bytes), or bytes that are not ZMTP. What was sent after it is lost; connecting again",
                     endpoint,
                     self._sock.getsockopt(zmq.MAXMSGSIZE),
                 )
@@ -372,6 +372,11 @@ class PeerWatch:
         """The connection with this file descriptor, by its inode; None if it is gone."""
         return self._streams.get(descriptor, (None, False))[0]
 
+    @property
+    def inodes(self) -> list[int]:
+        """Of the connections that are up."""
+        return [inode for inode, _ in self._streams.values()]
+
     def hold(self) -> list[tuple[stdlib_socket.socket, bool]]:
         """Second handles on the connections that are up, which outlive libzmq's own; and whether ipc."""
         self.update()
@@ -381,6 +386,15 @@ class PeerWatch:
             if handle is not None:
                 held.append((handle, ipc))
         return held
+
+    def in_turn(self) -> Iterator[tuple[stdlib_socket.socket, bool]]:
+        """The same, each closed before the next is made: all at once would take twice the descriptors."""
+        self.update()
+        for descriptor, (inode, ipc) in list(self._streams.items()):
+            handle = second_handle(descriptor, inode)
+            if handle is not None:
+                with handle:
+                    yield handle, ipc
 
     def follow_to_the_end(self, deadline: float) -> None:
         """Take in what happens to a socket that was closed, until libzmq has let go of it."""

@@ -11,7 +11,7 @@ import zmq
 from zmq_datasource.errors import OptionError
 from zmq_datasource.messages.schemas import MAX_MESSAGE_BYTES
 from zmq_datasource.options import ReadOptions, WriteOptions
-from zmq_datasource.options.socket import Access, check_security, is_on
+from zmq_datasource.options.socket import SERVER_FLAGS, Access, check_security, is_on
 from zmq_datasource.options.types import Endpoints, Linger, ZmqOptions
 from zmq_datasource.transport.keys import value_of
 from zmq_datasource.transport.peers import socket_type
@@ -20,6 +20,7 @@ __all__ = ["SocketSpec", "check_socket_options", "new_socket", "options_of"]
 
 # Options that this package sets itself, with what to use instead.
 _RESERVED = {
+    "zap_domain": "clients are known by allowedClients or plainPasswords",
     "rcvhwm": "use the option rcvhwm",
     "sndhwm": "use the option sndhwm of a sink; what a source sends is not limited",
     "hwm": "libzmq has no single high-water mark; use rcvhwm or sndhwm",
@@ -44,6 +45,10 @@ _RESERVED = {
     "reconnect_stop": "a connection that ends for good takes along what was received and not read",
     "conflate": "it tears messages of several frames; use rcvhwm=1 or sndhwm=1 for a short queue",
 }
+
+# What comes to a sink: requests to subscribe, and the answers to a DEALER. A PUSH reads nothing at all, and libzmq
+# keeps what its peers send until its high-water mark is reached.
+_TO_SINK_BYTES = 1 << 20
 
 
 class SocketSpec(msgspec.Struct, frozen=True, kw_only=True):
@@ -88,7 +93,7 @@ class SocketSpec(msgspec.Struct, frozen=True, kw_only=True):
             bind=options.bind,
             connect=options.connect,
             sndhwm=options.sndhwm,
-            max_message_bytes=-1,
+            max_message_bytes=_TO_SINK_BYTES,
             linger=options.linger,
             zmq=options.zmq,
             access=options.access,
@@ -129,9 +134,10 @@ def options_of(spec: SocketSpec) -> ZmqOptions:
     Raises:
         OptionError: The socket would be both.
     """
-    roles = {"curve_server": "curve_serverkey", "plain_server": "plain_username"}
-    options = spec.zmq
-    for server, client in roles.items():
+    # libzmq takes a flag that is off for "no security", and forgets the keys that it has got before.
+    off = {flag for flag in SERVER_FLAGS if not is_on(spec.zmq, flag)}
+    options = ZmqOptions({name: text for name, text in spec.zmq.items() if name not in off})
+    for server, client in zip(SERVER_FLAGS, ("curve_serverkey", "plain_username"), strict=True):
         if not (is_on(options, server) and client in options):
             continue
         if spec.bind and spec.connect:
@@ -161,6 +167,8 @@ def _ours(spec: SocketSpec) -> dict[int, int]:
         ours[zmq.RCVHWM] = spec.rcvhwm
     if spec.sndhwm is not None:
         ours[zmq.SNDHWM] = spec.sndhwm
+    if spec.kind == "PUSH":
+        ours[zmq.RCVHWM] = 1
     if spec.kind in ("SUB", "XSUB"):
         # What these send is subscriptions, and libzmq drops those too beyond the high-water mark.
         ours[zmq.SNDHWM] = 0

@@ -5,13 +5,14 @@ sends frame after frame, each announcing another, fills the memory of its receiv
 
 * The operating system counts what a connection receives (Linux, tcp). A connection that has received more than one
   message may hold since it last gave one is *suspected*.
-* As long as there is a suspect, messages are read with their origin, which costs more. A connection that gives a
+* As long as there is a suspect, bulk reads look at each message's origin, which costs more. A connection that gives a
   message is suspected no longer: frames come in order, so no earlier message of it is unfinished.
 * A suspect that has received as much again and given nothing, though all was read that there was, is hung up;
   libzmq then frees what it held.
 
-So an unfinished message takes about twice ``LIMIT`` at most, for each connection. Over ipc, and on other systems,
-nobody counts, and peers are trusted with this.
+So an unfinished message has about twice the limit at most, for each connection. In memory it may take 32 times as much,
+because an empty frame has 2 bytes on the wire, and 64 in libzmq's queue. Over ipc, and on other systems, nobody counts,
+and peers are trusted with this.
 """
 
 from __future__ import annotations
@@ -33,8 +34,8 @@ __all__ = ["Unfinished"]
 
 _log = logging.getLogger(__name__)
 
-# The largest message, and what the kernel may have received that libzmq has not read.
-LIMIT = MAX_MESSAGE_BYTES + (64 << 20)
+# What the kernel may have received that libzmq has not read.
+_IN_KERNEL = 64 << 20
 _LOOK_SECONDS = 1.0
 
 
@@ -58,30 +59,46 @@ class _Traffic:
 class Unfinished:
     """Watches one receiving socket; belongs to the thread that uses it.
 
+    Args:
+        opened: The socket.
+        most_bytes: That an honest message has, if that is less than any may have.
+
     Attributes:
-        careful: Whether messages are to be read with ``receive``.
+        careful: Whether there is a suspect.
     """
 
-    def __init__(self, opened: OpenSocket) -> None:
+    def __init__(self, opened: OpenSocket, most_bytes: int | None = None) -> None:
+        self._most_bytes = MAX_MESSAGE_BYTES if most_bytes is None else min(most_bytes, MAX_MESSAGE_BYTES)
+        self._limit = self._most_bytes + _IN_KERNEL
         self._socket = opened.socket
         self._watch: PeerWatch = opened.watch
         self._traffic: dict[int, _Traffic] = {}
-        self._read = 0  # messages read carefully
+        self._read = 0  # messages whose origin was looked at
         self._next_look = 0.0
         self.careful = False
 
-    def receive(self, flags: int) -> list[bytes]:
-        """``recv_multipart``, and while there is a suspect see where the message comes from."""
-        if not self.careful:
-            return self._socket.recv_multipart(flags)
-        frames = self._socket.recv_multipart(flags, copy=False)
+    def receive(self, most_frames: int) -> list[zmq.Frame]:
+        """The next message, without waiting. Of more than ``most_frames`` one is kept, so that its reader refuses it.
+
+        Raises:
+            zmq.Again: There is none.
+        """
+        frame = self._socket.recv(zmq.NOBLOCK, copy=False)
+        frames = [frame]
+        while frame.more:
+            frame = self._socket.recv(zmq.NOBLOCK, copy=False)
+            if len(frames) <= most_frames:
+                frames.append(frame)
         self.saw(origin_of(frames[-1]))
-        return [frame.bytes for frame in frames]
+        return frames
 
     def take(self, inbox: Inbox, most: int, room: int, wait: bool) -> Taken:
         """``inbox.take``, and while there is a suspect see where each message comes from."""
         if not self.careful:
-            return inbox.take(self._socket, most, room, wait)
+            taken = inbox.take(self._socket, most, room, wait)
+            if taken.messages:  # the last one's origin costs nothing, and saves most from being suspected
+                self.saw(inbox.origin)
+            return taken
         messages, begin = 0, inbox.size
         while messages < most and inbox.size - begin < room:
             one = inbox.take(self._socket, 1, room, wait and not messages)
@@ -94,15 +111,15 @@ class Unfinished:
         return Taken(messages, 0, False)
 
     def saw(self, descriptor: int) -> None:
-        """A message was read that came by this connection; for who reads with the origin anyway."""
-        if not self.careful:
-            return
+        """A message was read that came by this connection."""
         self._read += 1
         inode = self._watch.inode(descriptor)
         traffic = None if inode is None else self._traffic.get(inode)
-        if traffic is not None and traffic.suspected is not None:
-            traffic.finished, traffic.suspected, traffic.due = traffic.received, None, None
-            self.careful = self._has_suspects
+        if traffic is not None:
+            traffic.finished = traffic.received
+            if traffic.suspected is not None:
+                traffic.suspected = traffic.due = None
+                self.careful = self._has_suspects
 
     @property
     def _has_suspects(self) -> bool:
@@ -115,7 +132,7 @@ class Unfinished:
             return
         self._next_look = now + _LOOK_SECONDS
         current = connections(self._watch)
-        self._traffic = {c.inode: self._traffic.get(c.inode) or _Traffic() for c in current}
+        self._traffic = {inode: self._traffic.get(inode) or _Traffic() for inode in self._watch.inodes}
         for connection in current:
             traffic = self._traffic[connection.inode]
             traffic.received = connection.received
@@ -124,7 +141,7 @@ class Unfinished:
         self.careful = self._has_suspects
 
     def _never_ends(self, traffic: _Traffic) -> bool:
-        if traffic.received - traffic.finished <= LIMIT:
+        if traffic.received - traffic.finished <= self._limit:
             return False
         if traffic.suspected is None:
             traffic.suspected = traffic.received
@@ -132,7 +149,7 @@ class Unfinished:
             # libzmq reads from its connections in turn: after one turn it has read from each that had a message.
             empty = not int(self._socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN
             return empty or self._read >= traffic.due
-        elif traffic.received - traffic.suspected > LIMIT:
+        elif traffic.received - traffic.suspected > self._limit:
             traffic.due = self._read + 2 * self._watch.queues
         return False
 
@@ -141,7 +158,7 @@ class Unfinished:
             "%s has sent %d bytes of a message that does not end (a message may hold %d); it is disconnected",
             connection.peer,
             traffic.received - traffic.finished,
-            MAX_MESSAGE_BYTES,
+            self._most_bytes,
         )
         self._watch.protocol_errors += 1
         hang_up(self._watch, connection)

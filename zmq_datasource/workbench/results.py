@@ -13,7 +13,7 @@ from rich.table import Table
 from zmq_datasource.errors import WorkbenchError
 from zmq_datasource.workbench.experiment import ExperimentResult
 
-__all__ = ["check_plot", "plot", "row", "table", "write_csv"]
+__all__ = ["check_outputs", "plot", "row", "table", "write_csv"]
 
 
 def row(run: ExperimentResult) -> dict[str, Any]:
@@ -85,27 +85,27 @@ def write_csv(runs: Sequence[ExperimentResult], path: Path) -> None:
         raise WorkbenchError(f"writing {path}: {e.strerror or e}; name another file with --csv") from e
 
 
-def check_plot(path: Path) -> None:
-    """See whether ``plot`` could draw there, before the runs that it would draw.
+def check_outputs(csv_file: Path | None, plot_file: Path | None) -> None:
+    """See whether ``write_csv`` and ``plot`` could write there, before the runs that they would tell of.
 
     Raises:
         WorkbenchError: matplotlib is not installed, or there is no such directory.
     """
-    if find_spec("matplotlib") is None:
+    if plot_file is not None and find_spec("matplotlib") is None:
         raise WorkbenchError("drawing a plot needs matplotlib; pip install 'zmq_datasource[plot]'")
-    if not path.parent.is_dir():
-        raise WorkbenchError(
-            f"writing {path}: there is no directory {path.parent}; name another file with --plot"
-        )
+    for option, path in (("--csv", csv_file), ("--plot", plot_file)):
+        if path is not None and not path.parent.is_dir():
+            raise WorkbenchError(
+                f"writing {path}: there is no directory {path.parent}; name another file with {option}"
+            )
 
 
 def plot(runs: Sequence[ExperimentResult], path: Path) -> None:
     """Draw the share that was not received and the latency against the send high-water mark.
 
     Raises:
-        WorkbenchError: matplotlib is not installed, or the file cannot be written.
+        WorkbenchError: The file cannot be written.
     """
-    check_plot(path)
     from matplotlib.figure import Figure  # noqa: PLC0415 - an extra
 
     figure = Figure(figsize=(8, 6), dpi=110, layout="constrained")

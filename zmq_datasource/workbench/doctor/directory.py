@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -61,12 +62,18 @@ class _Second:
         """Have it do something; returns its answer.
 
         Raises:
-            LogWriteError: It has ended.
+            LogWriteError: It has ended, or does not answer.
         """
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         with suppress(BrokenPipeError):
             print(*words, file=self._process.stdin, flush=True)
+        # A lock may hang on a file system of the network.
+        if not select.select([self._process.stdout], [], [], _ANSWER_SECONDS)[0]:
+            raise LogWriteError(
+                f"trying a directory from a second process: no answer within {_ANSWER_SECONDS:.0f} s when asked for "
+                f"{words[0]}"
+            )
         answer = self._process.stdout.readline()
         if not answer:
             raise LogWriteError(
@@ -87,6 +94,7 @@ def examine_directory(location: str) -> list[Promise]:
         LogWriteError: It cannot be used at all; says why.
     """
     root = Path(location)
+    made = [path for path in (root, *root.parents) if not path.exists()]
     with writing(f"trying {root}"):
         make_directory(root)
         directory = root / f".doctor-{uuid.uuid4().hex[:8]}"
@@ -95,7 +103,7 @@ def examine_directory(location: str) -> list[Promise]:
         with writing(f"trying {root}"):
             return list(_try(directory))
     finally:
-        for path in (*directory.glob("*"), directory):
+        for path in (*directory.glob("*"), directory, *made):
             with suppress(OSError):
                 path.rmdir() if path.is_dir() else path.unlink()
 

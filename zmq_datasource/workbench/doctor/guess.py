@@ -26,7 +26,7 @@ _FITTING = 0.9
 _UPWARDS, _SMALL, _BY_ONE = 0.9, 100_000, 0.2
 # A place that nobody has named must be more convincing: nearly every step is one.
 _SURELY = 0.9
-# And small: of a number of 4 bytes with 4 of something else behind it, 8 bytes would count as well.
+# And small: of a number of 4 bytes with 4 of something else after it, 8 bytes would count as well.
 _LARGEST = 2**48
 _PRESETS = ("sequenced", "dafka", "clone", "vllm", "bitcoin", "jupyter")
 

@@ -44,12 +44,12 @@ def read_greeting(received: bytes) -> Glance:
 
 
 def is_complete(received: bytes) -> bool:
-    """Whether the greeting and the whole command behind it are there."""
+    """Whether the greeting and the whole command after it are there."""
     return _command(received) is not None
 
 
 def read_socket_type(received: bytes) -> str | None:
-    """The socket type in the READY command behind a greeting; None if there is none."""
+    """The socket type in the READY command after a greeting; None if there is none."""
     command = _command(received) or b""
     found = _SOCKET_TYPE.search(command) if command.startswith(_READY) else None
     if found is None:
@@ -59,7 +59,7 @@ def read_socket_type(received: bytes) -> str | None:
 
 
 def _command(received: bytes) -> bytes | None:
-    """What is behind a greeting, if it is a command; None if more of it must come."""
+    """What follows a greeting, if it is a command; None if more of it must come."""
     body = received[GREETING_BYTES:]
     if len(body) < 2:
         return None
