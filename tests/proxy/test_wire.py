@@ -78,6 +78,10 @@ def test_whom_the_server_serves_is_the_servers_matter(taken: dict[int, int | Non
     for now in range(0, 200, 10):
         wires.look([wire], float(now))
     assert Connection.ended == []
+    # Its patience begins once the client is served no more.
+    wires.look([], 200.0)
+    wires.look([], 190.0 + PATIENCE_SECONDS - 1)
+    assert Connection.ended == []
     taken[1001] = None  # gone, or not told
     wires.look([wire], 300.0)
     assert wire.queued == 0

@@ -139,6 +139,24 @@ def test_a_bound_counts_what_earlier_runs_have_kept_and_says_the_way_out(
     assert len(letters(tmp_path)) == 1
 
 
+def test_a_thread_that_cannot_start_costs_the_letters_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    lost: list[int] = []
+    with DeadLetters(Location(tmp_path), "vllm", lost.append) as box:
+        with monkeypatch.context() as patch:
+
+            def refuse(_self: threading.Thread) -> None:
+                raise RuntimeError("can't start new thread")
+
+            patch.setattr(threading.Thread, "start", refuse)
+            box.add([letter(1)])
+        box.add([letter(2)])
+    assert lost == [1]
+    assert "can't start new thread" in caplog.text
+    assert len(letters(tmp_path)) == 1
+
+
 def test_a_bound_holds_while_letters_come(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dead_letters_module, "_FILE_SECONDS", 0.0)
     lost: list[int] = []

@@ -525,6 +525,17 @@ def test_a_fault_of_the_disk_gives_bound_names_to_nobody(
     assert rights() == [True, False, True]
 
 
+def test_a_server_does_not_begin_without_knowing_which_names_are_bound(
+    keys: Keys, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(path: Path) -> list[str]:
+        raise OSError(errno.EIO, "input/output error", str(path))
+
+    monkeypatch.setattr(authentication, "_names_in", refuse)
+    with pytest.raises(OptionError, match=r"option allowedClients: reading .* input/output error"):
+        authentication.Clients(str(keys.allowed))
+
+
 def test_who_takes_over_a_routing_id_moves_no_position(
     context: zmq.Context[Socket], keys: Keys, tmp_path: Path
 ) -> None:

@@ -38,6 +38,7 @@ def make_directory(system: Any, root: str, below: str = "") -> None:
     Raises:
         OSError: The file system refused.
     """
+    root = root.rstrip("/") or "/"
     if system.type_name == "local" and not os.path.isdir(root):
         os.makedirs(os.path.dirname(root), exist_ok=True)
         with suppress(FileExistsError):

@@ -37,7 +37,7 @@ import msgspec
 import xxhash
 
 from zmq_datasource.errors import MetricsError
-from zmq_datasource.host.locations import directory_of, make_directory, without_secrets
+from zmq_datasource.host.locations import directory_of, without_secrets
 from zmq_datasource.monitoring.batches import BatchWrite, SinkTotals
 from zmq_datasource.monitoring.figures import sink_counters, sink_metrics
 from zmq_datasource.options.types import Location
@@ -90,7 +90,7 @@ class MetricsStore:
         """
         directory, name = _place(entry)
         with self._storing(f"writing the account of batch {entry.batch}") as (system, root):
-            make_directory(system, root, directory)
+            system.create_dir(f"{root}/{directory}", recursive=True)
             path = f"{root}/{directory}/{name}-{entry.batch:020d}.json"
             own, before = entry.counters, self._before(system, f"{root}/{directory}", name, entry.batch)
             written = _read(system, path)
@@ -134,7 +134,7 @@ class MetricsStore:
         """
         with self._storing("writing a source's report") as (system, root):
             directory = f"{root}/sources/{series}"
-            make_directory(system, root, f"sources/{series}")
+            system.create_dir(directory, recursive=True)
             head = {"format": FORMAT, "kind": "source", "timestamp": iso(now)}
             number = max(round(now * 1000), self._last_report(system, directory) + 1)
             _write(system, f"{directory}/{number:014d}.json", {**head, **record})

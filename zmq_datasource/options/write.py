@@ -204,7 +204,8 @@ class WriteOptions(SocketOptions, frozen=True, kw_only=True, rename="camel"):
                 )
         elif self.transaction_id is not None:
             raise OptionError("transactionId needs socketType=DEALER; other sockets know no transactions")
-        if self.transaction_id is not None and not 0 < len(self.transaction_id.encode()) <= 200:
-            raise OptionError("transactionId must have 1 to 200 bytes")
+        name = self.transaction_id
+        if name is not None and not (0 < len(name.encode()) <= 200 and name.isprintable()):
+            raise OptionError(f"transactionId={name!r} must have 1 to 200 bytes of printable text")
         if self.socket_type != "PUB" and self.min_subscribers != 1:
             raise OptionError("minSubscribers needs socketType=PUB; a PUSH waits for its peers")

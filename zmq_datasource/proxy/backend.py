@@ -115,8 +115,9 @@ class Backend:
         """What subscribers ask for that nobody asked for before, and what nobody wants any more.
 
         An XPUB passes on a request to leave a topic also where its sender has never asked for it, and others have. So
-        what is given back here is balanced, and nobody ends a subscription of the proxy's own. What a stranger has
-        ended for others begins again with the next one who asks for it; of that one only a verbose XPUB tells.
+        what is given back here is balanced, and nobody ends the subscription to the proxy's own ``topics``. What a
+        stranger has ended for others begins again with the next one who asks for it; of that one only a verbose XPUB
+        tells.
         """
         changes = []
         with suppress(zmq.Again):

@@ -29,7 +29,6 @@ from zmq_datasource.transport.core import (
     SameColumn,
     columns_of,
 )
-from zmq_datasource.transport.kernel import find_dead_peers
 
 __all__ = ["ReplayServer"]
 
@@ -69,9 +68,7 @@ class ReplayServer:
 
     def __init__(self, options: ProxyOptions, view: LogView) -> None:
         self._view = view
-        self.router = Router(
-            options, options.replay, _SNDHWM, _MOST_REQUEST_BYTES, _MOST_REQUEST_FRAMES, find_dead_peers
-        )
+        self.router = Router(options, options.replay, _SNDHWM, _MOST_REQUEST_BYTES, _MOST_REQUEST_FRAMES)
         self._replays: dict[bytes, _Replay] = {}
         self._wires = Wires()
         self._next_look = 0.0
@@ -99,8 +96,7 @@ class ReplayServer:
         if len(frames) != 2 or frames[0] or len(wanted) not in (8, 16):
             self._faults.warn("a request for a replay makes no sense: %d frames", len(frames))
             return
-        left_over = self._wires.left_over(self._wires_in_use)
-        if peer not in self._replays and len(self._replays) + len(left_over) >= _MOST_CLIENTS:
+        if peer not in self._replays and self._are_too_many():
             self._faults.warn("a replay is refused: %d others are served", _MOST_CLIENTS)
             return
         self.requests += 1
@@ -113,6 +109,13 @@ class ReplayServer:
             self._wires.of(descriptor),
             time.monotonic(),
         )
+
+    def _are_too_many(self) -> bool:
+        in_use = self._wires_in_use
+        if len(in_use) + len(self._wires.left_over(in_use)) < _MOST_CLIENTS:
+            return False
+        self._wires.look(in_use, time.monotonic())  # who has taken all by now makes place
+        return len(in_use) + len(self._wires.left_over(in_use)) >= _MOST_CLIENTS
 
     @property
     def _wires_in_use(self) -> list[Wire]:

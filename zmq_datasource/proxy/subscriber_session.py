@@ -174,8 +174,8 @@ class SubscriberSession(Session):
     def _subscribe(self, now: float) -> None:
         """Say who is here, perhaps again: within a session that restarts nothing."""
         self._asked = now
-        # What came before and was not taken yet gives its credit back once it is.
-        credit = max(0, self._credit - len(self.inbox))
+        # What came before and was not taken yet gives its credit back once it is; what was taken, soon.
+        credit = max(0, self._credit - len(self.inbox) - self._credit_owed)
         self.say(Subscribe(self._name, self._session, self._start, self._received, credit, self._topics))
         if self.unconfirmed:
             self.send_acks()

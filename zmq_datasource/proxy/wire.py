@@ -94,7 +94,7 @@ class Wires:
         for inode, wire in list(self._wires.items()):
             wire.look()
             left, since = self._stood.get(inode, (None, now))
-            if left != wire.left:
+            if left != wire.left or id(wire) in in_use:  # patience begins once nobody serves the client
                 since = now
             self._stood[inode] = wire.left, since
             if id(wire) in in_use:

@@ -16,7 +16,6 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Sequence
-from itertools import accumulate
 from types import TracebackType
 from typing import Self
 
@@ -116,7 +115,11 @@ class DeadLetters:
     def add(self, messages: Sequence[MalformedMessage]) -> None:
         """Keep messages. Never waits; only one thread may call it."""
         if self._thread.ident is None:
-            self._thread.start()
+            try:
+                self._thread.start()
+            except RuntimeError as e:  # the interpreter ends, or there are too many threads
+                self._lose(messages, str(e))
+                return
         size = _size(messages)
         with self._lock:
             full = self._waiting_bytes >= _MAX_WAITING_BYTES
@@ -216,8 +219,12 @@ class DeadLetters:
             system, directory = directory_of(self._location)
             kept = system.get_file_info(fs.FileSelector(directory, allow_not_found=True))
             self._kept_bytes = sum(file.size for file in kept if file.is_file)
-        sizes = accumulate((_size([message]) for message in messages), initial=self._kept_bytes + _FILE_BYTES)
-        return max(0, sum(size <= self._max_bytes for size in sizes) - 1)
+        total = self._kept_bytes + _FILE_BYTES
+        for fitting, message in enumerate(messages):
+            total += _size([message])
+            if total > self._max_bytes:
+                return fitting
+        return len(messages)
 
 
 def _size(messages: Sequence[MalformedMessage]) -> int:

@@ -66,6 +66,9 @@ def authenticate(context: zmq.Context[zmq.Socket[bytes]], spec: SocketSpec) -> T
     try:
         handler.start()
     except BaseException:
+        if handler.is_alive():  # only late
+            handler.stop()
+            raise
         # It leaves open what it has made, and ending a context waits for every socket.
         for made in (handler.zap_socket, handler.pipe, getattr(handler.thread, "pipe", None)):
             if made is not None:
@@ -136,8 +139,10 @@ class Clients:
         self._directory = Path(directory)
         self._refusals = LimitedLog(__name__, "clients refused")
         self._certificates: dict[str, _Certificate] = {}
+        self._opening = True
         try:
             self._admitted = _Reread(self._directory, self._read, self._stamp, frozenset[bytes]())
+            self._opening = False
         except OSError as e:
             raise OptionError(
                 f"option allowedClients: reading {directory}: {e}; it is a directory of certificates, as "
@@ -156,6 +161,8 @@ class Clients:
             try:
                 found[path.name] = _Certificate(zmq.auth.load_certificate(path)[0], _names_in(path), True)
             except (OSError, ValueError) as e:
+                if self._opening and isinstance(e, OSError):
+                    raise  # nobody knows which names are bound by it
                 _log.warning("%s is no certificate, and its owner may not connect: %s", path, e)
                 if (before := self._certificates.get(path.name)) is not None:
                     found[path.name] = before._replace(admits=False)

@@ -100,7 +100,10 @@ class Inbox:
 
     @property
     def origin(self) -> int:
-        """The descriptor of the connection that the last message came by, if it was taken alone (``most=1``); or -1."""
+        """The descriptor of the connection that the last message came by; -1 where that is not known.
+
+        The core in Python knows it of a message that was taken alone (``most=1``).
+        """
         return int(self._filled.origin)
 
     def take(

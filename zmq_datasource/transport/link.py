@@ -18,7 +18,7 @@ from zmq_datasource.host.limited_logging import LimitedLog
 from zmq_datasource.transport.kernel import bytes_received
 from zmq_datasource.transport.opened import OpenSocket
 from zmq_datasource.transport.peers import PeerWatch
-from zmq_datasource.transport.spec import SocketSpec, check_socket_options
+from zmq_datasource.transport.spec import SocketSpec, new_socket
 
 __all__ = ["TICK_SECONDS", "Link", "Session"]
 
@@ -124,7 +124,7 @@ class Link:
             self._look_for_bytes()
             self._session.wake(time.monotonic())
             self.send()
-            if not self.socket.poll(max(1, round(min(wait, TICK_SECONDS) * 1000))):
+            if not self.socket.poll(max(1, round(min(wait, TICK_SECONDS) * 1000))) or self._session.redial:
                 return
             frames = self.socket.recv_multipart()
         self._session.receive(frames, time.monotonic())
@@ -138,7 +138,10 @@ class Link:
     def receive(self) -> list[bytes] | None:
         """Receive a message, if there is one."""
         try:
-            return self._opened.socket.recv_multipart(zmq.NOBLOCK)
+            while True:
+                frames = self._opened.socket.recv_multipart(zmq.NOBLOCK)
+                if not self._session.redial:  # else it is of the connection that is to be forgotten
+                    return frames
         except zmq.Again:
             return None
 
@@ -166,7 +169,7 @@ class Link:
         if session.redial:
             try:
                 # Keys are read anew, and there may be no free descriptor. Without the old one there would be no socket.
-                check_socket_options(self._spec)
+                new_socket(self.socket.context, self._spec).close(linger=0)
             except (OptionError, zmq.ZMQError) as e:
                 self._faults.warn("connecting to %s again: %s", self._spec.endpoints, e)
                 return

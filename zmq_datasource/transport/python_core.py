@@ -42,6 +42,7 @@ class Inbox:
     ) -> tuple[int, int, int]:
         if not 0 <= largest <= _MOST_BYTES:
             raise ValueError(f"largest is {largest}: what offsets of 32 bits reach is possible")
+        self.origin = -1  # known of a message that is taken alone
         recv, more = recv_of(sock), more_frames(sock)
         taken, enough = 0, self.size + room
         while taken < most and self.size < enough and self.size <= _MOST_BYTES - largest:
