@@ -12,7 +12,7 @@ WORKERS ?= 3
 # For noxfile.py: a directory for what became of each test.
 REPORT = $(if $(REPORTS),--junitxml=$(REPORTS)/$@.xml)
 
-.PHONY: help demo test test-spark test-rest chaos soak test-long test-versions check fast sanitize fuzz audit bench bench-kafka docs site notebook notebooks wheel clean
+.PHONY: help demo test test-spark test-rest chaos soak test-long test-versions check fast sanitize coverage fuzz audit bench bench-kafka docs site notebook notebooks wheel clean
 
 help: ## What there is
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1\t\2/p' Makefile | expand -t 14
@@ -55,6 +55,14 @@ fast: $(VENV)/.dev ## The tests that need no Spark
 
 sanitize: $(VENV)/.dev ## The compiled core's tests under ASan and UBSan
 	scripts/sanitize.sh $(BIN)/python build/sanitize
+
+coverage: $(VENV)/spark.jsa ## Branch coverage of all tests but the long ones, in all their processes
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check "coverage>=7.10"
+	$(BIN)/coverage erase
+	-$(JAVA) $(BIN)/coverage run -m pytest -m "not long and not alone" --numprocesses $(WORKERS) $(ARGS)
+	-$(JAVA) $(BIN)/coverage run -m pytest -m "alone and not long"
+	$(BIN)/coverage combine --quiet
+	$(BIN)/coverage report
 
 fuzz: $(VENV)/.dev ## Any bytes against all that reads those of others; SECONDS=600 for each target, ARGS="framing"
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check "atheris>=3"
