@@ -138,12 +138,11 @@ class Link:
     def receive(self) -> list[bytes] | None:
         """Receive a message, if there is one."""
         try:
-            while True:
-                frames = self._opened.socket.recv_multipart(zmq.NOBLOCK)
-                if not self._session.redial:  # else it is of the connection that is to be forgotten
-                    return frames
+            frames = self._opened.socket.recv_multipart(zmq.NOBLOCK)
         except zmq.Again:
             return None
+        # While the session waits for a new connection, what comes by the old one is forgotten.
+        return None if self._session.redial else frames
 
     def look(self) -> None:
         """See to the connection: libzmq's own, which is dialled again where libzmq does not."""
