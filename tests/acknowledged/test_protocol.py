@@ -64,6 +64,10 @@ def in_hex(value: bytes | list[bytes] | None) -> str | list[str] | None:
         ([b"ZDS\x01H", b"{}"], "missing required field"),
         ([b"ZDS\x01H", b"[" * 100_000], "the header"),
         ([b"ZDS\x01H", b'{"attempt": "../../etc/passwd", "producer": "p"}'], "not 32 hexadecimal digits"),
+        (
+            [b"ZDS\x01H", b'{"attempt": "%s", "producer": "p\\n2026 ERROR"}' % ATTEMPT.encode()],
+            "bytes of printable text",
+        ),
         ([b"ZDS\x01H", b'{"attempt": "%s", "producer": ""}' % ATTEMPT.encode()], "producer's name"),
         ([b"ZDS\x01H", b'{"attempt": "%s", "producer": "%s"}' % (ATTEMPT.encode(), b"x" * 300)], "1 to 256"),
         (

@@ -293,6 +293,7 @@ REFUSALS = [
     (WriteOptions, {"connect": "tcp://a:1,tcp://b:1", **DEALER}, "DEALER", "one endpoint"),
     (WriteOptions, {**FEED, "transactionId": "x"}, "transactionId", "socketType=DEALER"),
     (WriteOptions, {**FEED, **DEALER, "transactionId": "x" * 201}, "transactionId", "1 to 200 bytes"),
+    (WriteOptions, {**FEED, **DEALER, "transactionId": "two\nlines"}, r"'two\nlines'", "printable text"),
     (WriteOptions, {**FEED, "maxRetries": "-1"}, "maxRetries='-1'", ">= 0"),
     (WriteOptions, {**FEED, "framing": "vllm"}, "framing='vllm'", "plain or sequenced"),
     (WriteOptions, {}, "neither connect nor bind", "name the consumer"),

@@ -169,7 +169,15 @@ def test_a_bound_holds_while_letters_come(tmp_path: Path, monkeypatch: pytest.Mo
     assert sum(path.stat().st_size for path in tmp_path.iterdir()) <= 40_000
 
 
-@pytest.mark.parametrize("location", ["nosuch://bucket/x", "hdfs2://x"])
+@pytest.mark.parametrize("end", ["", "/"])
+def test_a_location_that_is_made_is_for_its_user_alone(end: str, tmp_path: Path) -> None:
+    with DeadLetters(Location(f"{tmp_path}/new/letters{end}"), "vllm", nobody) as box:
+        box.add([letter(1)])
+    assert (tmp_path / "new" / "letters").stat().st_mode & 0o077 == 0
+    assert len(letters(tmp_path / "new" / "letters")) == 1
+
+
+@pytest.mark.parametrize("location", ["nosuch://bucket/x", "hdfs2://x", "mock://x"])
 def test_a_location_of_no_file_system_is_refused(location: str) -> None:
     with pytest.raises(OptionError, match="deadLetterLocation"):
         check_location("deadLetterLocation", Location(location))

@@ -237,6 +237,22 @@ def test_a_checkpoint_without_a_name_is_no_beginning(tmp_path: Path) -> None:
         assert two.rows == numbered(4, 2)
 
 
+@pytest.mark.parametrize(
+    ("offsets", "said"),
+    [
+        ('{"next": {"0": 99}}', "it says 99, and partition 0 of the log ends before id 4"),
+        ('{"next": {"7": 1}}', r"the log has no partition \[7\], only \[0\]"),
+    ],
+)
+def test_offsets_that_a_user_has_mistyped_are_no_data_loss(tmp_path: Path, offsets: str, said: str) -> None:
+    filled(tmp_path, 4).close()
+    with (
+        querying(tmp_path, startingOffsets=offsets, failOnDataLoss=False) as query,
+        pytest.raises(OptionError, match=f"option startingOffsets: {said}"),
+    ):
+        query.begin()
+
+
 def test_a_query_that_is_refused_leaves_no_position(tmp_path: Path) -> None:
     """Each would keep all messages from its time on, for a week."""
     filled(tmp_path, 4).close()

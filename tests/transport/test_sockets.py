@@ -57,6 +57,7 @@ def open_socket(context: Context, options: ReadOptions | WriteOptions) -> tuple[
         ("zmq_heartbeat_ivl", "-5", "libzmq refuses it for a SUB socket"),
         ("zmq_router_mandatory", "1", "belongs to a ROUTER"),
         ("zmq_rcvhwm", "1", "use the option rcvhwm"),
+        ("zmq_zap_domain", "x", "known by allowedClients or plainPasswords"),
         ("zmq_hwm", "1", "no single high-water mark"),
         ("zmq_subscribe", "a", "use the option topics"),
         ("zmq_conflate", "1", "tears messages of several frames"),

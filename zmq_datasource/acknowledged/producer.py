@@ -49,9 +49,9 @@ class Producer:
 
     What was sent and not flushed is kept in memory, at most ``max_bytes``; then ``send`` flushes by itself (in a
     transaction it is an error). A ``flush`` that fails has lost nothing and doubled nothing: call it again, it finds
-    out whether the commit took place. Only where another program has used the name (``TransactionError``) that is of no
-    use. A program that dies before its flush was answered cannot know; ``last_committed`` tells its successor of the
-    same name what there is. All methods may be called from any thread; one at a time is at work.
+    out whether the commit took place. But if a ``TransactionError`` says that another program has used the name, close
+    the producer. A program that dies before its flush was answered cannot know; ``last_committed`` tells its successor
+    of the same name what there is. All methods may be called from any thread; one at a time is at work.
 
     Args:
         endpoint: Where the receiver is bound, as in ``tcp://host:port``.
@@ -244,7 +244,7 @@ class Producer:
         if uplink.session.by not in transaction.asked:
             raise TransactionError(
                 f"committing transaction {transaction.number} of {self._name}: it is in the log already, from another "
-                "producer of this name. Close this one, and send again what it has not committed by one of another name"
+                "producer of this name. Close this producer, and send what it has not committed under another name"
             )
         assert transaction.number is not None
         self._next = transaction.number + 1

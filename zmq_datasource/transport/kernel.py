@@ -131,7 +131,6 @@ class AckedBytes:
     Args:
         descriptor: The connection's, as ``ZMQ_SRCFD`` of a message tells it.
 
-
     Attributes:
         inode: What identifies the connection; None if it was gone already.
     """
