@@ -50,6 +50,7 @@ from zmq_datasource.log.writer import LogWriter
 from zmq_datasource.source.ingest import Ingest
 from zmq_datasource.spark.partition_reader import LogInputPartition, read_log_partition
 from zmq_datasource.spark.rows import MessageRows
+from zmq_datasource.spark.worker import set_up_worker
 
 Context = zmq.Context[Socket]
 needs_root = pytest.mark.skipif(os.getuid() != 0, reason="mounting a tmpfs needs root")
@@ -513,6 +514,7 @@ def test_a_chunk_that_cannot_be_opened_now_is_not_taken_for_damaged(
             read(storage, chunk.name)
     share = LogInputPartition(str(tmp_path), 0, [Slice(chunk.name, 0, 2)], MessageRows())
     caplog.set_level(logging.INFO)
+    set_up_worker()  # which a process does once, and reads a file for
     with no_free_file() as end, ThreadPoolExecutor() as pool:
         rows = pool.submit(lambda: pa.Table.from_batches(read_log_partition(share)))
         wait_for(lambda: "Too many open files" in caplog.text, "a refusal")

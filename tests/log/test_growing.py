@@ -125,6 +125,38 @@ def damaged(path: Path) -> Path:
     return left
 
 
+def test_a_log_is_opened_though_the_disk_refuses_halfway(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file has its new name already when its directory cannot be forced to the disk; so it is tried again."""
+    sync = storage_module.sync_directory
+    refused: list[list[Path]] = []
+
+    def refuse_once(path: Path) -> None:
+        renamed = [*path.glob("0*.arrow"), *path.glob("*.damaged")]
+        if renamed and renamed not in refused:
+            refused.append(renamed)
+            raise OSError(errno.EIO, "Input/output error")
+        sync(path)
+
+    log = writer(tmp_path / "log")
+    for value in (b"first", b"second"):
+        append(log, value)
+    whole = crash(tmp_path / "log", tmp_path / "left")
+    log.close()
+    (tmp_path / "other").mkdir()
+    changed = damaged(tmp_path / "other")
+    monkeypatch.setattr(storage_module, "sync_directory", refuse_once)
+    writer(whole, retry_timeout=10.0).close()
+    assert len(refused) == 1
+    assert log_rows(whole).column("value").to_pylist() == [b"first", b"second"]
+    log = writer(changed, sync=False, retry_timeout=10.0)  # refused where the rest is renamed
+    assert len(refused) == 2
+    assert log.durable_end == 1
+    log.close()
+    assert len(list(changed.glob("0/*.damaged"))) == 1
+
+
 def test_a_changed_byte_before_what_was_published_is_no_torn_end(tmp_path: Path) -> None:
     left = damaged(tmp_path)
     for _ in range(2):  # and it stays one
@@ -240,12 +272,34 @@ def test_another_process_reads_along(tmp_path: Path) -> None:
             append(log, value)
             assert log.grown is not None
             tail.read_to(log.grown.bytes)
-        assert tail.end == 3
         assert [v for b in tail.batches for v in b.column("value").to_pylist()] == [b"a", b"b", b"c"]
         log.cut().result()  # it is renamed; the tail goes on with what it has
         assert [i for b in tail.batches for i in b.column("id").to_pylist()] == [0, 1, 2]
         with pytest.raises(FileNotFoundError):
             GrowingTail(LogStorage(str(tmp_path)), 0)
+    finally:
+        tail.close()
+        log.close()
+
+
+def test_who_reads_along_reads_again_what_the_disk_has_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = writer(tmp_path)
+    append(log, b"a")
+    tail = GrowingTail(LogStorage(str(tmp_path)), 0)
+    try:
+        assert log.grown is not None
+        with monkeypatch.context() as disk:
+
+            def refuse(*_: object) -> int:
+                raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+            disk.setattr(os, "preadv", refuse)
+            with pytest.raises(DiskFaultError, match="reading the open chunk from id 0: Input/output error"):
+                tail.read_to(log.grown.bytes)
+        tail.read_to(log.grown.bytes)
+        assert [batch.num_rows for batch in tail.batches] == [1]
     finally:
         tail.close()
         log.close()

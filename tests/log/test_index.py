@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from zmq_datasource.errors import LogFormatError
+from zmq_datasource.errors import DataLossError, LogFormatError
 from zmq_datasource.log.index import ChunkIndex
 from zmq_datasource.log.layout import Chunk, chunk_name, parse_chunk_name
 from zmq_datasource.log.reader import split_range
@@ -92,6 +92,20 @@ def test_a_batch_is_split_by_size() -> None:
 
 def test_nothing_is_shared_out_of_an_empty_range() -> None:
     assert split_range([], 5, 5, 4, 100) == []
+
+
+@pytest.mark.parametrize(
+    ("there", "told"),
+    [
+        (range(0), "nothing of them is there any more"),
+        (range(200, 400), "only the ids 200 to 349 are there any more"),
+        (range(300), "only the ids 50 to 299 are there any more"),
+    ],
+)
+def test_a_range_whose_chunks_were_deleted_since_is_told_and_not_cut_short(there: range, told: str) -> None:
+    chunks = [Chunk(first, first + 100, 1000, 0.0) for first in there[::100]]
+    with pytest.raises(DataLossError, match=f"^planning a batch of the ids 50 to 349: {told}"):
+        split_range(chunks, 50, 350, 1, 1000)
 
 
 @given(counts, st.data())

@@ -12,6 +12,7 @@ import pytest
 from tests.log.files_in_memory import FilesInMemory
 from tests.support import batch_of, wait_for
 from zmq_datasource.errors import DiskFaultError, LogWriteError
+from zmq_datasource.log import sealer as sealer_module
 from zmq_datasource.log.contents import Contents
 from zmq_datasource.log.files import WriterLock
 from zmq_datasource.log.layout import Chunk, StateFile, chunk_name
@@ -111,7 +112,25 @@ def test_a_state_that_cannot_be_removed_costs_nothing(
     assert "Permission denied" in caplog.text
 
 
-def test_a_disk_with_more_than_two_chunks_to_write_is_slow(
+def test_what_is_not_written_yet_is_counted(sealing: Sealing, monkeypatch: pytest.MonkeyPatch) -> None:
+    write, go_on = sealing.files.write_chunk, threading.Event()
+
+    def waiting(name: str, rows: Callable[[pa.NativeFile], None], sync: bool) -> Chunk:
+        go_on.wait(30)
+        return write(name, rows, sync)
+
+    monkeypatch.setattr(sealing.files, "write_chunk", waiting)
+    assert sealing.sealer.unwritten == 0
+    sealing.cut()
+    assert sealing.sealer.unwritten == 1
+    last = sealing.cut()
+    assert sealing.sealer.unwritten == 2
+    go_on.set()
+    last.result(10)
+    wait_for(lambda: sealing.sealer.unwritten == 0, "all is written")
+
+
+def test_a_disk_that_does_not_answer_ends_the_wait_for_it_and_not_the_lock(
     sealing: Sealing, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write, go_on = sealing.files.write_chunk, threading.Event()
@@ -121,14 +140,14 @@ def test_a_disk_with_more_than_two_chunks_to_write_is_slow(
         return write(name, rows, sync)
 
     monkeypatch.setattr(sealing.files, "write_chunk", waiting)
-    sealing.cut()
-    sealing.cut()
-    assert not sealing.sealer.slow
+    monkeypatch.setattr(sealer_module, "_END_SECONDS", 0.01)
     last = sealing.cut()
-    assert sealing.sealer.slow
+    with pytest.raises(LogWriteError, match="the disk did not answer for 0 s"):
+        sealing.sealer.end()
+    assert sealing.lock.held
+    sealing.sealer.end()  # no second time
     go_on.set()
-    last.result(10)
-    wait_for(lambda: not sealing.sealer.slow, "all is written")
+    assert last.result(10) == 10
 
 
 def test_the_lock_is_held_until_the_last_chunk_is_written(sealing: Sealing) -> None:

@@ -169,6 +169,10 @@ def test_chunks_that_a_crash_of_the_machine_has_torn_are_set_aside(
         assert f"the ids {first} to {first + 9} are lost" in caplog.text
     begin = log.durable_end
     assert begin == (whole or 30)  # where nothing is left, at least no id is given twice
+    log.close()
+    assert read_index(LogStorage(str(tmp_path))).end == begin
+    log = writer(tmp_path, sync=False)
+    assert log.durable_end == begin  # nor after this
     assert fill(log, 5) == begin + 5
     log.close()
     assert log_rows(tmp_path).num_rows == whole + 5
@@ -469,23 +473,49 @@ def test_a_byte_limit_is_exact_and_lets_one_message_in(tmp_path: Path, budget: i
     assert found == end
 
 
-def test_a_disk_slower_than_the_feed_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    go_on = threading.Event()
-    sync = storage_module.sync_file
+def stuck_disk(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
+    """Nothing is forced to the disk until this is set."""
+    go_on, sync = threading.Event(), storage_module.sync_file
 
-    def slow(path: Path) -> None:
+    def wait(path: Path) -> None:
         go_on.wait(30)
         sync(path)
 
-    log = writer(tmp_path)
-    monkeypatch.setattr(storage_module, "sync_file", slow)
+    monkeypatch.setattr(storage_module, "sync_file", wait)
+    return go_on
+
+
+def test_a_disk_slower_than_the_feed_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    go_on = stuck_disk(monkeypatch)
+    log = writer(tmp_path, chunk_bytes=100_000)
     for _ in range(4):
         log.append(batch_of([b"x"]))
-        last = log.cut()
+        log.cut()
+    assert log.busy
+    assert not log.slow, "what waits is small"
+    log.append(batch_of([b"x" * 299_000]))
+    assert not log.slow
+    log.append(batch_of([b"x" * 1000]))
+    assert log.slow
+    last = log.cut()
+    go_on.set()
+    assert last.result(10) == 6
+    wait_for(lambda: not log.busy, "the disk caught up")
+    assert not log.slow
+    log.close()
+
+
+def test_a_chunk_larger_than_all_the_others_does_not_make_a_disk_slow(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    go_on = stuck_disk(monkeypatch)
+    log = writer(tmp_path, chunk_bytes=1000)
+    for _ in range(2):
+        log.append(batch_of([b"x" * 100_000]))
+        assert not log.slow, "one is written while the next one comes"
+    log.append(batch_of([b"x" * 100_000]))
     assert log.slow
     go_on.set()
-    assert last.result(10) == 4
-    wait_for(lambda: not log.slow, "the disk caught up")
     log.close()
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import configparser
 import os
+import re
+import shlex
 import subprocess
 from pathlib import Path
 
@@ -36,6 +38,21 @@ def given_to_the_command(shell: list[str], directory: Path, **environment: str) 
     return done.stdout.splitlines()
 
 
+def words_of(line: str, instance: str, environment: dict[str, str]) -> list[str]:
+    """A command line as systemd takes it apart (systemd.service(5), "Command lines")."""
+
+    def specifier(found: re.Match[str]) -> str:
+        return {"%": "%", "i": instance}[found[1]]
+
+    def variable(found: re.Match[str]) -> str:
+        # All that is in the braces is the name. A $ that is followed by neither stays, unless it begins the word.
+        return "$" if found[0] == "$$" else environment.get(found[1], "")
+
+    words = [re.sub("%(.)", specifier, word) for word in shlex.split(line)]
+    assert not any(re.match(r"\$[^${]", word) for word in words), "systemd would divide the value into words"
+    return [re.sub(r"\$\$|\$\{([^}]*)\}", variable, word) for word in words]
+
+
 @pytest.mark.parametrize(("instance", "partition", "receivers"), [("0of4", 0, "4"), ("11of12", 11, "12")])
 def test_a_unit_of_systemd_is_one_receiver(
     tmp_path: Path,
@@ -48,15 +65,12 @@ def test_a_unit_of_systemd_is_one_receiver(
     unit.optionxform = str  # type: ignore[assignment, method-assign]
     unit.read(CONF / "zmq-datasource-receive@.service")
     service = unit["Service"]
-    # As systemd reads it: %% is a percent sign, $ that is no variable of its own stays where it is in single quotes.
-    shell, flag, script = service["ExecStart"].split(" ", 2)
-    script = script.strip("'").replace("%%", "%").replace("/opt/zmq-datasource/bin/", "")
-    arguments = given_to_the_command(
-        [shell, flag, script],
-        tmp_path,
-        SHARE=service["Environment"].removeprefix("SHARE=").replace("%i", instance),
-        OPTIONS="--socket-type PULL --connect tcp://feed:5557 --wal-location /shared/wal/feed",
-    )
+    environment = {
+        "SHARE": service["Environment"].removeprefix("SHARE=").replace("%i", instance),
+        "OPTIONS": "--socket-type PULL --connect tcp://feed:5557 --wal-location /shared/wal/feed",
+    }
+    command = service["ExecStart"].replace("/opt/zmq-datasource/bin/", "")
+    arguments = given_to_the_command(words_of(command, instance, environment), tmp_path, **environment)
     result = CliRunner().invoke(main, arguments)
     assert result.exit_code == 0, result.output
     ((told, number),) = received

@@ -206,6 +206,29 @@ def test_a_query_that_was_taken_for_another_leaves_it_its_beginning(context: Con
         assert (two.name, two.rows) == (name, numbered(20, 10))
 
 
+def test_an_empty_first_batch_is_repeated_though_another_query_has_its_name_and_went_on(
+    tmp_path: Path,
+) -> None:
+    """Nothing was given under the name: who begins alike has it."""
+    filled(tmp_path, 4).close()
+    earliest = {"maxMessagesPerTrigger": "1", "startingOffsets": "earliest"}
+    with querying(tmp_path, **earliest) as one:
+        begin = one.begin()
+    with querying(tmp_path, **earliest) as two:
+        two.begin()
+        assert two.name == begin["reader"]
+        two.until(4)
+        with querying(tmp_path, **earliest) as one:
+            assert read(one.reader, one.begin(), begin) == []
+            one.run(begin, begin)
+            assert one.name != two.name
+    with querying(tmp_path, **earliest) as one:
+        assert read(one.reader, one.begin(), begin) == []
+        one._checkpoint = begin
+        one.until(4)
+        assert one.rows == numbered(4)
+
+
 def test_a_query_whose_first_batch_had_no_rows_keeps_its_name(context: Context, tmp_path: Path) -> None:
     """Spark's first batch needs none; from then on its checkpoint has the name, and a new query is another one."""
     push, endpoint = bound(context, zmq.PUSH)
@@ -225,7 +248,7 @@ def test_a_query_whose_first_batch_had_no_rows_keeps_its_name(context: Context, 
 
 
 def test_a_checkpoint_without_a_name_is_no_beginning(tmp_path: Path) -> None:
-    """An earlier release has written it; another query's beginning is nothing for it."""
+    """A user has written it by hand; another query's beginning is nothing for it."""
     filled(tmp_path, 4).close()
     with querying(tmp_path) as one:
         one.begin()

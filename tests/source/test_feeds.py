@@ -106,6 +106,39 @@ def fill(location: Path, partition: int, *values: bytes) -> None:
     log.close()
 
 
+def test_a_first_batch_that_is_repeated_has_the_same_rows_in_each_partition(
+    context: Context, tmp_path: Path
+) -> None:
+    """Also where one of them has none: its log has older messages, which the query was not to have."""
+    pubs = [bound(context, zmq.PUB) for _ in range(2)]
+    for partition in range(2):
+        fill(tmp_path, partition, b"1000", b"1001", b"1002")
+    endpoints = ",".join(endpoint for _, endpoint in pubs)
+    options = {"socketType": "SUB", "connect": endpoints, "receivers": 2}
+
+    def rows(query: Several, begin: Any, end: Any) -> list[tuple[int, int]]:
+        return [
+            (share.partition, i)  # type: ignore[attr-defined]
+            for share in query.reader.partitions(begin, end)
+            for batch in query.reader.read(share)
+            for i in batch.column("id").to_pylist()
+        ]
+
+    with several(tmp_path, **options) as query:
+        begin = query.begin()
+        wait_for(lambda: connected(query), "two connections")
+        wait_for(
+            lambda: (pubs[0][0].send(b"1"), received(query) > 6)[1],
+            "a message in the first partition",
+        )
+        end = query.plan()[1]
+        planned = rows(query, begin, end)
+        assert {partition for partition, _ in planned} == {0}
+    for _ in range(2):
+        with several(tmp_path, **options) as again:
+            assert rows(again, again.begin(), end) == planned
+
+
 def test_the_sockets_of_a_pull_share_its_messages(context: Context, tmp_path: Path) -> None:
     push, endpoint = bound(context, zmq.PUSH)
     with several(tmp_path, connect=endpoint, receivers=3) as query:
@@ -499,17 +532,34 @@ def test_what_a_new_partition_has_lost_is_told(tmp_path: Path) -> None:
         assert query.placed == [(1, 1, b"2")]
 
 
-def test_a_reader_that_is_dropped_is_dropped_in_all_partitions(tmp_path: Path) -> None:
+def left_long_ago(location: Path) -> tuple[LogStorage, str]:
+    """A log with two partitions, and the name of a query that has read both."""
     for partition in (0, 1):
-        fill(tmp_path, partition, b"%d" % partition)
-    with several(tmp_path) as query:
+        fill(location, partition, b"%d" % partition)
+    with several(location) as query:
         query.until(2)
         name = query.name
-    storage = LogStorage(str(tmp_path))
+    storage = LogStorage(str(location))
     for partition in (0, 1):
         os.utime(storage.of(partition).reader_path(name), (1, 1))
+    return storage, name
+
+
+def test_a_reader_that_is_dropped_is_dropped_in_all_partitions(tmp_path: Path) -> None:
+    storage, _ = left_long_ago(tmp_path)
     assert Readers(storage.of(1), timeout=60).needed() is None
     assert [storage.of(partition).positions() for partition in (0, 1)] == [{}, {}]
+
+
+def test_a_reader_that_is_about_to_read_the_other_partitions_is_not_dropped(tmp_path: Path) -> None:
+    """A query that begins takes its locks one partition after another."""
+    storage, name = left_long_ago(tmp_path)
+    lock = storage.hold_reader(name)
+    try:
+        Readers(storage.of(1), timeout=60).needed()
+        assert [name in storage.of(partition).positions() for partition in (0, 1)] == [True, True]
+    finally:
+        lock.release()
 
 
 def test_endpoints_in_another_order_are_another_division(context: Context, tmp_path: Path) -> None:

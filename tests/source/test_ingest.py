@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -245,11 +246,18 @@ def test_receiving_never_waits_for_sealing(
         monkeypatch.setattr(storage_module, "sync_file", stuck)
         send_numbers(push, 1)
         wait_for(lambda: ingest.log.unsealed, "a chunk in the hands of the disk")
-        send_numbers(push, 50_000)
         try:
-            taken = wait_for(lambda: ingest.counters.received > 1, "messages taken meanwhile")
-            assert taken
+            for count in range(2, 22):  # through many flush intervals
+                until = time.monotonic() + 0.02
+                send_numbers(push, 1)
+                wait_for(lambda: ingest.received_end == count, f"message {count} taken")  # noqa: B023
+                wait_for(lambda: time.monotonic() > until, "the next interval")  # noqa: B023
+            send_numbers(push, 50_000)
+            wait_for(lambda: ingest.received_end > 21, "messages taken meanwhile")
             assert ingest.log.durable_end == 0
         finally:
             go_on.set()
-    assert len(numbers(tmp_path)) == 50_001
+        wait_for(lambda: ingest.log.durable_end == 50_021, "the disk caught up")
+    sealed = list(storage_module.LogStorage(str(tmp_path)).chunks())
+    assert len(sealed) <= 6, "what had come meanwhile is sealed together"
+    assert len(numbers(tmp_path)) == 50_021

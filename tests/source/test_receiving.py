@@ -67,7 +67,13 @@ class Filler:
 
 def log() -> Any:
     return SimpleNamespace(
-        fault=None, full=False, slow=False, failure=None, unsealed=0, end_within=lambda seconds: None
+        fault=None,
+        full=False,
+        busy=False,
+        slow=False,
+        failure=None,
+        open_bytes=0,
+        end_within=lambda seconds: None,
     )
 
 
@@ -125,6 +131,19 @@ def test_while_there_is_an_obstacle_nothing_is_received_and_everybody_else_is_an
     thread.stop()
 
 
+def test_while_the_disk_has_enough_to_do_what_comes_is_gathered() -> None:
+    filler, busy = Filler(), log()
+    busy.busy, busy.open_bytes = True, 1
+    counters = SourceCounters()
+    thread = ReceivingThread(filler, busy, CommittedTransactions(counters, 1), counters, flush_interval=0.0)
+    thread.start()
+    wait_for(lambda: filler.asked.count("receive") > 10, "some rounds")
+    assert "cut" not in filler.asked
+    busy.busy = False
+    wait_for(lambda: "cut" in filler.asked, "the cut that was due")
+    thread.stop()
+
+
 def test_a_disk_that_refuses_for_too_long_ends_a_pause() -> None:
     filler, full = Filler(), log()
     thread = thread_of(filler, full)
@@ -175,6 +194,21 @@ class Receiver:
     def take(self) -> Any:
         rows, self.pending, self.batch_ready = self.pending, 0, False
         return batch_of([b"x"] * rows)
+
+
+def test_what_cannot_even_be_read_is_counted_as_lost() -> None:
+    receiver = Receiver(3)
+    take = receiver.take
+
+    def fail() -> Any:
+        take()
+        raise RuntimeError("an error of ours")
+
+    receiver.take = fail  # type: ignore[method-assign]
+    it = LogReceiver(cast("Any", receiver), cast("Any", SimpleNamespace()), "PULL")
+    with pytest.raises(RuntimeError):
+        it.receive()
+    assert (it.facts().pending, it.facts().refused) == (0, 3)
 
 
 def test_what_the_log_refuses_is_counted_as_lost() -> None:

@@ -91,3 +91,15 @@ def test_log_partitions_share_a_batch_by_what_they_have(
     admission = Admission(stream_options(connect="tcp://a:1", **options), Clock())
     given = admission.ends(dict.fromkeys(range(3), 0), dict(enumerate(available)), size_of, ten_bytes_each)
     assert given == dict(enumerate(ends))
+
+
+def test_where_there_is_not_a_message_for_each_partition_they_take_turns() -> None:
+    admission = Admission(stream_options(connect="tcp://a:1", maxMessagesPerTrigger=2), Clock())
+    begins, ends = dict.fromkeys(range(4), 0), {0: 1000, 1: 5, 2: 0, 3: 700}
+    for _ in range(12):
+        begins = admission.ends(
+            begins, {p: ends[p] + begins[0] for p in ends} | {1: 5, 2: 0}, size_of, ten_bytes_each
+        )
+    assert begins[1] == 5
+    assert begins[2] == 0
+    assert sum(begins.values()) == 24

@@ -154,7 +154,7 @@ def read_chunk(
                 )
             low, high = max(start - first, 0), min(end - first, batch.num_rows)
             yield batch.slice(low, high - low)
-        if next_id != min(end, chunk_end) and next_id < end:
+        if next_id < end:
             raise DamagedChunkError.of(
                 f"reading chunk {path}: it ends at id {next_id}, its name says {chunk_end}"
             )

@@ -27,6 +27,7 @@ import pyarrow.ipc
 from zmq_datasource.errors import DiskFaultError, LogFormatError
 from zmq_datasource.log.chunk import CHECKSUM, ids_of, is_intact, write_chunk
 from zmq_datasource.log.chunk_file import ChunkFile, CompactFile, Memory, is_small, metadata_of
+from zmq_datasource.log.files import reading
 from zmq_datasource.log.layout import Chunk, chunk_name, growing_name
 from zmq_datasource.log.storage import LogStorage
 from zmq_datasource.log.times import TIMES
@@ -62,7 +63,6 @@ class GrowingChunk:
     """
 
     def __init__(self, storage: LogStorage, first: int) -> None:
-        self._storage = storage
         self._first = first
         self._end = self._written_end = first
         self._batches = 0
@@ -184,7 +184,7 @@ def read_groups(content: pa.Buffer, first: int) -> Groups:
 
 
 def seal_groups(storage: LogStorage, first: int, content: pa.Buffer, groups: Groups, sync: bool) -> Chunk:
-    """Make an ordinary chunk of the open one of a crashed writer.
+    """Make an ordinary chunk of the open one of a crashed writer; may be repeated.
 
     In its own file, which takes no more room than the footer: it may be a full disk that the writer ended on. Of many
     small groups a compact one, if there is room for it.
@@ -192,6 +192,9 @@ def seal_groups(storage: LogStorage, first: int, content: pa.Buffer, groups: Gro
     Raises:
         LogWriteError: The file system refused.
     """
+    ids = ids_of(groups.batches)
+    if storage.find_chunk(*ids) is not None:  # it has its name, and that was not forced to the disk
+        return storage.finish_growing(growing_name(first), chunk_name(*ids), sync)
     if len(groups.batches) >= _MANY_BATCHES and is_small(groups.batches):
         with suppress(DiskFaultError):
             return write_compact(storage, groups.batches, groups.metadata, sync)
@@ -205,7 +208,7 @@ def seal_groups(storage: LogStorage, first: int, content: pa.Buffer, groups: Gro
         return write_compact(storage, groups.batches, groups.metadata, sync)
     storage.end_growing_at(first, len(held))
     storage.write_growing(growing_name(first), len(held), memory.take(), sync)
-    return storage.finish_growing(growing_name(first), chunk_name(*ids_of(groups.batches)), sync)
+    return storage.finish_growing(growing_name(first), chunk_name(*ids), sync)
 
 
 def _ends_of_later_groups(content: pa.Buffer, read_to: int, end: int) -> Iterator[int]:
@@ -254,20 +257,22 @@ class GrowingTail:
     def __init__(self, storage: LogStorage, first: int) -> None:
         self._descriptor = storage.open_growing(first)
         self._read = _MAGIC_BYTES
-        self.first = self.end = first
+        self.first = first
         self.batches: list[pa.RecordBatch] = []
 
     def read_to(self, size: int) -> None:
         """Take in what was written up to this size of the file, which a group ends.
 
         Raises:
+            DiskFaultError: The disk refused; it may be read again.
             LogFormatError: It is not what a writer writes.
         """
         if size <= self._read:
             return
         content, filled = memoryview(bytearray(size - self._read)), 0
         while filled < len(content):
-            count = os.preadv(self._descriptor, [content[filled:]], self._read + filled)
+            with reading(f"the open chunk from id {self.first}"):
+                count = os.preadv(self._descriptor, [content[filled:]], self._read + filled)
             if not count:
                 raise LogFormatError(
                     f"reading the open chunk from id {self.first}: it is shorter than it was said to be"
@@ -277,9 +282,7 @@ class GrowingTail:
         messages = pa.ipc.MessageReader.open_stream(pa.py_buffer(content))
         for message in messages:
             if message.type == "record batch":
-                batch = pa.ipc.read_record_batch(message, LOG_SCHEMA)
-                self.batches.append(batch)
-                self.end += batch.num_rows
+                self.batches.append(pa.ipc.read_record_batch(message, LOG_SCHEMA))
 
     def close(self) -> None:
         os.close(self._descriptor)

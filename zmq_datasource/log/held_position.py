@@ -175,8 +175,9 @@ class HeldPosition:
         """
         if not vouched:
             self._record(begin, max(end, self.given or 0))
-        elif end > begin and not self._gave:
-            self._record(begin, end)  # see of_a_start
+        elif not self._gave:
+            # A first batch that is repeated begins where this says, also if it has no rows from here: see of_a_start.
+            self._record(begin, end if end > begin else self.given)
         elif self.given is not None and end > self.given:
             self._record(begin, None)
         elif self._position is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import uuid
 from collections.abc import Iterable
 from typing import NamedTuple
 
@@ -23,7 +24,9 @@ __all__ = [
     "StateFile",
     "chunk_name",
     "compact_name",
+    "damaged_name",
     "end_name",
+    "end_of_damaged",
     "growing_name",
     "newest_chunk",
     "parse_chunk_name",
@@ -62,6 +65,7 @@ _CHUNK_NAME = re.compile(r"([0-9]{20})-([0-9]{20})\.arrow")
 _PENDING_NAME = re.compile(r"\.pending-([0-9]{10}-[0-9a-f]{16})-([0-9]{20}-[0-9]{20}\.arrow)")
 # What says the id of a log in object storage.
 _STORED_LOG_NAME = re.compile(r"log-([0-9]+)-([0-9a-f]{32})\.json")
+_DAMAGED_NAME = re.compile(rf"{_CHUNK_NAME.pattern}\.[0-9a-f]{{8}}\.damaged")
 _STATE_PREFIX = "state-"
 _STATE_NAME = re.compile(_STATE_PREFIX + r"([0-9]{20})-([0-9]{20})\.json")
 
@@ -140,6 +144,19 @@ def parse_chunk_name(name: str) -> tuple[int, int] | None:
         return None
     first, end = int(match[1]), int(match[2])
     return (first, end) if first < end else None
+
+
+def damaged_name(name: str) -> str:
+    """Of a file that cannot be used: nobody reads it, and it replaces no other one."""
+    return f"{name.removeprefix(TEMPORARY_PREFIX)}.{uuid.uuid4().hex[:8]}.damaged"
+
+
+def end_of_damaged(names: Iterable[str]) -> int:
+    """The id after the last one that a chunk had which cannot be used any more; 0 without any.
+
+    Where it was the only one, the ids go on there, or they would be given twice.
+    """
+    return max((int(match[2]) for match in map(_DAMAGED_NAME.fullmatch, names) if match), default=0)
 
 
 def newest_chunk(names: Iterable[str]) -> tuple[int, int] | None:

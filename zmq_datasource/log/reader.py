@@ -15,10 +15,10 @@ from typing import NamedTuple
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from zmq_datasource.errors import LogFormatError
+from zmq_datasource.errors import DataLossError, LogFormatError
 from zmq_datasource.log.chunk import OpensChunks, read_chunk
 from zmq_datasource.log.index import ChunkIndex
-from zmq_datasource.log.layout import Chunk
+from zmq_datasource.log.layout import Chunk, end_of_damaged
 from zmq_datasource.log.storage import LogStorage
 from zmq_datasource.log.times import read_times
 from zmq_datasource.messages.columns import number
@@ -49,11 +49,16 @@ def read_index(storage: LogStorage) -> ChunkIndex:
     """
     for _ in range(_LISTINGS - 1):
         with suppress(LogFormatError):
-            return ChunkIndex(storage.chunks())
+            return _index_of(storage)
     try:
-        return ChunkIndex(storage.chunks())
+        return _index_of(storage)
     except LogFormatError as e:
         raise LogFormatError(f"reading {storage}: {e}") from e
+
+
+def _index_of(storage: LogStorage) -> ChunkIndex:
+    found = ChunkIndex(storage.chunks())
+    return found if len(found) else ChunkIndex(start=end_of_damaged(storage.names()))
 
 
 def slices(chunks: Sequence[Chunk], start: int, end: int) -> list[Slice]:
@@ -72,10 +77,21 @@ def split_range(
         chunks: The chunks that cover the range.
         least: Least number of parts, if there are as many messages.
         max_bytes: Size at which there are more.
+
+    Raises:
+        DataLossError: The chunks do not cover it: they were deleted since somebody looked.
     """
     if start >= end:
         return []
     pieces = slices(chunks, start, end)
+    if not pieces or (pieces[0].start, pieces[-1].end) != (start, end):
+        there = (
+            f"only the ids {pieces[0].start} to {pieces[-1].end - 1} are" if pieces else "nothing of them is"
+        )
+        raise DataLossError(
+            f"planning a batch of the ids {start} to {end - 1}: {there} there any more, because what writes the log "
+            "has just deleted the others. When the query is started again, failOnDataLoss decides how it goes on"
+        )
     sizes = [
         chunk.size * (piece.end - piece.start) / (chunk.end - chunk.first)
         for chunk, piece in zip(chunks, pieces, strict=True)

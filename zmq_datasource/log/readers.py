@@ -108,7 +108,8 @@ class Readers:
     def _drop(self, name: str, why: str) -> bool:
         """Drop the position of a reader; False if it runs."""
         at = self._at(name)
-        if at.is_reading_elsewhere(name):
+        # A query that begins has its name in the first partition first, and in the others a moment later.
+        if at.is_reading_elsewhere(name) or self._storage.of(PARTITION).is_reading(name):
             return False
         try:
             lock = at.lock_reader(name, 0.0)

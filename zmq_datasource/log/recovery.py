@@ -11,7 +11,7 @@ from zmq_datasource.log.chunk import damage_of
 from zmq_datasource.log.files import WriterLock, writing
 from zmq_datasource.log.growing import read_groups, seal_groups, write_compact
 from zmq_datasource.log.index import ChunkIndex
-from zmq_datasource.log.layout import growing_name
+from zmq_datasource.log.layout import end_of_damaged, growing_name
 from zmq_datasource.log.persistence import Persistence
 from zmq_datasource.log.state import SavedState, no_saved_state, read_saved_state
 from zmq_datasource.log.storage import LogStorage
@@ -116,7 +116,8 @@ def _recover(storage: LogStorage, sync: bool, persistence: Persistence) -> Chunk
             chunk.end - 1,
             storage.rename_damaged(chunk.name),
         )
-    index = ChunkIndex(chunks, start=end)  # where nothing is left, at least no id is given twice
+    # Where nothing is left, at least no id is given twice: neither now nor when the log is opened again.
+    index = ChunkIndex(chunks, start=max(end, end_of_damaged(storage.names())))
     for first in storage.growing():
         _recover_growing(storage, first, index, sync, persistence)
     return index

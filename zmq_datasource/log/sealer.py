@@ -33,10 +33,10 @@ __all__ = ["Job", "Sealer"]
 
 _log = logging.getLogger(__name__)
 
-# Chunks cut but not yet written. A second one lets receiving go on while the disk is at work.
-_MAX_UNWRITTEN = 2
 # How often chunks are looked for whose retention has passed.
 _EXPIRY_SECONDS = 1.0
+# How long a disk that does not answer at all is waited for at the end.
+_END_SECONDS = 120.0
 
 
 class Job(NamedTuple):
@@ -116,17 +116,26 @@ class Sealer:
         self._jobs.put(job)
 
     @property
-    def slow(self) -> bool:
-        """Whether the disk is behind: as many chunks wait for it as memory should hold."""
-        return self._handed_over - self._finished > _MAX_UNWRITTEN
+    def unwritten(self) -> int:
+        """How many jobs were handed over and are not done."""
+        return self._handed_over - self._finished
 
     def end(self) -> None:
-        """Write what was handed over, end the thread and release the lock, unless that is done."""
-        if self._lock is not None:
-            self._jobs.put(None)
-            self._thread.join()
-            self._lock.release()
-            self._lock = None
+        """Write what was handed over, end the thread and release the lock, unless that is done.
+
+        Raises:
+            LogWriteError: The disk does not answer. The lock stays until the process ends: the disk may answer yet.
+        """
+        if self._lock is None:
+            return
+        self._jobs.put(None)
+        self._thread.join(_END_SECONDS)
+        lock, self._lock = self._lock, None
+        if self._thread.is_alive():
+            raise LogWriteError(
+                f"closing the log in {self._storage.root}: the disk did not answer for {_END_SECONDS:.0f} s"
+            )
+        lock.release()
 
     # The sealing thread.
 

@@ -42,9 +42,9 @@ class StagedFile:
     def __init__(self, storage: LogStorage, attempt: str, part: Part) -> None:
         self._storage = storage
         self.attempt = attempt
-        self.part = part
         self.rows = 0
         self.bytes = 0
+        self.size = 0  # in its file, once it is whole
         schema = MESSAGE_SCHEMA.with_metadata(
             {
                 "producer": part.producer,
@@ -69,6 +69,7 @@ class StagedFile:
         """
         with self._storage.writing_staged(self.attempt):
             self._writer.close()
+            self.size = self._file.tell()
             self._file.close()
         self._storage.finish_staged(self.attempt, sync)
 
@@ -113,10 +114,9 @@ class Staging:
                 _log.warning("removing staged attempt %s, which cannot be read: %r", attempt, e)
                 self._storage.remove_staged(attempt)
                 continue
-            self.add(attempt, Part(*names, rows), now)
+            self.add(attempt, Part(*names, rows), self._storage.staged_size(attempt), now)
 
-    def add(self, attempt: str, part: Part, now: float) -> None:
-        size = self._storage.staged_size(attempt)
+    def add(self, attempt: str, part: Part, size: int, now: float) -> None:
         self._parts[attempt], self._sizes[attempt], self._since[attempt] = part, size, now
 
     def touch(self, now: float) -> None:

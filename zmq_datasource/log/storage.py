@@ -45,6 +45,7 @@ from zmq_datasource.log.layout import (
     Chunk,
     StateFile,
     chunk_name,
+    damaged_name,
     end_name,
     growing_name,
     parse_chunk_name,
@@ -330,13 +331,14 @@ class LogStorage(StagedFiles, ReaderFiles):
             return self._describe(final)
 
     def rename_damaged(self, name: str) -> str:
-        """Give a file that cannot be used a name that nobody reads; where it is now."""
+        """Give a file that cannot be used a name that nobody reads; where it is now. May be repeated."""
         path = self._directory / name
         with writing(f"renaming {path}"):
-            renamed = path.with_name(f"{name.removeprefix(TEMPORARY_PREFIX)}.{uuid.uuid4().hex[:8]}.damaged")
-            os.rename(path, renamed)
+            if path.exists():
+                os.rename(path, path.with_name(damaged_name(name)))
             sync_directory(path.parent)
-        return str(renamed)
+            bare = name.removeprefix(TEMPORARY_PREFIX)
+            return str(max(path.parent.glob(f"{bare}.*.damaged"), key=lambda found: found.stat().st_ctime_ns))
 
     def growing(self) -> list[int]:
         """The first ids of the open chunks there are: one at most, unless something went wrong."""

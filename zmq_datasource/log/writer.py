@@ -30,6 +30,8 @@ __all__ = ["LogWriter"]
 
 # How long a disk that refuses is waited for at the end.
 _CLOSE_SECONDS = 5.0
+# Chunks for the disk: one that is being written, and one that is next.
+_ENOUGH_UNWRITTEN = 2
 
 
 class LogWriter(ReadableLog):
@@ -211,9 +213,17 @@ class LogWriter(ReadableLog):
         return self.retention.full
 
     @property
+    def busy(self) -> bool:
+        """Whether the disk has enough to do: what comes now had better be gathered into one chunk."""
+        return self._sealer.unwritten >= _ENOUGH_UNWRITTEN
+
+    @property
     def slow(self) -> bool:
-        """Whether the disk is behind: as many chunks wait for it as memory should hold."""
-        return self._sealer.slow
+        """Whether the disk is behind: as much waits for it as memory should hold."""
+        return (
+            self._sealer.unwritten > _ENOUGH_UNWRITTEN
+            and self.unsealed_bytes >= (1 + _ENOUGH_UNWRITTEN) * self._chunk_bytes
+        )
 
     @property
     def fault(self) -> str | None:

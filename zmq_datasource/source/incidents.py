@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from zmq_datasource.counters import SourceCounters
 from zmq_datasource.errors import MalformedMessageError, MessageLossError, SocketError
 from zmq_datasource.host.limited_logging import LimitedLog
 from zmq_datasource.options import FramingOptions
@@ -27,12 +26,10 @@ class Incidents:
         self,
         options: FramingOptions,
         tracker: SequenceTracker | None,
-        counters: SourceCounters,
         dead_letters: DeadLetters | None,
     ) -> None:
         self._options = options
         self._tracker = tracker
-        self._counters = counters
         self._dead_letters = dead_letters
         self._malformed = LimitedLog(__name__, "malformed messages")
         self._losses = LimitedLog(__name__, "losses")

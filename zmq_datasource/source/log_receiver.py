@@ -7,7 +7,6 @@ from concurrent.futures import Future
 from types import TracebackType
 from typing import Self
 
-from zmq_datasource.errors import LogError
 from zmq_datasource.log.filler import FillerFacts
 from zmq_datasource.log.writer import LogWriter
 from zmq_datasource.source.receiver import Receiver
@@ -73,11 +72,13 @@ class LogReceiver:
 
     def _append(self) -> None:
         self._appending = True
-        messages = self._receiver.take()
+        received = self._receiver.pending
         try:
+            messages = self._receiver.take()
+            received = messages.num_rows  # without those that are no rows
             self._log.append(messages)
-        except LogError:
-            self._refused += messages.num_rows
+        except Exception:
+            self._refused += received
             raise
         self._appending = False
         if self._receiver.failure is not None:

@@ -94,7 +94,7 @@ class Receiver:
             dead_letters = self._dead_letters()
             if dead_letters is not None:
                 stack.enter_context(dead_letters)
-            self._incidents = Incidents(self._options, self.intake.tracker, self._counters, dead_letters)
+            self._incidents = Incidents(self._options, self.intake.tracker, dead_letters)
             for channel in self._channels:
                 channel.open()
                 stack.callback(channel.close)

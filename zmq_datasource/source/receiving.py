@@ -160,8 +160,8 @@ class ReceivingThread:
             if self._seal_wanted:
                 self._answer_seal()
                 held_since = now
-            elif now - held_since >= self._flush_interval:
-                if filler.facts().pending or log.unsealed or self._state.changed:
+            elif now - held_since >= self._flush_interval and not log.busy:
+                if filler.facts().pending or log.open_bytes or self._state.changed:
                     self._cut()
                 held_since = now
 

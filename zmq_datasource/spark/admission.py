@@ -23,6 +23,7 @@ class Admission:
         self._options = options
         self._clock = clock
         self._last_batch = clock()
+        self._turn = 0
 
     def holds_back(self, available: int) -> bool:
         """Whether so many messages are too few for a batch, and it is too soon to make one of them."""
@@ -55,7 +56,8 @@ class Admission:
         if wait and self.holds_back(sum(waiting.values())):
             return dict(begins)
         if options.max_messages_per_trigger is not None:
-            waiting = _shares(waiting, options.max_messages_per_trigger)
+            waiting = _shares(waiting, options.max_messages_per_trigger, self._turn)
+            self._turn += 1
         ends = {partition: begin + waiting[partition] for partition, begin in begins.items()}
         if options.max_bytes_per_trigger is not None:
             parts = [partition for partition, begin in begins.items() if ends[partition] > begin]
@@ -70,10 +72,11 @@ class Admission:
         return ends
 
 
-def _shares(wanted: Mapping[int, int], most: int, whole: bool = False) -> dict[int, int]:
+def _shares(wanted: Mapping[int, int], most: int, turn: int = 0, whole: bool = False) -> dict[int, int]:
     """Share ``most`` out in proportion to what is wanted; what is left over goes first to those who got nothing.
 
     Args:
+        turn: Another one each time: where there is not one for each, who gets something takes turns.
         whole: Whether to share out all of it, though less is wanted: what is wanted is a guess.
     """
     total = sum(wanted.values())
@@ -82,7 +85,10 @@ def _shares(wanted: Mapping[int, int], most: int, whole: bool = False) -> dict[i
     shares = {partition: want * most // total for partition, want in wanted.items()}
     left = most - sum(shares.values())
     # Those that got nothing come first, then those of which most was cut off.
-    for partition in sorted(wanted, key=lambda p: (shares[p] > 0, -(wanted[p] * most % total))):
+    order = sorted(wanted, key=lambda p: (shares[p] > 0, -(wanted[p] * most % total)))
+    empty = [partition for partition in order if wanted[partition] and not shares[partition]]
+    at = turn % max(1, len(empty))
+    for partition in [*empty[at:], *empty[:at], *(p for p in order if shares[p])]:
         if left and wanted[partition]:
             shares[partition] += 1
             left -= 1

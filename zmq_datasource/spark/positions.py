@@ -313,9 +313,11 @@ class _Position:
             assert reader is not None
             kept = source.storage.position(reader) if self._repeated is None else None
             if kept is not None:
-                self._repeated = Offset(source.log.log_id, {self._partition: kept.next})
-                if source.go_on_as(reader):
-                    self._initial = kept.next
+                # One without any rows may have left its name to another query, which has come further since.
+                begin = min(kept.next, end.next.get(self._partition, kept.next))
+                self._repeated = Offset(source.log.log_id, {self._partition: begin})
+                if begin == kept.next and source.go_on_as(reader):
+                    self._initial = begin
             if self._repeated is not None:  # Spark may ask again, and the position moves
                 return self._resolve(self._repeated), self.id_of(end)
         return self.id_of(start), self.id_of(end)
