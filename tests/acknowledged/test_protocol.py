@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import re
+from datetime import UTC, datetime
 from typing import Any
 
+import msgspec
 import pyarrow as pa
 import pytest
 from hypothesis import given, settings
@@ -14,13 +17,18 @@ from tests.support import DATA
 from zmq_datasource.acknowledged import protocol
 from zmq_datasource.acknowledged.protocol import (
     Data,
+    End,
+    Message,
     decode,
     encode,
+    is_name,
     pack_columns,
+    rows_of,
     split_batch,
     unpack_columns,
 )
 from zmq_datasource.errors import ProtocolError
+from zmq_datasource.messages.schemas import MESSAGE_SCHEMA
 
 GOLDEN = json.loads((DATA / "protocol-1.json").read_text(encoding="utf-8"))
 ATTEMPT = "0123456789abcdef0123456789abcdef"
@@ -58,9 +66,12 @@ def in_hex(value: bytes | list[bytes] | None) -> str | list[str] | None:
     ("frames", "says"),
     [
         ([b"hello"], "no message of the transaction protocol"),
+        ([], "no message"),
         ([b"ZDS\x01H"], "no message"),
+        ([b"ZDX\x01H", b"{}"], "no message"),
+        ([b"ZDS\x01HH", b"{}"], "no message"),
         ([b"ZDS\x02H", b"{}"], "version 2"),
-        ([b"ZDS\x01?", b"{}"], "unknown kind"),
+        ([b"ZDS\x01?", b"{}"], "unknown kind of message b'?'"),
         ([b"ZDS\x01H", b"{}"], "missing required field"),
         ([b"ZDS\x01H", b"[" * 100_000], "the header"),
         ([b"ZDS\x01H", b'{"attempt": "../../etc/passwd", "producer": "p"}'], "not 32 hexadecimal digits"),
@@ -75,11 +86,42 @@ def in_hex(value: bytes | list[bytes] | None) -> str | list[str] | None:
             "number -1 is out of range",
         ),
         ([b"ZDS\x01M", b'{"producer": "p", "number": 0, "attempts": ["x"], "rows": 0}'], "attempt 'x'"),
+        (
+            [b"ZDS\x01M", b'{"producer": "p", "number": 0, "attempts": [], "rows": 0, "digest": "7"}'],
+            "digest '7' is not 16 hexadecimal digits",
+        ),
     ],
 )
 def test_what_is_no_message_is_refused_with_a_reason(frames: list[bytes], says: str) -> None:
-    with pytest.raises(ProtocolError, match=says.replace("(", r"\(")):
+    with pytest.raises(ProtocolError, match=re.escape(says)):
         decode(frames)
+
+
+BOUNDED = [
+    Data(attempt=ATTEMPT, producer="p", number=0, partition=0, index=0, rows=0, columns=[]),
+    End(attempt=ATTEMPT, producer="p", number=0, partition=0, messages=0, rows=0),
+]
+
+
+@pytest.mark.parametrize(
+    ("message", "field"),
+    [
+        *((BOUNDED[0], field) for field in ("number", "partition", "index", "rows")),
+        (BOUNDED[1], "messages"),
+    ],
+)
+def test_numbers_have_63_bits(message: Message, field: str) -> None:
+    largest = msgspec.structs.replace(message, **{field: 2**63 - 1})
+    assert decode(encode(largest))[0] == largest
+    for wrong in (-1, 2**63):
+        with pytest.raises(ProtocolError, match=f"^{field} {wrong} is out of range"):
+            decode(encode(msgspec.structs.replace(message, **{field: wrong})))
+
+
+@pytest.mark.parametrize("name", ["x", "x" * 256, "é" * 128])
+def test_a_name_has_up_to_256_bytes(name: str) -> None:
+    assert is_name(name)
+    assert not is_name(name + "é" * 128)
 
 
 kinds = st.sampled_from([b"ZDS\x01" + bytes([k]) for k in b"HWDCESMKABX"])
@@ -116,6 +158,99 @@ def test_offsets_that_point_elsewhere_are_refused(offsets: list[int]) -> None:
         unpack_columns(data(2, ["value"]), [raw, b"abcde"])
 
 
+@pytest.mark.parametrize(
+    ("rows", "columns", "buffers", "says"),
+    [
+        (1, ["value"], 3, "data with columns ['value'] and 3 buffers"),
+        (1, ["key"], 2, "data with columns ['key'] and 2 buffers"),
+        (0, ["value"], 2, "data with 0 rows"),
+        ((1 << 18) + 1, ["value"], 2, "data with 262145 rows"),
+    ],
+)
+def test_what_no_sender_packs_is_named(rows: int, columns: list[str], buffers: int, says: str) -> None:
+    with pytest.raises(ProtocolError, match=re.escape(says)):
+        unpack_columns(data(rows, columns), [bytes(4 * (rows + 1))] * buffers)
+
+
+def test_a_message_has_up_to_262144_rows() -> None:
+    rows = 1 << 18
+    assert len(unpack_columns(data(rows, ["value"]), [bytes(4 * (rows + 1)), b""])["value"]) == rows
+
+
+def test_columns_may_come_in_either_order() -> None:
+    batch = pa.record_batch({"value": [b"1", b"2"], "topic": [None, b"t"]})
+    columns, buffers = pack_columns(batch)
+    assert columns == ["value", "topic"]
+    found = unpack_columns(data(2, columns), as_bytes(buffers))
+    assert {name: column.to_pylist() for name, column in found.items()} == batch.to_pydict()
+
+
+def test_of_a_slice_only_its_own_bytes_are_sent() -> None:
+    batch = pa.record_batch(
+        {
+            "topic": pa.array([b"a", None, b"cc", b"d"] * 10, pa.binary()),
+            "value": pa.array([b"x" * 100] * 40, pa.binary()),
+        }
+    )
+    _, buffers = pack_columns(batch.slice(1, 2))
+    assert as_bytes(buffers) == [b"\x02", offsets(0, 0, 2), b"cc", offsets(0, 100, 200), b"x" * 200]
+    _, buffers = pack_columns(batch.slice(0, 1))
+    assert as_bytes(buffers) == [b"", offsets(0, 1), b"a", offsets(0, 100), b"x" * 100]
+    _, buffers = pack_columns(batch.slice(0, 8))
+    assert len(as_bytes(buffers)[0]) == 1, "a bit for each row"
+    _, buffers = pack_columns(batch.slice(0, 9))
+    assert len(as_bytes(buffers)[0]) == 2
+    lists = pa.record_batch({"frames": pa.array([[b"a", b"bb"], [b"c"], [b"d"]], FRAMES)})
+    _, buffers = pack_columns(lists.slice(1, 1))
+    assert as_bytes(buffers) == [offsets(0, 1), offsets(0, 1), b"c"]
+    _, buffers = pack_columns(lists.slice(0, 1))
+    assert as_bytes(buffers) == [offsets(0, 2), offsets(0, 1, 3), b"abb"]
+
+
+def offsets(*numbers: int) -> bytes:
+    return b"".join(n.to_bytes(4, "little") for n in numbers)
+
+
+# Rows.
+
+
+def test_the_rows_of_data_say_who_has_sent_them() -> None:
+    batch = pa.record_batch({"topic": [b"a", None, b"\xff"], "value": [b"1", b"2", b"3"]})
+    columns, buffers = pack_columns(batch)
+    message = msgspec.structs.replace(data(3, columns), producer="me", number=7)
+    rows = rows_of(message, as_bytes(buffers), 1_000_000)
+    rows.validate(full=True)
+    assert rows.schema == MESSAGE_SCHEMA
+    common = {"publisher": "me", "sequence": 7, "timestamp": datetime(1970, 1, 1, 0, 0, 1, tzinfo=UTC)}
+    assert [
+        {name: row[name] for name in (*common, "topic", "value", "frames")} for row in rows.to_pylist()
+    ] == [
+        {**common, "topic": "a", "value": b"1", "frames": None},
+        {**common, "topic": None, "value": b"2", "frames": None},
+        {**common, "topic": "\ufffd", "value": b"3", "frames": [b"\xff", b"3"]},
+    ]
+
+
+def test_a_message_of_frames_is_a_row_as_if_it_had_come_by_itself() -> None:
+    batch = pa.record_batch({"frames": pa.array([[b"v"], [b"t", b"v"], [b"t", b"u", b"v"]], FRAMES)})
+    columns, buffers = pack_columns(batch)
+    message = msgspec.structs.replace(data(3, columns), producer="me", number=7)
+    rows = rows_of(message, as_bytes(buffers), 1_000_000).to_pylist()
+    assert [(row["topic"], row["value"], row["frames"]) for row in rows] == [
+        (None, b"v", None),
+        ("t", b"v", None),
+        ("t", b"v", [b"t", b"u", b"v"]),
+    ]
+    assert {(row["publisher"], row["sequence"]) for row in rows} == {("me", 7)}
+
+
+def test_a_message_without_frames_is_refused() -> None:
+    batch = pa.record_batch({"frames": pa.array([[b"v"], []], FRAMES)})
+    columns, buffers = pack_columns(batch)
+    with pytest.raises(ProtocolError, match=r"^a message without frames$"):
+        rows_of(data(2, columns), as_bytes(buffers), 0)
+
+
 texts = st.one_of(st.none(), st.binary(max_size=5))
 
 
@@ -142,8 +277,10 @@ def test_frames_come_back_as_they_were(messages: list[list[bytes]], chosen: st.D
     assert found["frames"].to_pylist() == messages[begin:]
 
 
-def test_text_is_sent_as_its_bytes() -> None:
-    batch = pa.record_batch({"topic": ["a", None], "value": ["é", ""]})
+@pytest.mark.parametrize("kind", [pa.string(), pa.large_string(), pa.large_binary(), pa.binary()])
+def test_text_is_sent_as_its_bytes(kind: pa.DataType) -> None:
+    text = pa.record_batch({"topic": ["a", None], "value": ["é", ""]})
+    batch = text.cast(pa.schema([("topic", kind), ("value", kind)]))
     columns, buffers = pack_columns(batch)
     found = unpack_columns(data(2, columns), as_bytes(buffers))
     assert found["value"].to_pylist() == ["é".encode(), b""]
@@ -156,3 +293,18 @@ def test_batches_are_split_by_size_and_a_row_is_never_torn() -> None:
     assert sum(piece.num_rows for piece in pieces) == 100
     assert all(piece.num_rows <= 10 for piece in pieces)
     assert [piece.num_rows for piece in split_batch(batch, 1)] == [1] * 100
+
+
+def test_a_small_batch_is_one_piece_and_an_empty_one_none() -> None:
+    batch = pa.record_batch({"value": [b"x"] * 100})
+    assert [piece.num_rows for piece in split_batch(batch)] == [100]
+    assert list(split_batch(batch.slice(0, 0))) == []
+
+
+def test_large_rows_among_small_ones_are_split_further() -> None:
+    values = [b"x"] * 90 + [b"x" * 10_000] * 10
+    batch = pa.record_batch({"value": values})
+    pieces = list(split_batch(batch, 5_000))
+    assert [v for piece in pieces for v in piece.column("value").to_pylist()] == values
+    assert max(piece.num_rows for piece in pieces[-10:]) == 1
+    assert pieces[0].num_rows > 1

@@ -34,7 +34,7 @@ from zmq_datasource.acknowledged.reception import AcceptorTerms, Reception
 from zmq_datasource.acknowledged.sessions import Session, Sessions
 from zmq_datasource.acknowledged.transactions import CommittedTransactions
 from zmq_datasource.counters import SourceCounters
-from zmq_datasource.errors import LogWriteError
+from zmq_datasource.errors import DiskFaultError, LogWriteError
 from zmq_datasource.log.staging import Part
 from zmq_datasource.log.storage import LogStorage
 
@@ -229,6 +229,19 @@ def test_whatever_is_lost_late_or_repeated_a_transaction_counts_once(
     assert side.log.rows in ([], [b"a", b"b"])
 
 
+def test_the_size_of_what_is_staged_is_known_without_asking_the_disk(
+    side: Side, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> int:
+        raise DiskFaultError("Input/output error")
+
+    monkeypatch.setattr(LogStorage, "staged_size", refuse)
+    side.data(b"a", b"b")
+    assert [type(answer) for answer in [*side.end(2), *side.wait(0)]] == [Staged]
+    (file,) = (side.path / "0" / "staging").iterdir()
+    assert side.reception._staging.bytes == file.stat().st_size
+
+
 def test_a_message_that_is_missing_is_told_once_and_what_follows_waits(side: Side) -> None:
     side.data(b"a")
     (told,) = side.data(b"c", index=2)
@@ -359,10 +372,47 @@ def test_a_sender_aborts_its_own_attempts_alone_and_others_cost_no_time(
     assert not side.files
 
 
-def test_bytes_that_are_no_message_are_refused_and_counted(side: Side) -> None:
+def test_bytes_that_are_no_message_are_refused_and_counted(
+    side: Side, caplog: pytest.LogCaptureFixture
+) -> None:
     side.reception.take(b"p", [b"hello"], 0.0)
+    (refusal,) = side.heard()
+    assert isinstance(refusal, Refusal)
+    assert (refusal.code, refusal.attempt) == ("protocol", None)
+    assert f"refused a message of the transaction protocol: {refusal.reason}" in caplog.text
     side.tell(Staged(attempt=ATTEMPT, rows=1))
     assert side.counters.malformed == 2
+
+
+def test_a_refusal_goes_to_who_has_sent_and_names_its_attempt(side: Side) -> None:
+    side.data(b"1", attempt=ATTEMPT)
+    side.end(1)
+    side.reception.take(
+        b"peer",
+        [
+            bytes(f)
+            for f in encode(
+                Data(
+                    attempt=ATTEMPT, producer="q", number=0, partition=0, index=1, rows=1, columns=["value"]
+                ),
+                [b"", b""],
+            )
+        ],
+        side.now,
+    )
+    ((peer, frames),) = side.reception.answers()
+    refusal, _ = decode(frames)
+    assert peer == b"peer"
+    assert isinstance(refusal, Refusal)
+    assert (refusal.code, refusal.attempt) == ("protocol", ATTEMPT)
+    assert refusal.reason == "data message 1 of an attempt after its end"
+
+
+def test_data_of_another_transaction_under_the_same_attempt_is_refused(side: Side) -> None:
+    side.data(b"1")
+    (refusal,) = side.data(b"2", index=1, number=1)
+    assert isinstance(refusal, Refusal)
+    assert refusal.reason == "data message 1 of an attempt at something else"
 
 
 # Who may send, and how much.
@@ -413,8 +463,51 @@ def test_one_peer_does_not_hold_all_places(monkeypatch: pytest.MonkeyPatch) -> N
     assert (leaving.peer, leaving.part.number) == (b"greedy", 1)
     for it in everyone:
         it.peer = b"%d" % it.part.number
-    with pytest.raises(RefusedError, match="4 senders are at work already"):
+    with pytest.raises(RefusedError, match="4 senders are at work already") as refused:
         everyone.must_leave(3.0)
+    assert refused.value.code == "busy"
+
+
+def test_of_two_places_of_one_peer_one_is_free_for_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sessions, "_MOST_SESSIONS", 3)
+    everyone = Sessions()
+    for number, peer in enumerate((b"honest", b"greedy", b"greedy")):
+        it = session(number, now=10.0 - number)
+        it.peer = peer
+        everyone.add(it)
+    leaving = everyone.must_leave(10.0)
+    assert leaving is not None
+    assert leaving.part.number == 2, "of its two the one that was silent for longer"
+
+
+def test_where_all_wait_for_the_disk_nobody_makes_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sessions, "_MOST_SESSIONS", 1)
+    everyone = Sessions()
+    everyone.add(session(0))
+    next(iter(everyone)).finishing = Future()
+    with pytest.raises(RefusedError, match="1 senders are at work already"):
+        everyone.must_leave(1e6)
+
+
+def test_who_is_not_silent_for_long_enough_keeps_the_only_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sessions, "_MOST_SESSIONS", 1)
+    everyone = Sessions()
+    everyone.add(session(0, now=1000.0))
+    with pytest.raises(RefusedError):
+        everyone.must_leave(1000.0 + sessions._LENDS_PLACE_SECONDS - 1)
+    assert everyone.must_leave(1000.0 + sessions._LENDS_PLACE_SECONDS) is not None
+
+
+def test_windows_that_come_back_are_added_to_those_that_are_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sessions, "_BUDGET", 2 * sessions._WINDOW + 7)
+    everyone = Sessions()
+    for number in range(2):
+        everyone.add(session(number))
+    for it in everyone:
+        everyone.grant(it)
+    assert everyone.budget == 7
+    everyone.take_windows_back(1e6)
+    assert everyone.budget == 2 * sessions._WINDOW + 7
 
 
 def test_a_session_whose_file_is_being_forced_keeps_its_place(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -72,11 +72,50 @@ def credit(it: SenderSession, received: int) -> list[bytes]:
     return encode(Credit(attempt=it.attempt, received=received))
 
 
+def commit(it: SenderSession, now: float = 0) -> None:
+    it.commit([it.attempt], 1, 255, now)
+
+
 def indices(messages: list[Message]) -> list[int]:
     return [message.index for message in messages if isinstance(message, Data)]
 
 
 # Asking.
+
+
+def test_nothing_is_known_before_the_welcome() -> None:
+    it = session()
+    assert (it.credit, it.committed, it.by, it.again, it.rows, it.bytes) == (0, None, None, False, 0, 0)
+
+
+@pytest.mark.parametrize(
+    ("ask", "what"),
+    [
+        (lambda it: it.ask(0), "a welcome"),
+        (lambda it: it.wait_for_room(1, 0), "credit"),
+        (lambda it: it.wait_until_taken(0), "the last credit"),
+        (lambda it: it.end(0), "the end to be staged"),
+        (commit, "the commit"),
+        (lambda it: it.abort([it.attempt], 0), "the abort"),
+    ],
+)
+def test_what_does_not_come_is_named(ask: Callable[[SenderSession], None], what: str) -> None:
+    it = greeted(credit=0)
+    push(it)
+    ask(it)
+    with pytest.raises(
+        SendTimeoutError,
+        match=f"^waiting 10.0 for {what} from tcp://receiver:1: nothing came. The receiver is stopped, its log is "
+        "full, or the network is gone; the transaction can be repeated$",
+    ):
+        it.wake(TIMEOUT)
+
+
+def test_what_was_sent_is_counted() -> None:
+    it = greeted()
+    sizes = [push(it), push(it)]
+    assert (it.rows, it.bytes, it.kept_bytes) == (2, sum(sizes), sum(sizes))
+    assert [len(frames) for frames in it.outbox] == [4, 4], "a head, a header, and the two buffers of value"
 
 
 def test_a_greeting_waits_for_its_welcome() -> None:
@@ -185,6 +224,30 @@ def test_progress_puts_off_the_timeout() -> None:
         it.wake(9 * (TIMEOUT - 1) + 1)
 
 
+def test_while_there_is_progress_nothing_is_asked_again() -> None:
+    it = greeted()
+    for _ in range(9):
+        push(it)
+    it.wait_until_taken(0)
+    said(it)
+    for received in range(1, 5):
+        now = received * (ASK_AGAIN_SECONDS - 0.5)
+        it.receive(credit(it, received), now)
+        it.wake(now)
+        assert said(it) == []
+    it.wake(now + ASK_AGAIN_SECONDS)
+    assert said(it) == [Hello(attempt=it.attempt, producer="me")]
+
+
+def test_room_that_does_not_come_is_asked_for_by_a_greeting() -> None:
+    it = greeted(credit=0)
+    push(it)
+    said(it)
+    it.wait_for_room(1, 0)
+    it.wake(ASK_AGAIN_SECONDS)
+    assert said(it) == [Hello(attempt=it.attempt, producer="me")]
+
+
 def test_messages_that_bring_nothing_do_not() -> None:
     it = greeted()
     push(it)
@@ -197,6 +260,8 @@ def test_messages_that_bring_nothing_do_not() -> None:
 def test_a_row_larger_than_the_receiver_takes_is_an_error() -> None:
     it = session()
     it.ask(0)
+    it.receive(welcome(it, limit=100), 0)
+    it.pack(ROW)
     it.receive(welcome(it, limit=50), 0)
     with pytest.raises(RowError, match="of 100 bytes: the receiver takes 50 at most"):
         it.pack(ROW)
@@ -259,10 +324,6 @@ def test_a_receiver_that_has_forgotten_what_it_took_ends_the_attempt() -> None:
 # Transactions.
 
 
-def commit(it: SenderSession, now: float = 0) -> None:
-    it.commit([it.attempt], 1, 255, now)
-
-
 def test_a_commit_is_repeated_until_it_is_answered() -> None:
     it = session()
     commit(it)
@@ -278,6 +339,12 @@ def test_a_commit_is_repeated_until_it_is_answered() -> None:
     it.receive(encode(Committed(producer="me", number=7, again=True, by=it.attempt)), 3)
     assert not it.waiting
     assert (it.again, it.by) == (True, it.attempt)
+
+
+def test_a_commit_may_leave_the_digest_out() -> None:
+    it = session()
+    it.commit([it.attempt], 1, None, 0)
+    assert said(it) == [Commit(producer="me", number=7, attempts=[it.attempt], rows=1)]
 
 
 def test_an_abort_waits_for_its_answer() -> None:

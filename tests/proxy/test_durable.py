@@ -19,7 +19,6 @@ from tests.support.proxies import ProxyThreads, drain, endpoints, receive, recei
 from zmq_datasource import (
     DataLossError,
     DurableSubscriber,
-    LogFormatError,
     NoPeerError,
     OptionError,
     SubscriptionError,
@@ -215,6 +214,25 @@ def test_a_client_goes_on_by_itself_when_the_proxy_comes_back(
         wait_for(lambda: positions(proxy) == {"me": 6}, "acknowledged")
 
 
+def test_a_client_is_told_that_the_log_was_replaced(context: zmq.Context[Socket], tmp_path: Path) -> None:
+    """What it has received and acknowledged are other messages there."""
+    sides = endpoints(*SIDES)
+    with ProxyThreads(tmp_path / "old", sides) as proxy:
+        feed(context, proxy, *([b"t", b"%d" % i] for i in range(5)))
+        me = DurableSubscriber(sides["durable"], "me", auto_ack=False).__enter__()
+        take(me, 5)
+    me.ack(4)
+    with ProxyThreads(tmp_path / "new", sides) as proxy:
+        feed(context, proxy, *([b"t", b"%d" % i] for i in range(10, 20)))
+        try:
+            with pytest.raises(SubscriptionError, match="its log was replaced"):
+                me.receive(30)
+        finally:
+            me.__exit__(None, None, None)
+        with DurableSubscriber(sides["durable"], "me") as again:
+            assert take(again, 10) == [b"%d" % i for i in range(10, 20)]
+
+
 def test_a_subscription_can_be_ended(context: zmq.Context[Socket], tmp_path: Path) -> None:
     with ProxyThreads(tmp_path, endpoints(*SIDES)) as proxy:
         feed(context, proxy, [b"t", b"0"])
@@ -258,49 +276,6 @@ def test_arguments_that_cannot_be_honoured(arguments: dict[str, object], problem
     given: dict[str, object] = {"endpoint": "tcp://127.0.0.1:1", "name": "me", **arguments}
     with pytest.raises(OptionError, match=problem):
         DurableSubscriber(**given)  # type: ignore[arg-type]
-
-
-# What is kept of them.
-
-
-class Clock:
-    now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
-def test_who_is_away_too_long_is_forgotten_after_a_warning(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    storage = LogStorage(str(tmp_path))
-    storage.open_log()
-    (tmp_path / "0").mkdir()
-    clock = Clock()
-    known = Subscriptions(storage, 100, 1000.0, clock)
-    for name in ("here", "away"):
-        known.add(Subscription(name, (), 7, 0.0))
-    known.come("here")
-    clock.now = 790.0
-    known.expire()
-    assert known.get("away") is not None
-    assert not caplog.records
-    clock.now = 810.0
-    known.expire()
-    known.expire()
-    assert [r.levelname for r in caplog.records] == ["WARNING"]
-    assert "'away' has been away for 13.5 minutes and is forgotten in 3.2 minutes" in caplog.text
-    known.save()
-    # The time while no proxy runs does not count.
-    clock.now = 5000.0
-    again = Subscriptions(storage, 100, 1000.0, clock)
-    assert {s.name for s in again} == {"here", "away"}
-    again.expire()
-    assert {s.name for s in again} == {"here", "away"}
-    clock.now += 200.0
-    again.expire()
-    assert {s.name for s in again} == {"here"}
-    assert again.earliest_needed == 7
 
 
 def test_ids_that_a_subscriber_has_acknowledged_are_not_given_again(
@@ -351,22 +326,6 @@ def test_nothing_is_deleted_between_a_subscribers_beginning_and_its_first_messag
     assert not list((tmp_path / "0" / "readers").glob("*.json"))
 
 
-def test_a_file_of_subscriptions_that_makes_no_sense_is_an_error(tmp_path: Path) -> None:
-    storage = LogStorage(str(tmp_path))
-    storage.open_log()
-    (tmp_path / "0").mkdir()
-    known = Subscriptions(storage, 100, 1000.0)
-    known.add(Subscription("me", (b"\xff",), 50, 0.0))
-    known.save()
-    assert [s.topics for s in Subscriptions(storage, 100, 1000.0)] == [(b"\xff",)]
-    path = Path(storage.subscriptions_path())
-    kept = json.loads(path.read_bytes())
-    for change in ({"format": 2}, {"log": "another"}, {"subscriptions": 7}):
-        path.write_text(json.dumps({**kept, **change}))
-        with pytest.raises(LogFormatError, match=r"subscriptions\.json"):
-            Subscriptions(storage, 100, 1000.0)
-
-
 # Replay.
 
 
@@ -413,7 +372,7 @@ def test_a_client_that_takes_nothing_costs_the_others_nothing(
         stalled.send_multipart([b"", number(0)])
         wait_for(lambda: proxy.status.get("replays", {}).get("clients") == 1, "it is being served")
         assert len(receive(ask(context, proxy, number(0)), 3001)) == 3001
-        assert proxy.status["replays"]["sent"] <= 6000
+        assert proxy.next_status()["replays"]["sent"] <= 6000
         assert len(receive(stalled, 3001)) == 3001
 
 

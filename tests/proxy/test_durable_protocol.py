@@ -30,6 +30,7 @@ from zmq_datasource.proxy.durable_protocol import (
 )
 
 ZERO = bytes(8)
+LARGEST, TOO_LARGE = b"\x7f" + b"\xff" * 7, b"\x80" + bytes(7)
 SEVEN = b"\0\0\0\0\0\0\0\7"
 NINE = b"\0\0\0\0\0\0\0\x09"
 
@@ -70,25 +71,62 @@ def test_each_message_is_written_and_read_as_specified(
         ([], "begins with b''"),
         ([b"HELLO"], "SUBSCRIBE, ACK, CREDIT"),
         ([b"READY", ZERO, SEVEN, NINE, b"new"], "begins with b'READY'"),  # not for a proxy
-        ([b"SUBSCRIBE"], "version"),
-        ([b"SUBSCRIBE", b"2", b"me", ZERO, b"latest", b"", SEVEN], "version"),
+        ([b"SUBSCRIBE"], r"version \[\]"),
+        ([b"SUBSCRIBE", b"1"], "with 2 frames"),
+        ([b"SUBSCRIBE", b"2", b"me", ZERO, b"latest", b"", SEVEN], r"version \[b'2'\] of"),
         ([b"SUBSCRIBE", b"1", b"me"], "3 frames"),
         ([b"SUBSCRIBE", b"1", b"", ZERO, b"latest", b"", SEVEN], "a name has"),
         ([b"SUBSCRIBE", b"1", b"x" * 201, ZERO, b"latest", b"", SEVEN], "a name has"),
         ([b"SUBSCRIBE", b"1", b"a\nb", ZERO, b"latest", b"", SEVEN], "a name has"),
         ([b"SUBSCRIBE", b"1", b"\xff", ZERO, b"latest", b"", SEVEN], "not UTF-8"),
         ([b"SUBSCRIBE", b"1", b"me", ZERO, b"now", b"", SEVEN], "start"),
-        ([b"SUBSCRIBE", b"1", b"me", ZERO, b"latest", b"1", SEVEN], "resume"),
-        ([b"SUBSCRIBE", b"1", b"me", ZERO, b"latest", b"", b"\xff" * 8], "credit"),
+        ([b"SUBSCRIBE", b"1", b"me", b"7", b"latest", b"", SEVEN], "^session has 1 bytes"),
+        ([b"SUBSCRIBE", b"1", b"me", ZERO, b"latest", b"1", SEVEN], "^resume has 1 bytes"),
+        ([b"SUBSCRIBE", b"1", b"me", ZERO, b"latest", b"", TOO_LARGE], "^credit has 8 bytes or is too large"),
         ([b"SUBSCRIBE", b"1", b"me", ZERO, b"latest", b"", SEVEN, *[b"t"] * 1001], "1001 topics"),
+        ([b"SUBSCRIBE", b"1", b"me", ZERO, b"latest", b"", SEVEN, b"t" * 32_769], "1 topics of 32769 bytes"),
         ([b"ACK"], "0 frames; it has 1"),
-        ([b"ACK", b"7"], "1 bytes"),
+        ([b"ACK", b"7"], "^id has 1 bytes"),
         ([b"CLOSE", SEVEN], "it has 0"),
     ],
 )
 def test_what_no_client_sends_is_named(frames: list[bytes], problem: str) -> None:
     with pytest.raises(ProtocolError, match=problem):
         read_from_client(frames)
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        Subscribe("x", 0, b"latest", None, 7, ()),
+        Subscribe("x" * 200, 0, b"latest", None, 7, ()),
+        Subscribe("me", 0, b"latest", None, 7, (b"t",) * 1000),
+        Subscribe("me", 0, b"latest", None, 7, (b"t" * 32_768,)),
+    ],
+    ids=["shortest name", "longest name", "most topics", "longest topics"],
+)
+def test_what_is_just_allowed_is_read(message: Subscribe) -> None:
+    assert read_from_client(write(message)) == message
+
+
+def test_an_id_has_63_bits() -> None:
+    assert read_from_client([b"ACK", LARGEST]) == Ack((1 << 63) - 1)
+
+
+@pytest.mark.parametrize(
+    ("frames", "problem"),
+    [
+        ([b"HELLO", b"x"], "begins with b'HELLO' and has 2 frames"),
+        ([b"MESSAGE", b"7", b"v"], "^id has 1 bytes"),
+        ([b"READY", b"7", SEVEN, NINE, b"new"], "^session has 1 bytes"),
+        ([b"READY", ZERO, b"7", NINE, b"new"], "^next has 1 bytes"),
+        ([b"READY", ZERO, SEVEN, TOO_LARGE, b"new"], "^end has 8 bytes or is too large"),
+        ([b"LOST", SEVEN], "LOST with 1 frames; it has 2"),
+    ],
+)
+def test_what_no_proxy_sends_is_named(frames: list[bytes], problem: str) -> None:
+    with pytest.raises(ProtocolError, match=problem):
+        read_from_proxy(frames)
 
 
 @given(st.lists(st.binary(max_size=40), max_size=8))

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+import time
 from typing import cast
 
 import pyarrow as pa
 import pytest
 
 from zmq_datasource.errors import ProtocolError
-from zmq_datasource.log.storage import LogStorage
 from zmq_datasource.messages.framing import decode_plain
 from zmq_datasource.messages.raw import raw_of
 from zmq_datasource.proxy.durable_protocol import EARLIEST, Lost, Message, Subscribe
@@ -25,8 +24,11 @@ SHARE = 1 << 20
 class Log:
     """A cursor in a log of ``count`` messages of ``size`` bytes each, with the topics a and b in turn."""
 
-    def __init__(self, count: int, size: int = 10, position: int = 0) -> None:
+    def __init__(
+        self, count: int, size: int = 10, position: int = 0, messages: list[list[bytes]] | None = None
+    ) -> None:
         self.count, self.size, self.position = count, size, position
+        self.messages = messages
         self.earliest = 0
 
     @property
@@ -46,9 +48,12 @@ class Log:
         if not ids:
             return None
         self.position = ids.stop
-        messages = raw_of([[b"ab"[number % 2 :][:1], bytes(self.size)] for number in ids])
+        messages = raw_of([self._message(number) for number in ids])
         batch = decode_plain(messages, [(0, len(ids))])
         return batch.add_column(0, "id", pa.array(ids, pa.int64()))
+
+    def _message(self, number: int) -> list[bytes]:
+        return [b"ab"[number % 2 :][:1], bytes(self.size)] if self.messages is None else self.messages[number]
 
 
 class Changes:
@@ -112,6 +117,13 @@ def test_it_gets_as_much_as_its_credit() -> None:
     assert serving.it.on_way == 3, "credit says that two have arrived"
 
 
+def test_credit_gives_room_wherever_in_the_log_it_is() -> None:
+    serving = Serving(Log(20, position=10), credit=3)
+    assert serving.send() == [10, 11, 12]
+    serving.it.give_credit(2)
+    assert serving.it.on_way == 1
+
+
 def test_its_share_of_the_memory_bounds_it_too_but_for_one_message() -> None:
     serving = Serving(Log(20, size=1000))
     assert serving.send(share=2500) == [0, 1, 2]
@@ -127,6 +139,30 @@ def test_what_is_read_ahead_is_memory_too() -> None:
     serving = Serving(Log(1000, size=1000))
     serving.send(most=1, share=10_000)
     assert serving.it.held <= 11_000
+
+
+def test_what_is_read_ahead_while_something_is_on_the_way_is_bounded_by_both() -> None:
+    serving = Serving(Log(1000, size=1000))
+    assert serving.send(share=3_000) == [0, 1, 2]
+    assert serving.it.next(10_000) is not None
+    assert 8_000 < serving.it.held <= 10_000
+
+
+def test_of_what_has_arrived_nothing_is_held() -> None:
+    serving = Serving(Log(6, size=999))
+    assert serving.it.held == 0
+    serving.send(most=4, share=4000)
+    assert serving.it.held == 4 * 1000
+    serving.it.acknowledge(1)
+    assert serving.it.held == 2 * 1000
+    serving.send(share=4000)
+    serving.it.acknowledge(5)
+    assert serving.it.held == 0
+
+
+def test_a_share_that_is_taken_is_taken() -> None:
+    serving = Serving(Log(20, size=999))
+    assert serving.send(share=2000) == [0, 1]
 
 
 def test_what_its_system_has_not_taken_counts_whatever_its_credit_says() -> None:
@@ -155,6 +191,23 @@ def test_its_position_moves_by_what_it_acknowledges() -> None:
     assert serving.changes.urgent == [True]
     serving.it.acknowledge(1)
     assert serving.known.next == 4, "it never goes back"
+
+
+def test_what_it_was_sent_and_when_it_acknowledged_is_noted() -> None:
+    serving = Serving(Log(20))
+    serving.send(most=5)
+    assert (serving.known.sent, serving.known.acknowledged) == (5, None)
+    before = time.time()
+    serving.it.acknowledge(3)
+    assert serving.known.acknowledged is not None
+    assert before <= serving.known.acknowledged <= time.time()
+
+
+def test_it_may_say_again_what_it_has_acknowledged_before() -> None:
+    serving = Serving(Log(20, position=5))
+    serving.it.acknowledge(4)
+    with pytest.raises(ProtocolError, match="ACK of id 5; 4 was the last one sent"):
+        serving.it.acknowledge(5)
 
 
 def test_what_was_not_sent_cannot_be_acknowledged() -> None:
@@ -190,27 +243,69 @@ def test_what_was_deleted_is_told_before_what_follows_and_counted_once() -> None
     again.it.subscription.lost, again.it.subscription.lost_to = 4, 4
     assert again.send(most=2) == [Lost(0, 5), 5]
     assert again.known.lost == 5
+    assert again.known.lost_to == 5
 
 
-def test_a_loss_waits_for_the_disk_and_not_for_what_others_want_to_be_kept(tmp_path: Path) -> None:
-    storage = LogStorage(str(tmp_path))
-    storage.open_log()
-    subscriptions = Subscriptions(storage, 10, 60.0)
-    for name in ("a", "b"):
-        subscriptions.add(Subscription(name, (), 0, created=0.0))
-    lost = subscriptions.change(urgent=True)
-    assert not subscriptions.is_kept(lost)
-    assert subscriptions.save()
-    subscriptions.change(urgent=True)
-    assert subscriptions.is_kept(lost)
+def test_a_loss_that_was_counted_with_a_larger_one_is_told_and_not_counted() -> None:
+    again = Serving(Log(10))
+    again.log.earliest = 3
+    again.it.subscription.lost, again.it.subscription.lost_to = 4, 4
+    assert again.send(most=1) == [Lost(0, 3)]
+    assert (again.known.lost, again.known.lost_to) == (4, 4)
+
+
+def test_a_loss_is_kept_at_once_and_logged(caplog: pytest.LogCaptureFixture) -> None:
+    serving = Serving(Log(10))
+    serving.changes.change(urgent=False)
+    serving.log.earliest = 4
+    serving.send(most=1)
+    assert serving.changes.urgent == [False, True]
+    assert serving.it.lost_at == 2
+    assert (
+        "durable subscriber 'me': the ids 0 to 3 were deleted before it had them (walMaxBytes)" in caplog.text
+    )
 
 
 def test_what_was_told_to_be_lost_can_be_acknowledged() -> None:
     serving = Serving(Log(4))
     serving.log.earliest = 4
     assert serving.send() == [Lost(0, 4)]
+    with pytest.raises(ProtocolError, match="ACK of id 4; 3 was the last one sent"):
+        serving.it.acknowledge(4)
     serving.it.acknowledge(3)
     assert serving.known.next == 4
+
+
+def test_a_message_of_one_frame_comes_with_an_empty_topic() -> None:
+    serving = Serving(Log(3, messages=[[b"one"], [b"t", b"two"], [b"t", b"x", b"three"]]))
+    sent = [cast(Message, serving.it.next(SHARE)).frames]
+    for _ in range(2):
+        serving.it.sent()
+        sent.append(cast(Message, serving.it.next(SHARE)).frames)
+    assert sent == [(b"", b"one"), (b"t", b"two"), (b"t", b"x", b"three")]
+
+
+def test_a_message_without_a_topic_has_the_empty_one() -> None:
+    messages = [[b"lone"], [b"t", b"v"]]
+    for topics, ids in (((b"X", b"t"), [1]), ((b"X",), []), ((b"",), [0, 1])):
+        assert Serving(Log(2, messages=messages), topics=topics).send() == ids
+
+
+@pytest.mark.parametrize(
+    ("topics", "ids"),
+    [
+        ((b"a", b"b"), [1, 2, 3]),
+        ((b"b", b"a"), [1, 2, 3]),
+        ((b"\xff",), [4, 5]),
+        ((b"\xff\xfe",), [5]),
+        ((b"a", b""), [0, 1, 2, 3, 4, 5]),
+        ((b"X",), []),
+    ],
+)
+def test_it_gets_what_begins_with_any_of_its_topics(topics: tuple[bytes, ...], ids: list[int]) -> None:
+    names = [b"", b"a", b"b", b"ab", b"\xff", b"\xff\xfe"]
+    messages = [[b"lone"], *([name, b"v"] for name in names[1:])]
+    assert Serving(Log(6, messages=messages), topics=topics).send() == ids
 
 
 @pytest.mark.parametrize(

@@ -19,6 +19,8 @@ from zmq_datasource.log import storage as storage_module
 from zmq_datasource.options import ProxyOptions
 from zmq_datasource.options.parser import parse
 from zmq_datasource.options.types import Endpoint
+from zmq_datasource.proxy import backend
+from zmq_datasource.transport.kernel import Connection
 
 pytestmark = pytest.mark.spark  # they are many, and each has sockets to connect and to close
 
@@ -112,6 +114,43 @@ def test_nothing_is_published_before_it_is_on_disk(
         assert not sub.poll(100)
         let_go.set()
         assert receive(sub, 2) == [[b"", number(0), b"1"], [b"", number(1), b"2"]]
+
+
+def test_a_disk_that_takes_its_time_holds_no_publisher_up(
+    context: zmq.Context[Socket], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    let_go = threading.Event()
+    sync = storage_module.sync_file
+
+    def stuck(path: Path) -> None:
+        assert let_go.wait(60)
+        sync(path)
+
+    sides = endpoints("pull", "publish")
+    with ProxyThreads(tmp_path, sides, walSync=True, walChunkBytes=100_000) as proxy:
+        sub = subscriber(context, proxy, b"")
+        push = context.socket(zmq.PUSH)
+        push.setsockopt(zmq.SNDHWM, 1)
+        push.connect(sides["pull"])
+        monkeypatch.setattr(storage_module, "sync_file", stuck)
+        counters, sent = proxy.flow.counters, 0
+        try:
+            for _ in range(50):
+                push.send(b"x")
+                sent += 1
+                wait_for(lambda: counters.received == sent, f"message {sent} taken")  # noqa: B023
+            # But not more than memory is to hold.
+            while sent < 1000:
+                push.send(b"x" * 10_000)
+                sent += 1
+                try:
+                    wait_for(lambda: counters.received == sent, f"message {sent} taken", seconds=1)  # noqa: B023
+                except AssertionError:
+                    break
+            assert 55 < sent < 100
+        finally:
+            let_go.set()
+        assert [m[1] for m in receive(sub, sent)] == [number(i) for i in range(sent)]
 
 
 def test_subscriptions_go_upstream_and_are_taken_back(context: zmq.Context[Socket], tmp_path: Path) -> None:
@@ -415,6 +454,28 @@ def test_ipc_endpoints_and_one_mark_along_the_chain(
         assert receive(sub, 1) == [[b"t", number(0), b"v"]]
 
 
+def test_heartbeats_of_an_idle_subscriber_are_no_flood(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    cut: list[str] = []
+    monkeypatch.setattr(backend, "hang_up", lambda _, connection: cut.append(connection.peer))
+    given = {"walLocation": str(tmp_path), **endpoints("pull", "publish")}
+    it = backend.Backend(parse(ProxyOptions, given))
+
+    def see(peer: str, received: int, now: float) -> None:
+        it._end_floods({1: Connection(1, peer, 0, 0, received)}, now)
+
+    day = 86_400.0
+    see("idle", 0, 0)
+    see("idle", int(1000 * day), day)  # every 100 ms, with CURVE
+    assert cut == []
+    see("flood", int(3000 * day), day)
+    assert cut == ["flood"]
+    for advice in ("subscribe to fewer topics", "change them less often", "ZMQ_HEARTBEAT_IVL"):
+        assert advice in caplog.text
+    it.close()
+
+
 def test_a_flood_of_subscriptions_holds_nobody_up_and_is_ended(
     context: zmq.Context[Socket], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -430,6 +491,8 @@ def test_a_flood_of_subscriptions_holds_nobody_up_and_is_ended(
         for at in range(50):
             pub.send_multipart([b"mine", b"%d" % at])
         assert [frames[-1] for frames in receive(other, 50, 5_000)] == [b"%d" % i for i in range(50)]
-        wait_for(lambda: proxy.flow.status()["disconnected"] >= 1, "the flood is ended")
+        wait_for(
+            lambda: proxy.flow._backend.disconnected >= 1, "the flood is ended"
+        )  # status() is for its own thread
         # What it asked for goes with it.
         wait_for(lambda: len(proxy.flow._backend.subscriptions) < 10, "the end of its subscriptions")

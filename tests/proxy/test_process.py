@@ -23,6 +23,7 @@ from tests.support import Socket, log_rows, wait_for
 from tests.support.proxies import endpoints, publisher, receive
 from zmq_datasource import DurableSubscriber, OptionError, Producer, Proxy, SocketError
 from zmq_datasource.cli import main as cli
+from zmq_datasource.proxy import handle
 
 pytestmark = pytest.mark.spark
 
@@ -250,6 +251,26 @@ def test_what_prevents_a_proxy_is_told_where_it_was_started(
         Proxy(wal_location=tmp_path, zmq_nothing="1", **sides),
     ):
         pass
+
+
+def test_a_proxy_that_does_not_end_is_killed_after_its_linger_and_that_is_said(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(handle, "_END_SECONDS", 0.5)
+    proxy = Proxy(wal_location=tmp_path, linger="1s", **endpoints("pull", "publish")).__enter__()
+    everybody = processes_of(proxy)
+    everybody[0].suspend()
+    with pytest.raises(SocketError, match=r"it did not end within 2\.5 s, and was killed"):
+        proxy.__exit__(None, None, None)
+    _, alive = psutil.wait_procs(everybody, 30)
+    assert not alive
+
+
+def test_a_proxy_can_be_started_again(tmp_path: Path) -> None:
+    proxy = Proxy(wal_location=tmp_path, **endpoints("pull", "publish"))
+    for _ in range(2):
+        with proxy:
+            assert proxy.running
 
 
 def test_the_processes_end_with_the_one_that_started_them(tmp_path: Path) -> None:

@@ -76,10 +76,12 @@ def subscribe(session: int, resume: int | None = None, credit: int = 1000) -> Su
 # Beginning.
 
 
-def test_it_begins_by_saying_who_it_is() -> None:
+def test_it_begins_by_saying_who_it_is(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
     here = Subscribed(welcomed=False)
     assert here.said() == [subscribe(1)]
     assert not here.it.ready
+    assert not here.it.forgotten
     here.hear(message(3))
     assert here.taken() == [], "nothing was promised yet"
     here.hear(Ready(2, 0, 100, True))
@@ -87,6 +89,7 @@ def test_it_begins_by_saying_who_it_is() -> None:
     here.hear(Ready(1, 0, 100, True))
     assert here.it.ready
     assert here.it.new
+    assert "subscribed as 'me' at tcp://proxy:1, from id 0 on" in caplog.text
     here.hear(message(0), message(1))
     assert here.taken() == [0, 1]
 
@@ -181,7 +184,7 @@ def test_a_queue_that_takes_nothing_more_is_that_of_a_dead_connection() -> None:
     here = Subscribed()
     here.it.ack(5)
     here.it.blocked()
-    assert here.pass_time(0.5) == [(0.5, subscribe(2, resume=0)), (0.5, Ack(5))]
+    assert here.pass_time(0.5) == [(0.5, subscribe(2, resume=0))]
     assert here.it.redial
 
 
@@ -194,10 +197,12 @@ def test_a_new_connection_goes_on_where_it_was_with_what_it_has_acknowledged() -
     assert here.it.take() is not None
     here.it.ack(0)
     here.it.connected(1)
-    assert here.said() == [subscribe(2, resume=5, credit=996), Ack(0)]
+    assert here.said() == [subscribe(2, resume=5, credit=996)]
     here.hear(message(2))  # late, of the old connection
     here.hear(Ready(1, 0, 100, False), message(3))
+    assert here.said() == []
     here.hear(Ready(2, 5, 100, False), message(5))
+    assert here.said() == [Ack(0)]
     assert here.taken() == [1, 2, 3, 4, 5], "each once"
 
 
@@ -208,11 +213,50 @@ def test_who_was_new_stays_new() -> None:
     assert here.it.new
 
 
+def test_a_proxy_that_has_forgotten_the_subscription_ends_it() -> None:
+    """Its log may be another one, in which what was received and acknowledged are other messages."""
+    here = Subscribed()
+    here.hear(*map(message, range(5)))
+    here.taken()
+    here.it.ack(4)
+    here.it.connected(1)
+    assert [said for _, said in here.pass_time(1)] == [subscribe(2, resume=5)]
+    here.it.ack(4)
+    here.it.send_acks()
+    assert acks(here) == []
+    here.hear(Refused("gone", "the proxy does not know it"))
+    assert str(here.it.refusal) == "subscribing as 'me' at tcp://proxy:1: the proxy does not know it"
+
+
+def test_who_ends_its_subscription_may_find_it_ended() -> None:
+    """Where the answer to FORGET was lost."""
+    here = Subscribed()
+    here.it.insist(Forget(), said=0)
+    here.hear(Refused("unknown", "who is that?"))
+    here.hear(Refused("gone", "the proxy does not know it"))
+    assert here.it.refusal is None
+    assert here.it.forgotten
+
+
+def test_an_acknowledgement_waits_for_the_answer_to_a_repeated_subscribe() -> None:
+    """It may have gone out by a connection that is new, to another proxy."""
+    here = Subscribed()
+    here.hear(message(0))
+    here.taken()
+    here.said()
+    here.pass_time(3.5)
+    here.it.ack(0)
+    assert acks(here) == []
+    here.hear(Ready(1, 0, 100, False))
+    assert here.said() == [Ack(0)]
+
+
 def test_a_proxy_that_was_restarted_is_told_once() -> None:
     here = Subscribed()
     here.hear(Refused("unknown", "who is that?"), Refused("unknown", "who is that?"))
     assert here.said() == [subscribe(2, resume=0)]
     assert here.it.refusal is None
+    assert here.pass_time(3.5) == [(3.5, subscribe(2, resume=0))]
 
 
 def test_any_other_refusal_is_the_end() -> None:
@@ -232,6 +276,14 @@ def test_credit_is_given_back_by_halves() -> None:
         here.it.take()
         said.append(here.said())
     assert said == [[], [], [], [], [Credit(5)]] * 2
+
+
+@pytest.mark.parametrize("credit", [1, 2, 3])
+def test_a_small_credit_is_given_back_message_by_message(credit: int) -> None:
+    here = Subscribed(credit=credit)
+    here.hear(message(0))
+    here.taken()
+    assert here.said() == [Credit(1)]
 
 
 def test_what_is_owed_is_given_when_there_is_nothing_else_to_do() -> None:
@@ -262,6 +314,24 @@ def test_what_waits_to_be_taken_counts_against_the_credit_of_a_new_connection() 
     here.hear(Ready(2, 4, 100, False))
     here.taken()
     assert here.pass_time(0.5) == [(0.5, Credit(4))]
+
+
+def test_who_has_not_taken_anything_yet_gets_no_credit_for_it() -> None:
+    here = Subscribed(credit=2)
+    here.hear(message(0), message(1))
+    assert here.pass_time(3.5) == [(3.5, subscribe(1, resume=2, credit=0))]
+
+
+def test_what_was_taken_since_a_connection_was_made_is_still_owed() -> None:
+    here = Subscribed(credit=10)
+    here.hear(*map(message, range(4)))
+    here.it.connected(0)
+    assert here.said() == [subscribe(2, resume=4, credit=6)]
+    for _ in range(3):
+        here.it.take()
+    assert here.pass_time(3.5) == [(3.5, subscribe(2, resume=4, credit=6))]
+    here.hear(Ready(2, 4, 100, False))
+    assert here.pass_time(0.5) == [(4.0, Credit(3))]
 
 
 # Acknowledgements.
@@ -338,6 +408,15 @@ def test_what_was_lost_is_counted_once_and_done_with() -> None:
     assert acks(me) == []
     me.it.ack(150)
     assert acks(me) == [159]
+
+
+def test_a_loss_of_one_message_is_done_with_after_a_second() -> None:
+    me = Subscribed()
+    me.now = 50.0
+    me.it.alive(me.now)
+    me.hear(Lost(0, 1))
+    assert me.pass_time(0.5) == []
+    assert me.pass_time(0.5) == [(51.0, Ack(0))]
 
 
 def test_it_says_what_it_is_told_to() -> None:

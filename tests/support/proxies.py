@@ -54,6 +54,13 @@ class ProxyThreads:
             self._start(self._serve)
         return self
 
+    def next_status(self) -> dict[str, Any]:
+        """A status reported after this call; ``status`` is up to a quarter of a second old."""
+        before = self.status
+        # The first after this call may have been put together before it, the second was not.
+        first = wait_for(lambda: self.status is not before and self.status, "a status")
+        return wait_for(lambda: self.status is not first and self.status, "a newer status")
+
     def _start(self, target: Any) -> None:
         self._ready.clear()
         thread = threading.Thread(target=self._guard, args=(target,))

@@ -256,7 +256,7 @@ def split_batch(batch: pa.RecordBatch, size: int = DATA_BYTES) -> Iterator[pa.Re
     rows = max(1, min(_MOST_ROWS, int(batch.num_rows * size / max(batch.nbytes, 1))))
     for begin in range(0, batch.num_rows, rows):
         piece = batch.slice(begin, rows)
-        if piece.nbytes > 4 * size and 1 < piece.num_rows < batch.num_rows:
+        if piece.nbytes > 4 * size and piece.num_rows > 1:
             yield from split_batch(piece, size)  # large rows among small ones
         else:
             yield piece
@@ -338,7 +338,7 @@ def _make_rows(message: Data, columns: dict[str, pa.Array], timestamp: int) -> p
     numbers = pa.repeat(number(message.number), message.rows)
     if "frames" in columns:
         messages = columns["frames"]
-        if messages.null_count or pc.min(pc.list_value_length(messages)).as_py() == 0:
+        if pc.min(pc.list_value_length(messages)).as_py() == 0:
             raise ProtocolError("a message without frames")
         return decode_plain(RawMessages.of_lists(messages), timestamps, producer, numbers)
     value, topic, bad = columns["value"], None, set[int]()

@@ -321,9 +321,9 @@ class Reception:
         except LogWriteError as e:
             self._end(session)
             raise RefusedError("storage", str(e)) from e
-        rows = session.file.rows
+        rows, size = session.file.rows, session.file.size
         session.file = None
-        self._staging.add(session.attempt, session.part._replace(rows=rows), now)
+        self._staging.add(session.attempt, session.part._replace(rows=rows), size, now)
         self._end(session)
         self._answers.add(session.peer, Staged(attempt=session.attempt, rows=rows))
 

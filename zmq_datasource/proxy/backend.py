@@ -37,8 +37,9 @@ _MOST_TOPIC_BYTES = 64 << 10
 # Requests that are taken at a time: the flow goes on in between.
 _MOST_REQUESTS = 256
 # libzmq keeps what a connection has subscribed to for as long as it lasts, in memory without a bound. A connection that
-# has sent more than this, beside what heartbeats take, is hung up on, which frees it.
-_MOST_REQUEST_BYTES, _HEARTBEAT_BYTES_PER_SECOND = 8 << 20, 100
+# has sent more than this, beside what short heartbeats with CURVE take, and topics that come and go, is hung up on,
+# which frees it.
+_MOST_REQUEST_BYTES, _MOST_REQUEST_BYTES_PER_SECOND = 8 << 20, 2000
 # How often connections are looked at.
 _LOOK_SECONDS = 0.25
 _MOST_TOPICS_SHOWN, _MOST_SHOWN_BYTES = 100, 60
@@ -193,11 +194,12 @@ class Backend:
     def _end_floods(self, current: Mapping[int, Connection], now: float) -> None:
         self._since = {inode: self._since.get(inode, now) for inode in current}
         for inode, connection in current.items():
-            most = _MOST_REQUEST_BYTES + _HEARTBEAT_BYTES_PER_SECOND * (now - self._since[inode])
+            most = _MOST_REQUEST_BYTES + _MOST_REQUEST_BYTES_PER_SECOND * (now - self._since[inode])
             if connection.received > most:
                 _log.warning(
-                    "subscriber %s has sent %d bytes of subscriptions; it is disconnected: subscribe to fewer topics, "
-                    "or to their common prefix",
+                    "subscriber %s has sent %d bytes of subscriptions and heartbeats; it is disconnected: subscribe to "
+                    "fewer topics, or to their common prefix, change them less often, and send heartbeats less often "
+                    "(ZMQ_HEARTBEAT_IVL)",
                     connection.peer,
                     connection.received,
                 )
@@ -213,7 +215,7 @@ class Backend:
             "subscriptions": [
                 topic[:_MOST_SHOWN_BYTES].decode("utf-8", "backslashreplace") for topic in some
             ],
-            "stalled": self.stalled(),
+            "stalled": self._stalled_now(),
             "disconnected": self.disconnected,
             "waitedSeconds": round(self._waited, 1),
         }
@@ -224,7 +226,7 @@ class Backend:
         now = time.monotonic()
         return self._waited_before + (0 if self._blocked_since is None else now - self._blocked_since)
 
-    def stalled(self) -> list[dict[str, object]]:
+    def _stalled_now(self) -> list[dict[str, object]]:
         """Connections that have taken nothing for a second or more, though data waits for them."""
         now = time.monotonic()
         return [
@@ -237,10 +239,7 @@ class Backend:
             if now - s.since >= 1
         ]
 
-    def close(self) -> bool:
-        """Wait for what is queued, up to ``linger``.
-
-        Returns:
-            Whether all of it has left.
-        """
-        return self._opened.close(self._options.linger)
+    def close(self) -> None:
+        """Wait for what is queued, up to ``linger``."""
+        if not self._opened.close(self._options.linger):
+            _log.warning("linger ran out with messages still queued for plain subscribers; the log has them")

@@ -32,6 +32,7 @@ class Child:
         ready: Whether its endpoints are bound.
         status: How it was when it said so last.
         error: Why it ends, if it could say so.
+        killed: Whether it did not end in time, and was killed.
     """
 
     def __init__(self, module: str, given: Mapping[str, str]) -> None:
@@ -48,6 +49,7 @@ class Child:
         self.ready = False
         self.status: dict[str, Any] = {}
         self.error: Exception | None = None
+        self.killed = False
         with suppress(BrokenPipeError):  # what it says, or its end, tells why
             self._input.write(json.dumps(start_line(given, _log.getEffectiveLevel())).encode() + b"\n")
             self._input.flush()
@@ -117,6 +119,7 @@ class Child:
             return self._process.wait(seconds)
         except subprocess.TimeoutExpired:
             _log.error("process %d of the proxy does not end; it is killed", self.pid)
+            self.killed = True
             self._process.kill()
             return self._process.wait()
 

@@ -179,6 +179,14 @@ class DurableServer:
             )
             self._send(peer, Refused("ahead", reason))
             return
+        if known is None and wanted.resume is not None:
+            reason = (
+                "the proxy does not know the subscription any more: its log was replaced, or the subscription was "
+                "removed or has expired. What was not acknowledged by then may be lost. Open the subscriber again: it "
+                "begins at its start"
+            )
+            self._send(peer, Refused("gone", reason))
+            return
         if known is None and len(self._subscriptions) >= _MOST_SUBSCRIPTIONS:
             self._send(
                 peer,

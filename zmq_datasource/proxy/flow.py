@@ -102,7 +102,7 @@ class LiveFlow:
                 )
             if options.publish:
                 self._backend = Backend(options)
-                stack.callback(_close_backend, self._backend)
+                stack.callback(self._backend.close)
             if options.bind or options.connect:
                 self._xsub = self._open_front(
                     proxy_socket(options, "XSUB", options.bind, options.connect), stack
@@ -323,8 +323,3 @@ class LiveFlow:
             "publishers": [{"socket": name, "connections": peers} for name, peers in sides],
             **(NO_SUBSCRIBERS if self._backend is None else self._backend.status()),
         }
-
-
-def _close_backend(backend: Backend) -> None:
-    if not backend.close():
-        _log.warning("linger ran out with messages still queued for plain subscribers; the log has them")

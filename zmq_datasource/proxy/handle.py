@@ -15,7 +15,8 @@ from zmq_datasource.proxy.child import Child
 __all__ = ["Proxy"]
 
 _START_SECONDS = 90.0
-_END_SECONDS = 60.0
+# More than the live process allows itself at its end beside its linger: for the disk, transactions and its server.
+_END_SECONDS = 300.0
 
 
 class Proxy:
@@ -50,6 +51,7 @@ class Proxy:
             ZmqDataSourceError: What prevents it.
         """
         self._child = child = Child("zmq_datasource.proxy.process", self._given)
+        self._ended, self._code = False, 0  # of the one before
         self._listener = threading.Thread(target=self._listen, args=(child,), daemon=True)
         self._listener.start()
         try:
@@ -82,9 +84,14 @@ class Proxy:
     def _end(self) -> None:
         child = self._started
         child.close_input()
-        self._code = child.wait(_END_SECONDS)
+        self._code = child.wait(self._end_seconds)
         self._listener.join()
         child.close_output()
+
+    @property
+    def _end_seconds(self) -> float:
+        """It lingers twice: for what it has still to give libzmq, and for what libzmq has."""
+        return _END_SECONDS + 2 * self.options.linger / 1000
 
     def _listen(self, child: Child) -> None:
         going = True
@@ -97,6 +104,11 @@ class Proxy:
     def _raise_error(self) -> None:
         if self._started.error is not None:
             raise self._started.error
+        if self._started.killed:
+            raise SocketError(
+                f"ending the proxy: it did not end within {self._end_seconds:g} s, and was killed; what it had not "
+                "written is lost, and its own lines say more"
+            )
         if self._code:
             raise SocketError(
                 f"the proxy has ended by itself (exit code {self._code}); its own lines say more"
@@ -123,6 +135,6 @@ class Proxy:
             ZmqDataSourceError: Why it has ended.
         """
         if self._ended:
-            self._code = self._started.wait(_END_SECONDS)
+            self._code = self._started.wait(self._end_seconds)
             self._raise_error()
         return self._child.status if self._child is not None else {}

@@ -138,8 +138,8 @@ class Journal:
 
     @property
     def behind(self) -> bool:
-        """Whether more should not be received before some of it is written."""
-        return self.busy and bool(self._uncut)
+        """Whether the disk is behind: a chunk's bytes wait for it, and no more should be received before it goes on."""
+        return self.busy and self.log.unsealed_bytes >= self._chunk_bytes
 
     def append(self, messages: RawMessages, timestamp: int) -> None:
         """Number raw messages that came at ``timestamp`` (microseconds since the epoch).

@@ -83,20 +83,18 @@ class Lines:
         self._whole.clear()
         return lines
 
-    def wait(self, seconds: float | None = None) -> str:
+    def wait(self) -> str:
         """Wait for the next line.
 
         Raises:
             EOFError: The other side is gone without one.
-            TimeoutError: It did not come in time.
         """
         while not self._whole:
             if self.ended:
                 raise EOFError("the other process has ended")
             poller = select.poll()  # select() knows no descriptor above 1023
             poller.register(self.descriptor, select.POLLIN)
-            if not poller.poll(None if seconds is None else seconds * 1000):
-                raise TimeoutError(f"no answer within {seconds} s")
+            poller.poll()
             self._fill()
         return self._whole.popleft()
 

@@ -105,8 +105,15 @@ class _Companion:
         self._next_line = 0.0
 
     def start(self, flow: LiveFlow) -> None:
-        """Start the process; ``flow`` listens to it from now on."""
-        self._server = Child("zmq_datasource.proxy.server", self._given)
+        """Start the process; ``flow`` listens to it from now on.
+
+        Raises:
+            SocketError: The system has no room for it.
+        """
+        try:
+            self._server = Child("zmq_datasource.proxy.server", self._given)
+        except OSError as e:
+            raise SocketError(f"starting the proxy's server process: {e.strerror or e}") from e
         self._server.tell(flow.journal.progress)
         self._started = time.monotonic()
         self._gone = False
@@ -146,7 +153,12 @@ class _Companion:
         if self._again_at is not None:
             if time.monotonic() < self._again_at:
                 return
-            self.start(flow)
+            try:
+                self.start(flow)
+            except SocketError as e:  # the flow goes on without it
+                self._again_at = time.monotonic() + _LEAST_LIFE_SECONDS
+                _log.error("%s; it is tried again", e)
+                return
         self.tell(flow.journal.progress)
         flow.hold = self._server.status.get("hold")
 

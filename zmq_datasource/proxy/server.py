@@ -19,6 +19,7 @@ import zmq
 from zmq_datasource.errors import DiskFaultError, EndpointError, LogError, ZmqDataSourceError
 from zmq_datasource.host.limited_logging import LimitedLog
 from zmq_datasource.host.open_files import allow_many_files
+from zmq_datasource.log.persistence import Persistence
 from zmq_datasource.log.readers import Readers
 from zmq_datasource.log.storage import LogStorage
 from zmq_datasource.options import ProxyOptions
@@ -72,13 +73,13 @@ class Server:
         """
         with ExitStack() as stack:
             stack.callback(self._storage.lock_reader(READER).release)
-            self._storage.remove_reader(READER)  # of a server process that was killed
             self._view = LogView(self._storage)
             self._view.follow(self._progress)  # before anybody's position is compared with its end
             # Also of a proxy that serves none of them for now: what they need stays.
             self._subscriptions = Subscriptions(
                 self._storage, self._view.end, self._options.subscriber_expiry
             )
+            self._subscriptions.hold_on()
             if self._options.durable:
                 self._durable = DurableServer(self._options, self._view, self._subscriptions)
                 stack.callback(self._durable.router.close)
@@ -203,6 +204,15 @@ def main() -> None:
 
 
 def _enter(options: ProxyOptions, progress: Progress) -> Server:
+    """A server whose endpoints are bound, once the disk lets it.
+
+    Raises:
+        LogError, OptionError, EndpointError: What prevents it.
+    """
+    return Persistence(options.wal_retry_timeout).insist(lambda: _bind(options, progress))
+
+
+def _bind(options: ProxyOptions, progress: Progress) -> Server:
     deadline = time.monotonic() + _BIND_SECONDS
     while True:
         try:

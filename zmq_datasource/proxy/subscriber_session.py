@@ -9,6 +9,8 @@ The rules:
 * Every connection is a new one to the proxy, and hears SUBSCRIBE with a number of its own. What was sent to a
   connection before, and comes late, comes again.
 * What was received and not taken by the caller stays through all that; it is not asked for again.
+* A proxy that does not know the subscription any more may have another log, and refuses it. What was acknowledged
+  would say nothing about that one: so no ACK leaves before the answer to SUBSCRIBE.
 """
 
 from __future__ import annotations
@@ -23,6 +25,7 @@ from zmq_datasource.proxy.durable_protocol import (
     Ack,
     Acked,
     Credit,
+    Forget,
     Forgotten,
     FromClient,
     Lost,
@@ -92,6 +95,7 @@ class SubscriberSession(Session):
         self._lost_to, self._lost_at = 0, 0.0
         self._credit_owed = self._acks_owed = 0
         self._heard = self._asked = 0.0  # the last sign of life on this connection; the last SUBSCRIBE
+        self._answered = False  # whether that has its READY
         self._last_word = self._listening = 0.0
         self._insisting: FromClient | None = None
         self._insisted = 0.0
@@ -140,8 +144,8 @@ class SubscriberSession(Session):
         return self.acknowledged is not None and self.confirmed <= self.acknowledged
 
     def send_acks(self) -> None:
-        """Send the acknowledgements that are due, without waiting for more."""
-        if self.acknowledged is not None:
+        """Send the acknowledgements that are due, without waiting for more; once it is known who hears them."""
+        if self.acknowledged is not None and self._answered:
             self._acks_owed = 0
             self.say(Ack(self.acknowledged))
 
@@ -173,12 +177,10 @@ class SubscriberSession(Session):
 
     def _subscribe(self, now: float) -> None:
         """Say who is here, perhaps again: within a session that restarts nothing."""
-        self._asked = now
+        self._asked, self._answered = now, False
         # What came before and was not taken yet gives its credit back once it is; what was taken, soon.
         credit = max(0, self._credit - len(self.inbox) - self._credit_owed)
         self.say(Subscribe(self._name, self._session, self._start, self._received, credit, self._topics))
-        if self.unconfirmed:
-            self.send_acks()
 
     def alive(self, now: float) -> None:
         self._heard = self._last_word = now
@@ -211,7 +213,7 @@ class SubscriberSession(Session):
             self.send_acks()
         if self._credit_owed and self.ready:
             self._give_credit()
-        if self._insisting is not None and self.ready and now - self._insisted >= AGAIN_SECONDS:
+        if self._insisting is not None and self._answered and now - self._insisted >= AGAIN_SECONDS:
             self._insisted = now
             self.say(self._insisting)
 
@@ -232,10 +234,12 @@ class SubscriberSession(Session):
                 if session != self._session:
                     return  # it has been asked again since
                 _log.info("subscribed as %r at %s, from id %d on", self._name, self._proxy, first)
-                self.ready = self._ready_once = True
+                self.ready = self._ready_once = self._answered = True
                 self.new = self.new or new
                 if self._received is None:
                     self._received = first
+                if self.unconfirmed:
+                    self.send_acks()
             case Acked(position):
                 self.confirmed = max(self.confirmed, position)
             case Lost(first, end):
@@ -253,5 +257,7 @@ class SubscriberSession(Session):
                 # The proxy was restarted: it has to hear who is here; once, for there may be several of these.
                 if self.ready:
                     self.connected(now)
+            case Refused("gone", _) if isinstance(self._insisting, Forget):
+                self.forgotten = True  # and its answer was lost
             case Refused(_, reason):
                 self.refusal = SubscriptionError(f"subscribing as {self._name!r} at {self._proxy}: {reason}")

@@ -157,6 +157,17 @@ class Subscriptions:
         self._held_since = self._clock()
         self._storage.write_reader(READER, ReaderPosition(self._held_from))
 
+    def hold_on(self) -> None:
+        """Take over what a server process that was killed has held: the writer may not have heard of it yet.
+
+        Raises:
+            LogError: The disk refuses.
+        """
+        if (earliest := self.earliest_needed) is None:
+            self._storage.remove_reader(READER)
+        else:
+            self.hold(earliest)
+
     def let_go(self) -> None:
         """The writer has heard by now, many times, which of the subscriptions needs the earliest message."""
         if self._held_from is not None and self._clock() - self._held_since >= _HOLD_SECONDS:

@@ -1,0 +1,196 @@
+"""Which transactions are in the log, and by what a repeated one is known to be the same."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+import pytest
+from xxhash import xxh3_64_intdigest
+
+from zmq_datasource.acknowledged import transactions
+from zmq_datasource.acknowledged.digests import as_text, digest_of
+from zmq_datasource.acknowledged.transactions import CommittedTransactions, ConflictError, Transaction
+from zmq_datasource.counters import SourceCounters
+
+# Digests.
+
+
+def digest(**columns: list[object]) -> int:
+    return digest_of(pa.record_batch(columns))
+
+
+def test_the_digest_of_a_row_is_the_one_in_the_documentation() -> None:
+    assert as_text(digest(topic=[b"t"], value=[b"v"])) == "8f33520e4922b7a9"
+    assert as_text(digest(value=[b"v"], topic=["t"])) == "8f33520e4922b7a9"
+
+
+def test_a_row_is_a_chain_over_its_frames() -> None:
+    frames = pa.array([[b"t", b"v"], [b"v"], [b"t", b"u", b"v"]], pa.list_(pa.binary()))
+    rows = [digest_of(pa.record_batch({"frames": frames.slice(i, 1)})) for i in range(3)]
+    assert rows[0] == digest(topic=[b"t"], value=[b"v"])
+    assert rows[1] == digest(value=[b"v"]) == xxh3_64_intdigest(b"v")
+    assert rows[2] == xxh3_64_intdigest(b"v", xxh3_64_intdigest(b"u", xxh3_64_intdigest(b"t")))
+    assert digest_of(pa.record_batch({"frames": frames})) == sum(rows) % 2**64
+
+
+def test_an_empty_topic_is_one_and_null_is_none() -> None:
+    assert digest(topic=[None], value=[b"v"]) == digest(value=[b"v"])
+    assert digest(topic=[b""], value=[b"v"]) != digest(value=[b"v"])
+
+
+def test_neither_order_nor_batches_count_but_how_often_a_row_is_there_does() -> None:
+    values = [b"%d" % number for number in range(100)]
+    whole = digest(value=values)
+    assert 0 <= whole < 2**64
+    assert digest(value=values[::-1]) == whole
+    assert (digest(value=values[:30]) + digest(value=values[30:])) % 2**64 == whole
+    assert digest(value=[b"1", b"1"]) == 2 * digest(value=[b"1"]) % 2**64
+    topics = [b"t"] * 100
+    assert (
+        digest(topic=topics, value=values)
+        == sum(digest(topic=[t], value=[v]) for t, v in zip(topics, values, strict=True)) % 2**64
+    )
+
+
+def test_a_sum_is_written_modulo_2_to_the_64() -> None:
+    assert [as_text(n) for n in (0, 255, 2**64 - 1, 2**64 + 1)] == [
+        "0" * 16,
+        "00000000000000ff",
+        "f" * 16,
+        "0" * 15 + "1",
+    ]
+
+
+# Whether it is the same.
+
+
+@pytest.mark.parametrize(
+    ("kept", "asked", "same"),
+    [
+        ("0005", "0005", True),
+        ("0005", None, True),
+        (None, "0005", True),
+        (None, None, True),
+        ("0005", "0006", False),
+    ],
+)
+def test_a_repeated_transaction_has_the_same_rows(kept: str | None, asked: str | None, same: bool) -> None:
+    committed = Transaction(7, "a", 2, kept)
+    if same:
+        committed.check_is("q", 7, 2, asked)
+    else:
+        with pytest.raises(
+            ConflictError,
+            match=r"^transaction 7 of q: it is in the log already with 2 rows \(digest 0005\), not with these 2 rows "
+            r"\(digest 0006\)\. .* a source that cannot be read again$",
+        ):
+            committed.check_is("q", 7, 2, asked)
+    with pytest.raises(ConflictError, match=r"not with these 3 rows"):
+        committed.check_is("q", 7, 3, asked)
+    with pytest.raises(
+        ConflictError,
+        match=r"^transaction 6 of q: the log has its transaction 7 already.*nothing of this one was taken",
+    ):
+        committed.check_is("q", 6, 2, asked)
+
+
+# What is remembered.
+
+
+def committed(limit: int = 10, **kept: Transaction) -> CommittedTransactions:
+    it = CommittedTransactions(SourceCounters(), limit)
+    for producer, transaction in kept.items():
+        it.commit(producer, transaction)
+        it.confirm(producer, transaction)
+    return it
+
+
+def restored(full: bytes | None, delta: bytes | None, limit: int = 10) -> CommittedTransactions:
+    it = CommittedTransactions(SourceCounters(), limit)
+    assert it.restore(full, delta)
+    return it
+
+
+def lasts(it: CommittedTransactions, names: str = "abcd") -> dict[str, Transaction]:
+    found = {name: it.last(name) for name in names}
+    assert found == {name: it.newest(name) for name in names}
+    return {name: last for name, last in found.items() if last is not None}
+
+
+ONE, TWO, THREE = (Transaction(n, f"attempt{n}", n, f"{n:016x}") for n in (1, 2, 3))
+
+
+def test_what_was_given_to_the_log_is_committed_once_it_is_durable() -> None:
+    it = committed(a=ONE)
+    assert not it.changed or it.full()
+    it.commit("a", TWO)
+    assert (it.last("a"), it.newest("a"), it.changed) == (ONE, TWO, True)
+    assert [it.is_committed("a", n) for n in (0, 1, 2)] == [True, True, False]
+    it.confirm("a", TWO)
+    assert it.last("a") == TWO
+    assert [it.is_committed("a", n) for n in (1, 2, 3)] == [True, True, False]
+    assert not it.is_committed("nobody", 0)
+
+
+def test_the_producer_not_heard_for_longest_is_forgotten() -> None:
+    it = committed(2, a=ONE, b=ONE)
+    assert set(lasts(it)) == {"a", "b"}
+    it.commit("a", TWO)
+    it.confirm("a", TWO)
+    it.commit("c", ONE)
+    it.confirm("c", ONE)
+    assert lasts(it) == {"a": TWO, "c": ONE}
+    it.confirm("b", TWO)  # its rows are durable now, and nobody knows it any more
+    assert it.last("b") is None
+
+
+def test_it_goes_on_from_what_was_kept() -> None:
+    it = committed(3, a=ONE, b=ONE, c=Transaction(5, "x", 1))
+    full = it.full()
+    assert lasts(restored(full, None)) == lasts(it)
+    it.commit("a", TWO)
+    it.confirm("a", TWO)
+    it.commit("d", THREE)
+    it.confirm("d", THREE)
+    delta = it.delta()
+    again = restored(full, delta, 3)
+    assert lasts(again) == lasts(it) == {"a": TWO, "c": Transaction(5, "x", 1), "d": THREE}
+    # Its own next delta says all of it again: what was kept in full has not changed.
+    assert lasts(restored(full, again.delta())) == lasts(it)
+    # And who was heard last is as before.
+    again.commit("b", ONE)
+    again.confirm("b", ONE)
+    assert set(lasts(again)) == {"a", "b", "d"}
+    assert lasts(restored(again.full(), None)) == lasts(again)
+
+
+def test_only_so_much_is_said_as_a_change(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(transactions, "_LARGE_DELTA", 2)
+    it = committed(100, **{f"p{n}": ONE for n in range(20)})
+    assert it.large
+    it.full()
+    for n in range(5):
+        it.commit(f"p{n}", TWO)
+        assert not it.large, "a quarter of all"
+    it.commit("p5", TWO)
+    assert it.large
+    small = committed(100, a=ONE)
+    small.full()
+    for name, large in (("a", False), ("b", False), ("c", True)):
+        small.commit(name, TWO)
+        assert small.large == large
+
+
+def test_what_another_filler_has_left_says_nothing_of_transactions() -> None:
+    foreign = committed(a=ONE).full().replace(b"transactions", b"other")
+    it = CommittedTransactions(SourceCounters(), 10)
+    assert it.restore(foreign, None) is False
+    assert lasts(it) == {}
+    assert it.large, "the next hand-over replaces it as a whole"
+    it = CommittedTransactions(SourceCounters(), 10)
+    assert it.restore(foreign, committed(a=TWO).delta()) is True
+    assert it.large
+    assert lasts(it) == {"a": TWO}
+    it.full()
+    assert not it.large
+    assert not restored(committed(a=ONE).full(), None).large
+    assert not restored(None, None).large

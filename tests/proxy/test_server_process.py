@@ -1,0 +1,158 @@
+"""How the live process and the server process bear what the system refuses them for a while."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from tests.support import wait_for
+from tests.support.proxies import endpoints
+from zmq_datasource.errors import DiskFaultError, LogWriteError, SocketError
+from zmq_datasource.log.layout import LOCK_WAIT_SECONDS
+from zmq_datasource.log.reader_files import ReaderPosition
+from zmq_datasource.log.storage import LogStorage
+from zmq_datasource.log.writer import LogWriter
+from zmq_datasource.options import ProxyOptions
+from zmq_datasource.options.parser import parse
+from zmq_datasource.proxy import process, server, subscriptions
+from zmq_datasource.proxy.subscriptions import READER, Subscription, Subscriptions
+from zmq_datasource.proxy.view import Progress
+
+
+class Child:
+    """A server process that needs no process."""
+
+    refusal: OSError | None = None
+    started = 0
+
+    def __init__(self, *_: object) -> None:
+        if Child.refusal is not None:
+            raise Child.refusal
+        Child.started += 1
+        self.descriptor, self.ready, self.error, self.status = 0, True, None, {"hold": Child.started}
+        self.alive = True
+
+    def hear(self) -> bool:
+        return self.alive
+
+    def tell(self, _: object) -> None: ...
+
+    def close_input(self) -> None: ...
+
+    def close_output(self) -> None: ...
+
+    def wait(self, _: float) -> int:
+        return 0
+
+
+class Flow:
+    """What the live process has, as far as its companion asks."""
+
+    def __init__(self) -> None:
+        self.journal = SimpleNamespace(progress=Progress(0, 0, None))
+        self.hold: int | None = None
+        self.hear: Callable[[], None] | None = None
+
+    def watch(self, _: int, on_wake: Callable[[], None]) -> None:
+        self.hear = on_wake
+
+    def unwatch(self) -> None:
+        self.hear = None
+
+
+def test_a_server_process_that_cannot_be_started_again_is_tried_until_it_can(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(process, "Child", Child)
+    monkeypatch.setattr(process, "_LEAST_LIFE_SECONDS", 0.01)
+    monkeypatch.setattr(Child, "started", 0)
+    flow: Any = Flow()
+    companion = process._Companion({}, serves=True)
+    companion.start(flow)
+    companion._server.alive = False  # type: ignore[attr-defined]
+    assert flow.hear is not None
+    flow.hear()
+    monkeypatch.setattr(Child, "refusal", OSError(errno.EMFILE, os.strerror(errno.EMFILE)))
+
+    def refused() -> bool:
+        companion.step(flow)
+        return caplog.text.count("Too many open files; it is tried again") >= 2
+
+    wait_for(refused, "refused twice")
+    companion.end()
+    monkeypatch.setattr(Child, "refusal", None)
+
+    def runs() -> bool:
+        companion.step(flow)
+        return bool(flow.hold == 2)
+
+    wait_for(runs, "started again")
+    assert flow.hear is not None
+
+
+def test_a_server_process_that_cannot_be_started_at_first_is_an_error(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(process, "Child", Child)
+    monkeypatch.setattr(Child, "refusal", OSError(errno.ENOMEM, os.strerror(errno.ENOMEM)))
+    with pytest.raises(SocketError, match="starting the proxy's server process: Cannot allocate memory"):
+        process._Companion({}, serves=True).start(Flow())  # type: ignore[arg-type]
+
+
+def test_what_a_killed_server_process_has_held_stays_until_the_live_process_has_heard_of_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    storage = opened(tmp_path)
+    known = Subscriptions(storage, 0, 1000.0)
+    known.add(Subscription("me", (), 0, created=0.0))
+    known.hold(0)
+    known.save()
+    options = parse(
+        ProxyOptions, {"walLocation": str(tmp_path), "walSync": "false", **endpoints("pull", "durable")}
+    )
+    for name in ("me", "nobody"):
+        it = server._enter(options, Progress(0, 0, None))
+        position = storage.position(READER)
+        assert (None if position is None else position.next) == (0 if name == "me" else None)
+        monkeypatch.setattr(subscriptions, "_HOLD_SECONDS", 0.0)
+        it.step()
+        assert storage.position(READER) is None
+        it._subscriptions.remove("me")
+        it._subscriptions.save()
+        storage.write_reader(READER, ReaderPosition(0))
+        it.__exit__()
+
+
+def opened(location: Path) -> LogStorage:
+    storage = LogStorage(str(location))
+    log = LogWriter(storage, chunk_bytes=1 << 20, max_bytes=1 << 30, retention=0, sync=False)
+    log.open(LOCK_WAIT_SECONDS)
+    log.close()
+    return storage
+
+
+def test_a_disk_that_refuses_while_the_server_process_starts_is_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened(tmp_path)
+    faults = [DiskFaultError("too many open files")] * 2
+    read = LogStorage.read_subscriptions
+
+    def refuse(self: LogStorage) -> bytes | None:
+        if faults:
+            raise faults.pop()
+        return read(self)
+
+    monkeypatch.setattr(LogStorage, "read_subscriptions", refuse)
+    given = {"walLocation": str(tmp_path), "walSync": "false", **endpoints("pull", "durable")}
+    server._enter(parse(ProxyOptions, given), Progress(0, 0, None)).__exit__()
+    assert not faults
+    faults += [DiskFaultError("too many open files")] * 1000
+    with pytest.raises(LogWriteError, match=r"too many open files.*walRetryTimeout=0\.1s"):
+        server._enter(parse(ProxyOptions, given | {"walRetryTimeout": "100ms"}), Progress(0, 0, None))
