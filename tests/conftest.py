@@ -29,7 +29,7 @@ JVM_OPTIONS = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 os.environ["SPARK_LAUNCHER_OPTS"] = os.environ["EXECUTOR_OPTS"] = JVM_OPTIONS
 _ARCHIVE = Path(sys.prefix, "spark.jsa")  # made by tests.support.spark_archive
 if _ARCHIVE.exists() and " " not in str(_ARCHIVE):
-    os.environ["EXECUTOR_OPTS"] += f" -XX:SharedArchiveFile={_ARCHIVE} -Xshare:auto -Xlog:cds=off"
+    os.environ["EXECUTOR_OPTS"] += f" -XX:SharedArchiveFile={_ARCHIVE} -Xshare:auto -Xlog:cds*=off"
 # Spark's default writes a checkpoint through Hadoop's FileContext, which without Hadoop's native library starts forty
 # processes (chmod, readlink) a micro-batch; this one starts eight.
 os.environ["SPARK_SUBMIT_OPTS"] = (

@@ -60,6 +60,19 @@ def test_frames_come_back_exactly_whatever_they_are(sent: list[RawMessage]) -> N
     assert [row["id"] for row in got] == list(range(100, 100 + len(sent)))
 
 
+def test_who_has_sent_it_and_when_may_be_given() -> None:
+    batch = decode_plain(
+        raw_of([b"v", [b"t", b"w"], [b"t", b"x", b"y"]]),
+        [(1_000_000, 2), (2_000_000, 1)],
+        pa.array(["p", None, "q"]),
+        pa.array([3, 4, None], pa.int64()),
+    )
+    assert batch.schema == MESSAGE_SCHEMA
+    assert batch.column("timestamp").cast(pa.int64()).to_pylist() == [1_000_000, 1_000_000, 2_000_000]
+    assert batch.column("publisher").to_pylist() == ["p", None, "q"]
+    assert batch.column("sequence").to_pylist() == [3, 4, None]
+
+
 def test_the_schema_is_the_declared_one() -> None:
     assert decode_plain(raw_of([b"v"]), [(0, 1)]).schema == MESSAGE_SCHEMA
     batch = to_rows(number_rows(decode_plain(raw_of([b"v"]), [(0, 1)]), 0, 0), include_frames=False)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import gc
 import json
+import re
 import tracemalloc
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -14,7 +16,9 @@ from hypothesis import strategies as st
 from tests.support import DATA, stream_options
 from zmq_datasource.counters import SourceCounters
 from zmq_datasource.messages.framing import to_rows
-from zmq_datasource.messages.framing.fields import UnfitError
+from zmq_datasource.messages.framing.dafka import DafkaFraming
+from zmq_datasource.messages.framing.fields import Announced, Malformed, UnfitError
+from zmq_datasource.messages.framing.presets import make_framing, subscriptions
 from zmq_datasource.messages.framing.replay import Reply, read_reply, request
 from zmq_datasource.messages.raw import RawMessage, raw_of
 from zmq_datasource.messages.rows import number_rows
@@ -215,6 +219,280 @@ def test_a_value_may_begin_behind_its_number() -> None:
     assert read(framing, [b"short"])[1]
 
 
+# Fields that are bytes of a frame, and numbers that a counter cannot have.
+
+OFFSET = {"framing": "custom", "sequenceFrame": 0, "sequenceOffset": 2, "sequenceWidth": 4}
+
+
+@pytest.mark.parametrize(
+    ("options", "frame", "told"),
+    [
+        (OFFSET, b"xx\0\0\0\5", 5),
+        (OFFSET, b"xx\0\0\0\5rest", 5),
+        (OFFSET, b"xx\0\0\0", "the frame with the sequence has 5 bytes, 6 needed"),
+        (OFFSET | {"sequenceSigned": True}, b"xx\xff\xff\xff\xff", -1),
+        (OFFSET, b"xx\xff\xff\xff\xff", 2**32 - 1),
+        (OFFSET | {"sequenceEndian": "little"}, b"xx\1\0\0\0", 1),
+        (OFFSET | {"sequenceStart": 5, "sequenceEnd": 9}, b"xx\0\0\0\5", 5),
+        (OFFSET | {"sequenceStart": 5, "sequenceEnd": 9}, b"xx\0\0\0\x09", 9),
+        (OFFSET | {"sequenceStart": 5, "sequenceEnd": 9}, b"xx\0\0\0\4", "the sequence 4 is outside 5 to 9"),
+        (
+            OFFSET | {"sequenceStart": 5, "sequenceEnd": 9},
+            b"xx\0\0\0\x0a",
+            "the sequence 10 is outside 5 to 9",
+        ),
+        (
+            OFFSET | {"sequenceStart": 5, "sequenceEnd": 9, "sequenceEndian": "little"},
+            b"xx\4\0\0\0",
+            "the sequence 4 is outside 5 to 9",
+        ),
+        (
+            OFFSET | {"sequenceStart": 0, "sequenceEnd": 9, "sequenceSigned": True},
+            b"xx\xff\xff\xff\xff",
+            "the sequence -1 is outside 0 to 9",
+        ),
+        ({"framing": "custom", "sequenceFrame": 0}, b"\x7f" + b"\xff" * 7, 2**63 - 1),
+        ({"framing": "custom", "sequenceFrame": 0}, bytes(8), 0),
+        (
+            {"framing": "custom", "sequenceFrame": 0},
+            b"\x80" + bytes(7),
+            f"the sequence {2**63} is outside {-(2**63)} to {2**63 - 1}",
+        ),
+        (
+            {"framing": "custom", "sequenceFrame": 0, "sequenceSigned": True},
+            b"\x80" + bytes(7),
+            -(2**63),
+        ),
+    ],
+)
+def test_a_number_is_read_where_the_options_say(
+    options: dict[str, Any], frame: bytes, told: int | str
+) -> None:
+    rows, reasons = read(intake(**options), [frame])
+    if isinstance(told, str):
+        assert (rows, reasons) == ([], [told])
+    else:
+        assert ([row["sequence"] for row in rows], reasons) == ([told], [])
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "number", "fits"),
+    [(5, 9, 4, False), (5, 9, 5, True), (5, 9, 9, True), (5, 9, 10, False)],
+)
+def test_a_header_has_a_number_that_a_counter_can_have(low: int, high: int, number: int, fits: bool) -> None:
+    framing = intake(framing="custom", sequenceFrame=0, sequencePath="n", sequenceStart=low, sequenceEnd=high)
+    rows, reasons = read(framing, [[b'{"n": %d}' % number, b"v"]])
+    assert [row["sequence"] for row in rows] == [number] * fits
+    assert reasons == [f"the sequence {number} is outside 5 to 9"] * (not fits)
+
+
+@pytest.mark.parametrize("framing", ["vllm", "custom"])
+def test_bounds_of_the_sequence_hold_for_whatever_framing(framing: str) -> None:
+    options = {"topicFrame": 0, "sequenceFrame": 1} if framing == "custom" else {}
+    feed = intake(framing=framing, sequenceStart=5, sequenceEnd=9, **options)
+    rows, reasons = read(feed, [[b"t", bytes([*bytes(7), n]), b"v"] for n in (4, 5, 9, 10)])
+    assert [row["sequence"] for row in rows] == [5, 9]
+    assert reasons == [f"the sequence {n} is outside 5 to 9" for n in (4, 10)]
+
+
+def test_a_header_may_be_just_as_large_as_is_allowed() -> None:
+    text = b'{"n": 1}'
+    framing = intake(framing="custom", sequenceFrame=0, sequencePath="n")
+    rows, reasons = read(framing, [[text + b" " * (262_144 - len(text)), b"v"]])
+    assert (len(rows), reasons) == (1, [])
+
+
+def test_bitcoins_counter_wraps_around_and_all_its_numbers_are_known() -> None:
+    rows, reasons = read(
+        intake(framing="bitcoin"), [[b"t", b"v", b"\xff\xff\xff\xff"], [b"t", b"v", bytes(4)]]
+    )
+    assert ([row["sequence"] for row in rows], reasons) == ([2**32 - 1, 0], [])
+
+
+@pytest.mark.parametrize(
+    ("options", "message", "reason"),
+    [
+        ({"valueOffset": 3, "valueFrame": 0}, b"12", "the frame with the value has 2 bytes, 3 needed"),
+        ({"valueOffset": 3, "valueFrame": 0}, b"123", None),
+        ({"topicFrame": 0, "valueFrame": 2}, [b"t", b"v"], "it has 2 frames, 3 or more expected"),
+        ({"topicFrame": 0, "valueFrame": 2}, [b"t", b"x", b"v", b"y"], None),
+        ({"topicFrame": -3}, [b"t", b"v"], "it has 2 frames, 3 or more expected"),
+        ({"topicFrame": -3}, [b"t", b"x", b"v"], None),
+        ({"topicFrame": 0}, b"tv", None),  # one frame can be both
+        ({"publisherFrame": 1}, b"v", "it has 1 frame, 2 or more expected"),
+    ],
+)
+def test_a_message_has_the_frames_that_the_options_name(
+    options: dict[str, Any], message: RawMessage, reason: str | None
+) -> None:
+    rows, reasons = read(intake(framing="custom", **options), [message])
+    assert reasons == ([] if reason is None else [reason])
+    assert len(rows) == (reason is None)
+
+
+# What a message is stored as.
+
+
+def kept(options: dict[str, Any], messages: list[RawMessage]) -> list[list[bytes] | None]:
+    batch, _ = intake(**options).read(raw_of(messages), [Arrival(7_000_000, len(messages), "tcp://feed:1")])
+    assert set(batch.column("timestamp").cast(pa.int64()).to_pylist()) == {7_000_000}
+    return batch.column("frames").to_pylist()
+
+
+@pytest.mark.parametrize(
+    ("options", "messages", "stored"),
+    [
+        (
+            {"framing": "sequenced"},
+            [[b"t", b"p", bytes(8), b"v"], [b"\xff", b"p", bytes(8), b"v"], [b"t", b"\xff", bytes(8), b"v"]],
+            [False, True, True],
+        ),
+        ({"framing": "vllm"}, [[b"t", bytes(8), b"v"], [b"\xff", bytes(8), b"v"]], [False, True]),
+        ({"framing": "bitcoin"}, [[b"t", b"v", bytes(4)]], [False]),
+        ({"framing": "clone"}, [[b"k", bytes(8), b"", b"", b"v"]], [True]),
+        # The fields of these are the frames of a plain message.
+        ({"framing": "custom", "topicFrame": 0}, [[b"t", b"v"], [b"t", b"x", b"v"]], [False, True]),
+        ({"framing": "custom", "topicFrame": 0}, [[b"t", b"v"], [b"\xff", b"v"]], [False, True]),
+        ({"framing": "custom", "valueFrame": 0}, [b"v", [b"v", b"x"]], [False, True]),
+        # And of these they are not.
+        ({"framing": "custom", "valueFrame": 0, "valueOffset": 1}, [b"v"], [True]),
+        ({"framing": "custom", "topicFrame": 1, "valueFrame": 0}, [[b"v", b"t"]], [True]),
+        ({"framing": "custom", "topicFrame": 0, "valueFrame": 0}, [b"t"], [True]),
+        (
+            {"framing": "custom", "topicFrame": 0, "publisherFrame": 1},
+            [[b"\xff", b"p", b"v"], [b"t", b"p", b"v"]],
+            [True, True],
+        ),
+    ],
+)
+def test_frames_are_stored_where_the_fields_do_not_give_them_back(
+    options: dict[str, Any], messages: list[RawMessage], stored: list[bool]
+) -> None:
+    lists = [message if isinstance(message, list) else [message] for message in messages]
+    assert kept(options, messages) == [
+        frames if there else None for frames, there in zip(lists, stored, strict=True)
+    ]
+    rows, _ = read(intake(**options), messages)
+    assert [row["frames"] for row in rows] == lists
+    value = options.get("valueFrame", 1 if options["framing"] == "bitcoin" else -1)
+    assert [row["value"] for row in rows] == [
+        frames[value][options.get("valueOffset", 0) :] for frames in lists
+    ]
+
+
+@pytest.mark.parametrize(
+    ("framing", "topics", "prefixes"),
+    [
+        ("plain", ["a", "é"], [b"a", "é".encode()]),
+        ("vllm", [""], [b""]),
+        ("dafka", ["a", "b"], [b"Ma", b"Ha", b"Mb", b"Hb"]),
+        ("dafka", ["a", ""], [b"a", b""]),  # all there is: its messages of other letters, too
+        ("dafka", [], []),
+    ],
+)
+def test_a_topic_is_subscribed_to_as_its_framing_writes_it(
+    framing: str, topics: list[str], prefixes: list[bytes]
+) -> None:
+    assert subscriptions(framing, topics) == prefixes
+
+
+def test_messages_that_are_left_out_leave_the_others_as_they_are() -> None:
+    framing = make_framing(stream_options(connect="tcp://feed:1", framing="sequenced"))
+    assert framing is not None
+    good = [[b"t%d" % n, b"p%d" % n, bytes([*bytes(7), n]), b"v%d" % n] for n in range(4)]
+    for messages, rows in ((good, [0, 3]), ([[b"bad"], *good], [1, 4])):
+        fields = framing.decode(raw_of(messages)).without([1, 2])
+        assert [column.to_pylist() for column in (fields.topics, fields.publishers, fields.sequences)] == [  # type: ignore[union-attr]
+            [b"t0", b"t3"],
+            [b"p0", b"p3"],
+            [0, 3],
+        ]
+        assert fields.values.to_pylist() == [b"v0", b"v3"]
+        assert [fields.row(position) for position in range(2)] == rows
+        assert len(fields.malformed) == len(messages) - 4
+    nameless = make_framing(stream_options(connect="tcp://feed:1", framing="vllm"))
+    assert nameless is not None
+    left = nameless.decode(raw_of([[b"t", bytes(8), b"v"]] * 2)).without([0])
+    assert (left.publishers, left.values.to_pylist()) == (None, [b"v"])
+
+
+# Messages without content.
+
+
+def test_the_end_of_a_publisher_says_how_many_messages_there_were() -> None:
+    framing = make_framing(stream_options(connect="tcp://feed:1", framing="sequenced"))
+    assert framing is not None
+    fields = framing.decode(raw_of([[b"t", b"p", bytes(8), b"v"], [b"t", b"p", bytes(7) + b"\5"]]))
+    assert fields.announced == [Announced(1, b"t", b"p", 4, end=True)]
+    assert (len(fields), fields.malformed) == (1, [])
+
+
+def dafka(kind: bytes, number: int = 5, publisher: bytes = b"me", subject: bytes = b"sub") -> bytes:
+    names = b"".join(bytes([len(name)]) + name for name in (publisher, subject))
+    return kind + b"topic\0\1" + names + number.to_bytes(8, "big")
+
+
+def test_of_dafka_records_are_rows_heads_are_announcements_and_other_letters_are_others() -> None:
+    messages: list[RawMessage] = [
+        [b"F", b"fetch"],
+        [dafka(b"M", 5), b"v5"],
+        [b"K", b"ack"],
+        [dafka(b"H", 6)],
+        [dafka(b"M", 2**63 - 1, b"", b""), b"v6"],
+        [dafka(b"M", 2**63), b"x"],
+        [dafka(b"H", 7), b"x"],
+    ]
+    fields = DafkaFraming().decode(raw_of(messages))
+    assert fields.values.to_pylist() == [b"v5", b"v6"]
+    assert fields.topics is not None
+    assert fields.topics.to_pylist() == [b"sub", b""]
+    assert fields.publishers is not None
+    assert fields.publishers.to_pylist() == [b"me", b""]
+    assert fields.sequences is not None
+    assert fields.sequences.to_pylist() == [5, 2**63 - 1]
+    assert [fields.row(position) for position in range(2)] == [1, 4]
+    assert fields.skipped == 2
+    assert fields.announced == [Announced(3, b"sub", b"me", 6)]
+    assert fields.malformed == [
+        Malformed(5, f"the sequence {2**63} is outside 0 to {2**63 - 1}"),
+        Malformed(6, "it has 2 frames, 1 expected"),
+    ]
+
+
+def test_a_dafka_message_may_be_cut_anywhere() -> None:
+    whole = dafka(b"M")
+    fields = DafkaFraming().decode(raw_of([[whole[:length], b"v"] for length in range(len(whole))]))
+    assert len(fields) == 0
+    reasons = {malformed.row: malformed.reason for malformed in fields.malformed}
+    letter, topic, version, names = 1, 7, 8, 15
+    for length, reason in reasons.items():
+        if length < letter:
+            assert "is no letter" in reason
+        elif length < topic:
+            assert reason == "its topic does not end"
+        elif length < version:
+            assert reason == "its version is not 1"
+        elif length < names:
+            assert reason == "a string in it is cut off"
+        else:
+            assert reason == f"the sequence has {length - names} bytes, 8 expected"
+
+
+def test_a_publisher_that_is_no_text_is_shown_in_hex_and_others_as_they_are() -> None:
+    framing = intake(framing="custom", topicFrame=0, publisherFrame=1)
+    rows, _ = read(framing, [[b"t", b"\xff", b"v"], [b"t", b"p", b"v"], [b"t", b"\xfe" * 2000, b"v"]])
+    assert [row["publisher"] for row in rows] == ["0xff", "p", "0x" + "fe" * 1024]
+
+
+@pytest.mark.parametrize("half", [rb"\ud800", rb"\udc00", rb"\ud800\u0041"])
+def test_a_session_is_text(half: bytes) -> None:
+    """JSON can say halves of characters."""
+    message = [b"<IDS|MSG>", b"s", b'{"session": "%s"}' % half, b"{}", b"{}", b"{}"]
+    rows, (reason,) = read(intake(framing="jupyter"), [message])
+    assert rows == []
+    assert reason.startswith("the header is no JSON object with a session: ")
+
+
 # Any bytes at all.
 
 anything = st.one_of(st.binary(max_size=40), st.lists(st.binary(max_size=40), min_size=2, max_size=9))
@@ -320,6 +598,27 @@ def test_a_request_is_an_empty_frame_and_the_first_sequence() -> None:
 )
 def test_replies_of_both_versions_are_read(frames: list[bytes], reply: Reply) -> None:
     assert read_reply(frames) == reply
+
+
+@pytest.mark.parametrize(
+    ("frames", "reason"),
+    [
+        ([b"x"], "a reply has 1 frames, 3 or 4 expected"),
+        ([b"", b"t", b"x", NINE, b"v"], "a reply has 5 frames, 3 or 4 expected"),
+        ([b"x", b"t", NINE, b"v"], "a reply has 4 frames, 3 or 4 expected"),
+        ([b"", b"123", b"v"], "the sequence of a reply has 3 bytes, 8 expected"),
+        ([b"", NINE], "the sequence of a reply has 0 bytes, 8 expected"),
+        ([b"", b"\x80" + bytes(7), b"v"], f"the sequence {2**63} is outside 0 to {2**63 - 1}"),
+        ([b"", END, b"v"], f"the sequence {2**64 - 1} is outside 0 to {2**63 - 1}"),
+    ],
+)
+def test_what_is_no_reply_is_told(frames: list[bytes], reason: str) -> None:
+    with pytest.raises(UnfitError, match=f"^{re.escape(reason)}$"):
+        read_reply(frames)
+
+
+def test_a_reply_may_have_the_largest_number() -> None:
+    assert read_reply([b"", b"\x7f" + b"\xff" * 7, b"v"]) == Reply(2**63 - 1, None, b"v")
 
 
 @given(st.lists(st.binary(max_size=12), min_size=1, max_size=6))

@@ -219,6 +219,36 @@ def test_reports_of_a_source_are_expired_too(tmp_path: Path, monkeypatch: pytest
     assert len(files(tmp_path)) == 2
 
 
+def test_what_a_killed_writer_has_left_is_removed_when_nobody_can_be_writing_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(store_module, "_EXPIRY_FILES", 1)
+    store(tmp_path).write_batch(entry(0), NOW)
+    (whole,) = files(tmp_path)
+    os.utime(whole, (NOW, NOW))
+    for age in (3500, 3700, 7300):
+        left = whole.with_name(f".{age:032x}-{whole.name}")
+        left.write_text("{")
+        os.utime(left, (NOW - age, NOW - age))
+
+    def ages(retention: float) -> list[int]:
+        store(tmp_path, retention).expire_batches(entry(0), NOW)
+        return sorted(int(path.name[1:33], 16) for path in whole.parent.glob(".*"))
+
+    assert ages(retention=7200) == [3500, 3700]
+    assert ages(retention=60) == [3500]
+    assert files(tmp_path)[-1] == whole
+
+
+def test_a_retention_longer_than_any_calendar_removes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(store_module, "_EXPIRY_FILES", 1)
+    store(tmp_path).write_batch(entry(0), NOW)
+    store(tmp_path, retention=4000 * 365 * 86_400.0).expire_batches(entry(0), NOW)
+    assert len(files(tmp_path)) == 1
+
+
 def test_a_location_that_refuses_is_named_without_its_secrets(tmp_path: Path) -> None:
     blocked = tmp_path / "file"
     blocked.write_text("")

@@ -299,6 +299,8 @@ REFUSALS = [
     (WriteOptions, {}, "neither connect nor bind", "name the consumer"),
     (WriteOptions, {**FEED, "socketType": "PULL"}, "'PULL'", "PUSH, PUB or DEALER"),
     (WriteOptions, {**FEED, "sndhwm": "0"}, "sndhwm='0'", ">= 1"),
+    (WriteOptions, {**FEED, "linger": "30 days"}, "linger='30 days'", "2147482647 ms"),
+    (WriteOptions, {**FEED, "sendTimeout": "30 days"}, "sendTimeout=4 weeks and 2 days", "2147482647 ms"),
     (WriteOptions, {**FEED, "linger": "0"}, "linger=0", "noblock=true"),
     (WriteOptions, {**FEED, "topic": ""}, "topic is empty", "remove it"),
     (WriteOptions, {**FEED, "topics": "a"}, "'topics'", "'topic'"),

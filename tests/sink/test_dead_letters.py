@@ -9,6 +9,7 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.dataset
+import pyarrow.parquet
 import pytest
 import zmq
 
@@ -173,6 +174,37 @@ def test_an_aborted_batch_leaves_nothing(tmp_path: Path) -> None:
     abort_dead_letters(Location(tmp_path), "q", 7)
     abort_dead_letters(Location(tmp_path), "q", 7)
     assert not list(tmp_path.rglob("*.parquet"))
+
+
+def test_a_task_that_fails_leaves_nothing_and_its_own_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Where all tasks of a batch fail, nobody knows where their letters are."""
+
+    def fail() -> None:
+        with StagedDeadLetters(Location(tmp_path), "q", 7, 0) as staged:
+            staged.add(Row(b"t", b"x" * (8 << 20), None), "hwm")
+            assert list(tmp_path.rglob("*.parquet"))
+            raise ValueError("the real error")
+
+    with pytest.raises(ValueError, match="the real error"):
+        fail()
+    assert not list(tmp_path.rglob("*.parquet"))
+
+    close = pyarrow.parquet.ParquetWriter.close
+
+    def refuse(writer: Any) -> None:
+        close(writer)
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(pyarrow.parquet.ParquetWriter, "close", refuse)
+    with pytest.raises(ValueError, match="the real error"):
+        fail()
+    assert not list(tmp_path.rglob("*.parquet"))
+    with pytest.raises(DeadLetterError, match="finishing dead letters"):
+        stage(tmp_path, [b"a"])
+    assert not list(tmp_path.rglob("*.parquet"))
+    assert caplog.text == ""
 
 
 def test_a_location_that_cannot_be_written_is_an_error_that_names_it(tmp_path: Path) -> None:

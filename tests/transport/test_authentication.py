@@ -553,7 +553,7 @@ def test_who_takes_over_a_routing_id_moves_no_position(
             thief.send_multipart(write(request))
             answer = wait_for(lambda: _refusal(thief), "a refusal")
             assert answer.code == "forbidden"
-        assert [s["name"] for s in proxy.status["durable"]] == ["billing"]
+        assert [s["name"] for s in proxy.next_status()["durable"]] == ["billing"]
 
 
 def _refusal(sock: Socket) -> Refused | None:

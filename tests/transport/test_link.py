@@ -145,6 +145,49 @@ def test_who_asks_to_redial_speaks_on_a_connection_of_its_own(router: tuple[Sock
         link.close(0)
 
 
+def test_who_was_interrupted_within_a_message_begins_on_a_new_connection(
+    router: tuple[Socket, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sock, endpoint = router
+    session = Recorder()
+    link = linked(endpoint, session)
+    try:
+        session.outbox.append([b"half", b"a message"])
+        with monkeypatch.context() as patch:
+            patch.setattr(zmq.Socket, "send_multipart", interrupted_send)
+            with pytest.raises(KeyboardInterrupt):
+                link.send()
+        assert session.connections == 1
+        session.outbox.clear()
+        session.outbox.append([b"whole"])
+        link.send()
+        peer, *frames = receive(sock)
+        assert frames == [b"whole"]
+        sock.send_multipart([peer, b"half", b"an answer"])
+        assert link.socket.poll(5000)
+        with monkeypatch.context() as patch:
+            patch.setattr(zmq.Socket, "recv_multipart", interrupted_receive)
+            with pytest.raises(KeyboardInterrupt):
+                link.carry()
+        session.outbox.append([b"again"])
+        link.send()
+        sock.send_multipart([receive(sock)[0], b"all", b"of it"])
+        wait_for(lambda: (link.carry(), session.received)[1], "the answer")
+        assert session.received == [[b"all", b"of it"]]
+    finally:
+        link.close(0)
+
+
+def interrupted_send(sock: Socket, frames: list[bytes], flags: int = 0, **_: object) -> None:
+    sock.send(frames[0], flags | zmq.SNDMORE)
+    raise KeyboardInterrupt
+
+
+def interrupted_receive(sock: Socket, flags: int = 0) -> list[bytes]:
+    sock.recv(flags)
+    raise KeyboardInterrupt
+
+
 def test_what_a_full_queue_does_not_take_stays() -> None:
     session = Recorder()
     link = linked(free_endpoint(), session, sndhwm=2)

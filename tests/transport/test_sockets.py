@@ -54,6 +54,7 @@ def open_socket(context: Context, options: ReadOptions | WriteOptions) -> tuple[
     [
         ("zmq_foo", "1", "no socket option of that name"),
         ("zmq_rcvbuf", "big", "a whole number"),
+        ("zmq_rcvbuf", str(2**40), "more than libzmq can count"),
         ("zmq_heartbeat_ivl", "-5", "libzmq refuses it for a SUB socket"),
         ("zmq_router_mandatory", "1", "belongs to a ROUTER"),
         ("zmq_rcvhwm", "1", "use the option rcvhwm"),

@@ -209,7 +209,7 @@ def test_a_plan_that_does_not_fit_says_what_does() -> None:
     assert made.memory <= 100 << 20
     (warning,) = made.warnings
     assert f"it is {made.hwm:,}" in warning
-    assert f"{made.survives:.2f} s are survived" in warning
+    assert f"covers a pause of {made.survives:.2f} s" in warning
 
 
 def test_a_plan_warns_where_a_mark_bounds_nothing_and_where_it_refuses_by_mistake() -> None:
@@ -238,4 +238,4 @@ def test_the_plan_is_shown_with_its_warnings() -> None:
     result = CliRunner().invoke(main, arguments)
     assert result.exit_code == 0, result.output
     assert "10,000 messages: 1,000 a second for 10 s" in result.output
-    assert "Warning: a stall of 10 s needs a high-water mark of" in result.output
+    assert "Warning: a pause of 10 s needs a high-water mark of" in result.output

@@ -9,7 +9,7 @@ from zmq_datasource.cli.types import DURATION, SIZE, set_by_user
 __all__ = ["plan"]
 
 
-@click.command(short_help="Find high-water marks that survive a stall.")
+@click.command(short_help="Find high-water marks that cover a pause of the consumer.")
 @click.option(
     "--rate",
     type=click.FloatRange(min=0, min_open=True),
@@ -59,7 +59,7 @@ def plan(
     memory: int | None,
     buffers: int,
 ) -> None:
-    """Say which high-water marks survive a stall, what they hold, and how old messages then get.
+    """Say which high-water marks cover a pause of the consumer, what they hold, and how old messages then get.
 
     With --cluster: how many receivers a feed needs, and what its log, its network and Spark then cost.
 
@@ -97,8 +97,8 @@ def plan(
         ("the chain holds", f"{made.held:,} messages, {made.held * size:,} bytes"),
         ("of those", f"{made.kernel:,} in the system's buffers, which no high-water mark bounds"),
         ("memory of queues", f"{made.memory:,} bytes at most"),
-        ("survives", f"a stall of {made.survives:.2f} s"),
-        ("staleness", f"{made.staleness:.2f} s through the full chain"),
+        ("covers", f"a pause of {made.survives:.2f} s"),
+        ("age of a message", f"{made.staleness:.2f} s through the full chain"),
     ):
         table.add_row(f"[dim]{name}[/]", value)
     console.print(table)

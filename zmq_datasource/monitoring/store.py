@@ -29,7 +29,7 @@ from bisect import bisect_right
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from typing import Any
 from urllib.parse import quote
 
@@ -52,6 +52,8 @@ _KINDS = ("sources", "sinks")
 _READING_THREADS = 16
 # How many files are written between two looks for expired ones, about.
 _EXPIRY_FILES = 50
+# No writer takes so long for a file.
+_LONGEST_WRITE_SECONDS = 3600.0
 
 
 def iso(seconds: float) -> str:
@@ -160,13 +162,18 @@ class MetricsStore:
         # By chance, because whoever writes may be a process that writes once.
         if random.randrange(_EXPIRY_FILES):
             return
-        expired = datetime.fromtimestamp(now, UTC) - timedelta(seconds=self._retention)
+        expired = now - self._retention
         try:
             with self._storing("removing old metrics") as (system, root):
                 infos = _infos(system, f"{root}/{directory}", prefix)
                 # A repeated batch needs the one before it for its total.
                 for info in infos[:-2]:
-                    if info.mtime is not None and info.mtime < expired:
+                    if info.mtime is not None and info.mtime.timestamp() < expired:
+                        _remove(system, info.path)
+                # A writer that was killed has left it.
+                unfinished = min(expired, now - _LONGEST_WRITE_SECONDS)
+                for info in _infos(system, f"{root}/{directory}", ".", hidden=True):
+                    if info.mtime is not None and info.mtime.timestamp() < unfinished:
                         _remove(system, info.path)
         except MetricsError as e:
             _log.warning("%s", e)
@@ -277,8 +284,10 @@ def _totals_of(record: Mapping[str, Any]) -> SinkTotals:
     return SinkTotals(sink_counters(record["sinkMetrics"]), sink_counters(total), int(total["batches"]))
 
 
-def _infos(system: Any, directory: str, prefix: str = "", recursive: bool = False) -> list[Any]:
-    """The files of a directory, oldest first; none if it does not exist."""
+def _infos(
+    system: Any, directory: str, prefix: str = "", recursive: bool = False, hidden: bool = False
+) -> list[Any]:
+    """The files of a directory, oldest first, or those that are hidden; none if it does not exist."""
     from pyarrow import fs  # noqa: PLC0415 - see locations
 
     selector = fs.FileSelector(directory, allow_not_found=True, recursive=recursive)
@@ -288,7 +297,7 @@ def _infos(system: Any, directory: str, prefix: str = "", recursive: bool = Fals
         if info.type == fs.FileType.File
         and info.base_name.endswith(".json")
         and info.base_name.startswith(prefix)
-        and not info.base_name.startswith(".")
+        and info.base_name.startswith(".") == hidden
     ]
     return sorted(found, key=lambda info: info.path)
 

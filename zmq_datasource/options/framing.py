@@ -193,7 +193,8 @@ class FramingOptions(SocketOptions, frozen=True, kw_only=True, rename="camel"):
         Restart | None,
         _numbered(
             "What a lower sequence can mean. `start`: the publisher has started again, if the sequence is "
-            "`sequenceStart` or more than `sequenceWindow` behind. `never`: a publisher that starts again has "
+            "`sequenceStart`, if it is more than `sequenceWindow` behind, or if it came by a new connection and "
+            "messages are counted by endpoint. `never`: a publisher that starts again has "
             "a new name. If it is not set, the framing decides. For `custom` it is `start`."
         ),
     ] = None
@@ -216,8 +217,8 @@ class FramingOptions(SocketOptions, frozen=True, kw_only=True, rename="camel"):
         OnLoss,
         _numbered(
             "What happens when sequences are missing: they are counted (`count`), counted and logged "
-            "(`warn`), or the query stops, once for each loss (`fail`). With `replayEndpoint` only those "
-            "count that could not be fetched again."
+            "(`warn`), or the query fails (`fail`). When you start it again, it continues after the loss. With "
+            "`replayEndpoint` only those count that could not be fetched again."
         ),
     ] = OnLoss("warn")
     max_publishers: Annotated[

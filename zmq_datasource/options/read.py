@@ -22,6 +22,7 @@ from zmq_datasource.options.types import (
     ReadView,
     ReceiversBy,
     SourceSocket,
+    StoreLocation,
     Timestamp,
     TimestampStrategy,
     Topics,
@@ -111,12 +112,12 @@ class ReadOptions(FramingOptions, frozen=True, kw_only=True, rename="camel"):
         ),
     ] = None
     wal_store: Annotated[
-        Location | None,
+        StoreLocation | None,
         doc(
-            "Object storage in which the message log is kept, as a URI of a file system that pyarrow knows "
-            "(`s3://bucket/orders`). A message counts as received when it is there, and another machine can go on "
-            "where this one has ended. `walLocation` is then the directory of this machine's part; a query without an "
-            "endpoint needs none. See docs/scaling.md.",
+            "Object storage in which the message log is kept, as a URI (`s3://bucket/orders`). The scheme is `s3`, "
+            "`gs`, `gcs`, `abfs`, `abfss`, or `file` for a directory. A message counts as received when it is there, "
+            "and another machine can continue the log. `walLocation` is then the directory of this machine's part; a "
+            "query without an endpoint needs none. See docs/scaling.md.",
         ),
     ] = None
     min_partitions: Annotated[
@@ -267,7 +268,7 @@ class ReadOptions(FramingOptions, frozen=True, kw_only=True, rename="camel"):
         doc(
             "How long messages stay in the log after they were received and committed. What `zmq-datasource "
             "receive` writes stays until all queries that read the log have committed it, and at least until "
-            "there is one.",
+            "there is one. See docs/delivery.md.",
             Role.STREAM,
             Role.WRITER,
         ),
@@ -339,9 +340,10 @@ class ReadOptions(FramingOptions, frozen=True, kw_only=True, rename="camel"):
     reader: Annotated[
         str | None,
         doc(
-            "The name of the query among those that read the same log. Each query needs its own name. The log "
-            "keeps what a named query still needs, even if the log is full and the query does not run, until "
-            "`readerTimeout`. If it is not set, the query gets a name that is kept with its checkpoint.",
+            "The name of the query among those that read the same log: 1 to 64 letters (A to Z, a to z), digits, `_` "
+            "and `-`. Each query needs its own name. The log keeps what a named query still needs, even if the log is "
+            "full and the query does not run, until `readerTimeout`. If it is not set, the query gets a name that is "
+            "kept with its checkpoint.",
             Role.STREAM,
             pattern=READER_PATTERN,
         ),

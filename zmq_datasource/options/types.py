@@ -19,6 +19,7 @@ import humanfriendly
 from zmq_datasource.options.offsets import Offset
 
 __all__ = [
+    "MOST_MILLISECONDS",
     "ByteSize",
     "Choice",
     "CountedBy",
@@ -213,6 +214,10 @@ class Location(str):
         return cls(text)
 
 
+class StoreLocation(Location):
+    """A URI of object storage."""
+
+
 class LocalPath(str):
     """An absolute path to a file or directory on each machine that uses it."""
 
@@ -287,6 +292,10 @@ class Duration(float):
             raise ValueError("a duration is a number and a unit: 500ms, 10s, 5 minutes") from e
 
 
+# libzmq counts them in a C int; a second is left for what is waited beside.
+MOST_MILLISECONDS = 2**31 - 1 - 1000
+
+
 class Linger(int):
     """libzmq's linger in milliseconds: a plain number as there (-1: for ever), or with a unit."""
 
@@ -298,6 +307,8 @@ class Linger(int):
         millis = int(text) if re.fullmatch(r"-?\d+", text) else round(Duration.read(text) * 1000)
         if millis < -1:
             raise ValueError("linger is -1 (for ever), 0 or more milliseconds")
+        if millis > MOST_MILLISECONDS:
+            raise ValueError(f"libzmq waits {MOST_MILLISECONDS} ms (24 days) at most")
         return cls(millis)
 
 

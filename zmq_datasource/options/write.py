@@ -9,6 +9,7 @@ from zmq_datasource.errors import OptionError
 from zmq_datasource.options.parser import Role, doc
 from zmq_datasource.options.socket import SocketOptions
 from zmq_datasource.options.types import (
+    MOST_MILLISECONDS,
     ByteSize,
     Duration,
     Linger,
@@ -32,7 +33,8 @@ class WriteOptions(SocketOptions, frozen=True, kw_only=True, rename="camel"):
         doc(
             "The socket type. `PUSH` shares the rows among the connected PULL sockets. `PUB` sends each row "
             "to all subscribers. `DEALER` makes each micro-batch a transaction of a `ROUTER` source "
-            "(docs/protocol.md)."
+            "(docs/protocol.md). It refuses `noblock`, `linger`, `maxRetries`, `retryInterval`, `deadLetterLocation`, "
+            "`framing`, `bind` and `valueFormat=arrow`."
         ),
     ] = SinkSocket("PUSH")
     topic: Annotated[
@@ -74,8 +76,8 @@ class WriteOptions(SocketOptions, frozen=True, kw_only=True, rename="camel"):
     max_retries: Annotated[
         int,
         doc(
-            "How often a message that found a full queue is tried again. After one message was tried in vain, "
-            "the next ones are tried once each until one is sent. Nothing is tried again if no peer came "
+            "How often a message that found a full queue is tried again. When all retries of one message have failed, "
+            "each following message is tried once, until one is sent. Nothing is tried again if no peer came "
             "within `connectTimeout`.",
             ge=0,
             le=1000,
@@ -96,19 +98,20 @@ class WriteOptions(SocketOptions, frozen=True, kw_only=True, rename="camel"):
     connect_timeout: Annotated[
         Duration,
         doc(
-            "How long a task waits at its start until every endpoint of `connect` has answered, or one peer has "
-            "connected to `bind` (PUSH), or until there are `minSubscribers` (PUB). Then the task fails "
-            "(`NoPeerError`). With `noblock=true` or `deadLetterLocation` it continues with the peers that are there; "
-            "if there is none, its rows are dropped or become dead letters (`no_peer`). A DEALER waits as long for "
-            "its receiver, and then fails."
+            "How long a task waits at its start for its peers. A PUSH waits until every endpoint of `connect` has "
+            "answered and, if it only binds, until one peer has connected. A PUB waits until there are "
+            "`minSubscribers`. A DEALER waits until its receiver has answered. If the peers have not come after this "
+            "time, the task fails (`NoPeerError`). With `noblock=true` or `deadLetterLocation` it does not fail: it "
+            "continues with the peers that are there. If there are none, its rows are dropped or become dead letters "
+            "(`no_peer`)."
         ),
     ] = Duration(30)
     min_subscribers: Annotated[
         int,
         doc(
-            "The number of subscribers for which a PUB waits before it sends the first message. 0 does not "
-            "wait. A subscriber with several topics may count more than once if another one is connected that "
-            "has not subscribed yet.",
+            "The number of subscribers for which a PUB waits before it sends the first message. With 0 it does not "
+            "wait. While a connected peer has not subscribed yet, a subscriber with several topics may be counted "
+            "more than once.",
             ge=0,
         ),
     ] = 1
@@ -172,6 +175,10 @@ class WriteOptions(SocketOptions, frozen=True, kw_only=True, rename="camel"):
             )
         if self.topic == "":
             raise OptionError("topic is empty; remove it to send values without a topic")
+        if self.send_timeout * 1000 > MOST_MILLISECONDS:
+            raise OptionError(
+                f"sendTimeout={self.send_timeout}: libzmq waits {MOST_MILLISECONDS} ms (24 days) at most; set less"
+            )
         if self.linger == 0 and not self.noblock:
             raise OptionError(
                 "linger=0 gives up what is queued when a task ends, which needs noblock=true; set a longer linger"

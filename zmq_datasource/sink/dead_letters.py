@@ -8,10 +8,11 @@ batches are repeated.
 
 from __future__ import annotations
 
+import logging
 import time
 import uuid
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import TracebackType
 from typing import Any, NamedTuple, Self
 
@@ -23,6 +24,8 @@ from zmq_datasource.messages.schemas import FRAMES
 from zmq_datasource.options.types import Location
 
 __all__ = ["Row", "StagedDeadLetters", "abort_dead_letters", "commit_dead_letters"]
+
+_log = logging.getLogger(__name__)
 
 
 class Row(NamedTuple):
@@ -47,7 +50,8 @@ _STAGED_BYTES = 8 << 20
 
 
 class StagedDeadLetters:
-    """The dead letters of one task; use it in a ``with`` block. Nothing is written without any.
+    """The dead letters of one task; use it in a ``with`` block. Nothing is written without any, and an error leaves
+    nothing.
 
     Args:
         location: As in ``deadLetterLocation``.
@@ -92,11 +96,32 @@ class StagedDeadLetters:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        if self._rows and kind is None:
-            self._write()
-        if self._writer is not None:
-            with _storing(self._location, "finishing dead letters"):
-                self._writer.close()
+        if kind is not None:
+            self._discard()
+            return
+        try:
+            if self._rows:
+                self._write()
+            if self._writer is not None:
+                with _storing(self._location, "finishing dead letters"):
+                    self._writer.close()
+        except DeadLetterError:
+            self._discard()
+            raise
+
+    def _discard(self) -> None:
+        """The task has failed: nobody asks for what it has staged. Only logs what goes wrong, beside the real error."""
+        if self.name is None:
+            return
+        try:
+            with _storing(self._location, "removing staged dead letters"):
+                system, directory = directory_of(self._location)
+                with suppress(Exception):  # what could not be written is not wanted
+                    if self._writer is not None:
+                        self._writer.close()
+                system.delete_file(f"{directory}/{_staging(self._query, self._batch)}/{self.name}")
+        except DeadLetterError as e:
+            _log.warning("%s", e)
 
     def _write(self) -> None:
         from pyarrow import parquet  # noqa: PLC0415 - a tenth of a second, only where there is a dead letter

@@ -126,7 +126,9 @@ class Link:
             self.send()
             if not self.socket.poll(max(1, round(min(wait, TICK_SECONDS) * 1000))) or self._session.redial:
                 return
-            frames = self.socket.recv_multipart()
+            frames = self.receive()
+            if frames is None:
+                return
         self._session.receive(frames, time.monotonic())
         self.send()
 
@@ -141,6 +143,9 @@ class Link:
             frames = self._opened.socket.recv_multipart(zmq.NOBLOCK)
         except zmq.Again:
             return None
+        except BaseException:
+            self._begin_anew()
+            raise
         # While the session waits for a new connection, what comes by the old one is forgotten.
         return None if self._session.redial else frames
 
@@ -183,3 +188,11 @@ class Link:
                 outbox.popleft()
         except zmq.Again:
             session.blocked()
+        except BaseException:
+            self._begin_anew()
+            raise
+
+    def _begin_anew(self) -> None:
+        """After Ctrl-C, perhaps between two frames: what followed on this socket would belong to that message."""
+        self._session.redial = True
+        self._session.connected(time.monotonic())

@@ -16,10 +16,10 @@ from zmq_datasource.options.types import Endpoints, Linger, ZmqOptions
 from zmq_datasource.transport.keys import value_of
 from zmq_datasource.transport.peers import socket_type
 
-__all__ = ["SocketSpec", "check_socket_options", "new_socket", "options_of"]
+__all__ = ["REFUSED", "SocketSpec", "check_socket_options", "new_socket", "options_of"]
 
-# Options that this package sets itself, with what to use instead.
-_RESERVED = {
+# libzmq's options that are refused, with what to use instead; docs/options.md lists them.
+REFUSED = {
     "zap_domain": "clients are known by allowedClients or plainPasswords",
     "rcvhwm": "use the option rcvhwm",
     "sndhwm": "use the option sndhwm of a sink; what a source sends is not limited",
@@ -188,8 +188,8 @@ def check_socket_options(spec: SocketSpec) -> None:
 
 
 def _set(sock: zmq.Socket[bytes], name: str, value: str) -> None:
-    if name in _RESERVED:
-        raise OptionError(f"option zmq.{name}: {_RESERVED[name]}")
+    if name in REFUSED:
+        raise OptionError(f"option zmq.{name}: {REFUSED[name]}")
     option = getattr(zmq.SocketOption, name.upper(), None)
     if option is None:
         raise OptionError(f"option zmq.{name}: libzmq has no socket option of that name; see zmq_setsockopt")
@@ -203,6 +203,8 @@ def _set(sock: zmq.Socket[bytes], name: str, value: str) -> None:
             sock.setsockopt(option, int(value))
     except ValueError as e:
         raise OptionError(f"option zmq.{name}: {shown}: it takes a whole number") from e
+    except OverflowError as e:
+        raise OptionError(f"option zmq.{name}: {shown}: it is more than libzmq can count; set less") from e
     except zmq.ZMQError as e:
         raise OptionError(
             f"option zmq.{name}: {shown}: libzmq refuses it for a {socket_type(sock)} socket: {e.strerror}"

@@ -28,8 +28,9 @@ __all__ = ["ClusterPlan", "ReceiverCost", "make_cluster_plan", "measure_receiver
 
 # Of what a receiver takes at its limit: bursts, and a machine that is not as quiet as this one.
 _SHARE = 0.6
-# What Spark takes to read a log, without a user's function: core seconds a message, and a byte. (benchmarks/RESULTS.md,
-# source throughput, the log alone, two cores: 3.7 M messages/s of 100 B, 511,000 of 1 kB, 5,950 of 100 kB.)
+# What Spark takes to read a log, without a user's function: core seconds a message, and a byte. That is 1.5 to 2.5
+# times what benchmarks/RESULTS.md has (source throughput, the log alone, CPU of all: 0.38 µs for 100 B, 1.7 for 1 kB,
+# 146 for 100 kB, 1,438 for 1 MB).
 _SPARK_MESSAGE_SECONDS, _SPARK_BYTE_SECONDS = 0.2e-6, 3.5e-9
 # What a chunk has beside the values: id, time, offsets.
 _ROW_BYTES = 28

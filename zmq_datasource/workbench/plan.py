@@ -119,9 +119,9 @@ def make_plan(
     if memory is not None and hwm * each > memory:
         most = max(2, memory // each // 2 * 2)
         warnings.append(
-            f"a stall of {stall:g} s needs a high-water mark of {hwm:,} and {hwm * each:,} bytes of queues; with "
-            f"{memory:,} it is {most:,}, and {relied_on * most / rate:.2f} s are survived. Give it more memory, send "
-            "less, or keep messages in a log"
+            f"a pause of {stall:g} s needs a high-water mark of {hwm:,} and {hwm * each:,} bytes of queues; with "
+            f"{memory:,} it is {most:,}, which covers a pause of {relied_on * most / rate:.2f} s. Give it more memory, "
+            "send less, or keep messages in a log"
         )
         hwm = most
     if hwm < least:

@@ -66,5 +66,4 @@ class JupyterFraming:
             session = self._header.decode(rest[1]).session
         except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as e:
             raise UnfitError(f"the header is no JSON object with a session: {e}") from e
-        # A surrogate may be written in JSON, but is no text.
-        return frames[0] if at else None, session.encode("utf-8", "replace"), rest[4]
+        return frames[0] if at else None, session.encode(), rest[4]

@@ -1,0 +1,67 @@
+"""Raw messages: columns of frames, beside what Python's lists say of them."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from zmq_datasource.messages.raw import RawMessages, raw_of
+from zmq_datasource.messages.schemas import FRAMES
+
+frames = st.binary(max_size=3)
+
+
+@st.composite
+def lists_of_frames(draw: st.DrawFn) -> list[list[bytes]]:
+    """Messages that are alike, or not."""
+    if draw(st.booleans()):
+        count = draw(st.integers(1, 5))
+        return draw(st.lists(st.lists(frames, min_size=count, max_size=count), min_size=1, max_size=6))
+    return draw(st.lists(st.lists(frames, min_size=1, max_size=5), min_size=1, max_size=6))
+
+
+def both(lists: list[list[bytes]]) -> list[RawMessages]:
+    """From Python's lists and from Arrow's, also from a slice of those."""
+    longer = pa.array([[b"before"], *lists, [b"be", b"hind"]], FRAMES)
+    return [
+        raw_of(list(lists)),
+        RawMessages.of_lists(pa.array(lists, FRAMES)),
+        RawMessages.of_lists(longer.slice(1, len(lists))),
+    ]
+
+
+@given(lists_of_frames(), st.data())
+def test_they_are_what_lists_are(lists: list[list[bytes]], chosen: st.DataObject) -> None:
+    rows = chosen.draw(st.lists(st.integers(0, len(lists) - 1), max_size=5))
+    mask = chosen.draw(st.lists(st.booleans(), min_size=len(lists), max_size=len(lists)))
+    for raw in both(lists):
+        assert len(raw) == len(lists)
+        assert raw.lists().to_pylist() == lists
+        assert raw.counts().to_pylist() == [len(message) for message in lists]
+        assert raw.counts().type == pa.int32()
+        assert [raw.message(row) for row in range(len(raw))] == lists
+        for place in range(-min(map(len, lists)), min(map(len, lists))):
+            found = raw.frame(place)
+            assert found.to_pylist() == [message[place] for message in lists]
+            assert found.type == pa.binary()
+        assert raw.take(pa.array(rows, pa.int64())).lists().to_pylist() == [lists[row] for row in rows]
+        kept = [message for message, keep in zip(lists, mask, strict=True) if keep]
+        left = raw.filter(pa.array(mask, pa.bool_()))
+        assert left.lists().to_pylist() == kept
+        for place in range(-min(map(len, lists)), min(map(len, lists))):
+            assert left.frame(place).to_pylist() == [message[place] for message in kept]
+        assert raw.only(pa.array(mask, pa.bool_())).to_pylist() == [
+            message if keep else None for message, keep in zip(lists, mask, strict=True)
+        ]
+        raw.lists().validate(full=True)
+
+
+@pytest.mark.parametrize(
+    ("lists", "kept"),
+    [([[b"a"], [b"b"]], False), ([[b"a", b"b"], [b"c"]], False), ([[b"a", b"b", b"c"], [b"d"]], True)],
+)
+def test_what_is_between_is_only_there_where_something_is(lists: list[list[bytes]], kept: bool) -> None:
+    for raw in both(lists):
+        assert (raw.middle is not None) == kept
