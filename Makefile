@@ -12,7 +12,7 @@ WORKERS ?= 3
 # For noxfile.py: a directory for what became of each test.
 REPORT = $(if $(REPORTS),--junitxml=$(REPORTS)/$@.xml)
 
-.PHONY: help demo test test-spark test-rest chaos soak test-long test-versions check fast sanitize coverage fuzz audit bench bench-kafka docs site notebook notebooks wheel clean
+.PHONY: help demo test test-spark test-rest chaos soak test-long test-versions check fast sanitize coverage fuzz mutate audit bench bench-kafka docs site notebook notebooks wheel clean
 
 help: ## What there is
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1\t\2/p' Makefile | expand -t 14
@@ -67,6 +67,11 @@ coverage: $(VENV)/spark.jsa ## Branch coverage of all tests but the long ones, i
 fuzz: $(VENV)/.dev ## Any bytes against all that reads those of others; SECONDS=600 for each target, ARGS="framing"
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check "atheris>=3"
 	$(BIN)/python -m tests.fuzz --seconds $(or $(SECONDS),60) $(ARGS)
+
+mutate: $(VENV)/.dev ## Mutation testing of framings, sequences, offsets and protocols; ARGS="zmq_datasource.proxy.*" for some of them
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check "mutmut>=3.8"
+	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/mutmut run $(ARGS)
+	$(BIN)/mutmut results
 
 audit: $(VENV)/.dev ## Known vulnerabilities and the licences of all that is installed; asks pypi.org
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check pip-audit pip-licenses

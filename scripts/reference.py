@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import json
 import sys
+import textwrap
 from pathlib import Path
 
 from zmq_datasource.monitoring.catalogue import SOURCE, TOTAL
 from zmq_datasource.monitoring.metric import Metric
 from zmq_datasource.options import ProxyOptions, ReadOptions, WriteOptions
 from zmq_datasource.options.parser import OptionDoc, Role, describe
+from zmq_datasource.transport.spec import REFUSED
 
 _ONLY = {Role.STREAM: "Streaming only. ", Role.BATCH: "Batch only. "}
 ROOT = Path(__file__).parent.parent
@@ -25,13 +27,15 @@ INTRODUCTION = """\
 Generated from `zmq_datasource/options/` by `make docs`.
 
 Names are read in any case. Durations are a number and a unit (`500ms`, `10s`, `5 minutes`), sizes bytes
-or a number and a unit in powers of 1024 (`64m`, `4 GiB`), lists comma-separated. An unknown name is
-refused with the nearest right one, and every value is checked when the DataFrame is made or the query starts.
+or a number and a unit in powers of 1024 (`64m`, `4 GiB`), lists comma-separated. An unknown name is refused.
+The error names the nearest option, or all options if none is near. Every value is checked when the DataFrame is made or
+the query starts.
 
-Any other socket option of libzmq is set with its own name behind `zmq.`, as in `zmq.rcvbuf`,
+Most other socket options of libzmq are set with their own name behind `zmq.`, as in `zmq.rcvbuf`,
 `zmq.tcp_keepalive`, `zmq.heartbeat_ivl`, `zmq.maxmsgsize` or `zmq.curve_serverkey`
 (see [zmq_setsockopt](https://libzmq.readthedocs.io/en/latest/zmq_setsockopt.html)). All are set before bind
-and connect, because libzmq ignores most of them afterwards; one that libzmq refuses is an error.
+and connect, because libzmq ignores most of them afterwards. An option that libzmq refuses is an error.
+[Some options](#options-of-libzmq-that-are-refused) are refused by this package.
 
 A query without `connect` and `bind` only reads its log. It refuses the options of the socket and of the process that
 receives; set those at that process.
@@ -43,8 +47,9 @@ checkpoint, an event log or a list of processes:
 
 | value | what is used |
 | --- | --- |
-| `@/etc/zmq/feed.key_secret` | the content of a file (an absolute path); of a certificate the key that it is about |
-| `env:FEED_PASSWORD` | a variable of the environment |
+| `@FILE`, as in `@/etc/zmq/feed.key_secret` | the content of the file at this absolute path. If the file is a ZeroMQ \
+certificate, the key that the option needs. |
+| `env:NAME`, as in `env:FEED_PASSWORD` | the value of this environment variable |
 
 Each process that opens a socket looks there for itself: the driver for a streaming source, an executor for a batch
 read of a socket, the executors for `start_receivers`, and the driver and every executor for a sink. Certificates are
@@ -62,6 +67,13 @@ secured = (
 ```
 """
 
+REFUSALS = """\
+## Options of libzmq that are refused
+
+`zmq.reconnect_ivl` is refused if it is below 1, because libzmq would then throw away what it has received from a
+connection that ends. These options are always refused:
+"""
+
 
 def table(options: tuple[OptionDoc, ...]) -> str:
     lines = ["| option | value | default | meaning |", "| --- | --- | --- | --- |"]
@@ -77,8 +89,13 @@ def reference() -> str:
     return (
         f"{INTRODUCTION}\n## Source\n\n{table(read)}\n\n## Sink\n\n{table(write)}\n\n"
         "## Proxy\n\nOf `zmq-datasource proxy` and `zmq_datasource.Proxy`: see [proxy.md](proxy.md).\n\n"
-        f"{table(proxy)}\n"
+        f"{table(proxy)}\n\n{REFUSALS}\n{refusals()}\n"
     )
+
+
+def refusals() -> str:
+    lines = ["| option | why, or what to use instead |", "| --- | --- |"]
+    return "\n".join([*lines, *(f"| `zmq.{name}` | {instead} |" for name, instead in REFUSED.items())])
 
 
 def readme(text: str) -> str:
@@ -105,7 +122,15 @@ def readme(text: str) -> str:
     most_used |= {"walMaxBytes", "walRetention", "startingOffsets", "maxMessagesPerTrigger", "sendTimeout"}
     read = tuple(o for o in describe(ReadOptions) if o.name in most_used)
     write = tuple(o for o in describe(WriteOptions) if o.name in most_used)
-    return f"{before}{BEGIN}\n**Source**\n\n{table(read)}\n\n**Sink**\n\n{table(write)}\n{END}{after}"
+    sides = (("Source", "source", read), ("Sink", "sink", write))
+    lines = "\n\n".join(
+        textwrap.fill(
+            f"**[{title}](docs/options.md#{anchor})**: {', '.join(f'`{option.name}`' for option in options)}",
+            120,
+        )
+        for title, anchor, options in sides
+    )
+    return f"{before}{BEGIN}\n{lines}\n{END}{after}"
 
 
 def metrics_table(metrics: tuple[Metric, ...]) -> str:
