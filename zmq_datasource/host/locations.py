@@ -7,9 +7,10 @@ from contextlib import suppress
 from typing import Any
 
 from zmq_datasource.errors import OptionError
+from zmq_datasource.host.private_files import make_private
 from zmq_datasource.options.types import Location
 
-__all__ = ["check_location", "directory_of", "make_directory", "without_secrets"]
+__all__ = ["check_location", "directory_of", "make_directory", "make_file", "without_secrets"]
 
 # Of pyarrow.fs.FileSystem.from_uri.
 _SCHEMES = {"file", "s3", "gs", "gcs", "hdfs", "viewfs", "abfs", "abfss"}
@@ -44,6 +45,16 @@ def make_directory(system: Any, root: str, below: str = "") -> None:
         with suppress(FileExistsError):
             os.mkdir(root, 0o700)
     system.create_dir(f"{root}/{below}" if below else root, recursive=True)
+
+
+def make_file(system: Any, path: str) -> None:
+    """On this machine, make an empty file for its user alone, which is written next; elsewhere the storage decides.
+
+    Raises:
+        OSError: The file system refused.
+    """
+    if system.type_name == "local":
+        make_private(path)
 
 
 def check_location(option: str, location: Location | None, *, reach: bool = True) -> None:

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, Self
 import pyarrow as pa
 
 from zmq_datasource.errors import DiskFaultError, LogWriteError, OptionError
-from zmq_datasource.host.locations import directory_of, without_secrets
+from zmq_datasource.host.locations import directory_of, make_file, without_secrets
 from zmq_datasource.options.types import Location
 
 __all__ = ["ObjectStore", "StoredObject"]
@@ -194,5 +194,6 @@ def _force(path: str) -> None:
 
 
 def _write(system: Any, path: str, content: bytes | pa.Buffer) -> None:
+    make_file(system, path)
     with system.open_output_stream(path) as file:
         file.write(content)

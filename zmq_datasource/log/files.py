@@ -28,6 +28,7 @@ from zmq_datasource.errors import (
     LogWriteError,
     OptionError,
 )
+from zmq_datasource.host.private_files import PRIVATE, make_private
 from zmq_datasource.host.signals import check_signals
 from zmq_datasource.log.layout import DEAD_LETTERS_NAME, PARTITION, TEMPORARY_PREFIX
 from zmq_datasource.options.types import LogLocation
@@ -252,7 +253,7 @@ class PartitionFiles:
         with writing(f"creating {path.parent}"):
             make_directory(path.parent)
             # Not for appending, which would write after what is there.
-            return open(os.open(path, os.O_RDWR | os.O_CREAT, 0o666), "r+")
+            return open(os.open(path, os.O_RDWR | os.O_CREAT, PRIVATE), "r+")
 
     def _lock_note(self, path: Path) -> str:
         """What the last holder of a lock has written into it; empty if it has not.
@@ -399,6 +400,7 @@ def make_directory(path: Path) -> None:
 
 
 def write_synced(path: Path, content: bytes) -> None:
+    make_private(path)
     with open(path, "wb") as file:
         file.write(content)
         file.flush()

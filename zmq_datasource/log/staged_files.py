@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pyarrow as pa
 
+from zmq_datasource.host.private_files import make_private
 from zmq_datasource.log.files import (
     PartitionFiles,
     make_directory,
@@ -42,6 +43,7 @@ class StagedFiles(PartitionFiles):
         path = self._unfinished_path(attempt)
         with writing(f"creating {path}"):
             make_directory(path.parent)
+            make_private(path)
             return pa.OSFile(str(path), "wb")
 
     @contextmanager

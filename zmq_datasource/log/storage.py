@@ -24,6 +24,7 @@ from typing import Any, TypeAlias
 import pyarrow as pa
 
 from zmq_datasource.errors import RESTORE, LogError, LogFormatError, LogLockedError
+from zmq_datasource.host.private_files import PRIVATE, make_private
 from zmq_datasource.log.files import (
     WriterLock,
     make_directory,
@@ -249,6 +250,7 @@ class LogStorage(StagedFiles, ReaderFiles):
         temporary = final.with_name(f"{TEMPORARY_PREFIX}{final.name}")
         with writing(act):
             try:
+                make_private(temporary)
                 yield temporary
                 if sync:
                     sync_file(temporary)
@@ -295,7 +297,7 @@ class LogStorage(StagedFiles, ReaderFiles):
             if time.monotonic() >= self._next_check:  # a proxy writes a thousand times a second
                 self._check_writer()
                 self._next_check = time.monotonic() + _CHECK_SECONDS
-            descriptor = os.open(path, os.O_RDWR | (0 if offset else os.O_CREAT | os.O_TRUNC), 0o666)
+            descriptor = os.open(path, os.O_RDWR | (0 if offset else os.O_CREAT | os.O_TRUNC), PRIVATE)
             try:
                 end = _write_whole(descriptor, parts, offset)
                 if sync:
@@ -398,7 +400,7 @@ class LogStorage(StagedFiles, ReaderFiles):
         """Tell receivers, wherever they run, that they are to end: those that were started with this token."""
         path = self._root / end_name(token)
         with writing(f"writing {path}"):
-            path.touch()
+            path.touch(mode=PRIVATE)
 
     def is_asked_to_end(self, token: str) -> bool:
         """Whether ``ask_to_end`` was called with this token.

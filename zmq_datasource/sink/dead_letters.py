@@ -19,7 +19,7 @@ from typing import Any, NamedTuple, Self
 import pyarrow as pa
 
 from zmq_datasource.errors import DeadLetterError
-from zmq_datasource.host.locations import directory_of, make_directory, without_secrets
+from zmq_datasource.host.locations import directory_of, make_directory, make_file, without_secrets
 from zmq_datasource.messages.schemas import FRAMES
 from zmq_datasource.options.types import Location
 
@@ -132,6 +132,7 @@ class StagedDeadLetters:
                 staging = f"{directory}/{_staging(self._query, self._batch)}"
                 make_directory(system, directory, _staging(self._query, self._batch))
                 self.name = f"{uuid.uuid4().hex}.parquet"
+                make_file(system, f"{staging}/{self.name}")
                 self._writer = parquet.ParquetWriter(f"{staging}/{self.name}", _ROW_SCHEMA, filesystem=system)
             self._writer.write_table(pa.Table.from_pylist(self._rows, _ROW_SCHEMA))
         self._rows, self._bytes = [], 0

@@ -22,7 +22,7 @@ from typing import Self
 import pyarrow as pa
 
 from zmq_datasource.host.limited_logging import LimitedLog
-from zmq_datasource.host.locations import directory_of, make_directory, without_secrets
+from zmq_datasource.host.locations import directory_of, make_directory, make_file, without_secrets
 from zmq_datasource.messages.schemas import FRAMES
 from zmq_datasource.options.types import Location
 from zmq_datasource.source.intake import MalformedMessage
@@ -204,6 +204,7 @@ class DeadLetters:
         system, directory = directory_of(self._location)
         make_directory(system, directory)
         # Spark leaves out what begins with a dot, so nobody reads half a file.
+        make_file(system, f"{directory}/.{name}")
         parquet.write_table(table, f"{directory}/.{name}", filesystem=system)
         system.move(f"{directory}/.{name}", f"{directory}/{name}")
         if self._kept_bytes is not None:

@@ -1,0 +1,85 @@
+"""What is written can be read by its user alone, whatever the umask is, and whoever may enter the directory."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import zmq
+
+from tests.acknowledged.test_acknowledged import receiving, stage
+from tests.sink.test_dead_letters import stage as stage_letters
+from tests.source.test_feed import _in_this_process, querying, send  # noqa: F401 - a fixture
+from tests.support import Socket, bound, free_endpoint
+from tests.support.proxies import ProxyThreads, endpoints
+from zmq_datasource import DurableSubscriber
+from zmq_datasource.options.types import Location
+from zmq_datasource.sink.dead_letters import commit_dead_letters
+
+Context = zmq.Context[Socket]
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Iterator[Path]:
+    """A directory that everybody may enter, and a umask that takes nothing away."""
+    before = os.umask(0)
+    try:
+        place = tmp_path / "place"
+        for path in (place, place / "log", place / "log" / "0", place / "store"):
+            path.mkdir()
+        yield place
+    finally:
+        os.umask(before)
+
+
+def files(place: Path) -> set[str]:
+    """The names of the files; none may be open to others."""
+    found = [path for path in place.rglob("*") if path.is_file()]
+    assert not [path for path in found if path.stat().st_mode & 0o077]
+    return {path.name for path in found}
+
+
+@pytest.mark.parametrize("stored", [False, True])
+def test_the_log_of_a_query(context: Context, place: Path, stored: bool) -> None:
+    push, endpoint = bound(context, zmq.PUSH)
+    where = {"walStore": f"file://{place}/store"} if stored else {}
+    with querying(place / "log", connect=endpoint, framing="sequenced", **where) as query:
+        query.step()
+        push.send(b"no sequence")
+        for number in range(10):
+            push.send_multipart([b"", b"me", number.to_bytes(8, "big"), b"x"])
+        query.until(10)
+        files(place)
+    names = files(place)
+    assert {"positions.lock", "writer.lock"} <= names
+    assert {".arrow", ".json", ".lock", ".parquet"} <= {Path(name).suffix for name in names}
+
+
+def test_what_is_staged_for_a_transaction(place: Path) -> None:
+    endpoint = free_endpoint()
+    with receiving(place / "log", endpoint) as ingest:
+        attempt = stage(endpoint, "a")
+        assert f"{attempt}.arrow" in files(place)
+        ingest.seal()
+
+
+def test_the_log_of_a_proxy(context: Context, place: Path) -> None:
+    with (
+        ProxyThreads(place / "log", endpoints("pull", "durable")) as proxy,
+        DurableSubscriber(proxy.sides["durable"], "me") as me,
+    ):
+        push = context.socket(zmq.PUSH)
+        push.connect(proxy.sides["pull"])
+        push.send(b"x")
+        assert me.receive(30) is not None
+        files(place)
+    assert {"durable.json", "subscriptions.json"} <= files(place)
+
+
+def test_the_dead_letters_of_a_sink(place: Path) -> None:
+    name = stage_letters(place, [b"x"])
+    assert name in files(place)
+    commit_dead_letters(Location(place), "q", 7, [name or ""])
+    assert name in files(place)
