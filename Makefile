@@ -12,7 +12,7 @@ WORKERS ?= 3
 # For noxfile.py: a directory for what became of each test.
 REPORT = $(if $(REPORTS),--junitxml=$(REPORTS)/$@.xml)
 
-.PHONY: help demo test test-spark test-rest chaos soak test-long test-versions check fast sanitize coverage fuzz mutate audit bench bench-kafka docs site notebook notebooks wheel clean
+.PHONY: help demo test test-spark test-rest chaos chaos-proof soak test-long test-versions check fast sanitize coverage fuzz mutate audit bench bench-kafka docs site notebook notebooks wheel clean
 
 help: ## What there is
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1\t\2/p' Makefile | expand -t 14
@@ -32,6 +32,9 @@ test-rest: $(VENV)/.dev
 
 chaos: $(VENV)/.dev ## Random faults against whole topologies; SEEDS=200, FIRST=0
 	$(BIN)/python -m tests.weather --seeds $(or $(SEEDS),20) --first $(or $(FIRST),0) $(ARGS)
+
+chaos-proof: $(VENV)/.dev ## Bring each mended fault back by its patch, and see its test go red; ARGS="proxy" for some of them
+	$(JAVA) $(BIN)/python -m tests.track_record $(ARGS)
 
 soak: $(VENV)/.dev ## All paths at once for MINUTES=30, in weather; says what has grown, draws docs/images/soak.png
 	$(BIN)/python -m tests.soak --minutes $(or $(MINUTES),30) --plot docs/images/soak.png $(ARGS)
