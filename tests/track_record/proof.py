@@ -129,9 +129,11 @@ class Tree:
             str(_SECONDS - 30),
             patch.caught_by,
         )
-        skipped = re.search(r"^\d+ skipped", output, re.MULTILINE)
-        # 1: a test failed. Others: it does not exist, cannot be imported, or pytest itself was ended.
-        return _Run(code == 1, code == 0 and not skipped, _last_line(output))
+        # Code 1: a test failed. Others: it does not exist, cannot be imported, or pytest itself was ended, perhaps after
+        # the test had failed: where a fault is that something waits for ever, the process may not end by itself.
+        red = code == 1 or re.search(r"^\d+ failed", output, re.MULTILINE) is not None
+        green = code == 0 and re.search(r"^\d+ skipped", output, re.MULTILINE) is None
+        return _Run(red, green, _last_line(output))
 
     def _call(self, *arguments: str) -> tuple[int, str]:
         """Run Python in the copy, in a process group that is ended with it. Returns its exit code and output."""
