@@ -586,13 +586,13 @@ def test_a_replay_that_shows_a_restart_begins_a_new_epoch() -> None:
 
 
 def test_counters_of_several_names_are_only_those_that_there_are() -> None:
-    """Of 5,000 publishers and as many topics there could be 25 million."""
-    names = [b"%d" % at for at in range(5000)]
+    """Of 1,000 publishers and as many topics there could be a million."""
+    names = [b"%d" % at for at in range(1000)]
     many, one = Keys.of(pa.array(names, pa.binary())), Keys([b"e"])
     joined = Keys.joined([many, one, many])
     assert joined.codes is not None
     assert [joined.names[code] for code in joined.codes.to_pylist()] == [(name, b"e", name) for name in names]
-    assert len(joined.names) == 5000
+    assert len(joined.names) == 1000
     assert Keys.joined([one, one]) == Keys([(b"e", b"e")])
     mixed = Keys.joined([Keys([b"a", b"b"], pa.array([0, 1, 0])), Keys([b"x", b"y"], pa.array([1, 1, 0]))])
     assert mixed.codes is not None

@@ -129,8 +129,8 @@ class Tree:
             str(_SECONDS - 30),
             patch.caught_by,
         )
-        # Code 1: a test failed. Others: it does not exist, cannot be imported, or pytest itself was ended, perhaps after
-        # the test had failed: where a fault is that something waits for ever, the process may not end by itself.
+        # Code 1: a test failed. Others: it does not exist, cannot be imported, or pytest itself was ended, perhaps
+        # after the test had failed: a fault by which something waits for ever may keep the process from its end.
         red = code == 1 or re.search(r"^\d+ failed", output, re.MULTILINE) is not None
         green = code == 0 and re.search(r"^\d+ skipped", output, re.MULTILINE) is None
         return _Run(red, green, _last_line(output))
