@@ -174,6 +174,28 @@ def test_the_first_batch_is_repeated_from_where_it_began(context: Context, tmp_p
         assert it.initialOffset()["next"] == {"0": 10}  # an option that differs is no repetition
 
 
+def test_a_full_log_has_room_again_though_spark_commits_only_once_there_is_more(
+    context: Context, tmp_path: Path
+) -> None:
+    """Spark commits a batch when it plans the next one, for which a full log has no room."""
+    push, endpoint = bound(context, zmq.PUSH, sndhwm=10)
+    options = {"walMaxBytes": 256 << 10, "walChunkBytes": 64 << 10, "rcvhwm": 10}
+    with reader(endpoint, tmp_path, **options) as it:
+        start = before = it.initialOffset()
+
+        def moves_on() -> bool:
+            for _ in range(20):
+                offer(push, b" " * 10_000)
+            return bool(it.latestOffset(start, ALL) != start)
+
+        for _ in range(3):
+            wait_for(lambda: not offer(push, b" " * 10_000), "a full log")
+            wait_for(moves_on, f"messages after {start}", 5)
+            end = it.latestOffset(start, ALL)
+            it.commit(before)  # of the batch before, now that there is one after it
+            before, start = start, end
+
+
 def test_a_commit_deletes_and_reading_below_it_is_data_loss(context: Context, tmp_path: Path) -> None:
     push, endpoint = bound(context, zmq.PUSH)
     with reader(endpoint, tmp_path) as it:
