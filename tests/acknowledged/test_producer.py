@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import signal
@@ -9,16 +10,17 @@ import socket as stdlib_socket
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
+import zmq
 from pyspark.sql.streaming.datasource import ReadMaxRows
 
 from tests.acknowledged.test_acknowledged import receiving, values
-from tests.support import free_endpoint, log_rows, stream_options, wait_for
+from tests.support import RawSender, Socket, free_endpoint, log_rows, stream_options, wait_for
 from zmq_datasource import (
     DataLossError,
     LogError,
@@ -150,6 +152,158 @@ def test_a_flush_in_doubt_is_settled_and_what_came_after_it_is_not_lost(
         _ = producer.last_committed
     assert values(tmp_path) == ["a", "b"]
     assert log_rows(tmp_path).column("sequence").to_pylist() == [0, 1]
+
+
+def transfer(producer: Producer) -> None:
+    """Two rows that belong together, as a user's code sends them; it can be run again."""
+    with producer.transaction():
+        producer.send("debit")
+        producer.send("credit" + "x" * 60_000)
+
+
+def test_a_refused_transaction_is_dropped_and_its_block_can_be_run_again(
+    context: zmq.Context[Socket], tmp_path: Path
+) -> None:
+    endpoint = free_endpoint()
+    with (
+        receiving(tmp_path, endpoint, walMaxBytes="100k"),
+        Producer(endpoint, sendTimeout="10s") as producer,
+    ):
+        other = RawSender(context, endpoint)
+        attempt = other.stage("other", 0, b"x" * 60_000)
+        with pytest.raises(TransactionError, match="walMaxBytes"):
+            transfer(producer)
+        producer.flush()  # nothing is left of it
+        other.ask("A", "B", producer="other", number=0, attempts=[attempt])
+        other.close()
+        transfer(producer)
+    assert [value[:6] for value in values(tmp_path)] == ["debit", "credit"]
+
+
+def test_no_block_runs_while_the_outcome_of_the_one_before_is_unknown(tmp_path: Path) -> None:
+    """A full log answers late, and the program runs the block again: a transfer of money, twice."""
+    endpoint = free_endpoint()
+    with (
+        receiving(tmp_path, endpoint, walMaxBytes="100k") as ingest,
+        Producer(endpoint, sendTimeout="500ms", **FAST) as producer,
+    ):
+        transfer(producer)
+        transfer(producer)
+        assert ingest.log.full
+        with pytest.raises(SendTimeoutError):
+            transfer(producer)
+        with pytest.raises(TransactionError, match=r"Call flush\(\)"):
+            transfer(producer)
+        ingest.log.commit(4)
+        producer.flush()
+    assert log_rows(tmp_path).column("sequence").to_pylist().count(2) == 2
+    assert set(log_rows(tmp_path).column("sequence").to_pylist()) <= {0, 1, 2}
+
+
+@contextmanager
+def receiver_that_answers(
+    context: zmq.Context[Socket], endpoint: str, answer: Callable[[str, dict[str, Any]], list[dict[str, Any]]]
+) -> Iterator[None]:
+    """A receiver that gives each message the answers of a function: the letter ``kind``, and the fields."""
+    ended = threading.Event()
+
+    def serve() -> None:
+        with context.socket(zmq.ROUTER) as router:
+            router.bind(endpoint)
+            while not ended.is_set():
+                if router.poll(20):
+                    peer, head, body, *_ = router.recv_multipart()
+                    for fields in answer(chr(head[4]), json.loads(body)):
+                        kind = fields.pop("kind").encode()
+                        router.send_multipart([peer, b"ZDS\x01" + kind, json.dumps(fields).encode()])
+
+    serving = threading.Thread(target=serve)
+    serving.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        serving.join(10)
+
+
+def test_a_refusal_drops_no_transaction_whose_first_commit_may_be_on_its_way(
+    context: zmq.Context[Socket],
+) -> None:
+    """The first commit is not answered, the second attempt refused; then the receiver carries out the first."""
+    endpoint = free_endpoint()
+    asked: list[str] = []
+    committed: list[str] = []
+
+    def answer(kind: str, message: dict[str, Any]) -> list[dict[str, Any]]:
+        attempt = message.get("attempt")
+        match kind:
+            case "H":
+                done = {"committed": 0, "by": committed[0]} if committed else {"committed": None, "by": None}
+                return [{"kind": "W", "attempt": attempt, "credit": 0, "received": 0, "limit": 1 << 20, **done}]
+            case "D" if asked:
+                return [{"kind": "X", "attempt": attempt, "code": "no_room", "reason": "full"}]
+            case "D":
+                return [{"kind": "C", "attempt": attempt, "received": 1}]
+            case "E":
+                return [{"kind": "S", "attempt": attempt, "rows": message["rows"]}]
+            case "M":
+                asked.extend(message["attempts"])
+        return []
+
+    with (
+        receiver_that_answers(context, endpoint, answer),
+        Producer(endpoint, sendTimeout="300ms", **FAST) as producer,
+    ):
+        with pytest.raises(SendTimeoutError):
+            transfer(producer)
+        with pytest.raises(TransactionError, match="no_room"):
+            producer.flush()
+        with pytest.raises(TransactionError, match=r"Call flush\(\)"):
+            transfer(producer)
+        committed.extend(asked)
+        producer.flush()
+        with pytest.raises(TransactionError, match="no_room"):
+            transfer(producer)  # the first one is settled, and this is a new one
+
+
+def test_a_commit_that_meets_an_error_of_the_receiver_stays_unsettled(context: zmq.Context[Socket]) -> None:
+    endpoint = free_endpoint()
+    committed: list[str] = []
+
+    def answer(kind: str, message: dict[str, Any]) -> list[dict[str, Any]]:
+        attempt = message.get("attempt")
+        match kind:
+            case "H":
+                done = {"committed": 0, "by": committed[0]} if committed else {"committed": None, "by": None}
+                return [{"kind": "W", "attempt": attempt, "credit": 0, "received": 0, "limit": 1 << 20, **done}]
+            case "D":
+                return [{"kind": "C", "attempt": attempt, "received": 1}]
+            case "E":
+                return [{"kind": "S", "attempt": attempt, "rows": message["rows"]}]
+            case "M":
+                committed.extend(message["attempts"])
+                return [{"kind": "X", "attempt": None, "code": "internal", "reason": "a fault"}]
+        return []
+
+    with receiver_that_answers(context, endpoint, answer), Producer(endpoint, **FAST) as producer:
+        with pytest.raises(TransactionError, match="a fault"):
+            transfer(producer)
+        with pytest.raises(TransactionError, match=r"Call flush\(\)"):
+            transfer(producer)
+        producer.flush()
+        assert len(committed) == 1
+
+
+def test_an_unsettled_transaction_is_committed_by_flush(tmp_path: Path) -> None:
+    endpoint = free_endpoint()
+    with Producer(endpoint, connectTimeout="100ms", **FAST) as producer:
+        with pytest.raises(SocketError, match="Start the receiver"):
+            transfer(producer)
+        with receiving(tmp_path, endpoint):
+            with pytest.raises(TransactionError, match=r"Call flush\(\)"):
+                transfer(producer)
+            producer.flush()
+    assert [value[:6] for value in values(tmp_path)] == ["debit", "credit"]
 
 
 def test_many_short_lived_producers_leave_room_for_each_other(tmp_path: Path) -> None:

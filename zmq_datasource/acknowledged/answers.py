@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from zmq_datasource.acknowledged.committer import UnknownAttemptError
-from zmq_datasource.acknowledged.protocol import CONFLICT, UNKNOWN, Message, Refusal, encode
+from zmq_datasource.acknowledged.protocol import CONFLICT, INTERNAL, UNKNOWN, Message, Refusal, encode
 from zmq_datasource.acknowledged.transactions import ConflictError
 from zmq_datasource.counters import SourceCounters
 from zmq_datasource.errors import LogError, ProtocolError, SocketError
@@ -72,7 +72,7 @@ class Answers:
             self._faults.fault("an unexpected error at a message of the transaction protocol: %r", e, error=e)
             self._abandon(attempt)
             reason = f"an unexpected error of the receiver ({type(e).__name__}), which its log explains"
-            self._refuse(peer, "internal", reason, attempt)
+            self._refuse(peer, INTERNAL, reason, attempt)
 
     def _refuse(self, peer: bytes, code: str, reason: str, attempt: str | None) -> None:
         self._refusals.warn("refused a message of the transaction protocol: %s", reason)

@@ -13,8 +13,9 @@ from typing import Self
 
 import pyarrow as pa
 
-from zmq_datasource.acknowledged.protocol import MOST_FRAME_BYTES, MOST_NAME_BYTES, is_name
-from zmq_datasource.acknowledged.uplink import AttemptLostError, Uplink
+from zmq_datasource.acknowledged.protocol import INTERNAL, MOST_FRAME_BYTES, MOST_NAME_BYTES, is_name
+from zmq_datasource.acknowledged.sender_session import AttemptLostError, RefusedByReceiverError
+from zmq_datasource.acknowledged.uplink import Uplink
 from zmq_datasource.errors import OptionError, RowError, SocketError, TransactionError
 from zmq_datasource.options import WriteOptions
 from zmq_datasource.options.parser import parse, texts_of
@@ -29,11 +30,20 @@ _MOST_BYTES = 1 << 30
 
 @dataclass
 class _Transaction:
-    """Messages that are to be committed together, and every attempt whose commit was asked for."""
+    """Messages that are to be committed together.
+
+    Attributes:
+        number: Its number; None before the first attempt.
+        size: Bytes that it keeps.
+        is_block: Whether it comes from a ``transaction()`` block.
+        asked: The attempts that may be in the log: their commit was asked for, and not refused.
+    """
 
     number: int | None
     values: list[bytes]
     topics: list[bytes | None]
+    size: int
+    is_block: bool
     asked: set[str] = field(default_factory=set)
 
 
@@ -49,9 +59,10 @@ class Producer:
 
     What was sent and not flushed is kept in memory, at most ``max_bytes``; then ``send`` flushes by itself (in a
     transaction it is an error). A ``flush`` that fails has lost nothing and doubled nothing: call it again, it finds
-    out whether the commit took place. But if a ``TransactionError`` says that another program has used the name, close
-    the producer. A program that dies before its flush was answered cannot know; ``last_committed`` tells its successor
-    of the same name what there is. All methods may be called from any thread; one at a time is at work.
+    out whether the commit took place. A transaction that the receiver refuses is dropped: run its block again. But if
+    a ``TransactionError`` says that another program has used the name, close the producer. A program that dies before
+    its flush was answered cannot know; ``last_committed`` tells its successor of the same name what there is. All
+    methods may be called from any thread; one at a time is at work.
 
     Args:
         endpoint: Where the receiver is bound, as in ``tcp://host:port``.
@@ -149,27 +160,51 @@ class Producer:
 
         Raises:
             SocketError: It is not (known to be). What was sent is kept: call it again.
-            TransactionError: The receiver refused, or another producer uses this name.
+            TransactionError, RowError: The receiver refused, or another producer uses this name. Messages that were
+                sent outside of a ``transaction()`` are kept. A transaction is dropped, unless a commit before this
+                one may still put it into the log; then the next ``transaction()`` says so.
         """
         with self._lock:
             if self._in_block:
                 raise TransactionError("flushing within a transaction: leave its block to commit it")
-            while self._pending is not None or self._values:
-                if self._pending is None:
-                    self._pending = _Transaction(None, self._values, self._topics)
-                    self._values, self._topics = [], []
+            self._flush(is_block=False)
+
+    def _flush(self, is_block: bool) -> None:
+        while self._pending is not None or self._values:
+            if self._pending is None:
+                self._pending = _Transaction(None, self._values, self._topics, self._kept_bytes, is_block)
+                self._values, self._topics = [], []
+            try:
                 self._settle(self._pending)
-                self._pending = None
-            self._kept_bytes = 0
+            except (TransactionError, RowError):
+                if self._pending.is_block and not self._pending.asked:
+                    self._forget_pending()
+                raise
+            self._forget_pending()
+
+    def _forget_pending(self) -> None:
+        if self._pending is not None:
+            self._kept_bytes -= self._pending.size
+            self._pending = None
 
     @contextmanager
     def transaction(self) -> Iterator[Self]:
         """All that is sent in the block appears together at its end, or, if the block fails, not at all.
 
-        What was sent before is flushed first. If the commit at the end is not answered, it is not known
-        whether it took place; what was sent is kept as this transaction, and ``flush`` settles it.
+        What was sent before is flushed first.
+
+        Raises:
+            TransactionError, RowError: The receiver refused the transaction; it is dropped, and the block can be run
+                again. Or the transaction before this one is not settled; then the block does not run.
+            SocketError: The commit at the end was not answered. The transaction is kept, and ``flush`` settles it: do
+                not run the block again before ``flush`` has returned.
         """
         with self._lock:
+            if self._pending is not None and self._pending.is_block:
+                raise TransactionError(
+                    "beginning a transaction: it is not known whether the transaction before it is in the log. Call "
+                    "flush(), which commits that one if it is not, and then begin"
+                )
             self.flush()
             self._in_block = True
             try:
@@ -179,7 +214,7 @@ class Producer:
                 raise
             finally:
                 self._in_block = False
-            self.flush()
+            self._flush(is_block=True)
 
     def close(self) -> None:
         """Give up what was not flushed, and disconnect."""
@@ -228,7 +263,7 @@ class Producer:
                 self._next = 0 if committed is None else committed + 1
             transaction.number = self._next
         if committed is not None and committed >= transaction.number:
-            self._check_ours(transaction, uplink)
+            self._check_ours(transaction, uplink, committed)
             return
         session.number = transaction.number
         columns: dict[str, pa.Array] = {"value": pa.array(transaction.values, pa.binary())}
@@ -237,17 +272,34 @@ class Producer:
         uplink.send(pa.record_batch(columns))
         uplink.finish()
         transaction.asked.add(session.attempt)
-        uplink.commit([session.attempt], session.rows, uplink.digest)
-        self._check_ours(transaction, uplink)
+        try:
+            uplink.commit([session.attempt], session.rows, uplink.digest)
+        except (AttemptLostError, RefusedByReceiverError) as e:
+            # After an unexpected error the receiver itself does not know how far it came.
+            if not (isinstance(e, RefusedByReceiverError) and e.code == INTERNAL):
+                transaction.asked.discard(session.attempt)
+            raise
+        self._check_ours(transaction, uplink, transaction.number)
 
-    def _check_ours(self, transaction: _Transaction, uplink: Uplink) -> None:
-        if uplink.session.by not in transaction.asked:
-            raise TransactionError(
-                f"committing transaction {transaction.number} of {self._name}: it is in the log already, from another "
-                "producer of this name. Close this producer, and send what it has not committed under another name"
-            )
-        assert transaction.number is not None
-        self._next = transaction.number + 1
+    def _check_ours(self, transaction: _Transaction, uplink: Uplink, committed: int) -> None:
+        """Go on after a transaction that is in the log, if this producer has put it there.
+
+        Args:
+            committed: The number of the last transaction of this name in the log; ``session.by`` is its attempt.
+        """
+        number = transaction.number
+        assert number is not None
+        if uplink.session.by in transaction.asked:
+            self._next = number + 1
+            return
+        if committed == number:
+            transaction.asked.clear()  # the number is another transaction's
+        whether = "it is not known whether this one is there too" if transaction.asked else "this one is not there"
+        raise TransactionError(
+            f"committing transaction {number} of {self._name}: another producer of this name has put its transaction "
+            f"{committed} into the log; {whether}. Close this producer, and send what it has not committed under "
+            "another name"
+        )
 
 
 def _bytes(text: bytes | str, what: str) -> bytes:

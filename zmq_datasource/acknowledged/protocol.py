@@ -25,6 +25,7 @@ from zmq_datasource.messages.schemas import FRAMES
 __all__ = [
     "CONFLICT",
     "DATA_BYTES",
+    "INTERNAL",
     "MOST_FRAMES",
     "MOST_FRAME_BYTES",
     "MOST_NAME_BYTES",
@@ -56,6 +57,8 @@ VERSION = 1
 UNKNOWN = "unknown"
 # About a number under which something else is committed.
 CONFLICT = "conflict"
+# About a message that met an error which the receiver did not expect; it may have done what the message asks for.
+INTERNAL = "internal"
 _MAGIC = b"ZDS"
 # About the size of one data message: large enough for Arrow, small enough for credit.
 DATA_BYTES = 1 << 20

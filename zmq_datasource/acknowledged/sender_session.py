@@ -41,7 +41,7 @@ from zmq_datasource.acknowledged.protocol import (
 from zmq_datasource.errors import RowError, SendTimeoutError, TransactionError
 from zmq_datasource.transport.link import Session
 
-__all__ = ["AttemptLostError", "SenderSession"]
+__all__ = ["AttemptLostError", "RefusedByReceiverError", "SenderSession"]
 
 # How long an answer may take before it is asked for once more: it may have been lost.
 ASK_AGAIN_SECONDS = 2.0
@@ -49,6 +49,18 @@ ASK_AGAIN_SECONDS = 2.0
 
 class AttemptLostError(TransactionError):
     """The receiver does not have the attempt (any more); another one may succeed."""
+
+
+class RefusedByReceiverError(TransactionError):
+    """The receiver refused a message.
+
+    Attributes:
+        code: The code of the refusal (docs/protocol.md).
+    """
+
+    def __init__(self, code: str, text: str) -> None:
+        super().__init__(text)
+        self.code = code
 
 
 _Answered: TypeAlias = Callable[[Message | None], bool]
@@ -272,10 +284,13 @@ class SenderSession(Session):
                 self._resume(message.received)
                 answer = message
             case Refusal() if message.attempt in (None, self.attempt):
-                raise (AttemptLostError if message.code == UNKNOWN else TransactionError)(
+                refused = (
                     f"sending transaction {self.number} of {self._producer} to {self._receiver}: refused "
                     f"({message.code}): {message.reason}"
                 )
+                if message.code == UNKNOWN:
+                    raise AttemptLostError(refused)
+                raise RefusedByReceiverError(message.code, refused)
             case Staged() if message.attempt == self.attempt:
                 self._staged, answer = True, message
             case Committed() if (message.producer, message.number) == (self._producer, self.number):
