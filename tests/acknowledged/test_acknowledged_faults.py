@@ -87,7 +87,7 @@ def test_data_of_an_older_number_is_refused_before_it_costs_a_file(context: Cont
 def test_the_last_number_is_done_only_with_the_same_rows(
     restarted: bool, context: Context, tmp_path: Path
 ) -> None:
-    endpoint, digest = free_endpoint(), as_text(12345)
+    endpoint, digest = free_endpoint(), as_text(digest_of(rows("a", "b")))
     with receiving(tmp_path, endpoint), raw(context, endpoint) as sender:
         attempt = sender.stage("q", 7, b"a", b"b")
         assert sender.commit("q", 7, [attempt], 2, digest=digest)["kind"] == "K"

@@ -239,7 +239,9 @@ def test_a_refusal_drops_no_transaction_whose_first_commit_may_be_on_its_way(
         match kind:
             case "H":
                 done = {"committed": 0, "by": committed[0]} if committed else {"committed": None, "by": None}
-                return [{"kind": "W", "attempt": attempt, "credit": 0, "received": 0, "limit": 1 << 20, **done}]
+                return [
+                    {"kind": "W", "attempt": attempt, "credit": 0, "received": 0, "limit": 1 << 20, **done}
+                ]
             case "D" if asked:
                 return [{"kind": "X", "attempt": attempt, "code": "no_room", "reason": "full"}]
             case "D":
@@ -275,7 +277,9 @@ def test_a_commit_that_meets_an_error_of_the_receiver_stays_unsettled(context: z
         match kind:
             case "H":
                 done = {"committed": 0, "by": committed[0]} if committed else {"committed": None, "by": None}
-                return [{"kind": "W", "attempt": attempt, "credit": 0, "received": 0, "limit": 1 << 20, **done}]
+                return [
+                    {"kind": "W", "attempt": attempt, "credit": 0, "received": 0, "limit": 1 << 20, **done}
+                ]
             case "D":
                 return [{"kind": "C", "attempt": attempt, "received": 1}]
             case "E":

@@ -83,8 +83,8 @@ class Client:
         self.send("E", fields | {"messages": messages, "rows": rows})
         return self.hear()
 
-    def commit(self, attempts: list[str], number: int, rows: int) -> Answer:
-        fields = {"producer": self.producer, "number": number, "attempts": attempts, "rows": rows}
+    def commit(self, attempts: list[str], number: int, rows: int, **more: str) -> Answer:
+        fields = {"producer": self.producer, "number": number, "attempts": attempts, "rows": rows, **more}
         self.send("M", fields)
         return self.hear()
 
@@ -105,6 +105,41 @@ def refusal(answer: Answer) -> tuple[str, str | None]:
     letter, fields = answer
     assert letter == "X", answer
     return fields["code"], fields["attempt"]
+
+
+@pytest.mark.parametrize("restarted", [False, True])
+def test_a_wrong_digest_is_refused_at_the_first_commit(
+    restarted: bool, context: Context, tmp_path: Path
+) -> None:
+    """Else the commit is refused when it is repeated, as if another program had used the name."""
+    right, wrong = "8f33520e4922b7a9", "0123456789abcdef"  # the right one is the example in the docs
+    attempt = uuid.uuid4().hex
+    frames = [struct.pack("<2i", 0, 2), struct.pack("<3i", 0, 1, 2), b"tv"]
+    with receiving(tmp_path) as endpoint:
+        client = Client(context, endpoint)
+        fields = {"attempt": attempt, "producer": "mine", "number": 0, "partition": 0, "index": 0, "rows": 1}
+        client.send("D", fields | {"columns": ["frames"]}, *frames)
+        assert client.hear_but("W")[0] == "C"
+        assert client.end(attempt, 0, 1, 1)[0] == "S"
+        if not restarted:
+            check_digests(client, attempt, right, wrong)
+    if restarted:
+        with receiving(tmp_path) as endpoint:
+            check_digests(Client(context, endpoint), attempt, right, wrong)
+    assert values(tmp_path) == ["v"]
+
+
+def check_digests(client: Client, attempt: str, right: str, wrong: str) -> None:
+    """Commit the row with the topic t and the value v."""
+    refused = client.commit([attempt], 0, 1, digest=wrong)
+    assert refusal(refused) == ("protocol", None)
+    assert f"its digest is {wrong}" in refused[1]["reason"]
+    assert f"staged have {right}" in refused[1]["reason"]
+    letter, committed = client.commit([attempt], 0, 1, digest=right)
+    assert (letter, committed["again"]) == ("K", False)
+    assert client.commit([attempt], 0, 1, digest=right)[1]["again"] is True
+    assert refusal(client.commit([attempt], 0, 1, digest=wrong))[0] == "conflict"
+    assert client.commit([attempt], 0, 1)[1]["again"] is True
 
 
 def test_a_transaction_by_the_words_of_the_docs(context: Context, tmp_path: Path) -> None:

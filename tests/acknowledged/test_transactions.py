@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import pyarrow as pa
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from xxhash import xxh3_64_intdigest
 
 from zmq_datasource.acknowledged import transactions
-from zmq_datasource.acknowledged.digests import as_text, digest_of
+from zmq_datasource.acknowledged.digests import as_text, digest_of, digest_of_rows
+from zmq_datasource.acknowledged.protocol import Data, pack_columns, rows_of
 from zmq_datasource.acknowledged.transactions import CommittedTransactions, ConflictError, Transaction
 from zmq_datasource.counters import SourceCounters
 
@@ -21,6 +24,32 @@ def digest(**columns: list[object]) -> int:
 def test_the_digest_of_a_row_is_the_one_in_the_documentation() -> None:
     assert as_text(digest(topic=[b"t"], value=[b"v"])) == "8f33520e4922b7a9"
     assert as_text(digest(value=[b"v"], topic=["t"])) == "8f33520e4922b7a9"
+
+
+_FRAME = st.binary(max_size=3) | st.sampled_from([b"", b"t", "\u00e4".encode(), b"\xff"])
+
+
+@given(st.lists(st.lists(_FRAME, min_size=1, max_size=4), min_size=1, max_size=6))
+def test_what_is_staged_of_frames_has_the_digest_of_what_was_sent(frames: list[list[bytes]]) -> None:
+    check_staged(pa.record_batch({"frames": pa.array(frames, pa.list_(pa.binary()))}))
+
+
+@given(st.lists(st.tuples(st.none() | _FRAME, _FRAME), min_size=1, max_size=6))
+def test_what_is_staged_of_topics_has_the_digest_of_what_was_sent(
+    rows: list[tuple[bytes | None, bytes]],
+) -> None:
+    topics, values = (pa.array(column, pa.binary()) for column in zip(*rows, strict=True))
+    check_staged(pa.record_batch({"topic": topics, "value": values}))
+    check_staged(pa.record_batch({"value": values}))
+
+
+def check_staged(sent: pa.RecordBatch) -> None:
+    """Pack rows as a sender does, and compare the receiver's digest of them."""
+    columns, buffers = pack_columns(sent)
+    part = {"attempt": "a" * 32, "producer": "q", "number": 0, "partition": 0, "index": 0}
+    message = Data(**part, rows=sent.num_rows, columns=columns)  # type: ignore[arg-type]
+    staged = rows_of(message, [bytes(memoryview(each)) for each in buffers], 0)  # type: ignore[arg-type]
+    assert digest_of_rows(staged) == digest_of(sent)
 
 
 def test_a_row_is_a_chain_over_its_frames() -> None:

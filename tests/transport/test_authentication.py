@@ -19,7 +19,8 @@ import zmq.auth
 from click.testing import CliRunner
 from zmq.auth.thread import AuthenticationThread
 
-from tests.support import Socket, free_endpoint, stream_options, take, wait_for, write_options
+from tests.acknowledged.test_acknowledged import receiving
+from tests.support import Socket, free_endpoint, log_rows, stream_options, take, wait_for, write_options
 from tests.support.hostile import greeting
 from tests.support.proxies import ProxyThreads, endpoints
 from zmq_datasource import DurableSubscriber, Producer
@@ -487,6 +488,40 @@ def test_a_name_belongs_to_the_key_that_it_is_bound_to(keys: Keys, tmp_path: Pat
             ):
                 pass
         _send_as(keys, sides["router"], "friend", "elsewhere")
+
+
+def test_brackets_in_a_bound_name_stand_for_themselves(keys: Keys, tmp_path: Path) -> None:
+    command = [
+        "keygen",
+        "owner",
+        "--directory",
+        str(keys.directory),
+        "--only",
+        "orders[eu]",
+        "--only",
+        "log?[a]*",
+    ]
+    assert CliRunner().invoke(main, command).exit_code == 0
+    keys.admit("owner")
+    sides = endpoints("router", "durable")
+    with ProxyThreads(tmp_path / "log", sides, **keys.server):
+        for name in ("orders[eu]", "log1[a]b"):
+            _send_as(keys, sides["router"], "owner", name)
+            with pytest.raises(TransactionError, match="belongs to another key"):
+                _send_as(keys, sides["router"], "friend", name)
+        for name in ("orderse", "ordersu", "log1ab"):
+            _send_as(keys, sides["router"], "friend", name)
+
+
+def test_the_largest_row_arrives_encrypted(keys: Keys, tmp_path: Path) -> None:
+    """libzmq compares its limit with the encrypted frame, and hangs up at a larger one."""
+    endpoint, value = free_endpoint(), bytes(64 << 20)
+    with (
+        receiving(tmp_path / "log", endpoint, **given(keys.server)),
+        Producer(endpoint, sendTimeout="20s", **keys.client("friend")) as producer,
+    ):
+        producer.send(value)
+    assert log_rows(tmp_path / "log").column("value").to_pylist() == [value]
 
 
 @pytest.mark.parametrize("fault", ["the directory is gone", "no descriptor is free", "a certificate is torn"])

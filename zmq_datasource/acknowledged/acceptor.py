@@ -20,7 +20,7 @@ from zmq_datasource.log.storage import LogStorage
 from zmq_datasource.transport.authentication import NameRights
 from zmq_datasource.transport.opened import OpenSocket
 from zmq_datasource.transport.peers import count_connections
-from zmq_datasource.transport.spec import SocketSpec
+from zmq_datasource.transport.spec import SocketSpec, frame_limit
 from zmq_datasource.transport.unfinished import Unfinished
 
 __all__ = ["Acceptor", "AcceptorTerms"]
@@ -80,7 +80,7 @@ class Acceptor:
 
     def _prepare(self, sock: zmq.Socket[bytes]) -> None:
         sock.setsockopt(zmq.ROUTER_MANDATORY, 1)
-        sock.setsockopt(zmq.MAXMSGSIZE, MOST_FRAME_BYTES)
+        sock.setsockopt(zmq.MAXMSGSIZE, frame_limit(MOST_FRAME_BYTES))
         sock.setsockopt(zmq.RCVHWM, min(self._spec.rcvhwm or _RCVHWM, _RCVHWM))
 
     def __exit__(

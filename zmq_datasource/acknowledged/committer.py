@@ -20,6 +20,7 @@ from typing import NamedTuple, Protocol
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from zmq_datasource.acknowledged.digests import as_text, digest_of_rows
 from zmq_datasource.acknowledged.protocol import Commit
 from zmq_datasource.acknowledged.transactions import CommittedTransactions, Transaction
 from zmq_datasource.counters import SourceCounters
@@ -111,6 +112,7 @@ class Committer:
         Raises:
             UnknownAttemptError: Not all of it is here.
             ConflictError: Something else is committed under this number, or a later number is.
+            ProtocolError: The rows do not have the digest that the sender tells.
             LogError: The log can take nothing any more.
         """
         newest = self._transactions.newest(message.producer)
@@ -125,11 +127,11 @@ class Committer:
         if self._log.full:
             return self._defer(peer, message)
         try:
-            batches, attempt = self._read(message)
+            batches, digest = self._read(message)
         except DiskFaultError:  # no file can be opened now
             return self._defer(peer, message)
         size = sum(pc.sum(pc.binary_length(b.column("value"))).as_py() or 0 for b in batches)
-        transaction = Transaction(message.number, attempt, message.rows, message.digest)
+        transaction = Transaction(message.number, message.attempts[0], message.rows, digest)
         self._log.append_whole(batches)
         # Nothing from here on can fail: rows and note are one.
         self._transactions.commit(message.producer, transaction)
@@ -173,7 +175,12 @@ class Committer:
         return deferred
 
     def _read(self, message: Commit) -> tuple[list[pa.RecordBatch], str]:
-        """All rows of a transaction in the order of its parts, checked, and one of its attempts."""
+        """All rows of a transaction in the order of its parts, checked, and their digest.
+
+        Raises:
+            UnknownAttemptError: Not all of it is here.
+            ProtocolError: The rows do not have the digest that the sender tells.
+        """
         transaction = f"committing transaction {message.number} of {message.producer}"
         wanted = len(message.attempts)
         if not wanted or len(set(message.attempts)) < wanted:
@@ -192,10 +199,20 @@ class Committer:
         if staged != message.rows:
             raise UnknownAttemptError(f"{transaction}: committing {message.rows} rows, {staged} are staged")
         batches: list[pa.RecordBatch] = []
+        digest = 0
         for attempt in sorted(ours, key=lambda attempt: ours[attempt].partition):
             try:
-                batches += self._staging.read(attempt)
+                read = self._staging.read(attempt)
             except DamagedChunkError as e:
                 self._staging.remove([attempt])
                 raise UnknownAttemptError(f"{transaction}: {e}") from e
-        return batches, message.attempts[0]
+            known = ours[attempt].digest
+            digest += sum(map(digest_of_rows, read)) if known is None else known
+            batches += read
+        found = as_text(digest)
+        if message.digest is not None and message.digest != found:
+            raise ProtocolError(
+                f"{transaction}: its digest is {message.digest}, but the rows that are staged have {found}; nothing "
+                "was written. docs/protocol.md says how a digest is calculated; a sender may leave it out"
+            )
+        return batches, found

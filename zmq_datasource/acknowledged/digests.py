@@ -9,11 +9,12 @@ of which Spark may choose anew; and unlike with an exclusive or, a row that is t
 from __future__ import annotations
 
 import pyarrow as pa
+import pyarrow.compute as pc
 from xxhash import xxh3_64_intdigest
 
 from zmq_datasource.messages.columns import as_binary
 
-__all__ = ["as_text", "digest_of"]
+__all__ = ["as_text", "digest_of", "digest_of_rows"]
 
 _MODULUS = 1 << 64
 
@@ -23,11 +24,22 @@ def digest_of(batch: pa.RecordBatch) -> int:
     if "frames" in batch.schema.names:
         return sum(map(_chain, batch.column("frames").to_pylist())) % _MODULUS
     values = as_binary(batch.column("value")).to_pylist()
-    if "topic" not in batch.schema.names:
+    topic = batch.column("topic") if "topic" in batch.schema.names else None
+    if topic is None or topic.null_count == len(topic):
         return sum(map(xxh3_64_intdigest, values)) % _MODULUS
-    topics = as_binary(batch.column("topic")).to_pylist()
+    topics = as_binary(topic).to_pylist()
     seeds = [0 if topic is None else xxh3_64_intdigest(topic) for topic in topics]
     return sum(map(xxh3_64_intdigest, values, seeds)) % _MODULUS
+
+
+def digest_of_rows(batch: pa.RecordBatch) -> int:
+    """The same of rows as the receiver stages them (``messages.schemas.MESSAGE_SCHEMA``)."""
+    frames = batch.column("frames")
+    if frames.null_count == len(frames):
+        return digest_of(batch.select(["topic", "value"]))
+    whole = frames.is_valid()
+    rest = digest_of(batch.filter(pc.invert(whole)).select(["topic", "value"]))
+    return (digest_of(batch.filter(whole).select(["frames"])) + rest) % _MODULUS
 
 
 def as_text(digest: int) -> str:

@@ -294,7 +294,9 @@ class Producer:
             return
         if committed == number:
             transaction.asked.clear()  # the number is another transaction's
-        whether = "it is not known whether this one is there too" if transaction.asked else "this one is not there"
+        whether = (
+            "it is not known whether this one is there too" if transaction.asked else "this one is not there"
+        )
         raise TransactionError(
             f"committing transaction {number} of {self._name}: another producer of this name has put its transaction "
             f"{committed} into the log; {whether}. Close this producer, and send what it has not committed under "

@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 
 from zmq_datasource.acknowledged.answers import Answers, RefusedError
 from zmq_datasource.acknowledged.committer import Committer, Done, TransactionLog, UnknownAttemptError
+from zmq_datasource.acknowledged.digests import digest_of_rows
 from zmq_datasource.acknowledged.protocol import (
     MOST_FRAME_BYTES,
     Abort,
@@ -255,6 +256,7 @@ class Reception:
             self._end(session)
             raise RefusedError("storage", str(e)) from e
         session.received += 1
+        session.digest += digest_of_rows(rows)
         self._sessions.grant(session)
         if session.window != session.credit:
             self._welcome_again(session)
@@ -323,7 +325,7 @@ class Reception:
             raise RefusedError("storage", str(e)) from e
         rows, size = session.file.rows, session.file.size
         session.file = None
-        self._staging.add(session.attempt, session.part._replace(rows=rows), size, now)
+        self._staging.add(session.attempt, session.part._replace(rows=rows, digest=session.digest), size, now)
         self._end(session)
         self._answers.add(session.peer, Staged(attempt=session.attempt, rows=rows))
 

@@ -41,6 +41,7 @@ class Session:
         part: What it is an attempt at.
         heard: When its sender last said something.
         received: Data messages taken.
+        digest: Of the rows that they had.
         window: Bytes of the budget that it holds.
         credit: What it heard last.
         notified: Whether it has heard that a message is missing.
@@ -52,6 +53,7 @@ class Session:
     part: Part
     heard: float
     received: int = 0
+    digest: int = 0
     window: int = 0
     credit: int = 0
     notified: bool = False

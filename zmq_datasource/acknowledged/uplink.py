@@ -21,7 +21,7 @@ from zmq_datasource.acknowledged.transactions import conflict_with_later
 from zmq_datasource.errors import NoPeerError, SendTimeoutError
 from zmq_datasource.options import WriteOptions
 from zmq_datasource.transport.link import Link
-from zmq_datasource.transport.spec import SocketSpec
+from zmq_datasource.transport.spec import SocketSpec, frame_limit
 
 __all__ = ["AttemptLostError", "Uplink"]
 
@@ -49,7 +49,7 @@ class Uplink:
         self._link = Link(
             SocketSpec.of_sink(options),
             self.session,
-            lambda sock: sock.setsockopt(zmq.MAXMSGSIZE, _MOST_ANSWER_BYTES),
+            lambda sock: sock.setsockopt(zmq.MAXMSGSIZE, frame_limit(_MOST_ANSWER_BYTES)),
         )
         self.digest = 0
         self.blocked_seconds = 0.0

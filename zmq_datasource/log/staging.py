@@ -28,12 +28,13 @@ _log = logging.getLogger(__name__)
 
 
 class Part(NamedTuple):
-    """What an attempt is an attempt at, and how many rows it has."""
+    """What an attempt is an attempt at, how many rows it has, and their digest; None where it is not known yet."""
 
     producer: str
     number: int
     partition: int
     rows: int = 0
+    digest: int | None = None
 
 
 class StagedFile:

@@ -24,6 +24,7 @@ from zmq_datasource.proxy.specs import proxy_socket
 from zmq_datasource.transport.core import Outbox, columns_of
 from zmq_datasource.transport.kernel import Connection, connections, hang_up
 from zmq_datasource.transport.opened import OpenSocket
+from zmq_datasource.transport.spec import frame_limit
 
 __all__ = ["NO_SUBSCRIBERS", "Backend"]
 
@@ -102,7 +103,7 @@ class Backend:
         self._waited_before = 0.0
 
     def _prepare(self, sock: zmq.Socket[bytes]) -> None:
-        sock.setsockopt(zmq.MAXMSGSIZE, _MOST_TOPIC_BYTES)
+        sock.setsockopt(zmq.MAXMSGSIZE, frame_limit(_MOST_TOPIC_BYTES))
         sock.setsockopt(zmq.XPUB_VERBOSE, 1)  # see take_requests
         if self._waits:
             sock.setsockopt(zmq.XPUB_NODROP, 1)

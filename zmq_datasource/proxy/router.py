@@ -16,6 +16,7 @@ from zmq_datasource.transport.authentication import NameRights
 from zmq_datasource.transport.core import Outbox
 from zmq_datasource.transport.opened import OpenSocket
 from zmq_datasource.transport.origin import origin_of
+from zmq_datasource.transport.spec import frame_limit
 from zmq_datasource.transport.unfinished import Unfinished
 
 __all__ = ["Request", "Router"]
@@ -64,7 +65,7 @@ class Router:
         def set_options(sock: zmq.Socket[bytes]) -> None:
             sock.setsockopt(zmq.ROUTER_MANDATORY, 1)
             sock.setsockopt(zmq.ROUTER_HANDOVER, 1)  # a client that comes again may have its name of before
-            sock.setsockopt(zmq.MAXMSGSIZE, most_bytes)
+            sock.setsockopt(zmq.MAXMSGSIZE, frame_limit(most_bytes))
             sock.setsockopt(zmq.RCVHWM, _RCVHWM)
             sock.setsockopt(zmq.SNDHWM, sndhwm)
             prepare(sock)

@@ -7,9 +7,9 @@ a directory of certificates, and a file of passwords, which may change while the
 from __future__ import annotations
 
 import logging
+import re
 import time
 from collections.abc import Callable, Iterator, Mapping
-from fnmatch import fnmatchcase
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
@@ -212,7 +212,13 @@ def any_name(_name: str) -> bool:
 
 
 def _any_fits(patterns: list[str], name: str) -> bool:
-    return any(fnmatchcase(name, pattern) for pattern in patterns)
+    return any(_fits(pattern, name) for pattern in patterns)
+
+
+def _fits(pattern: str, name: str) -> bool:
+    # Not fnmatch: it takes brackets for a set of characters, and a name with brackets would not fit itself.
+    wanted = re.escape(pattern).replace(r"\*", ".*").replace(r"\?", ".")
+    return re.fullmatch(wanted, name, re.DOTALL) is not None
 
 
 def _names_in(certificate: Path) -> list[str]:

@@ -16,7 +16,7 @@ from zmq_datasource.options.types import Endpoints, Linger, ZmqOptions
 from zmq_datasource.transport.keys import value_of
 from zmq_datasource.transport.peers import socket_type
 
-__all__ = ["REFUSED", "SocketSpec", "check_socket_options", "new_socket", "options_of"]
+__all__ = ["REFUSED", "SocketSpec", "check_socket_options", "frame_limit", "new_socket", "options_of"]
 
 # libzmq's options that are refused, with what to use instead; docs/options.md lists them.
 REFUSED = {
@@ -45,6 +45,9 @@ REFUSED = {
     "reconnect_stop": "a connection that ends for good takes along what was received and not read",
     "conflate": "it tears messages of several frames; use rcvhwm=1 or sndhwm=1 for a short queue",
 }
+
+# With CURVE, libzmq compares MAXMSGSIZE with the encrypted frame, which has 33 bytes more.
+_ENCRYPTION_BYTES = 64
 
 # What comes to a sink: requests to subscribe, and the answers to a DEALER. A PUSH reads nothing at all, and libzmq
 # keeps what its peers send until its high-water mark is reached.
@@ -161,8 +164,13 @@ def _check_plain(spec: SocketSpec) -> None:
             )
 
 
+def frame_limit(most_bytes: int) -> int:
+    """The value for MAXMSGSIZE at which a frame of ``most_bytes`` arrives, encrypted or not; -1 for no limit."""
+    return most_bytes if most_bytes < 0 else most_bytes + _ENCRYPTION_BYTES
+
+
 def _ours(spec: SocketSpec) -> dict[int, int]:
-    ours: dict[int, int] = {zmq.LINGER: spec.linger, zmq.MAXMSGSIZE: spec.max_message_bytes}
+    ours: dict[int, int] = {zmq.LINGER: spec.linger, zmq.MAXMSGSIZE: frame_limit(spec.max_message_bytes)}
     if spec.rcvhwm is not None:
         ours[zmq.RCVHWM] = spec.rcvhwm
     if spec.sndhwm is not None:
