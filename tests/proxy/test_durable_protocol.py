@@ -68,7 +68,7 @@ def test_each_message_is_written_and_read_as_specified(
 @pytest.mark.parametrize(
     ("frames", "problem"),
     [
-        ([], "begins with b''"),
+        ([], "without frames"),
         ([b"HELLO"], "SUBSCRIBE, ACK, CREDIT"),
         ([b"READY", ZERO, SEVEN, NINE, b"new"], "begins with b'READY'"),  # not for a proxy
         ([b"SUBSCRIBE"], r"version \[\]"),

@@ -10,11 +10,13 @@ from typing import Self
 
 import zmq
 
+from zmq_datasource.acknowledged.backlog import Backlog
 from zmq_datasource.acknowledged.committer import TransactionLog
 from zmq_datasource.acknowledged.protocol import MOST_FRAME_BYTES, MOST_FRAMES
 from zmq_datasource.acknowledged.reception import AcceptorTerms, Reception
 from zmq_datasource.acknowledged.transactions import CommittedTransactions
 from zmq_datasource.counters import SourceCounters
+from zmq_datasource.host.limited_logging import LimitedLog
 from zmq_datasource.log.filler import FillerFacts
 from zmq_datasource.log.storage import LogStorage
 from zmq_datasource.transport.authentication import NameRights
@@ -27,8 +29,14 @@ __all__ = ["Acceptor", "AcceptorTerms"]
 
 WAIT_MS = 10
 ROUND_MESSAGES = 256
-# More messages than credit lets an honest sender have here.
-_RCVHWM = 64
+# libzmq bounds messages and not bytes, and a frame may have 64 MiB. More messages wait in the kernel and the backlog.
+_RCVHWM = 8
+# Messages that are taken off the socket at a time, and bytes that are dealt with before it is looked at again.
+_FILL_MESSAGES, _FILL_BYTES = 1024, 4 << 20
+# Of a row's topic and value, and their offsets.
+_MOST_MESSAGE_BYTES = 2 * MOST_FRAME_BYTES + (4 << 20)
+# What a frame takes beside its bytes, about.
+_FRAME_OVERHEAD = 100
 _HOUSEKEEPING_SECONDS = 0.1
 
 
@@ -61,6 +69,8 @@ class Acceptor:
         self._monotonic = time.monotonic
         self._forcing = ThreadPoolExecutor(2, thread_name_prefix="zmq-staging")
         self._reception = Reception(terms, counters, storage, transactions, log, self._forcing)
+        self._backlog: Backlog[tuple[list[bytes], Callable[[str], bool]]] = Backlog()
+        self._drops = LimitedLog(__name__, "dropped messages")
         self._next_housekeeping = 0.0
 
     def __enter__(self) -> Self:
@@ -105,8 +115,8 @@ class Acceptor:
 
     @property
     def busy(self) -> bool:
-        """Whether something is under way that ends without a message."""
-        return self._reception.busy
+        """Whether there is something to do although no message comes."""
+        return self._reception.busy or bool(self._backlog)
 
     def receive(self, most: int = ROUND_MESSAGES, wait: bool = True) -> int:
         """One round: wait up to ``WAIT_MS`` for a message, then take what is there, and answer.
@@ -123,28 +133,48 @@ class Acceptor:
             self._reception.look(self._monotonic())
             self._next_housekeeping = now + _HOUSEKEEPING_SECONDS
         self._go_on()
-        # What is under way is done by another thread, so look again soon.
-        if not self._socket.poll((1 if self.busy else WAIT_MS) if wait else 0):
-            return 0
-        taken = 0
-        while taken < most and int(self._socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
-            peer, frames, may_use = self._next()
+        self._fill()
+        if not self._backlog:
+            # What is under way is done by another thread, so look again soon.
+            if not self._socket.poll((1 if self.busy else WAIT_MS) if wait else 0):
+                return 0
+            self._fill()
+        taken = filled = 0
+        while taken < most and (entry := self._backlog.take()) is not None:
+            peer, size, (frames, may_use) = entry
             try:
                 self._reception.take(peer, frames, self._monotonic(), may_use)
             finally:
                 self._answer()
             taken += 1
+            filled += size
+            if filled > _FILL_BYTES:
+                filled = 0
+                self._fill()
         self._reception.cut()
         return taken
 
-    def _next(self) -> tuple[bytes, list[bytes], Callable[[str], bool]]:
-        """A message: who sent it, its frames, and under which names that one may commit."""
-        sender, *parts = self._unfinished.receive(1 + MOST_FRAMES)
-        return sender.bytes, [part.bytes for part in parts], self._rights.of((parts or [sender])[-1])
+    def _fill(self) -> None:
+        """Take what has come off the socket; a message that exceeds the bounds is dropped."""
+        for _ in range(_FILL_MESSAGES):
+            if not int(self._socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
+                break
+            sender, *parts = self._unfinished.receive(1 + MOST_FRAMES)
+            peer, size = sender.bytes, sum(len(part) + _FRAME_OVERHEAD for part in parts)
+            if size <= _MOST_MESSAGE_BYTES and self._backlog.make_room(peer, size):
+                frames = [part.bytes for part in parts]
+                self._backlog.add(peer, size, (frames, self._rights.of((parts or [sender])[-1])))
+            else:
+                self._drops.warn(
+                    "dropped a message of %d bytes of a sender of transactions, which has more than its credit on the "
+                    "way, or shares the memory with very many senders; it has to send the message again",
+                    size,
+                )
 
     def _watch_connections(self) -> None:
         self._open.watch.update()
         self._unfinished.look()
+        self._drops.flush()
         count_connections(self._counters, [self._open.watch])
 
     def _go_on(self) -> None:
@@ -165,6 +195,7 @@ class Acceptor:
     def hold_still(self) -> None:
         """To be called while nothing is received."""
         self._watch_connections()
+        self._fill()
         try:
             self._reception.hold_still(self._monotonic())
         finally:
@@ -173,7 +204,7 @@ class Acceptor:
     def settle(self, patience: float) -> None:
         """Answer what is under way."""
         deadline = time.monotonic() + patience
-        while self.busy and time.monotonic() < deadline:
+        while self._reception.busy and time.monotonic() < deadline:
             self._go_on()
             time.sleep(WAIT_MS / 1000)
 

@@ -195,9 +195,6 @@ class Committer:
             raise UnknownAttemptError(
                 f"{transaction}: {wanted - len(ours)} of {wanted} attempts are not staged here"
             )
-        staged = sum(part.rows for part in ours.values())
-        if staged != message.rows:
-            raise UnknownAttemptError(f"{transaction}: committing {message.rows} rows, {staged} are staged")
         batches: list[pa.RecordBatch] = []
         digest = 0
         for attempt in sorted(ours, key=lambda attempt: ours[attempt].partition):
@@ -209,6 +206,9 @@ class Committer:
             known = ours[attempt].digest
             digest += sum(map(digest_of_rows, read)) if known is None else known
             batches += read
+        staged = sum(batch.num_rows for batch in batches)
+        if staged != message.rows:
+            raise UnknownAttemptError(f"{transaction}: committing {message.rows} rows, {staged} are staged")
         found = as_text(digest)
         if message.digest is not None and message.digest != found:
             raise ProtocolError(

@@ -42,7 +42,7 @@ from zmq_datasource.acknowledged.protocol import (
 from zmq_datasource.acknowledged.sessions import Session, Sessions
 from zmq_datasource.acknowledged.transactions import CommittedTransactions, conflict_with_later
 from zmq_datasource.counters import SourceCounters
-from zmq_datasource.errors import LogWriteError, ProtocolError
+from zmq_datasource.errors import DamagedChunkError, LogWriteError, ProtocolError
 from zmq_datasource.log.staging import Part, StagedFile, Staging
 from zmq_datasource.log.storage import LogStorage
 from zmq_datasource.transport.authentication import any_name
@@ -51,19 +51,24 @@ __all__ = ["AcceptorTerms", "Reception"]
 
 _log = logging.getLogger(__name__)
 
+# What a data message takes in a staged file beside its rows, at least.
+_BATCH_OVERHEAD = 512
+
 
 class AcceptorTerms(NamedTuple):
     """The limits that hold for senders.
 
     Attributes:
         transaction_timeout: Seconds for which a silent sender's transaction is kept.
-        most_staged_bytes: Of all transactions that are not committed.
+        most_staged_bytes: Of all transactions that are not committed, on disk.
         sync: Whether what is staged is forced to the disk.
+        most_attempts: Of all transactions that are not committed. Each is a file, which the next writer has to open.
     """
 
     transaction_timeout: float
     most_staged_bytes: int
     sync: bool
+    most_attempts: int = 16_384
 
 
 class Reception:
@@ -242,7 +247,7 @@ class Reception:
             return  # a copy that was long on its way
         rows = rows_of(message, buffers, int(self._clock() * 1_000_000))
         session = session or self._begin(peer, message, now)
-        if not self._has_room(rows.nbytes):
+        if not self._has_room(rows.nbytes + _BATCH_OVERHEAD):
             self._end(session)
             raise RefusedError(
                 "no_room",
@@ -276,6 +281,13 @@ class Reception:
             raise UnknownAttemptError(
                 f"transaction {message.number} of {message.producer} was committed before this attempt began: repeat it"
             )
+        if self._attempts >= self._terms.most_attempts:
+            self._staging.remove(self._staging.superseded())
+            if self._attempts >= self._terms.most_attempts:
+                raise RefusedError(
+                    "no_room",
+                    f"{self._terms.most_attempts} attempts are staged and not committed; commit or abort some",
+                )
         leaving = self._sessions.must_leave(now)
         if leaving is not None:
             self._end(leaving)
@@ -283,6 +295,10 @@ class Reception:
         session = Session(peer, message.attempt, part, now)
         self._sessions.add(session)
         return session
+
+    @property
+    def _attempts(self) -> int:
+        return len(self._staging) + len(self._sessions)
 
     def _has_room(self, size: int) -> bool:
         """Whether so many bytes more may be staged; attempts that were repeated make room."""
@@ -292,9 +308,8 @@ class Reception:
         return self._staging.bytes + size <= self._terms.most_staged_bytes
 
     def _finish(self, peer: bytes, message: End, now: float) -> None:
-        staged = self._staging.get(message.attempt)
-        if staged is not None:
-            self._answers.add(peer, Staged(attempt=message.attempt, rows=staged.rows))
+        if self._staging.get(message.attempt) is not None:
+            self._answers.add(peer, Staged(attempt=message.attempt, rows=self._rows_of(message.attempt)))
             return
         session = self._session(peer, message.attempt, now)
         if session.finishing is not None:  # asked again: it is answered when it is done
@@ -308,6 +323,13 @@ class Reception:
         # The disk takes its time with it, and others go on sending.
         session.finishing = self._forcing.submit(session.file.finish, self._terms.sync)
         self._finishing.append(session)
+
+    def _rows_of(self, attempt: str) -> int:
+        try:
+            return self._staging.rows(attempt)
+        except DamagedChunkError as e:
+            self._staging.remove([attempt])
+            raise UnknownAttemptError(str(e)) from e
 
     def _answer_staged(self, now: float) -> None:
         for session in [s for s in self._finishing if s.finishing is not None and s.finishing.done()]:
@@ -323,7 +345,7 @@ class Reception:
         except LogWriteError as e:
             self._end(session)
             raise RefusedError("storage", str(e)) from e
-        rows, size = session.file.rows, session.file.size
+        rows, size = session.file.rows, session.file.bytes
         session.file = None
         self._staging.add(session.attempt, session.part._replace(rows=rows, digest=session.digest), size, now)
         self._end(session)

@@ -22,11 +22,19 @@ from zmq_datasource.log.files import (
 )
 from zmq_datasource.log.layout import STAGING_NAME, TEMPORARY_PREFIX
 
-__all__ = ["StagedFiles"]
+__all__ = ["StagedFiles", "bytes_on_disk"]
 
 _SUFFIX = ".arrow"
+# More than the schema of an attempt takes, which is at the beginning of its file.
+_HEAD_BYTES = 16 << 10
+_BLOCK_BYTES = 4096
 # An attempt is 32 hexadecimal digits.
 _STAGED_NAME = re.compile(r"[0-9a-f]{32}\.arrow")
+
+
+def bytes_on_disk(size: int) -> int:
+    """What a file of a size takes on disk: whole blocks, and one at least."""
+    return (size // _BLOCK_BYTES + 1) * _BLOCK_BYTES
 
 
 class StagedFiles(PartitionFiles):
@@ -74,7 +82,7 @@ class StagedFiles(PartitionFiles):
         return []
 
     def staged_size(self, attempt: str) -> int:
-        """Bytes of an attempt on disk.
+        """Bytes that the file of an attempt has.
 
         Raises:
             LogError: The disk refused.
@@ -82,6 +90,14 @@ class StagedFiles(PartitionFiles):
         path = self._staged_path(attempt)
         with reading(path):
             return path.stat().st_size
+
+    def staged_head(self, attempt: str) -> bytes:
+        """The beginning of the file of an attempt, which has its schema."""
+        file = open_file(self._staged_path(attempt))
+        try:
+            return os.pread(file, _HEAD_BYTES, 0)
+        finally:
+            os.close(file)
 
     def open_staged(self, attempt: str) -> pa.NativeFile:
         """Memory-map an attempt for reading."""

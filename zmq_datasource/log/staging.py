@@ -18,6 +18,7 @@ import pyarrow.ipc
 from zmq_datasource.errors import DamagedChunkError, DiskFaultError, LogWriteError
 from zmq_datasource.log.chunk import CHECKSUM, fingerprint, is_intact
 from zmq_datasource.log.files import is_transient
+from zmq_datasource.log.staged_files import bytes_on_disk
 from zmq_datasource.log.storage import LogStorage
 from zmq_datasource.messages.schemas import MESSAGE_SCHEMA
 
@@ -26,6 +27,9 @@ __all__ = ["Part", "StagedFile", "Staging"]
 
 _log = logging.getLogger(__name__)
 
+# An Arrow file begins with its name, padded; the schema follows.
+_MAGIC_BYTES = 8
+
 
 class Part(NamedTuple):
     """What an attempt is an attempt at, how many rows it has, and their digest; None where it is not known yet."""
@@ -33,19 +37,22 @@ class Part(NamedTuple):
     producer: str
     number: int
     partition: int
-    rows: int = 0
+    rows: int | None = None
     digest: int | None = None
 
 
 class StagedFile:
-    """An attempt that is being written."""
+    """An attempt that is being written.
+
+    Attributes:
+        rows: Written so far.
+        bytes: What they take on disk.
+    """
 
     def __init__(self, storage: LogStorage, attempt: str, part: Part) -> None:
         self._storage = storage
         self.attempt = attempt
-        self.rows = 0
-        self.bytes = 0
-        self.size = 0  # in its file, once it is whole
+        self.rows = self.bytes = 0
         schema = MESSAGE_SCHEMA.with_metadata(
             {
                 "producer": part.producer,
@@ -59,8 +66,8 @@ class StagedFile:
     def append(self, batch: pa.RecordBatch) -> None:
         with self._storage.writing_staged(self.attempt):
             self._writer.write_batch(batch, custom_metadata={CHECKSUM: fingerprint(batch)})
+            self.bytes = bytes_on_disk(self._file.tell())
         self.rows += batch.num_rows
-        self.bytes += batch.nbytes
 
     def finish(self, sync: bool) -> None:
         """Whole, on disk, and to be found by the next writer.
@@ -70,7 +77,7 @@ class StagedFile:
         """
         with self._storage.writing_staged(self.attempt):
             self._writer.close()
-            self.size = self._file.tell()
+            self.bytes = bytes_on_disk(self._file.tell())
             self._file.close()
         self._storage.finish_staged(self.attempt, sync)
 
@@ -85,28 +92,32 @@ class StagedFile:
 
 
 class Staging:
-    """The finished attempts of a log partition. Only for its writer; ``now`` is in monotonic seconds."""
+    """The finished attempts of a log partition. Only for its writer; ``now`` is in monotonic seconds.
+
+    Attributes:
+        bytes: What they take on disk.
+    """
 
     def __init__(self, storage: LogStorage) -> None:
         self._storage = storage
         self._parts: dict[str, Part] = {}
         self._sizes: dict[str, int] = {}
         self._since: dict[str, float] = {}
+        self.bytes = 0
 
-    @property
-    def bytes(self) -> int:
-        """Of all finished attempts, on disk."""
-        return sum(self._sizes.values())
+    def __len__(self) -> int:
+        return len(self._parts)
 
     def recover(self, now: float) -> None:
-        """Find what is there, and remove what was not finished or cannot be read."""
+        """Find what is there, and remove what was not finished or is no attempt.
+
+        This reads only the beginning of each file, because there may be very many.
+        """
         self._storage.remove_unfinished_staged()
         for attempt in self._storage.staged():
             try:
-                with self._storage.open_staged(attempt) as file:
-                    reader = pa.ipc.open_file(file)
-                    metadata = reader.schema.metadata
-                    rows = sum(reader.get_batch(n).num_rows for n in range(reader.num_record_batches))
+                head = self._storage.staged_head(attempt)
+                metadata = pa.ipc.read_schema(pa.py_buffer(head[_MAGIC_BYTES:])).metadata
                 names = metadata[b"producer"].decode(), int(metadata[b"number"]), int(metadata[b"partition"])
             except (OSError, pa.ArrowException, KeyError, TypeError, ValueError) as e:
                 if is_transient(e):  # that no file can be opened now is no fault of this one
@@ -115,10 +126,12 @@ class Staging:
                 _log.warning("removing staged attempt %s, which cannot be read: %r", attempt, e)
                 self._storage.remove_staged(attempt)
                 continue
-            self.add(attempt, Part(*names, rows), self._storage.staged_size(attempt), now)
+            self.add(attempt, Part(*names), bytes_on_disk(self._storage.staged_size(attempt)), now)
 
     def add(self, attempt: str, part: Part, size: int, now: float) -> None:
+        """Count an attempt that is whole; ``size`` is in bytes on disk."""
         self._parts[attempt], self._sizes[attempt], self._since[attempt] = part, size, now
+        self.bytes += size
 
     def touch(self, now: float) -> None:
         """Restart an attempt's silence: its sender could not add to it meanwhile."""
@@ -147,6 +160,19 @@ class Staging:
             if part.producer not in active and newest[part.producer] < before
         ]
 
+    def rows(self, attempt: str) -> int:
+        """How many rows an attempt has.
+
+        Raises:
+            DamagedChunkError: The file is not what was written.
+        """
+        part = self._parts[attempt]
+        if part.rows is None:
+            part = part._replace(rows=sum(batch.num_rows for batch in self.read(attempt)))
+            self._parts[attempt] = part
+        assert part.rows is not None
+        return part.rows
+
     def read(self, attempt: str) -> list[pa.RecordBatch]:
         """The rows of an attempt, mapped from its file and checked.
 
@@ -171,7 +197,8 @@ class Staging:
         """Forget attempts: they are committed, aborted, or abandoned."""
         for attempt in attempts:
             if self._parts.pop(attempt, None) is not None:
-                del self._sizes[attempt], self._since[attempt]
+                self.bytes -= self._sizes.pop(attempt)
+                del self._since[attempt]
             try:
                 self._storage.remove_staged(attempt)
             except LogWriteError as e:  # the next writer finds it, and what it is

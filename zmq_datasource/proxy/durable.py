@@ -65,7 +65,8 @@ _MOST_SHOWN, _MOST_TOPICS_SHOWN = 100, 10
 # does not tell (ipc).
 _SNDHWM = 200
 _MOST_SHOWN_BYTES = 60
-_MOST_REQUEST_BYTES = 1 << 20
+# Twice what the topics of a subscription may have.
+_MOST_REQUEST_BYTES = 64 << 10
 
 
 class DurableServer:

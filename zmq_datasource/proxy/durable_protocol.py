@@ -176,7 +176,9 @@ def read_from_client(frames: Sequence[bytes]) -> FromClient:
     Raises:
         ProtocolError: No message of this protocol.
     """
-    word = frames[0] if frames else b""
+    if not frames:
+        raise ProtocolError("a message without frames, or with more bytes than any request has")
+    word = frames[0]
     if word == b"SUBSCRIBE":
         return _read_subscribe(frames)
     if word in _OF_CLIENT:

@@ -21,9 +21,9 @@ from zmq_datasource.transport.unfinished import Unfinished
 
 __all__ = ["Request", "Router"]
 
-# Taken at a time; the others wait in libzmq.
-_MOST_REQUESTS = 256
-_RCVHWM = 1000
+# Taken at a time; the others wait in libzmq, which bounds messages and not bytes, and in the kernel.
+_MOST_REQUESTS, _MOST_INBOX_BYTES = 256, 8 << 20
+_RCVHWM = 16
 _HOUSEKEEPING_SECONDS = 0.1
 
 
@@ -43,7 +43,8 @@ class Router:
         options: Security and what else belongs to every socket.
         bind: Where.
         sndhwm: Messages that libzmq queues for one peer.
-        most_bytes, most_frames: Of a frame, and frames of a message, that an honest peer sends.
+        most_bytes, most_frames: Of a message, and frames of a message, that an honest peer sends. Of a larger
+            message no frames are given, so that its reader refuses it.
         prepare: Sets further options.
 
     Raises:
@@ -72,6 +73,7 @@ class Router:
 
         self._opened = OpenSocket(proxy_socket(options, "ROUTER", bind), set_options)
         self.socket = self._opened.socket
+        self._most_bytes = most_bytes
         self._most_frames = 1 + most_frames  # the first one says who
         self._unfinished = Unfinished(self._opened, most_bytes)
         self._rights = NameRights(options.allowed_clients)
@@ -86,11 +88,14 @@ class Router:
             self._next_housekeeping = now + _HOUSEKEEPING_SECONDS
             self._opened.watch.update()
             self._unfinished.look()
+        room = _MOST_INBOX_BYTES
         with suppress(zmq.Again):
-            while len(self._inbox) < _MOST_REQUESTS:
+            while len(self._inbox) < _MOST_REQUESTS and room > 0:
                 peer, *frames = self._unfinished.receive(self._most_frames)
                 last = (frames or [peer])[-1]
-                taken = [frame.bytes for frame in frames]
+                size = sum(map(len, frames))
+                room -= size
+                taken = [frame.bytes for frame in frames] if size <= self._most_bytes else []
                 self._inbox.append(Request(peer.bytes, taken, origin_of(last), self._rights.of(last)))
 
     def inbox(self) -> list[Request]:
