@@ -267,7 +267,8 @@ SOURCE = (
         "messagesLost",
         "messages",
         "The number of numbered messages that are missing now. A message that comes late or by a replay "
-        "is not missing any more.",
+        "is not missing any more. Of one of several partitions it may be negative: that one has healed gaps "
+        "that another partition had noticed.",
         "messages_lost",
         "lost",
         since="now",

@@ -22,6 +22,10 @@ number ``n`` of a counter that expects ``e``:
 * What was sent before the first number seen is not tracked, unless publishers are short-lived
   (``whole``). Then it is a gap.
 
+A log with several partitions has a tracker for each. A counter *moves* when another partition receives its messages,
+which happens where the number of receivers changes: the partition that hears it goes on from the newest of what all
+partitions know of it, and the others give it up.
+
 Memory is bounded: of counters, the one not heard for longest is forgotten first; of gaps, the
 oldest. What was lost stays counted.
 

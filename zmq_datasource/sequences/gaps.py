@@ -133,6 +133,12 @@ class GapTable:
                 gap.settled = True
                 self.changed.add(gap.serial)
 
+    def drop_missing(self, key: Key) -> None:
+        """Remove the open gaps of a counter's present epoch: another table has them now."""
+        for gap in self.missing(key):
+            self._remove(gap)
+        self.end_epoch(key)
+
     def end_epoch(self, key: Key) -> None:
         """The counter starts anew, or is forgotten: its gaps stay as they are."""
         self._present.pop(key, None)

@@ -69,6 +69,8 @@ class Counter:
         topic: The topic last heard, where a replay may not say it.
         connection: Which connection of its endpoint it was last heard on; -1 if that is long ago.
         sample: The latest message of its present epoch, where a replay is recognised by it.
+        moves: How often another partition of the log has taken it over.
+        division: How the feed was divided among receivers when it was last heard.
     """
 
     floor: int
@@ -79,6 +81,8 @@ class Counter:
     topic: bytes | None = None
     connection: int = field(default=-1, compare=False)
     sample: Sample | None = None
+    moves: int = 0
+    division: str = ""
 
 
 @dataclass(slots=True)

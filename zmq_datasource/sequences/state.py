@@ -70,6 +70,12 @@ def restore(
             )
         for parts, *sample in data.get("samples", ()):
             tracker.counters[_key(parts)].sample = Sample(*sample)
+        division = data.get("division", "")
+        for row in data["counters"]:
+            tracker.counters[_key(row[0])].division = division
+        for parts, *moved in data.get("moves", ()):
+            counter = tracker.counters[_key(parts)]
+            counter.moves, counter.division = moved
         for serial in data["removedGaps"]:
             gaps.pop(serial, None)
         for serial, parts, *numbers in data["gaps"]:
@@ -109,6 +115,12 @@ def _data(
         "nextGap": tracker.gaps.next_serial,
         "counters": list(_counters(tracker, keys)),
         "samples": [(_parts(key), *sample) for key, sample in samples if sample is not None],
+        "division": tracker.division,
+        "moves": [
+            (_parts(key), counter.moves, counter.division)
+            for key in keys
+            if (counter := tracker.counters[key]).moves or counter.division != tracker.division
+        ],
         "gaps": [
             (
                 gap.serial,

@@ -6,6 +6,7 @@ A *position* is a number that never wraps: a counter's number plus its whole tur
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 
 from zmq_datasource.options import Numbering
 from zmq_datasource.sequences.gaps import Gap, GapTable, Key
@@ -25,6 +26,7 @@ class SequenceTracker:
     Attributes:
         connections: How many connections each endpoint has had, where messages are counted by
             endpoint; to be kept up to date by whoever receives, before each call.
+        division: How the feed is divided among receivers; set it after ``state.restore``.
     """
 
     def __init__(self, numbering: Numbering, max_counters: int, max_gaps: int) -> None:
@@ -32,6 +34,7 @@ class SequenceTracker:
         self.totals = Totals()
         self.gaps = GapTable(max_gaps)
         self.connections: dict[bytes, int] = {}
+        self.division = ""
         self._max_counters = max_counters
         self._turn = None if numbering.end is None else numbering.end - numbering.start + 1
         self._endpoint = numbering.by.index("endpoint") if "endpoint" in numbering.by else None
@@ -41,6 +44,58 @@ class SequenceTracker:
         self._ahead: dict[Key, Ahead] = {}
         self.changed: dict[Key, None] = {}  # in the order of the last change
         self.removed: set[Key] = set()
+        # What another partition of the log knows better, until it is heard here.
+        self._elsewhere: dict[Key, SequenceTracker] = {}
+
+    # Counters that move from one partition of the log to another.
+
+    def look_beside(self, other: SequenceTracker) -> None:
+        """Learn which counters another partition knows better; ``take_up`` moves them here one by one.
+
+        A counter that was heard there in the present division stays there. Its namesake, if this partition has heard
+        one in the present division, is another counter.
+
+        The open gaps of a counter that is known better there leave this table at once. ``totals`` stay: each partition
+        counts what it has noticed itself, so the sums over all partitions are exact, and one partition may have healed
+        more than it lost.
+
+        Args:
+            other: The tracker of that partition, restored; it is read until all of its counters were taken up.
+        """
+        for key in other.expected:
+            known = self._elsewhere.get(key, self)
+            stays_there = other.counters[key].division == self.division
+            if key in known.expected:
+                namesakes = stays_there and known.counters[key].division == self.division
+                if namesakes or other._age(key) <= known._age(key):
+                    continue
+            elif stays_there or self.totals.forgotten:
+                continue  # one that was forgotten here may have been heard here later than there
+            self._elsewhere.pop(key, None)
+            if not stays_there:
+                self._elsewhere[key] = other
+            if key in self.expected:
+                self.gaps.drop_missing(key)
+                self._drop(key)
+        while len(self._elsewhere) > self._max_counters:
+            del self._elsewhere[next(iter(self._elsewhere))]
+
+    def take_up(self, key: Key) -> None:
+        """Go on with a counter where another partition has left it, if one has; call before it is used."""
+        other = self._elsewhere.pop(key, None)
+        if other is None:
+            return
+        left = other.counters[key]
+        self.counters[key] = replace(left, since=self.gaps.next_serial, moves=left.moves + 1)
+        self.expected[key] = other.next_number(key)
+        for gap in other.missing(key):
+            self.gaps.add(key, gap.epoch, gap.first, gap.last, gap.noticed).settled = gap.settled
+        self._touch({key})
+
+    def _age(self, key: Key) -> tuple[int, int, int]:
+        """Greater for the partition that had a counter later."""
+        counter = self.counters[key]
+        return counter.moves, counter.epoch, self._position_expected(key)
 
     # The live flow.
 
@@ -54,6 +109,7 @@ class SequenceTracker:
         heard = set()
         for run in runs:
             key, first, count = run.key, run.first, run.count
+            self.take_up(key)
             for offset in range(count):
                 if self.expected.get(key) == first + offset:  # and so it is with all that follow
                     self.expected[key] = first + count
@@ -136,6 +192,7 @@ class SequenceTracker:
     def announce(self, key: Key, last: int, when: int, *, end: bool = False) -> SequenceFindings:
         """A publisher says that ``last`` was the number of its last message so far; or for ever."""
         findings = SequenceFindings()
+        self.take_up(key)
         if key not in self.expected:
             self._meet(key, last + 1, when, findings)
             self.expected[key] = last + 1
@@ -187,6 +244,7 @@ class SequenceTracker:
         Returns:
             Whether it was missing; if not, it was seen or the live flow will bring it.
         """
+        self.take_up(key)
         if key not in self.expected:
             if not onwards:
                 return False
@@ -295,6 +353,7 @@ class SequenceTracker:
         self.removed -= keys
         expected, changed = self.expected, self.changed
         for key in keys:
+            self.counters[key].division = self.division
             expected[key] = expected.pop(key)
             changed.pop(key, None)
             changed[key] = None
@@ -308,8 +367,11 @@ class SequenceTracker:
         while len(self.expected) > self._max_counters:
             key = next(iter(self.expected))
             self.totals.forgotten += not self.counters[key].ended
-            del self.expected[key], self.counters[key]
-            self._ahead.pop(key, None)
-            self.gaps.end_epoch(key)
-            self.changed.pop(key, None)
-            self.removed.add(key)
+            self._drop(key)
+
+    def _drop(self, key: Key) -> None:
+        del self.expected[key], self.counters[key]
+        self._ahead.pop(key, None)
+        self.gaps.end_epoch(key)
+        self.changed.pop(key, None)
+        self.removed.add(key)

@@ -10,6 +10,7 @@ import json
 import logging
 import time
 from concurrent.futures import Future
+from functools import partial
 
 from zmq_datasource.acknowledged.acceptor import Acceptor, AcceptorTerms
 from zmq_datasource.acknowledged.transactions import CommittedTransactions
@@ -27,6 +28,8 @@ from zmq_datasource.log.writer import LogWriter
 from zmq_datasource.options import StreamReadOptions, share_of
 from zmq_datasource.options.types import Location
 from zmq_datasource.source.channel import WAIT_MS
+from zmq_datasource.source.intake import Intake
+from zmq_datasource.source.kept import states_beside
 from zmq_datasource.source.location import log_storage, where_from
 from zmq_datasource.source.log_receiver import LogReceiver
 from zmq_datasource.source.log_source import SourceFacts
@@ -93,6 +96,7 @@ class Ingest:
         self.readers = Readers(self.storage, options.reader_timeout)
         chunk_bytes = min(options.wal_chunk_bytes, options.wal_max_bytes)
         # The log asks for the state at every cut, and the filler appends to the log.
+        self._intake: Intake | None = None
         if options.socket_type == "ROUTER":
             transactions = CommittedTransactions(self.counters, options.max_publishers)
             self.log = self._new_log(transactions, chunk_bytes)
@@ -105,7 +109,7 @@ class Ingest:
             receiver = Receiver(self._share, self.counters, chunk_bytes, beside_log=beside_log)
             self.log = self._new_log(receiver.intake, chunk_bytes)
             self._filler = LogReceiver(receiver, self.log, options.socket_type)
-            self._state = receiver.intake
+            self._state = self._intake = receiver.intake
         self._receiving = ReceivingThread(
             self._filler, self.log, self._state, self.counters, options.wal_flush_interval
         )
@@ -230,6 +234,15 @@ class Ingest:
                 "the messages in log %s were numbered in another way; tracking sequences begins anew",
                 self.storage.root,
             )
+        if self._intake is None or self._intake.tracker is None:
+            return
+        read_beside = partial(states_beside, self.storage, self._options.wal_sync)
+        try:
+            beside = Persistence(self._options.wal_retry_timeout).insist(read_beside)
+        except BaseException:
+            self.log.close()
+            raise
+        self._intake.look_beside(beside, feed_of(self._options))
 
     def check(self) -> None:
         """Raise why receiving has ended, if it has.

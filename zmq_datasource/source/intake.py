@@ -7,7 +7,7 @@ hands over as bytes (``full``, ``delta``) that the log keeps beside the rows; ``
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Any, NamedTuple
@@ -34,6 +34,7 @@ from zmq_datasource.sequences import (
     runs_of,
     state,
 )
+from zmq_datasource.source.kept import tracker_of
 
 __all__ = ["Arrival", "Findings", "Intake", "MalformedMessage"]
 
@@ -247,6 +248,7 @@ class Intake(CarriedState):
         """
         assert self.tracker is not None, "a replay needs numbered messages"
         key = endpoint.encode()
+        self.tracker.take_up(key)
         known = self.tracker.next_number(key)
         if known is not None:
             return known
@@ -257,6 +259,19 @@ class Intake(CarriedState):
             return self.tracker.numbering.start
         self.tracker.begin(key, wanted.sequence)
         return wanted.sequence
+
+    def look_beside(self, others: Iterable[Envelope], division: str) -> None:
+        """Learn what other partitions of the log keep of publishers that may come to this one now; after ``restore``.
+
+        Args:
+            others: Of each of them, what it keeps.
+            division: How the feed is divided among its receivers, as text.
+        """
+        assert self.tracker is not None, "only publishers' numbers move"
+        self.tracker.division = division
+        for other in filter(None, map(tracker_of, others)):
+            if _alike(other.numbering, self.tracker.numbering):
+                self.tracker.look_beside(other)
 
     # log.carried
 

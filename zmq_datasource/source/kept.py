@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import logging
+from collections.abc import Iterable, Sequence
 from dataclasses import fields
 from typing import Any
 
 from zmq_datasource.counters import SourceCounters
+from zmq_datasource.errors import DamagedChunkError, LogFormatError
 from zmq_datasource.log.carried import Envelope
+from zmq_datasource.log.state import read_saved_state
+from zmq_datasource.log.storage import LogStorage
 from zmq_datasource.messages.framing import name_of
 from zmq_datasource.sequences import Key, SequenceTracker, Totals, state
 
-__all__ = ["describe_key", "read_counters", "read_gaps"]
+__all__ = ["describe_key", "read_counters", "read_gaps", "states_beside", "tracker_of"]
+
+_log = logging.getLogger(__name__)
 
 
 def describe_key(by: Sequence[str], key: Key) -> str:
@@ -19,20 +25,61 @@ def describe_key(by: Sequence[str], key: Key) -> str:
     return " ".join(f"{name} {text!r}" for name, text in _names(by, key).items())
 
 
-def read_gaps(full: bytes | None, delta: bytes | None) -> list[dict[str, Any]]:
-    """The gap table that a log keeps: a dictionary a gap, oldest first.
+def tracker_of(envelope: Envelope) -> SequenceTracker | None:
+    """What a log partition keeps of publishers' numbers; None if its messages have none."""
+    base, changes = envelope
+    kept = (envelope.latest or {}).get("sequences")
+    if kept is None:
+        return None
+    tracker = SequenceTracker(state.numbering_of(kept), max_counters=2**62, max_gaps=2**62)
+    state.restore(tracker, base and base["sequences"], changes and changes["sequences"])
+    tracker.division = kept.get("division", "")
+    return tracker
+
+
+def states_beside(storage: LogStorage, sync: bool) -> list[Envelope]:
+    """What the other partitions of a log keep; other processes may write them at the same time.
+
+    Args:
+        storage: Of the partition that is left out.
+        sync: Whether chunks are forced to the disk. If not, a state that a crash of the machine has torn is left out.
+
+    Raises:
+        LogError: One cannot be read.
+    """
+    found = []
+    for partition in storage.partitions():
+        if partition == storage.partition:
+            continue
+        try:
+            saved = read_saved_state(storage.of(partition))
+        except (DamagedChunkError, LogFormatError) as e:
+            if sync:
+                raise
+            _log.error("%s. What that partition has kept of publishers' numbers is not taken over", e)
+            continue
+        found.append(Envelope.of(saved.full, saved.delta))
+    return found
+
+
+def read_gaps(
+    full: bytes | None, delta: bytes | None, beside: Iterable[Envelope] = ()
+) -> list[dict[str, Any]]:
+    """The gap table that a log partition keeps: a dictionary a gap, oldest first.
 
     ``first``, ``last`` and ``messages`` are sequences and their number, ``noticed`` and ``healed``
     microseconds since the epoch; ``publisher``, ``topic`` and ``endpoint`` are None where the
     messages are not counted by them.
+
+    Args:
+        full, delta: The state of the partition.
+        beside: Of the other partitions; an open gap is in the table of the partition that may still heal it.
     """
-    envelope = Envelope.of(full, delta)
-    base, changes = envelope
-    kept = (envelope.latest or {}).get("sequences")
-    if kept is None:
+    tracker = tracker_of(Envelope.of(full, delta))
+    if tracker is None:
         return []
-    tracker = SequenceTracker(state.numbering_of(kept), max_counters=2**62, max_gaps=2**62)
-    state.restore(tracker, base and base["sequences"], changes and changes["sequences"])
+    for other in filter(None, map(tracker_of, beside)):
+        tracker.look_beside(other)
     return [
         {
             **_names(tracker.numbering.by, gap.key),

@@ -9,7 +9,7 @@ from pyspark.sql.datasource import DataSourceReader, InputPartition
 
 from zmq_datasource.log.state import read_saved_state
 from zmq_datasource.options import BatchReadOptions
-from zmq_datasource.source.kept import read_gaps
+from zmq_datasource.source.kept import read_gaps, states_beside
 from zmq_datasource.source.location import log_storage
 from zmq_datasource.spark.worker import set_up_worker
 
@@ -49,6 +49,8 @@ class ZmqGapReader(DataSourceReader):
         """Yield a row a gap, oldest first; ``healed`` is null while its messages are missing."""
         set_up_worker()
         self._storage.log_id()  # where the directory is not reached, nothing would look like "no gaps"
-        saved = read_saved_state(self._storage.of(partition.value))
-        rows = [{"partition": partition.value, **gap} for gap in read_gaps(saved.full, saved.delta)]
+        storage = self._storage.of(partition.value)
+        saved = read_saved_state(storage)
+        gaps = read_gaps(saved.full, saved.delta, states_beside(storage, True))
+        rows = [{"partition": partition.value, **gap} for gap in gaps]
         yield pa.RecordBatch.from_pylist(rows, _SCHEMA)

@@ -1,0 +1,121 @@
+"""Counters that move between the partitions of a log, compared with one tracker that has seen all messages."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from tests.sequences.test_sequences import in_runs, missing, see
+from zmq_datasource.options import Numbering
+from zmq_datasource.sequences import SequenceTracker, state
+
+NUMBERING = Numbering(("publisher",), window=1000)
+
+
+def opened(states: Mapping[int, Any], partition: int, division: str, counters: int = 1000) -> SequenceTracker:
+    """The tracker of a partition that a writer has opened, beside what the others have kept."""
+    mine = restored(states.get(partition), counters)
+    mine.division = division
+    for number, kept in states.items():
+        if number != partition:
+            mine.look_beside(restored(kept))
+    return mine
+
+
+def restored(kept: Any, counters: int = 1000) -> SequenceTracker:
+    tracked = SequenceTracker(NUMBERING, counters, 1000)
+    if kept is not None:
+        base, changes = kept
+        state.restore(tracked, base, changes)
+        tracked.division = (changes or base)["division"]
+    return tracked
+
+
+def kept_by(tracked: SequenceTracker, kept: Any) -> Any:
+    """What a log has of it: the delta on the base, or now and then all of it."""
+    if kept is None or random.Random(len(str(kept))).random() < 0.3:
+        return [json.loads(json.dumps(state.full(tracked))), json.loads(json.dumps(state.delta(tracked)))]
+    return [kept[0], json.loads(json.dumps(state.delta(tracked)))]
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_the_sums_are_those_of_one_tracker_however_counters_move(seed: int) -> None:
+    draw = random.Random(seed)
+    names = [b"a", b"b", b"c"]
+    one = SequenceTracker(NUMBERING, 1000, 1000)
+    states: dict[int, Any] = {}
+    totals: dict[int, Any] = {}
+    sent = dict.fromkeys(names, 0)
+    for run in range(12):
+        receivers = draw.randint(1, 3)
+        division = f"{receivers} in run {run if draw.random() < 0.5 else 0}"
+        for partition in range(receivers):
+            share = names[partition::receivers]
+            tracked = opened(states, partition, division)
+            for _ in range(draw.randint(0, 3)):
+                name = draw.choice(share)
+                numbers = list(range(sent[name], sent[name] + draw.randint(1, 6)))
+                sent[name] = numbers[-1] + 1
+                kept = [n for n in numbers if draw.random() < 0.7]
+                kept += draw.choices(range(max(0, sent[name] - 12), sent[name]), k=draw.randint(0, 2))
+                if kept:
+                    ours = tracked.track(in_runs([name] * len(kept), kept), lambda row: 0)
+                    theirs = one.track(in_runs([name] * len(kept), kept), lambda row: 0)
+                    assert ours.duplicates == theirs.duplicates
+            states[partition], totals[partition] = kept_by(tracked, states.get(partition)), tracked.totals
+        for figure in ("lost", "late", "healed", "duplicates", "restarts"):
+            assert sum(getattr(t, figure) for t in totals.values()) == getattr(one.totals, figure)
+
+
+def test_the_partition_that_lost_a_counter_has_its_open_gaps_no_more() -> None:
+    first = opened({}, 0, "one")
+    see(first, 0, 5)
+    states = {0: kept_by(first, None)}
+    second = opened(states, 1, "two")
+    see(second, 6)
+    assert missing(second) == [(1, 4)]
+    states[1] = kept_by(second, None)
+    assert missing(opened(states, 0, "two")) == []
+
+
+def test_a_counter_that_is_not_heard_elsewhere_stays_where_it_is() -> None:
+    first = opened({}, 0, "one")
+    see(first, 0, 5, key=b"a")
+    see(first, 0, 5, key=b"b")
+    states = {0: kept_by(first, None)}
+    second = opened(states, 1, "two")
+    see(second, 6, key=b"b")
+    states[1] = kept_by(second, None)
+    assert list(second.expected) == [b"b"]
+    back = opened(states, 0, "one again")
+    assert back.expected == {b"a": 6}
+    back.take_up(b"b")
+    assert back.expected == {b"a": 6, b"b": 7}
+
+
+def test_a_tracker_that_has_forgotten_counters_does_not_take_old_ones_for_them() -> None:
+    """Messages that it had itself received, and forgotten, would look lost."""
+    first = opened({}, 0, "one")
+    see(first, 0, key=b"a")
+    states = {0: kept_by(first, None)}
+    second = opened(states, 1, "two", counters=1)
+    see(second, *range(1, 100), key=b"a")
+    see(second, 0, key=b"b")
+    states[1] = kept_by(second, None)
+    again = opened(states, 1, "three", counters=1)
+    see(again, 100, key=b"a")
+    assert again.totals.lost == 0
+
+
+def test_what_is_remembered_of_other_partitions_is_bounded() -> None:
+    first = opened({}, 0, "one")
+    for number in range(100):
+        see(first, 0, key=b"%d" % number)
+    second = opened({0: kept_by(first, None)}, 1, "two", counters=10)
+    for number in range(100):
+        second.take_up(b"%d" % number)
+    assert list(second.expected) == [b"%d" % number for number in range(90, 100)]

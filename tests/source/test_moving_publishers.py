@@ -1,0 +1,211 @@
+"""A publisher's numbers are remembered when another partition of the log receives it. No JVM."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import zmq
+
+from tests.source.test_feeds import Several, several
+from tests.support import Socket, bound, free_endpoint, wait_for
+from tests.support.publishers import Publisher
+from zmq_datasource.log.state import read_saved_state
+from zmq_datasource.log.storage import LogStorage
+from zmq_datasource.source.kept import read_gaps, states_beside
+
+pytestmark = pytest.mark.spark  # no Spark, but a process or two for each test
+Context = zmq.Context[Socket]
+
+
+@pytest.fixture(autouse=True)
+def _in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("signal.signal", lambda *_: None)  # pytest's own process keeps its handlers
+    monkeypatch.setattr("zmq_datasource.source.receiving._QUIET_SECONDS", 0.02)
+
+
+@contextmanager
+def ranks(count: int, replay: bool) -> Iterator[tuple[list[Publisher], dict[str, Any]]]:
+    """So many vLLM ranks, and the options that receive from them."""
+    replays = [free_endpoint() for _ in range(count if replay else 0)]
+    publishers = [
+        Publisher("vllm", values_from=1000 * n, **({"replay": replays[n]} if replay else {}))
+        for n in range(count)
+    ]
+    options: dict[str, Any] = {
+        "socketType": "SUB",
+        "framing": "vllm",
+        "connect": ",".join(publisher.endpoint for publisher in publishers),
+        "zmq_reconnect_ivl": 20,
+    }
+    if replay:
+        options |= {"replayEndpoint": ",".join(replays), "replayTimeout": "1s"}
+    try:
+        yield publishers, options
+    finally:
+        for publisher in publishers:
+            publisher.kill()
+
+
+def told(query: Several) -> dict[str, Any]:
+    figures = query.reader.reportLatestOffset()
+    assert figures is not None
+    return figures
+
+
+def receive(query: Several, publishers: list[Publisher], each: int, expected: int) -> None:
+    """Have each rank send so many, once it is heard, until the query has so many rows in all."""
+    query.step()
+    for publisher in publishers:
+        publisher.ask("wait-subscriber")
+        publisher.ask(f"send {each}")
+    query.until(expected)
+
+
+def leave(publishers: list[Publisher]) -> None:
+    for publisher in publishers:
+        wait_for(lambda p=publisher: not p.ask("subscriptions")["subscriptions"], "the subscriber to leave")
+
+
+@pytest.mark.parametrize("receivers", [(1, 2), (2, 1), (2, 1, 2), (1, 2, 1, 2)])
+def test_with_replay_another_number_of_receivers_gets_all_that_was_sent_meanwhile_once(
+    receivers: tuple[int, ...], tmp_path: Path
+) -> None:
+    checkpoint, values = None, []
+    with ranks(2, replay=True) as (publishers, options):
+        for number in receivers:
+            with several(tmp_path, checkpoint, receivers=number, **options) as query:
+                due = 20 if checkpoint is None else 40
+                receive(query, publishers, 10, due)
+                checkpoint = query.checkpoint
+                values += query.values
+                figures = told(query)
+            leave(publishers)
+            for publisher in publishers:
+                publisher.ask("skip 10")  # it sends while the query is away
+    sent = [[*range(1000 * n, 1000 * n + 20 * len(receivers) - 10)] for n in range(2)]
+    assert sorted(values) == sorted([*sent[0], *sent[1]])
+    assert (figures["messagesLost"], figures["messagesDuplicate"]) == (0, 0)
+
+
+@pytest.mark.parametrize("receivers", [(1, 2), (2, 1, 2), (1, 2, 1, 2)])
+def test_without_replay_another_number_of_receivers_counts_exactly_what_was_lost(
+    receivers: tuple[int, ...], tmp_path: Path
+) -> None:
+    checkpoint = None
+    with ranks(2, replay=False) as (publishers, options):
+        for number in receivers:
+            with several(tmp_path, checkpoint, receivers=number, **options) as query:
+                receive(query, publishers, 10, 20)
+                checkpoint = query.checkpoint
+                figures = told(query)
+            leave(publishers)
+            for publisher in publishers:
+                publisher.ask("skip 10")
+    away = 20 * (len(receivers) - 1)
+    assert (figures["messagesReceived"], figures["messagesLost"]) == (20 * len(receivers), away)
+    assert lost_in_tables(tmp_path) == away
+
+
+def lost_in_tables(log: Path) -> int:
+    """What all gap tables of a log show as missing."""
+    missing = 0
+    for partition in LogStorage(str(log)).partitions():
+        storage = LogStorage(str(log), partition)
+        full, delta = saved(storage)
+        missing += sum(
+            gap["messages"]
+            for gap in read_gaps(full, delta, states_beside(storage, True))
+            if gap["healed"] is None
+        )
+    return missing
+
+
+def saved(storage: LogStorage) -> tuple[bytes | None, bytes | None]:
+    found = read_saved_state(storage)
+    return found.full, found.delta
+
+
+def send(pubs: list[tuple[Socket, str]], *numbers: int) -> None:
+    for name, (pub, _) in enumerate(pubs):
+        for number in numbers:
+            pub.send_multipart(
+                [b"t", b"p%d" % name, number.to_bytes(8, "big"), b"%d" % (name * 1000 + number)]
+            )
+
+
+def test_a_gap_that_another_partition_has_noticed_is_filled(context: Context, tmp_path: Path) -> None:
+    """And no table shows it as missing any more."""
+    pubs = [bound(context, zmq.XPUB, xpub_verboser=1) for _ in range(2)]
+    options = {"socketType": "SUB", "framing": "sequenced", "connect": ",".join(e for _, e in pubs)}
+    with several(tmp_path, receivers=1, **options) as query:
+        subscribed(query, pubs)
+        send(pubs, 0, 1, 5)
+        query.until(6)
+        assert told(query)["messagesLost"] == 6
+        checkpoint = query.checkpoint
+    with several(tmp_path, checkpoint, receivers=2, **options) as query:
+        subscribed(query, pubs)
+        send(pubs, 3, 6)
+        query.until(4)
+        figures = told(query)
+        assert (figures["messagesLost"], figures["messagesHealed"]) == (4, 2)
+    assert lost_in_tables(tmp_path) == 4
+
+
+@pytest.mark.parametrize("receivers", [(1, 2), (2, 1), (2, 1, 2)])
+def test_no_duplicate_passes_when_another_number_receives(
+    receivers: tuple[int, ...], context: Context, tmp_path: Path
+) -> None:
+    pubs = [bound(context, zmq.XPUB, xpub_verboser=1) for _ in range(2)]
+    options: dict[str, Any] = {
+        "socketType": "SUB",
+        "framing": "sequenced",
+        "deduplicate": "true",
+        "connect": ",".join(endpoint for _, endpoint in pubs),
+    }
+    values: list[int] = []
+    checkpoint = None
+    for run, number in enumerate(receivers):
+        with several(tmp_path, checkpoint, receivers=number, **options) as query:
+            subscribed(query, pubs)
+            send(pubs, *range(10 * run), *range(10 * run, 10 * run + 10))  # all of it again, and ten more
+            query.until(20)
+            checkpoint = query.checkpoint
+            values += query.values
+            figures = told(query)
+    assert [value for value, times in Counter(values).items() if times > 1] == []
+    assert len(values) == 20 * len(receivers)
+    assert figures["messagesDuplicate"] == sum(20 * run for run in range(len(receivers)))
+
+
+def subscribed(query: Several, pubs: list[tuple[Socket, str]]) -> None:
+    query.step()
+    for pub, _ in pubs:
+        while pub.recv() != b"\x01":
+            pass
+
+
+def test_two_publishers_of_one_name_in_two_partitions_stay_two(context: Context, tmp_path: Path) -> None:
+    """Each receiver goes on with its own, however often the query is started again."""
+    pubs = [bound(context, zmq.XPUB, xpub_verboser=1) for _ in range(2)]
+    options: dict[str, Any] = {
+        "socketType": "SUB",
+        "framing": "sequenced",
+        "sequenceBy": "topic",
+        "connect": ",".join(endpoint for _, endpoint in pubs),
+    }
+    checkpoint = None
+    for run in range(3):
+        with several(tmp_path, checkpoint, receivers=2, **options) as query:
+            subscribed(query, pubs)
+            send(pubs[:1], *range(100 * run, 100 * run + 100))
+            send(pubs[1:], *range(5 * run, 5 * run + 5))
+            query.until(105)
+            checkpoint = query.checkpoint
+            figures = told(query)
+            assert (figures["messagesLost"], figures["messagesDuplicate"]) == (0, 0)
