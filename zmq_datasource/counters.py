@@ -120,6 +120,8 @@ class SourceCounters:
         malformed_replies: Replies of a replay that make no sense; left out.
         oversize: Messages discarded because no Arrow array can hold them.
         dead_letters_lost: Malformed messages that could not be kept.
+        lost_at_stop: Messages that were received, and that a stop could not seal; since the log began.
+        lossy_stops: Stops that have lost such messages, or some of unknown number that the socket had taken.
         internal_errors: Messages of peers that were refused because of an unexpected error, which the log shows.
         data_losses: Offsets that the log could not honour (with ``failOnDataLoss=false``).
         expired: Messages that are known to be lost by that.
@@ -143,6 +145,8 @@ class SourceCounters:
     malformed_replies: int = 0
     oversize: int = 0
     dead_letters_lost: int = 0
+    lost_at_stop: int = 0
+    lossy_stops: int = 0
     internal_errors: int = 0
     data_losses: int = 0
     expired: int = 0

@@ -22,6 +22,7 @@ class FillerFacts(NamedTuple):
         pending: Messages that were received and wait in memory to be appended to the log.
         appending: Whether some are on their way from there to the log, in neither's count.
         refused: Messages that the log did not take, so that receiving ends; they are lost.
+        left: Whether the sockets were closed with messages that come to no other receiver.
         totals: What the publishers' numbers tell in all; None if messages are not numbered.
         publishers: How many of them are known; None as for ``totals``.
         gaps: How many gaps are in the table; None as for ``totals``.
@@ -30,6 +31,7 @@ class FillerFacts(NamedTuple):
     pending: int = 0
     appending: bool = False
     refused: int = 0
+    left: bool = False
     totals: Totals | None = None
     publishers: int | None = None
     gaps: int | None = None

@@ -18,6 +18,7 @@ __all__ = [
     "POSITIONS_LOCK_NAME",
     "READERS_NAME",
     "STAGING_NAME",
+    "STOPS_NAME",
     "SUBSCRIPTIONS_NAME",
     "TEMPORARY_PREFIX",
     "Chunk",
@@ -55,6 +56,8 @@ READERS_NAME = "readers"
 # Messages that did not fit, where deadLetterLocation is not set.
 DEAD_LETTERS_NAME = "dead-letters"
 SUBSCRIPTIONS_NAME = "subscriptions.json"
+# What was lost when receiving was stopped.
+STOPS_NAME = "stops.json"
 TEMPORARY_PREFIX = "."
 
 _PARTITION_NAME = re.compile(r"0|[1-9][0-9]{0,9}")

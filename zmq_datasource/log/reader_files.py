@@ -232,6 +232,14 @@ class ReaderFiles(PartitionFiles):
         """Delete the file of a lock. Only for its holder."""
         self._remove(self._directory / READERS_NAME / f"{reader}.lock")
 
+    def read_note(self, name: str) -> object:
+        """The content of a small JSON file of the partition that ``write_note`` wrote; None if there is none."""
+        return self._read_json(self._directory / name)
+
+    def write_note(self, name: str, content: object) -> None:
+        """Replace, durably, a small JSON file of the partition. Only for the holder of its lock."""
+        self._replace(self._directory / name, content)
+
     def read_subscriptions(self) -> bytes | None:
         """What ``write_subscriptions`` wrote; None if nothing ever was."""
         path = self._directory / SUBSCRIPTIONS_NAME

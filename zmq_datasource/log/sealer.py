@@ -120,8 +120,11 @@ class Sealer:
         """How many jobs were handed over and are not done."""
         return self._handed_over - self._finished
 
-    def end(self) -> None:
+    def end(self, last_act: Callable[[], None] = lambda: None) -> None:
         """Write what was handed over, end the thread and release the lock, unless that is done.
+
+        Args:
+            last_act: Called before the lock is released.
 
         Raises:
             LogWriteError: The disk does not answer. The lock stays until the process ends: the disk may answer yet.
@@ -135,7 +138,10 @@ class Sealer:
             raise LogWriteError(
                 f"closing the log in {self._storage.root}: the disk did not answer for {_END_SECONDS:.0f} s"
             )
-        lock.release()
+        try:
+            last_act()
+        finally:
+            lock.release()
 
     # The sealing thread.
 

@@ -63,7 +63,8 @@ class StoredPositions(LogStorage):
                 self.store.put(self._reader_key(path), read_file(path))
 
     def _reader_key(self, path: Path) -> str:
-        return self.key(READERS_NAME, path.name)
+        """The key of what is beside the chunks: a reader's file, or a note of the writer."""
+        return self.key(*path.relative_to(self._directory).parts)
 
     def _replace(self, path: Path, content: object) -> None:
         text = json.dumps(content).encode()

@@ -123,10 +123,13 @@ class LogWriter(ReadableLog):
         self._first = self._next = opened.chunks.end
         self._sealer.start(opened.lock)
 
-    def close(self) -> None:
+    def close(self, last_act: Callable[[], None] = lambda: None) -> None:
         """Seal what was appended, end the sealing thread and release the partition.
 
         A disk that refuses is waited for some seconds.
+
+        Args:
+            last_act: Called when nothing more will be sealed, and the partition is still held.
 
         Raises:
             LogWriteError: The last messages could not be sealed.
@@ -135,7 +138,7 @@ class LogWriter(ReadableLog):
             return
         last = self.cut(keep=True)
         self.end_within(_CLOSE_SECONDS)
-        self._sealer.end()
+        self._sealer.end(last_act)
         last.result()
 
     # The receiving thread's side.

@@ -128,6 +128,21 @@ SOURCE = (
         "malformed",
     ),
     _log(
+        "messagesLostAtStop",
+        "messages",
+        "The number of messages that were received, and that could not be sealed when receiving was stopped.",
+        "messages_lost_at_stop",
+        "lost_at_stop",
+    ),
+    _log(
+        "stopsWithLosses",
+        "stops",
+        "How often messages were lost because receiving was stopped: those in `messagesLostAtStop`, or an "
+        "unknown number that the socket of a PULL had taken while its sender still sent.",
+        "stops_with_losses",
+        "lossy_stops",
+    ),
+    _log(
         "messagesOversize",
         "messages",
         "The number of messages that were discarded because they are too large for a row.",

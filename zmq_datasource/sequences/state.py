@@ -115,12 +115,7 @@ def _data(
         "nextGap": tracker.gaps.next_serial,
         "counters": list(_counters(tracker, keys)),
         "samples": [(_parts(key), *sample) for key, sample in samples if sample is not None],
-        "division": tracker.division,
-        "moves": [
-            (_parts(key), counter.moves, counter.division)
-            for key in keys
-            if (counter := tracker.counters[key]).moves or counter.division != tracker.division
-        ],
+        **_moves(tracker, keys),
         "gaps": [
             (
                 gap.serial,
@@ -137,6 +132,16 @@ def _data(
         "removed": [_parts(key) for key in removed],
         "removedGaps": sorted(removed_gaps),
     }
+
+
+def _moves(tracker: SequenceTracker, keys: Iterable[Key]) -> dict[str, Any]:
+    """Where the counters were heard last; of a feed that is not divided, nothing."""
+    moves = [
+        (_parts(key), counter.moves, counter.division)
+        for key in keys
+        if (counter := tracker.counters[key]).moves or counter.division != tracker.division
+    ]
+    return ({"division": tracker.division} if tracker.division else {}) | ({"moves": moves} if moves else {})
 
 
 def _counters(tracker: SequenceTracker, keys: Iterable[Key]) -> Iterator[tuple[object, ...]]:

@@ -13,6 +13,7 @@ from zmq_datasource.log.storage import LogStorage
 from zmq_datasource.sequences import Totals
 from zmq_datasource.source.kept import read_counters
 from zmq_datasource.source.log_source import SourceFacts
+from zmq_datasource.source.stop_losses import StopRecord, read_record
 
 __all__ = ["FollowingSource"]
 
@@ -36,6 +37,7 @@ class FollowingSource:
         self.log: LogFollower
         self._faults = LimitedLog(__name__, "listings and states that could not be read")
         self._kept: tuple[int, SourceCounters | None, Totals | None] = (-1, None, None)
+        self._stops, self._next_stops = StopRecord(), 0.0
         self.resumed_at = 0
 
     def open(self) -> None:
@@ -104,7 +106,15 @@ class FollowingSource:
                 self._kept = end, *read_counters(saved.full, saved.delta)
             except LogError as e:
                 self._faults.warn("%s", e)
+        if time.monotonic() >= self._next_stops:
+            self._next_stops = time.monotonic() + LOOKING_SECONDS + self.storage.leisure
+            try:
+                self._stops = read_record(self.storage)
+            except LogError as e:
+                self._faults.warn("%s", e)
         _, receiver, totals = self._kept
+        if receiver is not None:
+            receiver.lost_at_stop, receiver.lossy_stops = self._stops.messages, self._stops.stops
         return SourceFacts(self.counters, receiver, received=end, receives=False, totals=totals)
 
     def stop(self) -> None:

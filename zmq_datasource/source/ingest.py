@@ -35,6 +35,7 @@ from zmq_datasource.source.log_receiver import LogReceiver
 from zmq_datasource.source.log_source import SourceFacts
 from zmq_datasource.source.receiver import Receiver
 from zmq_datasource.source.receiving import ReceivingThread
+from zmq_datasource.source.stop_losses import StopLoss, StopLosses
 from zmq_datasource.transport.spec import SocketSpec
 
 __all__ = ["Ingest", "SharedOtherwiseError", "feed_of"]
@@ -113,6 +114,7 @@ class Ingest:
         self._receiving = ReceivingThread(
             self._filler, self.log, self._state, self.counters, options.wal_flush_interval
         )
+        self._stop_losses = StopLosses(self.storage, self.counters)
         self._reader_faults = LimitedLog(__name__, "warnings about readers")
         self._is_open = self._started = False
         self.resumed_at = 0
@@ -146,7 +148,11 @@ class Ingest:
         # Of two that begin at the same moment, each has seen nobody.
         self.log.open(lock_wait, feed_of(self._options), self._refuse_another_division)
         self.resumed_at = self.log.durable_end
-        self._remember()
+        try:
+            self._remember()
+        except BaseException:
+            self.log.close()
+            raise
         self._is_open = True
 
     def _refuse_another_division(self) -> None:
@@ -224,7 +230,6 @@ class Ingest:
         try:
             known = self._state.restore(saved.full, saved.delta)
         except Exception as e:
-            self.log.close()
             raise LogFormatError(
                 f"reading the state of log {self.storage.root}: {e!r}; it was written by another release. Give the "
                 "query a new walLocation and a new checkpoint"
@@ -234,15 +239,13 @@ class Ingest:
                 "the messages in log %s were numbered in another way; tracking sequences begins anew",
                 self.storage.root,
             )
-        if self._intake is None or self._intake.tracker is None:
+        if self._intake is None:
             return
-        read_beside = partial(states_beside, self.storage, self._options.wal_sync)
-        try:
-            beside = Persistence(self._options.wal_retry_timeout).insist(read_beside)
-        except BaseException:
-            self.log.close()
-            raise
-        self._intake.look_beside(beside, feed_of(self._options))
+        persistence = Persistence(self._options.wal_retry_timeout)
+        persistence.insist(self._stop_losses.open)
+        if self._intake.tracker is not None:
+            beside = persistence.insist(partial(states_beside, self.storage, self._options.wal_sync))
+            self._intake.look_beside(beside, feed_of(self._options))
 
     def check(self) -> None:
         """Raise why receiving has ended, if it has.
@@ -387,10 +390,32 @@ class Ingest:
         """
         self._receiving.stop()
         try:
-            self.log.close()
+            self.log.close(self._record_loss)
         finally:
-            filler = self._filler.facts()
-            if lost := self.log.unsealed + filler.pending + filler.refused:
-                _log.error("%d received messages could not be sealed and are lost", lost)
+            if (loss := self._loss()) is not None:
+                _log.error("stopping to receive into %s: %s", self.storage, loss)
         _log.info("stopped receiving into %s at id %d", self.storage, self.log.durable_end)
         self._receiving.raise_failure()
+
+    def _record_loss(self) -> None:
+        if (loss := self._loss()) is not None and not isinstance(self.log.failure, LogLockedError):
+            self._stop_losses.record(loss)
+
+    def _loss(self) -> StopLoss | None:
+        """What this stop has lost; a sender of transactions sends again what was not acknowledged."""
+        if self._options.socket_type == "ROUTER":
+            return None
+        filler, receiving = self._filler.facts(), self._receiving
+        still_sent = receiving.cut_off and self._options.socket_type == "PULL"
+        lost, left = self.log.unsealed + filler.pending + filler.refused, still_sent or filler.left
+        if not (lost or left):
+            return None
+        why = self.log.failure or self.log.fault or receiving.failure
+        if why is None:
+            after = (
+                f"{self._filler.drain_seconds:.0f} s after the stop"
+                if still_sent
+                else "at the end of the stop"
+            )
+            why = f"messages still came {after}; stop a PUSH before its reader"
+        return StopLoss(lost, left, str(why))

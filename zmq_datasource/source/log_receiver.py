@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from concurrent.futures import Future
 from types import TracebackType
 from typing import Self
@@ -12,8 +11,6 @@ from zmq_datasource.log.writer import LogWriter
 from zmq_datasource.source.receiver import Receiver
 
 __all__ = ["LogReceiver"]
-
-_log = logging.getLogger(__name__)
 
 # After a stop, by socket type. What a PULL has taken nobody else gets; a SUB only wants what came before it was
 # stopped.
@@ -36,6 +33,7 @@ class LogReceiver:
         self.drain_seconds = _DRAIN_SECONDS[kind]
         self._appending = False
         self._refused = 0
+        self._left = False
 
     def __enter__(self) -> Self:
         """Open the sockets.
@@ -52,6 +50,7 @@ class LogReceiver:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        self._left = self._kind == "PULL" and self._receiver.waiting
         self._receiver.__exit__(kind, error, trace)
 
     def receive(self) -> int:
@@ -88,14 +87,8 @@ class LogReceiver:
         self._receiver.hold_still()
 
     def settle(self, patience: float) -> None:
-        """Append the rest, and say what other readers will miss; nobody waits for an answer."""
+        """Append the rest; no sender waits for an answer."""
         self._append_rest()
-        if self._kind == "PULL" and self._receiver.waiting:
-            _log.error(
-                "messages still came %.0f s after the stop: those that the socket had already taken are lost; "
-                "stop a PUSH before its reader",
-                self.drain_seconds,
-            )
 
     def still_asking(self) -> bool:
         """Whether more may come by a replay."""
@@ -104,7 +97,6 @@ class LogReceiver:
     def facts(self) -> FillerFacts:
         pending, tracker = self._receiver.pending, self._receiver.intake.tracker
         if tracker is None:
-            return FillerFacts(pending, self._appending, self._refused)
-        return FillerFacts(
-            pending, self._appending, self._refused, tracker.totals, len(tracker.expected), len(tracker.gaps)
-        )
+            return FillerFacts(pending, self._appending, self._refused, self._left)
+        known = len(tracker.expected), len(tracker.gaps)
+        return FillerFacts(pending, self._appending, self._refused, self._left, tracker.totals, *known)

@@ -12,6 +12,7 @@ The rules:
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import time
 from concurrent.futures import Future
@@ -51,6 +52,7 @@ class ReceivingThread:
     Attributes:
         failure: Why receiving has ended, if it has.
         last_received: When a message last came, monotonic.
+        cut_off: Whether messages still came when the time to drain the sockets after a stop was over.
         heard: Set when a message has come, or receiving has ended; for the calling thread to clear and wait for.
     """
 
@@ -76,6 +78,7 @@ class ReceivingThread:
         self._kept_at = time.monotonic()
         self.failure: Exception | None = None
         self.last_received = time.monotonic()
+        self.cut_off = False
         self.heard = threading.Event()
 
     def start(self) -> None:
@@ -222,11 +225,15 @@ class ReceivingThread:
         self._log.end_within(_REFUSED_SECONDS)
         quiet_from = time.monotonic()
         deadline = quiet_from + self._filler.drain_seconds  # a feed that goes on for ever is left after this
-        while time.monotonic() < deadline and time.monotonic() - quiet_from < _QUIET_SECONDS:
+        came_at = -math.inf
+        while time.monotonic() - quiet_from < _QUIET_SECONDS:
+            if time.monotonic() >= deadline:
+                self.cut_off = time.monotonic() - came_at < _QUIET_SECONDS
+                break
             if self._log.slow or self._log.fault:
                 time.sleep(_PAUSE_TICK)
                 quiet_from = time.monotonic()
                 continue
             if self._filler.receive():
-                quiet_from = time.monotonic()
+                quiet_from = came_at = time.monotonic()
         self._filler.settle(_SETTLE_SECONDS)

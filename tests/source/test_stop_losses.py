@@ -1,0 +1,200 @@
+"""What a stop has lost is recorded beside the log: the next run logs it, and the metrics show it. No JVM."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import zmq
+
+from tests.support import Socket, bound, fill_disk, offer, stream_options, tiny_disk, wait_for
+from zmq_datasource.errors import LogFormatError, LogWriteError
+from zmq_datasource.log.reader import read_index
+from zmq_datasource.log.storage import LogStorage
+from zmq_datasource.monitoring.source import SourceMonitor
+from zmq_datasource.source import log_receiver
+from zmq_datasource.source.follow import FollowingSource
+from zmq_datasource.source.ingest import Ingest
+from zmq_datasource.source.stop_losses import StopRecord, read_record
+
+Context = zmq.Context[Socket]
+
+
+@pytest.fixture
+def briefly(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stop drains the socket for less long."""
+    monkeypatch.setitem(log_receiver._DRAIN_SECONDS, "PULL", 0.5)
+
+
+@contextmanager
+def sending(push: Socket, seconds: float) -> Iterator[list[int]]:
+    """A PUSH that goes on and on, one message each so many seconds; the list has what it has sent."""
+    sent: list[int] = []
+    end = threading.Event()
+
+    def send() -> None:
+        while not end.wait(seconds):
+            if offer(push, b"%d" % len(sent)):
+                sent.append(len(sent))
+
+    thread = threading.Thread(target=send)
+    thread.start()
+    try:
+        yield sent
+    finally:
+        end.set()
+        thread.join(30)
+
+
+def end_of(log: Path) -> int:
+    return read_index(LogStorage(str(log))).end
+
+
+@pytest.mark.spark  # no Spark, but a process that drains for five seconds
+def test_a_program_that_is_stopped_while_a_push_goes_on_tells_that_messages_were_lost(
+    context: Context, tmp_path: Path
+) -> None:
+    push, endpoint = bound(context, zmq.PUSH, sndhwm=1)
+    command = [sys.executable, "-m", "zmq_datasource", "receive", "--socket-type", "PULL"]
+    command += ["--connect", endpoint, "--wal-location", str(tmp_path)]
+    program = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    try:
+        with sending(push, 0.01) as sent:
+            wait_for(lambda: len(sent) > 100, "messages")
+            program.send_signal(signal.SIGTERM)
+            _, said = program.communicate(timeout=60)
+    finally:
+        program.kill()
+        program.wait(10)
+    assert "messages still came 5 s after the stop" in said
+    record = read_record(LogStorage(str(tmp_path)))
+    assert (record.stops, record.told, record.messages) == (1, False, 0)
+    assert record.last is not None
+    assert record.last["messages"] is None
+
+
+@pytest.mark.parametrize("pause", [0.0, 0.01, 0.05])
+@pytest.mark.usefixtures("briefly")
+def test_each_stop_tells_of_a_sender_that_goes_on(pause: float, context: Context, tmp_path: Path) -> None:
+    """Also if the socket happens to be empty at that moment."""
+    push, endpoint = bound(context, zmq.PUSH, sndhwm=10)
+    with sending(push, pause):
+        for run in range(1, 4):
+            ingest = Ingest(stream_options(walLocation=tmp_path, socketType="PULL", connect=endpoint))
+            ingest.start()
+            before = ingest.log.durable_end
+            wait_for(lambda i=ingest, b=before: i.seal() > b, "a message")
+            ingest.stop()
+            assert read_record(LogStorage(str(tmp_path))).stops == run
+
+
+def test_the_next_run_logs_it_once_and_counts_it(
+    context: Context, tmp_path: Path, caplog: pytest.LogCaptureFixture, briefly: None
+) -> None:
+    push, endpoint = bound(context, zmq.PUSH, sndhwm=10)
+    options = stream_options(walLocation=tmp_path, socketType="PULL", connect=endpoint)
+    with sending(push, 0.01):
+        first = Ingest(options)
+        first.start()
+        wait_for(lambda: first.seal() > 0, "a message")
+        first.stop()
+    for warnings in (1, 0):
+        caplog.clear()
+        ingest = Ingest(options)
+        ingest.start()
+        try:
+            assert caplog.text.count("lost an unknown number of messages: messages still came") == warnings
+            told = SourceMonitor(ingest, options).metrics()
+            assert (told["messagesLostAtStop"], told["stopsWithLosses"]) == (0, 1)
+            following = FollowingSource(LogStorage(str(tmp_path)), 0.0)
+            following.open()
+            told = SourceMonitor(following, options).metrics()
+            assert (told["messagesLostAtStop"], told["stopsWithLosses"]) == (0, 1)
+        finally:
+            ingest.stop()
+
+
+def test_a_stop_that_loses_nothing_records_nothing(context: Context, tmp_path: Path) -> None:
+    push, endpoint = bound(context, zmq.PUSH)
+    ingest = Ingest(stream_options(walLocation=tmp_path, socketType="PULL", connect=endpoint))
+    ingest.start()
+    for number in range(100):
+        push.send(b"%d" % number)
+    wait_for(lambda: ingest.received_end == 100, "all of it")
+    ingest.stop()
+    assert end_of(tmp_path) == 100
+    assert read_record(LogStorage(str(tmp_path))) == StopRecord()
+
+
+def test_a_full_disk_has_room_for_what_a_stop_could_not_seal(
+    context: Context, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The number is exact."""
+    monkeypatch.setattr("zmq_datasource.source.receiving._REFUSED_SECONDS", 0.2)
+    monkeypatch.setattr("zmq_datasource.log.writer._CLOSE_SECONDS", 0.2)
+    push, endpoint = bound(context, zmq.PUSH)
+    with tiny_disk(tmp_path / "tiny", "4m") as disk:
+        log = disk / "log"
+        options = stream_options(walLocation=log, socketType="PULL", connect=endpoint, walFlushInterval="1h")
+        ingest = Ingest(options)
+        ingest.start()
+        for number in range(10):
+            push.send(b"%d" % number)
+        wait_for(lambda: ingest.seal() == 10, "ten messages")
+        blocker = fill_disk(disk)
+        for number in range(5):
+            push.send(b"%d" % number)
+        wait_for(lambda: ingest.received_end == 15, "five more")
+        with pytest.raises(LogWriteError, match="No space left"):
+            ingest.stop()
+        assert "No space left" in str(read_record(LogStorage(str(log))).last)
+        blocker.unlink()
+        again = Ingest(options)
+        again.start()
+        try:
+            assert (again.log.durable_end, again.counters.lost_at_stop, again.counters.lossy_stops) == (
+                10,
+                5,
+                1,
+            )
+        finally:
+            again.stop()
+
+
+def test_a_record_that_is_none_is_refused_by_name(context: Context, tmp_path: Path) -> None:
+    _, endpoint = bound(context, zmq.PUSH)
+    options = stream_options(walLocation=tmp_path, socketType="PULL", connect=endpoint)
+    ingest = Ingest(options)
+    ingest.start()
+    ingest.stop()
+    (tmp_path / "0" / "stops.json").write_text('{"messages": "many"}')
+    with pytest.raises(LogFormatError, match=r"0/stops\.json: it is not the record of losses at stops"):
+        Ingest(options).start()
+    assert not LogStorage(str(tmp_path)).is_written()
+
+
+def test_who_only_reads_sees_a_loss_without_another_message(
+    context: Context, tmp_path: Path, briefly: None
+) -> None:
+    push, endpoint = bound(context, zmq.PUSH, sndhwm=10)
+    options = stream_options(walLocation=tmp_path, socketType="PULL", connect=endpoint)
+    ingest = Ingest(options)
+    ingest.start()
+    with sending(push, 0.01):
+        wait_for(lambda: ingest.seal() > 0, "a message")
+        following = FollowingSource(LogStorage(str(tmp_path)), 0.0)
+        following.open()
+        assert following.facts().receiver is not None
+        ingest.stop()
+
+    def stops() -> int:
+        receiver = following.facts().receiver
+        return 0 if receiver is None else receiver.lossy_stops
+
+    wait_for(lambda: stops() == 1, "that it is seen", 5)
