@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import errno
+import io
+import os
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pyarrow as pa
@@ -12,7 +17,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.support import DATA, batch_of, flips, log_rows
-from zmq_datasource.errors import DamagedChunkError, DataLossError, ZmqDataSourceError
+from zmq_datasource.errors import DamagedChunkError, DataLossError, DiskFaultError, ZmqDataSourceError
 from zmq_datasource.log.chunk import fingerprint, read_chunk, write_batches
 from zmq_datasource.log.layout import chunk_name
 from zmq_datasource.log.storage import LogStorage
@@ -143,17 +148,103 @@ def test_every_error_of_storage_is_ours() -> None:
     assert issubclass(DataLossError, ZmqDataSourceError)
 
 
-def test_of_many_chunks_only_large_ones_are_mapped(
-    storage: LogStorage, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A mapping costs a small chunk more than all the rest of reading it."""
-    mapped: list[str] = []
-    memory_map = pa.memory_map
-    monkeypatch.setattr("pyarrow.memory_map", lambda path: mapped.append(path) or memory_map(path))
-    sizes = [10, 1 << 20, 10]
-    for first, size in enumerate(sizes):
-        rows = number_rows(batch_of([b"x" * size]), 0, first)
-        name = chunk_name(first, first + 1)
-        storage.write_chunk(name, lambda file, rows=rows: write_batches(file, [rows]), sync=False)  # type: ignore[misc]
-        assert values(storage, name, first, first + 1) == [b"x" * size]
-    assert mapped == [storage.path_of(chunk_name(1, 2))]
+_CUT_WHILE_READ = """
+import os, sys
+from zmq_datasource.errors import LogError
+from zmq_datasource.log.chunk import read_chunk
+from zmq_datasource.log.storage import LogStorage
+
+storage, name = LogStorage(sys.argv[1]), sys.argv[2]
+batches = read_chunk(storage, name, 0, 3)
+print(next(batches).num_rows)
+os.truncate(storage.path_of(name), 1000)
+try:
+    print(next(batches).num_rows)
+except LogError as e:
+    print(f"{type(e).__name__}: {e}")
+"""
+
+
+def test_a_chunk_that_is_cut_while_it_is_read_is_an_error_and_no_signal(storage: LogStorage) -> None:
+    """An I/O error under a mapped file ends the process by SIGBUS; so does a mapped file that is cut."""
+    rows = [number_rows(batch_of([b"x" * (1 << 20)]), 0, first) for first in range(3)]
+    name = chunk_name(0, 3)
+    storage.write_chunk(name, lambda file: write_batches(file, rows), sync=False)
+
+    reader = subprocess.run(
+        [sys.executable, "-c", _CUT_WHILE_READ, storage.root, name],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+    assert reader.returncode == 0, reader.stderr
+    first, then = reader.stdout.splitlines()[:2]
+    assert first == "1"
+    assert then.startswith("DamagedChunkError")
+    assert storage.path_of(name) in then
+    assert "from id 1" in then
+
+
+class _Failing(io.FileIO):
+    """A file on a disk that has I/O errors for a while."""
+
+    errors = 0
+
+    def read(self, size: int = -1) -> bytes:
+        if self.errors:
+            self.errors -= 1
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return super().read(size)
+
+
+class _FailingDisk(LogStorage):
+    """Opens one file, whose reads fail as often as its ``errors`` say."""
+
+    file: _Failing | None = None
+
+    def open_chunk(self, name: str, whole: bool = True) -> pa.NativeFile:
+        self.file = _Failing(self.path_of(name))
+        return pa.PythonFile(self.file, mode="r")
+
+
+def test_an_io_error_while_rows_are_read_is_waited_out_and_no_damage(storage: LogStorage) -> None:
+    rows = [number_rows(batch_of([b"x"]), 0, first) for first in range(2)]
+    name = chunk_name(0, 2)
+    storage.write_chunk(name, lambda file: write_batches(file, rows), sync=False)
+    disk = _FailingDisk(storage.root)
+    batches = read_chunk(disk, name, 0, 2)
+    next(batches)
+    assert disk.file is not None
+    disk.file.errors = 2
+
+    with pytest.raises(DiskFaultError, match="reading batch 1"):
+        next(batches)
+
+    disk.patience = 30.0
+    batches = read_chunk(disk, name, 0, 2)
+    next(batches)
+    disk.file.errors = 2
+    assert next(batches).column("id").to_pylist() == [1]
+
+
+def test_of_rows_that_are_skipped_only_the_lengths_are_read(storage: LogStorage) -> None:
+    rows = [number_rows(batch_of([b"x" * (1 << 20)]), 0, first) for first in range(8)]
+    name = chunk_name(0, 8)
+    storage.write_chunk(name, lambda file: write_batches(file, rows), sync=False)
+    read: list[int] = []
+
+    class Counting(io.FileIO):
+        def read(self, size: int = -1) -> bytes:
+            content = super().read(size)
+            read.append(len(content))
+            return content
+
+    class CountingDisk(LogStorage):
+        def open_chunk(self, name: str, whole: bool = True) -> pa.NativeFile:
+            return pa.PythonFile(Counting(self.path_of(name)), mode="r")
+
+    found = [batch.column("id").to_pylist() for batch in read_chunk(CountingDisk(storage.root), name, 7, 8)]
+
+    assert found == [[7]]
+    assert sum(read) < 2 << 20

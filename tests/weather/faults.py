@@ -54,11 +54,11 @@ class Faults:
         _PAGE.pack_into(self._page, 0, _PAGE.unpack_from(self._page)[0], seconds)
 
     def meet(self, act: str) -> None:
-        """What the disk has to say to an act: ``open``, ``write``, ``fsync`` or ``rename``."""
+        """What the disk has to say to an act: ``open``, ``write``, ``fsync``, ``rename`` or ``read rows``."""
         match self.disk:
             case "enospc" if act in ("open", "write", "fsync"):
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-            case "eio" if act in ("write", "fsync"):
+            case "eio" if act in ("write", "fsync", "read rows"):
                 raise OSError(errno.EIO, os.strerror(errno.EIO))
             case "emfile" if act == "open":
                 raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
@@ -142,12 +142,24 @@ def install(page: Path, root: Path) -> None:
     real_file = pa.OSFile
 
     def os_file(path: str, mode: str = "rb", **kwargs: Any) -> Any:
-        if mode != "wb" or not concerns(path):
+        if not concerns(path):
             return real_file(path, mode, **kwargs)
-        faults.meet("open")
-        return pa.PythonFile(File(path, "w"), mode="w")
+        faults.meet("open" if mode == "wb" or faults.disk == "emfile" else "read")
+        return pa.PythonFile(File(path, "w") if mode == "wb" else _Rows(path, faults), mode=mode[0])
 
     pa.OSFile = os_file
+
+
+class _Rows(io.FileIO):
+    """A file that Arrow reads."""
+
+    def __init__(self, path: str, faults: Faults) -> None:
+        super().__init__(path)
+        self._faults = faults
+
+    def read(self, size: int = -1) -> bytes:
+        self._faults.meet("read rows")
+        return super().read(-1 if size is None else size)
 
 
 def _notes(page: Path) -> Path:

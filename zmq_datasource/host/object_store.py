@@ -84,9 +84,8 @@ class ObjectStore:
                 _force(posixpath.dirname(path))
 
     def upload(self, key: str, path: Path) -> None:
-        """Make an object of a file."""
-        with pa.memory_map(str(path)) as file:
-            self.put(key, file.read_buffer())
+        """Make an object of a file, which is read before anything is put: of a file with an I/O error nothing is."""
+        self.put(key, path.read_bytes())
 
     def get(self, key: str) -> bytes:
         """The content of an object; FileNotFoundError if there is none."""

@@ -13,7 +13,7 @@ import pyarrow.ipc
 import xxhash
 
 from zmq_datasource.errors import DamagedChunkError, DataLossError
-from zmq_datasource.log.files import patiently, unreadable
+from zmq_datasource.log.files import LENGTHS_ONLY, patiently, unreadable
 from zmq_datasource.log.layout import Chunk, chunk_name, parse_chunk_name
 from zmq_datasource.log.storage import LogStorage
 from zmq_datasource.log.times import TIMES, times_of
@@ -90,7 +90,7 @@ def read_metadata(storage: LogStorage, name: str) -> Mapping[bytes, bytes]:
     """
     try:
         with storage.open_chunk(name, whole=False) as file:
-            reader = pa.ipc.open_file(file)
+            reader = pa.ipc.open_file(file, options=LENGTHS_ONLY)
             metadata = reader.schema.metadata
             if metadata or not reader.num_record_batches:
                 return metadata or {}
@@ -105,14 +105,14 @@ def read_metadata(storage: LogStorage, name: str) -> Mapping[bytes, bytes]:
 def read_chunk(
     storage: OpensChunks, name: str, start: int, end: int, *, whole: bool = True
 ) -> Iterator[pa.RecordBatch]:
-    """Yield the messages of a chunk with ids in ``[start, end)``, as mapped from the file.
+    """Yield the messages of a chunk with ids in ``[start, end)``.
 
     Args:
         whole: Whether most of it will be read.
 
     Raises:
         DamagedChunkError: The content is not what was written; names the file and the ids.
-        DiskFaultError: It could not be opened for as long as the storage's ``patience``.
+        DiskFaultError: It could not be read for as long as the storage's ``patience``.
         DataLossError: The file is gone.
     """
     path = storage.path_of(name)
@@ -121,8 +121,9 @@ def read_chunk(
     next_id, chunk_end = ids
     with ExitStack() as stack:
         try:
-            file = stack.enter_context(patiently(lambda: storage.open_chunk(name, whole), storage.patience))
-            reader = pa.ipc.open_file(file)
+            file, reader = patiently(lambda: _open(storage, name, whole), storage.patience)
+            stack.enter_context(file)
+            lengths = pa.ipc.open_file(file, options=LENGTHS_ONLY) if next_id < start else reader
             count = reader.num_record_batches
         except FileNotFoundError as e:
             raise _gone(path, start, end) from e
@@ -136,17 +137,19 @@ def read_chunk(
             if next_id >= end:
                 return
             try:
-                batch, metadata = reader.get_batch_with_custom_metadata(position)
+                if next_id < start:
+                    skipped = patiently(partial(lengths.get_batch, position), storage.patience).num_rows
+                    if next_id + skipped <= start:
+                        next_id += skipped
+                        continue
+                read = partial(reader.get_batch_with_custom_metadata, position)
+                batch, metadata = patiently(read, storage.patience)
                 first, next_id = next_id, next_id + batch.num_rows
-                if next_id <= start:
-                    continue
                 intact = is_intact(batch, metadata)
             except FileNotFoundError as e:  # an object is read in parts
                 raise _gone(path, start, end) from e
             except (OSError, pa.ArrowException, ValueError) as e:
-                raise DamagedChunkError.of(
-                    f"reading batch {position} of chunk {path} (from id {next_id}): {e}"
-                ) from e
+                raise unreadable(f"reading batch {position} of chunk {path} (from id {next_id})", e) from e
             if not intact:
                 raise DamagedChunkError.of(
                     f"reading batch {position} of chunk {path} (ids {first} to {next_id - 1}): its checksum differs; "
@@ -158,6 +161,15 @@ def read_chunk(
             raise DamagedChunkError.of(
                 f"reading chunk {path}: it ends at id {next_id}, its name says {chunk_end}"
             )
+
+
+def _open(storage: OpensChunks, name: str, whole: bool) -> tuple[pa.NativeFile, pa.ipc.RecordBatchFileReader]:
+    file = storage.open_chunk(name, whole)
+    try:
+        return file, pa.ipc.open_file(file)
+    except BaseException:
+        file.close()
+        raise
 
 
 def damage_of(storage: OpensChunks, chunk: Chunk) -> str | None:

@@ -18,6 +18,9 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Self, TypeVar
 
+import pyarrow as pa
+import pyarrow.ipc
+
 from zmq_datasource.errors import (
     RESTORE,
     DamagedChunkError,
@@ -34,11 +37,13 @@ from zmq_datasource.log.layout import DEAD_LETTERS_NAME, PARTITION, TEMPORARY_PR
 from zmq_datasource.options.types import LogLocation
 
 __all__ = [
+    "LENGTHS_ONLY",
     "PartitionFiles",
     "WriterLock",
     "is_transient",
     "make_directory",
     "open_file",
+    "open_to_read",
     "patiently",
     "read_file",
     "read_json",
@@ -58,6 +63,10 @@ T = TypeVar("T")
 
 # Between attempts to read.
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 1.0
+# A file up to this size is read in one call.
+_SMALL_BYTES = 256 << 10
+# For a file whose rows are not wanted: of each batch Arrow reads the length, the metadata and one narrow column.
+LENGTHS_ONLY = pa.ipc.IpcReadOptions(included_fields=[0])
 # What a disk writes at once, or not at all.
 _SECTOR_BYTES = 512
 # What may pass: somebody makes room, closes files, mounts or connects again.
@@ -348,6 +357,17 @@ def read_file(path: Path | str) -> bytes:
     """The content of a file; errors as ``open_file``."""
     with open(open_file(path), "rb", buffering=0) as file:
         return file.read()
+
+
+def open_to_read(path: Path | str) -> pa.NativeFile:
+    """Open a file for Arrow, which reads of it only what it needs; errors as ``open_file``.
+
+    The file is never mapped: an I/O error under a mapping, or a file that is cut meanwhile, ends the process by SIGBUS.
+    """
+    with open(open_file(path), "rb", buffering=0) as file:
+        if os.fstat(file.fileno()).st_size < _SMALL_BYTES:
+            return pa.BufferReader(file.read())
+    return pa.OSFile(str(path), "rb")
 
 
 def read_json(path: Path) -> object:

@@ -14,7 +14,7 @@ from zmq_datasource.host.private_files import make_private
 from zmq_datasource.log.files import (
     PartitionFiles,
     make_directory,
-    open_file,
+    open_to_read,
     reading,
     sync_directory,
     sync_file,
@@ -100,10 +100,8 @@ class StagedFiles(PartitionFiles):
             os.close(file)
 
     def open_staged(self, attempt: str) -> pa.NativeFile:
-        """Memory-map an attempt for reading."""
-        path = self._staged_path(attempt)
-        os.close(open_file(path))
-        return pa.memory_map(str(path))
+        """Open an attempt for reading."""
+        return open_to_read(self._staged_path(attempt))
 
     def remove_staged(self, attempt: str) -> None:
         """Delete an attempt, finished or not."""

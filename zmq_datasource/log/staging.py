@@ -174,19 +174,20 @@ class Staging:
         return part.rows
 
     def read(self, attempt: str) -> list[pa.RecordBatch]:
-        """The rows of an attempt, mapped from its file and checked.
+        """The rows of an attempt, read from its file and checked.
 
         Raises:
             DamagedChunkError: The file is not what was written.
         """
         batches = []
         try:
-            reader = pa.ipc.open_file(self._storage.open_staged(attempt))
-            for position in range(reader.num_record_batches):
-                batch, metadata = reader.get_batch_with_custom_metadata(position)
-                if not is_intact(batch, metadata):
-                    raise ValueError(f"the checksum of batch {position} differs")
-                batches.append(batch.replace_schema_metadata(None))
+            with self._storage.open_staged(attempt) as file:
+                reader = pa.ipc.open_file(file)
+                for position in range(reader.num_record_batches):
+                    batch, metadata = reader.get_batch_with_custom_metadata(position)
+                    if not is_intact(batch, metadata):
+                        raise ValueError(f"the checksum of batch {position} differs")
+                    batches.append(batch.replace_schema_metadata(None))
         except (OSError, pa.ArrowException, ValueError) as e:
             if is_transient(e):
                 raise DiskFaultError(f"opening staged attempt {attempt}: {e}") from e

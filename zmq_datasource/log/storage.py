@@ -29,6 +29,7 @@ from zmq_datasource.log.files import (
     WriterLock,
     make_directory,
     open_file,
+    open_to_read,
     read_file,
     read_json,
     reading,
@@ -65,9 +66,6 @@ Part: TypeAlias = bytes | pa.Buffer
 _MOST_PARTS = 1024
 # How long a host that was cut off may go on with an open chunk, of which nobody reads the name.
 _CHECK_SECONDS = 1.0
-
-# Mapping a file, and giving the mapping back, costs as much as reading so many bytes, about.
-_MAPPED_BYTES = 256 << 10
 
 
 def default_location(identity: Mapping[str, Any]) -> str:
@@ -207,16 +205,12 @@ class LogStorage(StagedFiles, ReaderFiles):
             return None
 
     def open_chunk(self, name: str, whole: bool = True) -> pa.NativeFile:
-        """Open a chunk for reading, mapped or, if it is small, read; FileNotFoundError if it is gone.
+        """Open a chunk for reading; FileNotFoundError if it is gone.
 
         Args:
             whole: Whether its rows will be read, and not its metadata alone.
         """
-        path = self._path(name)
-        with open(open_file(path), "rb", buffering=0) as file:
-            if os.fstat(file.fileno()).st_size < _MAPPED_BYTES:
-                return pa.BufferReader(file.read())
-        return pa.memory_map(path)
+        return open_to_read(self._path(name))
 
     def path_of(self, name: str) -> str:
         """Where a file of the partition is, for messages."""
@@ -351,9 +345,7 @@ class LogStorage(StagedFiles, ReaderFiles):
         """The content of an open chunk whose writer is gone."""
         path = self._growing_path(first)
         with reading(path):
-            os.close(open_file(path))
-            with pa.memory_map(str(path)) as file:
-                return file.read_buffer()
+            return pa.py_buffer(read_file(path))
 
     def remove_growing(self, name: str) -> None:
         """Delete an open chunk: what it held has its name by now."""

@@ -6,6 +6,7 @@ A clock can be set back, so ids and times do not always go up together: each chu
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import NamedTuple
 
 import pyarrow as pa
@@ -14,7 +15,7 @@ import pyarrow.ipc
 import xxhash
 
 from zmq_datasource.errors import DataLossError
-from zmq_datasource.log.files import patiently, unreadable
+from zmq_datasource.log.files import LENGTHS_ONLY, patiently, unreadable
 from zmq_datasource.log.storage import LogStorage
 
 __all__ = ["TIMES", "Times", "read_times", "times_of"]
@@ -59,21 +60,25 @@ def read_times(storage: LogStorage, name: str) -> Times:
 
     Raises:
         DamagedChunkError: The file is no chunk.
-        DiskFaultError: It could not be opened for as long as the storage's ``patience``.
+        DiskFaultError: It could not be read for as long as the storage's ``patience``.
         DataLossError: It is gone.
     """
     try:
-        with patiently(lambda: storage.open_chunk(name, whole=False), storage.patience) as file:
-            reader = pa.ipc.open_file(file)
-            if TIMES in (reader.schema.metadata or {}):
-                return Times.from_metadata(reader.schema.metadata[TIMES])
-            # It grew group by group.
-            found = [
-                Times.from_metadata((reader.get_batch_with_custom_metadata(position)[1] or {})[TIMES])
-                for position in range(reader.num_record_batches)
-            ]
+        found = patiently(partial(_read_times, storage, name), storage.patience)
     except FileNotFoundError as e:
         raise DataLossError(f"opening chunk {storage.path_of(name)}: it was removed meanwhile") from e
     except (OSError, pa.ArrowException, KeyError, ValueError) as e:
         raise unreadable(f"reading the times of chunk {storage.path_of(name)}", e) from e
     return Times(min(one.earliest for one in found), max(one.latest for one in found))
+
+
+def _read_times(storage: LogStorage, name: str) -> list[Times]:
+    with storage.open_chunk(name, whole=False) as file:
+        reader = pa.ipc.open_file(file, options=LENGTHS_ONLY)
+        if TIMES in (reader.schema.metadata or {}):
+            return [Times.from_metadata(reader.schema.metadata[TIMES])]
+        # It grew group by group.
+        return [
+            Times.from_metadata((reader.get_batch_with_custom_metadata(position)[1] or {})[TIMES])
+            for position in range(reader.num_record_batches)
+        ]
