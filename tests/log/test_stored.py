@@ -32,7 +32,7 @@ from zmq_datasource.log import tenure as tenure_module
 from zmq_datasource.log.claims import new_claim
 from zmq_datasource.log.follower import LogFollower
 from zmq_datasource.log.held_position import HeldPosition
-from zmq_datasource.log.layout import LOCK_NAME, Chunk, StateFile
+from zmq_datasource.log.layout import LOCK_NAME, Chunk, StateFile, stored_log_name
 from zmq_datasource.log.reader import Slice, read_index, read_slices, slices
 from zmq_datasource.log.reader_files import ReaderPosition
 from zmq_datasource.log.readers import Readers
@@ -453,6 +453,28 @@ def test_a_log_that_was_only_here_is_put_there(machines: Machines) -> None:
     assert machines.rows() == [(1, b"1"), (2, b"2")]
 
 
+@pytest.mark.parametrize("machine", ["a", "b"], ids=["with its copy", "elsewhere"])
+def test_chunks_in_a_storage_that_has_lost_the_logs_id_are_refused(machines: Machines, machine: str) -> None:
+    log = machines.writer("a")
+    for value in (b"0", b"1"):
+        fill(log, value)
+    log.close()
+    store = ObjectStore(machines.location)
+    key = stored_log_name(log.log_id)
+    content = store.get(key)
+    store.delete(key)
+
+    says = r"opening the log in file://.*/store.*is missing.*ids from 0 on to 1.*Put that object there again"
+    with pytest.raises(LogFormatError, match=says):
+        machines.writer(machine)
+    with pytest.raises(LogFormatError, match=says):
+        machines.storage("reader").log_id()
+
+    store.put(key, content)
+    again = machines.writer(machine)
+    assert (again.log_id, again.durable_end) == (log.log_id, 2)
+
+
 def make_hole(machines: Machines) -> None:
     """A log of three chunks, whose second one is gone from the storage."""
     log = machines.writer("a")
@@ -794,7 +816,9 @@ def test_a_part_of_a_log_is_neither_read_nor_written_without_the_storage(machine
         with pytest.raises(LogFormatError, match="part of a log in object storage"):
             alone.log_id()
     machines.location = Location(f"file://{machines.path}/another")
-    with pytest.raises(LogFormatError, match="part of a log in other object storage"):
+    with pytest.raises(
+        LogFormatError, match=r"part of a log in object storage.*set the walStore that the log had"
+    ):
         machines.writer("b")
 
 

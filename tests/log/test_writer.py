@@ -375,6 +375,37 @@ def test_a_log_of_another_format_is_refused(tmp_path: Path, content: str, says: 
         writer(tmp_path)
 
 
+@pytest.mark.parametrize("grows", [False, True], ids=["sealed", "open"])
+def test_chunks_without_their_log_json_are_refused(tmp_path: Path, grows: bool) -> None:
+    """A new log over old chunks would count 120 messages as 220."""
+    log = writer(tmp_path)
+    for _ in range(2):
+        fill(log, 10)
+    log_id = log.log_id
+    if grows:
+        log.append(batch_of([b"x"]))
+        log.flush().result(10)
+        copy = tmp_path / "copy"
+        shutil.copytree(tmp_path / "0", copy / "0")
+        for sealed in (copy / "0").glob("0*.arrow"):
+            sealed.unlink()
+    log.close()
+    there = tmp_path / "copy" if grows else tmp_path
+    (there / "log.json").unlink(missing_ok=True)
+
+    says = rf"{there}.*log.json is missing.*ids from {'20 on' if grows else '0 on to 19'}.*Restore log.json"
+    with pytest.raises(LogFormatError, match=says):
+        writer(there)
+    with pytest.raises(LogFormatError, match=r"log\.json is missing"):
+        LogStorage(str(there)).log_id()
+    assert not (there / "log.json").exists()
+
+    (there / "log.json").write_text(f'{{"format": 1, "log": "{log_id}"}}')
+    again = writer(there)
+    assert again.log_id == log_id
+    again.close()
+
+
 def test_a_directory_without_a_log_says_that_it_may_not_be_shared(tmp_path: Path) -> None:
     with pytest.raises(LogFormatError, match="share"):
         LogStorage(str(tmp_path)).log_id()

@@ -15,7 +15,7 @@ import tempfile
 import time
 import uuid
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from itertools import islice
 from pathlib import Path
@@ -53,12 +53,13 @@ from zmq_datasource.log.layout import (
     parse_chunk_name,
     parse_growing_name,
     parse_partition_name,
+    parse_pending_name,
     state_files,
 )
 from zmq_datasource.log.reader_files import ReaderFiles
 from zmq_datasource.log.staged_files import StagedFiles
 
-__all__ = ["LogStorage", "Part", "default_location"]
+__all__ = ["LogStorage", "Part", "default_location", "describe_ids"]
 
 # Of what is written to a file.
 Part: TypeAlias = bytes | pa.Buffer
@@ -114,12 +115,13 @@ class LogStorage(StagedFiles, ReaderFiles):
             log_id: Of the one that is created; any, unless given.
 
         Raises:
-            LogFormatError: ``log.json`` is damaged or of another format version.
+            LogFormatError: ``log.json`` is damaged or of another format version, or it is missing and there are chunks.
             LogWriteError: The directory cannot be created or written.
         """
         with writing(f"creating the log in {self.root}"):
             make_directory(self._root)
             if not (self._root / LOG_NAME).exists():
+                self._refuse_nameless_chunks()
                 temporary = self._root / f"{TEMPORARY_PREFIX}{uuid.uuid4().hex}"
                 log = {"format": FORMAT_VERSION, "log": log_id or uuid.uuid4().hex}
                 write_synced(temporary, json.dumps(log).encode())
@@ -132,6 +134,23 @@ class LogStorage(StagedFiles, ReaderFiles):
                 sync_directory(self._root)
         return self.log_id()
 
+    def _refuse_nameless_chunks(self) -> None:
+        """Refuse to make a log of a directory that holds chunks: their ids would be given to other messages.
+
+        Raises:
+            LogFormatError: It does.
+        """
+        held = {p: _ids_in(LogStorage(self.root, p).names()) for p in LogStorage.partitions(self)}
+        found = {partition: ids for partition, ids in held.items() if ids is not None}
+        # Another process may have created the log and written chunks while this one looked.
+        if found and not (self._root / LOG_NAME).exists():
+            raise LogFormatError(
+                f"opening the log in {self.root}: {LOG_NAME} is missing, and there are chunks ({describe_ids(found)}). "
+                f'Restore {LOG_NAME}: it holds {{"format": {FORMAT_VERSION}, "log": "<id>"}}, and each checkpoint '
+                'of a query of this log has the id, as "log" in its offsets. Or set another walLocation, and for each '
+                "of these queries a new checkpoint"
+            )
+
     def log_id(self) -> str:
         """The id in ``log.json``.
 
@@ -143,6 +162,7 @@ class LogStorage(StagedFiles, ReaderFiles):
         try:
             data = read_json(path)
         except FileNotFoundError as e:
+            self._refuse_nameless_chunks()
             raise LogFormatError(
                 f"reading {path}: there is no log in this directory, or it is not reachable from this machine "
                 f"({socket.gethostname()}). Start what fills it (a query with connect or bind, zmq-datasource receive, "
@@ -450,6 +470,28 @@ class LogStorage(StagedFiles, ReaderFiles):
     def feed(self) -> str:
         """What the writer of the partition receives, as it said to ``lock``; of the last one, if there is none now."""
         return self._lock_note(self._directory / LOCK_NAME)
+
+
+def _ids_in(names: Iterable[str]) -> range | None:
+    """The ids from the first chunk to the last one among files, sealed or not; None without a chunk."""
+    names = list(names)
+    ids = [
+        found for name in names if (found := parse_chunk_name(name) or parse_chunk_name(_of_pending(name)))
+    ]
+    ids += [(first, first) for name in names if (first := parse_growing_name(name)) is not None]
+    return range(min(ids)[0], max(end for _, end in ids)) if ids else None
+
+
+def _of_pending(name: str) -> str:
+    return (parse_pending_name(name) or ("", ""))[1]
+
+
+def describe_ids(found: Mapping[int, range]) -> str:
+    """The ids in each log partition, in words."""
+    return ", ".join(
+        f"partition {partition}: ids from {ids.start} on" + (f" to {ids.stop - 1}" if ids else "")
+        for partition, ids in sorted(found.items())
+    )
 
 
 def _write_whole(descriptor: int, parts: Sequence[Part], offset: int) -> int:

@@ -69,7 +69,7 @@ from zmq_datasource.log.layout import (
     stored_log_name,
 )
 from zmq_datasource.log.restoring import counted_chunks, restore
-from zmq_datasource.log.storage import LogStorage, Part
+from zmq_datasource.log.storage import LogStorage, Part, describe_ids
 from zmq_datasource.log.stored_file import open_stored
 from zmq_datasource.log.stored_positions import StoredPositions
 from zmq_datasource.log.tenure import SILENT_SECONDS, Tenure, tenures_of
@@ -201,11 +201,14 @@ class StoredLog(StoredPositions):
     def open_log(self, log_id: str | None = None) -> str:
         found = self._find_id()
         here = LogStorage.log_id(self) if (self._root / LOG_NAME).exists() else None
-        if found is None and any(self._root.glob(f"*/{CLAIMS_NAME}")):
-            raise LogFormatError(
-                f"opening the log in {self.store}: there is none, and the directory {self.root} is a part of a log in "
-                "other object storage; set the walStore that it had, or another walLocation"
-            )
+        if found is None:
+            self._refuse_nameless_objects()
+            if any(self._root.glob(f"*/{CLAIMS_NAME}")):
+                raise LogFormatError(
+                    f"opening the log in {self.store}: there is none, and the directory {self.root} is this "
+                    "machine's part of a log in object storage. If the storage is a directory that was unmounted, "
+                    "mount it again; else set the walStore that the log had, or another walLocation"
+                )
         if found is None:
             found = self._create_id(here or log_id or uuid.uuid4().hex)
         if here not in (None, found):
@@ -214,6 +217,27 @@ class StoredLog(StoredPositions):
                 "set another walLocation, or another walStore"
             )
         return super().open_log(found)
+
+    def _refuse_nameless_objects(self) -> None:
+        """Refuse to make a log where there are chunks: their ids would be given to other messages.
+
+        Raises:
+            LogFormatError: There are.
+        """
+        found: dict[int, range] = {}
+        for partition in self._stored_partitions():
+            objects = self.store.objects(f"{partition}/chunks", below=True)
+            ids = [ids for found in objects if (ids := parse_chunk_name(found.key.partition("/")[2]))]
+            if ids:
+                found[partition] = range(min(ids)[0], max(ids)[1])
+        # Another process may have created the log and put chunks there while this one looked.
+        if found and self._find_id() is None:
+            raise LogFormatError(
+                f"opening the log in {self.store}: the object {stored_log_name('<id>')} is missing, and there "
+                f"are chunks ({describe_ids(found)}). Put that object there again: each checkpoint of a query of this "
+                'log has the id, as "log" in its offsets, and so has log.json in walLocation. Or set another walStore and '
+                "another walLocation, and for each of these queries a new checkpoint"
+            )
 
     def _create_id(self, log_id: str) -> str:
         key = stored_log_name(log_id)
@@ -242,6 +266,7 @@ class StoredLog(StoredPositions):
         if self._id is None or now >= self._id[0]:
             found = self._find_id()
             if found is None:
+                self._refuse_nameless_objects()
                 raise LogFormatError(
                     f"reading {self.store}: there is no log. Start what fills it, or correct walStore"
                 )
@@ -249,10 +274,11 @@ class StoredLog(StoredPositions):
         return self._id[1]
 
     def partitions(self) -> list[int]:
-        stored = (
-            found for name in self.store.directories() if (found := parse_partition_name(name)) is not None
-        )
-        return sorted({*super().partitions(), *stored})
+        return sorted({*super().partitions(), *self._stored_partitions()})
+
+    def _stored_partitions(self) -> list[int]:
+        names = map(parse_partition_name, self.store.directories())
+        return [partition for partition in names if partition is not None]
 
     # Who writes it.
 
