@@ -20,6 +20,7 @@ from zmq_datasource.options import ProxyOptions
 from zmq_datasource.options.parser import parse
 from zmq_datasource.options.types import Endpoint
 from zmq_datasource.proxy import backend
+from zmq_datasource.proxy.specs import proxy_socket
 from zmq_datasource.transport.kernel import Connection
 
 pytestmark = pytest.mark.spark  # they are many, and each has sockets to connect and to close
@@ -444,9 +445,8 @@ def test_ipc_endpoints_and_one_mark_along_the_chain(
 ) -> None:
     sides = {"pull": f"ipc://{ipc_path}-in", "publish": f"ipc://{ipc_path}-out"}
     with ProxyThreads(tmp_path, sides, rcvhwm=7) as proxy:
-        assert proxy.flow._backend is not None
-        assert [front.socket.getsockopt(zmq.RCVHWM) for front in proxy.flow._fronts] == [7]
-        assert proxy.flow._backend.socket.getsockopt(zmq.SNDHWM) == 7
+        spec = proxy_socket(proxy.options, "XPUB", proxy.options.publish)
+        assert (spec.rcvhwm, spec.sndhwm) == (7, 7)
         sub = subscriber(context, proxy, b"")
         push = context.socket(zmq.PUSH)
         push.connect(sides["pull"])
@@ -463,7 +463,7 @@ def test_heartbeats_of_an_idle_subscriber_are_no_flood(
     it = backend.Backend(parse(ProxyOptions, given))
 
     def see(peer: str, received: int, now: float) -> None:
-        it._end_floods({1: Connection(1, peer, 0, 0, received)}, now)
+        it.end_floods({1: Connection(1, peer, 0, 0, received)}, now)
 
     day = 86_400.0
     see("idle", 0, 0)
@@ -477,10 +477,10 @@ def test_heartbeats_of_an_idle_subscriber_are_no_flood(
 
 
 def test_a_flood_of_subscriptions_holds_nobody_up_and_is_ended(
-    context: zmq.Context[Socket], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    context: zmq.Context[Socket], tmp_path: Path
 ) -> None:
-    monkeypatch.setattr("zmq_datasource.proxy.backend._MOST_REQUEST_BYTES", 4 << 20)
-    with ProxyThreads(tmp_path, endpoints("bind", "publish")) as proxy:
+    bounds = backend.RequestBounds(bytes=2 << 20)
+    with ProxyThreads(tmp_path, endpoints("bind", "publish"), bounds) as proxy:
         other = subscriber(context, proxy, b"mine")
         pub = publisher(context, proxy.sides["bind"], (b"",))
         flood = context.socket(zmq.XSUB)
@@ -491,8 +491,84 @@ def test_a_flood_of_subscriptions_holds_nobody_up_and_is_ended(
         for at in range(50):
             pub.send_multipart([b"mine", b"%d" % at])
         assert [frames[-1] for frames in receive(other, 50, 5_000)] == [b"%d" % i for i in range(50)]
-        wait_for(
-            lambda: proxy.flow._backend.disconnected >= 1, "the flood is ended"
-        )  # status() is for its own thread
+        wait_for(lambda: proxy.flow_status()["disconnected"] >= 1, "the flood is ended")
         # What it asked for goes with it.
-        wait_for(lambda: len(proxy.flow._backend.subscriptions) < 10, "the end of its subscriptions")
+        wait_for(lambda: len(proxy.flow_status()["subscriptions"]) < 10, "the end of its subscriptions")
+
+
+def test_topics_beyond_the_bound_are_not_passed_on_to_publishers(
+    context: zmq.Context[Socket], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    sides = endpoints("bind", "publish")
+    bounds = backend.RequestBounds(upstream_topics=4)
+    with ProxyThreads(tmp_path, sides, bounds, topics="kept.") as proxy:
+        pub = publisher(context, sides["bind"], (b"kept.",))
+        flood = subscriber(context, proxy)  # with a marker
+        assert pub.recv().startswith(b"\x01marker")
+        for at in range(20):
+            flood.subscribe(b"flood %02d" % at)
+        heard = [received[0] for received in receive(pub, 3)]
+        assert heard == [b"\x01flood 00", b"\x01flood 01", b"\x01flood 02"]
+        other = context.socket(zmq.SUB)
+        other.connect(sides["publish"])
+        other.subscribe(b"kept.1")  # not passed on, but within the proxy's own topics
+        other.subscribe(b"live.")
+        wait_for(lambda: proxy.flow_status()["subscriptionsRefused"] == 19, "all others are refused")
+        for topic in (b"live.", b"kept.1"):
+            pub.send_multipart([topic, b"v"])
+        assert receive(other, 1)[0][0] == b"kept.1"
+        assert "name the prefix in topics of the proxy" in caplog.text
+        # Once there is room, a topic is passed on for the next subscriber that asks for it.
+        flood.close(0)
+        assert {pub.recv()[:1] for _ in range(4)} == {b"\x00"}
+        another = context.socket(zmq.SUB)
+        another.connect(sides["publish"])
+        another.subscribe(b"live.")
+        assert pub.recv() == b"\x01live."
+        pub.send_multipart([b"live.", b"v"])
+        assert receive(other, 1)[0][0] == receive(another, 1)[0][0] == b"live."
+
+
+def test_the_bytes_of_topics_that_are_passed_on_have_a_bound(
+    context: zmq.Context[Socket], tmp_path: Path
+) -> None:
+    sides = endpoints("bind", "publish")
+    with ProxyThreads(tmp_path, sides, backend.RequestBounds(upstream_bytes=100), topics="kept.") as proxy:
+        pub = publisher(context, sides["bind"], (b"kept.",))
+        sub = context.socket(zmq.SUB)
+        sub.connect(sides["publish"])
+        for topic in (b"a" * 60, b"b" * 60, b"c" * 40):
+            sub.subscribe(topic)
+        assert [received[0] for received in receive(pub, 2)] == [b"\x01" + b"a" * 60, b"\x01" + b"c" * 40]
+        sub.unsubscribe(b"a" * 60)
+        assert pub.recv() == b"\x00" + b"a" * 60
+        sub.subscribe(b"d" * 60)
+        assert pub.recv() == b"\x01" + b"d" * 60
+        assert proxy.flow_status()["subscriptionsRefused"] == 1
+
+
+def test_subscribers_together_have_a_bound_and_the_one_that_asks_for_most_goes_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cut: list[str] = []
+    monkeypatch.setattr(backend, "hang_up", lambda _, connection: cut.append(connection.peer))
+    bounds = backend.RequestBounds(
+        bytes=1000, total_bytes=2000, allowed_bytes=100, allowed_bytes_per_second=10
+    )
+    given = {"walLocation": str(tmp_path), **endpoints("pull", "publish")}
+    it = backend.Backend(parse(ProxyOptions, given), bounds)
+
+    def see(now: float, **received: int) -> list[str]:
+        cut.clear()
+        it.end_floods(
+            {at: Connection(at, peer, 0, 0, size) for at, (peer, size) in enumerate(received.items())}, now
+        )
+        return cut
+
+    assert see(0, honest=100, a=800, b=800, c=700) == []
+    assert see(0, honest=100, a=801, b=800, c=800) == ["a"]
+    assert see(0, honest=100, a=1100, b=1000, c=1000) == ["a"]
+    assert see(0, honest=100, a=1101, b=100, c=100) == ["a"]
+    assert see(100, honest=1100, a=1801, b=1800, c=1800) == ["a"]  # each second allows some more
+    assert it.disconnected == 4
+    it.close()

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import itertools
 import os
+import queue
 import threading
 import time
 from collections.abc import Callable
-from contextlib import ExitStack
+from concurrent.futures import Future
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -17,6 +19,7 @@ import zmq
 from tests.support import Socket, free_endpoint, wait_for
 from zmq_datasource.options import ProxyOptions
 from zmq_datasource.options.parser import parse
+from zmq_datasource.proxy.backend import REQUEST_BOUNDS, RequestBounds
 from zmq_datasource.proxy.flow import LiveFlow
 from zmq_datasource.proxy.pipes import Lines, Newest
 from zmq_datasource.proxy.server import Server, serve
@@ -33,8 +36,12 @@ _MARKERS = itertools.count()
 class ProxyThreads:
     """What the two processes of a proxy do, in two threads."""
 
-    def __init__(self, location: Path, sides: dict[str, str], **options: Any) -> None:
+    def __init__(
+        self, location: Path, sides: dict[str, str], bounds: RequestBounds = REQUEST_BOUNDS, **options: Any
+    ) -> None:
         self.sides = sides
+        self._bounds = bounds
+        self._wanted: queue.SimpleQueue[Future[dict[str, Any]]] = queue.SimpleQueue()
         text = {
             name: str(value).lower() if isinstance(value, bool) else str(value)
             for name, value in options.items()
@@ -61,6 +68,12 @@ class ProxyThreads:
         first = wait_for(lambda: self.status is not before and self.status, "a status")
         return wait_for(lambda: self.status is not first and self.status, "a newer status")
 
+    def flow_status(self) -> dict[str, Any]:
+        """The status of the flow, put together by its own thread between two steps."""
+        wanted: Future[dict[str, Any]] = Future()
+        self._wanted.put(wanted)
+        return wanted.result(30)
+
     def _start(self, target: Any) -> None:
         self._ready.clear()
         thread = threading.Thread(target=self._guard, args=(target,))
@@ -82,11 +95,13 @@ class ProxyThreads:
         reads, writes = os.pipe()
         try:
             self._lines, newest = Lines(reads), Newest(writes)
-            with LiveFlow(self.options, newest.tell) as self.flow:
+            with LiveFlow(self.options, newest.tell, self._bounds) as self.flow:
                 self._ready.set()
                 while not self._stop.is_set():
                     self.flow.step()
                     newest.tell(self.flow.journal.progress)
+                    with suppress(queue.Empty):
+                        self._wanted.get_nowait().set_result(self.flow.status())
                 self.flow.drain()
         finally:
             os.close(writes)  # which ends the server

@@ -14,10 +14,12 @@ import time
 from collections import deque
 from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import zmq
 
+from zmq_datasource.host.limited_logging import LimitedLog
 from zmq_datasource.options import ProxyOptions
 from zmq_datasource.proxy.journal import Numbered
 from zmq_datasource.proxy.specs import proxy_socket
@@ -26,7 +28,7 @@ from zmq_datasource.transport.kernel import Connection, connections, hang_up
 from zmq_datasource.transport.opened import OpenSocket
 from zmq_datasource.transport.spec import frame_limit
 
-__all__ = ["NO_SUBSCRIBERS", "Backend"]
+__all__ = ["NO_SUBSCRIBERS", "REQUEST_BOUNDS", "Backend", "RequestBounds"]
 
 _log = logging.getLogger(__name__)
 
@@ -37,22 +39,49 @@ _REFRESH_EVERY = 64
 _MOST_TOPIC_BYTES = 64 << 10
 # Requests that are taken at a time: the flow goes on in between.
 _MOST_REQUESTS = 256
-# libzmq keeps what a connection has subscribed to for as long as it lasts, in memory without a bound. A connection that
-# has sent more than this, beside what short heartbeats with CURVE take, and topics that come and go, is hung up on,
-# which frees it.
-_MOST_REQUEST_BYTES, _MOST_REQUEST_BYTES_PER_SECOND = 8 << 20, 2000
+# libzmq moves requests from a connection's queue into its own memory while it publishes, until the queue is empty. A
+# short queue is empty soon, and the connection waits meanwhile.
+_REQUEST_HWM = 32
 # How often connections are looked at.
 _LOOK_SECONDS = 0.25
+# And while more requests come than one turn takes.
+_BUSY_LOOK_SECONDS = 0.05
 _MOST_TOPICS_SHOWN, _MOST_SHOWN_BYTES = 100, 60
 # The status where nothing is published.
 NO_SUBSCRIBERS: Mapping[str, Any] = {
     "published": 0,
     "subscribers": 0,
     "subscriptions": [],
+    "subscriptionsRefused": 0,
     "stalled": [],
     "disconnected": 0,
     "waitedSeconds": 0.0,
 }
+
+
+@dataclass(frozen=True)
+class RequestBounds:
+    """How much plain subscribers may ask for.
+
+    libzmq keeps the topics of a connection in memory, without a bound, as long as the connection lasts. Hanging up
+    frees them. Short heartbeats and topics that come and go send bytes too, so each second allows some more.
+
+    Attributes:
+        upstream_topics, upstream_bytes: Distinct topics that are passed on to publishers, and their bytes together.
+        bytes: Of the requests of one connection, beyond its allowance.
+        total_bytes: Of the requests of all connections, each beyond its allowance.
+        allowed_bytes, allowed_bytes_per_second: The allowance of each connection.
+    """
+
+    upstream_topics: int = 10_000
+    upstream_bytes: int = 1 << 20
+    bytes: int = 4 << 20
+    total_bytes: int = 8 << 20
+    allowed_bytes: int = 8 << 10
+    allowed_bytes_per_second: int = 2000
+
+
+REQUEST_BOUNDS = RequestBounds()
 
 
 class _Stalled(NamedTuple):
@@ -75,6 +104,7 @@ class Backend:
 
     Args:
         options: Endpoints, high-water marks, and what a slow subscriber means.
+        bounds: How much subscribers may ask for.
 
     Raises:
         OptionError, EndpointError: It cannot be opened as asked.
@@ -82,11 +112,13 @@ class Backend:
     Attributes:
         published: Messages that were given to libzmq.
         disconnected: Subscribers that were hung up on: they took nothing, or asked for too many topics.
-        subscriptions: The topics that somebody has asked for.
+        subscriptions: The topics that subscribers have asked for and that are passed on to publishers.
+        refused: Requests for topics that were not passed on: there were too many.
     """
 
-    def __init__(self, options: ProxyOptions) -> None:
+    def __init__(self, options: ProxyOptions, bounds: RequestBounds = REQUEST_BOUNDS) -> None:
         self._options = options
+        self._bounds = bounds
         self._waits = options.slow_subscriber == "wait"
         self._hangs_up = options.slow_subscriber == "disconnect"
         self._opened = OpenSocket(proxy_socket(options, "XPUB", options.publish), self._prepare)
@@ -98,12 +130,16 @@ class Backend:
         self._since: dict[int, float] = {}
         self._next_look = 0.0
         self.subscriptions: set[bytes] = set()
+        self._upstream_bytes = 0
+        self.refused = 0
+        self._refusals = LimitedLog(__name__, "topics that were not passed on to publishers")
         self.published = 0
         self.disconnected = 0
         self._waited_before = 0.0
 
     def _prepare(self, sock: zmq.Socket[bytes]) -> None:
         sock.setsockopt(zmq.MAXMSGSIZE, frame_limit(_MOST_TOPIC_BYTES))
+        sock.setsockopt(zmq.RCVHWM, _REQUEST_HWM)
         sock.setsockopt(zmq.XPUB_VERBOSE, 1)  # see take_requests
         if self._waits:
             sock.setsockopt(zmq.XPUB_NODROP, 1)
@@ -114,7 +150,10 @@ class Backend:
         return bool(self._pending)
 
     def take_requests(self) -> list[bytes]:
-        """What subscribers ask for that nobody asked for before, and what nobody wants any more.
+        """What subscribers ask for that nobody asked for before, and what nobody wants any more; for the publishers.
+
+        A topic beyond the bounds is not passed on. Its subscriber still gets what comes by the proxy's own ``topics``
+        and by the topics that were passed on. The topic is passed on once there is room and a subscriber asks for it.
 
         An XPUB passes on a request to leave a topic also where its sender has never asked for it, and others have. So
         what is given back here is balanced, and nobody ends the subscription to the proxy's own ``topics``. What a
@@ -127,12 +166,36 @@ class Backend:
                 request = self.socket.recv(zmq.NOBLOCK)
                 kind, topic = request[:1], request[1:]
                 if kind == b"\x01" and topic not in self.subscriptions:
-                    self.subscriptions.add(topic)
-                    changes.append(request)
+                    if self._may_pass_on(topic):
+                        self.subscriptions.add(topic)
+                        self._upstream_bytes += len(topic)
+                        changes.append(request)
                 elif kind == b"\x00" and topic in self.subscriptions:
                     self.subscriptions.remove(topic)
+                    self._upstream_bytes -= len(topic)
                     changes.append(request)
+            self._next_look = min(self._next_look, time.monotonic() + _BUSY_LOOK_SECONDS)
         return changes
+
+    def _may_pass_on(self, topic: bytes) -> bool:
+        bounds = self._bounds
+        if (
+            len(self.subscriptions) < bounds.upstream_topics
+            and self._upstream_bytes + len(topic) <= bounds.upstream_bytes
+        ):
+            return True
+        self.refused += 1
+        self._refusals.warn(
+            "topic %r of a plain subscriber is not passed on to the publishers: %d topics of %d bytes are passed on "
+            "already, and %d topics of %d bytes are the most; name the prefix in topics of the proxy, or let "
+            "subscribers ask for fewer topics",
+            topic[:_MOST_SHOWN_BYTES],
+            len(self.subscriptions),
+            self._upstream_bytes,
+            bounds.upstream_topics,
+            bounds.upstream_bytes,
+        )
+        return False
 
     @property
     def next_id(self) -> int:
@@ -171,6 +234,7 @@ class Backend:
         if now < self._next_look:
             return
         self._next_look = now + _LOOK_SECONDS
+        self._refusals.flush()
         self._opened.watch.update()
         current = {c.inode: c for c in connections(self._opened.watch)}
         for inode in self._stalled.keys() - current.keys():
@@ -190,22 +254,41 @@ class Backend:
                 hang_up(self._opened.watch, connection)
                 self.disconnected += 1
                 del self._stalled[inode]
-        self._end_floods(current, now)
+        self.end_floods(current, now)
 
-    def _end_floods(self, current: Mapping[int, Connection], now: float) -> None:
+    def end_floods(self, current: Mapping[int, Connection], now: float) -> None:
+        """Hang up on connections that ask for too much, the one that asks for most first.
+
+        Args:
+            current: All connections, by inode.
+            now: Seconds, monotonic.
+        """
+        bounds = self._bounds
         self._since = {inode: self._since.get(inode, now) for inode in current}
-        for inode, connection in current.items():
-            most = _MOST_REQUEST_BYTES + _MOST_REQUEST_BYTES_PER_SECOND * (now - self._since[inode])
-            if connection.received > most:
-                _log.warning(
-                    "subscriber %s has sent %d bytes of subscriptions and heartbeats; it is disconnected: subscribe to "
-                    "fewer topics, or to their common prefix, change them less often, and send heartbeats less often "
-                    "(ZMQ_HEARTBEAT_IVL)",
-                    connection.peer,
-                    connection.received,
-                )
-                hang_up(self._opened.watch, connection)
-                self.disconnected += 1
+        excess = {
+            inode: connection.received
+            - bounds.allowed_bytes
+            - round(bounds.allowed_bytes_per_second * (now - self._since[inode]))
+            for inode, connection in current.items()
+        }
+        total = sum(size for size in excess.values() if size > 0)
+        for inode, size in sorted(excess.items(), key=lambda item: item[1], reverse=True):
+            if size <= bounds.bytes and total <= bounds.total_bytes:
+                return
+            total -= size
+            connection = current[inode]
+            _log.warning(
+                "subscriber %s has sent %d bytes of subscriptions and heartbeats; it is disconnected (at most %d bytes "
+                "for each subscriber, %d bytes for all): subscribe to "
+                "fewer topics, or to their common prefix, change them less often, and send heartbeats less often "
+                "(ZMQ_HEARTBEAT_IVL)",
+                connection.peer,
+                connection.received,
+                bounds.bytes,
+                bounds.total_bytes,
+            )
+            hang_up(self._opened.watch, connection)
+            self.disconnected += 1
 
     def status(self) -> dict[str, Any]:
         """The status of the subscribers' side, as plain data."""
@@ -216,6 +299,7 @@ class Backend:
             "subscriptions": [
                 topic[:_MOST_SHOWN_BYTES].decode("utf-8", "backslashreplace") for topic in some
             ],
+            "subscriptionsRefused": self.refused,
             "stalled": self._stalled_now(),
             "disconnected": self.disconnected,
             "waitedSeconds": round(self._waited, 1),

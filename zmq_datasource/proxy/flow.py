@@ -5,7 +5,7 @@ The rules:
 * Nothing is published before it is in the journal.
 * A round takes what is there, from every socket in turn. While a group is being written the next one
   gathers; when as much has gathered as may, the sockets wait, and the publishers' high-water marks decide.
-* Subscriptions go upstream as they come.
+* Subscriptions go upstream as they come, within ``RequestBounds``.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from zmq_datasource.acknowledged.transactions import CommittedTransactions
 from zmq_datasource.counters import SourceCounters
 from zmq_datasource.errors import LogFormatError
 from zmq_datasource.options import ProxyOptions
-from zmq_datasource.proxy.backend import NO_SUBSCRIBERS, Backend
+from zmq_datasource.proxy.backend import NO_SUBSCRIBERS, REQUEST_BOUNDS, Backend, RequestBounds
 from zmq_datasource.proxy.fronts import Front, now_us
 from zmq_datasource.proxy.journal import Journal
 from zmq_datasource.proxy.specs import proxy_socket, round_bytes
@@ -56,13 +56,20 @@ class LiveFlow:
     Args:
         options: What was asked for.
         on_written: Called when more is in the log, before that is published: with how far it has come.
+        bounds: How much plain subscribers may ask for.
 
     Attributes:
         hold: The id from which on somebody still needs the messages; None keeps everything.
     """
 
-    def __init__(self, options: ProxyOptions, on_written: Callable[[Progress], None]) -> None:
+    def __init__(
+        self,
+        options: ProxyOptions,
+        on_written: Callable[[Progress], None],
+        bounds: RequestBounds = REQUEST_BOUNDS,
+    ) -> None:
         self._options = options
+        self._bounds = bounds
         self._on_written = on_written
         self._wake: int | None = None
         self._on_wake: Callable[[], None] = lambda: None
@@ -101,7 +108,7 @@ class LiveFlow:
                     "not by a proxy; give the proxy a walLocation of its own"
                 )
             if options.publish:
-                self._backend = Backend(options)
+                self._backend = Backend(options, self._bounds)
                 stack.callback(self._backend.close)
             if options.bind or options.connect:
                 self._xsub = self._open_front(
