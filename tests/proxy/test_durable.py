@@ -27,6 +27,7 @@ from zmq_datasource.log.storage import LogStorage
 from zmq_datasource.log.writer import LogWriter
 from zmq_datasource.messages.raw import RawMessages
 from zmq_datasource.proxy import durable, durable_session, replays
+from zmq_datasource.proxy.durable_protocol import session_number
 from zmq_datasource.proxy.pipes import start_line
 from zmq_datasource.proxy.router import Router
 from zmq_datasource.proxy.subscriptions import Subscription, Subscriptions
@@ -313,10 +314,10 @@ def test_nothing_is_deleted_between_a_subscribers_beginning_and_its_first_messag
         wait_for(lambda: log.retention.committed == 3, "nobody needs them")
         add = Subscriptions.add
 
-        def expiring(known: Subscriptions, new: Subscription) -> None:
+        def expiring(known: Subscriptions, new: Subscription) -> int:
             log.retention._clock = lambda: time.time() + 7 * 86_400
             log.retention.remove_expired()
-            add(known, new)
+            return add(known, new)
 
         monkeypatch.setattr(Subscriptions, "add", expiring)
         with DurableSubscriber(proxy.sides["durable"], "me") as me:
@@ -796,6 +797,93 @@ def test_who_was_displaced_and_says_the_same_again_is_told_so(
         first.send_multipart([b"SUBSCRIBE", b"1", b"raw", number(1), b"earliest", b"", number(3)])
         receive_until(first, lambda frames: frames[:2] == [b"REFUSED", b"taken"])
         assert b"REFUSED" not in [frames[0] for frames in drain(second, 50)]
+
+
+def test_a_late_request_of_a_connection_that_was_given_up_takes_no_name_back(
+    context: zmq.Context[Socket], tmp_path: Path
+) -> None:
+    """The disk stalls, the client redials, and the proxy hears the new connection before the old one."""
+    mine, others = session_number(7, 0), session_number(8, 0)
+    with ProxyThreads(tmp_path, endpoints(*SIDES)) as proxy:
+        old, new, third = (context.socket(zmq.DEALER) for _ in range(3))
+        for dealer in (old, new, third):
+            dealer.connect(proxy.sides["durable"])
+        new.send_multipart(raw_subscribe(mine + 2))
+        receive_until(new, lambda frames: frames[0] == b"READY")
+        old.send_multipart(raw_subscribe(mine + 1))
+        old.send_multipart([b"ACK", number(0)])
+        receive_until(old, lambda frames: frames[:2] == [b"REFUSED", b"unknown"])
+        assert b"REFUSED" not in [frames[0] for frames in drain(new, 50)]
+        # Nor after another client has taken the name over.
+        third.send_multipart(raw_subscribe(others + 1))
+        receive_until(third, lambda frames: frames[0] == b"READY")
+        receive_until(new, lambda frames: frames[:2] == [b"REFUSED", b"taken"])
+        old.send_multipart(raw_subscribe(mine + 1))
+        old.send_multipart([b"ACK", number(0)])
+        receive_until(old, lambda frames: frames[:2] == [b"REFUSED", b"unknown"])
+        assert b"REFUSED" not in [frames[0] for frames in drain(third, 50)]
+        # A later session takes it over, whatever its connection.
+        old.send_multipart(raw_subscribe(mine + 3))
+        receive_until(old, lambda frames: frames[0] == b"READY")
+        receive_until(third, lambda frames: frames[:2] == [b"REFUSED", b"taken"])
+
+
+def test_a_connection_that_flaps_subscriptions_writes_positions_once_a_second(
+    context: zmq.Context[Socket], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each write is of all positions, and the messages of all other subscribers wait for it."""
+    written: list[int] = []
+    write_subscriptions = LogStorage.write_subscriptions
+
+    def counting(storage: LogStorage, content: bytes) -> None:
+        written.append(len(content))
+        write_subscriptions(storage, content)
+
+    with ProxyThreads(tmp_path, endpoints(*SIDES)) as proxy:
+        flapping = context.socket(zmq.DEALER)
+        flapping.connect(proxy.sides["durable"])
+        flapping.send_multipart(raw_subscribe(1))
+        receive_until(flapping, lambda frames: frames[0] == b"READY")
+        monkeypatch.setattr(LogStorage, "write_subscriptions", counting)
+        began = time.monotonic()
+        for session in range(2, 200):
+            topics = [b"%d.%d" % (session % 2, i) for i in range(100)]
+            flapping.send_multipart(raw_subscribe(session) + topics)
+            receive_until(flapping, lambda frames: frames[0] == b"READY")
+        assert len(written) <= 2 + (time.monotonic() - began)
+        proxy.next_status()
+        assert account(proxy, "raw")["topics"] == [f"1.{i}" for i in range(10)]
+    # The last ones are kept, though no client has waited for that.
+    assert [s.topics for s in Subscriptions(LogStorage(str(tmp_path)), 0, 1000.0)] == [tuple(topics)]
+
+
+def test_the_topics_of_all_durable_subscriptions_have_a_bound(
+    context: zmq.Context[Socket], tmp_path: Path
+) -> None:
+    large = [b"%03d" % i + bytes(29) for i in range(1000)]  # the most that one may have
+    with ProxyThreads(tmp_path, endpoints(*SIDES)) as proxy:
+        dealer = context.socket(zmq.DEALER)
+        dealer.connect(proxy.sides["durable"])
+        for count in range(1, 100):
+            dealer.send_multipart(
+                [b"SUBSCRIBE", b"1", b"%d" % count, number(count), b"latest", b"", number(0), *large]
+            )
+            (answer,) = receive_until(dealer, lambda frames: frames[0] in (b"READY", b"REFUSED"))
+            if answer[0] == b"REFUSED":
+                break
+        assert 20 < count < 80
+        assert answer[1] == b"full"
+        assert b"subscribe to fewer topics, or to their common prefix, or end some" in answer[2]
+        # What is known, and what has few topics, is not concerned; and there is room once one ends.
+        with DurableSubscriber(proxy.sides["durable"], "other", topics=["a"]) as other:
+            assert other.new
+        for name, topics in ((b"1", large), (b"1", large[:10]), (b"%d" % count, large[:900])):
+            count += 1
+            dealer.send_multipart(
+                [b"SUBSCRIBE", b"1", name, number(count), b"latest", b"", number(0), *topics]
+            )
+            (ready,) = receive_until(dealer, lambda frames: frames[0] == b"READY")
+            assert ready[1] == number(count)
 
 
 def test_subscribers_that_take_nothing_cost_bounded_memory_though_they_say_they_do(

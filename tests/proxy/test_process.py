@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from contextlib import suppress
 from itertools import islice, pairwise
 from pathlib import Path
@@ -141,6 +142,59 @@ def test_the_server_process_alone_is_started_again(context: zmq.Context[Socket],
                 server.kill()
                 server.wait()
         assert live.is_running()
+
+
+# Run by each of the proxy's processes at its start: forcing positions to the disk takes as long as a file exists.
+STALLING_DISK = """
+import os, time
+fsync = os.fsync
+def stalling(descriptor):
+    while os.path.exists({stall!r}) and "subscriptions" in os.readlink(f"/proc/self/fd/{{descriptor}}"):
+        open({stalled!r}, "w").close()
+        time.sleep(0.01)
+    fsync(descriptor)
+os.fsync = stalling
+"""
+
+
+def test_a_disk_that_stalls_ends_no_durable_subscriber(
+    context: zmq.Context[Socket], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The client redials, and what it sent by the connection before is heard after that."""
+    stall, stalled = tmp_path / "stall", tmp_path / "stalled"
+    (tmp_path / "sitecustomize.py").write_text(STALLING_DISK.format(stall=str(stall), stalled=str(stalled)))
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    sides = endpoints("pull", "durable")
+    got: dict[str, list[bytes]] = {f"s{i}": [] for i in range(12)}
+    failures: list[BaseException] = []
+
+    def subscribe(name: str) -> None:
+        try:
+            with DurableSubscriber(sides["durable"], name) as me:
+                while len(got[name]) < 20:
+                    got[name] += [m.value for m in [me.receive(60)] if m]
+        except BaseException as e:
+            failures.append(e)
+
+    with Proxy(wal_location=tmp_path / "log", wal_sync=False, **sides):
+        push = context.socket(zmq.PUSH)
+        push.connect(sides["pull"])
+        threads = [threading.Thread(target=subscribe, args=(name,)) for name in got]
+        for thread in threads:
+            thread.start()
+        for i in range(10):
+            push.send(b"%d" % i)
+        wait_for(lambda: all(len(values) == 10 for values in got.values()), "the first ones")
+        stall.touch()
+        for i in range(10, 20):
+            push.send(b"%d" % i)
+        wait_for(stalled.exists, "the disk stalls")
+        time.sleep(8)  # longer than a client waits for a sign of life
+        stall.unlink()
+        for thread in threads:
+            thread.join(90)
+    assert failures == []
+    assert list(got.values()) == [[b"%d" % i for i in range(20)]] * 12
 
 
 def test_memory_stays_bounded_behind_subscribers_that_take_nothing(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ import pytest
 from zmq_datasource import DataLossError, LogFormatError
 from zmq_datasource.errors import DiskFaultError
 from zmq_datasource.log.storage import LogStorage
-from zmq_datasource.proxy.subscriptions import READER, Subscription, Subscriptions
+from zmq_datasource.proxy.subscriptions import READER, Subscription, Subscriptions, size_of
 
 EXPIRY = 1000.0
 
@@ -23,13 +24,15 @@ class Clock:
 
 
 class Disk(LogStorage):
-    """A log's directory; it can refuse."""
+    """A log's directory; it can refuse, and let time pass."""
 
     fault: str | None = None
+    passes: Callable[[], None] = staticmethod(lambda: None)
 
     def write_subscriptions(self, content: bytes) -> None:
         if self.fault:
             raise DiskFaultError(self.fault)
+        self.passes()
         super().write_subscriptions(content)
 
 
@@ -99,6 +102,41 @@ def test_what_nobody_waits_for_is_written_once_a_second(
     known.change(urgent=False)
     assert known.save() is True
     assert on_disk(disk)["me"].sent == 6
+
+
+def test_topics_that_change_are_written_once_a_second_and_all_topics_are_counted(
+    known: Subscriptions, disk: Disk, clock: Clock
+) -> None:
+    me, other = add(known, "me"), add(known, "other")
+    assert known.save() is True
+    known.set_topics(me, (b"abc", b"d"))
+    known.set_topics(other, (b"e",))
+    assert known.save() is False
+    assert known.topic_bytes == size_of(me.topics) + size_of(other.topics) == 5 + size_of([b""]) * 3
+    clock.now += 1
+    assert known.save() is True
+    assert on_disk(disk)["me"].topics == (b"abc", b"d")
+    assert Subscriptions(disk, 100, EXPIRY).topic_bytes == known.topic_bytes
+    known.remove("me")
+    known.remove("me")
+    assert known.topic_bytes == size_of(other.topics)
+
+
+def test_writing_takes_no_more_than_half_of_the_time(known: Subscriptions, disk: Disk, clock: Clock) -> None:
+    add(known, "me")
+    disk.passes = lambda: setattr(clock, "now", clock.now + 0.2)
+    assert known.save() is True
+    change = known.change(urgent=True)
+    clock.now += 0.19
+    assert known.save() is False
+    assert known.pauses
+    assert not known.is_kept(change)
+    clock.now += 0.02
+    disk.passes = lambda: setattr(clock, "now", clock.now + 0.005)
+    assert known.save() is True
+    assert not known.pauses
+    known.change(urgent=True)
+    assert known.save() is True, "a quick disk needs no pause"
 
 
 def test_who_is_added_or_removed_is_kept_at_once_and_who_comes_or_is_away_soon(

@@ -5,7 +5,10 @@ The rules, beside those of each session (``durable_session``):
 * A position is on disk before ``ACKED`` says so.
 * Whoever subscribes under a name that is in use takes it over; the one before gets REFUSED. But who says again what it
   has said already, on the same connection, is only answered: a large message on its way must not begin anew.
-* Nobody waits for anybody: each gets its turn, and what cannot be sent now is tried next time.
+* A client that redials counts its sessions up. A SUBSCRIBE of an earlier one, which comes late by a connection that the
+  client has given up, is ignored.
+* Nobody waits for anybody: requests are taken for ``_TURN_SECONDS`` at most, then each subscriber gets its turn. What
+  cannot be sent now is tried next time.
 * An error at one subscriber's message or turn refuses that subscriber, and is logged with its cause. Only an
   error of the storage of positions, or of the socket, is everybody's.
 """
@@ -15,6 +18,7 @@ from __future__ import annotations
 import heapq
 import logging
 import time
+from collections import deque
 from typing import Any
 
 import zmq
@@ -39,12 +43,13 @@ from zmq_datasource.proxy.durable_protocol import (
     Ready,
     Refused,
     Subscribe,
+    client_of,
     read_from_client,
     write,
 )
 from zmq_datasource.proxy.durable_session import LEAST, DurableSession
 from zmq_datasource.proxy.router import Request, Router
-from zmq_datasource.proxy.subscriptions import Subscription, Subscriptions
+from zmq_datasource.proxy.subscriptions import Subscription, Subscriptions, size_of
 from zmq_datasource.proxy.view import Cursor, LogView
 from zmq_datasource.proxy.wire import Wires
 from zmq_datasource.transport.kernel import find_dead_peers
@@ -57,7 +62,11 @@ _log = logging.getLogger(__name__)
 # those who take nothing leave something for the others. One message always.
 _WINDOW, _BUDGET = 16 << 20, 128 << 20
 _TURN_MESSAGES = 256
+# For taking requests, until subscribers get their turn.
+_TURN_SECONDS = 0.005
 _MOST_SUBSCRIPTIONS = 1000
+# Of the topics of all subscriptions: they are written to the disk with each change of a position.
+_MOST_TOPIC_BYTES = 2 << 20
 _MOST_DISPLACED = 1000
 # What a status tells of them.
 _MOST_SHOWN, _MOST_TOPICS_SHOWN = 100, 10
@@ -94,6 +103,11 @@ class DurableServer:
         self._displaced: dict[bytes, tuple[str, int]] = {}
         # Answers to peers without a session for which their queues had no room yet.
         self._owed: dict[bytes, FromProxy] = {}
+        # Peers that have ended their subscription, and the change that is to be kept before they hear so.
+        self._forgetting: dict[bytes, int] = {}
+        # Of each name and client, the newest session.
+        self._newest: dict[tuple[str, int], int] = {}
+        self._requests: deque[Request] = deque()
         self._held = 0
         self._next_heartbeat = 0.0
         self._faults = LimitedLog(__name__, "faults of durable subscribers")
@@ -103,7 +117,11 @@ class DurableServer:
     # What comes.
 
     def _read_inbox(self) -> None:
-        for request in self.router.inbox():
+        if not self._requests:
+            self._requests.extend(self.router.inbox())
+        deadline = time.monotonic() + _TURN_SECONDS
+        while self._requests and time.monotonic() < deadline:
+            request = self._requests.popleft()
             peer = request.peer
             try:
                 self._take(request)
@@ -134,7 +152,7 @@ class DurableServer:
             return
         session = self._sessions.get(self._names.get(peer, ""))
         if session is None:
-            if peer in self._owed:
+            if peer in self._owed or peer in self._forgetting:
                 return  # it will hear why
             if peer in self._displaced:
                 self._send(peer, _taken(self._displaced[peer][0]))
@@ -156,13 +174,13 @@ class DurableServer:
                 self._detach(session)
             case Forget():
                 self._detach(session)
-                self._subscriptions.remove(session.subscription.name)
-                self._save()
-                fault = self._subscriptions.unsaved
-                self._owe(peer, Forgotten() if fault is None else Refused("log", f"forgetting it: {fault}"))
+                self._forgetting[peer] = self._subscriptions.remove(session.subscription.name)
 
     def _subscribe(self, peer: bytes, wanted: Subscribe, descriptor: int) -> None:
         self._owed.pop(peer, None)
+        self._forgetting.pop(peer, None)
+        if self._is_late(wanted):
+            return
         if self._displaced.get(peer) == (wanted.name, wanted.session):
             self._send(peer, _taken(wanted.name))
             return
@@ -198,34 +216,51 @@ class DurableServer:
                 ),
             )
             return
-        new = known is None
+        before = 0 if known is None else size_of(known.topics)
+        topic_bytes = self._subscriptions.topic_bytes - before + size_of(wanted.topics)
+        if size_of(wanted.topics) > before and topic_bytes > _MOST_TOPIC_BYTES:
+            self._send(
+                peer,
+                Refused(
+                    "full",
+                    f"the topics of all subscriptions would have {topic_bytes} bytes, and {_MOST_TOPIC_BYTES} are the "
+                    "most; subscribe to fewer topics, or to their common prefix, or end some subscriptions with FORGET",
+                ),
+            )
+            return
+        new, added = known is None, 0
         if known is None:
             try:
-                known = self._begin(wanted)
+                known, added = self._begin(wanted)
             except LogError as e:
                 _log.error("durable subscriber %r: %s", wanted.name, e)
                 self._send(peer, Refused("log", str(e)))
                 return
         elif known.topics != wanted.topics:
-            known.topics = wanted.topics
-            self._subscriptions.change(urgent=True)
+            self._subscriptions.set_topics(known, wanted.topics)
         self._displace(peer, wanted.name)
         self._subscriptions.come(wanted.name)
-        self._save()  # a new one is not forgotten once it has heard that it is ready
-        if new and (fault := self._subscriptions.unsaved):
-            self._subscriptions.remove(wanted.name)
-            self._send(peer, Refused("log", f"it cannot be remembered now: {fault}"))
-            return
         begin = max(known.next, wanted.resume or 0)
         wire = self._wires.of(descriptor)
         session = DurableSession(peer, wanted, known, self._subscriptions, Cursor(self._view, begin), wire)
         self._sessions[wanted.name] = session
         self._names[peer] = wanted.name
         self._displaced.pop(peer, None)
-        session.ready = Ready(wanted.session, begin, self._view.end, new)
+        session.ready, session.added = Ready(wanted.session, begin, self._view.end, new), added
         self._comings.info(
             "durable subscriber %r is there, from id %d on%s", wanted.name, begin, " (new)" if new else ""
         )
+
+    def _is_late(self, wanted: Subscribe) -> bool:
+        """Whether the client has begun a later session under this name, by another connection."""
+        client, number = client_of(wanted.session), wanted.session
+        if not client:
+            return False
+        newest = self._newest.pop((wanted.name, client), number)
+        self._newest[wanted.name, client] = max(newest, number)
+        while len(self._newest) > _MOST_DISPLACED:
+            del self._newest[next(iter(self._newest))]
+        return number < newest
 
     def _displace(self, peer: bytes, name: str) -> None:
         """End the sessions that this name and this peer have had."""
@@ -240,8 +275,8 @@ class DurableServer:
                 del self._displaced[next(iter(self._displaced))]
             self._owe(other.peer, _taken(name))
 
-    def _begin(self, wanted: Subscribe) -> Subscription:
-        """A new subscription, whose first message is not deleted before the writer knows of it."""
+    def _begin(self, wanted: Subscribe) -> tuple[Subscription, int]:
+        """A new subscription, whose first message is not deleted before the writer knows of it; and the change."""
         if wanted.start == LATEST:
             first = self._view.end
         else:
@@ -250,8 +285,7 @@ class DurableServer:
                 first = self._first(wanted.start)
                 self._subscriptions.hold(first)
         known = Subscription(wanted.name, wanted.topics, first, created=time.time())
-        self._subscriptions.add(known)
-        return known
+        return known, self._subscriptions.add(known)
 
     def _first(self, start: bytes) -> int:
         if start == EARLIEST:
@@ -280,6 +314,7 @@ class DurableServer:
         busy = False
         self.router.stuck = False
         self._read_inbox()
+        self._save()
         left_over = self._wires.left_over([session.wire for session in self._sessions.values()])
         self._held = sum(s.held for s in self._sessions.values()) + sum(wire.queued for wire in left_over)
         for session in list(self._sessions.values()):
@@ -295,13 +330,17 @@ class DurableServer:
                 raise
             except Exception as e:
                 self._fail(session.peer, e)
-        self._save()
         self._confirm()
         now = time.monotonic()
         if now >= self._next_heartbeat:
             self._next_heartbeat = now + HEARTBEAT_SECONDS
             self._beat()
-        return busy
+        return busy or bool(self._requests)
+
+    @property
+    def waits(self) -> bool:
+        """Whether there is something to do within milliseconds, of which no event tells."""
+        return self.router.stuck or self._subscriptions.pauses
 
     def _save(self) -> None:
         """Keep what has changed; whoever waits for that is to hear of it."""
@@ -312,6 +351,11 @@ class DurableServer:
 
     def _confirm(self) -> None:
         """Say what is on the disk, as soon as there is room to say it."""
+        fault = self._subscriptions.unsaved
+        for peer, change in list(self._forgetting.items()):
+            if self._subscriptions.is_kept(change) or fault is not None:
+                del self._forgetting[peer]
+                self._owe(peer, Forgotten() if fault is None else Refused("log", f"forgetting it: {fault}"))
         for session in list(self._sessions.values()):
             if (
                 session.acked is not None
@@ -342,6 +386,13 @@ class DurableServer:
 
     def _give(self, session: DurableSession) -> bool:
         if session.ready is not None:
+            # A new subscription is on the disk before its client hears that it is ready.
+            if not self._subscriptions.is_kept(session.added):
+                if (fault := self._subscriptions.unsaved) is not None:
+                    self._subscriptions.remove(session.subscription.name)
+                    self._send(session.peer, Refused("log", f"it cannot be remembered now: {fault}"))
+                    self._detach(session)
+                return False
             # What was sent to the session before, on the same connection, may have left no room for it yet.
             if not self._send(session.peer, session.ready):
                 return False

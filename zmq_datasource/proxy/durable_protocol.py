@@ -15,6 +15,7 @@ __all__ = [
     "EARLIEST",
     "HEARTBEAT_SECONDS",
     "LATEST",
+    "MOST_CLIENT",
     "MOST_FRAMES",
     "MOST_NAME_BYTES",
     "SILENCE_SECONDS",
@@ -33,8 +34,10 @@ __all__ = [
     "Ready",
     "Refused",
     "Subscribe",
+    "client_of",
     "read_from_client",
     "read_from_proxy",
+    "session_number",
     "write",
 ]
 
@@ -55,7 +58,8 @@ class Subscribe(NamedTuple):
 
     Attributes:
         name: Of the subscription, 1 to 200 bytes of UTF-8.
-        session: Any number; ``READY`` says it again, so that the client knows what comes from when.
+        session: Any number; ``READY`` says it again, so that the client knows what comes from when. Its upper half may
+            name the client, see ``session_number``.
         start: Where a new one begins: ``earliest``, ``latest``, or an id.
         resume: The id after the last message that this client has received; None if it has none.
         credit: How many messages may be sent without further credit.
@@ -68,6 +72,26 @@ class Subscribe(NamedTuple):
     resume: int | None
     credit: int
     topics: tuple[bytes, ...]
+
+
+# The lower bits of a session's number count the sessions of one client; those above name the client.
+_COUNT_BITS = 32
+MOST_CLIENT = 2**31 - 1
+
+
+def session_number(client: int, count: int) -> int:
+    """The number of a client's session.
+
+    Args:
+        client: A random number up to ``MOST_CLIENT``; 0 for a client without a number of its own.
+        count: Goes up with each session of the client.
+    """
+    return client << _COUNT_BITS | count
+
+
+def client_of(session: int) -> int:
+    """The client in a session's number; 0 if it has none."""
+    return session >> _COUNT_BITS
 
 
 class Ack(NamedTuple):

@@ -47,6 +47,7 @@ class DurableSession:
         number: What the client calls the session.
         begin: The id that READY names as the first.
         ready: The answer to its SUBSCRIBE, until there was room for it; it comes before all messages.
+        added: Which change of the subscriptions has added it, if it is new: it is kept before the answer.
         wants_acked: Whether it waits for its position to be on the disk.
         acked: What is to be said of that, until there was room for it.
         lost_at: Which change of the subscriptions counts what was last found to be lost.
@@ -65,6 +66,7 @@ class DurableSession:
         self.subscription, self._subscriptions = subscription, subscriptions
         self.cursor, self.begin = cursor, cursor.position
         self.ready: Ready | None = None
+        self.added = 0
         self.wire = wire
         self._credit = min(wanted.credit, _MOST_CREDIT)
         self._pending: deque[Message | Lost] = deque()  # read and to be sent

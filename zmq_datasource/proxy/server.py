@@ -115,7 +115,7 @@ class Server:
 
     def wait(self) -> None:
         """Until there is something to do."""
-        stuck = (self._durable is not None and self._durable.router.stuck) or (
+        stuck = (self._durable is not None and self._durable.waits) or (
             self._replays is not None and self._replays.router.stuck
         )
         self._poller.poll(0 if self._busy else _STUCK_WAIT_MS if stuck else _WAIT_MS)

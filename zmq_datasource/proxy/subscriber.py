@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import secrets
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import TracebackType
@@ -14,7 +15,7 @@ from zmq_datasource.errors import NoPeerError, OptionError, SubscriptionError
 from zmq_datasource.options.parser import texts_of
 from zmq_datasource.options.socket import Access, SocketOptions, check_security
 from zmq_datasource.options.types import Endpoints, ZmqOptions
-from zmq_datasource.proxy.durable_protocol import MOST_NAME_BYTES, Ack, Close, Forget
+from zmq_datasource.proxy.durable_protocol import MOST_CLIENT, MOST_NAME_BYTES, Ack, Close, Forget
 from zmq_datasource.proxy.subscriber_session import SubscriberSession
 from zmq_datasource.transport.kernel import find_dead_peers
 from zmq_datasource.transport.link import TICK_SECONDS, Link
@@ -94,7 +95,15 @@ class DurableSubscriber:
         spec = _spec(endpoint, texts_of(SocketOptions, options))
         self._endpoint = spec.connect
         prefixes = tuple(t.encode() if isinstance(t, str) else t for t in topics)
-        self._session = SubscriberSession(name, _start(start), credit, prefixes, timeout, str(self._endpoint))
+        self._session = SubscriberSession(
+            name,
+            _start(start),
+            credit,
+            prefixes,
+            timeout,
+            str(self._endpoint),
+            client=secrets.randbelow(MOST_CLIENT) + 1,
+        )
         # Without a routing id of its own: a connection that libzmq makes anew is a new one to the proxy too, which
         # sends nothing on it before it has heard SUBSCRIBE. What was lost with the old one is not missed.
         self._link = Link(spec, self._session, find_dead_peers)

@@ -6,8 +6,9 @@ The rules:
   SUBSCRIBE, it is asked with the same SUBSCRIBE, which restarts nothing; after twice as much without a byte the
   connection is given up. A message of 100 MB may take longer than that, and no heartbeat overtakes it: bytes are a sign
   of life too.
-* Every connection is a new one to the proxy, and hears SUBSCRIBE with a number of its own. What was sent to a
-  connection before, and comes late, comes again.
+* Every connection is a new one to the proxy, and hears SUBSCRIBE with a number of its own, one more than that of the
+  connection before: so the proxy knows which connections are given up, in whatever order it hears them.
+* What was sent to a connection before, and comes late, comes again.
 * What was received and not taken by the caller stays through all that; it is not asked for again.
 * A proxy that does not know the subscription any more may have another log, and refuses it. What was acknowledged
   would say nothing about that one: so no ACK leaves before the answer to SUBSCRIBE.
@@ -34,6 +35,7 @@ from zmq_datasource.proxy.durable_protocol import (
     Refused,
     Subscribe,
     read_from_proxy,
+    session_number,
     write,
 )
 from zmq_datasource.transport.link import Session
@@ -55,6 +57,8 @@ class SubscriberSession(Session):
         name, start, credit, topics: As in SUBSCRIBE.
         timeout: Seconds for which a proxy that was there may be silent while the caller listens; None for ever.
         proxy: Its name in messages.
+        client: A random number up to ``MOST_CLIENT``, which tells this client's connections from those of others; 0 for
+            none.
 
     Attributes:
         inbox: Received, and not taken yet.
@@ -76,6 +80,7 @@ class SubscriberSession(Session):
         topics: tuple[bytes, ...],
         timeout: float | None,
         proxy: str,
+        client: int = 0,
     ) -> None:
         super().__init__()
         self._name, self._start, self._credit, self._topics = name, start, credit, topics
@@ -89,7 +94,7 @@ class SubscriberSession(Session):
         self.acknowledged: int | None = None
         self.confirmed = 0
         self.refusal: SubscriptionError | None = None
-        self._session = 0
+        self._session = session_number(client, 0)
         self._received: int | None = None  # the id after the last one received
         # The id after the last one that is known to be lost, and when that was said.
         self._lost_to, self._lost_at = 0, 0.0

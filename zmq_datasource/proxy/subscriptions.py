@@ -7,8 +7,9 @@ Time counts as *away* only while the proxy runs and the subscriber is not there.
 from __future__ import annotations
 
 import logging
+import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
 
 import msgspec
@@ -18,7 +19,7 @@ from zmq_datasource.host.limited_logging import LimitedLog
 from zmq_datasource.log.reader_files import ReaderPosition
 from zmq_datasource.log.storage import LogStorage
 
-__all__ = ["READER", "Subscription", "Subscriptions"]
+__all__ = ["READER", "Subscription", "Subscriptions", "size_of"]
 
 _log = logging.getLogger(__name__)
 
@@ -33,6 +34,10 @@ READER = "durable"
 _HOLD_SECONDS = 3.0
 # How soon after the disk refused it is asked again.
 _REFUSED_SECONDS = 0.25
+# Writing that takes longer than this pauses afterwards for as long as it took: messages to subscribers wait meanwhile.
+_QUICK_SECONDS = 0.01
+# Bytes that the file takes for a topic, beside the topic.
+_TOPIC_BYTES = 8
 
 
 class Subscription(msgspec.Struct):
@@ -75,6 +80,9 @@ class Subscriptions:
         expiry: Seconds after which one that is away is forgotten.
         clock: Seconds, monotonic.
 
+    Attributes:
+        topic_bytes: What all topics take, see ``size_of``.
+
     Raises:
         LogFormatError: The file is not what was written.
         DataLossError: Somebody has acknowledged more than the log has: its ids would be given again.
@@ -100,6 +108,8 @@ class Subscriptions:
         self._refused_at = 0.0
         self._faults = LimitedLog(__name__, "positions that could not be kept")
         self._saved_at = self._counted_at = clock()
+        self._pause_until = -math.inf
+        self.topic_bytes = 0
         self._held_from: int | None = None
         self._held_since = 0.0
         for subscription in self._read():
@@ -111,6 +121,7 @@ class Subscriptions:
                     "Restore the chunks, or use a new walLocation"
                 )
             self._all[subscription.name] = subscription
+            self.topic_bytes += size_of(subscription.topics)
 
     def _read(self) -> list[Subscription]:
         content = self._storage.read_subscriptions()
@@ -138,10 +149,20 @@ class Subscriptions:
     def get(self, name: str) -> Subscription | None:
         return self._all.get(name)
 
-    def add(self, subscription: Subscription) -> None:
-        """Add a new subscription."""
+    def add(self, subscription: Subscription) -> int:
+        """Add a new subscription; returns the number of the change, for ``is_kept``."""
         self._all[subscription.name] = subscription
-        self.change(urgent=True)
+        self.topic_bytes += size_of(subscription.topics)
+        return self.change(urgent=True)
+
+    def set_topics(self, subscription: Subscription, topics: tuple[bytes, ...]) -> None:
+        """Replace the topics of a subscription.
+
+        The client says its topics each time that it subscribes, so it waits for no write.
+        """
+        self.topic_bytes += size_of(topics) - size_of(subscription.topics)
+        subscription.topics = topics
+        self.change(urgent=False)
 
     def placing(self) -> AbstractContextManager[None]:
         """Nothing is deleted meanwhile: whoever looks for the log's beginning, and holds it, has it.
@@ -153,9 +174,10 @@ class Subscriptions:
 
     def hold(self, first: int) -> None:
         """Keep what a new one needs until the writer has heard of it; see ``let_go``."""
-        self._held_from = first if self._held_from is None else min(first, self._held_from)
         self._held_since = self._clock()
-        self._storage.write_reader(READER, ReaderPosition(self._held_from))
+        if self._held_from is None or first < self._held_from:
+            self._storage.write_reader(READER, ReaderPosition(first))
+            self._held_from = first
 
     def hold_on(self) -> None:
         """Take over what a server process that was killed has held: the writer may not have heard of it yet.
@@ -174,12 +196,13 @@ class Subscriptions:
             self._storage.remove_reader(READER)
             self._held_from = None
 
-    def remove(self, name: str) -> None:
-        """Remove a subscription."""
-        self._all.pop(name, None)
+    def remove(self, name: str) -> int:
+        """Remove a subscription; returns the number of the change, for ``is_kept``."""
+        removed = self._all.pop(name, None)
+        self.topic_bytes -= 0 if removed is None else size_of(removed.topics)
         self._present.discard(name)
         self._warned.discard(name)
-        self.change(urgent=True)
+        return self.change(urgent=True)
 
     def change(self, urgent: bool) -> int:
         """Note that something has changed and is to be saved; returns the change's number, for ``is_kept``.
@@ -210,12 +233,19 @@ class Subscriptions:
         """Why the disk refuses what somebody waits for; it is tried again whenever something is to be saved."""
         return self._fault if self._urgent else None
 
+    @property
+    def pauses(self) -> bool:
+        """Whether a client waits for a write that is due within a moment."""
+        return self._urgent and self._fault is None
+
     def is_kept(self, change: int) -> bool:
         """Whether this change is on the disk."""
         return change <= self._kept
 
     def save(self) -> bool:
         """Write what has changed, if somebody waits for it or it is time.
+
+        A write that takes long is followed by a pause of the same length, so that no client takes all time by changes.
 
         Returns:
             Whether something was written. A disk that refuses for now is tried again later.
@@ -225,6 +255,8 @@ class Subscriptions:
         """
         now = self._clock()
         if not self._urgent and (not self._changed or now - self._saved_at < _LAZY_SECONDS):
+            return False
+        if now < self._pause_until:
             return False
         if self._fault is not None and now - self._refused_at < _REFUSED_SECONDS:
             return False
@@ -239,6 +271,8 @@ class Subscriptions:
         self._changed = self._urgent = False
         self._kept = self._changes
         self._saved_at = self._clock()
+        if self._saved_at - now > _QUICK_SECONDS:
+            self._pause_until = self._saved_at + (self._saved_at - now)
         return True
 
     def expire(self) -> None:
@@ -279,6 +313,11 @@ class Subscriptions:
     def earliest_needed(self) -> int | None:
         """The lowest position; None if there is nobody."""
         return min((s.next for s in self._all.values()), default=None)
+
+
+def size_of(topics: Iterable[bytes]) -> int:
+    """Bytes that the file takes for topics, about."""
+    return sum(len(topic) + _TOPIC_BYTES for topic in topics)
 
 
 def _words(seconds: float) -> str:
