@@ -137,6 +137,13 @@ def test_writing_takes_no_more_than_half_of_the_time(known: Subscriptions, disk:
     assert not known.pauses
     known.change(urgent=True)
     assert known.save() is True, "a quick disk needs no pause"
+    known.set_topics(other := add(known, "large"), (bytes(3 << 20),))
+    assert known.save() is True
+    known.remove(other.name)
+    clock.now += 0.1
+    assert known.save() is False, "4 MiB on the disk"
+    clock.now += 0.1
+    assert known.save() is True
 
 
 def test_who_is_added_or_removed_is_kept_at_once_and_who_comes_or_is_away_soon(

@@ -34,8 +34,9 @@ READER = "durable"
 _HOLD_SECONDS = 3.0
 # How soon after the disk refused it is asked again.
 _REFUSED_SECONDS = 0.25
-# Writing that takes longer than this pauses afterwards for as long as it took: messages to subscribers wait meanwhile.
-_QUICK_SECONDS = 0.01
+# Messages to subscribers wait while positions are written. A write that takes longer than this is followed by a pause
+# of the same length; and one of more bytes than this by a pause that keeps the disk free for the log.
+_QUICK_SECONDS, _QUICK_BYTES, _BYTES_PER_SECOND = 0.01, 64 << 10, 32 << 20
 # Bytes that the file takes for a topic, beside the topic.
 _TOPIC_BYTES = 8
 
@@ -245,7 +246,7 @@ class Subscriptions:
     def save(self) -> bool:
         """Write what has changed, if somebody waits for it or it is time.
 
-        A write that takes long is followed by a pause of the same length, so that no client takes all time by changes.
+        A write that takes long, or has many bytes, is followed by a pause: changes of one client do not take all time.
 
         Returns:
             Whether something was written. A disk that refuses for now is tried again later.
@@ -261,8 +262,9 @@ class Subscriptions:
         if self._fault is not None and now - self._refused_at < _REFUSED_SECONDS:
             return False
         file = _File(_FORMAT, self._log_id, list(self._all.values()))
+        content = msgspec.json.encode(file)
         try:
-            self._storage.write_subscriptions(msgspec.json.encode(file))
+            self._storage.write_subscriptions(content)
         except DiskFaultError as e:
             self._fault, self._refused_at = str(e), now
             self._faults.warn("%s; positions of durable subscribers are not acknowledged until then", e)
@@ -271,8 +273,11 @@ class Subscriptions:
         self._changed = self._urgent = False
         self._kept = self._changes
         self._saved_at = self._clock()
-        if self._saved_at - now > _QUICK_SECONDS:
-            self._pause_until = self._saved_at + (self._saved_at - now)
+        took, size = self._saved_at - now, len(content)
+        self._pause_until = self._saved_at + max(
+            took if took > _QUICK_SECONDS else 0.0,
+            size / _BYTES_PER_SECOND if size > _QUICK_BYTES else 0.0,
+        )
         return True
 
     def expire(self) -> None:
