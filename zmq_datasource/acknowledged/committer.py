@@ -25,6 +25,7 @@ from zmq_datasource.acknowledged.protocol import Commit
 from zmq_datasource.acknowledged.transactions import CommittedTransactions, Transaction
 from zmq_datasource.counters import SourceCounters
 from zmq_datasource.errors import DamagedChunkError, DiskFaultError, ProtocolError
+from zmq_datasource.host import failpoints
 from zmq_datasource.log.staging import Staging
 
 __all__ = ["Committer", "Done", "TransactionLog", "UnknownAttemptError"]
@@ -132,6 +133,7 @@ class Committer:
             return self._defer(peer, message)
         size = sum(pc.sum(pc.binary_length(b.column("value"))).as_py() or 0 for b in batches)
         transaction = Transaction(message.number, message.attempts[0], message.rows, digest)
+        failpoints.reach("acknowledged.commit.before_append")
         self._log.append_whole(batches)
         # Nothing from here on can fail: rows and note are one.
         self._transactions.commit(message.producer, transaction)
@@ -149,6 +151,7 @@ class Committer:
     def cut(self) -> None:
         """Have what was committed in this moment written, as one chunk."""
         if self._uncut:
+            failpoints.reach("acknowledged.commit.after_append")
             done = self._log.cut(keep=True)
             for running in self._uncut:
                 running.done = done

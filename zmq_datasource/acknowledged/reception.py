@@ -43,6 +43,7 @@ from zmq_datasource.acknowledged.sessions import Session, Sessions
 from zmq_datasource.acknowledged.transactions import CommittedTransactions, conflict_with_later
 from zmq_datasource.counters import SourceCounters
 from zmq_datasource.errors import DamagedChunkError, LogWriteError, ProtocolError
+from zmq_datasource.host import failpoints
 from zmq_datasource.log.staging import Part, StagedFile, Staging
 from zmq_datasource.log.storage import LogStorage
 from zmq_datasource.transport.authentication import any_name
@@ -260,6 +261,7 @@ class Reception:
         except LogWriteError as e:
             self._end(session)
             raise RefusedError("storage", str(e)) from e
+        failpoints.reach("acknowledged.data.after_append")
         session.received += 1
         session.digest += digest_of_rows(rows)
         self._sessions.grant(session)
@@ -349,6 +351,7 @@ class Reception:
         session.file = None
         self._staging.add(session.attempt, session.part._replace(rows=rows, digest=session.digest), size, now)
         self._end(session)
+        failpoints.reach("acknowledged.staged.before_answer")
         self._answers.add(session.peer, Staged(attempt=session.attempt, rows=rows))
 
     def _commit(self, peer: bytes, message: Commit) -> None:
@@ -365,6 +368,7 @@ class Reception:
 
     def _committed(self, done: Done) -> None:
         """Answer, and let go of what other attempts have left at this transaction, and at those before it."""
+        failpoints.reach("acknowledged.committed.before_answer")
         message = done.message
         self._staging.remove(self._staging.of(message.producer, message.number))
         for session in self._sessions:
@@ -380,6 +384,7 @@ class Reception:
         )
         for peer in done.peers:
             self._answers.add(peer, answer)
+        failpoints.reach("acknowledged.committed.after_answer")
 
     def _abort(self, peer: bytes, message: Abort) -> None:
         if not self._committer.is_at(message.producer, message.number):

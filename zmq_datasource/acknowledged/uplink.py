@@ -19,6 +19,7 @@ from zmq_datasource.acknowledged.protocol import split_batch
 from zmq_datasource.acknowledged.sender_session import AttemptLostError, SenderSession
 from zmq_datasource.acknowledged.transactions import conflict_with_later
 from zmq_datasource.errors import NoPeerError, SendTimeoutError
+from zmq_datasource.host import failpoints
 from zmq_datasource.options import WriteOptions
 from zmq_datasource.transport.link import Link
 from zmq_datasource.transport.spec import SocketSpec, frame_limit
@@ -150,6 +151,7 @@ class Uplink:
             self.digest += digest_of(piece)
             size, frames = self.session.pack(piece)
             self._wait_for_room(size)
+            failpoints.reach("acknowledged.data.before_send")
             self.session.push(size, frames, piece.num_rows)
             self._flush()
 
@@ -177,6 +179,7 @@ class Uplink:
         self._wait()
         self.session.end(time.monotonic())
         self._wait()
+        failpoints.reach("acknowledged.end.after_staged")
 
     # A transaction.
 
@@ -193,8 +196,10 @@ class Uplink:
             SendTimeoutError: No answer: it may be committed or not; ask again.
             TransactionError: It refused.
         """
+        failpoints.reach("acknowledged.commit.before_send")
         self.session.commit(attempts, rows, digest, time.monotonic())
         self._wait()
+        failpoints.reach("acknowledged.commit.after_committed")
         return self.session.again
 
     def abort(self, attempts: Sequence[str]) -> None:

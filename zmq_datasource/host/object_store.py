@@ -12,6 +12,7 @@ from typing import Any, NamedTuple, Self
 import pyarrow as pa
 
 from zmq_datasource.errors import DiskFaultError, LogWriteError, OptionError
+from zmq_datasource.host import failpoints
 from zmq_datasource.host.locations import directory_of, make_file, without_secrets
 from zmq_datasource.options.types import Location
 
@@ -70,6 +71,7 @@ class ObjectStore:
     def put(self, key: str, content: bytes | pa.Buffer) -> None:
         """Make an object appear, whole; one of the same key is replaced."""
         with self._using(f"writing {self}/{key}") as system:
+            failpoints.reach("host.object.before_write")
             path = f"{self._root}/{key}"
             if system.type_name in _APPEAR_WHOLE:
                 _write(system, path, content)
@@ -79,7 +81,9 @@ class ObjectStore:
             _write(system, hidden, content)
             if system.type_name == "local":
                 _force(hidden)
+            failpoints.reach("host.object.before_move")
             system.move(hidden, path)
+            failpoints.reach("host.object.after_move")
             if system.type_name == "local":
                 _force(posixpath.dirname(path))
 

@@ -31,6 +31,7 @@ from zmq_datasource.errors import (
     LogWriteError,
     OptionError,
 )
+from zmq_datasource.host import failpoints
 from zmq_datasource.host.private_files import PRIVATE, make_private
 from zmq_datasource.host.signals import check_signals
 from zmq_datasource.log.layout import DEAD_LETTERS_NAME, PARTITION, TEMPORARY_PREFIX
@@ -202,13 +203,16 @@ class PartitionFiles:
         with writing(f"writing {path}"):
             make_directory(path.parent)
             try:
+                failpoints.reach("log.small_file.before_write")
                 write_synced(temporary, content)
+                failpoints.reach("log.small_file.after_sync")
                 os.rename(temporary, path)
             except OSError as e:
                 with suppress(OSError):
                     temporary.unlink()
                 if e.errno not in (errno.ENOSPC, errno.EDQUOT) or not _overwritten(path, content):
                     raise
+            failpoints.reach("log.small_file.after_rename")
             sync_directory(path.parent)
 
     def _lock(

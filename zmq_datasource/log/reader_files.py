@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from zmq_datasource.errors import RESTORE, LogFormatError, LogLockedError
+from zmq_datasource.host import failpoints
 from zmq_datasource.log.files import PartitionFiles, WriterLock, read_file, read_json, reading, writing
 from zmq_datasource.log.layout import (
     LOCK_WAIT_SECONDS,
@@ -68,9 +69,11 @@ class ReaderFiles(PartitionFiles):
         """Remember, durably, the first id that a query was given, and by which ``startingOffsets``."""
         path = self._start_path(reader)
         self._replace(path, {"next": next_id, "startingOffsets": position})
+        failpoints.reach("log.start.after_write")
 
     def remove_start(self, reader: str) -> None:
         """Delete a query's start: its first batch is done."""
+        failpoints.reach("log.start.before_remove")
         self._forget(self._start_path(reader))
 
     def starting(self) -> list[str]:
@@ -91,7 +94,9 @@ class ReaderFiles(PartitionFiles):
             content["given"] = position.given
         if not position.named:
             content["named"] = False
+        failpoints.reach("log.position.before_write")
         self._replace(self._reader_path(reader), content)
+        failpoints.reach("log.position.after_write")
 
     def remove_reader(self, reader: str) -> None:
         """Delete a reader's position and start: it needs no messages any more."""
@@ -249,7 +254,9 @@ class ReaderFiles(PartitionFiles):
 
     def write_subscriptions(self, content: bytes) -> None:
         """Remember, durably, a proxy's durable subscribers and their positions."""
+        failpoints.reach("log.subscriptions.before_write")
         self._replace_bytes(self._directory / SUBSCRIPTIONS_NAME, content)
+        failpoints.reach("log.subscriptions.after_write")
 
     def subscriptions_path(self) -> str:
         """Where a proxy's subscriptions are, for messages."""

@@ -7,6 +7,7 @@ from functools import partial
 from typing import NamedTuple
 
 from zmq_datasource.errors import DamagedChunkError, DataLossError, LogFormatError
+from zmq_datasource.host import failpoints
 from zmq_datasource.log.chunk import damage_of
 from zmq_datasource.log.files import WriterLock, writing
 from zmq_datasource.log.growing import read_groups, seal_groups, write_compact
@@ -55,6 +56,7 @@ def open_partition(
         log_id = storage.open_log()
         lock = storage.lock(lock_wait, feed)
         try:
+            failpoints.reach("log.recovery.after_lock")
             chunks = _recover(storage, sync, persistence)
             with storage.placing():
                 _check_given(storage, chunks.end)
@@ -150,7 +152,9 @@ def _recover_growing(
             if damaged
             else partial(seal_groups, storage, first, content, groups, sync)
         )
+        failpoints.reach("log.recovery.before_seal")
         index.append(persistence.insist(seal))
+        failpoints.reach("log.recovery.after_seal")
     if damaged or not follows:
         _log.error(
             "opening %s: of the ids up to %d some from %d on are missing. With walSync=false a crash of the machine "

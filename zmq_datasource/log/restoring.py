@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from zmq_datasource.errors import DamagedChunkError, DiskFaultError, LogFormatError
+from zmq_datasource.host import failpoints
 from zmq_datasource.host.object_store import StoredObject
 from zmq_datasource.log.chunk import damage_of
 from zmq_datasource.log.claims import Confirmed, Succession
@@ -73,7 +74,9 @@ def _restore(storage: StoredLog, tenure: Tenure) -> dict[str, Chunk]:
         storage.put_local_positions()
     first = only_here[0].first if only_here else index.end
     confirmed = Confirmed(tenure.claim, succession.newest, first)
+    failpoints.reach("log.claim.before_confirm")
     storage.store.put(storage.key("claims", confirmed.key), b"")
+    failpoints.reach("log.claim.after_confirm")
     tenure.check()
     for chunk in only_here:
         storage.put_chunk(storage.directory / chunk.name, chunk.name, tenure)
@@ -81,6 +84,7 @@ def _restore(storage: StoredLog, tenure: Tenure) -> dict[str, Chunk]:
         _log.info(
             "%s: putting chunk %s, which was sealed before this machine's last writer ended", storage, name
         )
+        failpoints.reach("log.pending.before_put")
         storage.put_chunk(path, name, tenure)
     for name, chunk in here.items():
         if name in stored and stored[name].size != chunk.size:

@@ -11,6 +11,7 @@ from functools import partial
 from typing import Literal
 
 from zmq_datasource.errors import LogError, LogLockedError, LogWriteError
+from zmq_datasource.host import failpoints
 from zmq_datasource.log.contents import Contents
 from zmq_datasource.log.index import ChunkIndex
 from zmq_datasource.log.layout import Chunk
@@ -178,7 +179,9 @@ class Retention:
         # Front first, so that a crash in between leaves no hole.
         while (chunk := self._contents.deleting) and (self._make_room == "any" or chunk.end <= done):
             try:
+                failpoints.reach("log.chunk.before_delete")
                 self._storage.remove_chunk(chunk.name)
+                failpoints.reach("log.chunk.after_delete")
             except LogWriteError as e:
                 _log.warning("%s", e)
                 return True

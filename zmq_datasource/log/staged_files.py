@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pyarrow as pa
 
+from zmq_datasource.host import failpoints
 from zmq_datasource.host.private_files import make_private
 from zmq_datasource.log.files import (
     PartitionFiles,
@@ -64,9 +65,12 @@ class StagedFiles(PartitionFiles):
         """Make an attempt appear, whole."""
         path, final = self._unfinished_path(attempt), self._staged_path(attempt)
         with writing(f"writing {final}"):
+            failpoints.reach("log.staged.before_sync")
             if sync:
                 sync_file(path)
+            failpoints.reach("log.staged.after_sync")
             os.rename(path, final)
+            failpoints.reach("log.staged.after_rename")
             if sync:
                 sync_directory(final.parent)
 

@@ -24,6 +24,7 @@ from typing import Any, TypeAlias
 import pyarrow as pa
 
 from zmq_datasource.errors import RESTORE, LogError, LogFormatError, LogLockedError
+from zmq_datasource.host import failpoints
 from zmq_datasource.host.private_files import PRIVATE, make_private
 from zmq_datasource.log.files import (
     WriterLock,
@@ -126,11 +127,13 @@ class LogStorage(StagedFiles, ReaderFiles):
                 log = {"format": FORMAT_VERSION, "log": log_id or uuid.uuid4().hex}
                 write_synced(temporary, json.dumps(log).encode())
                 try:
+                    failpoints.reach("log.identity.before_link")
                     # A link never replaces: of two that create the log at once, one wins.
                     with suppress(FileExistsError):
                         os.link(temporary, self._root / LOG_NAME)
                 finally:
                     temporary.unlink()
+                failpoints.reach("log.identity.after_link")
                 sync_directory(self._root)
         return self.log_id()
 
@@ -254,8 +257,10 @@ class LogStorage(StagedFiles, ReaderFiles):
             self._appearing(final, f"writing chunk {final}", sync) as temporary,
             pa.OSFile(str(temporary), "wb") as file,
         ):
+            failpoints.reach("log.chunk.before_write")
             write(file)
         with writing(f"writing chunk {final}"):
+            failpoints.reach("log.chunk.after_write")
             return self._describe(final)
 
     @contextmanager
@@ -266,13 +271,16 @@ class LogStorage(StagedFiles, ReaderFiles):
             try:
                 make_private(temporary)
                 yield temporary
+                failpoints.reach("log.file.after_write")
                 if sync:
                     sync_file(temporary)
+                failpoints.reach("log.file.after_sync")
                 self._name(temporary, final)
             except BaseException:
                 with suppress(OSError):
                     temporary.unlink()
                 raise
+            failpoints.reach("log.file.after_rename")
             if sync:
                 sync_directory(final.parent)
 
@@ -313,9 +321,12 @@ class LogStorage(StagedFiles, ReaderFiles):
                 self._next_check = time.monotonic() + _CHECK_SECONDS
             descriptor = os.open(path, os.O_RDWR | (0 if offset else os.O_CREAT | os.O_TRUNC), PRIVATE)
             try:
+                failpoints.reach("log.group.before_write")
                 end = _write_whole(descriptor, parts, offset)
+                failpoints.reach("log.group.after_write")
                 if sync:
                     sync_file(path)
+                failpoints.reach("log.group.after_sync")
             except BaseException:
                 with suppress(OSError):
                     os.ftruncate(descriptor, offset)
@@ -340,8 +351,10 @@ class LogStorage(StagedFiles, ReaderFiles):
         """
         path, final = self._directory / hidden, self._directory / name
         with writing(f"writing chunk {final}"):
+            failpoints.reach("log.open_chunk.before_rename")
             if path.exists() or not final.exists():
                 self._name(path, final)
+            failpoints.reach("log.open_chunk.after_rename")
             if sync:
                 sync_directory(final.parent)
             return self._describe(final)
@@ -369,6 +382,7 @@ class LogStorage(StagedFiles, ReaderFiles):
 
     def remove_growing(self, name: str) -> None:
         """Delete an open chunk: what it held has its name by now."""
+        failpoints.reach("log.open_chunk.before_remove")
         self._remove(self._directory / name)
 
     def remove_chunk(self, name: str) -> None:
@@ -400,7 +414,9 @@ class LogStorage(StagedFiles, ReaderFiles):
         """
         final = self._directory / file.name
         with self._appearing(final, f"writing {final}", sync) as temporary:
+            failpoints.reach("log.state.before_write")
             temporary.write_bytes(content)
+        failpoints.reach("log.state.after_write")
 
     def remove_states(self, but: int | None) -> None:
         """Delete all state files but that of one version."""

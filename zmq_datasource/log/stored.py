@@ -42,6 +42,7 @@ from zmq_datasource.errors import (
     LogLockedError,
     OptionError,
 )
+from zmq_datasource.host import failpoints
 from zmq_datasource.host.object_store import ObjectStore
 from zmq_datasource.host.signals import check_signals
 from zmq_datasource.log.claims import NO_CLAIM, Succession
@@ -242,6 +243,7 @@ class StoredLog(StoredPositions):
     def _create_id(self, log_id: str) -> str:
         key = stored_log_name(log_id)
         self.store.put(key, json.dumps({"format": FORMAT_VERSION, "log": log_id}).encode())
+        failpoints.reach("log.stored_identity.after_put")
         time.sleep(_CREATING_SECONDS)
         found = self._find_id()
         return log_id if found is None else found
@@ -376,9 +378,12 @@ class StoredLog(StoredPositions):
             LogLockedError: Somebody else is the writer by now.
         """
         key = self.chunk_key(tenure.claim, name)
+        failpoints.reach("log.stored_chunk.before_put")
         with writing(f"reading {path}"):  # no file may be opened now; the storage's errors are ours already
             self.store.upload(key, path)
+        failpoints.reach("log.stored_chunk.after_put")
         tenure.check()  # what it may have left behind is not ours to judge: the new writer may count it
+        failpoints.reach("log.stored_chunk.after_check")
         final = self._directory / name
         with writing(f"writing chunk {final}"):
             os.rename(path, final)
@@ -387,6 +392,7 @@ class StoredLog(StoredPositions):
     def write_state(self, file: StateFile, content: bytes, sync: bool) -> None:
         assert self._tenure is not None, "only the writer writes"
         self.store.put(self.state_key(self._tenure.claim, file.name), content)
+        failpoints.reach("log.stored_state.after_put")
         self._tenure.check()
         super().write_state(file, content, sync)
 

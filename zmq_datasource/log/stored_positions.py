@@ -17,6 +17,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from zmq_datasource.errors import RESTORE, LogError, LogFormatError
+from zmq_datasource.host import failpoints
 from zmq_datasource.host.object_store import ObjectStore
 from zmq_datasource.host.signals import check_signals
 from zmq_datasource.log.files import WriterLock, read_file, reading
@@ -162,10 +163,12 @@ class StoredPositions(LogStorage):
         assert self._tenure is not None, "only the writer deletes"
         self._tenure.check()  # one that has lost the log must not delete for the other
         self.store.put(self.key(_DELETING, self._tenure.claim), b"")
+        failpoints.reach("log.stored_deletion.after_announce")
         return True
 
     def end_deletion(self) -> None:
         assert self._tenure is not None, "only the writer deletes"
+        failpoints.reach("log.stored_deletion.before_end")
         try:
             self.store.delete(self.key(_DELETING, self._tenure.claim))
         except LogError as e:

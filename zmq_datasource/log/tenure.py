@@ -16,6 +16,7 @@ from contextlib import suppress
 from typing import NamedTuple
 
 from zmq_datasource.errors import LogLockedError, LogWriteError
+from zmq_datasource.host import failpoints
 from zmq_datasource.host.object_store import ObjectStore
 from zmq_datasource.host.signals import check_signals
 from zmq_datasource.log.claims import NO_CLAIM, Succession, new_claim
@@ -155,10 +156,12 @@ class Tenures:
         remember(claim)
         # First the sign of life, so that nobody sees the claim without it.
         self.beat(claim)
+        failpoints.reach("log.claim.before_put")
         self._store.put(
             f"{self._prefix}claims/{claim}.json",
             json.dumps({"holder": this_process(), "feed": feed}).encode(),
         )
+        failpoints.reach("log.claim.after_put")
         self._next_look = 0.0
         try:
             tenure.check()
@@ -228,6 +231,7 @@ class Tenure(WriterLock):
         self._ending.set()
         if self._thread.ident is not None:
             self._thread.join(_JOIN_SECONDS)
+        failpoints.reach("log.tenure.before_forget")
         try:
             self._tenures.forget(self.claim)
         except LogWriteError as e:
@@ -237,6 +241,7 @@ class Tenure(WriterLock):
 
     def _beat(self) -> None:
         while not self._ending.wait(_BEAT_SECONDS):
+            failpoints.reach("log.tenure.before_beat")
             try:
                 self._tenures.beat(self.claim)
                 self.check()

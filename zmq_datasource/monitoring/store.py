@@ -37,6 +37,7 @@ import msgspec
 import xxhash
 
 from zmq_datasource.errors import MetricsError
+from zmq_datasource.host import failpoints
 from zmq_datasource.host.locations import directory_of, without_secrets
 from zmq_datasource.monitoring.batches import BatchWrite, SinkTotals
 from zmq_datasource.monitoring.figures import sink_counters, sink_metrics
@@ -364,12 +365,15 @@ def _write(
     directory, name = posixpath.split(path)
     hidden = f"{directory}/.{uuid.uuid4().hex}-{name}"
     try:
+        failpoints.reach("monitoring.metrics.before_write")
         with system.open_output_stream(hidden) as file:
             file.write(msgspec.json.encode(record))
         if given_up is not None and given_up.is_set():
             _remove(system, hidden)
         else:
+            failpoints.reach("monitoring.metrics.before_move")
             system.move(hidden, path)
+            failpoints.reach("monitoring.metrics.after_move")
     except BaseException:
         _remove(system, hidden)
         raise

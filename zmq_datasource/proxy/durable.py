@@ -24,6 +24,7 @@ from typing import Any
 import zmq
 
 from zmq_datasource.errors import DiskFaultError, LogError, ProtocolError
+from zmq_datasource.host import failpoints
 from zmq_datasource.host.limited_logging import LimitedLog
 from zmq_datasource.options import ProxyOptions
 from zmq_datasource.proxy.durable_protocol import (
@@ -357,12 +358,10 @@ class DurableServer:
                 del self._forgetting[peer]
                 self._owe(peer, Forgotten() if fault is None else Refused("log", f"forgetting it: {fault}"))
         for session in list(self._sessions.values()):
-            if (
-                session.acked is not None
-                and session.ready is None
-                and self._send(session.peer, session.acked)
-            ):
-                session.acked = None
+            if session.acked is not None and session.ready is None:
+                failpoints.reach("proxy.acked.before_answer")
+                if self._send(session.peer, session.acked):
+                    session.acked = None
 
     def _beat(self) -> None:
         self._faults.flush()

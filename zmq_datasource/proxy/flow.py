@@ -24,6 +24,7 @@ from zmq_datasource.acknowledged.acceptor import Acceptor, AcceptorTerms
 from zmq_datasource.acknowledged.transactions import CommittedTransactions
 from zmq_datasource.counters import SourceCounters
 from zmq_datasource.errors import LogFormatError
+from zmq_datasource.host import failpoints
 from zmq_datasource.options import ProxyOptions
 from zmq_datasource.proxy.backend import NO_SUBSCRIBERS, REQUEST_BOUNDS, Backend, RequestBounds
 from zmq_datasource.proxy.fronts import Front, now_us
@@ -243,11 +244,13 @@ class LiveFlow:
             backend.go_on()
         written = list(self.journal.written())
         if written:
+            failpoints.reach("proxy.group.before_publish")
             # First whoever answers from the log: a subscriber that asks for what it has just seen must get it.
             self._on_written(self.journal.progress)
         for numbered in written:
             if backend is not None:
                 backend.publish(numbered)
+            failpoints.reach("proxy.group.after_publish")
 
     def _keep_house(self) -> None:
         now = time.monotonic()

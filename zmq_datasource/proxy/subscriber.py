@@ -12,6 +12,7 @@ from types import TracebackType
 from typing import NamedTuple, Self
 
 from zmq_datasource.errors import NoPeerError, OptionError, SubscriptionError
+from zmq_datasource.host import failpoints
 from zmq_datasource.options.parser import texts_of
 from zmq_datasource.options.socket import Access, SocketOptions, check_security
 from zmq_datasource.options.types import Endpoints, ZmqOptions
@@ -237,6 +238,7 @@ class DurableSubscriber:
         done = message if isinstance(message, int) else message.id
         if session.handed is None or done > session.handed:
             raise OptionError(f"ack of id {done}, which has not come yet")
+        failpoints.reach("proxy.ack.before_send")
         session.ack(done)
         if wait:
             self._wait_until_acknowledged(self._timeout, done)
@@ -280,6 +282,7 @@ class DurableSubscriber:
                 "may come again"
             ),
         )
+        failpoints.reach("proxy.ack.after_acked")
 
     def _carry_until(
         self, done: Callable[[], bool], seconds: float | None, complaint: Callable[[], str]

@@ -19,6 +19,7 @@ from typing import Any, NamedTuple, Self
 import pyarrow as pa
 
 from zmq_datasource.errors import DeadLetterError
+from zmq_datasource.host import failpoints
 from zmq_datasource.host.locations import directory_of, make_directory, make_file, without_secrets
 from zmq_datasource.messages.schemas import FRAMES
 from zmq_datasource.options.types import Location
@@ -105,6 +106,7 @@ class StagedDeadLetters:
             if self._writer is not None:
                 with _storing(self._location, "finishing dead letters"):
                     self._writer.close()
+                    failpoints.reach("sink.dead_letters.after_write")
         except DeadLetterError:
             self._discard()
             raise
@@ -134,6 +136,7 @@ class StagedDeadLetters:
                 self.name = f"{uuid.uuid4().hex}.parquet"
                 make_file(system, f"{staging}/{self.name}")
                 self._writer = parquet.ParquetWriter(f"{staging}/{self.name}", _ROW_SCHEMA, filesystem=system)
+            failpoints.reach("sink.dead_letters.before_write")
             self._writer.write_table(pa.Table.from_pylist(self._rows, _ROW_SCHEMA))
         self._rows, self._bytes = [], 0
 
@@ -152,12 +155,15 @@ def commit_dead_letters(location: Location, query: str, batch: int, names: Seque
     with _storing(location, f"committing the dead letters of batch {batch}"):
         system, directory = directory_of(location)
         final, staging = f"{directory}/query={query}/batch={batch}", f"{directory}/{_staging(query, batch)}"
+        failpoints.reach("sink.dead_letters.before_commit")
         if system.get_file_info(final).type != fs.FileType.NotFound:
             system.delete_dir(final)
         if names:
             make_directory(system, directory, f"query={query}/batch={batch}")
         for name in names:
+            failpoints.reach("sink.dead_letters.before_move")
             system.move(f"{staging}/{name}", f"{final}/{name}")
+        failpoints.reach("sink.dead_letters.after_commit")
     abort_dead_letters(location, query, batch)
 
 

@@ -21,6 +21,7 @@ from typing import Self
 
 import pyarrow as pa
 
+from zmq_datasource.host import failpoints
 from zmq_datasource.host.limited_logging import LimitedLog
 from zmq_datasource.host.locations import directory_of, make_directory, make_file, without_secrets
 from zmq_datasource.messages.schemas import FRAMES
@@ -201,12 +202,15 @@ class DeadLetters:
             ],
             DEAD_LETTER_SCHEMA,
         )
+        failpoints.reach("source.dead_letters.before_write")
         system, directory = directory_of(self._location)
         make_directory(system, directory)
         # Spark leaves out what begins with a dot, so nobody reads half a file.
         make_file(system, f"{directory}/.{name}")
         parquet.write_table(table, f"{directory}/.{name}", filesystem=system)
+        failpoints.reach("source.dead_letters.before_move")
         system.move(f"{directory}/.{name}", f"{directory}/{name}")
+        failpoints.reach("source.dead_letters.after_move")
         if self._kept_bytes is not None:
             self._kept_bytes += system.get_file_info(f"{directory}/{name}").size
 

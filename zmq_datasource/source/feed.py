@@ -19,6 +19,7 @@ from functools import partial
 
 from zmq_datasource.counters import SourceCounters
 from zmq_datasource.errors import DataLossError, DiskFaultError, LogLockedError
+from zmq_datasource.host import failpoints
 from zmq_datasource.host.limited_logging import LimitedLog
 from zmq_datasource.log.follower import LogFollower
 from zmq_datasource.log.held_position import HeldPosition
@@ -328,7 +329,9 @@ class Feed:
         """Become the one that receives; False if that is no longer wanted."""
         ingest, before = Ingest(self._options, self.storage.partition), self._source
         ingest.readers.own = self.reader
+        failpoints.reach("source.takeover.before_open")
         ingest.open(0.0)
+        failpoints.reach("source.takeover.after_open")
         try:
             self._check_log(ingest.log.log_id)
         except DataLossError:

@@ -15,6 +15,7 @@ from contextlib import ExitStack
 
 import zmq
 
+from zmq_datasource.host import failpoints
 from zmq_datasource.host.addresses import own_addresses
 from zmq_datasource.host.limited_logging import LimitedLog
 from zmq_datasource.log.files import open_file
@@ -111,6 +112,7 @@ class RangeServer:
                     continue
                 try:
                     self._socket.send_multipart([sender, *answer.to_frames()], zmq.NOBLOCK, copy=False)
+                    failpoints.reach("source.range.after_answer")
                 except zmq.ZMQError as e:
                     # Gone, or it takes nothing: it asks again if it still wants to know.
                     if e.errno not in (zmq.EHOSTUNREACH, zmq.EAGAIN):
@@ -142,6 +144,7 @@ class RangeServer:
             return Answer(request.number, errno.EIO, str(e).encode())
 
     def _read(self, request: Request) -> bytes:
+        failpoints.reach("source.range.before_read")
         # Opened for each block: a file that was kept open would keep its room on the disk when it is deleted.
         file = open_file(self._storage.of(request.partition).path_of(request.name))
         try:

@@ -11,6 +11,7 @@ from pyspark.sql.datasource import WriterCommitMessage
 from zmq_datasource.acknowledged.uplink import Uplink
 from zmq_datasource.counters import SinkCounters
 from zmq_datasource.errors import SocketError
+from zmq_datasource.host import failpoints
 from zmq_datasource.monitoring.batches import BatchWrite
 from zmq_datasource.options import WriteOptions
 from zmq_datasource.sink.dead_letters import abort_dead_letters, commit_dead_letters
@@ -36,6 +37,7 @@ def commit_batch(
     """
     set_up_worker()
     reports = [m for m in messages if isinstance(m, TaskReport)]
+    failpoints.reach("spark.commit.before_commit")
     total = sum((r.counters for r in reports), SinkCounters.none())
     job = reports[0].job if reports else None
     if options.dead_letter_location is not None and job is not None:
@@ -55,6 +57,7 @@ def commit_batch(
             query, job.execution, batch, _describe(options), total, job.query_name, in_query=job.of_query
         )
         total = record(options, entry, accumulator)
+    failpoints.reach("spark.commit.after_commit")
     if job is not None and job.streaming:
         _log.info("sink query=%s batch=%d %s%s", job.query, job.batch, total, again)
     else:

@@ -11,6 +11,7 @@ from pyspark import TaskContext
 
 from zmq_datasource.acknowledged.uplink import Uplink
 from zmq_datasource.errors import OptionError, ZmqDataSourceError
+from zmq_datasource.host import failpoints
 from zmq_datasource.messages.columns import as_binary
 from zmq_datasource.options import WriteOptions
 from zmq_datasource.sink.dead_letters import StagedDeadLetters
@@ -62,6 +63,7 @@ def run_task(
                 _send(sender, columns, batch)
             report.counters = sender.finish()
         report.dead_letters = dead_letters.name if dead_letters is not None else None
+    failpoints.reach("spark.task.before_report")
     if not report.counters.balanced:
         raise ZmqDataSourceError(
             f"accounting for a task: {report.counters}; rows must be sent, dropped or dead-lettered"
