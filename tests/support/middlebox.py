@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import selectors
 import socket
 import struct
@@ -38,6 +39,7 @@ class _Link:
         self.ways = (_Way(near, far), _Way(far, near))
         self.near, self.far = near, far
         self.half_open = False
+        self.bereft = False  # the near side has lost it, and what the box holds of it goes on to the far side
 
     @property
     def over(self) -> bool:
@@ -72,6 +74,7 @@ class Middlebox:
         bytes: What has passed so far, both ways.
         resets: How often it has reset what there was.
         connections: How many it has made.
+        held_back: How often ``hold_back`` has found what it was to hold: on connections that lived on, on lost ones.
         discarded: Of each connection that the box has lost after its sender had ended it in good order, what came from
             there: the receiver need not have read it, and nobody tells the sender.
     """
@@ -100,6 +103,8 @@ class Middlebox:
         self.reset_after = reset_after
         self.taken = self.bytes = self.resets = self.connections = 0
         self.discarded: list[bytes] = []
+        self.held_back = [0, 0]
+        self._hold: tuple[re.Pattern[bytes], float, bool] | None = None
         self._links: list[_Link] = []
         self._commands: deque[str] = deque()
         self._end = threading.Event()
@@ -124,10 +129,18 @@ class Middlebox:
         """The far side of every connection loses it; the near side is not told."""
         self._commands.append("half_open")
 
+    def hold_back(self, mark: re.Pattern[bytes], seconds: float, *, loses: bool) -> None:
+        """Hold the next part with this mark of those who connect, and what follows it there, for so long. Once.
+
+        Args:
+            loses: Whether the sender loses that connection meanwhile. What is held reaches the far side all the same.
+        """
+        self._hold = mark, seconds, loses
+
     def clear(self) -> None:
         """Fair weather. Connections that were half open are reset: such a thing ends some day."""
         self.delay, self.bytes_per_second, self.black_hole, self.reset_after = 0.0, 0, False, None
-        self.forwarding = True
+        self.forwarding, self._hold = True, None
         self._commands.append("clear")
 
     # The box's own thread.
@@ -213,8 +226,13 @@ class Middlebox:
         if link.half_open or self.black_hole or link not in self._links:  # lost a moment ago, with another
             return
         try:
+            if link.bereft:
+                self._give_last(link)
+                return
             for way in link.ways:
                 self._take(link, way)
+                if link.bereft:
+                    return
                 if self.forwarding or way.source is not link.near:
                     self._give(way)
         except (OSError, ValueError):
@@ -237,12 +255,30 @@ class Middlebox:
                 if not way.parts:
                     way.target.shutdown(socket.SHUT_WR)
                 return
-            way.parts.append((time.monotonic() + self.delay, memoryview(part)))
+            due, loses = time.monotonic() + self.delay, False
+            if self._hold is not None and way.source is link.near and self._hold[0].search(part):
+                (_, seconds, loses), self._hold = self._hold, None
+                due += seconds
+                self.held_back[loses] += 1
+            way.parts.append((due, memoryview(part)))
             way.bytes += len(part)
             if way.source is link.near:
                 self.taken += len(part)
             if self.reset_after is not None:
                 self.reset_after -= len(part)
+            if loses:
+                link.bereft = way.ended = True
+                link.near.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
+                link.near.close()
+                return
+
+    def _give_last(self, link: _Link) -> None:
+        """Hand on what is held, and end the far side in good order; what comes from there is for nobody."""
+        self._give(link.ways[0])
+        with suppress(BlockingIOError):
+            while link.far.recv(1 << 16):
+                pass
+            self._drop(link)
 
     def _give(self, way: _Way) -> None:
         now = time.monotonic()

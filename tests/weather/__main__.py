@@ -11,11 +11,12 @@ import tempfile
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
 
+from tests.weather.failpoints import Count, add_up, draw_strikes, table
 from tests.weather.machine import BrokenPromiseError, Event, RefusedError, World, draw
 from tests.weather.topologies import TOPOLOGIES, Topology
 
@@ -34,6 +35,7 @@ class Outcome(NamedTuple):
     seconds: float
     most_bytes: int
     details: str
+    counts: Mapping[str, Count]
 
 
 def run(seed: int, topology: str | None = None, keep: str | None = None) -> Outcome:
@@ -45,17 +47,21 @@ def run(seed: int, topology: str | None = None, keep: str | None = None) -> Outc
     events = []
     failure = words = details = ""
     most_bytes = 0
+    counts: Mapping[str, Count] = {}
     try:
         with World(directory, seed) as world:
             try:
                 built = TOPOLOGIES[name](world, _SECONDS * 1.3)
                 events = list(draw(seed, built.possible, _SECONDS))
+                lose_power = [target for kind, target in built.possible if kind == "power"]
+                strikes = draw_strikes(seed, built.reachable, built.commits, lose_power, _SECONDS)
+                events += [Event(*strike) for strike in strikes]
                 words = _judge(world, built, events)
             except BrokenPromiseError as e:
                 failure, details = str(e), world.tell()
             except Exception as e:
                 failure, details = f"the machine itself: {e!r}", world.tell()
-            most_bytes = world.most_bytes
+            most_bytes, events, counts = world.most_bytes, world.events, world.counts()
     finally:
         if keep is None:
             shutil.rmtree(directory, ignore_errors=True)
@@ -68,6 +74,7 @@ def run(seed: int, topology: str | None = None, keep: str | None = None) -> Outc
         time.monotonic() - began,
         most_bytes,
         details,
+        counts,
     )
 
 
@@ -115,15 +122,20 @@ def main() -> None:
     parser.add_argument("--topology", choices=sorted(TOPOLOGIES), help="this one for every seed")
     parser.add_argument("--jobs", type=int, default=2, help="how many to run side by side")
     parser.add_argument("--keep", metavar="DIRECTORY", help="keep what one seed has left behind there")
+    parser.add_argument(
+        "--every-failpoint", action="store_true", help="fail if a failpoint was reached in none of the seeds"
+    )
     given = parser.parse_args()
     if given.keep and given.seeds != 1:
         parser.error("--keep is for one seed: add --seeds 1")
     counts: Counter[str] = Counter()
     failed = []
+    reached: list[Mapping[str, Count]] = []
     with ProcessPoolExecutor(given.jobs) as pool:
         seeds = range(given.first, given.first + given.seeds)
         for done in [pool.submit(run, seed, given.topology, given.keep) for seed in seeds]:
             outcome = done.result()
+            reached.append(outcome.counts)
             counts[f"{outcome.topology}: {'failed' if outcome.failure else 'ok'}"] += 1
             print(
                 f"seed {outcome.seed} {outcome.topology} [{outcome.weather}]: "
@@ -140,7 +152,12 @@ def main() -> None:
                     flush=True,
                 )
     print(", ".join(f"{name} {count}" for name, count in sorted(counts.items())))
-    sys.exit(1 if failed else 0)
+    total = add_up(reached)
+    print(table(total))
+    never = [name for name, count in total.items() if not count.reached]
+    if given.every_failpoint and never:
+        print(f"failpoints that no seed has reached: {', '.join(never)}")
+    sys.exit(1 if failed or (given.every_failpoint and never) else 0)
 
 
 if __name__ == "__main__":

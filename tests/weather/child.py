@@ -23,7 +23,8 @@ def _source(settings: dict[str, Any], stopped: threading.Event) -> None:
     """A streaming query; on a socket, or on a log that another process fills."""
     from tests.weather.engine import Source  # noqa: PLC0415
 
-    Source(Path(settings["directory"]), settings["options"]).run(stopped.is_set)
+    options = settings["options"]
+    Source(Path(settings["directory"]), options, sees_log="serveLog" not in options).run(stopped.is_set)
 
 
 def _stored_source(settings: dict[str, Any], stopped: threading.Event) -> None:

@@ -20,6 +20,7 @@ import pyarrow as pa
 from pyspark.sql.streaming.datasource import ReadMaxRows
 from pyspark.sql.types import BinaryType, StructField, StructType
 
+from zmq_datasource.host import failpoints
 from zmq_datasource.options import StreamReadOptions, WriteOptions
 from zmq_datasource.options.parser import parse
 from zmq_datasource.spark.columns import SinkColumns
@@ -30,12 +31,19 @@ from zmq_datasource.spark.write_task import run_task
 __all__ = ["Source", "read_output", "sink_batch"]
 
 _LIMIT = ReadMaxRows(2**63 - 1)
+# A directory that an executor looks for in vain.
+_ELSEWHERE = "/nowhere/zmq_datasource"
 
 
 class Source:
-    """One streaming query: a reader, a checkpoint and an idempotent sink of files, below ``directory``."""
+    """One streaming query: a reader, a checkpoint and an idempotent sink of files, below ``directory``.
 
-    def __init__(self, directory: Path, options: Mapping[str, str]) -> None:
+    Args:
+        sees_log: Whether its executors see the directory of the log.
+    """
+
+    def __init__(self, directory: Path, options: Mapping[str, str], *, sees_log: bool = True) -> None:
+        self._sees_log = sees_log
         self._offsets, self._commits, self._out = (directory / n for n in ("offsets", "commits", "out"))
         for made in (self._offsets, self._commits, self._out):
             made.mkdir(parents=True, exist_ok=True)
@@ -55,6 +63,7 @@ class Source:
                     time.sleep(0.01)
                     continue
                 _write(self._offsets / str(number), {"start": start, "end": end})
+                failpoints.reach("weather.offsets.after_write")
                 if before is not None:
                     self._reader.commit(before)
                 self._run_batch(number, start, end)
@@ -73,14 +82,21 @@ class Source:
             self._run_batch(number, batch["start"], batch["end"])
         return number + 1, batch["end"], batch["end"]
 
+    def _on_executor(self, partition: Any) -> Any:
+        if not self._sees_log:
+            partition.location = _ELSEWHERE
+        return partition
+
     def _run_batch(self, number: int, start: dict[str, Any], end: dict[str, Any]) -> None:
         rows = [
             [row["id"], row["publisher"], row["sequence"], row["value"].decode(), row["partition"]]
-            for partition in self._reader.partitions(start, end)
+            for partition in map(self._on_executor, self._reader.partitions(start, end))
             for batch in self._reader.read(partition)
             for row in batch.select(["id", "publisher", "sequence", "value", "partition"]).to_pylist()
         ]
+        failpoints.reach("weather.output.before_write")
         _write(self._out / f"{number:06d}", rows)
+        failpoints.reach("weather.commits.before_write")
         _write(self._commits / str(number), {"end": end})
 
 

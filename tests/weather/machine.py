@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -19,6 +20,7 @@ import psutil
 
 from tests.support import REPOSITORY, free_endpoint
 from tests.support.middlebox import Middlebox
+from tests.weather.failpoints import LATE_COMMITS, POINTS, Count, Page, Strike, draw_first
 from tests.weather.faults import Faults, lose_power
 
 __all__ = ["BrokenPromiseError", "Event", "Process", "RefusedError", "World", "draw"]
@@ -30,6 +32,13 @@ SETTLE_SECONDS = 90.0
 _END_SECONDS = 60.0
 # What an error says that leaves somebody with a damaged log something to do.
 _WAYS_OUT = ("failOnDataLoss", "checkpoint", "walLocation")
+# Lets a process that is started have failpoints.
+_ARMED = Path(__file__).parent / "armed"
+# The frame that a COMMIT begins with, and its flags and length on the wire. (docs/protocol.md)
+_COMMIT = re.compile(rb"\x01\x05ZDS.C", re.DOTALL)
+# What makes a log, and how often a strike is armed before its first start.
+_MAKERS, _FIRST_CHANCE = ("source", "stored-source", "receive", "proxy"), 0.15
+_OPENING_SECONDS = 0.2
 
 
 class BrokenPromiseError(AssertionError):
@@ -47,9 +56,12 @@ class Event(NamedTuple):
     kind: str
     target: str
     seconds: float
+    strike: Strike | None = None
 
     def __str__(self) -> str:
         lasts = f" {self.seconds:.1f} s" if self.seconds else ""
+        if self.strike is not None:
+            return f"{self.strike} of {self.target}{lasts}, armed at {self.at:.1f}"
         return f"{self.kind} {self.target}{lasts} at {self.at:.1f}"
 
 
@@ -62,11 +74,17 @@ class Process:
         self._page = world.directory / f"{name}.faults"
         self.faults = Faults(self._page)
         self._log = (world.directory / f"{name}.log").open("ab")
+        self.page = Page(world.directory / f"{name}.failpoints")
+        self._kills = 0  # those of the page that were noticed
         self.killed = False
         self.start()
 
     def start(self) -> None:
-        environment = os.environ | {"PYTHONPATH": str(REPOSITORY), "PYTHONFAULTHANDLER": "1"}
+        environment = os.environ | {
+            "PYTHONPATH": os.pathsep.join((str(_ARMED), str(REPOSITORY))),
+            "PYTHONFAULTHANDLER": "1",
+            "WEATHER_FAILPOINTS": str(self._page.with_suffix(".failpoints")),
+        }
         self.popen = subprocess.Popen(
             [
                 sys.executable,
@@ -89,13 +107,23 @@ class Process:
     def alive(self) -> bool:
         return self.popen.poll() is None
 
+    @property
+    def struck_dead(self) -> bool:
+        """Whether the process has ended at a failpoint, which ``kill`` was not called for yet."""
+        return self.popen.poll() == -signal.SIGKILL and not self.killed and self.page.kills > self._kills
+
+    @property
+    def ended(self) -> bool:
+        """Whether the process has ended by itself."""
+        return not self.alive and not self.killed and not self.struck_dead
+
     def kill(self) -> None:
         """SIGKILL, to the process and, as when a machine stops, to those that it has started."""
         for child in self._family():
             child.kill()
         self.popen.wait()
         self._let_go()
-        self.killed = True
+        self.killed, self._kills = True, self.page.kills
 
     def signal(self, number: int) -> None:
         for process in self._family():
@@ -169,8 +197,11 @@ class World:
         retention: How long logs keep what is committed.
         look_seconds: How often the processes are looked at.
         settle_seconds: How long all may take to be through once the weather is fair.
+        extras: Draws options of the topology by which it reaches more failpoints.
+        strikes_first: Whether a process may be struck at a failpoint when it first makes its log.
     """
 
+    strikes_first = True
     per_second: float | None = None
     retention = "1d"  # no clock is ahead by that much
     look_seconds = 0.1
@@ -179,6 +210,9 @@ class World:
     def __init__(self, directory: Path, seed: int) -> None:
         self.directory = directory
         self.random = random.Random(f"world {seed}")
+        self.extras = random.Random(f"extras {seed}")
+        self._first = random.Random(f"first {seed}")
+        self._struck: dict[str, Event] = {}  # what was armed last, by process
         self.processes: dict[str, Process] = {}
         self.boxes: dict[str, Middlebox] = {}
         self.events: list[Event] = []
@@ -208,6 +242,10 @@ class World:
         return box.endpoint
 
     def process(self, name: str, role: str, disk: Path | None = None, /, **settings: Any) -> Process:
+        if role in _MAKERS and self.strikes_first and self._first.random() < _FIRST_CHANCE:
+            event = Event(0.0, "failpoint", name, _OPENING_SECONDS, draw_first(self._first))
+            self.events.append(event)
+            self._arm(Page(self.directory / f"{name}.failpoints"), event)
         self.processes[name] = process = Process(
             self, name, role, disk or self.directory / "nowhere", settings
         )
@@ -219,7 +257,17 @@ class World:
 
     def lossy(self, *kinds: str) -> bool:
         """Whether some weather of these kinds was drawn, as ``kind target``."""
-        return any(f"{e.kind} {e.target}" in kinds for e in self.events)
+        return any(f"{kind} {e.target}" in kinds for e in self.events for kind in self._costs(e))
+
+    def _costs(self, event: Event) -> Iterator[str]:
+        """The kinds of weather that an event is like, for what may be lost in it."""
+        if event.strike is None:
+            yield event.kind
+            return
+        if POINTS[event.strike.name].opens:
+            yield "kill"
+        if self.processes[event.target].page.struck(event.strike.name):
+            yield event.strike.like
 
     @property
     def lied_to(self) -> set[str]:
@@ -242,7 +290,7 @@ class World:
 
     def weather(self, events: list[Event]) -> None:
         """Let it come and go; afterwards all is fair, and everybody is there."""
-        self.events = events
+        self.events += events
         began = time.monotonic()
         todo = sorted([(e.at, 0, e) for e in events] + [(e.at + e.seconds, 1, e) for e in events])
         for at, over, event in todo:
@@ -255,6 +303,7 @@ class World:
             self._resume(name)
         for process in self.processes.values():
             process.faults.disk = "none"
+            process.page.disarm()
         while self._again:
             self._look(0.05)
 
@@ -285,6 +334,13 @@ class World:
                 self.boxes[event.target].half_open()
             case "black-hole":
                 self.boxes[event.target].black_hole = True
+            case "failpoint":
+                assert event.strike is not None
+                if POINTS[event.strike.name].opens:
+                    self._kill(event.target, _OPENING_SECONDS, power=False)
+                self._arm(self.processes[event.target].page, event)
+            case kind if kind in LATE_COMMITS:
+                self.boxes[event.target].hold_back(_COMMIT, event.seconds, loses=kind == LATE_COMMITS[1])
             case _:
                 raise ValueError(event)
 
@@ -313,6 +369,28 @@ class World:
         self._again = [pair for pair in self._again if pair[1] != name]
         self._again.append((time.monotonic() + seconds, name))
 
+    def _arm(self, page: Page, event: Event) -> None:
+        assert event.strike is not None
+        self._struck[event.target] = event
+        page.arm(event.strike, event.seconds)
+
+    def counts(self) -> dict[str, Count]:
+        """How often each failpoint was reached so far, was to be struck at, and was."""
+        armed = [e.strike.name if e.strike else e.kind for e in self.events]
+        counts = {name: Count(0, armed.count(name), 0) for name in (*POINTS, *LATE_COMMITS)}
+        for page in [process.page for process in self.processes.values()]:
+            for name, (reached, struck) in page.counts().items():
+                before = counts[name]
+                counts[name] = before._replace(
+                    reached=before.reached + reached, struck=before.struck + struck
+                )
+        for box in self.boxes.values():
+            for name, held in zip(LATE_COMMITS, box.held_back, strict=True):
+                counts[name] = counts[name]._replace(
+                    reached=counts[name].reached + held, struck=counts[name].struck + held
+                )
+        return counts
+
     def _resume(self, name: str) -> None:
         self.processes[name].signal(signal.SIGCONT)
         self._stopped.discard(name)
@@ -328,6 +406,10 @@ class World:
 
     def check_alive(self) -> None:
         for name, process in self.processes.items():
+            if process.struck_dead:
+                event = self._struck[name]
+                assert event.strike is not None
+                self._kill(name, event.seconds, power=event.strike.act == "power")
             if not process.alive and not process.killed and process.popen.returncode != 0:
                 if self.lied_to and (refusal := process.refusal()):
                     raise RefusedError(f"{name}: {refusal}")

@@ -10,9 +10,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, ClassVar
 
+import zmq
+from pyarrow import parquet
+
 from tests.support import log_rows
 from tests.support.publishers import Publisher
 from tests.weather.engine import read_output
+from tests.weather.failpoints import POINTS
 from tests.weather.machine import BrokenPromiseError, World
 from zmq_datasource.log.state import read_saved_state
 from zmq_datasource.log.storage import LogStorage
@@ -27,6 +31,27 @@ _DISK = ("enospc", "eio", "emfile", "slow")
 _PROCESS = ("kill", "stop")
 _POWER = ("power", "lying-disk")
 _CLOCK = ("clock-back", "clock-ahead")
+# Failpoints, by what a process does.
+_RECEIVES = (
+    "log.chunk.before_write",
+    "log.chunk.after_write",
+    "log.file",
+    "log.state",
+    "log.recovery.after_lock",
+)
+_DELETES = ("log.chunk.before_delete", "log.chunk.after_delete")
+_READS = ("log.position", "log.start", "log.small_file", "weather.")
+_STORES = ("log.file", "log.stored", "log.claim", "log.pending", "log.tenure", "host.object")
+_ACCEPTS = (
+    *("acknowledged.data.after_append", "acknowledged.staged", "acknowledged.commit.before_append"),
+    *("acknowledged.commit.after_append", "acknowledged.committed", "log.staged"),
+)
+_STAGES = (
+    *("acknowledged.data.before_send", "acknowledged.end", "acknowledged.commit.before_send"),
+    "acknowledged.commit.after_committed",
+)
+_JOURNALS = ("log.group", "log.open_chunk", "log.recovery", "log.small_file", "log.position")
+_SERVES = ("log.subscriptions", "proxy.group", "proxy.acked")
 # Longer than walFlushInterval.
 _QUIET_SECONDS = 2.5
 
@@ -36,6 +61,8 @@ class Topology:
 
     Attributes:
         possible: The weather that there can be, as (kind, target).
+        reachable: The failpoints that there are, as (process, name).
+        commits: The middleboxes through which transactions are committed.
     """
 
     name: ClassVar[str]
@@ -46,9 +73,15 @@ class Topology:
         self.wal = world.directory / "wal"
         self.query = world.directory / "query"
         self.possible: list[tuple[str, str]] = []
+        self.reachable: list[tuple[str, str]] = []
+        self.commits: tuple[str, ...] = ()
 
     def may(self, target: str, *kinds: str) -> None:
         self.possible += [(kind, target) for kind in kinds]
+
+    def reaches(self, process: str, *beginnings: str) -> None:
+        """Note that a process reaches the failpoints whose names begin so."""
+        self.reachable += [(process, name) for name in POINTS if name.startswith(beginnings)]
 
     def finish(self) -> None:
         """In fair weather: wait until all is through, and end everybody in good order."""
@@ -81,6 +114,14 @@ class Topology:
             options={"walLocation": str(self.wal), "failOnDataLoss": "true", **options},
         )
 
+    def metrics(self, *processes: str) -> dict[str, str]:
+        """Options by which these processes write metrics; in half of the runs none."""
+        if self.world.extras.random() < 0.5:
+            return {}
+        for process in processes:
+            self.reaches(process, "monitoring.")
+        return {"metricsLocation": str(self.world.directory / "metrics")}
+
     def output(self, query: Path | None = None) -> list[list[Any]]:
         """The rows of a query, which are contiguous in the ids of each log partition, and none twice."""
         rows = read_output(query or self.query)
@@ -110,7 +151,7 @@ class Topology:
         return LogStorage(str(self.wal))
 
     def ended(self, name: str) -> Callable[[], bool]:
-        return lambda: not self.world.processes[name].alive and not self.world.processes[name].killed
+        return lambda: self.world.processes[name].ended
 
 
 def _holes(numbers: list[int]) -> str:
@@ -137,11 +178,23 @@ class _Plain(_SinkToSource):
         super().__init__(world, seconds)
         self.noblock = world.random.random() < 0.3
         self.batches, self.rows, self.partitions = world.count(30, seconds), 40, 2
-        at = world.endpoint()
+        self.at = at = world.endpoint()
         before = world.middlebox("wire", at)
         writes, reads = self.kinds
         more = {"deduplicate": "true"} if self.framing == "sequenced" else {}
-        self.source(socketType=reads, bind=at, framing=self.framing, walRetention=world.retention, **more)
+        measured = self.metrics("sink", "source")
+        self.source(
+            socketType=reads,
+            bind=at,
+            framing=self.framing,
+            walRetention=world.retention,
+            **more,
+            **measured,
+            **({"metricsInterval": "1s"} if measured else {}),
+        )
+        # What finds no room is a dead letter, and with a short queue much finds none.
+        self.letters = world.directory / "letters" if world.extras.random() < 0.5 else None
+        letters = {"deadLetterLocation": str(self.letters), "noblock": "true", "sndhwm": "10"}
         self.journal = world.directory / "sink.jsonl"
         world.process(
             "sink",
@@ -161,11 +214,15 @@ class _Plain(_SinkToSource):
                 "sendTimeout": "10s",
                 "linger": "10s",
                 "sndhwm": "1000",
+                **measured,
+                **({} if self.letters is None else letters),
             },
         )
         self.may("wire", *_NETWORK)
         self.may("source", *_DISK, *_PROCESS, *_POWER, *_CLOCK)
         self.may("sink", *_PROCESS)
+        self.reaches("source", *_RECEIVES, *_READS)
+        self.reaches("sink", "spark.", *(() if self.letters is None else ("sink.dead_letters",)))
 
     def accounts(self) -> list[dict[str, Any]]:
         accounts = [json.loads(line) for line in self.journal.read_text().splitlines()]
@@ -173,11 +230,19 @@ class _Plain(_SinkToSource):
         for account in done:
             if account["rows"] != account["sent"] + account["dropped"] + account["deadLettered"]:
                 raise BrokenPromiseError(f"the sink's account does not add up: {account}")
+            if self.letters is not None and (kept := self.kept(account["batch"])) != account["deadLettered"]:
+                raise BrokenPromiseError(f"{kept} dead letters are kept of a batch with {account}")
         if [account["batch"] for account in done] != list(range(self.batches)):
             raise BrokenPromiseError(
                 f"the sink has not written each batch once: {[a['batch'] for a in done]}"
             )
         return done
+
+    def kept(self, batch: int) -> int:
+        """How many dead letters of a batch are where they are looked for."""
+        assert self.letters is not None
+        files = self.letters.glob(f"query=*/batch={batch}/*.parquet")
+        return sum(parquet.read_metadata(file).num_rows for file in files)
 
 
 class PushPull(_Plain):
@@ -197,7 +262,8 @@ class PushPull(_Plain):
                 if (value := f"{account['batch']}:{p}:{r}") not in came and not self.world.discarded(value)
             ]
             # What a receiver had and not sealed dies with it.
-            if len(missing) > account["dropped"] and not self.world.lossy("kill source", "power source"):
+            unsent = account["dropped"] + account["deadLettered"]
+            if len(missing) > unsent and not self.world.lossy("kill source", "power source"):
                 raise BrokenPromiseError(
                     f"{len(missing)} rows of batch {account['batch']} never came, from {missing[0]} on; the sink says "
                     f"{account}"
@@ -210,6 +276,24 @@ class PubSub(_Plain):
 
     name = "pub-sub"
     kinds, framing = ("PUB", "SUB"), "sequenced"
+
+    def __init__(self, world: World, seconds: float) -> None:
+        super().__init__(world, seconds)
+        self.reaches("source", "source.dead_letters")
+        self._stranger: zmq.Socket[bytes] | None = None
+
+    def load(self) -> None:
+        """A stranger, whose messages do not fit."""
+        if self._stranger is None:
+            self._stranger = self.world.keep(zmq.Context()).socket(zmq.PUB)
+            self._stranger.linger = 0
+            self._stranger.connect(self.at)
+        self._stranger.send(b"what no publisher sends")
+
+    def finish(self) -> None:
+        if self._stranger is not None:
+            self._stranger.close()
+        super().finish()
 
     def check(self) -> str:
         self.accounts()
@@ -242,6 +326,7 @@ class VllmReplay(Topology):
 
     def __init__(self, world: World, seconds: float) -> None:
         super().__init__(world, seconds)
+        world.strikes_first = False  # the publisher waits for the source, and has nobody start it again
         live, replay = world.endpoint(), world.endpoint()
         sndhwm = world.random.choice((10, 1000))
         self.publisher: Publisher = world.keep(
@@ -261,6 +346,7 @@ class VllmReplay(Topology):
         self.may("live", *_NETWORK)
         self.may("replay", *_NETWORK)
         self.may("source", *_DISK, *_PROCESS, *_POWER, *_CLOCK)
+        self.reaches("source", *_RECEIVES, *_READS)
 
     def load(self) -> None:
         burst = self.world.random.choice((1, 50, 500))
@@ -305,7 +391,11 @@ class DealerRouter(_SinkToSource):
         at = world.endpoint()
         self.batches, self.rows, self.partitions = world.count(20, seconds), 50, 2
         retention = world.random.choice(("0s", world.retention))
-        self.source(socketType="ROUTER", bind=at, walRetention=retention)
+        served = {}
+        if world.extras.random() < 0.4:  # to executors that do not see the directory
+            served = {"serveLog": world.endpoint()}
+            self.reaches("source", "source.range")
+        self.source(socketType="ROUTER", bind=at, walRetention=retention, **served)
         self.journal = world.directory / "sink.jsonl"
         world.process(
             "sink",
@@ -326,6 +416,9 @@ class DealerRouter(_SinkToSource):
         self.may("wire", *_NETWORK)
         self.may("source", *_DISK, *_PROCESS, *_POWER, *_CLOCK)
         self.may("sink", *_PROCESS)
+        self.reaches("source", *_RECEIVES, *_READS, *_ACCEPTS, *_DELETES)
+        self.reaches("sink", "spark.", *_STAGES)
+        self.commits = ("wire",)
 
     def check(self) -> str:
         came = Counter(row[3] for row in self.output())
@@ -376,6 +469,10 @@ class ProducerReceive(Topology):
         self.may("receive", *_DISK, *_PROCESS, *_POWER, *_CLOCK)
         self.may("source", *_PROCESS, *_CLOCK)
         self.may("producer", *_PROCESS)
+        self.reaches("receive", *_RECEIVES, *_ACCEPTS, *_DELETES)
+        self.reaches("source", *_READS)
+        self.reaches("producer", *_STAGES)
+        self.commits = ("wire",)
 
     def finish(self) -> None:
         self.world.wait_for(self.ended("producer"), "the producer has flushed all of its transactions")
@@ -434,6 +531,10 @@ class ProxyDurable(Topology):
         self.may("proxy", *_DISK, *_PROCESS, *_POWER, *_CLOCK)
         self.may("producer", *_PROCESS)
         self.may("durable", *_PROCESS)
+        self.reaches("proxy", *_JOURNALS, *_SERVES, *_ACCEPTS)
+        self.reaches("producer", *_STAGES)
+        self.reaches("durable", "proxy.ack.")
+        self.commits = ("in",)
 
     def _lines(self) -> list[str]:
         return self.journal.read_text().splitlines() if self.journal.exists() else []
@@ -536,9 +637,24 @@ class _SharedFeed(Topology):
         for box in boxes:
             self.may(box, *_NETWORK)
         self.may("sink", *_PROCESS)
+        self.reaches("sink", "spark.")
 
     def start_receivers(self) -> None:
         raise NotImplementedError
+
+    def draw_keeping(self) -> dict[str, dict[str, str]]:
+        """Options of each query by which chunks stay, or go as soon as both queries, which have names, are done."""
+        self.names = self.receivers if self.world.extras.random() < 0.5 else ()
+        if not self.names:
+            return {name: {"walRetention": self.world.retention} for name in self.receivers}
+        return {name: {"walRetention": "0s", "reader": name} for name in self.names}
+
+    def wait_for_readers(self) -> None:
+        """Until nothing can be deleted that a query with a name has not read."""
+        if self.names:
+            self.world.wait_for(
+                lambda: self.storage().positions().keys() >= set(self.names), "both queries are there", 60
+            )
 
     def read_by(self, *queries: Path) -> None:
         """Wait until all have read what was received, and nothing more has been sealed for a while."""
@@ -580,16 +696,19 @@ class TwoQueries(_SharedFeed):
 
     def start_receivers(self) -> None:
         self.second = self.world.directory / "second"
-        options = {
-            "socketType": "PULL",
-            "bind": self.at[0],
-            "walLocation": str(self.wal),
-            "walRetention": self.world.retention,
-            "startingOffsets": "earliest",
-        }
+        keeping = self.draw_keeping()
         for name, directory in (("source", self.query), ("second", self.second)):
+            options = {
+                "socketType": "PULL",
+                "bind": self.at[0],
+                "walLocation": str(self.wal),
+                "startingOffsets": "earliest",
+                **keeping[name],
+            }
             self.world.process(name, "source", self.wal, directory=str(directory), options=options)
             self.may(name, *_DISK, *_PROCESS, *_CLOCK)
+            self.reaches(name, *_RECEIVES, *_READS, *_DELETES, "source.takeover")
+        self.wait_for_readers()
 
     def finish(self) -> None:
         self.read_by(self.query, self.second)
@@ -616,6 +735,7 @@ class TwoMachines(_SharedFeed):
     def start_receivers(self) -> None:
         self.second = self.world.directory / "second"
         self.store = f"file://{self.world.directory}/store"
+        keeping = self.draw_keeping()
         for name, directory in (("source", self.query), ("second", self.second)):
             wal = self.world.directory / f"wal-{name}"
             self.world.process(
@@ -628,11 +748,13 @@ class TwoMachines(_SharedFeed):
                     "bind": self.at[0],
                     "walLocation": str(wal),
                     "walStore": self.store,
-                    "walRetention": self.world.retention,
                     "startingOffsets": "earliest",
+                    **keeping[name],
                 },
             )
             self.may(name, *_DISK, *_PROCESS, *_CLOCK)
+            self.reaches(name, *_STORES, *_READS, *_DELETES, "source.takeover")
+        self.wait_for_readers()
 
     def storage(self) -> LogStorage:
         return storage_at(str(self.wal), store=Location(self.store))
@@ -673,9 +795,11 @@ class ReceiversShare(_SharedFeed):
                 },
             )
             self.may(f"receive-{partition}", *_DISK, *_PROCESS, *_CLOCK)
+            self.reaches(f"receive-{partition}", *_RECEIVES)
         self.world.wait_for(lambda: LogStorage(str(self.wal)).partitions() == [0, 1], "there is a log", 30)
         self.source()
         self.may("source", *_PROCESS)
+        self.reaches("source", *_READS)
 
     def finish(self) -> None:
         self.read_by(self.query)

@@ -1,0 +1,327 @@
+"""The failpoints of the package, armed: which there are, what strikes at them, and how often each was reached.
+
+The package calls ``host.failpoints.reach(name)`` before and after each durable step. In a process of a weather run this
+module's ``Page`` takes the place of that function. The page is memory that the machine and the processes of one role
+share, so a count survives SIGKILL. The page counts every name, and holds one armed strike at a time.
+"""
+
+from __future__ import annotations
+
+import errno
+import mmap
+import os
+import random
+import signal
+import struct
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from zmq_datasource.host import failpoints
+
+__all__ = [
+    "LATE_COMMITS",
+    "POINTS",
+    "Count",
+    "Page",
+    "Point",
+    "Strike",
+    "add_up",
+    "draw_first",
+    "draw_strikes",
+    "table",
+]
+
+
+class Point(NamedTuple):
+    """A failpoint.
+
+    Attributes:
+        fails: Whether the step there may meet an error of the disk, so that EIO may be raised.
+        opens: Whether a process is there only while it opens a log. A strike ends the process first, and waits for it.
+        creates: Whether a process is there only while it makes a log. A strike is armed before its first start.
+        weight: How often it is drawn, compared with others. More where a strike leads to places that are rarely met.
+    """
+
+    fails: bool = False
+    opens: bool = False
+    creates: bool = False
+    weight: int = 1
+
+
+_STEP = Point()
+_IO = Point(fails=True)
+
+POINTS: Mapping[str, Point] = {
+    "acknowledged.commit.after_append": _STEP,
+    "acknowledged.commit.after_committed": _STEP,
+    "acknowledged.commit.before_append": _STEP,
+    "acknowledged.commit.before_send": _STEP,
+    "acknowledged.committed.after_answer": _STEP,
+    "acknowledged.committed.before_answer": _STEP,
+    "acknowledged.data.after_append": _STEP,
+    "acknowledged.data.before_send": _STEP,
+    "acknowledged.end.after_staged": _STEP,
+    "acknowledged.staged.before_answer": _STEP,
+    "host.object.after_move": _IO,
+    "host.object.before_move": Point(fails=True, weight=2),
+    "host.object.before_write": _IO,
+    "log.chunk.after_delete": _STEP,
+    "log.chunk.after_write": _IO,
+    "log.chunk.before_delete": _STEP,
+    "log.chunk.before_write": _IO,
+    "log.claim.after_confirm": Point(opens=True),
+    "log.claim.after_put": Point(opens=True),
+    "log.claim.before_confirm": Point(opens=True),
+    "log.claim.before_put": Point(opens=True),
+    "log.file.after_rename": _IO,
+    "log.file.after_sync": _IO,
+    "log.file.after_write": _IO,
+    "log.group.after_sync": _IO,
+    "log.group.after_write": _IO,
+    "log.group.before_write": _IO,
+    "log.identity.after_link": Point(fails=True, creates=True),
+    "log.identity.before_link": Point(fails=True, creates=True),
+    "log.open_chunk.after_rename": _IO,
+    "log.open_chunk.before_remove": _STEP,
+    "log.open_chunk.before_rename": _IO,
+    "log.pending.before_put": Point(opens=True),
+    "log.position.after_write": _STEP,
+    "log.position.before_write": _STEP,
+    "log.recovery.after_lock": Point(fails=True, opens=True),
+    "log.recovery.after_seal": Point(fails=True, opens=True),
+    "log.recovery.before_seal": Point(fails=True, opens=True),
+    "log.small_file.after_rename": _IO,
+    "log.small_file.after_sync": _IO,
+    "log.small_file.before_write": _IO,
+    "log.staged.after_rename": _IO,
+    "log.staged.after_sync": _IO,
+    "log.staged.before_sync": _IO,
+    "log.start.after_write": Point(opens=True),
+    "log.start.before_remove": _STEP,
+    "log.state.after_write": _STEP,
+    "log.state.before_write": _IO,
+    "log.stored_chunk.after_check": _STEP,
+    "log.stored_chunk.after_put": Point(weight=2),
+    "log.stored_chunk.before_put": Point(weight=2),
+    "log.stored_deletion.after_announce": _STEP,
+    "log.stored_deletion.before_end": _STEP,
+    "log.stored_identity.after_put": Point(creates=True),
+    "log.stored_state.after_put": _STEP,
+    "log.subscriptions.after_write": _STEP,
+    "log.subscriptions.before_write": _STEP,
+    "log.tenure.before_beat": _STEP,
+    "log.tenure.before_forget": _STEP,
+    "monitoring.metrics.after_move": _IO,
+    "monitoring.metrics.before_move": _IO,
+    "monitoring.metrics.before_write": _IO,
+    "proxy.ack.after_acked": _STEP,
+    "proxy.ack.before_send": _STEP,
+    "proxy.acked.before_answer": _STEP,
+    "proxy.group.after_publish": _STEP,
+    "proxy.group.before_publish": _STEP,
+    "sink.dead_letters.after_commit": _IO,
+    "sink.dead_letters.after_write": _IO,
+    "sink.dead_letters.before_commit": _IO,
+    "sink.dead_letters.before_move": _IO,
+    "sink.dead_letters.before_write": _IO,
+    "source.dead_letters.after_move": _IO,
+    "source.dead_letters.before_move": _IO,
+    "source.dead_letters.before_write": _IO,
+    "source.range.after_answer": _STEP,
+    "source.range.before_read": _IO,
+    "source.takeover.after_open": _STEP,
+    "source.takeover.before_open": _STEP,
+    "spark.commit.after_commit": _STEP,
+    "spark.commit.before_commit": _STEP,
+    "spark.task.before_report": _STEP,
+    "weather.commits.before_write": _STEP,
+    "weather.offsets.after_write": _STEP,
+    "weather.output.before_write": _STEP,
+}
+# A COMMIT that a middlebox holds, so that it is met again in the next transaction: on the same connection, or on one
+# that its sender has lost and replaced.
+LATE_COMMITS = ("late-commit", "late-commit-of-a-lost-connection")
+
+_KILL_ACTS, _ACTS = ("kill", "power"), ("kill", "power", "stall", "eio")
+_NAMES = tuple(POINTS)
+_PLACES = {name: place for place, name in enumerate(_NAMES)}
+# Armed: place from 1 on (0 is none), act, in how many times more, seconds. Then the strikes so far that killed.
+_ARMED, _KILLS = struct.Struct("<HBHd"), struct.Struct("<I")
+_COUNT = struct.Struct("<II")
+_KILLS_AT = _ARMED.size
+_COUNTS_AT = _KILLS_AT + _KILLS.size
+_STALL_SECONDS, _AWAY_SECONDS = (0.1, 3.0), (0.0, 1.5)
+_STRIKES = (0, 1, 1, 2, 3)
+
+
+class Strike(NamedTuple):
+    """What happens to a process when it reaches a failpoint.
+
+    Attributes:
+        name: The failpoint.
+        nth: At which time of reaching it, from now on.
+        act: ``kill``, ``power`` (a kill after which the disk loses what was not forced to it), ``stall``, ``eio``.
+    """
+
+    name: str
+    nth: int
+    act: str
+
+    def __str__(self) -> str:
+        return f"{self.act} at {self.name}" + (f" number {self.nth}" if self.nth > 1 else "")
+
+    @property
+    def like(self) -> str:
+        """The kind of weather from outside that may cost a process as much."""
+        return "stop" if self.act == "stall" else self.act
+
+
+class Count(NamedTuple):
+    """How often a failpoint was reached, was to be struck at, and was."""
+
+    reached: int = 0
+    armed: int = 0
+    struck: int = 0
+
+
+class Page:
+    """The counts of one role's processes, and what strikes next; the same for each process that opens the path."""
+
+    def __init__(self, path: Path) -> None:
+        size = _COUNTS_AT + _COUNT.size * len(_NAMES)
+        if not path.exists():
+            path.write_bytes(bytes(size))
+        with path.open("r+b") as file:
+            self._page = mmap.mmap(file.fileno(), size)
+        self._lock = threading.Lock()
+
+    # The machine's side.
+
+    def arm(self, strike: Strike, seconds: float) -> None:
+        """Have the process meet this; what was armed before and not met is forgotten."""
+        place = 1 + _PLACES[strike.name]
+        _ARMED.pack_into(self._page, 0, place, _ACTS.index(strike.act), strike.nth, seconds)
+
+    def disarm(self) -> None:
+        _ARMED.pack_into(self._page, 0, 0, 0, 0, 0.0)
+
+    @property
+    def kills(self) -> int:
+        """How many processes have ended at a failpoint."""
+        return int(_KILLS.unpack_from(self._page, _KILLS_AT)[0])
+
+    def counts(self) -> dict[str, tuple[int, int]]:
+        """How often each failpoint was reached, and struck at."""
+        return {name: self._count(place) for name, place in _PLACES.items()}
+
+    def struck(self, name: str) -> int:
+        """How often something has struck at a failpoint."""
+        return self._count(_PLACES[name])[1]
+
+    def _count(self, place: int) -> tuple[int, int]:
+        reached, struck = _COUNT.unpack_from(self._page, _COUNTS_AT + place * _COUNT.size)
+        return reached, struck
+
+    # The process' side.
+
+    def install(self) -> None:
+        """Count in this process from now on, and strike."""
+        failpoints.reach = self.reach
+
+    def reach(self, name: str) -> None:
+        """Count, and do what is armed.
+
+        Raises:
+            OSError: It is armed.
+            KeyError: The table does not have the name.
+        """
+        place = _PLACES[name]
+        with self._lock:
+            reached, struck = self._count(place)
+            armed, act, left, seconds = _ARMED.unpack_from(self._page, 0)
+            strikes = armed == 1 + place and left <= 1
+            if strikes:
+                self.disarm()
+            elif armed == 1 + place:
+                _ARMED.pack_into(self._page, 0, armed, act, left - 1, seconds)
+            _COUNT.pack_into(self._page, _COUNTS_AT + place * _COUNT.size, reached + 1, struck + int(strikes))
+            if strikes and _ACTS[act] in _KILL_ACTS:
+                _KILLS.pack_into(self._page, _KILLS_AT, self.kills + 1)
+                os.kill(os.getpid(), signal.SIGKILL)
+        if strikes and _ACTS[act] == "stall":
+            time.sleep(seconds)
+        elif strikes:
+            raise OSError(errno.EIO, f"{os.strerror(errno.EIO)} (failpoint {name})")
+
+
+class Drawn(NamedTuple):
+    """A strike that was drawn: when it is armed, in seconds, at which process, and how long it lasts."""
+
+    at: float
+    kind: str
+    target: str
+    seconds: float
+    strike: Strike | None = None
+
+
+def draw_strikes(
+    seed: int,
+    reachable: Sequence[tuple[str, str]],
+    wires: Sequence[str],
+    lose_power: Sequence[str],
+    seconds: float,
+) -> Iterator[Drawn]:
+    """The strikes of a seed, none to three: at each reachable (process, failpoint) as likely, by their weights.
+
+    Args:
+        wires: Middleboxes that transactions go through.
+        lose_power: Processes whose disk may lose what was not forced to it.
+    """
+    chance = random.Random(f"failpoints {seed}")
+    pairs = [pair for pair in reachable if not POINTS[pair[1]].creates]
+    weights = [float(POINTS[name].weight) for _, name in pairs]
+    # One in six is a late COMMIT, where there are transactions.
+    for _ in range(chance.choice(_STRIKES)):
+        at = chance.uniform(0.1, seconds)
+        if wires and chance.random() < 1 / 6:
+            yield Drawn(at, chance.choice(LATE_COMMITS), chance.choice(wires), chance.uniform(0.3, 3.5))
+            continue
+        target, name = chance.choices(pairs, weights)[0]
+        strike = _strike(chance, name, target in lose_power)
+        low, high = _STALL_SECONDS if strike.act == "stall" else _AWAY_SECONDS
+        yield Drawn(at, "failpoint", target, chance.uniform(low, high), strike)
+
+
+def draw_first(chance: random.Random) -> Strike:
+    """A strike at a process that makes a log."""
+    return _strike(chance, chance.choice([name for name in _NAMES if POINTS[name].creates]), False)
+
+
+def _strike(chance: random.Random, name: str, may_lose_power: bool) -> Strike:
+    point = POINTS[name]
+    acts = ["kill", "kill", "stall"]
+    if may_lose_power:
+        acts += ["power", "power"]
+    if point.fails:
+        acts += ["eio"]
+    once = point.opens or point.creates
+    return Strike(name, 1 if once else chance.choice((1, 1, 1, 2, 3, 5, 10)), chance.choice(acts))
+
+
+def add_up(runs: Sequence[Mapping[str, Count]]) -> dict[str, Count]:
+    """The counts of several runs."""
+    names = [*_NAMES, *LATE_COMMITS]
+    return {
+        name: Count(*map(sum, zip(*(run.get(name, Count()) for run in runs), strict=True))) for name in names
+    }
+
+
+def table(counts: Mapping[str, Count]) -> str:
+    """The counts as lines of text."""
+    width = max(map(len, counts))
+    lines = [f"{'failpoint':{width}} {'reached':>9} {'armed':>6} {'struck':>6}"]
+    lines += [f"{name:{width}} {c.reached:9} {c.armed:6} {c.struck:6}" for name, c in counts.items()]
+    return "\n".join(lines)
