@@ -140,7 +140,7 @@ class Middlebox:
     def clear(self) -> None:
         """Fair weather. Connections that were half open are reset: such a thing ends some day."""
         self.delay, self.bytes_per_second, self.black_hole, self.reset_after = 0.0, 0, False, None
-        self.forwarding, self._hold = True, None
+        self.forwarding = True
         self._commands.append("clear")
 
     # The box's own thread.

@@ -308,7 +308,7 @@ def _strike(chance: random.Random, name: str, may_lose_power: bool) -> Strike:
     if point.fails:
         acts += ["eio"]
     once = point.opens or point.creates
-    return Strike(name, 1 if once else chance.choice((1, 1, 1, 2, 3, 5, 10)), chance.choice(acts))
+    return Strike(name, 1 if once else chance.choice((1, 1, 1, 1, 2, 4)), chance.choice(acts))
 
 
 def add_up(runs: Sequence[Mapping[str, Count]]) -> dict[str, Count]:

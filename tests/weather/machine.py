@@ -289,7 +289,10 @@ class World:
     # Weather.
 
     def weather(self, events: list[Event]) -> None:
-        """Let it come and go; afterwards all is fair, and everybody is there."""
+        """Let it come and go; afterwards all is fair, and everybody is there.
+
+        What is armed and was not met yet goes on waiting until the process is stopped: a busy machine is late.
+        """
         self.events += events
         began = time.monotonic()
         todo = sorted([(e.at, 0, e) for e in events] + [(e.at + e.seconds, 1, e) for e in events])
@@ -303,7 +306,6 @@ class World:
             self._resume(name)
         for process in self.processes.values():
             process.faults.disk = "none"
-            process.page.disarm()
         while self._again:
             self._look(0.05)
 
@@ -435,7 +437,14 @@ class World:
     def stop(self, *names: str) -> None:
         """End processes in good order."""
         for name in names:
-            code = self.processes[name].stop()
+            process = self.processes[name]
+            process.page.disarm()
+            code = process.stop()
+            if process.struck_dead:  # just before that
+                self.check_alive()
+                while self._again:
+                    self._look(0.05)
+                code = process.stop()
             # Ended by the signal itself is who was only starting.
             if code not in (0, 128 + signal.SIGTERM, -signal.SIGTERM):
                 raise BrokenPromiseError(f"{name} ended with exit code {code}")

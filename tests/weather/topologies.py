@@ -6,7 +6,7 @@ import itertools
 import json
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -36,7 +36,6 @@ _RECEIVES = (
     "log.chunk.before_write",
     "log.chunk.after_write",
     "log.file",
-    "log.state",
     "log.recovery.after_lock",
 )
 _DELETES = ("log.chunk.before_delete", "log.chunk.after_delete")
@@ -52,6 +51,7 @@ _STAGES = (
 )
 _JOURNALS = ("log.group", "log.open_chunk", "log.recovery", "log.small_file", "log.position")
 _SERVES = ("log.subscriptions", "proxy.group", "proxy.acked")
+_CROWD, _CROWD_STEP = 6000, 500
 # Longer than walFlushInterval.
 _QUIET_SECONDS = 2.5
 
@@ -173,6 +173,7 @@ class _Plain(_SinkToSource):
 
     kinds: ClassVar[tuple[str, str]]
     framing: ClassVar[str]
+    receiving: Mapping[str, str] = {}
 
     def __init__(self, world: World, seconds: float) -> None:
         super().__init__(world, seconds)
@@ -189,6 +190,7 @@ class _Plain(_SinkToSource):
             framing=self.framing,
             walRetention=world.retention,
             **more,
+            **self.receiving,
             **measured,
             **({"metricsInterval": "1s"} if measured else {}),
         )
@@ -278,21 +280,37 @@ class PubSub(_Plain):
     kinds, framing = ("PUB", "SUB"), "sequenced"
 
     def __init__(self, world: World, seconds: float) -> None:
+        self._malformed = world.directory / "malformed"
+        self.receiving = {"deadLetterLocation": str(self._malformed)}
         super().__init__(world, seconds)
         self.reaches("source", "source.dead_letters")
+        # So many that what has changed of the sequences is a state of its own.
+        self._crowd = itertools.count()
+        self._crowd_size = _CROWD if world.extras.random() < 0.5 else 0
+        if self._crowd_size:
+            self.reaches("source", "log.state")
         self._stranger: zmq.Socket[bytes] | None = None
 
     def load(self) -> None:
-        """A stranger, whose messages do not fit."""
+        """A stranger, whose messages do not fit, and a crowd of publishers that send one message each."""
         if self._stranger is None:
             self._stranger = self.world.keep(zmq.Context()).socket(zmq.PUB)
-            self._stranger.linger = 0
+            self._stranger.setsockopt(zmq.LINGER, 0)
+            self._stranger.setsockopt(zmq.SNDHWM, 0)
             self._stranger.connect(self.at)
         self._stranger.send(b"what no publisher sends")
+        for number in itertools.islice(self._crowd, _CROWD_STEP):
+            if number < self._crowd_size:
+                self._stranger.send_multipart([b"", b"crowd-%d" % number, bytes(8), b"here"])
 
     def finish(self) -> None:
-        if self._stranger is not None:
-            self._stranger.close()
+        def kept() -> bool:
+            self.load()
+            return any(self._malformed.glob("*.parquet")) and next(self._crowd) >= self._crowd_size
+
+        self.world.wait_for(kept, "a message that does not fit is kept as a dead letter")
+        assert self._stranger is not None
+        self._stranger.close()
         super().finish()
 
     def check(self) -> str:
@@ -504,7 +522,8 @@ class ProxyDurable(Topology):
                 "durable": durable,
                 "walLocation": str(self.wal),
                 "walChunkBytes": "64k",
-                "walFlushInterval": "500ms",
+                # Of many small groups a chunk is made compact.
+                "walFlushInterval": world.extras.choice(("500ms", "2s")),
             },
         )
         world.process(
