@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import re
-
 import pytest
 
-from tests.support import REPOSITORY
 from tests.weather.__main__ import run
-from tests.weather.failpoints import POINTS
 from tests.weather.machine import draw
 from tests.weather.topologies import TOPOLOGIES
 
@@ -25,16 +21,3 @@ def test_a_seed_draws_the_same_weather_again() -> None:
     drawn = [list(draw(seed, possible, 3.0)) for seed in range(50)]
     assert drawn == [list(draw(seed, possible, 3.0)) for seed in range(50)]
     assert len(set(map(tuple, drawn))) == 50
-
-
-def test_the_table_of_failpoints_has_those_of_the_source_and_no_others() -> None:
-    called = {
-        name
-        for directory in ("zmq_datasource", "tests/weather")
-        for path in (REPOSITORY / directory).rglob("*.py")
-        for name in re.findall(r"\breach\((?:\s*)\"([^\"]*)\"", path.read_text())
-        if path.name != "failpoints.py"
-    }
-    assert called == POINTS.keys()
-    assert list(POINTS) == sorted(POINTS)
-    assert all(re.fullmatch(r"[a-z]+\.[a-z_]+\.(before|after)_[a-z]+", name) for name in POINTS)

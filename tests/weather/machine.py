@@ -23,7 +23,7 @@ from tests.support.middlebox import Middlebox
 from tests.weather.failpoints import LATE_COMMITS, POINTS, Count, Page, Strike, draw_first
 from tests.weather.faults import Faults, lose_power
 
-__all__ = ["BrokenPromiseError", "Event", "Process", "RefusedError", "World", "draw"]
+__all__ = ["ARMED", "BrokenPromiseError", "Event", "Process", "RefusedError", "World", "draw"]
 
 # What one process of ours may hold, whatever the weather.
 _MOST_BYTES = 700 << 20
@@ -33,7 +33,7 @@ _END_SECONDS = 60.0
 # What an error says that leaves somebody with a damaged log something to do.
 _WAYS_OUT = ("failOnDataLoss", "checkpoint", "walLocation")
 # Lets a process that is started have failpoints.
-_ARMED = Path(__file__).parent / "armed"
+ARMED = Path(__file__).parent / "armed"
 # The frame that a COMMIT begins with, and its flags and length on the wire. (docs/protocol.md)
 _COMMIT = re.compile(rb"\x01\x05ZDS.C", re.DOTALL)
 # What makes a log, and how often a strike is armed before its first start.
@@ -81,7 +81,7 @@ class Process:
 
     def start(self) -> None:
         environment = os.environ | {
-            "PYTHONPATH": os.pathsep.join((str(_ARMED), str(REPOSITORY))),
+            "PYTHONPATH": os.pathsep.join((str(ARMED), str(REPOSITORY))),
             "PYTHONFAULTHANDLER": "1",
             "WEATHER_FAILPOINTS": str(self._page.with_suffix(".failpoints")),
         }

@@ -1,0 +1,149 @@
+"""The weather machine's failpoints: each is counted, and each act does what it says."""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.support import REPOSITORY, free_endpoint
+from tests.support.middlebox import Middlebox
+from tests.weather.failpoints import LATE_COMMITS, POINTS, Count, Page, Strike, add_up, draw_strikes, table
+from tests.weather.machine import ARMED
+from zmq_datasource.host import failpoints
+
+_NAME, _OTHER = "log.file.after_sync", "log.file.after_write"
+
+
+def _run(page: Path, *names: str) -> int:
+    """Reach these failpoints in a process that the weather machine would start; its exit code."""
+    code = "from zmq_datasource.host import failpoints\n" + "".join(
+        f"failpoints.reach({name!r})\n" for name in names
+    )
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join((str(ARMED), str(REPOSITORY))),
+        "WEATHER_FAILPOINTS": str(page),
+    }
+    return subprocess.run([sys.executable, "-c", code], env=environment, check=False).returncode
+
+
+def test_the_table_has_the_failpoints_of_the_source_and_no_others() -> None:
+    called = {
+        name
+        for directory in ("zmq_datasource", "tests/weather")
+        for path in (REPOSITORY / directory).rglob("*.py")
+        for name in re.findall(r"\bfailpoints\.reach\(\s*\"([^\"]*)\"", path.read_text())
+        if path.name != "failpoints.py"
+    }
+    assert called == POINTS.keys()
+    assert list(POINTS) == sorted(POINTS)
+    assert all(re.fullmatch(r"[a-z]+\.[a-z_]+\.(before|after)_[a-z]+", name) for name in POINTS)
+
+
+def test_a_failpoint_does_nothing_outside_the_weather() -> None:
+    failpoints.reach(_NAME)
+    failpoints.reach("no such place")
+
+
+def test_each_time_that_a_failpoint_is_reached_is_counted_over_all_processes(tmp_path: Path) -> None:
+    page = Page(tmp_path / "page")
+    assert _run(tmp_path / "page", _NAME, _NAME, _OTHER) == 0
+    assert _run(tmp_path / "page", _NAME) == 0
+    assert (page.counts()[_NAME], page.counts()[_OTHER]) == ((3, 0), (1, 0))
+
+
+def test_a_kill_strikes_at_the_nth_time_and_the_count_survives_it(tmp_path: Path) -> None:
+    page = Page(tmp_path / "page")
+    page.arm(Strike(_NAME, 2, "kill"), 0.0)
+    assert _run(tmp_path / "page", _NAME, _OTHER, _NAME, _OTHER) == -signal.SIGKILL
+    assert (page.counts()[_NAME], page.counts()[_OTHER], page.kills) == ((2, 1), (1, 0), 1)
+    assert _run(tmp_path / "page", _NAME, _NAME, _NAME) == 0  # once is enough
+
+
+def test_an_error_of_the_disk_is_raised_once(tmp_path: Path) -> None:
+    page = Page(tmp_path / "page")
+    page.arm(Strike(_NAME, 1, "eio"), 0.0)
+    with pytest.raises(OSError, match=_NAME) as raised:
+        page.reach(_NAME)
+    assert raised.value.errno == errno.EIO
+    page.reach(_NAME)
+    assert page.counts()[_NAME] == (2, 1)
+
+
+def test_a_stall_holds_the_process_there(tmp_path: Path) -> None:
+    page = Page(tmp_path / "page")
+    page.arm(Strike(_NAME, 1, "stall"), 0.2)
+    began = time.monotonic()
+    page.reach(_OTHER)
+    assert time.monotonic() - began < 0.2
+    page.reach(_NAME)
+    assert time.monotonic() - began >= 0.2
+
+
+def test_a_name_that_the_table_does_not_have_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(KeyError):
+        Page(tmp_path / "page").reach("no such place")
+
+
+def test_a_seed_draws_the_same_strikes_again() -> None:
+    reachable = [(process, name) for process in ("source", "second") for name in POINTS]
+
+    def drawn() -> list[list[object]]:
+        return [list(draw_strikes(seed, reachable, ["wire"], ["source"], 3.0)) for seed in range(500)]
+
+    first = drawn()
+    assert first == drawn()
+    events = [event for seed in first for event in seed]
+    names = {event.strike.name for event in events if event.strike is not None}
+    assert names == {name for name, point in POINTS.items() if not point.creates}
+    assert {event.kind for event in events} == {"failpoint", *LATE_COMMITS}
+    acts = {(event.strike.act, POINTS[event.strike.name].fails) for event in events if event.strike}
+    assert ("eio", True) in acts
+    assert ("eio", False) not in acts
+    assert not any(e.strike and e.strike.act == "power" and e.target == "second" for e in events)
+
+
+def test_the_counts_of_runs_add_up_and_a_failpoint_that_no_run_has_is_there_with_none() -> None:
+    total = add_up([{_NAME: Count(2, 1, 1)}, {_NAME: Count(3, 0, 0), LATE_COMMITS[0]: Count(1, 1, 1)}])
+    assert (total[_NAME], total[LATE_COMMITS[0]], total[_OTHER]) == (Count(5, 1, 1), Count(1, 1, 1), Count())
+    assert re.search(rf"^{_NAME} +5 +1 +1$", table(total), re.MULTILINE)
+
+
+@pytest.mark.parametrize("loses", [False, True])
+def test_a_middlebox_holds_back_from_a_mark_on(loses: bool) -> None:
+    endpoint = free_endpoint()
+    host, port = endpoint.removeprefix("tcp://").split(":")
+    with socket.create_server((host, int(port))) as server, Middlebox(endpoint) as box:
+        box.hold_back(re.compile(b"MARK"), 0.5, loses=loses)
+        near_host, near_port = box.endpoint.removeprefix("tcp://").split(":")
+        near = socket.create_connection((near_host, int(near_port)))
+        far, _ = server.accept()
+        far.settimeout(10)
+        near.sendall(b"before ")
+        assert far.recv(100) == b"before "
+        began = time.monotonic()
+        near.sendall(b"the MARK")
+        if loses:
+            near.settimeout(10)
+            with pytest.raises(ConnectionResetError):
+                near.recv(1)
+            assert time.monotonic() - began < 0.5
+        assert far.recv(100) == b"the MARK"
+        assert time.monotonic() - began >= 0.5
+        assert box.held_back == [int(not loses), int(loses)]
+        if loses:
+            assert far.recv(100) == b""  # in good order, after all of it
+        else:
+            near.sendall(b" and MARK")
+            assert far.recv(100) == b" and MARK"
+        near.close()
+        far.close()
