@@ -5,6 +5,7 @@ made from outside:
 
 * ``middlebox``: a TCP middlebox that delays, throttles, cuts, goes half-open or swallows everything;
 * ``faults``: what a process is told of its disk and its clock, through a page of memory that it shares;
+* ``failpoints``: what a process meets at a named place, before or after a durable step, and how often it was there;
 * ``machine``: who is killed, stopped or cut off, and when.
 
 ``topologies`` has what is run, with the model that judges it; ``engine`` is Spark's micro-batch engine reduced to its

@@ -244,10 +244,10 @@ class LiveFlow:
             backend.go_on()
         written = list(self.journal.written())
         if written:
-            failpoints.reach("proxy.group.before_publish")
             # First whoever answers from the log: a subscriber that asks for what it has just seen must get it.
             self._on_written(self.journal.progress)
         for numbered in written:
+            failpoints.reach("proxy.group.before_publish")
             if backend is not None:
                 backend.publish(numbered)
             failpoints.reach("proxy.group.after_publish")
