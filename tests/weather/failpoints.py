@@ -154,6 +154,8 @@ _COUNT = struct.Struct("<II")
 _KILLS_AT = _ARMED.size
 _COUNTS_AT = _KILLS_AT + _KILLS.size
 _STALL_SECONDS, _AWAY_SECONDS = (0.1, 3.0), (0.0, 1.5)
+# On a connection that lives on, the sender has asked again by then, and two of them arrive.
+_LATE_SECONDS = dict(zip(LATE_COMMITS, ((2.2, 3.5), (0.3, 3.5)), strict=True))
 _STRIKES = (0, 1, 1, 2, 3)
 
 
@@ -287,7 +289,9 @@ def draw_strikes(
     for _ in range(chance.choice(_STRIKES)):
         at = chance.uniform(0.1, seconds)
         if wires and chance.random() < 1 / 6:
-            yield Drawn(at, chance.choice(LATE_COMMITS), chance.choice(wires), chance.uniform(0.3, 3.5))
+            kind = chance.choice(LATE_COMMITS)
+            low, high = _LATE_SECONDS[kind]
+            yield Drawn(at, kind, chance.choice(wires), chance.uniform(low, high))
             continue
         target, name = chance.choices(pairs, weights)[0]
         strike = _strike(chance, name, target in lose_power)

@@ -35,7 +35,7 @@ _WAYS_OUT = ("failOnDataLoss", "checkpoint", "walLocation")
 # Lets a process that is started have failpoints.
 ARMED = Path(__file__).parent / "armed"
 # The frame that a COMMIT begins with, and its flags and length on the wire. (docs/protocol.md)
-_COMMIT = re.compile(rb"\x01\x05ZDS.C", re.DOTALL)
+_COMMIT = re.compile(rb"\x01\x05ZDS.M", re.DOTALL)
 # What makes a log, and how often a strike is armed before its first start.
 _MAKERS, _FIRST_CHANCE = ("source", "stored-source", "receive", "proxy"), 0.15
 _OPENING_SECONDS = 0.2

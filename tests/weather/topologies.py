@@ -346,7 +346,7 @@ class VllmReplay(Topology):
 
     def __init__(self, world: World, seconds: float) -> None:
         super().__init__(world, seconds)
-        world.strikes_first = False  # the publisher waits for the source, and has nobody start it again
+        world.strikes_first = False  # the machine waits here for the source, and cannot start it again
         live, replay = world.endpoint(), world.endpoint()
         sndhwm = world.random.choice((10, 1000))
         self.publisher: Publisher = world.keep(
