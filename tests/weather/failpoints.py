@@ -156,7 +156,7 @@ _COUNTS_AT = _KILLS_AT + _KILLS.size
 _STALL_SECONDS, _AWAY_SECONDS = (0.1, 3.0), (0.0, 1.5)
 # On a connection that lives on, the sender has asked again by then, and two of them arrive.
 _LATE_SECONDS = dict(zip(LATE_COMMITS, ((2.2, 3.5), (0.3, 3.5)), strict=True))
-_STRIKES = (0, 1, 1, 2, 3)
+_STRIKES = (0, 1, 2, 3, 4)
 
 
 class Strike(NamedTuple):
@@ -276,7 +276,7 @@ def draw_strikes(
     lose_power: Sequence[str],
     seconds: float,
 ) -> Iterator[Drawn]:
-    """The strikes of a seed, none to three: at each reachable (process, failpoint) as likely, by their weights.
+    """The strikes of a seed, none to four: at each reachable (process, failpoint) as likely, by their weights.
 
     Args:
         wires: Middleboxes that transactions go through.
