@@ -11,13 +11,17 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 
 from tests.support import REPOSITORY, free_endpoint
 from tests.support.middlebox import Middlebox
+from tests.weather import topologies
 from tests.weather.failpoints import LATE_COMMITS, POINTS, Count, Page, Strike, add_up, draw_strikes, table
-from tests.weather.machine import ARMED
+from tests.weather.machine import ARMED, World
+from tests.weather.topologies import TOPOLOGIES
 from zmq_datasource.host import failpoints
 
 _NAME, _OTHER = "log.file.after_sync", "log.file.after_write"
@@ -147,3 +151,29 @@ def test_a_middlebox_holds_back_from_a_mark_on(loses: bool) -> None:
             assert far.recv(100) == b" and MARK"
         near.close()
         far.close()
+
+
+class _Sketch(World):
+    """A world in which nothing runs: a topology says in it what it would reach."""
+
+    def process(self, *_: object, **__: object) -> Any:
+        return None
+
+    def middlebox(self, name: str, endpoint: str) -> str:
+        return endpoint
+
+    def wait_for(self, *_: object) -> None:
+        return None
+
+
+def test_each_failpoint_is_one_that_some_topology_reaches(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(topologies, "Publisher", MagicMock())
+    drawn = {
+        name
+        for kind in TOPOLOGIES.values()
+        for seed in range(20)
+        for _, name in kind(_Sketch(tmp_path, seed), 3.0).reachable
+    }
+    assert drawn == {name for name, point in POINTS.items() if not point.creates}
