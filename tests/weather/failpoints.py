@@ -283,8 +283,7 @@ def draw_strikes(
         lose_power: Processes whose disk may lose what was not forced to it.
     """
     chance = random.Random(f"failpoints {seed}")
-    pairs = [pair for pair in reachable if not POINTS[pair[1]].creates]
-    weights = [float(POINTS[name].weight) for _, name in pairs]
+    weights = [float(POINTS[name].weight) for _, name in reachable]
     # One in six is a late COMMIT, where there are transactions.
     for _ in range(chance.choice(_STRIKES)):
         at = chance.uniform(0.1, seconds)
@@ -293,7 +292,7 @@ def draw_strikes(
             low, high = _LATE_SECONDS[kind]
             yield Drawn(at, kind, chance.choice(wires), chance.uniform(low, high))
             continue
-        target, name = chance.choices(pairs, weights)[0]
+        target, name = chance.choices(reachable, weights)[0]
         strike = _strike(chance, name, target in lose_power)
         low, high = _STALL_SECONDS if strike.act == "stall" else _AWAY_SECONDS
         yield Drawn(at, "failpoint", target, chance.uniform(low, high), strike)

@@ -81,7 +81,11 @@ class Topology:
 
     def reaches(self, process: str, *beginnings: str) -> None:
         """Note that a process reaches the failpoints whose names begin so."""
-        self.reachable += [(process, name) for name in POINTS if name.startswith(beginnings)]
+        self.reachable += [
+            (process, name)
+            for name, point in POINTS.items()
+            if name.startswith(beginnings) and not point.creates
+        ]
 
     def finish(self) -> None:
         """In fair weather: wait until all is through, and end everybody in good order."""
