@@ -298,7 +298,7 @@ class PubSub(_Plain):
     def load(self) -> None:
         """A stranger, whose messages do not fit, and a crowd of publishers that send one message each."""
         if self._stranger is None:
-            self._stranger = self.world.keep(zmq.Context()).socket(zmq.PUB)
+            self._stranger = self.world.keep(self.world.keep(zmq.Context()).socket(zmq.PUB))
             self._stranger.setsockopt(zmq.LINGER, 0)
             self._stranger.setsockopt(zmq.SNDHWM, 0)
             self._stranger.connect(self.at)
