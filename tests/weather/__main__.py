@@ -16,7 +16,7 @@ from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
 
-from tests.weather.failpoints import Count, add_up, draw_strikes, table
+from tests.weather.failpoints import Count, Drawn, add_up, draw_strikes, table
 from tests.weather.machine import BrokenPromiseError, Event, RefusedError, World, draw
 from tests.weather.topologies import TOPOLOGIES, Topology
 
@@ -38,8 +38,14 @@ class Outcome(NamedTuple):
     counts: Mapping[str, Count]
 
 
-def run(seed: int, topology: str | None = None, keep: str | None = None) -> Outcome:
-    """Run one seed, whose number alone decides what is drawn."""
+def run(
+    seed: int, topology: str | None = None, keep: str | None = None, failpoint: str | None = None
+) -> Outcome:
+    """Run one seed, whose number alone decides what is drawn.
+
+    Args:
+        failpoint: How the names begin of the failpoints that are struck at, one at least; any, unless given.
+    """
     name = topology or random.Random(f"topology {seed}").choice(sorted(TOPOLOGIES))
     directory = Path(keep or tempfile.mkdtemp(prefix=f"weather-{seed}-"))
     directory.mkdir(parents=True, exist_ok=True)
@@ -53,9 +59,7 @@ def run(seed: int, topology: str | None = None, keep: str | None = None) -> Outc
             try:
                 built = TOPOLOGIES[name](world, _SECONDS * 1.3)
                 events = list(draw(seed, built.possible, _SECONDS))
-                lose_power = [target for kind, target in built.possible if kind == "power"]
-                strikes = draw_strikes(seed, built.reachable, built.commits, lose_power, _SECONDS)
-                events += [Event(*strike) for strike in strikes]
+                events += [Event(*drawn) for drawn in _draw_strikes(seed, built, failpoint)]
                 words = _judge(world, built, events)
             except BrokenPromiseError as e:
                 failure, details = str(e), world.tell()
@@ -76,6 +80,14 @@ def run(seed: int, topology: str | None = None, keep: str | None = None) -> Outc
         details,
         counts,
     )
+
+
+def _draw_strikes(seed: int, built: Topology, failpoint: str | None) -> Iterator[Drawn]:
+    lose_power = [target for kind, target in built.possible if kind == "power"]
+    if failpoint is None:
+        return draw_strikes(seed, built.reachable, built.commits, lose_power, _SECONDS)
+    reachable = [pair for pair in built.reachable if pair[1].startswith(failpoint)]
+    return draw_strikes(seed, reachable, (), lose_power, _SECONDS, least=int(bool(reachable)))
 
 
 def _judge(world: World, topology: Topology, events: list[Event]) -> str:
@@ -121,6 +133,9 @@ def main() -> None:
     parser.add_argument("--first", type=int, default=0, help="the first of them")
     parser.add_argument("--topology", choices=sorted(TOPOLOGIES), help="this one for every seed")
     parser.add_argument("--jobs", type=int, default=2, help="how many to run side by side")
+    parser.add_argument(
+        "--failpoint", metavar="NAME", help="strike at those whose names begin so, in every seed"
+    )
     parser.add_argument("--keep", metavar="DIRECTORY", help="keep what one seed has left behind there")
     parser.add_argument(
         "--every-failpoint", action="store_true", help="fail if a failpoint was reached in none of the seeds"
@@ -133,7 +148,7 @@ def main() -> None:
     reached: list[Mapping[str, Count]] = []
     with ProcessPoolExecutor(given.jobs) as pool:
         seeds = range(given.first, given.first + given.seeds)
-        for done in [pool.submit(run, seed, given.topology, given.keep) for seed in seeds]:
+        for done in [pool.submit(run, seed, given.topology, given.keep, given.failpoint) for seed in seeds]:
             outcome = done.result()
             reached.append(outcome.counts)
             counts[f"{outcome.topology}: {'failed' if outcome.failure else 'ok'}"] += 1
@@ -145,10 +160,11 @@ def main() -> None:
             )
             if outcome.failure:
                 failed.append(outcome.seed)
-                topology = f" --topology {given.topology}" if given.topology else ""
+                again = f" --topology {given.topology}" if given.topology else ""
+                again += f" --failpoint {given.failpoint}" if given.failpoint else ""
                 print(outcome.details)
                 print(
-                    f"    again: python -m tests.weather --first {outcome.seed} --seeds 1{topology}",
+                    f"    again: python -m tests.weather --first {outcome.seed} --seeds 1{again}",
                     flush=True,
                 )
     print(", ".join(f"{name} {count}" for name, count in sorted(counts.items())))

@@ -25,6 +25,7 @@ __all__ = [
     "LATE_COMMITS",
     "POINTS",
     "Count",
+    "Drawn",
     "Page",
     "Point",
     "Strike",
@@ -275,17 +276,19 @@ def draw_strikes(
     wires: Sequence[str],
     lose_power: Sequence[str],
     seconds: float,
+    least: int = 0,
 ) -> Iterator[Drawn]:
     """The strikes of a seed, none to four: at each reachable (process, failpoint) as likely, by their weights.
 
     Args:
         wires: Middleboxes that transactions go through.
         lose_power: Processes whose disk may lose what was not forced to it.
+        least: How many there are at least.
     """
     chance = random.Random(f"failpoints {seed}")
     weights = [float(POINTS[name].weight) for _, name in reachable]
     # One in six is a late COMMIT, where there are transactions.
-    for _ in range(chance.choice(_STRIKES)):
+    for _ in range(max(chance.choice(_STRIKES), least) if reachable else 0):
         at = chance.uniform(0.1, seconds)
         if wires and chance.random() < 1 / 6:
             kind = chance.choice(LATE_COMMITS)
