@@ -15,6 +15,7 @@ from zmq_datasource.host.private_files import make_private
 from zmq_datasource.log.files import (
     PartitionFiles,
     make_directory,
+    open_file,
     open_to_read,
     reading,
     sync_directory,

@@ -236,8 +236,8 @@ class StoredLog(StoredPositions):
             raise LogFormatError(
                 f"opening the log in {self.store}: the object {stored_log_name('<id>')} is missing, and there "
                 f"are chunks ({describe_ids(found)}). Put that object there again: each checkpoint of a query of this "
-                'log has the id, as "log" in its offsets, and so has log.json in walLocation. Or set another walStore and '
-                "another walLocation, and for each of these queries a new checkpoint"
+                'log has the id, as "log" in its offsets, and so has log.json in walLocation. Or set another walStore '
+                "and another walLocation, and for each of these queries a new checkpoint"
             )
 
     def _create_id(self, log_id: str) -> str:
