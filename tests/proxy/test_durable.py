@@ -913,6 +913,40 @@ def test_subscribers_that_take_nothing_cost_bounded_memory_though_they_say_they_
                 liar.send_multipart([b"CREDIT", number(1)])
 
 
+def test_a_subscriber_that_takes_nothing_is_tried_ever_more_seldom(
+    context: zmq.Context[Socket], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else fifty of them keep a processor busy."""
+    with ProxyThreads(tmp_path, endpoints(*SIDES), **{"zmq.sndbuf": 64 << 10}) as proxy:
+        feed(context, proxy, *([b"t", bytes(1000)] for _ in range(2000)))
+        silent = context.socket(zmq.DEALER)
+        silent.setsockopt(zmq.RCVHWM, 1)
+        silent.setsockopt(zmq.RCVBUF, 4096)
+        silent.connect(proxy.sides["durable"])
+        silent.send_multipart([b"SUBSCRIBE", b"1", b"silent", number(0), b"earliest", b"", number(100_000)])
+        wait_for(lambda: account(proxy, "silent").get("sent", 0), "it is being sent to")
+        sent: list[object] = [None]
+
+        def stands() -> bool:
+            proxy.next_status()
+            sent.append(account(proxy, "silent")["sent"])
+            return sent[-1] == sent[-2]
+
+        wait_for(stands, "its queue to be full")
+        tries = []
+        send = Router.send
+        monkeypatch.setattr(Router, "send", lambda *given: tries.append(0) or send(*given))
+        for _ in range(4):
+            proxy.next_status()  # a quarter of a second, or two
+        assert len(tries) < 60
+        monkeypatch.undo()
+        taken = 0
+        while taken < 1000:  # it begins to take, and is served again
+            (frames,) = receive(silent, 1)
+            taken += frames[0] == b"MESSAGE"
+        silent.close(0)
+
+
 def account(proxy: ProxyThreads, name: str) -> dict[str, object]:
     """What the proxy tells of one durable subscriber."""
     return next((a for a in proxy.status.get("durable", ()) if a["name"] == name), {})

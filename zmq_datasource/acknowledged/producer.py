@@ -17,6 +17,7 @@ from zmq_datasource.acknowledged.protocol import INTERNAL, MOST_FRAME_BYTES, MOS
 from zmq_datasource.acknowledged.sender_session import AttemptLostError, RefusedByReceiverError
 from zmq_datasource.acknowledged.uplink import Uplink
 from zmq_datasource.errors import OptionError, RowError, SocketError, TransactionError
+from zmq_datasource.host.forks import ThisProcess
 from zmq_datasource.options import WriteOptions
 from zmq_datasource.options.parser import parse, texts_of
 
@@ -62,7 +63,7 @@ class Producer:
     out whether the commit took place. A transaction that the receiver refuses is dropped: run its block again. But if
     a ``TransactionError`` says that another program has used the name, close the producer. A program that dies before
     its flush was answered cannot know; ``last_committed`` tells its successor of the same name what there is. All
-    methods may be called from any thread; one at a time is at work.
+    methods may be called from any thread; one at a time is at work. A forked child cannot use a producer of its parent.
 
     Args:
         endpoint: Where the receiver is bound, as in ``tcp://host:port``.
@@ -91,6 +92,7 @@ class Producer:
         if not is_name(self._name):
             raise OptionError(f"name={self._name!r} must have 1 to {MOST_NAME_BYTES} bytes of printable text")
         self._max_bytes = max_bytes
+        self._process = ThisProcess(f"the Producer {self._name}")
         self._lock = threading.RLock()
         self._values: list[bytes] = []
         self._topics: list[bytes | None] = []
@@ -110,7 +112,9 @@ class Producer:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """Flush, unless the block has failed; close."""
+        """Flush, unless the block has failed; close. A forked child that leaves the block does neither."""
+        if self._process.is_left:
+            return
         try:
             if kind is None:
                 self.flush()
@@ -124,6 +128,7 @@ class Producer:
         Raises:
             SocketError: The receiver does not answer.
         """
+        self._process.check()
         with self._lock:
             return self._connected().ask()
 
@@ -135,6 +140,7 @@ class Producer:
             TransactionError: The open transaction is larger than ``max_bytes``.
             RowError: The message is larger than a receiver takes, or no text that UTF-8 can write.
         """
+        self._process.check()
         data = _bytes(value, "value")
         name = None if topic is None else _bytes(topic, "topic")
         size = len(data) + len(name or b"") + _MESSAGE_OVERHEAD
@@ -164,6 +170,7 @@ class Producer:
                 sent outside of a ``transaction()`` are kept. A transaction is dropped, unless a commit before this
                 one may still put it into the log; then the next ``transaction()`` says so.
         """
+        self._process.check()
         with self._lock:
             if self._in_block:
                 raise TransactionError("flushing within a transaction: leave its block to commit it")
@@ -199,6 +206,7 @@ class Producer:
             SocketError: The commit at the end was not answered. The transaction is kept, and ``flush`` settles it: do
                 not run the block again before ``flush`` has returned.
         """
+        self._process.check()
         with self._lock:
             if self._pending is not None and self._pending.is_block:
                 raise TransactionError(
@@ -217,7 +225,9 @@ class Producer:
             self._flush(is_block=True)
 
     def close(self) -> None:
-        """Give up what was not flushed, and disconnect."""
+        """Give up what was not flushed, and disconnect. In a forked child, leave all that to the parent."""
+        if self._process.is_left:
+            return
         with self._lock:
             self._closed = True
             self._values, self._topics, self._kept_bytes, self._pending = [], [], 0, None

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import subprocess
 import sys
+import weakref
 from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
@@ -54,6 +56,7 @@ class Child:
             self._input.write(json.dumps(start_line(given, _log.getEffectiveLevel())).encode() + b"\n")
             self._input.flush()
         self._newest = Newest(self._input.fileno())
+        _started.add(self)
 
     @property
     def descriptor(self) -> int:
@@ -105,6 +108,15 @@ class Child:
         with suppress(BrokenPipeError):
             self._input.close()
 
+    def let_go(self) -> None:
+        """Give up the pipe to the process in a forked child: else the process would not end with the parent."""
+        with suppress(ValueError):  # it is closed already
+            nothing = os.open(os.devnull, os.O_WRONLY)
+            try:
+                os.dup2(nothing, self._input.fileno(), inheritable=False)
+            finally:
+                os.close(nothing)
+
     def close_output(self) -> None:
         """Close the pipe from the process."""
         self._output.close()
@@ -122,6 +134,18 @@ class Child:
             self.killed = True
             self._process.kill()
             return self._process.wait()
+
+
+# All that this process has started.
+_started: weakref.WeakSet[Child] = weakref.WeakSet()
+
+
+def _let_go() -> None:
+    for child in list(_started):
+        child.let_go()
+
+
+os.register_at_fork(after_in_child=_let_go)
 
 
 def _error_of(said: list[str]) -> Exception:

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import heapq
 import logging
+import math
 import time
 from collections import deque
 from typing import Any
@@ -166,6 +167,7 @@ class DurableServer:
         if not request.may_use(session.subscription.name):
             self._send(peer, _forbidden(session.subscription.name))
             return
+        session.due = 0.0  # a client that sends something may have taken something
         match message:
             case Ack(id):
                 session.acknowledge(id)
@@ -318,7 +320,11 @@ class DurableServer:
         self._save()
         left_over = self._wires.left_over([session.wire for session in self._sessions.values()])
         self._held = sum(s.held for s in self._sessions.values()) + sum(wire.queued for wire in left_over)
+        now = time.monotonic()
         for session in list(self._sessions.values()):
+            if now < session.due:
+                continue
+            session.due = 0.0
             try:
                 busy = self._deliver(session) or busy
             except DiskFaultError as e:  # the next turn may get it
@@ -338,11 +344,6 @@ class DurableServer:
             self._beat()
         return busy or bool(self._requests)
 
-    @property
-    def waits(self) -> bool:
-        """Whether there is something to do within milliseconds, of which no event tells."""
-        return self.router.stuck or self._subscriptions.pauses
-
     def _save(self) -> None:
         """Keep what has changed; whoever waits for that is to hear of it."""
         if self._subscriptions.save():
@@ -357,8 +358,9 @@ class DurableServer:
             if self._subscriptions.is_kept(change) or fault is not None:
                 del self._forgetting[peer]
                 self._owe(peer, Forgotten() if fault is None else Refused("log", f"forgetting it: {fault}"))
+        now = time.monotonic()
         for session in list(self._sessions.values()):
-            if session.acked is not None and session.ready is None:
+            if session.acked is not None and session.ready is None and now >= session.due:
                 failpoints.reach("proxy.acked.before_answer")
                 if self._send(session.peer, session.acked):
                     session.acked = None
@@ -430,8 +432,10 @@ class DurableServer:
         session = self._sessions.get(self._names.get(peer, ""))
         try:
             taken = self.router.send([peer, *frames])
-            if taken and session is not None:
-                session.wire.write(frames)
+            if session is not None:
+                session.was_sent_to(taken, time.monotonic())
+                if taken:
+                    session.wire.write(frames)
             return taken
         except zmq.ZMQError as e:
             if e.errno != zmq.EHOSTUNREACH:
@@ -440,6 +444,13 @@ class DurableServer:
         if session is not None:
             self._detach(session)
         return False
+
+    @property
+    def due(self) -> float:
+        """When there is something to do of which no event tells, monotonic; infinite if there is nothing."""
+        if self._subscriptions.pauses:
+            return 0.0
+        return min((session.due for session in self._sessions.values() if session.due), default=math.inf)
 
     def status(self) -> list[dict[str, Any]]:
         """An account of each subscriber, as plain data: of those that are furthest behind, if there are many."""

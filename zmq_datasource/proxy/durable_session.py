@@ -31,6 +31,8 @@ _log = logging.getLogger(__name__)
 LEAST = 128 << 10
 _TURN_ROWS, _TURN_BYTES = 512, 4 << 20
 _MOST_CREDIT = 1 << 20
+# A client whose queue is full is tried again after this; while it takes nothing, after twice as long each time.
+_FIRST_TRY_SECONDS, _LAST_TRY_SECONDS = 0.002, 0.256
 
 
 class DurableSession:
@@ -51,6 +53,7 @@ class DurableSession:
         wants_acked: Whether it waits for its position to be on the disk.
         acked: What is to be said of that, until there was room for it.
         lost_at: Which change of the subscriptions counts what was last found to be lost.
+        due: When it is tried again, monotonic; 0 while its queue takes what is sent.
     """
 
     def __init__(
@@ -80,6 +83,16 @@ class DurableSession:
         self.wants_acked = False
         self.acked: Acked | None = None
         self.lost_at = 0
+        self.due = 0.0
+        self._pause = _FIRST_TRY_SECONDS
+
+    def was_sent_to(self, taken: bool, now: float) -> None:
+        """Note whether its queue had room for what was sent."""
+        if taken:
+            self.due, self._pause = 0.0, _FIRST_TRY_SECONDS
+        else:
+            self.due = now + self._pause
+            self._pause = min(2 * self._pause, _LAST_TRY_SECONDS)
 
     def is_again(self, wanted: Subscribe) -> bool:
         """Whether a SUBSCRIBE repeats the one that began the session."""

@@ -8,6 +8,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from zmq_datasource.errors import SocketError
+from zmq_datasource.host.forks import ThisProcess
 from zmq_datasource.options import ProxyOptions
 from zmq_datasource.options.parser import parse, texts_of
 from zmq_datasource.proxy.child import Child
@@ -25,7 +26,8 @@ class Proxy:
     >>> with Proxy(bind="tcp://*:5557", publish="tcp://*:5556", durable="tcp://*:5558", wal_location="/data/wal"):
     ...     ...  # doctest: +SKIP
 
-    It runs in processes of its own: a busy notebook does not slow it, and it ends with this one. What they log goes to
+    It runs in processes of its own: a busy notebook does not slow it, and it ends with this one, whatever this one has
+    forked. What they log goes to
     standard error, from the level on that ``logging.getLogger("zmq_datasource")`` has when it starts. All its
     options are in docs/options.md; here they are keywords, in snake_case or as there.
 
@@ -36,6 +38,7 @@ class Proxy:
     def __init__(self, **options: object) -> None:
         self._given = texts_of(ProxyOptions, options)
         self.options = parse(ProxyOptions, self._given)
+        self._process = ThisProcess("the Proxy")
         self._child: Child | None = None
         self._changed = threading.Condition()
         self._ended = False
@@ -50,6 +53,7 @@ class Proxy:
         Raises:
             ZmqDataSourceError: What prevents it.
         """
+        self._process = ThisProcess("the Proxy")
         self._child = child = Child("zmq_datasource.proxy.process", self._given)
         self._ended, self._code = False, 0  # of the one before
         self._listener = threading.Thread(target=self._listen, args=(child,), daemon=True)
@@ -72,11 +76,13 @@ class Proxy:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """Take what is on its way, and end.
+        """Take what is on its way, and end. A forked child that leaves the block ends nothing.
 
         Raises:
             ZmqDataSourceError: Why it had ended before, or what went wrong at the end.
         """
+        if self._process.is_left:
+            return
         self._end()
         if kind is None:
             self._raise_error()
@@ -121,7 +127,7 @@ class Proxy:
 
     @property
     def running(self) -> bool:
-        return self._child is not None and self._child.ready and not self._ended
+        return not self._process.is_left and self._child is not None and self._child.ready and not self._ended
 
     @property
     def pid(self) -> int:
@@ -134,6 +140,7 @@ class Proxy:
         Raises:
             ZmqDataSourceError: Why it has ended.
         """
+        self._process.check()
         if self._ended:
             self._code = self._started.wait(self._end_seconds)
             self._raise_error()

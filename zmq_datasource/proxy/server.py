@@ -115,10 +115,13 @@ class Server:
 
     def wait(self) -> None:
         """Until there is something to do."""
-        stuck = (self._durable is not None and self._durable.waits) or (
-            self._replays is not None and self._replays.router.stuck
-        )
-        self._poller.poll(0 if self._busy else _STUCK_WAIT_MS if stuck else _WAIT_MS)
+        wait = _WAIT_MS
+        if self._replays is not None and self._replays.router.stuck:
+            wait = _STUCK_WAIT_MS
+        if self._durable is not None:
+            due = self._durable.due - time.monotonic()
+            wait = max(_STUCK_WAIT_MS, round(1000 * due)) if 1000 * due < wait else wait
+        self._poller.poll(0 if self._busy else wait)
 
     def receive(self) -> None:
         """Take what clients ask for; ``step`` answers, after it was heard how far the log is."""

@@ -13,6 +13,7 @@ from typing import NamedTuple, Self
 
 from zmq_datasource.errors import NoPeerError, OptionError, SubscriptionError
 from zmq_datasource.host import failpoints
+from zmq_datasource.host.forks import ThisProcess
 from zmq_datasource.options.parser import texts_of
 from zmq_datasource.options.socket import Access, SocketOptions, check_security
 from zmq_datasource.options.types import Endpoints, ZmqOptions
@@ -108,6 +109,7 @@ class DurableSubscriber:
         # Without a routing id of its own: a connection that libzmq makes anew is a new one to the proxy too, which
         # sends nothing on it before it has heard SUBSCRIBE. What was lost with the old one is not missed.
         self._link = Link(spec, self._session, find_dead_peers)
+        self._process = ThisProcess(f"the DurableSubscriber {name}")
         self._given: int | None = None  # the last one given to the caller, not acknowledged yet
 
     def __repr__(self) -> str:
@@ -131,6 +133,7 @@ class DurableSubscriber:
             NoPeerError: No proxy has answered within ``timeout``.
             SubscriptionError: The proxy refuses.
         """
+        self._process = ThisProcess(f"the DurableSubscriber {self._name}")
         self._link.open()
         self._session.connected(time.monotonic())
         try:
@@ -159,13 +162,13 @@ class DurableSubscriber:
     ) -> None:
         """Acknowledge what was handled, wait until the proxy has it, and leave. The subscription stays.
 
-        What an error has kept from being handled comes again.
+        What an error has kept from being handled comes again. A forked child that leaves the block does nothing.
 
         Raises:
             NoPeerError: The proxy is away, so the last acknowledgements are not known to be kept.
         """
         session = self._session
-        if not self._link.is_open:
+        if not self._link.is_open or self._process.is_left:
             return
         try:
             if session.refusal is not None:
@@ -207,6 +210,7 @@ class DurableSubscriber:
             NoPeerError: The proxy was away for the subscriber's ``timeout``.
             SubscriptionError: The proxy has refused: another client has this name, for one.
         """
+        self._process.check()
         self._acknowledge_given()
         session, now = self._session, time.monotonic()
         session.listen(now)
@@ -234,6 +238,7 @@ class DurableSubscriber:
         Raises:
             NoPeerError: With ``wait``: the proxy is away for ``timeout``.
         """
+        self._process.check()
         session = self._session
         done = message if isinstance(message, int) else message.id
         if session.handed is None or done > session.handed:
@@ -256,6 +261,7 @@ class DurableSubscriber:
         Raises:
             NoPeerError: The proxy does not answer.
         """
+        self._process.check()
         session = self._session
         self._given = session.acknowledged = None
         session.insist(Forget())
