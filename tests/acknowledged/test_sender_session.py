@@ -179,6 +179,16 @@ def test_a_refusal_is_raised(code: str) -> None:
     assert isinstance(raised.value, AttemptLostError) == (code == "unknown")
 
 
+def test_no_text_of_a_receiver_steers_the_terminal_of_its_sender() -> None:
+    it = session()
+    it.ask(0)
+    reason = "\x1b]0;owned\x07" + "x" * 1_000_000
+    with pytest.raises(TransactionError) as raised:
+        it.receive(encode(Refusal(code=reason, reason=reason, attempt=it.attempt)), 1)
+    assert str(raised.value).isprintable()
+    assert len(str(raised.value)) < 3000
+
+
 # Credit.
 
 

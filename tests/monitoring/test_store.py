@@ -420,6 +420,17 @@ def test_names_are_shown_as_they_are_whatever_is_in_them() -> None:
     assert "etl[/prod]" in text
 
 
+def test_no_name_steers_the_terminal_that_shows_it() -> None:
+    total = {**sink_metrics(SinkCounters()), "batches": 1}
+    record = {"kind": "sink", "timestamp": iso(NOW), "query": "q", "name": "etl\x1b]0;owned\x07", "batch": 1}
+    record |= {"sink": "PUSH \x1b[2J", "sinkMetrics": total, "sinkTotal": total}
+    for width in (160, 60):
+        text = shown(LiveView(width=width).render([record]), width)
+        assert "\x1b" not in text
+        assert "\x07" not in text
+        assert r"\x1b]0;owned\x07" in text
+
+
 def test_top_shows_a_location_once_and_names_what_is_wrong(tmp_path: Path) -> None:
     store(tmp_path).write_batch(entry(3, dropped=4)._replace(name="orders"), NOW)
     result = CliRunner().invoke(main, ["top", "--metrics", str(tmp_path), "--since", "36500d", "--once"])

@@ -9,6 +9,7 @@ import pyarrow as pa
 import pytest
 
 from zmq_datasource.errors import ProtocolError
+from zmq_datasource.host.limited_logging import LimitedLog
 from zmq_datasource.messages.framing import decode_plain
 from zmq_datasource.messages.raw import raw_of
 from zmq_datasource.proxy.durable_protocol import EARLIEST, Lost, Message, Subscribe
@@ -81,7 +82,12 @@ class Serving:
     """A session, and what was sent."""
 
     def __init__(
-        self, log: Log, credit: int = 1000, topics: tuple[bytes, ...] = (), taken: int | None = None
+        self,
+        log: Log,
+        credit: int = 1000,
+        topics: tuple[bytes, ...] = (),
+        taken: int | None = None,
+        losses: LimitedLog | None = None,
     ) -> None:
         self.log, self.changes, self.connection = log, Changes(), Connection(taken)
         self.known = Subscription("me", topics, log.position, created=0.0)
@@ -92,6 +98,7 @@ class Serving:
             cast(Subscriptions, self.changes),
             cast(Cursor, log),
             Wire(cast(AckedBytes, self.connection)),
+            losses or LimitedLog("zmq_datasource.test", "losses"),
         )
 
     def send(self, most: int = 1000, share: int = SHARE) -> list[int | Lost]:
@@ -122,6 +129,18 @@ def test_credit_gives_room_wherever_in_the_log_it_is() -> None:
     assert serving.send() == [10, 11, 12]
     serving.it.give_credit(2)
     assert serving.it.on_way == 1
+
+
+def test_a_subscriber_that_loses_again_and_again_does_not_fill_the_log_output(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """It subscribes, hears of its loss, and subscribes again."""
+    losses = LimitedLog("zmq_datasource.test", "losses")
+    for _ in range(1000):
+        log = Log(10)
+        log.earliest = 5
+        assert Serving(log, losses=losses).send(most=1) == [Lost(0, 5)]
+    assert 0 < len(caplog.records) < 10
 
 
 def test_its_share_of_the_memory_bounds_it_too_but_for_one_message() -> None:

@@ -259,6 +259,23 @@ def test_a_proxy_that_was_restarted_is_told_once() -> None:
     assert here.pass_time(3.5) == [(3.5, subscribe(2, resume=0))]
 
 
+def test_no_text_of_a_proxy_steers_the_terminal_of_its_client() -> None:
+    here = Subscribed()
+    here.hear(Refused("taken", "\x1b]0;owned\x07" + "x" * 1_000_000))
+    assert str(here.it.refusal).isprintable()
+    assert len(str(here.it.refusal)) < 3000
+
+
+def test_a_proxy_that_loses_again_and_again_does_not_fill_the_log_output(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    here = Subscribed()
+    for number in range(1000):
+        here.hear(Lost(2 * number, 2 * number + 1))
+    assert here.it.lost == 1000
+    assert 0 < len([r for r in caplog.records if "were deleted" in r.getMessage()]) < 10
+
+
 def test_any_other_refusal_is_the_end() -> None:
     here = Subscribed()
     here.hear(Refused("taken", "another client is 'me'"))

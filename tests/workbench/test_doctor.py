@@ -107,6 +107,16 @@ def test_a_greeting_tells_the_security_and_the_socket_type() -> None:
     assert zmtp.read_greeting(greeting(b"CURVE")).mechanism == "CURVE"
 
 
+def test_nothing_in_a_greeting_steers_the_terminal_of_the_doctor() -> None:
+    evil = b"\x1b]0;owned\x07"
+    mechanism = zmtp.read_greeting(greeting(evil)).mechanism
+    assert mechanism == r"\x1b]0;owned\x07"
+    property_ = b"\x0bSocket-Type" + len(evil).to_bytes(4, "big") + evil
+    command = b"\x05READY" + property_
+    told = greeting(b"NULL", b"\x04" + bytes([len(command)]) + command)
+    assert zmtp.read_socket_type(told) == r"\x1b]0;owned\x07"
+
+
 def test_our_own_greeting_is_one() -> None:
     whole = zmtp.OPENING + zmtp.REST
     assert len(whole) == zmtp.GREETING_BYTES

@@ -16,6 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from zmq_datasource.errors import ProtocolError
+from zmq_datasource.host.printable import printable
 from zmq_datasource.messages.columns import join_frames, number, only_rows, text
 from zmq_datasource.messages.framing import decode_plain
 from zmq_datasource.messages.raw import RawMessages
@@ -249,7 +250,9 @@ def decode(frames: Sequence[bytes]) -> tuple[Message, Sequence[bytes]]:
     try:
         message: Message = decoder.decode(frames[1])  # type: ignore[assignment]
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as e:
-        raise ProtocolError(f"the header of a {_KINDS[head[4:]].__name__} message: {e}") from e
+        raise ProtocolError(
+            f"the header of a {_KINDS[head[4:]].__name__} message: {printable(str(e), 200)}"
+        ) from e
     message.check()
     return message, frames[2:]
 

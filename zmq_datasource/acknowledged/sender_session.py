@@ -39,12 +39,15 @@ from zmq_datasource.acknowledged.protocol import (
     pack_columns,
 )
 from zmq_datasource.errors import RowError, SendTimeoutError, TransactionError
+from zmq_datasource.host.printable import printable
 from zmq_datasource.transport.link import Session
 
 __all__ = ["AttemptLostError", "RefusedByReceiverError", "SenderSession"]
 
 # How long an answer may take before it is asked for once more: it may have been lost.
 ASK_AGAIN_SECONDS = 2.0
+# Characters of a refusal's reason.
+_MOST_REASON = 2000
 
 
 class AttemptLostError(TransactionError):
@@ -286,7 +289,7 @@ class SenderSession(Session):
             case Refusal() if message.attempt in (None, self.attempt):
                 refused = (
                     f"sending transaction {self.number} of {self._producer} to {self._receiver}: refused "
-                    f"({message.code}): {message.reason}"
+                    f"({printable(message.code, 64)}): {printable(message.reason, _MOST_REASON)}"
                 )
                 if message.code == UNKNOWN:
                     raise AttemptLostError(refused)

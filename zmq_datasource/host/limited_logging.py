@@ -6,10 +6,14 @@ import logging
 import time
 from collections.abc import Callable
 
+from zmq_datasource.host.printable import printable
+
 __all__ = ["LimitedLog"]
 
 # Of one kind, so many lines in so many seconds; the others are reported by their number.
 _LINES, _SECONDS = 5, 10.0
+# Characters of each text in a line: it may be of a peer.
+_MOST_SHOWN = 1000
 
 
 class LimitedLog:
@@ -46,8 +50,11 @@ class LimitedLog:
         self.flush()
         if self._lines < _LINES:
             self._lines += 1
-            # Who keeps records must not keep, by an error's traceback, the messages that it is about.
-            args = tuple(str(arg) if isinstance(arg, BaseException) else arg for arg in args)
+            # A handler that keeps records must not keep, by an error's traceback, the messages that it is about.
+            args = tuple(
+                printable(str(arg), _MOST_SHOWN) if isinstance(arg, (str, BaseException)) else arg
+                for arg in args
+            )
             self._log.log(level, message, *args, exc_info=error)
         else:
             self._left_out += 1

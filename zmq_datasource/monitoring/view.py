@@ -10,12 +10,16 @@ import humanfriendly
 from rich.table import Table
 from rich.text import Text
 
+from zmq_datasource.host.printable import printable
+
 __all__ = ["LiveView"]
 
 # Narrower screens show a paragraph for each source and sink instead of a line: nothing is left out.
 _WIDE = 120
 _WORDS = {"source", "sink", "query"}
 _UUID_LENGTH = 36
+# Characters of a name in a cell.
+_MOST_NAME = 500
 
 # What a table shows of a source or sink, by the names of its columns.
 _Cells: TypeAlias = dict[str, Text]
@@ -65,9 +69,9 @@ class LiveView:
         sent, dropped = self._rates(record, total)
         query = str(record.get("name") or record["query"])
         return {
-            "sink": Text(str(record["sink"])),
-            "query": Text(query if record.get("name") or len(query) != _UUID_LENGTH else query[:8]),
-            "batch": Text(str(record["batch"])),
+            "sink": _name(record["sink"]),
+            "query": _name(query if record.get("name") or len(query) != _UUID_LENGTH else query[:8]),
+            "batch": _name(record["batch"]),
             "sent/s": _shown(sent, _number),
             "dropped/s": _alarm(dropped),
             "sent": Text(_number(total["sent"])),
@@ -105,13 +109,15 @@ def _source_cells(record: Mapping[str, Any]) -> _Cells:
     paused = metrics.get("receivePausedBy")
     paused_for = _shown(metrics.get("receivePausedMs"), lambda ms: _seconds(ms / 1000))
     return {
-        "source": Text(str(record["source"])),
+        "source": _name(record["source"]),
         "msg/s": _shown(metrics.get("messagesReceivedPerSecond"), _number),
         "backlog": _shown(metrics.get("backlogMessages"), _number),
         "oldest": _shown(metrics.get("backlogAgeMs"), lambda ms: _seconds(ms / 1000)),
         "lost": _alarm(metrics.get("messagesLost")),
         "malformed": _alarm(metrics.get("messagesMalformed")),
-        "paused": Text(f"now: {paused}", style="bold red") if paused else paused_for,
+        "paused": Text(f"now: {printable(str(paused), _MOST_NAME)}", style="bold red")
+        if paused
+        else paused_for,
         "peers": _shown(metrics.get("connections"), str),
         "rcvhwm": _shown(metrics.get("rcvhwm"), str),
         "log": _shown(metrics.get("logBytes"), lambda size: humanfriendly.format_size(size, binary=True)),
@@ -149,6 +155,10 @@ def _unbroken(cell: Text) -> Text:
     return Text(cell.plain.replace(" ", "\N{NO-BREAK SPACE}"), style=cell.style)
 
 
+def _name(value: Any) -> Text:
+    return Text(printable(str(value), _MOST_NAME))
+
+
 def _shown(value: Any, how: Callable[[Any], str]) -> Text:
     return Text("–" if value is None else how(value))
 
@@ -179,5 +189,7 @@ def _alarm(value: float | None) -> Text:
 
 def _alarms(reasons: Mapping[str, int]) -> Text:
     """Numbers that should be 0, with their reasons."""
-    shown = " ".join(f"{_number(count)} {reason}" for reason, count in reasons.items() if count)
+    shown = " ".join(
+        f"{_number(count)} {printable(reason, _MOST_NAME)}" for reason, count in reasons.items() if count
+    )
     return Text(shown, style="bold red") if shown else Text("0")

@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 import zmq
 
 from zmq_datasource.host.limited_logging import LimitedLog
+from zmq_datasource.host.printable import printable
 from zmq_datasource.options import ProxyOptions
 from zmq_datasource.proxy.journal import Numbered
 from zmq_datasource.proxy.specs import proxy_socket
@@ -46,7 +47,7 @@ _REQUEST_HWM = 32
 _LOOK_SECONDS = 0.25
 # And while more requests come than one turn takes.
 _BUSY_LOOK_SECONDS = 0.05
-_MOST_TOPICS_SHOWN, _MOST_SHOWN_BYTES = 100, 60
+_MOST_TOPICS_SHOWN, _MOST_SHOWN = 100, 60
 # The status where nothing is published.
 NO_SUBSCRIBERS: Mapping[str, Any] = {
     "published": 0,
@@ -132,6 +133,7 @@ class Backend:
         self.subscriptions: set[bytes] = set()
         self._upstream_bytes = 0
         self.refused = 0
+        self._hang_ups = LimitedLog(__name__, "plain subscribers that were disconnected")
         self._refusals = LimitedLog(__name__, "topics that were not passed on to publishers")
         self.published = 0
         self.disconnected = 0
@@ -186,10 +188,10 @@ class Backend:
             return True
         self.refused += 1
         self._refusals.warn(
-            "topic %r of a plain subscriber is not passed on to the publishers: %d topics of %d bytes are passed on "
+            "topic '%s' of a plain subscriber is not passed on to the publishers: %d topics of %d bytes are passed on "
             "already, and %d topics of %d bytes are the most; name the prefix in topics of the proxy, or let "
             "subscribers ask for fewer topics",
-            topic[:_MOST_SHOWN_BYTES],
+            printable(topic, _MOST_SHOWN),
             len(self.subscriptions),
             self._upstream_bytes,
             bounds.upstream_topics,
@@ -235,6 +237,7 @@ class Backend:
             return
         self._next_look = now + _LOOK_SECONDS
         self._refusals.flush()
+        self._hang_ups.flush()
         self._opened.watch.update()
         current = {c.inode: c for c in connections(self._opened.watch)}
         for inode in self._stalled.keys() - current.keys():
@@ -246,7 +249,7 @@ class Backend:
             elif before is None or before.connection.taken != connection.taken:
                 self._stalled[inode] = _Stalled(connection, now)
             elif self._hangs_up and now - before.since >= self._options.slow_timeout:
-                _log.warning(
+                self._hang_ups.warn(
                     "subscriber %s has taken nothing for %.1f s; it is disconnected (slowSubscriber=disconnect)",
                     connection.peer,
                     now - before.since,
@@ -277,7 +280,7 @@ class Backend:
                 return
             total -= size
             connection = current[inode]
-            _log.warning(
+            self._hang_ups.warn(
                 "subscriber %s has sent %d bytes of subscriptions and heartbeats; it is disconnected (at most %d bytes "
                 "for each subscriber, %d bytes for all): subscribe to "
                 "fewer topics, or to their common prefix, change them less often, and send heartbeats less often "
@@ -296,9 +299,7 @@ class Backend:
         return {
             "published": self.published,
             "subscribers": self._opened.watch.peers,
-            "subscriptions": [
-                topic[:_MOST_SHOWN_BYTES].decode("utf-8", "backslashreplace") for topic in some
-            ],
+            "subscriptions": [printable(topic, _MOST_SHOWN) for topic in some],
             "subscriptionsRefused": self.refused,
             "stalled": self._stalled_now(),
             "disconnected": self.disconnected,

@@ -16,7 +16,6 @@ The rules, beside those of each session (``durable_session``):
 from __future__ import annotations
 
 import heapq
-import logging
 import math
 import time
 from collections import deque
@@ -27,6 +26,7 @@ import zmq
 from zmq_datasource.errors import DiskFaultError, LogError, ProtocolError
 from zmq_datasource.host import failpoints
 from zmq_datasource.host.limited_logging import LimitedLog
+from zmq_datasource.host.printable import printable
 from zmq_datasource.options import ProxyOptions
 from zmq_datasource.proxy.durable_protocol import (
     EARLIEST,
@@ -58,8 +58,6 @@ from zmq_datasource.transport.kernel import find_dead_peers
 
 __all__ = ["DurableServer"]
 
-_log = logging.getLogger(__name__)
-
 # Bytes that one subscriber may have read ahead and on the way; and all together, beside a little for each, so that
 # those who take nothing leave something for the others. One message always.
 _WINDOW, _BUDGET = 16 << 20, 128 << 20
@@ -71,11 +69,11 @@ _MOST_SUBSCRIPTIONS = 1000
 _MOST_TOPIC_BYTES = 2 << 20
 _MOST_DISPLACED = 1000
 # What a status tells of them.
-_MOST_SHOWN, _MOST_TOPICS_SHOWN = 100, 10
+_MOST_SHOWN_OF_ALL, _MOST_TOPICS_SHOWN = 100, 10
+_MOST_SHOWN = 60  # characters of a topic
 # Messages that libzmq queues for one: all that bounds a client that lies about what it has taken where the system
 # does not tell (ipc).
 _SNDHWM = 200
-_MOST_SHOWN_BYTES = 60
 # Twice what the topics of a subscription may have.
 _MOST_REQUEST_BYTES = 64 << 10
 
@@ -114,6 +112,9 @@ class DurableServer:
         self._next_heartbeat = 0.0
         self._faults = LimitedLog(__name__, "faults of durable subscribers")
         self._errors = LimitedLog(__name__, "unexpected errors at durable subscribers")
+        self._losses = LimitedLog(
+            __name__, "times that messages were deleted before a durable subscriber had them"
+        )
         self._comings = LimitedLog(__name__, "times that a durable subscriber came or went")
 
     # What comes.
@@ -236,7 +237,7 @@ class DurableServer:
             try:
                 known, added = self._begin(wanted)
             except LogError as e:
-                _log.error("durable subscriber %r: %s", wanted.name, e)
+                self._faults.warn("durable subscriber %r: %s", wanted.name, e)
                 self._send(peer, Refused("log", str(e)))
                 return
         elif known.topics != wanted.topics:
@@ -245,7 +246,9 @@ class DurableServer:
         self._subscriptions.come(wanted.name)
         begin = max(known.next, wanted.resume or 0)
         wire = self._wires.of(descriptor)
-        session = DurableSession(peer, wanted, known, self._subscriptions, Cursor(self._view, begin), wire)
+        session = DurableSession(
+            peer, wanted, known, self._subscriptions, Cursor(self._view, begin), wire, self._losses
+        )
         self._sessions[wanted.name] = session
         self._names[peer] = wanted.name
         self._displaced.pop(peer, None)
@@ -330,7 +333,7 @@ class DurableServer:
             except DiskFaultError as e:  # the next turn may get it
                 self._faults.warn("durable subscriber %r: %s", session.subscription.name, e)
             except LogError as e:
-                _log.error("durable subscriber %r: %s", session.subscription.name, e)
+                self._faults.warn("durable subscriber %r: %s", session.subscription.name, e)
                 self._send(session.peer, Refused("log", str(e)))
                 self._detach(session)
             except zmq.ZMQError:
@@ -369,6 +372,7 @@ class DurableServer:
         self._faults.flush()
         self._errors.flush()
         self._comings.flush()
+        self._losses.flush()
         for session in list(self._sessions.values()):
             self._send(session.peer, Heartbeat(self._view.end))
         self._wires.look([session.wire for session in self._sessions.values()], time.monotonic())
@@ -456,12 +460,14 @@ class DurableServer:
         """An account of each subscriber, as plain data: of those that are furthest behind, if there are many."""
         now = time.time()
         accounts = []
-        for subscription in heapq.nsmallest(_MOST_SHOWN, self._subscriptions, key=lambda s: s.next):
+        for subscription in heapq.nsmallest(_MOST_SHOWN_OF_ALL, self._subscriptions, key=lambda s: s.next):
             session = self._sessions.get(subscription.name)
             accounts.append(
                 {
                     "name": subscription.name,
-                    "topics": [_shown(topic) for topic in subscription.topics[:_MOST_TOPICS_SHOWN]],
+                    "topics": [
+                        printable(topic, _MOST_SHOWN) for topic in subscription.topics[:_MOST_TOPICS_SHOWN]
+                    ],
                     "connected": session is not None,
                     "nextId": subscription.next,
                     "backlog": self._view.end - subscription.next,
@@ -484,7 +490,3 @@ def _forbidden(name: str) -> Refused:
 
 def _taken(name: str) -> Refused:
     return Refused("taken", f"another client has subscribed as {name!r}")
-
-
-def _shown(topic: bytes) -> str:
-    return topic[:_MOST_SHOWN_BYTES].decode("utf-8", "backslashreplace")

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 from zmq_datasource.errors import ProtocolError
+from zmq_datasource.host.printable import printable
 
 __all__ = [
     "EARLIEST",
@@ -49,6 +50,8 @@ HEARTBEAT_SECONDS = 1.0
 SILENCE_SECONDS = 3 * HEARTBEAT_SECONDS
 MOST_NAME_BYTES = 200
 _MOST_TOPICS, _MOST_TOPIC_BYTES = 1000, 32_768
+# Characters of the reason of a refusal.
+_MOST_REASON = 2000
 # Of a message of a client: SUBSCRIBE, what is said of it, and its topics.
 MOST_FRAMES = 7 + _MOST_TOPICS
 
@@ -215,7 +218,8 @@ def read_from_client(frames: Sequence[bytes]) -> FromClient:
 
 def _read_subscribe(frames: Sequence[bytes]) -> Subscribe:
     if len(frames) < 2 or frames[1] != VERSION:
-        raise ProtocolError(f"version {frames[1:2]} of the protocol; this proxy speaks {VERSION!r}")
+        version = printable(b"".join(frames[1:2]), 32)
+        raise ProtocolError(f"version '{version}' of the protocol; this proxy speaks '{VERSION.decode()}'")
     if len(frames) < 7:
         raise ProtocolError(
             f"SUBSCRIBE with {len(frames)} frames; it has a version, a name, a session, a start, a resume, a "
@@ -256,7 +260,7 @@ def read_from_proxy(frames: Sequence[bytes]) -> FromProxy:
         case [b"READY", session, first, end, new]:
             return Ready(_id(session, "session"), _id(first, "next"), _id(end, "end"), new == b"new")
         case [b"REFUSED", code, reason]:
-            return Refused(code.decode(errors="replace"), reason.decode(errors="replace"))
+            return Refused(printable(code, 64), printable(reason, _MOST_REASON))
         case [word, *_] if word in _NUMBERS and word not in _OF_CLIENT:
             message: FromProxy = _read_numbers(frames)
             return message

@@ -9,7 +9,6 @@ The rules:
 
 from __future__ import annotations
 
-import logging
 import time
 from collections import deque
 
@@ -17,6 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from zmq_datasource.errors import ProtocolError
+from zmq_datasource.host.limited_logging import LimitedLog
 from zmq_datasource.messages.framing import raw_messages
 from zmq_datasource.proxy.durable_protocol import Acked, Lost, Message, Ready, Subscribe
 from zmq_datasource.proxy.subscriptions import Subscription, Subscriptions
@@ -24,8 +24,6 @@ from zmq_datasource.proxy.view import Cursor
 from zmq_datasource.proxy.wire import Wire
 
 __all__ = ["LEAST", "DurableSession"]
-
-_log = logging.getLogger(__name__)
 
 # Bytes that may be read ahead and on the way, however little is left.
 LEAST = 128 << 10
@@ -44,6 +42,7 @@ class DurableSession:
         subscription: Its own, of these ``subscriptions``.
         cursor: Where its messages come from; at the id that READY names as the first.
         wire: What was written to its connection, and what has left.
+        losses: Logs what was deleted before subscribers had it.
 
     Attributes:
         number: What the client calls the session.
@@ -64,7 +63,9 @@ class DurableSession:
         subscriptions: Subscriptions,
         cursor: Cursor,
         wire: Wire,
+        losses: LimitedLog,
     ) -> None:
+        self._losses = losses
         self.peer, self.number = peer, wanted.session
         self.subscription, self._subscriptions = subscription, subscriptions
         self.cursor, self.begin = cursor, cursor.position
@@ -205,7 +206,7 @@ class DurableSession:
         subscription.lost += max(0, lost.end - max(lost.first, subscription.lost_to))
         subscription.lost_to = max(subscription.lost_to, lost.end)
         self.lost_at = self._subscriptions.change(urgent=True)
-        _log.warning(
+        self._losses.warn(
             "durable subscriber %r: the ids %d to %d were deleted before it had them (walMaxBytes)",
             subscription.name,
             lost.first,

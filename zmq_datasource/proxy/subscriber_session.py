@@ -16,11 +16,11 @@ The rules:
 
 from __future__ import annotations
 
-import logging
 import math
 from collections import deque
 
 from zmq_datasource.errors import NoPeerError, SubscriptionError
+from zmq_datasource.host.limited_logging import LimitedLog
 from zmq_datasource.proxy.durable_protocol import (
     SILENCE_SECONDS,
     Ack,
@@ -41,8 +41,6 @@ from zmq_datasource.proxy.durable_protocol import (
 from zmq_datasource.transport.link import Session
 
 __all__ = ["SubscriberSession"]
-
-_log = logging.getLogger(__name__)
 
 # Acknowledgements are sent together: when so many are due, or nothing else is to be done.
 ACK_EVERY = 100
@@ -83,6 +81,8 @@ class SubscriberSession(Session):
         client: int = 0,
     ) -> None:
         super().__init__()
+        self._readies = LimitedLog(__name__, "times that the proxy was ready")
+        self._losses = LimitedLog(__name__, "times that messages were deleted")
         self._name, self._start, self._credit, self._topics = name, start, credit, topics
         self._timeout = timeout
         self._proxy = proxy
@@ -238,7 +238,7 @@ class SubscriberSession(Session):
             case Ready(session, first, _, new):
                 if session != self._session:
                     return  # it has been asked again since
-                _log.info("subscribed as %r at %s, from id %d on", self._name, self._proxy, first)
+                self._readies.info("subscribed as %r at %s, from id %d on", self._name, self._proxy, first)
                 self.ready = self._ready_once = self._answered = True
                 self.new = self.new or new
                 if self._received is None:
@@ -253,7 +253,7 @@ class SubscriberSession(Session):
                 self.lost += max(0, end - max(first, self._lost_to))
                 self._lost_to = self._received = end
                 self._lost_at = now
-                _log.warning(
+                self._losses.warn(
                     "%r: the ids %d to %d were deleted before they came here", self._name, first, end - 1
                 )
             case Forgotten():

@@ -10,9 +10,13 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from zmq_datasource.host.printable import printable
+
 __all__ = ["Rates", "show"]
 
 _MOST_ROWS, _MOST_TOPICS = 20, 5
+# Characters of a topic, and of any cell.
+_MOST_CHARACTERS, _MOST_LENGTH = 60, 500
 
 
 class Rates:
@@ -67,12 +71,12 @@ def _publishers(status: Mapping[str, Any]) -> Table:
     table.add_column("socket", overflow="fold")
     table.add_column("connections", justify="right")
     for side in status["publishers"]:
-        table.add_row(side["socket"], str(side["connections"]))
+        table.add_row(_text(side["socket"]), str(side["connections"]))
     return table
 
 
 def _subscriptions(status: Mapping[str, Any]) -> RenderableType:
-    topics = _some([topic or "(all)" for topic in status["subscriptions"]])
+    topics = _some([printable(topic, _MOST_CHARACTERS) or "(all)" for topic in status["subscriptions"]])
     return Text(f"\nplain subscribers: {status['subscribers']:,}{f', to {topics}' if topics else ''}\n")
 
 
@@ -90,8 +94,8 @@ def _durable(status: Mapping[str, Any]) -> Table:
     for account in sorted(status["durable"], key=lambda a: -a["backlog"])[:_MOST_ROWS]:
         last = account["lastAckSeconds"]
         table.add_row(
-            account["name"],
-            _some(account["topics"]) or "(all)",
+            _text(account["name"]),
+            _text(_some([printable(topic, _MOST_CHARACTERS) for topic in account["topics"]]) or "(all)"),
             f"{account['backlog']:,}",
             f"{account['onTheWay']:,}",
             f"{account['sent']:,}",
@@ -108,8 +112,13 @@ def _stalled(status: Mapping[str, Any]) -> Table:
     table.add_column("for", justify="right")
     table.add_column("waits for it in the system", justify="right")
     for stalled in status["stalled"][:_MOST_ROWS]:
-        table.add_row(stalled["peer"], _time(stalled["seconds"]), _size(stalled["unsentBytes"]))
+        table.add_row(_text(stalled["peer"]), _time(stalled["seconds"]), _size(stalled["unsentBytes"]))
     return table
+
+
+def _text(text: str) -> Text:
+    """A cell. Rich would take brackets in a ``str`` for its markup."""
+    return Text(printable(text, _MOST_LENGTH))
 
 
 def _size(size: float) -> str:

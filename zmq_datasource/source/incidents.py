@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from zmq_datasource.errors import MalformedMessageError, MessageLossError, SocketError
 from zmq_datasource.host.limited_logging import LimitedLog
+from zmq_datasource.host.printable import printable
 from zmq_datasource.options import FramingOptions
 from zmq_datasource.sequences import Gap, Key, SequenceTracker
 from zmq_datasource.source.dead_letters import DeadLetters
@@ -56,7 +57,8 @@ class Incidents:
         if self._options.on_malformed == "fail":
             first = messages[0]
             self.failure = self.failure or MalformedMessageError(
-                f"reading a message from {first.endpoint}: it does not fit framing={framing}: {first.reason}. Correct "
+                f"reading a message from {first.endpoint}: it does not fit framing={framing}: "
+                f"{printable(first.reason, 300)}. Correct "
                 "the framing, or set onMalformed=skip to go on; such messages are kept as dead letters"
             )
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from zmq_datasource.counters import SourceCounters
 from zmq_datasource.errors import DamagedChunkError, LogFormatError
+from zmq_datasource.host.printable import printable
 from zmq_datasource.log.carried import Envelope
 from zmq_datasource.log.state import read_saved_state
 from zmq_datasource.log.storage import LogStorage
@@ -19,10 +20,13 @@ __all__ = ["describe_key", "read_counters", "read_gaps", "states_beside", "track
 
 _log = logging.getLogger(__name__)
 
+# Characters of a name that a publisher chose.
+_MOST_SHOWN = 200
+
 
 def describe_key(by: Sequence[str], key: Key) -> str:
     """Name a counter of messages in words."""
-    return " ".join(f"{name} {text!r}" for name, text in _names(by, key).items())
+    return " ".join(f"{name} '{printable(text, _MOST_SHOWN)}'" for name, text in _names(by, key).items())
 
 
 def tracker_of(envelope: Envelope) -> SequenceTracker | None:

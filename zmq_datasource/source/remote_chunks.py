@@ -17,6 +17,7 @@ import pyarrow as pa
 import zmq
 
 from zmq_datasource.errors import LogError, LogFetchError
+from zmq_datasource.host.printable import printable
 from zmq_datasource.log.chunk import OpensChunks
 from zmq_datasource.log.files import patiently
 from zmq_datasource.log.storage import LogStorage
@@ -141,7 +142,7 @@ class RemoteChunks:
                 self._again = min(2 * self._again, _LONGEST_AGAIN_SECONDS)
         answer = self._arrived.pop(number)
         if answer.error:
-            raise OSError(answer.error, answer.content.decode(errors="replace"))
+            raise OSError(answer.error, printable(answer.content, 1000))
         return answer.content
 
     def forget(self, number: int) -> None:

@@ -12,6 +12,7 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
 from zmq_datasource.errors import MalformedMessageError, OptionError
+from zmq_datasource.host.printable import printable
 from zmq_datasource.messages.arrow_types import UnfitValueError
 from zmq_datasource.messages.arrow_values import ArrowValues
 from zmq_datasource.messages.framing import to_rows
@@ -72,7 +73,7 @@ class _Unfit:
         self._count = 0
 
     def __call__(self, partition: int, id_: int, why: UnfitValueError) -> None:
-        what = f"reading the value of message {id_} of log partition {partition} as Arrow: {why}"
+        what = f"reading the value of message {id_} of log partition {partition} as Arrow: {printable(str(why), 300)}"
         if self._mode == "FAILFAST":
             raise MalformedMessageError(
                 f"{what}. Correct the schema, or set mode=PERMISSIVE or DROPMALFORMED; without valueFormat the message "

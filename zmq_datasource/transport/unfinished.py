@@ -17,12 +17,12 @@ and peers are trusted with this.
 
 from __future__ import annotations
 
-import logging
 import time
 from dataclasses import dataclass
 
 import zmq
 
+from zmq_datasource.host.limited_logging import LimitedLog
 from zmq_datasource.messages.schemas import MAX_MESSAGE_BYTES
 from zmq_datasource.transport.core import Inbox, Taken
 from zmq_datasource.transport.kernel import Connection, connections, hang_up
@@ -31,8 +31,6 @@ from zmq_datasource.transport.origin import origin_of
 from zmq_datasource.transport.peers import PeerWatch
 
 __all__ = ["Unfinished"]
-
-_log = logging.getLogger(__name__)
 
 # What the kernel may have received that libzmq has not read.
 _IN_KERNEL = 64 << 20
@@ -76,6 +74,7 @@ class Unfinished:
         self._read = 0  # messages whose origin was looked at
         self._next_look = 0.0
         self.careful = False
+        self._ends = LimitedLog(__name__, "messages that do not end")
 
     def receive(self, most_frames: int) -> list[zmq.Frame]:
         """The next message, without waiting. Of more than ``most_frames`` one is kept, so that its reader refuses it.
@@ -131,6 +130,7 @@ class Unfinished:
         if now < self._next_look:
             return
         self._next_look = now + _LOOK_SECONDS
+        self._ends.flush()
         current = connections(self._watch)
         self._traffic = {inode: self._traffic.get(inode) or _Traffic() for inode in self._watch.inodes}
         for connection in current:
@@ -154,7 +154,7 @@ class Unfinished:
         return False
 
     def _end(self, connection: Connection, traffic: _Traffic) -> None:
-        _log.warning(
+        self._ends.warn(
             "%s has sent %d bytes of a message that does not end (a message may hold %d); it is disconnected",
             connection.peer,
             traffic.received - traffic.finished,

@@ -146,7 +146,7 @@ def _traffic_facts(one: Examined) -> Iterator[tuple[str, str]]:
     )
     if traffic.topics:
         more = f", and {traffic.topics_more:,} more" if traffic.topics_more else ""
-        yield "topics", ", ".join(f"{topic!r} {count:,}" for topic, count in traffic.topics) + more
+        yield "topics", ", ".join(f"'{topic}' {count:,}" for topic, count in traffic.topics) + more
     if numbers is None:
         return
     seems = "seems " if numbers.guessed else ""

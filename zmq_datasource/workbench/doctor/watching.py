@@ -8,6 +8,7 @@ from array import array
 from collections import Counter
 from collections.abc import Sequence
 
+from zmq_datasource.host.printable import printable
 from zmq_datasource.messages.framing import name_of
 from zmq_datasource.messages.raw import RawMessage
 from zmq_datasource.workbench.doctor.facts import Numbers, Traffic
@@ -176,5 +177,4 @@ class Watching:
 
 
 def _shown(topic: bytes) -> str:
-    text = name_of(topic)
-    return text if len(text) <= _TOPIC_CHARACTERS else f"{text[:_TOPIC_CHARACTERS]}…"
+    return printable(name_of(topic), _TOPIC_CHARACTERS)

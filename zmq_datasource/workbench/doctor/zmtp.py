@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import re
 
+from zmq_datasource.host.printable import printable
 from zmq_datasource.workbench.doctor.facts import Glance
 
 __all__ = ["GREETING_BYTES", "OPENING", "REST", "is_complete", "read_greeting", "read_socket_type"]
@@ -39,7 +40,7 @@ def read_greeting(received: bytes) -> Glance:
         if len(received) > 10 and received[10] < 3:
             return Glance(state="greeted", version=f"{received[10]}.0", reason="it is older than ZeroMQ 4")
         return Glance(state="silent", reason=f"it stopped after {len(received)} bytes of its greeting")
-    mechanism = received[12:32].rstrip(b"\0").decode("ascii", "replace")
+    mechanism = printable(received[12:32].rstrip(b"\0"), 80)
     return Glance(state="greeted", version=f"{received[10]}.{received[11]}", mechanism=mechanism)
 
 
@@ -55,7 +56,7 @@ def read_socket_type(received: bytes) -> str | None:
     if found is None:
         return None
     (size,) = found[1]
-    return command[found.end() : found.end() + size].decode("ascii", "replace") or None
+    return printable(command[found.end() : found.end() + size], 80) or None
 
 
 def _command(received: bytes) -> bytes | None:
