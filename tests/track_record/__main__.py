@@ -19,7 +19,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m tests.track_record", description=__doc__)
     parser.add_argument("names", nargs="*", help="only patches whose name contains one of these")
     parser.add_argument(
-        "--jobs", type=int, default=2, help="how many to try side by side, each in its own copy"
+        "--jobs", type=int, default=3, help="how many to try side by side, each in its own copy"
     )
     parser.add_argument("--keep", action="store_true", help="leave the copies of the tree where they are")
     given = parser.parse_args()
