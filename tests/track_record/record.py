@@ -91,7 +91,8 @@ def git_apply(patch: Patch, tree: Path, *options: str) -> str:
     """
     environment = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
     done = subprocess.run(
-        ["git", "apply", *options, str(patch.path)],
+        # One line of context is enough: a change nearby is no reason to touch the patch.
+        ["git", "apply", "-C1", *options, str(patch.path)],
         cwd=tree,
         env=environment | {"GIT_CEILING_DIRECTORIES": str(tree.resolve().parent)},
         stdout=subprocess.PIPE,
