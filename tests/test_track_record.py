@@ -29,7 +29,7 @@ def test_a_patch_of_the_track_record_applies_to_the_tree(path: Path) -> None:
 
 def test_a_patch_names_a_test_that_is_there() -> None:
     for patch in read_patches():
-        if patch.seed is None:
+        if not patch.seed:
             file, _, name = patch.caught_by.partition("::")
             assert f"def {name.split('::')[-1].partition('[')[0]}(" in Path(REPOSITORY, file).read_text(), (
                 patch

@@ -9,8 +9,9 @@ test or weather seed that goes red with it::
 
     diff --git a/zmq_datasource/sink/... b/zmq_datasource/sink/...
 
-A seed is written ``Caught by: weather --topology push-source --first 17``. A header line that begins with a space
-continues the line before it.
+A seed is written as the arguments of ``python -m tests.weather``: ``weather --topology push-pull --first 17``, perhaps
+with ``--failpoint NAME``. It draws other weather when its topology changes; then look for another seed. A header line
+that begins with a space continues the line before it.
 
     python -m tests.track_record                # make chaos-proof: apply each patch in turn, and say which were caught
     python -m tests.track_record line-02 --keep # one of them, and the copy of the tree stays for a look

@@ -111,10 +111,7 @@ class Tree:
 
     def _run(self, patch: Patch) -> _Run:
         if patch.seed:
-            topology, seed = patch.seed
-            code, output = self._call(
-                "-m", "tests.weather", "--topology", topology, "--first", str(seed), "--seeds", "1"
-            )
+            code, output = self._call("-m", "tests.weather", *patch.seed, "--seeds", "1")
             found = re.search(r"FAILED: (.*)", output)
             words = found[1] if found else _last_line(output)
             return _Run(code == 1 and found is not None, code == 0, words)

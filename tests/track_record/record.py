@@ -14,7 +14,7 @@ REPOSITORY = Path(__file__).parents[2]
 DIRECTORY = Path(__file__).parent
 
 _FIELDS = ("Fault", "Mended", "Caught by")
-_SEED = re.compile(r"weather --topology (?P<topology>[\w-]+) --first (?P<seed>\d+)")
+_SEED = re.compile(r"weather --topology [\w-]+ --first \d+( --failpoint [\w.]+)?")
 _TEST = re.compile(r"tests/[\w/]+\.py::\S.*")
 _KNOWN = re.compile(r"issue (?P<issue>\d+),? line (?P<line>\d+): (?P<fault>.+)", re.DOTALL)
 
@@ -37,10 +37,9 @@ class Patch(NamedTuple):
         return re.findall(r"^\+\+\+ b/(\S+)", self.path.read_text(encoding="utf-8"), re.MULTILINE)
 
     @property
-    def seed(self) -> tuple[str, int] | None:
-        """Topology and number, if a seed of the weather machine catches the fault."""
-        found = _SEED.fullmatch(self.caught_by)
-        return (found["topology"], int(found["seed"])) if found else None
+    def seed(self) -> list[str]:
+        """The arguments of ``tests.weather``, if a seed of the weather machine catches the fault; else empty."""
+        return self.caught_by.split()[1:] if _SEED.fullmatch(self.caught_by) else []
 
 
 class KnownFault(NamedTuple):
@@ -72,7 +71,7 @@ def read_patch(path: Path) -> Patch:
     if not (_TEST.fullmatch(patch.caught_by) or _SEED.fullmatch(patch.caught_by)):
         raise ValueError(
             f"{path.name}: Caught by {patch.caught_by!r}: expected tests/....py::test_name, "
-            f"or weather --topology NAME --first SEED"
+            "or weather --topology NAME --first SEED"
         )
     outside = [file for file in patch.files if not file.startswith(("zmq_datasource/", "pyspark_zmq/"))]
     if outside or not patch.files:
