@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import shutil
+import signal
 import sys
 import tempfile
 import time
@@ -23,6 +24,7 @@ def main() -> None:
     )
     parser.add_argument("--keep", action="store_true", help="leave the copies of the tree where they are")
     given = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # the copies are removed then, too
     patches = [p for p in read_patches() if not given.names or any(name in p.name for name in given.names)]
     if not patches:
         parser.error(f"no patch in tests/track_record has one of {given.names} in its name")
