@@ -14,7 +14,8 @@ from zmq_datasource.monitoring.source import SourceMonitor
 from zmq_datasource.options import StreamReadOptions
 from zmq_datasource.options.parser import parse
 from zmq_datasource.source.feeds import side_by_side
-from zmq_datasource.source.ingest import Ingest, feed_of
+from zmq_datasource.source.ingest import Ingest
+from zmq_datasource.source.terms import feed_of
 
 __all__ = ["receive_until", "receive_until_stopped"]
 
@@ -75,6 +76,7 @@ class _Receiver:
 
     def __init__(self, options: StreamReadOptions, partition: int) -> None:
         self._options = options
+        self._partition = partition
         self._ingest = Ingest(options, partition)
         self._monitor: SourceMonitor | None = None
         self._is_waiting = False
@@ -94,6 +96,8 @@ class _Receiver:
             return
         ingest, now = self._ingest, time.monotonic()
         ingest.check()
+        if self._gives_way():
+            return
         try:
             self._monitor.read_to(ingest.commit_readers() or 0)
             if ingest.log.full and now >= self._next_full_line:
@@ -107,9 +111,32 @@ class _Receiver:
                 self._reported = ingest.log.durable_end
                 _log.info("%s: next id %d, %s", ingest.storage, self._reported, ingest.counters)
 
+    def _better_receiver(self) -> str | None:
+        try:
+            return self._ingest.better_receiver()
+        except LogError as e:
+            self._warnings.warn("looking for a query that receives with a replayEndpoint: %s", e)
+            return None
+
+    def _gives_way(self) -> bool:
+        """Let a query receive that has a ``replayEndpoint``, while this program has none; True if there is one."""
+        if (better := self._better_receiver()) is None:
+            return False
+        _log.warning(
+            "the query %r has a replayEndpoint, and this program has none: that query receives into %s from here on",
+            better,
+            self._ingest.storage,
+        )
+        try:
+            self.stop()
+        finally:
+            self._ingest, self._monitor = Ingest(self._options, self._partition), None
+            self._is_waiting = True
+        return True
+
     def _become_writer(self) -> None:
         ingest = self._ingest
-        if self._is_waiting and self._others_receive():
+        if self._is_waiting and (self._others_receive() or self._better_receiver() is not None):
             return
         if ingest.open_unless_received():
             ingest.start()

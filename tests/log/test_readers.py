@@ -406,7 +406,7 @@ def test_a_position_of_an_earlier_release_is_read(tmp_path: Path) -> None:
     with reader(tmp_path, reader="query") as it:
         start = {"log": storage.log_id(), "next": {"0": 4}}
         assert it.latestOffset(start, ALL)["next"] == {"0": 5}
-    assert storage.positions()["query"] == (4, 5, True)
+    assert storage.positions()["query"] == ReaderPosition(4, 5, True)
 
 
 # Batches.

@@ -119,3 +119,35 @@ def test_what_is_remembered_of_other_partitions_is_bounded() -> None:
     for number in range(100):
         second.take_up(b"%d" % number)
     assert list(second.expected) == [b"%d" % number for number in range(90, 100)]
+
+
+BY_TOPIC, BY_ENDPOINT = Numbering(("endpoint", "topic")), Numbering(("endpoint",))
+
+
+@pytest.mark.parametrize(("before", "then"), [(BY_TOPIC, BY_ENDPOINT), (BY_ENDPOINT, BY_TOPIC)])
+def test_counters_are_known_again_when_a_replay_is_added_or_removed(
+    before: Numbering, then: Numbering
+) -> None:
+    """vLLM's messages are counted by endpoint with a replay, and without one also by topic."""
+    keys = {BY_TOPIC: (b"e", b"t"), BY_ENDPOINT: b"e"}
+    one = SequenceTracker(before, 10, 10)
+    one.track(in_runs([keys[before]] * 2, [0, 5]), lambda row: 7)
+    one.counters[keys[before]].topic = b"t"
+    again = SequenceTracker(then, 10, 10)
+    assert state.restore_renamed(again, one)
+    again.track(in_runs([keys[then]] * 2, [6, 3]), lambda row: 8)
+    assert [(gap.first, gap.last) for gap in again.missing(keys[then])] == [(1, 2), (4, 4)]
+    assert (again.totals.lost, again.totals.healed) == (3, 1)
+    assert again.counters[keys[then]].topic == b"t"
+
+
+def test_two_topics_of_one_endpoint_are_not_made_one_counter() -> None:
+    one = SequenceTracker(BY_TOPIC, 10, 10)
+    one.track(in_runs([(b"e", b"t"), (b"e", b"u")], [0, 0]), lambda row: 7)
+    assert not state.restore_renamed(SequenceTracker(BY_ENDPOINT, 10, 10), one)
+
+
+def test_an_endpoint_whose_topic_is_not_known_begins_again() -> None:
+    one = SequenceTracker(BY_ENDPOINT, 10, 10)
+    one.track(in_runs([b"e"], [0]), lambda row: 7)
+    assert not state.restore_renamed(SequenceTracker(BY_TOPIC, 10, 10), one)

@@ -112,7 +112,7 @@ def test_the_next_run_logs_it_once_and_counts_it(
             assert caplog.text.count("lost an unknown number of messages: messages still came") == warnings
             told = SourceMonitor(ingest, options).metrics()
             assert (told["messagesLostAtStop"], told["stopsWithLosses"]) == (0, 1)
-            following = FollowingSource(LogStorage(str(tmp_path)), 0.0)
+            following = FollowingSource(LogStorage(str(tmp_path)), options)
             following.open()
             told = SourceMonitor(following, options).metrics()
             assert (told["messagesLostAtStop"], told["stopsWithLosses"]) == (0, 1)
@@ -188,7 +188,7 @@ def test_who_only_reads_sees_a_loss_without_another_message(
     ingest.start()
     with sending(push, 0.01):
         wait_for(lambda: ingest.seal() > 0, "a message")
-        following = FollowingSource(LogStorage(str(tmp_path)), 0.0)
+        following = FollowingSource(LogStorage(str(tmp_path)), options)
         following.open()
         assert following.facts().receiver is not None
         ingest.stop()

@@ -50,6 +50,7 @@ class HeldPosition:
     Attributes:
         name: Under which the position is recorded.
         given: The id after the last one that was ever given to a query of this name; None if that is not known.
+        terms: Recorded with the position; to be set before ``place``.
 
     Raises:
         LogLockedError: Another query of this name runs.
@@ -66,6 +67,7 @@ class HeldPosition:
             raise
         self.given = None if self._position is None else self._position.given
         self._named = named or (self._position is not None and self._position.named)
+        self.terms = None if self._position is None else self._position.terms
         self._recorded_at = -math.inf
         self._gave = False
         self._is_new = self._position is None  # nobody has been told the name
@@ -202,7 +204,7 @@ class HeldPosition:
                 _log.warning("recording that %r needs nothing below id %d: %s", self.name, end, e)
 
     def _record(self, needed: int, given: int | None) -> None:
-        position = ReaderPosition(needed, given, self._named)
+        position = ReaderPosition(needed, given, self._named, self.terms)
         if position == self._position:
             self._touch()
             return

@@ -21,6 +21,7 @@ __all__ = [
     "STOPS_NAME",
     "SUBSCRIPTIONS_NAME",
     "TEMPORARY_PREFIX",
+    "TERMS_NAME",
     "Chunk",
     "StateFile",
     "chunk_name",
@@ -58,6 +59,8 @@ DEAD_LETTERS_NAME = "dead-letters"
 SUBSCRIPTIONS_NAME = "subscriptions.json"
 # What was lost when receiving was stopped.
 STOPS_NAME = "stops.json"
+# On which terms the last writer has received.
+TERMS_NAME = "terms.json"
 TEMPORARY_PREFIX = "."
 
 _PARTITION_NAME = re.compile(r"0|[1-9][0-9]{0,9}")

@@ -27,9 +27,21 @@ from zmq_datasource.log.layout import (
     TEMPORARY_PREFIX,
 )
 
-__all__ = ["ReaderFiles", "ReaderPosition"]
+__all__ = ["ReaderFiles", "ReaderPosition", "ReaderTerms"]
 
 _POSITION_SUFFIX, _START_SUFFIX = ".json", ".start.json"
+
+
+class ReaderTerms(NamedTuple):
+    """On which terms a query would receive the feed itself.
+
+    Attributes:
+        retention: ``walRetention``, in seconds.
+        replays: Whether it has a ``replayEndpoint``.
+    """
+
+    retention: float
+    replays: bool
 
 
 class ReaderPosition(NamedTuple):
@@ -38,11 +50,20 @@ class ReaderPosition(NamedTuple):
     Attributes:
         given: None where the chunks themselves vouch for what was given: the log's own query, with ``walSync``.
         named: Whether its user has named it. One that nobody has named gives way when the log needs the room.
+        terms: None of one that only reads.
     """
 
     next: int
     given: int | None = None
     named: bool = True
+    terms: ReaderTerms | None = None
+
+
+def _terms_of(content: object) -> ReaderTerms | None:
+    match content:
+        case {"retention": float(retention), "replays": bool(replays)}:
+            return ReaderTerms(retention, replays)
+    return None
 
 
 class ReaderFiles(PartitionFiles):
@@ -89,11 +110,13 @@ class ReaderFiles(PartitionFiles):
 
     def write_reader(self, reader: str, position: ReaderPosition) -> None:
         """Record, durably, the position of a reader."""
-        content: dict[str, int | bool] = {"next": position.next}
+        content: dict[str, object] = {"next": position.next}
         if position.given is not None:
             content["given"] = position.given
         if not position.named:
             content["named"] = False
+        if position.terms is not None:
+            content["terms"] = position.terms._asdict()
         failpoints.reach("log.position.before_write")
         self._replace(self._reader_path(reader), content)
         failpoints.reach("log.position.after_write")
@@ -125,7 +148,7 @@ class ReaderFiles(PartitionFiles):
             case {"next": int(next_id), **rest}:
                 given, named = rest.get("given"), rest.get("named", True)
                 if isinstance(named, bool) and (given is None or isinstance(given, int)):
-                    return ReaderPosition(next_id, given, named)
+                    return ReaderPosition(next_id, given, named, _terms_of(rest.get("terms")))
         raise LogFormatError(f"reading {path}: it holds no position of a reader. {RESTORE}")
 
     def positions(self) -> dict[str, ReaderPosition]:

@@ -27,6 +27,7 @@ class Readers:
 
     Attributes:
         own: The reader in this process, whose position is known here; it is not looked for in its file.
+        retention: The longest that a reader of whom there is a position wants, in seconds, as of the last look at all.
     """
 
     def __init__(
@@ -36,6 +37,7 @@ class Readers:
         self._timeout = timeout
         self._clock = clock
         self.own: str | None = None
+        self.retention = 0.0
         self._to_come: set[str] = set()
 
     def needed(self) -> int | None:
@@ -64,7 +66,20 @@ class Readers:
                     to_come.add(name)
         self._to_come = to_come
         positions.pop(self.own or "", None)
+        terms = [position.terms for position in positions.values() if position.terms is not None]
+        self.retention = max((wanted.retention for wanted in terms), default=0.0)
         return positions
+
+    def replaying(self) -> str | None:
+        """The name of another reader that runs and has a ``replayEndpoint``; None if there is none.
+
+        Raises:
+            LogError: A position cannot be read.
+        """
+        for name, position in self.others().items():
+            if position.terms is not None and position.terms.replays and self._at(name).is_reading(name):
+                return name
+        return None
 
     def give_way(self, below: int) -> bool:
         """Drop the readers that need an id below this one: the log needs room, and nobody else needs those.

@@ -33,7 +33,7 @@ class Retention:
     Args:
         storage: Where the files are.
         contents: What the partition holds.
-        seconds: How long a committed chunk stays.
+        seconds: How long a committed chunk stays at least; longer if a reader wants that.
         max_bytes: Size of the log at which ``full`` becomes true.
         chunk_bytes: Size of a chunk.
         make_room: Whether chunks are deleted before their time so that the log never gets full: none, those
@@ -164,13 +164,14 @@ class Retention:
 
     def _sealed_before(self, index: ChunkIndex) -> float:
         """When a chunk must have been sealed by for its retention to be over; without one no clock is asked."""
-        if not self._seconds:
+        seconds = max(self._seconds, self._readers.retention)
+        if not seconds:
             return math.inf
         now = self._clock()
         if now < self._looked_at:  # it was set back, or was ahead when chunks were sealed
             index.sealed_by(now)
         self._looked_at = now
-        return now - self._seconds
+        return now - seconds
 
     def _remove(self, done: int) -> bool:
         """Whether nothing is left, or nothing more can be done now."""

@@ -9,6 +9,7 @@ brings nothing twice.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 from zmq_datasource.options import Numbering
@@ -16,7 +17,7 @@ from zmq_datasource.sequences.gaps import Gap, Key
 from zmq_datasource.sequences.records import Counter, Sample, Totals
 from zmq_datasource.sequences.tracker import SequenceTracker
 
-__all__ = ["delta", "full", "is_large", "numbering_of", "restore"]
+__all__ = ["delta", "full", "is_large", "numbering_of", "restore", "restore_renamed"]
 
 # More changed counters than this, and than a quarter of all, are better saved in full.
 _LARGE_DELTA = 4096
@@ -93,6 +94,37 @@ def restore(
         tracker.removed.update(map(_key, changes["removed"]))
         tracker.gaps.changed.update(row[0] for row in changes["gaps"])
         tracker.gaps.removed.update(changes["removedGaps"])
+
+
+def restore_renamed(tracker: SequenceTracker, other: SequenceTracker) -> bool:
+    """Fill a new tracker with what another one has counted by endpoint and topic, or the other way round.
+
+    vLLM's messages are counted in the one way with a replay and in the other without.
+
+    Returns:
+        Whether it was possible: each endpoint has one topic, and it is known.
+    """
+    kept, ours = other.numbering, tracker.numbering
+    if (kept.start, kept.end) != (ours.start, ours.end) or "endpoint" not in kept.by:
+        return False
+    names: dict[Key, Key] = {}
+    for key, counter in other.counters.items():
+        if isinstance(key, tuple) and (kept.by, ours.by) == (("endpoint", "topic"), ("endpoint",)):
+            names[key], counter.topic = key
+        elif isinstance(key, bytes) and counter.topic is not None and ours.by == ("endpoint", "topic"):
+            names[key] = (key, counter.topic)
+        else:
+            return False
+    if len(set(names.values())) < len(names):
+        return False
+    for key in other.expected:
+        tracker.expected[names[key]] = other.next_number(key)
+        tracker.counters[names[key]] = other.counters[key]
+    since = {key: counter.since for key, counter in tracker.counters.items()}
+    gaps = [replace(gap, key=names[gap.key]) for gap in other.gaps if gap.key in names]
+    tracker.gaps.restore(gaps, other.gaps.next_serial, since)
+    tracker.totals = other.totals
+    return True
 
 
 def numbering_of(data: Mapping[str, Any]) -> Numbering:

@@ -6,6 +6,7 @@ The rules:
   that log, each with a position of its own.
 * When the lock is free, because the receiving query was stopped, or killed, or its host is gone, one of those that
   follow takes it and goes on receiving (``zmq-standby``).
+* Of those that run, one with a ``replayEndpoint`` receives: a query that has none gives way to it.
 * A query's position is its reader's: the one that the option ``reader`` names, or the one that the offsets in its
   checkpoint name. A query without either gets a name.
 """
@@ -18,21 +19,23 @@ import time
 from functools import partial
 
 from zmq_datasource.counters import SourceCounters
-from zmq_datasource.errors import DataLossError, DiskFaultError, LogLockedError
+from zmq_datasource.errors import DataLossError, DiskFaultError, LogError, LogLockedError
 from zmq_datasource.host import failpoints
 from zmq_datasource.host.limited_logging import LimitedLog
 from zmq_datasource.log.follower import LogFollower
 from zmq_datasource.log.held_position import HeldPosition
 from zmq_datasource.log.layout import LOCK_WAIT_SECONDS, PARTITION
 from zmq_datasource.log.persistence import Persistence
+from zmq_datasource.log.readers import Readers
 from zmq_datasource.log.stored import UnsettledError
 from zmq_datasource.log.writer import LogWriter
 from zmq_datasource.options import StreamReadOptions
 from zmq_datasource.options.types import Position
 from zmq_datasource.source.follow import FollowingSource
-from zmq_datasource.source.ingest import Ingest, SharedOtherwiseError, feed_of
+from zmq_datasource.source.ingest import Ingest, SharedOtherwiseError
 from zmq_datasource.source.location import log_storage
 from zmq_datasource.source.log_source import LogSource, SourceFacts
+from zmq_datasource.source.terms import feed_of, terms_of
 
 __all__ = ["Feed"]
 
@@ -58,11 +61,12 @@ class Feed:
     def __init__(self, options: StreamReadOptions, partition: int = PARTITION) -> None:
         self._options = options
         self._is_live = bool(options.connect or options.bind) and partition < options.receivers
+        self._terms = terms_of(options)
         self._persistence = Persistence(options.wal_retry_timeout)
         self._source: LogSource
         self._position: HeldPosition
         self._committed: int | None = None
-        self._standby = threading.Thread(target=self._stand_by, name="zmq-standby", daemon=True)
+        self._standby = self._new_standby()
         self._stopping = threading.Event()
         self._failure: Exception | None = None
         self._faults = LimitedLog(__name__, "attempts to receive in place of another process")
@@ -73,6 +77,9 @@ class Feed:
             None,
         )
         self.resumed_at = 0
+
+    def _new_standby(self) -> threading.Thread:
+        return threading.Thread(target=self._stand_by, name="zmq-standby", daemon=True)
 
     def open(self, reader: str | None = None, begins: bool = True, beside: Feed | None = None) -> None:
         """Find the log, become its writer if nobody is, and keep what there is from being deleted.
@@ -93,6 +100,7 @@ class Feed:
             if beside is not None:
                 hold = partial(beside._position.hold_beside, self.storage, str(self.starting_position))
             self._position = self._persistence.insist(hold)
+            self._position.terms = self._terms
             try:
                 self._place()
             except BaseException:
@@ -119,7 +127,7 @@ class Feed:
             return self._open_following()
 
     def _open_following(self) -> FollowingSource:
-        following = FollowingSource(self.storage, self._options.wal_retry_timeout)
+        following = FollowingSource(self.storage, self._options)
         self._persistence.insist(following.open)
         return following
 
@@ -153,6 +161,7 @@ class Feed:
         except LogLockedError as e:
             _log.warning("%s. This query goes on as %r", e, self.reader)
             return False
+        held.terms = self._terms
         before, self._position = self._position, held
         if isinstance(self._source, Ingest):
             self._source.readers.own = reader
@@ -227,9 +236,38 @@ class Feed:
         self._source.check()
 
     def seal(self) -> int:
-        """Make durable what was received before this call, as far as this process receives; the durable end."""
+        """Make durable what was received before this call, as far as this process receives; the durable end.
+
+        Afterwards another process may receive in place of this one: one that asks publishers for what is missing.
+        """
         self.check()
+        ingest = self._source
+        if isinstance(ingest, Ingest) and (better := self._better_receiver(ingest)) is not None:
+            self._give_way(ingest, better)
         return self._source.seal()
+
+    def _better_receiver(self, ingest: Ingest) -> str | None:
+        try:
+            return ingest.better_receiver()
+        except LogError as e:
+            self._faults.warn("looking for a query that receives with a replayEndpoint: %s", e)
+            return None
+
+    def _give_way(self, ingest: Ingest, better: str) -> None:
+        """Follow the log from here on, and let a query receive that has a ``replayEndpoint``."""
+        _log.warning(
+            "the query %r has a replayEndpoint, and this query has none: that query receives into %s from here on",
+            better,
+            self.storage,
+        )
+        following = self._open_following()
+        ingest.stop()
+        following.look()
+        following.counters.data_losses += ingest.counters.data_losses
+        following.counters.expired += ingest.counters.expired
+        self._source = following
+        self._standby = self._new_standby()
+        self._standby.start()
 
     def gather(self, timeout: float, idle_timeout: float | None) -> int:
         """Receive for a while, then seal; what another process receives is taken as it is."""
@@ -297,6 +335,8 @@ class Feed:
                         failing = None
                     continue
                 received, foreign = None, False
+                if self._better_waits():
+                    continue
                 if self._take_over():
                     return
             except Exception as e:  # whatever it is, the query is not to wait for ever
@@ -317,6 +357,10 @@ class Feed:
         """
         self._check_log(self.storage.log_id())
         return self.storage.is_written()
+
+    def _better_waits(self) -> bool:
+        """Whether another query waits to receive that has a ``replayEndpoint``, and this one has none."""
+        return not self._options.replay_endpoint and Readers(self.storage).replaying() is not None
 
     def _check_log(self, found: str) -> None:
         if found != self._source.log.log_id:

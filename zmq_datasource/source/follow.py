@@ -7,15 +7,21 @@ import time
 from zmq_datasource.counters import SourceCounters
 from zmq_datasource.errors import DiskFaultError, LogError
 from zmq_datasource.host.limited_logging import LimitedLog
+from zmq_datasource.log.carried import Envelope
 from zmq_datasource.log.follower import LOOKING_SECONDS, LogFollower
 from zmq_datasource.log.state import read_saved_state
 from zmq_datasource.log.storage import LogStorage
+from zmq_datasource.options import StreamReadOptions
 from zmq_datasource.sequences import Totals
+from zmq_datasource.source.followed_losses import FollowedLosses
 from zmq_datasource.source.kept import read_counters
 from zmq_datasource.source.log_source import SourceFacts
 from zmq_datasource.source.stop_losses import StopRecord, read_record
 
 __all__ = ["FollowingSource"]
+
+# How often the state is read while a replay is under way, of which no chunk tells.
+_ASKING_SECONDS = 0.5
 
 
 class FollowingSource:
@@ -23,14 +29,15 @@ class FollowingSource:
 
     Args:
         storage: Of the log.
-        retry_timeout: For how many seconds a listing that a fault of the disk prevents is made do without.
+        options: Of the query.
     """
 
     reader = None  # it is for any query
     vouches = False  # another process knows what is on the disk
 
-    def __init__(self, storage: LogStorage, retry_timeout: float) -> None:
-        self._retry_timeout = retry_timeout
+    def __init__(self, storage: LogStorage, options: StreamReadOptions) -> None:
+        self._retry_timeout = options.wal_retry_timeout
+        self._losses = None if options.numbering is None else FollowedLosses(storage, options)
         self._failing: float | None = None  # since when
         self.counters = SourceCounters()
         self.storage = storage
@@ -38,6 +45,7 @@ class FollowingSource:
         self._faults = LimitedLog(__name__, "listings and states that could not be read")
         self._kept: tuple[int, SourceCounters | None, Totals | None] = (-1, None, None)
         self._stops, self._next_stops = StopRecord(), 0.0
+        self._next_kept = 0.0
         self.resumed_at = 0
 
     def open(self) -> None:
@@ -59,7 +67,13 @@ class FollowingSource:
         """Receiving is somebody else's."""
 
     def check(self) -> None:
-        """Whether somebody receives is not known here."""
+        """Raise that messages were lost which the writer has noticed, if ``onLoss`` says so.
+
+        Raises:
+            MessageLossError: See the message.
+        """
+        if self._losses is not None and self._losses.failure is not None:
+            raise self._losses.failure
 
     @property
     def received_end(self) -> int:
@@ -82,7 +96,10 @@ class FollowingSource:
             self._faults.warn("going on with what was listed before: %s", e)
         else:
             self._failing = None
-        return self.log.durable_end
+        end = self.log.durable_end
+        if self._losses is not None:
+            self._read_kept(end)
+        return end
 
     def wait_for_more(self, end: int, seconds: float) -> None:
         """Look now and then whether there is something after ``end``, for so many seconds."""
@@ -100,12 +117,7 @@ class FollowingSource:
     def facts(self) -> SourceFacts:
         """What the log keeps of its writer's account, as of its newest chunk."""
         end = self.seal()  # Spark lists the log only between batches
-        if self._kept[0] != end:
-            try:
-                saved = read_saved_state(self.storage)
-                self._kept = end, *read_counters(saved.full, saved.delta)
-            except LogError as e:
-                self._faults.warn("%s", e)
+        self._read_kept(end)
         if time.monotonic() >= self._next_stops:
             self._next_stops = time.monotonic() + LOOKING_SECONDS + self.storage.leisure
             try:
@@ -117,6 +129,23 @@ class FollowingSource:
             receiver.lost_at_stop, receiver.lossy_stops = self._stops.messages, self._stops.stops
         return SourceFacts(self.counters, receiver, received=end, receives=False, totals=totals)
 
+    def _read_kept(self, end: int) -> None:
+        """Read what the log keeps, unless that was done at this end."""
+        now = time.monotonic()
+        waits = self._losses is not None and self._losses.waits
+        if self._kept[0] == end and not (waits and now >= self._next_kept):
+            return
+        self._next_kept = now + _ASKING_SECONDS + self.storage.leisure
+        try:
+            saved = read_saved_state(self.storage)
+            if self._losses is not None:
+                self._losses.look(Envelope.of(saved.full, saved.delta))
+            self._kept = end, *read_counters(saved.full, saved.delta)
+        except LogError as e:
+            self._faults.warn("%s", e)
+
     def stop(self) -> None:
         """Say what was left unsaid."""
         self._faults.flush()
+        if self._losses is not None:
+            self._losses.flush()

@@ -20,6 +20,7 @@ class Incidents:
     """Acts on findings, as ``onMalformed``, ``deadLetterLocation`` and ``onLoss`` say.
 
     Attributes:
+        tracker: Knows the gaps that are given to ``lose``.
         failure: Why receiving must end, once what came before is in the log.
     """
 
@@ -30,7 +31,7 @@ class Incidents:
         dead_letters: DeadLetters | None,
     ) -> None:
         self._options = options
-        self._tracker = tracker
+        self.tracker = tracker
         self._dead_letters = dead_letters
         self._malformed = LimitedLog(__name__, "malformed messages")
         self._losses = LimitedLog(__name__, "losses")
@@ -64,10 +65,10 @@ class Incidents:
 
     def lose(self, gaps: Sequence[Gap]) -> None:
         """These are missing, and nobody will be asked for them (any more)."""
-        if self._tracker is None or self._options.on_loss == "count":
+        if self.tracker is None or self._options.on_loss == "count":
             return
         for gap in gaps:
-            first, last = self._tracker.number(gap.first), self._tracker.number(gap.last)
+            first, last = self.tracker.number(gap.first), self.tracker.number(gap.last)
             text = f"{gap.size} messages of {self._name(gap.key)} never came: sequences {first} to {last}"
             if self._options.on_loss == "fail":
                 self.failure = self.failure or MessageLossError(
@@ -82,5 +83,5 @@ class Incidents:
             log.flush()
 
     def _name(self, key: Key) -> str:
-        assert self._tracker is not None
-        return describe_key(self._tracker.numbering.by, key)
+        assert self.tracker is not None
+        return describe_key(self.tracker.numbering.by, key)

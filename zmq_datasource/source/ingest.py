@@ -5,8 +5,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import logging
 import time
 from concurrent.futures import Future
@@ -30,15 +28,16 @@ from zmq_datasource.options.types import Location
 from zmq_datasource.source.channel import WAIT_MS
 from zmq_datasource.source.intake import Intake
 from zmq_datasource.source.kept import states_beside
-from zmq_datasource.source.location import log_storage, where_from
+from zmq_datasource.source.location import log_storage
 from zmq_datasource.source.log_receiver import LogReceiver
 from zmq_datasource.source.log_source import SourceFacts
 from zmq_datasource.source.receiver import Receiver
 from zmq_datasource.source.receiving import ReceivingThread
 from zmq_datasource.source.stop_losses import StopLoss, StopLosses
+from zmq_datasource.source.terms import compare_terms, feed_of
 from zmq_datasource.transport.spec import SocketSpec
 
-__all__ = ["Ingest", "SharedOtherwiseError", "feed_of"]
+__all__ = ["Ingest", "SharedOtherwiseError"]
 
 _log = logging.getLogger(__name__)
 
@@ -46,33 +45,8 @@ _log = logging.getLogger(__name__)
 _SEAL_SECONDS = 120.0
 _SEAL_TICK = 0.1
 _LOCK_TICK = 0.05
-# Of the options of framing those by which the same message would be another row.
-_ROWS_BY = (
-    *("framing", "topic_frame", "publisher_frame", "value_frame", "value_offset"),
-    *(
-        "sequence_frame",
-        "sequence_offset",
-        "sequence_width",
-        "sequence_endian",
-        "sequence_signed",
-        "sequence_path",
-    ),
-    *("sequence_by", "sequence_start", "sequence_end", "sequence_restart", "sequence_window", "deduplicate"),
-)
-
-
-def feed_of(options: StreamReadOptions) -> str:
-    """What tells feeds apart: where messages come from, and what becomes of them. One line of text."""
-    framing = {name: str(getattr(options, name)) for name in _ROWS_BY}
-    shared = {}
-    # Whoever shares it out otherwise, also by another order, would receive some of it twice.
-    if options.receivers > 1:
-        shared = {
-            "receivers": [options.receivers, options.receivers_by],
-            "order": [*map(str, options.connect), "", *map(str, options.bind)],
-        }
-    text = json.dumps({**where_from(options), **framing, **shared}, sort_keys=True, separators=(",", ":"))
-    return f"feed {hashlib.sha256(text.encode()).hexdigest()[:16]}"
+# How often a writer looks for a query that would receive the feed better.
+_BETTER_SECONDS = 1.0
 
 
 class SharedOtherwiseError(LogLockedError):
@@ -117,6 +91,8 @@ class Ingest:
         self._stop_losses = StopLosses(self.storage, self.counters)
         self._reader_faults = LimitedLog(__name__, "warnings about readers")
         self._is_open = self._started = False
+        self._better: str | None = None
+        self._next_better = 0.0
         self.resumed_at = 0
 
     def _new_log(self, state: CarriedState, chunk_bytes: int) -> LogWriter:
@@ -211,6 +187,7 @@ class Ingest:
         if not self._is_open:
             self.open()
         self._started = True
+        self._tell_retention()
         try:
             self._receiving.start()
         except Exception:
@@ -223,6 +200,21 @@ class Ingest:
             self.log.log_id,
             self.resumed_at,
         )
+
+    def _tell_retention(self) -> None:
+        """Log that messages stay for longer than this process asks, because a query does."""
+        try:
+            self.readers.others()
+        except LogError as e:
+            self._reader_faults.warn("%s", e)
+        if self.readers.retention > self._options.wal_retention:
+            _log.warning(
+                "messages in %s stay for %gs, because a query that reads it has this walRetention; this process has "
+                "walRetention=%gs, which applies when that query's position is gone",
+                self.storage,
+                self.readers.retention,
+                self._options.wal_retention,
+            )
 
     def _remember(self) -> None:
         """Go on counting and tracking where the log's last writer stopped."""
@@ -239,9 +231,10 @@ class Ingest:
                 "the messages in log %s were numbered in another way; tracking sequences begins anew",
                 self.storage.root,
             )
+        persistence = Persistence(self._options.wal_retry_timeout)
+        persistence.insist(partial(compare_terms, self.storage, self._options))
         if self._intake is None:
             return
-        persistence = Persistence(self._options.wal_retry_timeout)
         persistence.insist(self._stop_losses.open)
         if self._intake.tracker is not None:
             beside = persistence.insist(partial(states_beside, self.storage, self._options.wal_sync))
@@ -254,6 +247,17 @@ class Ingest:
             LogError, SocketError: See the message.
         """
         self._receiving.raise_failure()
+
+    def better_receiver(self) -> str | None:
+        """The name of a running query that would receive the feed with a ``replayEndpoint``; None if this one has one.
+
+        Raises:
+            LogError: The positions of the queries cannot be read.
+        """
+        if not self._options.replay_endpoint and time.monotonic() >= self._next_better:
+            self._better = self.readers.replaying()
+            self._next_better = time.monotonic() + _BETTER_SECONDS + self.storage.leisure
+        return self._better
 
     def commit_readers(self) -> int | None:
         """Delete what all queries have read that follow this log.

@@ -296,6 +296,9 @@ class Intake(CarriedState):
             or not _alike(state.numbering_of(kept), self.tracker.numbering)
         ):
             self._base_is_foreign = True
+            other = None if self.tracker is None else tracker_of(envelope)
+            if self.tracker is not None and other is not None:
+                return state.restore_renamed(self.tracker, other)
             return kept is None
         state.restore(self.tracker, base and base["sequences"], changes and changes["sequences"])
         return True

@@ -1,0 +1,248 @@
+"""Queries that receive one feed on different terms: retention, replay, and what a loss means. No JVM."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import zmq
+
+from tests.source.test_feed import Query, send
+from tests.support import Socket, bound, free_endpoint, stream_options, wait_for
+from tests.support.publishers import Publisher
+from zmq_datasource.errors import MessageLossError
+from zmq_datasource.log.reader import read_index
+from zmq_datasource.log.storage import LogStorage
+from zmq_datasource.source.ingest import Ingest
+
+Context = zmq.Context[Socket]
+
+
+@pytest.fixture(autouse=True)
+def _in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("signal.signal", lambda *_: None)  # pytest's own process keeps its handlers
+    monkeypatch.setattr("zmq_datasource.source.receiving._QUIET_SECONDS", 0.02)
+    monkeypatch.setattr("zmq_datasource.source.feed._STANDBY_SECONDS", 0.01)
+    monkeypatch.setattr("zmq_datasource.source.ingest._BETTER_SECONDS", 0.1)
+
+
+@contextmanager
+def query(location: Path, checkpoint: Any = None, **options: Any) -> Iterator[Query]:
+    made = Query(location, checkpoint, **options)
+    try:
+        yield made
+    finally:
+        made.reader.stop()
+
+
+def earliest(location: Path) -> int:
+    return read_index(LogStorage(str(location))).earliest
+
+
+# Retention.
+
+
+def receive_some(made: Query, push: Socket, begin: int, end: int) -> None:
+    """In many small chunks, all of them committed."""
+    made.step()
+    rows = len(made.rows)
+    for number in range(begin, end, 10):
+        send(push, number, number + 10)
+        rows += 10
+        made.until(rows)
+    made.step()
+
+
+@pytest.mark.parametrize("name", [{}, {"reader": "job"}])
+def test_the_retention_of_a_query_survives_another_one_that_receives_first(
+    name: dict[str, str], context: Context, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    push, endpoint = bound(context, zmq.PUSH)
+    with query(tmp_path, connect=endpoint, walRetention="1d", **name) as job:
+        receive_some(job, push, 0, 100)
+    with query(tmp_path, connect=endpoint, reader="notebook") as notebook:
+        notebook.step()
+        assert "stay for 86400s, because a query that reads it has this walRetention" in caplog.text
+        assert "walRetention=0s (before: 86400s)" in caplog.text
+        receive_some(notebook, push, 100, 200)
+    with query(tmp_path, job.checkpoint, connect=endpoint, walRetention="1d", **name) as job:
+        job.until(100)
+        assert earliest(tmp_path) == 0
+
+
+def test_the_retention_of_a_query_that_follows_holds_for_the_one_that_receives(
+    context: Context, tmp_path: Path
+) -> None:
+    push, endpoint = bound(context, zmq.PUSH)
+    with query(tmp_path, connect=endpoint) as notebook:
+        notebook.step()
+        with query(tmp_path, connect=endpoint, walRetention="1d") as job:
+            job.step()
+            receive_some(notebook, push, 0, 100)
+            job.until(100)
+            receive_some(notebook, push, 100, 200)
+            job.until(200)
+            notebook.step()
+            assert earliest(tmp_path) == 0
+
+
+def test_a_query_that_lowers_its_own_retention_has_it_lowered(
+    context: Context, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    push, endpoint = bound(context, zmq.PUSH)
+    with query(tmp_path, connect=endpoint, reader="job", walRetention="1d") as job:
+        receive_some(job, push, 0, 50)
+    with query(tmp_path, job.checkpoint, connect=endpoint, reader="job") as again:
+        receive_some(again, push, 50, 100)
+        wait_for(lambda: again.step() and earliest(tmp_path) > 0, "that old chunks are deleted")
+    assert "because a query that reads it has this walRetention" not in caplog.text
+
+
+def test_a_receiver_says_in_what_it_differs_from_the_one_before(
+    context: Context, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    _, endpoint = bound(context, zmq.PUSH)
+    common: dict[str, Any] = {"walLocation": tmp_path, "socketType": "PULL", "connect": endpoint}
+    for options, warnings in (
+        ({"walRetention": "1d", "walMaxBytes": "1g"}, 0),
+        ({"walRetention": "1d", "walMaxBytes": "1g"}, 0),
+        ({"walMaxBytes": "1g"}, 1),
+        ({"walMaxBytes": "1g"}, 0),
+    ):
+        caplog.clear()
+        ingest = Ingest(stream_options(**common, **options))
+        ingest.start()
+        ingest.stop()
+        said = [r.message for r in caplog.records if "was last received with other" in r.message]
+        assert len(said) == warnings
+        if said:
+            assert said[0].endswith("those of this process apply: walRetention=0s (before: 86400s)")
+
+
+# Replay.
+
+
+@pytest.fixture
+def replay() -> str:
+    return free_endpoint()
+
+
+@pytest.mark.spark  # no Spark, but a process
+def test_the_replay_of_a_query_is_used_though_another_one_received_first(replay: str, tmp_path: Path) -> None:
+    with Publisher("vllm", replay=replay) as publisher:
+        options = vllm(publisher)
+        with query(tmp_path, **options) as notebook:
+            notebook.step()
+            publisher.ask("wait-subscriber")
+            publisher.ask("send 10")
+            publisher.ask("skip 5")
+            publisher.ask("send 10")
+            notebook.until(20)
+            with query(
+                tmp_path, startingOffsets="earliest", replayEndpoint=replay, replayTimeout="1s", **options
+            ) as job:
+                wait_for(lambda: (notebook.step(), job.step())[1] == 25, "the messages that were missing")
+                assert job.receives
+                notebook.until(25)
+            # Without it the other query receives again.
+            wait_for(lambda: notebook.receives, "the other one")
+            publisher.ask("wait-subscriber")
+            publisher.ask("send 5")
+            notebook.until(30)
+    assert sorted(int(value) for _, value in notebook.rows) == list(range(30))
+
+
+def vllm(publisher: Publisher) -> dict[str, Any]:
+    return {
+        "connect": publisher.endpoint,
+        "socketType": "SUB",
+        "framing": "vllm",
+        "zmq_reconnect_ivl": 20,
+    }
+
+
+@pytest.mark.spark  # no Spark, but processes
+def test_a_program_without_a_replay_gives_way_to_a_query_with_one(replay: str, tmp_path: Path) -> None:
+    with Publisher("vllm", replay=replay) as publisher:
+        options = vllm(publisher)
+        command = [sys.executable, "-m", "zmq_datasource", "receive", "--socket-type", "SUB"]
+        command += ["--connect", publisher.endpoint, "--wal-location", str(tmp_path), "-o", "framing=vllm"]
+        program = subprocess.Popen(command)
+        try:
+            publisher.ask("wait-subscriber")
+            publisher.ask("send 5")
+            publisher.ask("skip 5")
+            publisher.ask("send 5")
+            with query(
+                tmp_path, startingOffsets="earliest", replayEndpoint=replay, replayTimeout="1s", **options
+            ) as job:
+                job.until(15)
+                assert job.receives
+            wait_for(lambda: LogStorage(str(tmp_path)).is_written(), "the program receives again")
+            publisher.ask("wait-subscriber")
+            publisher.ask("send 5")
+            wait_for(lambda: read_index(LogStorage(str(tmp_path))).end == 20, "its messages")
+        finally:
+            program.terminate()
+            assert program.wait(30) == 0
+
+
+# What a loss means.
+
+
+def numbered(pub: Socket, *numbers: int) -> None:
+    for number in numbers:
+        pub.send_multipart([b"t", b"p", number.to_bytes(8, "big"), b"%d" % number])
+
+
+def sequenced(endpoint: str) -> dict[str, Any]:
+    return {"connect": endpoint, "socketType": "SUB", "framing": "sequenced"}
+
+
+def test_a_query_that_follows_fails_at_a_loss_if_it_says_so(context: Context, tmp_path: Path) -> None:
+    """And not the other one; started again it goes on after the loss."""
+    pub, endpoint = bound(context, zmq.XPUB)
+    with query(tmp_path, **sequenced(endpoint)) as notebook:
+        notebook.step()
+        assert pub.recv() == b"\x01"
+        numbered(pub, 0, 1, 5)  # lost before the query begins
+        notebook.until(3)
+        with query(tmp_path, onLoss="fail", **sequenced(endpoint)) as job:
+            job.step()
+            numbered(pub, 6)
+            job.until(1)
+            numbered(pub, 10)
+            with pytest.raises(
+                MessageLossError, match="3 messages of publisher 'p' never came: sequences 7 to 9"
+            ):
+                wait_for(lambda: job.step() and False, "the failure")
+        notebook.until(5)
+        with query(tmp_path, job.checkpoint, onLoss="fail", **sequenced(endpoint)) as job:
+            numbered(pub, 11)
+            wait_for(lambda: job.step() and job.rows[-1][1] == b"11", "the next one")
+        notebook.until(6)
+
+
+@pytest.mark.spark  # no Spark, but a process
+def test_a_gap_that_the_receiver_still_asks_for_is_no_loss(replay: str, tmp_path: Path) -> None:
+    with Publisher("vllm", replay=replay, buffer=3) as publisher:
+        options = vllm(publisher) | {"replayEndpoint": replay, "replayTimeout": "1s"}
+        with query(tmp_path, **options) as first:
+            first.step()
+            publisher.ask("wait-subscriber")
+            with query(tmp_path, onLoss="fail", **options) as second:
+                second.step()
+                publisher.ask("send 2")
+                publisher.ask("skip 1")
+                publisher.ask("send 1")
+                second.until(4)
+                assert not second.receives
+                publisher.ask("skip 5")  # more than it has to replay
+                publisher.ask("send 1")
+                with pytest.raises(MessageLossError, match="sequences 4 to"):
+                    wait_for(lambda: (first.step(), second.step())[1] and False, "the failure")
