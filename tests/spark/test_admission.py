@@ -15,8 +15,9 @@ class Clock:
         return self.now
 
 
-def ten_bytes_each(_partition: int, begin: int, end: int, size: int) -> int:
-    return min(end, max(begin + 1, begin + size // 10))
+def ten_bytes_each(_partition: int, begin: int, end: int, size: int) -> tuple[int, int]:
+    found = min(end, begin + size // 10)
+    return found, 10 * (found - begin)
 
 
 def size_of(_partition: int, begin: int, end: int) -> int:
@@ -80,7 +81,7 @@ def test_available_now_does_not_wait_for_more() -> None:
         ({"maxMessagesPerTrigger": 10}, (7, 7, 7), (4, 3, 3)),
         ({"maxBytesPerTrigger": 100}, (30, 0, 10), (7, 0, 2)),
         ({"maxBytesPerTrigger": 100}, (2, 0, 3), (2, 0, 3)),
-        ({"maxBytesPerTrigger": 1}, (2, 0, 3), (1, 0, 1)),  # a message of each is always let in
+        ({"maxBytesPerTrigger": 1}, (2, 0, 3), (1, 0, 0)),  # one message is always let in
         ({"minMessagesPerTrigger": 10}, (5, 0, 4), (0, 0, 0)),
         ({"minMessagesPerTrigger": 10}, (5, 0, 5), (5, 0, 5)),
     ],
@@ -103,3 +104,33 @@ def test_where_there_is_not_a_message_for_each_partition_they_take_turns() -> No
     assert begins[1] == 5
     assert begins[2] == 0
     assert sum(begins.values()) == 24
+
+
+def test_the_bytes_of_a_batch_are_bounded_however_many_partitions_there_are() -> None:
+    """And each of them comes to its turn, one with large messages too, though others have small ones without end."""
+    sizes = dict.fromkeys(range(8), 10) | {3: 90, 5: 250}
+
+    def end_within(partition: int, begin: int, end: int, size: int) -> tuple[int, int]:
+        found = min(end, begin + size // sizes[partition])
+        return found, sizes[partition] * (found - begin)
+
+    def size_of(partition: int, begin: int, end: int) -> int:
+        return sizes[partition] * (end - begin)
+
+    admission = Admission(stream_options(connect="tcp://a:1", maxBytesPerTrigger=100), Clock())
+    begins = dict.fromkeys(range(8), 0)
+    for _ in range(60):
+        ends = admission.ends(begins, dict.fromkeys(range(8), 10_000), size_of, end_within)
+        taken = {partition: sizes[partition] * (ends[partition] - begins[partition]) for partition in ends}
+        assert 0 < sum(taken.values()) <= 100 or taken == dict.fromkeys(range(8), 0) | {5: 250}
+        begins = ends
+    assert min(begins.values()) >= 60 // 8
+
+
+def test_where_no_message_fits_its_share_a_batch_has_one_and_partitions_take_turns() -> None:
+    admission = Admission(stream_options(connect="tcp://a:1", maxBytesPerTrigger=9), Clock())
+    begins = dict.fromkeys(range(8), 0)
+    for number in range(1, 17):
+        begins = admission.ends(begins, dict.fromkeys(range(8), 100), size_of, ten_bytes_each)
+        assert sum(begins.values()) == number
+    assert begins == dict.fromkeys(range(8), 2)

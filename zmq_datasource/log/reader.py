@@ -115,17 +115,21 @@ def split_range(
 
 def end_within_bytes(
     storage: LogStorage, chunks: Sequence[Chunk], start: int, end: int, max_bytes: int
-) -> int:
-    """The largest end with at most ``max_bytes`` of values in ``[start, end)``; one message at least."""
+) -> tuple[int, int]:
+    """The largest end with at most ``max_bytes`` of values in ``[start, end)``, and the bytes of those values.
+
+    The end is ``start`` if the first message is larger.
+    """
     left = max_bytes
     for piece in slices(chunks, start, end):
         for batch in read_chunk(storage, *piece):
             running = pc.cumulative_sum(pc.cast(pc.binary_length(batch.column("value")), "int64"))
             if running[-1].as_py() > left:
                 fitting = pc.sum(pc.less_equal(running, left)).as_py()
-                return int(max(batch.column("id")[0].as_py() + fitting, start + 1))
+                left -= running[fitting - 1].as_py() if fitting else 0
+                return int(batch.column("id")[0].as_py() + fitting), int(max_bytes - left)
             left -= running[-1].as_py()
-    return end
+    return end, int(max_bytes - left)
 
 
 def first_since(storage: LogStorage, chunks: Sequence[Chunk], time: int) -> int | None:

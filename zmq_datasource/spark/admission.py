@@ -24,6 +24,8 @@ class Admission:
         self._clock = clock
         self._last_batch = clock()
         self._turn = 0
+        self._next: int | None = None  # the partition whose next message was larger than its share
+        self._last = -1  # the one that such a message was taken from last
 
     def holds_back(self, available: int) -> bool:
         """Whether so many messages are too few for a batch, and it is too soon to make one of them."""
@@ -37,7 +39,7 @@ class Admission:
         begins: Mapping[int, int],
         available: Mapping[int, int],
         size_of: Callable[[int, int, int], int],
-        end_within: Callable[[int, int, int, int], int],
+        end_within: Callable[[int, int, int, int], tuple[int, int]],
         *,
         wait: bool = True,
     ) -> dict[int, int]:
@@ -48,7 +50,7 @@ class Admission:
             available: The ids after the last durable ones.
             size_of: ``(partition, begin, end)`` to about so many bytes.
             end_within: ``(partition, begin, end, bytes)`` to the largest end with at most that many
-                bytes, one message at least.
+                bytes, and how many these are.
             wait: Whether ``minMessagesPerTrigger`` may hold the batch back.
         """
         options, now = self._options, self._clock()
@@ -60,16 +62,57 @@ class Admission:
             self._turn += 1
         ends = {partition: begin + waiting[partition] for partition, begin in begins.items()}
         if options.max_bytes_per_trigger is not None:
-            parts = [partition for partition, begin in begins.items() if ends[partition] > begin]
-            sizes = {
-                partition: max(1, size_of(partition, begins[partition], ends[partition]))
-                for partition in parts
-            }
-            for partition, size in _shares(sizes, options.max_bytes_per_trigger, whole=True).items():
-                ends[partition] = end_within(partition, begins[partition], ends[partition], size)
+            ends = self._within_bytes(begins, ends, options.max_bytes_per_trigger, size_of, end_within)
         if ends != begins:
             self._last_batch = now
         return ends
+
+    def _within_bytes(
+        self,
+        begins: Mapping[int, int],
+        ends: Mapping[int, int],
+        most: int,
+        size_of: Callable[[int, int, int], int],
+        end_within: Callable[[int, int, int, int], tuple[int, int]],
+    ) -> dict[int, int]:
+        """Cut a batch off at so many bytes; a batch with something has one message at least.
+
+        Partitions whose next message is larger than their share take in turn what the others leave. One that gets
+        nothing comes first in the next batch, with its next message alone.
+        """
+        cut, others = (
+            dict(begins),
+            [partition for partition, begin in begins.items() if ends[partition] > begin],
+        )
+        if self._next in others:
+            most -= self._let_in(self._next, cut, end_within)
+            others.remove(self._next)
+        sizes = {
+            partition: max(1, size_of(partition, begins[partition], ends[partition])) for partition in others
+        }
+        for partition, size in _shares(sizes, max(0, most), whole=True).items():
+            cut[partition], taken = end_within(partition, begins[partition], ends[partition], size)
+            most -= taken
+        waiting = [partition for partition in others if cut[partition] == begins[partition]]
+        waiting.sort(key=lambda partition: (partition <= self._last, partition))
+        for partition in list(waiting):
+            cut[partition], taken = end_within(partition, begins[partition], ends[partition], max(0, most))
+            if cut[partition] > begins[partition]:
+                most -= taken
+                self._last = partition
+                waiting.remove(partition)
+        if cut == begins and waiting:
+            self._let_in(waiting.pop(0), cut, end_within)
+        self._next = waiting[0] if waiting else None
+        return cut
+
+    def _let_in(
+        self, partition: int, cut: dict[int, int], end_within: Callable[[int, int, int, int], tuple[int, int]]
+    ) -> int:
+        """Put one message of a partition into the batch, however large; returns its bytes."""
+        self._last = partition
+        cut[partition], size = end_within(partition, cut[partition], cut[partition] + 1, 2**63 - 1)
+        return size
 
 
 def _shares(wanted: Mapping[int, int], most: int, turn: int = 0, whole: bool = False) -> dict[int, int]:

@@ -171,7 +171,7 @@ class ZmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             return begins  # and no chunk is cut for what will wait
         available = feeds.seal() if self._targets is None else self._targets
 
-        def end_within(partition: int, low: int, high: int, size: int) -> int:
+        def end_within(partition: int, low: int, high: int, size: int) -> tuple[int, int]:
             feed = feeds.parts[partition]
             return self._persistence.insist(
                 lambda: end_within_bytes(feed.storage, feed.log.covering(low, high), low, high, size)
