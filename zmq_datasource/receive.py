@@ -10,11 +10,14 @@ from zmq_datasource.errors import DiskFaultError, LogError, OptionError
 from zmq_datasource.host.limited_logging import LimitedLog
 from zmq_datasource.host.locations import check_location
 from zmq_datasource.host.signals import StopFlag, finish
+from zmq_datasource.log.layout import PARTITION
 from zmq_datasource.monitoring.source import SourceMonitor
 from zmq_datasource.options import StreamReadOptions
 from zmq_datasource.options.parser import parse
 from zmq_datasource.source.feeds import side_by_side
+from zmq_datasource.source.idle_partitions import IdlePartition
 from zmq_datasource.source.ingest import Ingest
+from zmq_datasource.source.location import log_storage
 from zmq_datasource.source.terms import feed_of
 
 __all__ = ["receive_until", "receive_until_stopped"]
@@ -60,10 +63,13 @@ def receive_until(
         )
     partitions = range(options.receivers) if partition is None else [partition]
     receivers = [_Receiver(options, partition) for partition in partitions]
+    idle = _IdlePartitions(options)
     try:
         while not stopped(0.0):
             for receiver in receivers:
                 receiver.look()
+            if partitions[0] == PARTITION:
+                idle.expire()
             if stopped(_TICK_SECONDS):
                 return
     finally:
@@ -171,6 +177,32 @@ class _Receiver:
             self._ingest.stop()
         finally:
             self._monitor.stop()
+
+
+class _IdlePartitions:
+    """The partitions beyond the feed's receivers, which earlier receivers have filled."""
+
+    def __init__(self, options: StreamReadOptions) -> None:
+        self._options = options
+        self._known: dict[int, IdlePartition] = {}
+        self._next_look = 0.0
+        self._warnings = LimitedLog(__name__, "deletions from partitions without a receiver")
+
+    def expire(self) -> None:
+        """Now and then delete what is done there."""
+        now = time.monotonic()
+        if now < self._next_look:
+            return
+        self._next_look = now + _FULL_SECONDS
+        storage = log_storage(self._options)
+        try:
+            for partition in storage.partitions():
+                if partition >= self._options.receivers:
+                    self._known.setdefault(
+                        partition, IdlePartition(storage.of(partition), self._options)
+                    ).expire()
+        except LogError as e:
+            self._warnings.warn("%s", e)
 
 
 def _why_full(ingest: Ingest) -> str:

@@ -22,6 +22,7 @@ import zmq
 from tests.source.test_feed import Query, send
 from tests.support import Socket, batch_of, bound, free_endpoint, offer, stream_options, wait_for
 from zmq_datasource.errors import DataLossError, DiskFaultError, EndpointError, LogLockedError, OptionError
+from zmq_datasource.log.reader_files import ReaderPosition
 from zmq_datasource.log.readers import Readers
 from zmq_datasource.log.storage import LogStorage
 from zmq_datasource.log.writer import LogWriter
@@ -698,3 +699,77 @@ def test_a_start_that_is_cut_short_leaves_nothing_to_stop(
     with pytest.raises(SystemExit):
         query.begin()
     query.reader.stop()
+
+
+def test_what_is_done_in_a_partition_without_a_receiver_is_deleted(
+    context: Context, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """But for the newest chunk, which has the numbers of its publishers; and not what another query needs."""
+    monkeypatch.setattr("zmq_datasource.source.idle_partitions._LOOKING_SECONDS", 0.0)
+    push, endpoint = bound(context, zmq.PUSH)
+    for _ in range(5):
+        fill(tmp_path, 0, b"0")
+        fill(tmp_path, 1, b"0", b"0")
+    idle = LogStorage(str(tmp_path), 1)
+    slow = LogStorage(str(tmp_path))
+    for storage in (slow, idle):
+        storage.write_reader("slow", ReaderPosition(4))
+    with several(tmp_path, connect=endpoint, startingOffsets="earliest", walFlushInterval="20ms") as query:
+        query.until(15)
+        count = 15
+
+        def chunks_after_a_batch() -> list[int]:
+            nonlocal count
+            push.send(b"1")
+            count += 1
+            query.until(count)
+            return sorted(chunk.first for chunk in idle.chunks())
+
+        wait_for(lambda: chunks_after_a_batch() == [4, 6, 8], "that two are deleted")
+        for storage in (slow, idle):
+            storage.remove_reader("slow")
+        wait_for(lambda: chunks_after_a_batch() == [8], "that the others are")
+        assert not idle.is_written()
+        checkpoint = query.checkpoint
+    with several(tmp_path, checkpoint, connect=endpoint, receivers=2) as query:
+        query.step()
+        wait_for(lambda: connected(query), "two connections")
+        send(push, 0, 100)
+        query.until(100)
+        query.check()
+
+
+def test_the_retention_holds_in_a_partition_without_a_receiver(
+    context: Context, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("zmq_datasource.source.idle_partitions._LOOKING_SECONDS", 0.0)
+    push, endpoint = bound(context, zmq.PUSH)
+    for _ in range(3):
+        fill(tmp_path, 1, b"0")
+    with several(tmp_path, connect=endpoint, startingOffsets="earliest", walRetention="1h") as query:
+        query.until(3)
+        for count in range(4, 8):
+            push.send(b"1")
+            query.until(count)
+        assert len(list(LogStorage(str(tmp_path), 1).chunks())) == 3
+
+
+def test_a_program_deletes_what_is_done_in_a_partition_without_a_receiver(
+    context: Context, tmp_path: Path
+) -> None:
+    _, endpoint = bound(context, zmq.PUSH)
+    for _ in range(3):
+        fill(tmp_path, 0, b"0")
+        fill(tmp_path, 1, b"0")
+    idle = LogStorage(str(tmp_path), 1)
+    for partition in range(2):
+        LogStorage(str(tmp_path), partition).write_reader("query", ReaderPosition(3))
+    command = [sys.executable, "-m", "zmq_datasource", "receive", "--socket-type", "PULL"]
+    program = subprocess.Popen([*command, "--connect", endpoint, "--wal-location", str(tmp_path)])
+    try:
+        wait_for(
+            lambda: [chunk.first for chunk in idle.chunks()] == [2], "that all but the newest are deleted"
+        )
+    finally:
+        program.terminate()
+        assert program.wait(30) == 0

@@ -32,6 +32,7 @@ from zmq_datasource.log.writer import LogWriter
 from zmq_datasource.options import StreamReadOptions
 from zmq_datasource.options.types import Position
 from zmq_datasource.source.follow import FollowingSource
+from zmq_datasource.source.idle_partitions import IdlePartition
 from zmq_datasource.source.ingest import Ingest, SharedOtherwiseError
 from zmq_datasource.source.location import log_storage
 from zmq_datasource.source.log_source import LogSource, SourceFacts
@@ -62,6 +63,7 @@ class Feed:
         self._options = options
         self._is_live = bool(options.connect or options.bind) and partition < options.receivers
         self._terms = terms_of(options)
+        self._idle: IdlePartition | None = None
         self._persistence = Persistence(options.wal_retry_timeout)
         self._source: LogSource
         self._position: HeldPosition
@@ -71,6 +73,8 @@ class Feed:
         self._failure: Exception | None = None
         self._faults = LimitedLog(__name__, "attempts to receive in place of another process")
         self.storage = log_storage(options, partition)
+        if (options.connect or options.bind) and partition >= options.receivers:
+            self._idle = IdlePartition(self.storage, options)
         self.starting_position = options.start or Position(
             # What a log holds that somebody else fills was received for whoever reads it.
             "latest" if options.connect or options.bind else "earliest",
@@ -288,6 +292,11 @@ class Feed:
         source = self._source
         self._position.commit(end, lazily=isinstance(source, Ingest))
         source.commit(end)
+        if self._idle is not None:
+            try:
+                self._idle.expire()
+            except LogError as e:
+                self._faults.warn("deleting from a partition without a receiver: %s", e)
 
     def facts(self) -> SourceFacts:
         """What there is to tell, as of now."""

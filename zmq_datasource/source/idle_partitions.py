@@ -1,0 +1,66 @@
+"""Deletes what is done in log partitions that no receiver fills any more, because there are fewer receivers now."""
+
+from __future__ import annotations
+
+import time
+
+from zmq_datasource.errors import LogLockedError
+from zmq_datasource.log.reader import read_index
+from zmq_datasource.log.readers import Readers
+from zmq_datasource.log.storage import LogStorage
+from zmq_datasource.log.writer import LogWriter
+from zmq_datasource.options import StreamReadOptions
+from zmq_datasource.source.terms import feed_of
+
+__all__ = ["IdlePartition"]
+
+_LOOKING_SECONDS = 10.0
+
+
+class IdlePartition:
+    """One of them, as a process sees it that receives the feed's other partitions, or follows them.
+
+    The newest chunk stays: it has the partition's last state.
+
+    Args:
+        storage: Of the partition.
+        options: Of the feed.
+    """
+
+    def __init__(self, storage: LogStorage, options: StreamReadOptions) -> None:
+        self._storage = storage
+        self._options = options
+        self._next_look = 0.0
+
+    def expire(self) -> None:
+        """Delete the chunks that all queries have read and whose retention is over; now and then, and without waiting.
+
+        Nothing is deleted where another process writes the partition, or before a first query has read it.
+
+        Raises:
+            LogError: The partition cannot be read or opened.
+        """
+        if time.monotonic() < self._next_look:
+            return
+        self._next_look = time.monotonic() + _LOOKING_SECONDS + self._storage.leisure
+        options, readers = self._options, Readers(self._storage, self._options.reader_timeout)
+        needed, index = readers.needed(), read_index(self._storage)
+        retention = max(float(options.wal_retention), readers.retention)
+        if needed is None or not index.removable(needed, time.time() - retention):
+            return
+        log = LogWriter(
+            self._storage,
+            chunk_bytes=options.wal_chunk_bytes,
+            max_bytes=options.wal_max_bytes,
+            retention=retention,
+            sync=options.wal_sync,
+            readers=readers,
+        )
+        try:
+            log.open(0.0, feed_of(options))
+        except LogLockedError:  # a receiver has it by now
+            return
+        try:
+            log.commit(needed)
+        finally:
+            log.close()
