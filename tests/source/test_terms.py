@@ -136,7 +136,9 @@ def replay() -> str:
 def test_the_replay_of_a_query_is_used_though_another_one_received_first(replay: str, tmp_path: Path) -> None:
     with Publisher("vllm", replay=replay) as publisher:
         options = vllm(publisher)
-        with query(tmp_path, **options) as notebook:
+        with query(
+            tmp_path, walRetention="1h", **options
+        ) as notebook:  # what it has read stays for the other one
             notebook.step()
             publisher.ask("wait-subscriber")
             publisher.ask("send 10")
