@@ -435,15 +435,14 @@ class World:
             self._look(0.05)
 
     def stop(self, *names: str) -> None:
-        """End processes in good order."""
+        """End processes in good order. Nothing strikes at a process any more."""
         for name in names:
             process = self.processes[name]
             process.page.disarm()
             code = process.stop()
             if process.struck_dead:  # just before that
-                self.check_alive()
-                while self._again:
-                    self._look(0.05)
+                process.kill()
+                process.start()
                 code = process.stop()
             # Ended by the signal itself is who was only starting.
             if code not in (0, 128 + signal.SIGTERM, -signal.SIGTERM):
