@@ -30,10 +30,11 @@ def _source(settings: dict[str, Any], stopped: threading.Event) -> None:
 def _stored_source(settings: dict[str, Any], stopped: threading.Event) -> None:
     """The same with a log in object storage, beside other machines that are quick to take a silent one for dead.
 
-    One that has lost the log to another ends with an error, and is started again.
+    One that has lost the log to another ends with an error, and is started again. So is one that finds the port taken:
+    two machines would have a port each.
     """
     from tests.weather.engine import Source  # noqa: PLC0415
-    from zmq_datasource.errors import LogLockedError  # noqa: PLC0415
+    from zmq_datasource.errors import EndpointError, LogLockedError  # noqa: PLC0415
     from zmq_datasource.log import stored, tenure  # noqa: PLC0415
 
     tenure._BEAT_SECONDS, tenure._LOOKING_SECONDS = 0.3, 0.1
@@ -42,7 +43,7 @@ def _stored_source(settings: dict[str, Any], stopped: threading.Event) -> None:
     while not stopped.is_set():
         try:
             Source(Path(settings["directory"]), settings["options"]).run(stopped.is_set)
-        except LogLockedError as e:
+        except (EndpointError, LogLockedError) as e:
             logging.getLogger(__name__).warning("started again after: %s", e)
             stopped.wait(0.2)
 
