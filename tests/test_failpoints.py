@@ -103,7 +103,7 @@ def test_a_seed_draws_the_same_strikes_again() -> None:
     reachable = [(process, name) for process in ("source", "second") for name in places]
 
     def drawn() -> list[list[object]]:
-        return [list(draw_strikes(seed, reachable, ["wire"], ["source"], 3.0)) for seed in range(500)]
+        return [list(draw_strikes(seed, reachable, ["wire"], ["source"], 3.0)) for seed in range(1000)]
 
     first = drawn()
     assert first == drawn()

@@ -67,7 +67,7 @@ POINTS: Mapping[str, Point] = {
     "acknowledged.end.after_staged": _STEP,
     "acknowledged.staged.before_answer": _STEP,
     "host.object.after_move": _IO,
-    "host.object.before_move": Point(fails=True, weight=2),
+    "host.object.before_move": Point(fails=True, weight=3),
     "host.object.before_write": _IO,
     "log.chunk.after_delete": _STEP,
     "log.chunk.after_write": _IO,
@@ -80,7 +80,7 @@ POINTS: Mapping[str, Point] = {
     "log.file.after_rename": _IO,
     "log.file.after_sync": _IO,
     "log.file.after_write": _IO,
-    "log.group.after_sync": _IO,
+    "log.group.after_sync": Point(fails=True, weight=2),
     "log.group.after_write": _IO,
     "log.group.before_write": _IO,
     "log.identity.after_link": Point(fails=True, creates=True),
@@ -92,8 +92,8 @@ POINTS: Mapping[str, Point] = {
     "log.position.after_write": _STEP,
     "log.position.before_write": _STEP,
     "log.recovery.after_lock": Point(fails=True, opens=True),
-    "log.recovery.after_seal": Point(fails=True, opens=True),
-    "log.recovery.before_seal": Point(fails=True, opens=True),
+    "log.recovery.after_seal": Point(fails=True, opens=True, weight=2),
+    "log.recovery.before_seal": Point(fails=True, opens=True, weight=2),
     "log.small_file.after_rename": _IO,
     "log.small_file.after_sync": _IO,
     "log.small_file.before_write": _IO,
@@ -106,7 +106,7 @@ POINTS: Mapping[str, Point] = {
     "log.state.before_write": _IO,
     "log.stored_chunk.after_check": _STEP,
     "log.stored_chunk.after_put": Point(weight=2),
-    "log.stored_chunk.before_put": Point(weight=2),
+    "log.stored_chunk.before_put": Point(weight=4),
     "log.stored_deletion.after_announce": _STEP,
     "log.stored_deletion.before_end": _STEP,
     "log.stored_identity.after_put": Point(creates=True),
@@ -287,10 +287,10 @@ def draw_strikes(
     """
     chance = random.Random(f"failpoints {seed}")
     weights = [float(POINTS[name].weight) for _, name in reachable]
-    # One in six is a late COMMIT, where there are transactions.
+    # One in three is a late COMMIT, where there are transactions.
     for _ in range(max(chance.choice(_STRIKES), least) if reachable else 0):
         at = chance.uniform(0.1, seconds)
-        if wires and chance.random() < 1 / 6:
+        if wires and chance.random() < 1 / 3:
             kind = chance.choice(LATE_COMMITS)
             low, high = _LATE_SECONDS[kind]
             yield Drawn(at, kind, chance.choice(wires), chance.uniform(low, high))

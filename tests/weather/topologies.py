@@ -178,6 +178,7 @@ class _Plain(_SinkToSource):
     kinds: ClassVar[tuple[str, str]]
     framing: ClassVar[str]
     receiving: Mapping[str, str] = {}
+    reached: tuple[str, ...] = _RECEIVES
 
     def __init__(self, world: World, seconds: float) -> None:
         super().__init__(world, seconds)
@@ -227,7 +228,7 @@ class _Plain(_SinkToSource):
         self.may("wire", *_NETWORK)
         self.may("source", *_DISK, *_PROCESS, *_POWER, *_CLOCK)
         self.may("sink", *_PROCESS)
-        self.reaches("source", *_RECEIVES, *_READS)
+        self.reaches("source", *self.reached, *_READS)
         self.reaches("sink", "spark.", *(() if self.letters is None else ("sink.dead_letters",)))
 
     def accounts(self) -> list[dict[str, Any]]:
@@ -285,15 +286,24 @@ class PubSub(_Plain):
 
     def __init__(self, world: World, seconds: float) -> None:
         self._malformed = world.directory / "malformed"
-        self.receiving = {"deadLetterLocation": str(self._malformed)}
+        receiving = {"deadLetterLocation": str(self._malformed)}
+        self._store = f"file://{world.directory}/store" if world.extras.random() < 0.4 else None
+        if self._store is not None:
+            receiving["walStore"] = self._store
+            self.reached = _STORES
+        self.receiving = receiving
         super().__init__(world, seconds)
         self.reaches("source", "source.dead_letters")
         # So many that what has changed of the sequences is a state of its own.
         self._crowd = itertools.count()
         self._crowd_size = _CROWD if world.extras.random() < 0.5 else 0
         if self._crowd_size:
-            self.reaches("source", "log.state")
+            self.reaches("source", "log.state", *(() if self._store is None else ("log.stored_state",)))
         self._stranger: zmq.Socket[bytes] | None = None
+
+    def storage(self) -> LogStorage:
+        store = None if self._store is None else Location(self._store)
+        return storage_at(str(self.wal), store=store)
 
     def load(self) -> None:
         """A stranger, whose messages do not fit, and a crowd of publishers that send one message each."""
@@ -326,7 +336,7 @@ class PubSub(_Plain):
         doubled = [key for key, count in seen.items() if count > 1]
         if doubled:
             raise BrokenPromiseError(f"{doubled[:3]} came twice though deduplicate is on")
-        saved = read_saved_state(LogStorage(str(self.wal)))
+        saved = read_saved_state(self.storage())
         missing = {
             (gap["publisher"], number)
             for gap in read_gaps(saved.full, saved.delta)
