@@ -40,7 +40,7 @@ _RECEIVES = (
 )
 _DELETES = ("log.chunk.before_delete", "log.chunk.after_delete")
 _READS = ("log.position", "log.start", "log.small_file", "weather.")
-_STORES = ("log.file", "log.stored", "log.claim", "log.pending", "log.tenure", "host.object")
+_STORES = ("log.file", "log.stored_chunk", "log.claim", "log.pending", "log.tenure", "host.object")
 _ACCEPTS = (
     *("acknowledged.data.after_append", "acknowledged.staged", "acknowledged.commit.before_append"),
     *("acknowledged.commit.after_append", "acknowledged.committed", "log.staged"),
@@ -742,7 +742,8 @@ class TwoQueries(_SharedFeed):
             }
             self.world.process(name, "source", self.wal, directory=str(directory), options=options)
             self.may(name, *_DISK, *_PROCESS, *_CLOCK)
-            self.reaches(name, *_RECEIVES, *_READS, *_DELETES, "source.takeover")
+            deletes = _DELETES if self.names else ()
+            self.reaches(name, *_RECEIVES, *_READS, *deletes, "source.takeover")
         self.wait_for_readers()
 
     def finish(self) -> None:
@@ -788,7 +789,8 @@ class TwoMachines(_SharedFeed):
                 },
             )
             self.may(name, *_DISK, *_PROCESS, *_CLOCK)
-            self.reaches(name, *_STORES, *_READS, *_DELETES, "source.takeover")
+            deletes = (*_DELETES, "log.stored_deletion") if self.names else ()
+            self.reaches(name, *_STORES, *_READS, *deletes, "source.takeover")
         self.wait_for_readers()
 
     def storage(self) -> LogStorage:
