@@ -1,4 +1,4 @@
-"""The failpoints of the package, armed: which there are, what strikes at them, and how often each was reached.
+"""The failpoints of the package: their table, the faults that strike there, and how often each was reached.
 
 The package calls ``host.failpoints.reach(name)`` before and after each durable step. In a process of a weather run this
 module's ``Page`` takes the place of that function. The page is memory that the machine and the processes of one role
@@ -161,7 +161,7 @@ _STRIKES = (0, 1, 2, 3, 4)
 
 
 class Strike(NamedTuple):
-    """What happens to a process when it reaches a failpoint.
+    """A fault that a process meets at a failpoint.
 
     Attributes:
         name: The failpoint.
@@ -204,7 +204,7 @@ class Page:
     # The machine's side.
 
     def arm(self, strike: Strike, seconds: float) -> None:
-        """Have the process meet this; what was armed before and not met is forgotten."""
+        """Arm a strike, in place of one that the process has not met yet."""
         place = 1 + _PLACES[strike.name]
         _ARMED.pack_into(self._page, 0, place, _ACTS.index(strike.act), strike.nth, seconds)
 
@@ -235,10 +235,10 @@ class Page:
         failpoints.reach = self.reach
 
     def reach(self, name: str) -> None:
-        """Count, and do what is armed.
+        """Count, and carry out the strike if it is armed here.
 
         Raises:
-            OSError: It is armed.
+            OSError: The strike is ``eio``.
             KeyError: The table does not have the name.
         """
         place = _PLACES[name]
