@@ -130,7 +130,7 @@ class Middlebox:
         self._commands.append("half_open")
 
     def hold_back(self, mark: re.Pattern[bytes], seconds: float, *, loses: bool) -> None:
-        """Hold the next part with this mark of those who connect, and what follows it there, for so long. Once.
+        """Hold the next part from the near side that has this mark, and all after it on that connection. Once.
 
         Args:
             loses: Whether the sender loses that connection meanwhile. What is held reaches the far side all the same.
@@ -273,7 +273,7 @@ class Middlebox:
                 return
 
     def _give_last(self, link: _Link) -> None:
-        """Hand on what is held, and end the far side in good order; what comes from there is for nobody."""
+        """Hand on what is held, discard what the far side sends, and end the far side in good order."""
         self._give(link.ways[0])
         with suppress(BlockingIOError):
             while link.far.recv(1 << 16):

@@ -301,9 +301,10 @@ def draw_strikes(
         yield Drawn(at, "failpoint", target, chance.uniform(low, high), strike)
 
 
-def draw_first(chance: random.Random) -> Strike:
-    """A strike at a process that makes a log."""
-    return _strike(chance, chance.choice([name for name in _NAMES if POINTS[name].creates]), False)
+def draw_first(chance: random.Random, stored: bool) -> Strike:
+    """A strike at a process that makes a log, with ``stored`` also in object storage."""
+    names = [name for name in _NAMES if POINTS[name].creates and (stored or ".stored" not in name)]
+    return _strike(chance, chance.choice(names), False)
 
 
 def _strike(chance: random.Random, name: str, may_lose_power: bool) -> Strike:

@@ -242,8 +242,9 @@ class World:
         return box.endpoint
 
     def process(self, name: str, role: str, disk: Path | None = None, /, **settings: Any) -> Process:
+        stored = "walStore" in settings.get("options", {})
         if role in _MAKERS and self.strikes_first and self._first.random() < _FIRST_CHANCE:
-            event = Event(0.0, "failpoint", name, _OPENING_SECONDS, draw_first(self._first))
+            event = Event(0.0, "failpoint", name, _OPENING_SECONDS, draw_first(self._first, stored))
             self.events.append(event)
             self._arm(Page(self.directory / f"{name}.failpoints"), event)
         self.processes[name] = process = Process(
@@ -289,7 +290,7 @@ class World:
     # Weather.
 
     def weather(self, events: list[Event]) -> None:
-        """Let it come and go; afterwards all is fair, and everybody is there.
+        """Let it come and go; afterwards all is fair, and every process runs.
 
         What is armed and was not met yet goes on waiting until the process is stopped: a busy machine is late.
         """
