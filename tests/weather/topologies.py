@@ -538,8 +538,8 @@ class ProxyDurable(Topology):
                 "durable": durable,
                 "walLocation": str(self.wal),
                 "walChunkBytes": "64k",
-                # Of many small groups a chunk is made compact.
-                "walFlushInterval": world.extras.choice(("500ms", "2s")),
+                # Of many small groups a chunk is made compact; a long one is open when the proxy is killed.
+                "walFlushInterval": world.extras.choice(("500ms", "2s", "5s")),
             },
         )
         world.process(
