@@ -33,7 +33,7 @@ test-rest: $(VENV)/.dev
 # So many seeds reach every failpoint.
 chaos: EVERY = $(shell test $(or $(SEEDS),20) -lt 200 || echo --every-failpoint)
 chaos: $(VENV)/.dev ## Random faults against whole topologies; SEEDS=200, FIRST=0
-	$(BIN)/python -m tests.weather --seeds $(or $(SEEDS),20) --first $(or $(FIRST),0) $(EVERY) $(ARGS)
+	$(JAVA) $(BIN)/python -m tests.weather --seeds $(or $(SEEDS),20) --first $(or $(FIRST),0) $(EVERY) $(ARGS)
 
 chaos-proof: $(VENV)/.dev ## Bring each mended fault back by its patch, and see its test go red; ARGS="proxy" for some of them
 	$(JAVA) $(BIN)/python -m tests.track_record $(ARGS)

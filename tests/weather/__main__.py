@@ -22,6 +22,11 @@ from tests.weather.topologies import TOPOLOGIES, Topology
 
 # For so long the weather begins; what has begun then goes on for its time.
 _SECONDS = 3.0
+# On Spark itself all takes longer: the weather, and to be through when it is fair.
+_JVM_SECONDS = 9.0
+_JVM_SETTLE_SECONDS = 240.0
+# One seed in so many runs its queries there.
+_JVM_EVERY = 20
 
 
 class Outcome(NamedTuple):
@@ -39,12 +44,18 @@ class Outcome(NamedTuple):
 
 
 def run(
-    seed: int, topology: str | None = None, keep: str | None = None, failpoint: str | None = None
+    seed: int,
+    topology: str | None = None,
+    keep: str | None = None,
+    failpoint: str | None = None,
+    *,
+    jvm: bool = False,
 ) -> Outcome:
     """Run one seed, whose number alone decides what is drawn.
 
     Args:
         failpoint: How the names begin of the failpoints that are struck at, one at least; any, unless given.
+        jvm: Run the queries on Spark itself also if the seed is not one that does.
     """
     name = topology or random.Random(f"topology {seed}").choice(sorted(TOPOLOGIES))
     directory = Path(keep or tempfile.mkdtemp(prefix=f"weather-{seed}-"))
@@ -56,10 +67,13 @@ def run(
     counts: Mapping[str, Count] = {}
     try:
         with World(directory, seed) as world:
+            seconds = _SECONDS
+            if jvm or seed % _JVM_EVERY == 0:
+                world.jvm, world.settle_seconds, seconds = True, _JVM_SETTLE_SECONDS, _JVM_SECONDS
             try:
-                built = TOPOLOGIES[name](world, _SECONDS * 1.3)
-                events = list(draw(seed, built.possible, _SECONDS))
-                events += [Event(*drawn) for drawn in _draw_strikes(seed, built, failpoint)]
+                built = TOPOLOGIES[name](world, seconds * 1.3)
+                events = list(draw(seed, built.possible, seconds))
+                events += [Event(*drawn) for drawn in _draw_strikes(seed, built, failpoint, seconds)]
                 words = _judge(world, built, events)
             except BrokenPromiseError as e:
                 failure, details = str(e), world.tell()
@@ -82,12 +96,14 @@ def run(
     )
 
 
-def _draw_strikes(seed: int, built: Topology, failpoint: str | None) -> Iterator[Drawn]:
+def _draw_strikes(
+    seed: int, built: Topology, failpoint: str | None, seconds: float
+) -> Iterator[Drawn]:
     lose_power = [target for kind, target in built.possible if kind == "power"]
     if failpoint is None:
-        return draw_strikes(seed, built.reachable, built.commits, lose_power, _SECONDS)
+        return draw_strikes(seed, built.reachable, built.commits, lose_power, seconds)
     reachable = [pair for pair in built.reachable if pair[1].startswith(failpoint)]
-    return draw_strikes(seed, reachable, (), lose_power, _SECONDS, least=int(bool(reachable)))
+    return draw_strikes(seed, reachable, (), lose_power, seconds, least=int(bool(reachable)))
 
 
 def _judge(world: World, topology: Topology, events: list[Event]) -> str:
@@ -132,6 +148,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=20, help="how many seeds to run")
     parser.add_argument("--first", type=int, default=0, help="the first of them")
     parser.add_argument("--topology", choices=sorted(TOPOLOGIES), help="this one for every seed")
+    parser.add_argument("--jvm", action="store_true", help="run the queries on Spark itself for every seed")
     parser.add_argument("--jobs", type=int, default=2, help="how many to run side by side")
     parser.add_argument(
         "--failpoint", metavar="NAME", help="strike at those whose names begin so, in every seed"
@@ -148,7 +165,10 @@ def main() -> None:
     reached: list[Mapping[str, Count]] = []
     with ProcessPoolExecutor(given.jobs) as pool:
         seeds = range(given.first, given.first + given.seeds)
-        for done in [pool.submit(run, seed, given.topology, given.keep, given.failpoint) for seed in seeds]:
+        for done in [
+            pool.submit(run, seed, given.topology, given.keep, given.failpoint, jvm=given.jvm)
+            for seed in seeds
+        ]:
             outcome = done.result()
             reached.append(outcome.counts)
             counts[f"{outcome.topology}: {'failed' if outcome.failure else 'ok'}"] += 1
@@ -162,6 +182,7 @@ def main() -> None:
                 failed.append(outcome.seed)
                 again = f" --topology {given.topology}" if given.topology else ""
                 again += f" --failpoint {given.failpoint}" if given.failpoint else ""
+                again += " --jvm" if given.jvm else ""
                 print(outcome.details)
                 print(
                     f"    again: python -m tests.weather --first {outcome.seed} --seeds 1{again}",

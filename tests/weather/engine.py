@@ -1,9 +1,9 @@
 """Spark's micro-batch engine reduced to its order of steps, around the real readers and writers of the package.
 
-``Source`` does what MicroBatchExecution does with a stream reader: the offsets of a batch are written down first, then
-the batch is read, then its commit is written down, and the source is told of a commit when the next batch is planned.
-Killed anywhere and started again it repeats the batch that was planned and not committed. ``sink_batch`` does what
-Spark does with one batch of a stream writer.
+``Query`` calls its sources and writes its checkpoint in the order in which Spark's MicroBatchExecution does.
+``tests/test_spark_calls.py`` proves that against calls that were recorded on Spark. Killed anywhere and started again
+it goes on as Spark does. ``Source`` is the query that the weather machine runs: one ZeroMQ source, and an idempotent
+sink of files. ``sink_batch`` does what Spark does with one batch of a stream writer.
 """
 
 from __future__ import annotations
@@ -12,103 +12,246 @@ import json
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
 import pyarrow as pa
-from pyspark.sql.streaming.datasource import ReadMaxRows
+from pyspark import cloudpickle
+from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
+from pyspark.sql.streaming.datasource import ReadAllAvailable, SupportsTriggerAvailableNow
 from pyspark.sql.types import BinaryType, StructField, StructType
 
 from zmq_datasource.host import failpoints
 from zmq_datasource.options import StreamReadOptions, WriteOptions
 from zmq_datasource.options.parser import parse
 from zmq_datasource.spark.columns import SinkColumns
+from zmq_datasource.spark.partition_reader import LogInputPartition
 from zmq_datasource.spark.stream_reader import ZmqStreamReader
 from zmq_datasource.spark.write_commit import commit_batch
 from zmq_datasource.spark.write_task import run_task
 
-__all__ = ["Source", "read_output", "sink_batch"]
+__all__ = ["Query", "Source", "Trigger", "read_end", "read_output", "sink_batch", "write_rows"]
 
-_LIMIT = ReadMaxRows(2**63 - 1)
 # A directory that an executor looks for in vain.
 _ELSEWHERE = "/nowhere/zmq_datasource"
+# spark.sql.streaming.pollingDelay
+_POLLING_SECONDS = 0.01
 
 
-class Source:
-    """One streaming query: a reader, a checkpoint and an idempotent sink of files, below ``directory``.
+@dataclass(frozen=True)
+class Trigger:
+    """When a query looks for new data: at once, every ``interval`` seconds, or until all that is there now is read.
+
+    Attributes:
+        once: One batch with all that is there, and no limit.
+    """
+
+    interval: float = 0.0
+    available_now: bool = False
+    once: bool = False
+
+
+class Query:
+    """One streaming query from one or more sources, with a checkpoint in Spark's format below ``directory``.
+
+    Args:
+        make: Makes the reader of each source. As in Spark, one makes all calls but ``read``, and another one is only
+            pickled for the tasks.
+        sink: Gets the number of each batch and what the tasks have read, one partition after the other; for one
+            number it may be called again, with the same.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        make: Sequence[Callable[[], DataSourceStreamReader]],
+        sink: Callable[[int, list[Any]], None],
+        trigger: Trigger | None = None,
+    ) -> None:
+        self._offsets, self._commits = directory / "offsets", directory / "commits"
+        for made in (self._offsets, self._commits):
+            made.mkdir(parents=True, exist_ok=True)
+        self._make, self._sink, self._trigger = make, sink, trigger or Trigger()
+        self._readers: list[DataSourceStreamReader] = []
+        self._number = 0
+        # Of each source, as JSON text, which is what Spark compares: where the last batch that is done ends; None
+        # before the first.
+        self._done: list[str | None] = [None] * len(make)
+        # Where the next batch ends; None if it is not planned.
+        self._planned: list[str] | None = None
+
+    def run(self, stopped: Callable[[], bool]) -> None:
+        """Batch after batch, until the trigger ends the query or ``stopped`` says so."""
+        self._readers = [make() for make in self._make]
+        try:
+            limits = [self._limit(reader) for reader in self._readers]
+            self._recover()
+            while not stopped():
+                began = time.monotonic()
+                has_run = self._run_trigger(limits)
+                if self._trigger.once or (self._trigger.available_now and not has_run):
+                    return
+                self._wait(began, has_run, stopped)
+        finally:
+            for reader in self._readers:
+                reader.stop()
+
+    def _limit(self, reader: DataSourceStreamReader) -> Any:
+        if self._trigger.available_now:
+            assert isinstance(reader, SupportsTriggerAvailableNow)
+            reader.prepareForTriggerAvailableNow()
+        limit = reader.getDefaultReadLimit()
+        return ReadAllAvailable() if self._trigger.once else limit
+
+    def _recover(self) -> None:
+        """Find out which batch is the next; the last one is repeated if it is not done."""
+        planned = _newest(self._offsets)
+        if planned is None:
+            return
+        ends = _read_offsets(self._offsets / str(planned))
+        if (self._commits / str(planned)).exists():
+            self._number, self._done = planned + 1, list(ends)
+            return
+        self._number, self._planned = planned, ends
+        if planned > 0:
+            self._done = list(_read_offsets(self._offsets / str(planned - 1)))
+
+    def _run_trigger(self, limits: list[Any]) -> bool:
+        """Plan a batch if there is something new, and run it; whether there was one."""
+        if self._planned is None:
+            latest = [self._latest(*each) for each in zip(self._readers, self._done, limits, strict=True)]
+            # There is none yet in the first batch, so that one is planned also if there is no data.
+            if latest == self._done:
+                return False
+            _write(self._offsets / str(self._number), "\n".join(["v1", "{}", *latest]))
+            failpoints.reach("weather.offsets.after_write")
+            self._planned = latest
+            if self._number > 0:
+                for reader, done in zip(self._readers, self._done, strict=True):
+                    reader.commit(json.loads(done or ""))
+        self._run_batch(self._planned)
+        self._number, self._done, self._planned = self._number + 1, list(self._planned), None
+        return True
+
+    def _latest(self, reader: DataSourceStreamReader, done: str | None, limit: Any) -> str:
+        start = _json(reader.initialOffset()) if done is None else done
+        latest = _json(reader.latestOffset(json.loads(start), limit))
+        reader.reportLatestOffset()
+        return latest
+
+    def _run_batch(self, ends: list[str]) -> None:
+        # Spark does not keep where the first batch begins: it asks again.
+        starts = [
+            _json(reader.initialOffset()) if done is None else done
+            for reader, done in zip(self._readers, self._done, strict=True)
+        ]
+        tasks = [
+            (number, partition)
+            for number, (reader, start, end) in enumerate(zip(self._readers, starts, ends, strict=True))
+            if self._done[number] != end  # a source without anything new has no part in the batch
+            for partition in reader.partitions(json.loads(start), json.loads(end))
+        ]
+        items = []
+        for number, partition in tasks:
+            pickled = cloudpickle.dumps((self._make[number](), self.on_executor(partition)))
+            reader, share = cloudpickle.loads(pickled)
+            items += list(reader.read(share))
+        failpoints.reach("weather.output.before_write")
+        self._sink(self._number, items)
+        failpoints.reach("weather.commits.before_write")
+        _write(self._commits / str(self._number), "v1\n{}")
+
+    def on_executor(self, partition: InputPartition) -> InputPartition:
+        """A partition as its task gets it."""
+        return partition
+
+    def _wait(self, began: float, has_run: bool, stopped: Callable[[], bool]) -> None:
+        if not self._trigger.interval:
+            if not has_run:
+                time.sleep(_POLLING_SECONDS)
+            return
+        while time.monotonic() < began + self._trigger.interval and not stopped():
+            time.sleep(_POLLING_SECONDS)
+
+
+class Source(Query):
+    """One streaming query from a ZeroMQ source into files: a reader, a checkpoint and a sink, below ``directory``.
 
     Args:
         sees_log: Whether its executors see the directory of the log.
     """
 
-    def __init__(self, directory: Path, options: Mapping[str, str], *, sees_log: bool = True) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        options: Mapping[str, str],
+        *,
+        sees_log: bool = True,
+        trigger: Trigger | None = None,
+    ) -> None:
         self._sees_log = sees_log
-        self._offsets, self._commits, self._out = (directory / n for n in ("offsets", "commits", "out"))
-        for made in (self._offsets, self._commits, self._out):
-            made.mkdir(parents=True, exist_ok=True)
-        self._reader = ZmqStreamReader(parse(StreamReadOptions, options))
+        parsed = parse(StreamReadOptions, options)
 
-    def run(self, stopped: Callable[[], bool]) -> None:
-        """Batch after batch until told to stop."""
-        try:
-            number, start, before = self._recover()
-            while not stopped():
-                if start is None:
-                    start = self._reader.initialOffset()
-                end = self._reader.latestOffset(start, _LIMIT)
-                if end == start:
-                    if number == 0:
-                        start = None  # as Spark, which asks until there is a first batch
-                    time.sleep(0.01)
-                    continue
-                _write(self._offsets / str(number), {"start": start, "end": end})
-                failpoints.reach("weather.offsets.after_write")
-                if before is not None:
-                    self._reader.commit(before)
-                self._run_batch(number, start, end)
-                self._reader.reportLatestOffset()
-                number, start, before = number + 1, end, end
-        finally:
-            self._reader.stop()
+        def write(number: int, batches: list[pa.RecordBatch]) -> None:
+            columns = ["id", "publisher", "sequence", "value", "partition"]
+            write_rows(
+                directory, number, [list(r.values()) for b in batches for r in b.select(columns).to_pylist()]
+            )
 
-    def _recover(self) -> tuple[int, dict[str, Any] | None, dict[str, Any] | None]:
-        planned = sorted(int(path.name) for path in self._offsets.iterdir() if path.name.isdecimal())
-        if not planned:
-            return 0, None, None
-        number = planned[-1]
-        batch = json.loads((self._offsets / str(number)).read_text())
-        if not (self._commits / str(number)).exists():
-            self._run_batch(number, batch["start"], batch["end"])
-        return number + 1, batch["end"], batch["end"]
+        (directory / "out").mkdir(parents=True, exist_ok=True)
+        super().__init__(directory, [lambda: ZmqStreamReader(parsed)], write, trigger)
 
-    def _on_executor(self, partition: Any) -> Any:
+    def on_executor(self, partition: InputPartition) -> InputPartition:
         if not self._sees_log:
+            assert isinstance(partition, LogInputPartition)
             partition.location = _ELSEWHERE
         return partition
 
-    def _run_batch(self, number: int, start: dict[str, Any], end: dict[str, Any]) -> None:
-        rows = [
-            [row["id"], row["publisher"], row["sequence"], row["value"].decode(), row["partition"]]
-            for partition in map(self._on_executor, self._reader.partitions(start, end))
-            for batch in self._reader.read(partition)
-            for row in batch.select(["id", "publisher", "sequence", "value", "partition"]).to_pylist()
-        ]
-        failpoints.reach("weather.output.before_write")
-        _write(self._out / f"{number:06d}", rows)
-        failpoints.reach("weather.commits.before_write")
-        _write(self._commits / str(number), {"end": end})
+
+def write_rows(directory: Path, number: int, rows: list[list[Any]]) -> None:
+    """The output of one batch: id, publisher, sequence, value as bytes, partition; again for a repeated batch."""
+    texts = [
+        [id_, publisher, sequence, bytes(value).decode(), part]
+        for id_, publisher, sequence, value, part in rows
+    ]
+    _write(directory / "out" / f"{number:06d}", json.dumps(texts))
 
 
 def read_output(directory: Path) -> list[list[Any]]:
     """The rows of all batches, in order: id, publisher, sequence, value, partition."""
-    paths = sorted(p for p in (directory / "out").iterdir() if not p.name.startswith("."))
+    paths = sorted((directory / "out").glob("[0-9]*"))
     return [row for path in paths for row in json.loads(path.read_text())]
 
 
-def _write(path: Path, content: object) -> None:
+def read_end(directory: Path) -> dict[str, Any] | None:
+    """The offset at which the last batch ends that is done; None before the first. Of the first source, if many."""
+    done = _newest(directory / "commits")
+    if done is None:
+        return None
+    offset: dict[str, Any] = json.loads(_read_offsets(directory / "offsets" / str(done))[0])
+    return offset
+
+
+def _newest(log: Path) -> int | None:
+    return max((int(path.name) for path in log.glob("[0-9]*")), default=None)
+
+
+def _read_offsets(path: Path) -> list[str]:
+    """The offset of each source, as JSON text: what follows a line with the version and one with the settings."""
+    version, _, *offsets = path.read_text().splitlines()
+    assert version == "v1", f"{path} is of a version that is not known here: {version}"
+    return offsets
+
+
+def _json(offset: dict[str, Any]) -> str:
+    return json.dumps(offset)
+
+
+def _write(path: Path, content: str) -> None:
     temporary = path.with_name(f".{path.name}")
-    temporary.write_text(json.dumps(content))
+    temporary.write_text(content)
     os.replace(temporary, path)
 
 

@@ -30,6 +30,8 @@ _MOST_BYTES = 700 << 20
 # How long the load and the queries may take to be through once the weather is fair.
 SETTLE_SECONDS = 90.0
 _END_SECONDS = 60.0
+# How long Spark may take to begin a query, beside others that do the same.
+_JVM_SECONDS = 120.0
 # What an error says that leaves somebody with a damaged log something to do.
 _WAYS_OUT = ("failOnDataLoss", "checkpoint", "walLocation")
 # Lets a process that is started have failpoints.
@@ -118,9 +120,17 @@ class Process:
         return not self.alive and not self.killed and not self.struck_dead
 
     def kill(self) -> None:
-        """SIGKILL, to the process and, as when a machine stops, to those that it has started."""
-        for child in self._family():
-            child.kill()
+        """SIGKILL, to the process and, as when a machine stops, to those that it has started.
+
+        All are stopped first: what sees another one die must not go on.
+        """
+        family = self._family()
+        for process in family:
+            with _gone_is_fine():
+                process.suspend()
+        for process in family:
+            with _gone_is_fine():
+                process.kill()
         self.popen.wait()
         self._let_go()
         self.killed, self._kills = True, self.page.kills
@@ -139,11 +149,12 @@ class Process:
 
     @property
     def bytes(self) -> int:
-        """The resident memory of the largest of its processes."""
+        """The resident memory of the largest of its processes; not of a JVM, whose size Spark decides."""
         sizes = [0]
         for process in self._family():
             with _gone_is_fine():
-                sizes.append(process.memory_info().rss)
+                if process.name() != "java":
+                    sizes.append(process.memory_info().rss)
         return max(sizes)
 
     def stop(self) -> int:
@@ -199,8 +210,10 @@ class World:
         settle_seconds: How long all may take to be through once the weather is fair.
         extras: Draws options of the topology by which it reaches more failpoints.
         strikes_first: Whether a process may be struck at a failpoint when it first makes its log.
+        jvm: Whether the queries run on Spark itself.
     """
 
+    jvm = False
     strikes_first = True
     per_second: float | None = None
     retention = "1d"  # no clock is ahead by that much
@@ -247,9 +260,16 @@ class World:
             event = Event(0.0, "failpoint", name, _OPENING_SECONDS, draw_first(self._first, stored))
             self.events.append(event)
             self._arm(Page(self.directory / f"{name}.failpoints"), event)
+        on_spark = self.jvm and role == "source"
+        if on_spark:
+            settings["jvm"] = True
         self.processes[name] = process = Process(
             self, name, role, disk or self.directory / "nowhere", settings
         )
+        if on_spark:
+            # Spark makes its first batch at once, with or without data.
+            first = Path(settings["directory"], "commits", "0")
+            self.wait_for(first.exists, f"{name} has begun, on Spark", _JVM_SECONDS)
         return process
 
     def keep(self, closing: Any) -> Any:

@@ -15,7 +15,7 @@ from pyarrow import parquet
 
 from tests.support import log_rows
 from tests.support.publishers import Publisher
-from tests.weather.engine import read_output
+from tests.weather.engine import read_end, read_output
 from tests.weather.failpoints import POINTS
 from tests.weather.machine import BrokenPromiseError, World
 from zmq_datasource.log.state import read_saved_state
@@ -145,8 +145,7 @@ class Topology:
             str(partition): max((chunk.end for chunk in storage.of(partition).chunks()), default=0)
             for partition in storage.partitions()
         }
-        commits = {int(p.name): p for p in ((query or self.query) / "commits").glob("[0-9]*")}
-        done = json.loads(commits[max(commits)].read_text())["end"]["next"] if commits else {}
+        done = (read_end(query or self.query) or {"next": {}})["next"]
         read = all(done.get(partition, 0) == end for partition, end in ends.items())
         return read and (any(ends.values()) or bool(self.world.lied_to))
 
@@ -375,7 +374,7 @@ class VllmReplay(Topology):
         )
         self.publisher.ask("wait-subscriber")
         self.publisher.ask("send 1")
-        world.wait_for((self.query / "out" / "000000").exists, "the first message is read", 30)
+        world.wait_for(lambda: bool(read_output(self.query)), "the first message is read", 30)
         self.sent = 1
         self.may("live", *_NETWORK)
         self.may("replay", *_NETWORK)

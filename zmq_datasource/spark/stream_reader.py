@@ -118,9 +118,9 @@ class ZmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def initialOffset(self) -> dict[str, Any]:
         """Where a query without a checkpoint starts.
 
-        Spark asks on every trigger until there is a first batch, and once more when it has
-        to repeat that batch after a crash. So the answer is kept with the log until the
-        engine has moved on.
+        Spark calls this twice for the first batch, before ``latestOffset`` and again before ``partitions``, and once
+        more when it repeats that batch after a crash. So the answer is kept with the log until the first batch is
+        done.
         """
         feeds, positions = self._opened()
         first = positions.initial()
