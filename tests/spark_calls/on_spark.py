@@ -26,7 +26,7 @@ from tests.support import REPOSITORY
 __all__ = ["drive", "new_session", "record"]
 
 _SECONDS = 300.0
-_AT_ONCE = 4
+_AT_ONCE = 3
 
 
 class _Started(NamedTuple):
