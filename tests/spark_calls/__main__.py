@@ -35,7 +35,8 @@ def main() -> None:
         print(json.dumps(traces, indent=1))
     known = golden(MINOR) if MINOR in golden_versions() else {}
     if given.write:
-        print(f"written: {write_golden(known | traces)}")
+        all_known = known | traces
+        print(f"written: {write_golden({name: all_known[name] for name in SCENARIOS if name in all_known})}")
     different = [name for name, lines in traces.items() if known.get(name) != lines]
     print(f"PySpark {MINOR}: {len(traces)} scenarios, other than the golden traces: {different or 'none'}")
     sys.exit(0 if given.write or not different else 1)

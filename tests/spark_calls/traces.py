@@ -112,7 +112,7 @@ def _without_cut_round(lines: list[str]) -> list[str]:
     polls = [line for line in lines if ".stop(" not in line]
     stops = lines[len(polls) :]
     for size in range(2, _LONGEST_ROUND + 1):
-        for cut in range(1, size):
+        for cut in range(size - 1, 0, -1):
             round_ = polls[-size - cut : -cut]
             if (
                 len(round_) == size
