@@ -26,7 +26,7 @@ from tests.support import REPOSITORY
 __all__ = ["drive", "new_session", "record"]
 
 _SECONDS = 300.0
-_AT_ONCE = 3
+_AT_ONCE = 2
 
 
 class _Started(NamedTuple):
@@ -129,7 +129,11 @@ def _run_to_the_end(
         _wait_for(lambda: _stops(trace) == len(s.run.last), f"the stop of {s.scenario.name}")
         return True
 
-    _in_turn(started, start, over)
+    try:
+        _in_turn(started, start, over)
+    finally:
+        for query in queries.values():
+            query.stop()
     return ends
 
 
@@ -183,7 +187,14 @@ def drive(names: Iterable[str], number: int, directory: Path) -> None:
     """A driver that starts the runs of one round, and is killed."""
     session = new_session(directory)
     started = [_Started(SCENARIOS[name], number, directory) for name in names]
-    _in_turn(started, lambda s: _start(s, session) and None, lambda s: Trace(s.path, s.checkpoint).held())
+
+    def start(s: _Started) -> None:
+        _start(s, session)
+
+    def over(s: _Started) -> bool:
+        return Trace(s.path, s.checkpoint).held()
+
+    _in_turn(started, start, over)
     session.streams.awaitAnyTermination()
 
 

@@ -93,10 +93,10 @@ _NOW: dict[str, str | bool] = {"availableNow": True}
 SCENARIOS = {
     scenario.name: scenario
     for scenario in (
-        Scenario("plain", (Run(),), quick=True),
+        Scenario("plain", (Run(),)),
         Scenario("late-data", (Run(late=True), _ONCE_MORE), quick=True),
-        Scenario("no-data", (Run(last=(0,)),), quick=True),
-        Scenario("restart", (Run(), _ONCE_MORE, Run(last=(6,))), quick=True),
+        Scenario("no-data", (Run(last=(0,)),)),
+        Scenario("restart", (Run(), _ONCE_MORE, Run(last=(6,)))),
         Scenario("restart-without-a-batch", (Run(last=(0,)), Run())),
         Scenario("trigger-interval", (Run(trigger={"processingTime": "100 milliseconds"}),)),
         Scenario(
