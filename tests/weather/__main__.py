@@ -96,9 +96,7 @@ def run(
     )
 
 
-def _draw_strikes(
-    seed: int, built: Topology, failpoint: str | None, seconds: float
-) -> Iterator[Drawn]:
+def _draw_strikes(seed: int, built: Topology, failpoint: str | None, seconds: float) -> Iterator[Drawn]:
     lose_power = [target for kind, target in built.possible if kind == "power"]
     if failpoint is None:
         return draw_strikes(seed, built.reachable, built.commits, lose_power, seconds)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -24,6 +25,8 @@ if _VARIABLE in os.environ:
 from pyspark.sql.datasource import DataSourceStreamReader
 from pyspark.sql.types import StructType
 
+from tests.weather.failpoints import Page
+from zmq_datasource.host import failpoints
 from zmq_datasource.options import StreamReadOptions
 from zmq_datasource.options.parser import parse
 from zmq_datasource.spark.datasource import ZmqDataSource
@@ -60,9 +63,14 @@ def run_query(
     Args:
         faults: The page of faults and the disk of this role.
 
+    A strike at a failpoint ends one Python process of Spark, and with it the query; then this process ends in the same
+    way, as the reduced engine does.
+
     Raises:
         SystemExit: The query has failed; the last line of stderr has the error of the package, if there is one.
     """
+    page = Page(Path(os.environ["WEATHER_FAILPOINTS"]))
+    kills = page.kills
     from tests import conftest  # noqa: F401, PLC0415 - it sets the environment of Spark up
 
     os.environ[_VARIABLE] = json.dumps(faults)
@@ -79,6 +87,8 @@ def run_query(
     while query.isActive and not stopped(0.1):
         pass
     error = query.exception()
+    if page.kills > kills:
+        signal.raise_signal(signal.SIGKILL)
     query.stop()
     session.stop()
     if error is not None:
@@ -106,4 +116,7 @@ def _session(directory: Path) -> SparkSession:
 def _write(directory: Path, batch: DataFrame, number: int) -> None:
     from tests.weather.engine import write_rows  # noqa: PLC0415 - as above
 
-    write_rows(directory, number, [list(row) for row in batch.select(*_COLUMNS).collect()])
+    rows = [list(row) for row in batch.select(*_COLUMNS).collect()]
+    failpoints.reach("weather.output.before_write")
+    write_rows(directory, number, rows)
+    failpoints.reach("weather.commits.before_write")

@@ -78,6 +78,7 @@ class Process:
         self._log = (world.directory / f"{name}.log").open("ab")
         self.page = Page(world.directory / f"{name}.failpoints")
         self._kills = 0  # those of the page that were noticed
+        self._seen: list[psutil.Process] = []
         self.killed = False
         self.start()
 
@@ -87,6 +88,7 @@ class Process:
             "PYTHONFAULTHANDLER": "1",
             "WEATHER_FAILPOINTS": str(self._page.with_suffix(".failpoints")),
         }
+        self._seen = []
         self.popen = subprocess.Popen(
             [
                 sys.executable,
@@ -141,11 +143,12 @@ class Process:
                 process.send_signal(number)
 
     def _family(self) -> list[psutil.Process]:
-        try:
-            own = psutil.Process(self.popen.pid)
-            return [own, *own.children(recursive=True)]
-        except psutil.NoSuchProcess:
-            return []
+        """The process and those that it has started; once it is dead, those that it was last seen to have."""
+        if self.alive:
+            with _gone_is_fine():
+                own = psutil.Process(self.popen.pid)
+                self._seen = [own, *own.children(recursive=True)]
+        return self._seen
 
     @property
     def bytes(self) -> int:
@@ -449,6 +452,8 @@ class World:
     def wait_for(self, done: Callable[[], bool], what: str, seconds: float | None = None) -> None:
         """Wait for something to come about in fair weather."""
         seconds = self.settle_seconds if seconds is None else seconds
+        if self.jvm:
+            seconds = max(seconds, _JVM_SECONDS)
         deadline = time.monotonic() + seconds
         while not done():
             if time.monotonic() > deadline:
