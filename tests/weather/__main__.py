@@ -24,7 +24,7 @@ from tests.weather.topologies import TOPOLOGIES, Topology
 _SECONDS = 3.0
 # On Spark itself all takes longer: the weather, and to be through when it is fair.
 _JVM_SECONDS = 9.0
-_JVM_SETTLE_SECONDS = 240.0
+_JVM_SETTLE_SECONDS = 300.0
 # One seed in so many runs its queries there.
 _JVM_EVERY = 20
 

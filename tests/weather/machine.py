@@ -31,7 +31,7 @@ _MOST_BYTES = 700 << 20
 SETTLE_SECONDS = 90.0
 _END_SECONDS = 60.0
 # How long Spark may take to begin a query, beside others that do the same.
-_JVM_SECONDS = 120.0
+_JVM_SECONDS = 300.0
 # What an error says that leaves somebody with a damaged log something to do.
 _WAYS_OUT = ("failOnDataLoss", "checkpoint", "walLocation")
 # Lets a process that is started have failpoints.
