@@ -40,6 +40,7 @@ def test_spark_makes_the_calls_of_its_golden_traces(spark: SparkSession, tmp_pat
 
 
 @pytest.mark.long
+@pytest.mark.timeout(1800)
 def test_spark_makes_the_calls_of_all_its_golden_traces(spark: SparkSession, tmp_path: Path) -> None:
     from tests.spark_calls.on_spark import record  # noqa: PLC0415
 

@@ -17,6 +17,7 @@ def test_every_promise_holds_in_the_weather_of_a_seed(topology: str) -> None:
 
 
 @pytest.mark.long
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("topology", ["dealer-router", "push-pull"])
 def test_every_promise_holds_in_the_weather_of_a_seed_on_spark_itself(topology: str) -> None:
     outcome = run(20, topology, jvm=True)
