@@ -519,6 +519,7 @@ def test_two_queries_cannot_have_one_name(tmp_path: Path, monkeypatch: pytest.Mo
 def test_a_lock_whose_file_was_removed_locks_nobody_out_of_nothing(tmp_path: Path) -> None:
     """Of two that come just then, one has the name."""
     storage = LogStorage(str(tmp_path))
+    storage.open_log()
     holder = storage.lock_reader("desk", 0.0)
     storage.remove_reader_lock("desk")
     again = storage.lock_reader("desk", 0.0)
@@ -544,6 +545,7 @@ def test_a_reader_that_has_not_run_for_long_is_dropped(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     storage, clock = LogStorage(str(tmp_path)), Clock()
+    storage.open_log()
     readers = Readers(storage, 100.0, clock)
     for name, needed in (("gone", 1), ("runs", 2), ("fresh", 3)):
         storage.write_reader(name, ReaderPosition(needed))
@@ -562,6 +564,7 @@ def test_a_reader_that_has_not_run_for_long_is_dropped(
 
 def test_a_reader_without_a_name_gives_way_to_one_that_runs_when_the_log_is_full(tmp_path: Path) -> None:
     storage = LogStorage(str(tmp_path))
+    storage.open_log()
     readers = Readers(storage)
     storage.write_reader("unnamed", ReaderPosition(1, None, False))
     storage.write_reader("other", ReaderPosition(3, None, False))
@@ -585,6 +588,8 @@ def test_who_never_came_to_a_partition_gives_way_there_as_in_the_others(tmp_path
     """It was stopped before there was a second receiver: all of that one's messages are new to it."""
     first, clock = LogStorage(str(tmp_path)), Clock()
     second = first.of(1)
+    first.open_log()
+    second.lock(0).release()
     readers = Readers(second, 100.0, clock)
     for partition in (first, second):
         partition.write_reader("runs", ReaderPosition(9, None, False))

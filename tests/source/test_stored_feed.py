@@ -140,6 +140,33 @@ def test_acknowledged_rows_are_in_the_storage(context: Context, tmp_path: Path, 
         ingest.stop()
 
 
+def test_a_query_goes_on_when_its_unmounted_store_returns(context: Context, on: On, tmp_path: Path) -> None:
+    push, endpoint = bound(context, zmq.PUSH)
+    store, away = tmp_path / "store", tmp_path / "away"
+    with on("a", connect=endpoint) as query:
+        query.step()
+        send(push, 0, 5)
+        query.until(5)
+        store.rename(away)
+        store.mkdir()
+        send(push, 5, 8)
+        assert query.reader._feeds is not None
+        log = query.reader._feeds.parts[0].log
+        wait_for(lambda: log.fault, "a fault")
+        query.step()
+        assert list(store.iterdir()) == []
+        store.rmdir()
+        away.rename(store)
+        query.until(8)
+        assert query.rows == numbered(8)
+        checkpoint = query.checkpoint
+    with on("b", checkpoint, connect=endpoint) as elsewhere:
+        elsewhere.step()
+        send(push, 8, 12)
+        elsewhere.until(4)
+        assert elsewhere.rows == numbered(12, 8)
+
+
 @pytest.mark.parametrize("store", ["ftp://host/x", "relative/path", ""])
 def test_what_is_no_object_storage_is_refused(store: str) -> None:
     from zmq_datasource.spark.datasource import ZmqDataSource  # noqa: PLC0415

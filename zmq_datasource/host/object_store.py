@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from zmq_datasource.errors import DiskFaultError, LogWriteError, OptionError
 from zmq_datasource.host import failpoints
-from zmq_datasource.host.locations import directory_of, make_file, without_secrets
+from zmq_datasource.host.locations import directory_of, make_directory, make_file, without_secrets
 from zmq_datasource.options.types import Location
 
 __all__ = ["ObjectStore", "StoredObject"]
@@ -69,7 +69,10 @@ class ObjectStore:
         return type(self), (self.location,)  # each process has a connection of its own
 
     def put(self, key: str, content: bytes | pa.Buffer) -> None:
-        """Make an object appear, whole; one of the same key is replaced."""
+        """Make an object appear, whole; one of the same key is replaced.
+
+        Where the storage is a directory, what is above the object's own one must be there: see ``make_directory``.
+        """
         with self._using(f"writing {self}/{key}") as system:
             failpoints.reach("host.object.before_write")
             path = f"{self._root}/{key}"
@@ -77,7 +80,7 @@ class ObjectStore:
                 _write(system, path, content)
                 return
             hidden = posixpath.join(posixpath.dirname(path), f".{posixpath.basename(path)}")
-            system.create_dir(posixpath.dirname(path), recursive=True)
+            self._add_directory(system, key, posixpath.dirname(path))
             _write(system, hidden, content)
             if system.type_name == "local":
                 _force(hidden)
@@ -86,6 +89,41 @@ class ObjectStore:
             failpoints.reach("host.object.after_move")
             if system.type_name == "local":
                 _force(posixpath.dirname(path))
+
+    def make_root(self) -> None:
+        """Make the location, where it is a directory; for what nothing was put into yet."""
+        with self._using(f"making {self}") as system:
+            if system.type_name not in _APPEAR_WHOLE:
+                make_directory(system, self._root)
+
+    def make_directory(self, prefix: str) -> None:
+        """Make a directory for keys with this prefix, in a location that must be there; object storage needs none."""
+        with self._using(f"making {self}/{prefix}") as system:
+            if system.type_name not in _APPEAR_WHOLE:
+                path = self._root
+                for part in prefix.split("/"):
+                    path = f"{path}/{part}"
+                    self._add_directory(system, prefix, path)
+
+    def _add_directory(self, system: Any, key: str, path: str) -> None:
+        """Make a directory, unless it is there, in one that must be there: what was unmounted is not begun again.
+
+        Raises:
+            DiskFaultError: That one is not there.
+        """
+        if path == self._root:
+            there = os.path.isdir(path)
+        else:
+            try:
+                system.create_dir(path, recursive=False)
+                there = True
+            except FileNotFoundError:
+                there = False
+        if not there:
+            raise DiskFaultError(
+                f"writing {self}/{key}: the directory {path} is not there, and is not made again. If it was unmounted, "
+                "mount it again"
+            )
 
     def upload(self, key: str, path: Path) -> None:
         """Make an object of a file, which is read before anything is put: of a file with an I/O error nothing is."""

@@ -39,8 +39,10 @@ from zmq_datasource.options.types import LogLocation
 
 __all__ = [
     "LENGTHS_ONLY",
+    "MOUNT_AGAIN",
     "PartitionFiles",
     "WriterLock",
+    "add_directory",
     "is_transient",
     "make_directory",
     "open_file",
@@ -70,6 +72,11 @@ _SMALL_BYTES = 256 << 10
 LENGTHS_ONLY = pa.ipc.IpcReadOptions(included_fields=[0])
 # What a disk writes at once, or not at all.
 _SECTOR_BYTES = 512
+# What to do about a directory or a storage that has lost what was in it.
+MOUNT_AGAIN = (
+    "The directory was unmounted, removed or emptied. Mount or restore it with all that was in it; nothing is written "
+    "there until then"
+)
 # What may pass: somebody makes room, closes files, mounts or connects again.
 _TRANSIENT = frozenset(
     {
@@ -103,13 +110,13 @@ class WriterLock:
         return None
 
     def check(self) -> None:
-        """Make sure that nobody else holds it.
+        """Make sure that no other process holds it, and that its file is there.
 
         A shared file system gives the lock of a host that is cut off to another, and the first does not notice.
 
         Raises:
-            LogLockedError: Somebody has taken it since, or removed its file.
-            DiskFaultError: It cannot be read now.
+            LogLockedError: Another process has taken it since.
+            DiskFaultError: Its file cannot be read now, or is gone with the directory.
         """
         if not self._signature:  # the disk was full
             return
@@ -117,9 +124,12 @@ class WriterLock:
             with reading(self._path):
                 found = read_file(self._path)
         except FileNotFoundError:
-            found = b""
+            raise DiskFaultError(
+                f"writing to the log of {self._path}: this file, by which the process holds the log, is not there any "
+                f"more. {MOUNT_AGAIN}"
+            ) from None
         if found != self._signature:
-            holder = found.decode(errors="replace").partition("\n")[0] or "nobody, and its file was removed"
+            holder = found.decode(errors="replace").partition("\n")[0] or "another process"
             raise LogLockedError(
                 f"writing to the log of {self._path}: this process has lost the lock, which is held by {holder}. "
                 "What it has received and not sealed is lost; start it again, and it follows or takes over"
@@ -190,6 +200,14 @@ class PartitionFiles:
             return found.st_ino, found.st_mtime_ns, found.st_ctime_ns
         return ()
 
+    def _add_directory(self, path: Path) -> None:
+        """Make a directory below the partition's, which is made when the log is opened, and never again.
+
+        So a log whose disk was unmounted is not begun below the mount point.
+        """
+        if path != self._directory:
+            add_directory(path)
+
     def _remove(self, path: Path, what: str = "") -> None:
         """Delete a file; one that is gone already is fine."""
         with writing(f"removing {what}{path}"):
@@ -201,7 +219,7 @@ class PartitionFiles:
     def _replace_bytes(self, path: Path, content: bytes) -> None:
         temporary = path.with_name(f"{TEMPORARY_PREFIX}{path.name}")
         with writing(f"writing {path}"):
-            make_directory(path.parent)
+            self._add_directory(path.parent)
             try:
                 failpoints.reach("log.small_file.before_write")
                 write_synced(temporary, content)
@@ -264,7 +282,7 @@ class PartitionFiles:
 
     def _lock_file(self, path: Path) -> IO[str]:
         with writing(f"creating {path.parent}"):
-            make_directory(path.parent)
+            self._add_directory(path.parent)
             # Not for appending, which would write after what is there.
             return open(os.open(path, os.O_RDWR | os.O_CREAT, PRIVATE), "r+")
 
@@ -289,6 +307,7 @@ def _is_at(file: IO[str], path: Path) -> bool:
 @contextmanager
 def writing(act: str) -> Iterator[None]:
     hints = {
+        errno.ENOENT: f". {MOUNT_AGAIN}",
         errno.ENOSPC: "; free space there, or set a smaller walMaxBytes",
         errno.EDQUOT: "; raise the quota, or set a smaller walMaxBytes",
         errno.EMFILE: "; raise the limit of open files (ulimit -n)",
@@ -300,7 +319,8 @@ def writing(act: str) -> Iterator[None]:
         yield
     except OSError as e:
         hint = hints.get(e.errno or 0, "")
-        kind = DiskFaultError if is_transient(e) else LogWriteError
+        passes = is_transient(e) or isinstance(e, FileNotFoundError)
+        kind = DiskFaultError if passes else LogWriteError
         raise kind(f"{act}: {e.strerror or e}{hint}") from e
 
 
@@ -421,6 +441,18 @@ def make_directory(path: Path) -> None:
     path.mkdir(mode=0o700, exist_ok=True)
     with suppress(PermissionError):  # one may be allowed to write there, and not to read
         sync_directory(path.parent)
+
+
+def add_directory(path: Path) -> None:
+    """Make a directory, unless it is there, in one that must be there.
+
+    Raises:
+        FileNotFoundError: That one is not there.
+    """
+    if path.is_dir():
+        return
+    path.mkdir(mode=0o700, exist_ok=True)
+    sync_directory(path.parent)
 
 
 def write_synced(path: Path, content: bytes) -> None:

@@ -45,7 +45,7 @@ class LogFollower(ReadableLog):
 
     def _look(self, anew: bool = False) -> None:
         began = time.monotonic()
-        found = self._storage.log_id()
+        found = self._storage.log_id_again()
         if found != self.log_id:
             raise DataLossError(
                 f"reading along log {self._storage.root}: it was made anew ({found}, not {self.log_id}); give the "

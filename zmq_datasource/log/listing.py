@@ -16,7 +16,9 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from itertools import islice, pairwise
 
+from zmq_datasource.errors import DiskFaultError
 from zmq_datasource.log.contents import Contents
+from zmq_datasource.log.files import MOUNT_AGAIN
 from zmq_datasource.log.layout import Chunk, parse_chunk_name
 from zmq_datasource.log.reader import read_index
 from zmq_datasource.log.storage import LogStorage
@@ -53,6 +55,7 @@ class ChunkListing:
 
         Raises:
             LogFormatError: A chunk in the middle is missing.
+            DiskFaultError: All of them are.
         """
         now = self._clock()
         stamp = self._storage.stamp()
@@ -81,6 +84,8 @@ class ChunkListing:
 
     def _begin_anew(self) -> None:
         index = read_index(self._storage)
+        if not len(index) and index.end < self._contents.end:  # the newest chunk always stays
+            raise DiskFaultError(f"reading {self._storage}: no chunk is there any more. {MOUNT_AGAIN}")
         self._contents.replace(index)
         self._names.clear()
         self._known.clear()

@@ -63,6 +63,8 @@ def open_partition(
             storage.remove_temporaries()
             saved = _saved_state(storage, sync)
             storage.remove_states(but=saved.base)
+            if len(chunks):
+                storage.expect(chunks.covering(chunks.end - 1, chunks.end)[0])
         except BaseException:
             lock.release()
             raise

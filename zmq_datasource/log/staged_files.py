@@ -14,7 +14,6 @@ from zmq_datasource.host import failpoints
 from zmq_datasource.host.private_files import make_private
 from zmq_datasource.log.files import (
     PartitionFiles,
-    make_directory,
     open_file,
     open_to_read,
     reading,
@@ -52,7 +51,7 @@ class StagedFiles(PartitionFiles):
         """A file for an attempt, hidden until it is finished; one of the same name is replaced."""
         path = self._unfinished_path(attempt)
         with writing(f"creating {path}"):
-            make_directory(path.parent)
+            self._add_directory(path.parent)
             make_private(path)
             return pa.OSFile(str(path), "wb")
 

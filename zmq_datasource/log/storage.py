@@ -23,11 +23,13 @@ from typing import Any, TypeAlias
 
 import pyarrow as pa
 
-from zmq_datasource.errors import RESTORE, LogError, LogFormatError, LogLockedError
+from zmq_datasource.errors import RESTORE, DiskFaultError, LogError, LogFormatError, LogLockedError
 from zmq_datasource.host import failpoints
 from zmq_datasource.host.private_files import PRIVATE, make_private
 from zmq_datasource.log.files import (
+    MOUNT_AGAIN,
     WriterLock,
+    add_directory,
     make_directory,
     open_file,
     open_to_read,
@@ -44,6 +46,7 @@ from zmq_datasource.log.layout import (
     FORMAT_VERSION,
     LOCK_NAME,
     LOG_NAME,
+    PARTITION,
     TEMPORARY_PREFIX,
     Chunk,
     StateFile,
@@ -92,6 +95,10 @@ def default_location(identity: Mapping[str, Any]) -> str:
     return str(parent / hashlib.sha256(text.encode()).hexdigest()[:16])
 
 
+class NoLogError(LogFormatError):
+    """There is no log in a directory or a storage."""
+
+
 class LogStorage(StagedFiles, ReaderFiles):
     """One partition of a log on a POSIX file system.
 
@@ -108,6 +115,7 @@ class LogStorage(StagedFiles, ReaderFiles):
 
     _writer_lock: WriterLock | None = None  # of this process, if it is the writer
     _next_check = 0.0
+    _newest: str | None = None  # the chunk that must be there when the writer writes
 
     def open_log(self, log_id: str | None = None) -> str:
         """Create the log if there is none; return its id.
@@ -135,6 +143,7 @@ class LogStorage(StagedFiles, ReaderFiles):
                     temporary.unlink()
                 failpoints.reach("log.identity.after_link")
                 sync_directory(self._root)
+            add_directory(self._root / str(PARTITION))
         return self.log_id()
 
     def _refuse_nameless_chunks(self) -> None:
@@ -158,7 +167,8 @@ class LogStorage(StagedFiles, ReaderFiles):
         """The id in ``log.json``.
 
         Raises:
-            LogFormatError: There is no log here, or not one this version reads.
+            NoLogError: There is no log here.
+            LogFormatError: There is not one that this version reads.
         """
         path = self._root / LOG_NAME
         self.check_whole()
@@ -166,7 +176,7 @@ class LogStorage(StagedFiles, ReaderFiles):
             data = read_json(path)
         except FileNotFoundError as e:
             self._refuse_nameless_chunks()
-            raise LogFormatError(
+            raise NoLogError(
                 f"reading {path}: there is no log in this directory, or it is not reachable from this machine "
                 f"({socket.gethostname()}). Start what fills it (a query with connect or bind, zmq-datasource receive, "
                 "a proxy), or correct walLocation, which all machines that read it must share"
@@ -180,6 +190,18 @@ class LogStorage(StagedFiles, ReaderFiles):
                     "the release that wrote it, or another walLocation"
                 )
         raise LogFormatError(f"reading {path}: it is not the description of a log. {RESTORE}")
+
+    def log_id_again(self) -> str:
+        """The id of a log that was found before.
+
+        Raises:
+            DiskFaultError: There is no log any more.
+            LogFormatError: As ``log_id``.
+        """
+        try:
+            return self.log_id()
+        except NoLogError as e:
+            raise DiskFaultError(f"{e}. It was there before. {MOUNT_AGAIN}") from e
 
     def check_whole(self) -> None:
         """Refuse a directory that is this machine's part of a log in object storage, read or written without that.
@@ -259,6 +281,7 @@ class LogStorage(StagedFiles, ReaderFiles):
         ):
             failpoints.reach("log.chunk.before_write")
             write(file)
+        self._newest = name
         with writing(f"writing chunk {final}"):
             failpoints.reach("log.chunk.after_write")
             return self._describe(final)
@@ -268,6 +291,7 @@ class LogStorage(StagedFiles, ReaderFiles):
         """A hidden file to write, which gets its name when it is whole; of a failure nothing is left."""
         temporary = final.with_name(f"{TEMPORARY_PREFIX}{final.name}")
         with writing(act):
+            self._check_writer()
             try:
                 make_private(temporary)
                 yield temporary
@@ -316,7 +340,7 @@ class LogStorage(StagedFiles, ReaderFiles):
         """
         path = self._directory / name
         with writing(f"writing {path}"):
-            if time.monotonic() >= self._next_check:  # a proxy writes a thousand times a second
+            if not offset or time.monotonic() >= self._next_check:  # a proxy writes a thousand times a second
                 self._check_writer()
                 self._next_check = time.monotonic() + _CHECK_SECONDS
             descriptor = os.open(path, os.O_RDWR | (0 if offset else os.O_CREAT | os.O_TRUNC), PRIVATE)
@@ -357,6 +381,7 @@ class LogStorage(StagedFiles, ReaderFiles):
             failpoints.reach("log.open_chunk.after_rename")
             if sync:
                 sync_directory(final.parent)
+            self._newest = name
             return self._describe(final)
 
     def rename_damaged(self, name: str) -> str:
@@ -453,6 +478,9 @@ class LogStorage(StagedFiles, ReaderFiles):
         Raises:
             LogLockedError: Another writer holds it still; says who.
         """
+        with writing(f"creating {self._directory}"):
+            add_directory(self._directory)
+        self._newest = None
         self._writer_lock = self._lock(
             self._directory / LOCK_NAME,
             wait,
@@ -471,12 +499,34 @@ class LogStorage(StagedFiles, ReaderFiles):
         self._check_writer()
         os.rename(temporary, final)
 
+    def expect(self, newest: Chunk) -> None:
+        """Write only where this chunk is there, or the one that is written next; for the writer, once it has looked."""
+        self._newest = newest.name
+
     def _check_writer(self) -> None:
-        if self._writer_lock is not None:
-            self._writer_lock.check()
+        """Make sure that this process is still the writer, and that the directory is still its log's.
+
+        Raises:
+            LogLockedError: Another process is the writer.
+            DiskFaultError: The directory has lost what was in it.
+        """
+        if self._writer_lock is None:
+            return
+        self._writer_lock.check()
+        if self._newest is not None and not os.path.exists(self._path(self._newest)):
+            raise DiskFaultError(
+                f"writing to log {self.root}: its newest chunk, {self._path(self._newest)}, is not there any more. "
+                f"{MOUNT_AGAIN}"
+            )
+
+    def announce_deletion(self) -> bool:
+        self._check_writer()
+        return False
 
     def is_written(self) -> bool:
         """Whether somebody is the writer of the partition, at this moment."""
+        if not self._directory.is_dir():
+            return False
         try:
             self._lock(self._directory / LOCK_NAME, 0.0, f"opening log {self.root}", "", sign=False).release()
         except LogLockedError:

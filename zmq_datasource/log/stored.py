@@ -37,6 +37,7 @@ from typing import NamedTuple, Self
 import pyarrow as pa
 
 from zmq_datasource.errors import (
+    DiskFaultError,
     LogError,
     LogFormatError,
     LogLockedError,
@@ -47,6 +48,7 @@ from zmq_datasource.host.object_store import ObjectStore
 from zmq_datasource.host.signals import check_signals
 from zmq_datasource.log.claims import NO_CLAIM, Succession
 from zmq_datasource.log.files import (
+    MOUNT_AGAIN,
     WriterLock,
     read_file,
     reading,
@@ -70,7 +72,7 @@ from zmq_datasource.log.layout import (
     stored_log_name,
 )
 from zmq_datasource.log.restoring import counted_chunks, restore
-from zmq_datasource.log.storage import LogStorage, Part, describe_ids
+from zmq_datasource.log.storage import LogStorage, NoLogError, Part, describe_ids
 from zmq_datasource.log.stored_file import open_stored
 from zmq_datasource.log.stored_positions import StoredPositions
 from zmq_datasource.log.tenure import SILENT_SECONDS, Tenure, tenures_of
@@ -148,6 +150,7 @@ class StoredLog(StoredPositions):
         self._elsewhere: dict[str, Chunk] = {}  # chunks that the writer's directory does not have
         self._view: _View | None = None
         self._succession: Succession | None = None
+        self._newest_key: str | None = None  # of the chunk that must be there when the writer writes
         self._is_copy = False  # whether the directory is this log's
         self._id: tuple[float, str] | None = None
         self._next_end_look, self._is_ending = 0.0, False
@@ -242,6 +245,7 @@ class StoredLog(StoredPositions):
 
     def _create_id(self, log_id: str) -> str:
         key = stored_log_name(log_id)
+        self.store.make_root()
         self.store.put(key, json.dumps({"format": FORMAT_VERSION, "log": log_id}).encode())
         failpoints.reach("log.stored_identity.after_put")
         time.sleep(_CREATING_SECONDS)
@@ -269,7 +273,7 @@ class StoredLog(StoredPositions):
             found = self._find_id()
             if found is None:
                 self._refuse_nameless_objects()
-                raise LogFormatError(
+                raise NoLogError(
                     f"reading {self.store}: there is no log. Start what fills it, or correct walStore"
                 )
             self._id = now + _ID_SECONDS, found
@@ -288,8 +292,11 @@ class StoredLog(StoredPositions):
         deadline = time.monotonic() + wait
         # What an earlier attempt has seen of the storage holds no more.
         self._tenure, self._elsewhere, self._succession, self._view = None, {}, None, None
+        self._newest_key = None
         lock = super().lock(wait, feed)
         try:
+            for kind in ("chunks", "states"):
+                self.store.make_directory(self.key(kind))
             highest = self._wait_for_others(deadline)
             tenure = self.tenures.begin(lock, feed, highest, self._remember)
         except BaseException:
@@ -374,23 +381,45 @@ class StoredLog(StoredPositions):
         """Put a chunk that is written here into the storage, and give it its name.
 
         Raises:
-            DiskFaultError: The storage does not answer.
+            DiskFaultError: The storage does not answer, or has lost what was in it.
             LogLockedError: Somebody else is the writer by now.
         """
         key = self.chunk_key(tenure.claim, name)
+        self._check_stored(tenure)
         failpoints.reach("log.stored_chunk.before_put")
         with writing(f"reading {path}"):  # no file may be opened now; the storage's errors are ours already
             self.store.upload(key, path)
         failpoints.reach("log.stored_chunk.after_put")
         tenure.check()  # what it may have left behind is not ours to judge: the new writer may count it
+        self._newest_key = key
         failpoints.reach("log.stored_chunk.after_check")
         final = self._directory / name
         with writing(f"writing chunk {final}"):
             os.rename(path, final)
             sync_directory(final.parent)
 
+    def expect(self, newest: Chunk) -> None:
+        claim = self.succession().writer_of(newest.first)
+        assert claim is not None, newest
+        self._newest_key = self.chunk_key(claim, newest.name)
+
+    def _check_stored(self, tenure: Tenure) -> None:
+        """Make sure that the storage still has what the writer has found or put there last.
+
+        Raises:
+            DiskFaultError: It has not: it was unmounted, or emptied; or it does not answer.
+            LogLockedError: Another machine is the writer.
+        """
+        key = self._newest_key or self.key("claims", f"{tenure.claim}.json")
+        if self.store.find(key) is None:
+            tenure.check()  # another machine may have deleted it
+            raise DiskFaultError(
+                f"writing to the log in {self.store}: {key}, which was there, is not there any more. {MOUNT_AGAIN}"
+            )
+
     def write_state(self, file: StateFile, content: bytes, sync: bool) -> None:
         assert self._tenure is not None, "only the writer writes"
+        self._check_stored(self._tenure)
         self.store.put(self.state_key(self._tenure.claim, file.name), content)
         failpoints.reach("log.stored_state.after_put")
         self._tenure.check()

@@ -20,7 +20,7 @@ from zmq_datasource.errors import RESTORE, LogError, LogFormatError
 from zmq_datasource.host import failpoints
 from zmq_datasource.host.object_store import ObjectStore
 from zmq_datasource.host.signals import check_signals
-from zmq_datasource.log.files import WriterLock, read_file, reading
+from zmq_datasource.log.files import WriterLock, make_directory, read_file, reading
 from zmq_datasource.log.layout import LOCK_WAIT_SECONDS, READERS_NAME
 from zmq_datasource.log.reader_files import ReaderPosition
 from zmq_datasource.log.storage import LogStorage
@@ -62,6 +62,12 @@ class StoredPositions(LogStorage):
         for path in (self._directory / READERS_NAME).glob("*.json"):
             with reading(path):
                 self.store.put(self._reader_key(path), read_file(path))
+
+    def _add_directory(self, path: Path) -> None:
+        if self._tenure is None:  # of a reader only locks are here
+            make_directory(path)
+        else:
+            super()._add_directory(path)
 
     def _reader_key(self, path: Path) -> str:
         """The key of what is beside the chunks: a reader's file, or a note of the writer."""

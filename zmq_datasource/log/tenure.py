@@ -15,12 +15,12 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import NamedTuple
 
-from zmq_datasource.errors import LogLockedError, LogWriteError
+from zmq_datasource.errors import DiskFaultError, LogLockedError, LogWriteError
 from zmq_datasource.host import failpoints
 from zmq_datasource.host.object_store import ObjectStore
 from zmq_datasource.host.signals import check_signals
 from zmq_datasource.log.claims import NO_CLAIM, Succession, new_claim
-from zmq_datasource.log.files import WriterLock, this_process
+from zmq_datasource.log.files import MOUNT_AGAIN, WriterLock, this_process
 
 __all__ = ["SILENT_SECONDS", "Tenure", "Tenures", "tenures_of"]
 
@@ -208,14 +208,18 @@ class Tenure(WriterLock):
         self._thread.start()
 
     def check(self) -> None:
-        """Make sure that nobody else writes the partition.
+        """Make sure that no other machine writes the partition, and that the storage still has the claim.
 
         Raises:
-            LogLockedError: Somebody has taken it since.
-            LogError: The storage does not say.
+            LogLockedError: Another machine has taken it since.
+            DiskFaultError: The storage has lost the claim, or does not answer.
         """
         self._lock.check()
         highest = self._tenures.succession().highest
+        if highest < self.claim:
+            raise DiskFaultError(
+                f"writing to the log in {self._tenures}: the claim of this process is not there any more. {MOUNT_AGAIN}"
+            )
         if highest > self.claim:
             raise LogLockedError(
                 f"writing to the log in {self._tenures}: this process has lost it to {self._tenures.holder(highest)}. "
@@ -243,8 +247,8 @@ class Tenure(WriterLock):
         while not self._ending.wait(_BEAT_SECONDS):
             failpoints.reach("log.tenure.before_beat")
             try:
+                self.check()  # first: nothing is put into a storage that is another one by now
                 self._tenures.beat(self.claim)
-                self.check()
             except LogLockedError as e:
                 self._lost = str(e)
             except Exception as e:  # it is tried again; who writes a chunk hears of it

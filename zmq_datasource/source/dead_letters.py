@@ -11,11 +11,13 @@ from __future__ import annotations
 import errno
 import logging
 import math
+import os
 import queue
 import threading
 import time
 import uuid
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from types import TracebackType
 from typing import Self
 
@@ -53,7 +55,7 @@ _RETRY_SECONDS, _RETRY_PAUSE = 60.0, 0.5
 _FILE_BYTES = 4096
 # Kept beside a log, on disk.
 MAX_BESIDE_LOG_BYTES = 64 << 20
-_TRANSIENT = (errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE, errno.EIO, errno.ESTALE)
+_TRANSIENT = (errno.ENOENT, errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE, errno.EIO, errno.ESTALE)
 
 
 class DeadLetters:
@@ -204,7 +206,11 @@ class DeadLetters:
         )
         failpoints.reach("source.dead_letters.before_write")
         system, directory = directory_of(self._location)
-        make_directory(system, directory)
+        if self._max_bytes is None:
+            make_directory(system, directory)
+        else:  # beside the log, whose directory is made when the log is opened, and never again
+            with suppress(FileExistsError):
+                os.mkdir(directory, 0o700)
         # Spark leaves out what begins with a dot, so nobody reads half a file.
         make_file(system, f"{directory}/.{name}")
         parquet.write_table(table, f"{directory}/.{name}", filesystem=system)

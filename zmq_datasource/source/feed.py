@@ -363,8 +363,9 @@ class Feed:
 
         Raises:
             DataLossError, LogFormatError: It is gone, and to make another one is nothing for who stands by.
+            DiskFaultError: It is not there now.
         """
-        self._check_log(self.storage.log_id())
+        self._check_log(self.storage.log_id_again())
         return self.storage.is_written()
 
     def _better_waits(self) -> bool:

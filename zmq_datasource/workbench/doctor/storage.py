@@ -47,6 +47,7 @@ def _try(store: ObjectStore, other: ObjectStore, keys: list[str]) -> Iterator[Pr
     seconds: list[float] = []
     unlisted = old = left = 0
     found: StoredObject | None = None
+    store.make_root()
     for key in keys:
         began = time.monotonic()
         store.put(key, content)

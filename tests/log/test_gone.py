@@ -1,0 +1,274 @@
+"""A directory or a storage that goes away: unmounted, removed, emptied. Nothing is begun in its place."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from concurrent.futures import Future
+from pathlib import Path
+
+import pytest
+
+from tests.log.test_stored import Machines, _soon, machines  # noqa: F401 - fixtures
+from tests.support import batch_of, log_rows, wait_for
+from zmq_datasource.errors import DiskFaultError, LogFormatError, LogWriteError
+from zmq_datasource.log import tenure as tenure_module
+from zmq_datasource.log.follower import LogFollower
+from zmq_datasource.log.held_position import HeldPosition
+from zmq_datasource.log.reader_files import ReaderPosition
+from zmq_datasource.log.storage import LogStorage
+from zmq_datasource.log.writer import LogWriter
+from zmq_datasource.source.follow import FollowingSource
+
+
+def nothing(_: Path) -> None:
+    """What is left of a directory that was removed."""
+
+
+def mount_point(path: Path) -> None:
+    """What is left of a directory that was unmounted."""
+    path.mkdir()
+
+
+def emptied(path: Path) -> None:
+    """What is left of a directory of which all files were deleted."""
+    for directory in [path.with_name("away"), *path.with_name("away").rglob("*")]:
+        if directory.is_dir():
+            (path / directory.relative_to(path.with_name("away"))).mkdir(parents=True)
+
+
+Left = Callable[[Path], None]
+ways = pytest.mark.parametrize("left", [nothing, mount_point, emptied], ids=lambda left: left.__name__)
+
+
+class Place:
+    """A directory that goes away and comes back."""
+
+    def __init__(self, path: Path, left: Left) -> None:
+        self.path = path
+        self._left = left
+
+    def goes(self) -> None:
+        self.path.rename(self.path.with_name("away"))
+        self._left(self.path)
+
+    def returns(self) -> None:
+        if self.path.exists():
+            shutil.rmtree(self.path)
+        self.path.with_name("away").rename(self.path)
+
+    @property
+    def files(self) -> list[Path]:
+        """What was put there; a lock's file holds nothing."""
+        return [path for path in self.path.rglob("*") if path.is_file() and path.stat().st_size]
+
+
+def put(log: LogWriter, value: bytes, whole: bool = True) -> Future[int]:
+    log.append(batch_of([value]))
+    return log.cut() if whole else log.flush()
+
+
+def open_log(location: Path, **changes: float) -> LogWriter:
+    made = LogWriter(LogStorage(str(location)), chunk_bytes=1 << 20, max_bytes=1 << 30, **changes)
+    made.open()
+    return made
+
+
+@pytest.mark.parametrize("whole", [True, False], ids=["chunks", "an open chunk"])
+@ways
+def test_a_directory_that_goes_away_is_waited_for(tmp_path: Path, left: Left, whole: bool) -> None:
+    place = Place(tmp_path / "log", left)
+    log = open_log(place.path, retry_timeout=60.0)
+    put(log, b"0").result(10)
+    place.goes()
+    pending = put(log, b"1", whole)
+    wait_for(lambda: log.fault, "a fault")
+    assert "Mount or restore it" in log.fault
+    assert place.files == []
+    assert log.durable_end == 1
+
+    place.returns()
+
+    assert pending.result(30) == 2
+    log.close()
+    assert log_rows(place.path).column("value").to_pylist() == [b"0", b"1"]
+
+
+@ways
+def test_a_directory_that_stays_away_ends_the_writer_and_nothing_is_written_there(
+    tmp_path: Path, left: Left
+) -> None:
+    place = Place(tmp_path / "log", left)
+    log = open_log(place.path, retry_timeout=0.2)
+    put(log, b"0").result(10)
+    place.goes()
+    with pytest.raises(LogWriteError, match=r"Mount or restore it.*walRetryTimeout"):
+        put(log, b"1").result(30)
+    assert place.files == []
+    with pytest.raises(LogWriteError):
+        log.close()
+    place.returns()
+    again = open_log(place.path)
+    put(again, b"again").result(10)
+    again.close()
+    assert log_rows(place.path).column("value").to_pylist() == [b"0", b"again"]
+
+
+@ways
+def test_what_is_committed_stays_known_while_its_directory_is_away(tmp_path: Path, left: Left) -> None:
+    """Chunks that are not there cannot be deleted, and readers whose positions are not there still need theirs."""
+    place = Place(tmp_path / "log", left)
+    log = open_log(place.path)
+    for value in (b"0", b"1", b"2"):
+        put(log, value).result(10)
+    LogStorage(str(place.path)).write_reader("slow", ReaderPosition(1))
+    place.goes()
+    log.commit(3)
+    place.returns()
+    assert log.earliest == 0
+    log.commit(3)
+    assert log.earliest == 1
+    log.close()
+
+
+@ways
+def test_a_query_that_follows_waits_for_a_directory_that_goes_away(tmp_path: Path, left: Left) -> None:
+    place = Place(tmp_path / "log", left)
+    log = open_log(place.path)
+    put(log, b"0").result(10)
+    patient, hasty = (FollowingSource(LogStorage(str(place.path)), seconds) for seconds in (60.0, 0.0))
+    for source in (patient, hasty):
+        source.open()
+    place.goes()
+    wait_for(lambda: patient.seal() == 1, "an end")
+    with pytest.raises(DiskFaultError, match="Mount or restore it"):
+        hasty.look()
+    assert patient.seal() == 1
+    place.returns()
+    put(log, b"1").result(10)
+    wait_for(lambda: patient.seal() == 2, "what is new")
+    log.close()
+
+
+@pytest.mark.parametrize("left", [nothing, mount_point], ids=lambda left: left.__name__)
+def test_a_position_is_not_recorded_where_the_log_is_not(tmp_path: Path, left: Left) -> None:
+    place = Place(tmp_path / "log", left)
+    log = open_log(place.path)
+    put(log, b"0").result(10)
+    log.close()
+    held = HeldPosition(LogStorage(str(place.path)), "desk", True, 0.0)
+    place.goes()
+    with pytest.raises(DiskFaultError, match="Mount or restore it"):
+        held.commit(1, lazily=False)
+    assert place.files == []
+    held.release()
+
+
+# In object storage.
+
+
+def stored(machines: Machines, left: Left) -> Place:  # noqa: F811
+    return Place(machines.path / "store", left)
+
+
+@ways
+def test_a_store_that_was_unmounted_is_refused(
+    machines: Machines,  # noqa: F811
+    left: Left,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What is put below the mount point is nowhere for the machine that takes over."""
+    monkeypatch.setattr(tenure_module, "_BEAT_SECONDS", 0.05)
+    store = stored(machines, left)
+    log = machines.writer("a", retry_timeout=60.0)
+    put(log, b"0").result(10)
+    store.goes()
+    pending = put(log, b"1")
+    wait_for(lambda: log.fault, "a fault")
+    assert store.files == []
+    assert log.durable_end == 1
+
+    store.returns()
+
+    assert pending.result(30) == 2
+    assert machines.rows() == [(0, b"0"), (1, b"1")]
+    log.close()
+    machines.running.remove(log)
+    assert machines.writer("b").durable_end == 2
+
+
+@ways
+def test_a_store_that_stays_away_ends_the_writer(machines: Machines, left: Left) -> None:  # noqa: F811
+    store = stored(machines, left)
+    log = machines.writer("a", retry_timeout=0.2)
+    put(log, b"0").result(10)
+    store.goes()
+    with pytest.raises(LogWriteError, match="walRetryTimeout"):
+        put(log, b"1").result(30)
+    assert store.files == []
+    with pytest.raises(LogWriteError):
+        log.close()
+    machines.running.remove(log)
+    store.returns()
+    # The next run of this machine puts there what the first has sealed and not put there.
+    again = machines.writer("a")
+    assert machines.rows() == [(0, b"0"), (1, b"1")]
+    assert again.durable_end == 2
+
+
+@ways
+def test_a_restart_without_the_store_is_refused_and_deletes_no_copy(
+    machines: Machines,  # noqa: F811
+    left: Left,
+) -> None:
+    store = stored(machines, left)
+    log = machines.writer("a")
+    for value in (b"0", b"1"):
+        put(log, value).result(10)
+    log.close()
+    machines.running.remove(log)
+    copy = sorted(path.name for path in (machines.path / "a" / "0").glob("*.arrow"))
+    store.goes()
+    with pytest.raises(LogFormatError, match="mount it again"):
+        machines.writer("a")
+    assert store.files == []
+    assert sorted(path.name for path in (machines.path / "a" / "0").glob("*.arrow")) == copy
+    store.returns()
+    assert machines.writer("a").durable_end == 2
+    assert machines.rows() == [(0, b"0"), (1, b"1")]
+
+
+@ways
+def test_what_is_committed_is_not_deleted_here_while_the_store_is_away(
+    machines: Machines,  # noqa: F811
+    left: Left,
+) -> None:
+    store = stored(machines, left)
+    log = machines.writer("a")
+    for value in (b"0", b"1", b"2"):
+        put(log, value).result(10)
+    copy = sorted((machines.path / "a" / "0").glob("*.arrow"))
+    store.goes()
+    log.commit(3)
+    assert sorted((machines.path / "a" / "0").glob("*.arrow")) == copy
+    assert log.earliest == 0
+    store.returns()
+    log.commit(3)
+    assert machines.rows() == [(2, b"2")]
+
+
+@ways
+def test_who_reads_a_store_that_goes_away_waits_for_it(machines: Machines, left: Left) -> None:  # noqa: F811
+    store = stored(machines, left)
+    log = machines.writer("a")
+    put(log, b"0").result(10)
+    reader = LogFollower(machines.storage("reader"))
+    reader.look()
+    store.goes()
+    with pytest.raises(DiskFaultError):
+        reader.look()
+    assert reader.durable_end == 1
+    store.returns()
+    put(log, b"1").result(10)
+    reader.look()
+    assert reader.durable_end == 2
