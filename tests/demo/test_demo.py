@@ -165,7 +165,7 @@ def test_ctrl_c_ends_every_process(tmp_path: Path) -> None:
 )
 def test_wrong_feed_is_one_clear_line(arguments: list[str], word: str) -> None:
     result = CliRunner().invoke(main, ["demo", *arguments])
-    assert result.exit_code == 1
+    assert result.exit_code == 2
     assert result.stdout == ""
     (line,) = result.stderr.splitlines()
     assert line.startswith("Error: ")

@@ -115,6 +115,83 @@ def test_what_would_be_ignored_is_refused(arguments: list[str], why: str) -> Non
     assert why in result.output
 
 
+HUGE = "1" + "0" * 30
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        *((["hwm", "--rate", value], "'--rate': ") for value in ("nan", "inf", "-1", "1e400", HUGE, "", "x")),
+        *(
+            (["hwm", "--messages", value], "'--messages': ")
+            for value in ("0", "-1", HUGE, "nan", "2147483648")
+        ),
+        *((["hwm", "--size", value], "'--size': ") for value in ("-1", HUGE, "2147483648", "nan", "")),
+        *((["hwm", "--buffers", value], "'--buffers': ") for value in ("-1", HUGE, "2147483648")),
+        *(
+            (["hwm", "--sndhwm", value], "'--sndhwm': ")
+            for value in ("0", HUGE, "2147483648", "1,,2", "9" * 5000)
+        ),
+        *((["hwm", "--rcvhwm", value], "'--rcvhwm': ") for value in ("-1", "2147483648")),
+        *((["hwm", "--stall", value], "'--stall': ") for value in ("1e300 s", "30d", "nan s", "-1s")),
+        (["hwm", "--rate", "0.0000000001"], "raise --rate"),
+        (["hwm", "--consume", "10s"], "lower --messages, --consume"),
+        (["hwm", "--stall", "1h"], "or --stall"),
+        *(
+            (["plan", "--size", "1", "--stall", "1s", "--rate", rate], "'--rate': ")
+            for rate in ("nan", "inf", HUGE)
+        ),
+        *(
+            (["plan", "--rate", "1", "--stall", "1s", "--size", size], "'--size': ")
+            for size in ("0", HUGE, "2g")
+        ),
+        (["plan", "--rate", "1", "--size", "1", "--stall", "1s", "--hops", HUGE], "'--hops': "),
+        (["plan", "--rate", "1", "--size", "1", "--stall", "1s", "--buffers", HUGE], "'--buffers': "),
+        (["plan", "--rate", "1", "--size", "1", "--stall", "1000d"], "'--stall': "),
+        *(
+            (["keygen", name], "NAME ")
+            for name in ("", "a/b", "../x", "a\nb", "/", "x\x07", "a" * 5000, "\udcff")
+        ),
+        (["keygen", "x", "--directory", "/proc/nope"], "--directory"),
+        (["keygen", "x", "--directory", "a" * 5000], "--directory"),
+        *(
+            (["top", "--metrics", "/tmp", "--interval", value], "'--interval': ")
+            for value in ("1e300s", "30d")
+        ),
+        (["top", "--metrics", "/tmp", "--since", "1e300d"], "'--since': "),
+        (["top", "--metrics", ""], "--metrics is empty"),
+        (["doctor", "--connect", "tcp://a:1", "--duration", "1e300s"], "'--duration': "),
+        (["doctor", "--connect", "tcp://a:1", "--rcvhwm", HUGE], "rcvhwm"),
+        *((["demo", "--seconds", value], "'--seconds': ") for value in ("nan", "inf", "0", HUGE)),
+        (["receive", "--bind", "x", "--wal-location", "/tmp"], "write tcp://x or ipc://x"),
+        (["receive", "--bind", "ipc://a", "--wal-location", "/tmp", "--partition", "5/2"], "'--partition': "),
+        (["proxy", "--wal-location", ""], "walLocation=''"),
+        (["proxy", "--pull", "ipc://a", "--wal-location", "/tmp", "--rcvhwm", HUGE], "rcvhwm"),
+        (["options", "\n"], "'\\n' is not one of"),
+        (["completion", ""], "is not one of"),
+    ],
+)
+def test_absurd_values_are_refused_at_once_with_a_way_out(
+    arguments: list[str], told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    result = CliRunner().invoke(main, arguments)
+    assert result.exit_code == 2, result.output
+    (line,) = [line for line in result.stderr.splitlines() if line.startswith("Error: ")]
+    assert told in line
+    assert result.stdout == ""
+    assert len(line) < 600 or arguments[2] in line  # what click itself has read is shown whole
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_keys_for_a_name_that_exists_are_not_made(tmp_path: Path) -> None:
+    arguments = ["keygen", "ä b", "--directory", str(tmp_path)]
+    assert CliRunner().invoke(main, arguments).exit_code == 0
+    again = CliRunner().invoke(main, arguments)
+    assert again.exit_code == 2
+    assert "remove it, or choose another name" in again.stderr
+
+
 def test_what_is_not_set_is_left_to_the_declaration() -> None:
     assert run() == "{} SUB ()"
 

@@ -107,17 +107,24 @@ def test_a_plot_that_cannot_be_drawn_is_refused_before_the_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(results, "find_spec", lambda _: None)
-    result = CliRunner().invoke(main, ["hwm", "--messages", "1000000000", "--plot", str(tmp_path / "a.png")])
-    assert result.exit_code == 1
+    result = CliRunner().invoke(main, ["hwm", "--plot", str(tmp_path / "a.png")])
+    assert result.exit_code == 2
     assert "pip install 'zmq_datasource[plot]'" in result.stderr
     monkeypatch.undo()
-    nowhere = str(tmp_path / "nowhere" / "a.png")
     for option in ("--plot", "--csv"):
-        result = CliRunner().invoke(main, ["hwm", "--messages", "1000000000", option, nowhere])
-        assert result.exit_code == 1
-        assert f"name another file with {option}" in result.stderr
-    result = CliRunner().invoke(main, ["hwm", "--messages", "1000000000", "--plot", nowhere])
-    assert "name another file with --plot" in result.stderr
+        for path in (str(tmp_path / "nowhere" / "a.png"), "", "a" * 5000):
+            result = CliRunner().invoke(main, ["hwm", option, path])
+            assert result.exit_code == 2
+            assert f"with {option}" in result.stderr
+            assert len(result.stderr) < 700
+    monkeypatch.setattr("os.access", lambda *_: False)
+    result = CliRunner().invoke(main, ["hwm", "--csv", str(tmp_path / "a.csv")])
+    assert result.exit_code == 2
+    assert "permission denied; name another file with --csv" in result.stderr
+    monkeypatch.undo()
+    result = CliRunner().invoke(main, ["hwm", "--plot", str(tmp_path / "a.nonsense")])
+    assert result.exit_code == 2
+    assert "name a file that ends in .png, .svg, .pdf with --plot" in result.stderr
 
 
 @pytest.mark.spark

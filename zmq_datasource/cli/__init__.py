@@ -18,7 +18,7 @@ from zmq_datasource.cli.plan import plan
 from zmq_datasource.cli.proxy import proxy
 from zmq_datasource.cli.receive import receive
 from zmq_datasource.cli.top import top
-from zmq_datasource.errors import ZmqDataSourceError
+from zmq_datasource.errors import OptionError, ZmqDataSourceError
 
 __all__ = ["main"]
 
@@ -36,6 +36,10 @@ def _show_version(context: click.Context, _: click.Parameter, asked: bool) -> No
     context.exit()
 
 
+class _RefusedError(click.ClickException):
+    exit_code = 2
+
+
 class _Commands(click.Group):
     def invoke(self, ctx: click.Context) -> Any:
         # Whoever is told to end first ends the processes that it has started, as with Ctrl-C.
@@ -43,6 +47,8 @@ class _Commands(click.Group):
             signal.signal(signal.SIGTERM, signal.default_int_handler)
         try:
             return super().invoke(ctx)
+        except OptionError as e:  # as click does with what it refuses itself
+            raise _RefusedError(str(e)) from e
         except ZmqDataSourceError as e:
             raise click.ClickException(str(e)) from e
         except KeyboardInterrupt:

@@ -6,7 +6,7 @@ import warnings
 
 import click
 
-from zmq_datasource.cli.types import option_of
+from zmq_datasource.cli.types import number, option_of
 from zmq_datasource.options import ReadOptions
 
 __all__ = ["demo"]
@@ -26,9 +26,9 @@ __all__ = ["demo"]
 @option_of(ReadOptions, "topics")
 @click.option(
     "--seconds",
-    type=click.FloatRange(min=1),
+    type=number(1, 86_400),
     metavar="N",
-    default=15,
+    default="15",
     show_default=True,
     help="How long messages are streamed; starting Spark comes on top.",
 )

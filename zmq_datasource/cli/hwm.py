@@ -8,18 +8,28 @@ from pathlib import Path
 
 import click
 
-from zmq_datasource.cli.types import DURATION, LINGER, SIZE, Read
+from zmq_datasource.cli.types import DURATION, LINGER, Read, number
+from zmq_datasource.cli.types import size as size_type
 
 __all__ = ["hwm"]
 
 
 def _hwms(text: str) -> tuple[int, ...]:
-    marks = tuple(int(part) for part in text.split(","))
+    try:
+        marks = tuple(int(part) for part in text.split(","))
+    except ValueError as e:
+        raise ValueError("write numbers with commas between them, as in 1,10,100") from e
     if min(marks) < 1:
         raise ValueError("a high-water mark is 1 or more; libzmq's 0 means no limit, and no memory is")
+    if max(marks) > _MOST_HWM:
+        raise ValueError(f"a high-water mark of libzmq is {_MOST_HWM:,} at most")
     return marks
 
 
+_MOST_HWM = 2**31 - 1
+_MOST_MESSAGES, _MOST_SIZE, _MOST_RATE, _MOST_BUFFER = 10_000_000, 64 << 20, 1e9, 1 << 30
+# Of all runs together, apart from what the processes take to start.
+_MOST_SECONDS = 3600.0
 _HWMS = Read("n,...", _hwms)
 
 
@@ -41,13 +51,23 @@ _HWMS = Read("n,...", _hwms)
     help="What the sender does at a full queue: drop and count, wait, or drop in silence (a PUB as it is).",
 )
 @click.option(
-    "--messages", type=click.IntRange(min=1), default=5000, show_default=True, help="Sent in each run."
+    "--messages",
+    type=click.IntRange(min=1, max=_MOST_MESSAGES),
+    default=5000,
+    show_default=True,
+    help="Sent in each run.",
 )
-@click.option("--size", type=SIZE, default="1000", show_default=True, help="Bytes of a message; 16 or more.")
+@click.option(
+    "--size",
+    type=size_type(0, _MOST_SIZE),
+    default="1000",
+    show_default=True,
+    help="Bytes of a message; 16 or more.",
+)
 @click.option(
     "--rate",
-    type=click.FloatRange(min=0),
-    default=5000,
+    type=number(0, _MOST_RATE),
+    default="5000",
     show_default=True,
     help="Messages a second that are sent; 0 is as fast as it goes.",
 )
@@ -77,7 +97,7 @@ _HWMS = Read("n,...", _hwms)
 )
 @click.option(
     "--buffers",
-    type=SIZE,
+    type=size_type(0, _MOST_BUFFER),
     default="8k",
     show_default=True,
     help="SNDBUF and RCVBUF; 0 leaves them to the system, whose buffers then hold more than any high-water mark.",
@@ -146,12 +166,22 @@ def hwm(
                     buffers,
                 )
 
+    planned = list(experiments())
+    seconds = sum(
+        experiment.stall + experiment.messages * max(experiment.consume, 1 / rate if rate else 0.0)
+        for experiment in planned
+    )
+    if seconds > _MOST_SECONDS:
+        raise click.UsageError(
+            f"these {len(planned):,} runs would take {seconds:,.0f} s, and {_MOST_SECONDS:,.0f} s are the most: lower "
+            "--messages, --consume or --stall, raise --rate, or try fewer high-water marks"
+        )
     console, progress = Console(), Console(stderr=True)
     if not console.is_terminal:  # into a file or pipe, a line is as wide as it must be
         console = Console(width=160)
     check_outputs(csv_file, plot_file)
     with Progress(console=progress) as bar:
-        runs = [run(experiment) for experiment in bar.track(list(experiments()), description="Trying")]
+        runs = [run(experiment) for experiment in bar.track(planned, description="Trying")]
     console.print(table(runs))
     if csv_file is not None:
         write_csv(runs, csv_file)

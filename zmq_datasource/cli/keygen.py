@@ -8,6 +8,10 @@ import click
 
 __all__ = ["keygen"]
 
+# A file's name has 255 bytes.
+_MOST_NAME_BYTES = 200
+_MOST_SHOWN = 200
+
 
 @click.command(short_help="Make a pair of CURVE keys.")
 @click.argument("name")
@@ -36,12 +40,21 @@ def keygen(name: str, directory: Path, only: tuple[str, ...]) -> None:
         raise click.UsageError(
             f"--only {wrong!r}: a name here has no spaces and no quotes; ? stands for any character"
         )
+    if (
+        not 0 < len(name.encode(errors="replace")) <= _MOST_NAME_BYTES
+        or not name.isprintable()
+        or "/" in name
+    ):
+        raise click.UsageError(
+            f"NAME {name[:_MOST_NAME_BYTES]!r}: a name is 1 to {_MOST_NAME_BYTES} bytes of printable text without a "
+            "slash; write the place with --directory"
+        )
     directory = directory.absolute()  # as an option names it
     public, secret = directory / f"{name}.key", directory / f"{name}.key_secret"
-    for path in (public, secret):
-        if path.exists():
-            raise click.UsageError(f"{path} exists; remove it, or choose another name")
     try:
+        for path in (public, secret):
+            if path.exists():
+                raise click.UsageError(f"{path} exists; remove it, or choose another name")
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         # Nobody else may read it even while it is written.
         secret.touch(mode=0o600)
@@ -51,7 +64,10 @@ def keygen(name: str, directory: Path, only: tuple[str, ...]) -> None:
             named = f'metadata\n    names = "{" ".join(only)}"\n'
             public.write_text(public.read_text().replace("metadata\n", named, 1))
     except OSError as e:
-        raise click.UsageError(f"making keys in {directory}: {e}") from e
+        raise click.UsageError(
+            f"making keys in {str(directory)[:_MOST_SHOWN]!r}: {e.strerror}; name a directory that can be written with "
+            "--directory"
+        ) from e
     click.echo(f"{public}: give it to whoever is to know {name}")
     click.echo(f"{secret}: keep it where {name} runs")
     click.echo(f"-o zmq.curve_publickey=@{public} -o zmq.curve_secretkey=@{secret}")

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import click
 
-from zmq_datasource.cli.types import DURATION, SIZE, set_by_user
+from zmq_datasource.cli.types import AGE, DURATION, SIZE, number, set_by_user
+from zmq_datasource.cli.types import size as size_type
 
 __all__ = ["plan"]
 
@@ -12,11 +13,11 @@ __all__ = ["plan"]
 @click.command(short_help="Find high-water marks that cover a pause of the consumer.")
 @click.option(
     "--rate",
-    type=click.FloatRange(min=0, min_open=True),
+    type=number(0.001, 1e9),
     required=True,
     help="Messages a second, at the peak.",
 )
-@click.option("--size", type=SIZE, required=True, help="Bytes of a message.")
+@click.option("--size", type=size_type(1, 64 << 20), required=True, help="Bytes of a message.")
 @click.option(
     "--stall",
     type=DURATION,
@@ -29,14 +30,14 @@ __all__ = ["plan"]
 )
 @click.option(
     "--retention",
-    type=DURATION,
+    type=AGE,
     default="0",
     show_default=True,
     help="With --cluster: how long messages stay in the log.",
 )
 @click.option(
     "--hops",
-    type=click.IntRange(min=1),
+    type=click.IntRange(min=1, max=100),
     default=1,
     show_default=True,
     help="Pairs of sockets one after another; 2 with a proxy in between.",
@@ -44,7 +45,7 @@ __all__ = ["plan"]
 @click.option("--memory", type=SIZE, help="What all queues together may take.  [default: no bound]")
 @click.option(
     "--buffers",
-    type=SIZE,
+    type=size_type(0, 1 << 30),
     default="0",
     show_default=True,
     help="SNDBUF and RCVBUF of the sockets; 0 leaves them to the system.",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from zmq_datasource.cli.types import DURATION
+from zmq_datasource.cli.types import AGE, DURATION
 
 __all__ = ["top"]
 
@@ -26,7 +26,7 @@ __all__ = ["top"]
 )
 @click.option(
     "--since",
-    type=DURATION,
+    type=AGE,
     default="10m",
     show_default=True,
     help="Leave out sources and sinks without a report for this long.",

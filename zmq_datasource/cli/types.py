@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -13,6 +14,7 @@ from click.core import ParameterSource
 from zmq_datasource.options.parser import OptionSet, describe
 from zmq_datasource.options.socket import CURVE_KEY_CHARACTERS
 from zmq_datasource.options.types import (
+    MOST_MILLISECONDS,
     ByteSize,
     Choice,
     Duration,
@@ -23,6 +25,7 @@ from zmq_datasource.options.types import (
 )
 
 __all__ = [
+    "AGE",
     "DIRECTORY",
     "DURATION",
     "LINGER",
@@ -31,11 +34,14 @@ __all__ = [
     "all_options",
     "given_options",
     "named_options",
+    "number",
     "option_of",
     "other_options",
     "set_by_user",
+    "size",
 ]
 
+_N = TypeVar("_N", int, float)
 _F = TypeVar("_F", bound=Callable[..., Any])
 
 
@@ -58,7 +64,8 @@ class Read(_ParamType):
         try:
             return self._read(value)
         except ValueError as e:
-            self.fail(f"{value!r}: {e}", param, ctx)
+            shown = value if len(value) <= _MOST_SHOWN else f"{value[:_MOST_SHOWN]}..."
+            self.fail(f"{shown!r}: {e}", param, ctx)
 
 
 def named_options(texts: Iterable[str]) -> dict[str, str]:
@@ -88,11 +95,40 @@ def named_options(texts: Iterable[str]) -> dict[str, str]:
 
 
 def _duration(text: str) -> float:
-    return 0.0 if text == "0" else float(Duration.read(text))
+    return _within(0.0 if text == "0" else float(Duration.read(text)), 0, _MOST_SECONDS, "24 days at most")
+
+
+def _age(text: str) -> float:
+    return _within(0.0 if text == "0" else float(Duration.read(text)), 0, _MOST_AGE, "100 years at most")
 
 
 def _size(text: str) -> int:
-    return 0 if text == "0" else int(ByteSize.read(text))
+    return _within(0 if text == "0" else int(ByteSize.read(text)), 0, _MOST_BYTES, "8 EiB at most")
+
+
+def number(least: float, most: float) -> Read:
+    """A number in a range; nan and inf are none."""
+
+    def read(text: str) -> float:
+        try:
+            value = float(text)
+        except ValueError:
+            value = math.nan
+        return _within(value, least, most, f"a number from {least:,g} to {most:,.0f}")
+
+    return Read("number", read)
+
+
+def size(least: int, most: int) -> Read:
+    """A size in a range."""
+    allowed = f"{least:,} bytes to {ByteSize(most)}"
+    return Read("size", lambda text: _within(_size(text), least, most, allowed))
+
+
+def _within(value: _N, least: float, most: float, allowed: str) -> _N:
+    if not least <= value <= most:  # also nan
+        raise ValueError(f"write {allowed}")
+    return value
 
 
 def _linger(text: str) -> int:
@@ -104,8 +140,14 @@ def _directory(text: str) -> str:
     return text if not text or ":" in text.split("/", 1)[0] else os.path.abspath(text)
 
 
+# What can be waited for; and what is only compared.
+_MOST_SECONDS, _MOST_AGE = MOST_MILLISECONDS / 1000, 100 * 366 * 86_400.0
+_MOST_BYTES = 2**63 - 1
+# Of a value that cannot be read.
+_MOST_SHOWN = 100
 DIRECTORY = Read("directory", _directory)
-DURATION, SIZE, LINGER = Read("duration", _duration), Read("size", _size), Read("linger", _linger)
+DURATION, AGE = Read("duration", _duration), Read("duration", _age)
+SIZE, LINGER = Read("size", _size), Read("linger", _linger)
 _METAVARS = {Endpoints: "URL,...", Topics: "TOPIC,...", Duration: "DURATION", ByteSize: "SIZE", int: "N"}
 
 

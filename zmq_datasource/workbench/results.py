@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import os
 from collections.abc import Iterable, Sequence
 from importlib.util import find_spec
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Any
 
 from rich.table import Table
 
-from zmq_datasource.errors import WorkbenchError
+from zmq_datasource.errors import OptionError, WorkbenchError
 from zmq_datasource.workbench.experiment import ExperimentResult
 
 __all__ = ["check_outputs", "plot", "row", "table", "write_csv"]
@@ -85,19 +86,37 @@ def write_csv(runs: Sequence[ExperimentResult], path: Path) -> None:
         raise WorkbenchError(f"writing {path}: {e.strerror or e}; name another file with --csv") from e
 
 
+_FORMATS = (".png", ".svg", ".pdf")
+_MOST_SHOWN = 200
+
+
 def check_outputs(csv_file: Path | None, plot_file: Path | None) -> None:
     """See whether ``write_csv`` and ``plot`` could write there, before the runs that they would tell of.
 
     Raises:
-        WorkbenchError: matplotlib is not installed, or there is no such directory.
+        OptionError: matplotlib is not installed, there is no such directory, or the file is none that can be written.
     """
     if plot_file is not None and find_spec("matplotlib") is None:
-        raise WorkbenchError("drawing a plot needs matplotlib; pip install 'zmq_datasource[plot]'")
+        raise OptionError("drawing a plot needs matplotlib; pip install 'zmq_datasource[plot]'")
     for option, path in (("--csv", csv_file), ("--plot", plot_file)):
-        if path is not None and not path.parent.is_dir():
-            raise WorkbenchError(
-                f"writing {path}: there is no directory {path.parent}; name another file with {option}"
-            )
+        if path is None:
+            continue
+        shown, parent = str(path)[:_MOST_SHOWN], str(path.parent)[:_MOST_SHOWN]
+        try:
+            if not path.parent.is_dir():
+                raise OptionError(
+                    f"writing {shown}: there is no directory {parent}; name another file with {option}"
+                )
+            if path.is_dir():
+                raise OptionError(f"writing {shown}: it is a directory; name a file with {option}")
+            if not os.access(path if path.exists() else path.parent, os.W_OK):
+                raise OptionError(f"writing {shown}: permission denied; name another file with {option}")
+        except OSError as e:  # a name that is too long
+            raise OptionError(f"writing {shown}: {e.strerror}; name another file with {option}") from e
+    if plot_file is not None and plot_file.suffix not in _FORMATS:
+        raise OptionError(
+            f"writing {str(plot_file)[:_MOST_SHOWN]}: name a file that ends in {', '.join(_FORMATS)} with --plot"
+        )
 
 
 def plot(runs: Sequence[ExperimentResult], path: Path) -> None:
