@@ -6,8 +6,9 @@ import shutil
 import socket as stdlib_socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +19,13 @@ import zmq
 from tests.support import Socket, free_endpoint, log_rows, stream_options, wait_for, write_options
 from zmq_datasource.acknowledged.acceptor import Acceptor
 from zmq_datasource.acknowledged.protocol import Data
-from zmq_datasource.acknowledged.reception import Reception
+from zmq_datasource.acknowledged.reception import AcceptorTerms, Reception
+from zmq_datasource.acknowledged.sessions import SenderBounds
 from zmq_datasource.acknowledged.uplink import Uplink
 from zmq_datasource.errors import NoPeerError, RowError, SendTimeoutError, TransactionError
 from zmq_datasource.log.layout import Chunk, StateFile
 from zmq_datasource.log.storage import LogStorage
+from zmq_datasource.source import ingest as ingest_module
 from zmq_datasource.source.ingest import Ingest
 
 pytestmark = pytest.mark.spark  # no Spark, but processes and kills that take their time
@@ -42,6 +45,21 @@ def receiving(location: Path, endpoint: str, **options: Any) -> Iterator[Ingest]
         yield ingest
     finally:
         ingest.stop()
+
+
+def accept_with(
+    monkeypatch: pytest.MonkeyPatch,
+    senders: SenderBounds,
+    clock: Callable[[], float] = time.monotonic,
+) -> None:
+    """Have receivers that begin now hold to these bounds, and to this clock."""
+    monkeypatch.setattr(ingest_module, "AcceptorTerms", partial(AcceptorTerms, senders=senders))
+
+    class Clocked(Acceptor):
+        def __init__(self, *arguments: Any) -> None:
+            super().__init__(*arguments, clock=clock)
+
+    monkeypatch.setattr(ingest_module, "Acceptor", Clocked)
 
 
 def uplink(endpoint: str, number: int = 0, partition: int = 0, producer: str = "q", **options: Any) -> Uplink:
@@ -224,7 +242,7 @@ def test_a_slow_disk_at_the_end_of_one_attempt_holds_nobody_else_up(
 def test_who_finds_the_budget_given_away_sends_one_message_at_a_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("zmq_datasource.acknowledged.sessions._BUDGET", 0)
+    accept_with(monkeypatch, SenderBounds(budget=0))
     endpoint = free_endpoint()
     big = pa.record_batch({"value": [b"x" * 100_000] * 50})
     with receiving(tmp_path, endpoint), uplink(endpoint) as link:
@@ -249,7 +267,7 @@ def test_a_sender_has_never_more_on_its_way_than_its_credit(
         data(self, peer, message, buffers, now)
 
     monkeypatch.setattr(Reception, "_data", slow)
-    monkeypatch.setattr("zmq_datasource.acknowledged.sessions._WINDOW", 2 << 20)
+    accept_with(monkeypatch, SenderBounds(window=2 << 20))
     big = pa.record_batch({"value": [b"x" * 100_000] * 100})
     with receiving(tmp_path, endpoint), uplink(endpoint) as link:
         link.greet()

@@ -17,13 +17,13 @@ import zmq
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.acknowledged.test_acknowledged import commit, receiving, rows, stage, uplink, values
+from tests.acknowledged.test_acknowledged import accept_with, commit, receiving, rows, stage, uplink, values
 from tests.support import RawSender, Socket, free_endpoint, wait_for
 from zmq_datasource import Producer, RowError, TransactionError
-from zmq_datasource.acknowledged import reception, sessions
+from zmq_datasource.acknowledged import reception
 from zmq_datasource.acknowledged.acceptor import Acceptor
 from zmq_datasource.acknowledged.digests import as_text, digest_of
-from zmq_datasource.acknowledged.sessions import Sessions
+from zmq_datasource.acknowledged.sessions import SENDER_BOUNDS, SenderBounds, Sessions
 from zmq_datasource.acknowledged.transactions import CommittedTransactions, Transaction
 from zmq_datasource.counters import SourceCounters
 from zmq_datasource.errors import LogWriteError, ZmqDataSourceError
@@ -47,6 +47,9 @@ def raw(context: Context, endpoint: str) -> Iterator[RawSender]:
         yield sender
     finally:
         sender.close()
+
+
+WINDOW = SENDER_BOUNDS.window
 
 
 def acceptor_of(ingest: Ingest) -> Acceptor:
@@ -258,23 +261,23 @@ def test_a_batch_of_a_query_that_spark_does_not_name_raises(properties: dict[str
 def test_who_only_asks_takes_no_credit_and_no_place(context: Context, tmp_path: Path) -> None:
     endpoint = free_endpoint()
     with receiving(tmp_path, endpoint) as ingest, raw(context, endpoint) as asking:
-        for number in range(sessions._MOST_SESSIONS + 1):
+        for number in range(SENDER_BOUNDS.places + 1):
             answer = asking.ask("H", "W", attempt=f"{number:032x}", producer="p")
             assert (answer["kind"], answer["credit"]) == ("W", 0)
         assert not sessions_of(ingest)
         with Producer(endpoint) as producer:
             producer.send("a")
             producer.flush()
-        assert window_of(context, endpoint) == sessions._WINDOW
+        assert window_of(context, endpoint) == WINDOW
     assert values(tmp_path) == ["a"]
 
 
 def test_a_producer_that_asks_often_leaves_the_credit_to_the_others(context: Context, tmp_path: Path) -> None:
     endpoint = free_endpoint()
     with receiving(tmp_path, endpoint), Producer(endpoint, name="p") as producer:
-        for _ in range(sessions._BUDGET // sessions._WINDOW + 1):
+        for _ in range(SENDER_BOUNDS.budget // WINDOW + 1):
             assert producer.last_committed is None
-        assert window_of(context, endpoint) == sessions._WINDOW
+        assert window_of(context, endpoint) == WINDOW
 
 
 def window_of(context: Context, endpoint: str) -> int:
@@ -291,18 +294,16 @@ def window_of(context: Context, endpoint: str) -> int:
 def test_killed_tasks_lend_their_windows_to_those_who_send(
     context: Context, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sessions, "_BUDGET", 4 * sessions._WINDOW)
     endpoint, now = free_endpoint(), [0.0]
+    accept_with(monkeypatch, SenderBounds(budget=4 * WINDOW), clock=lambda: now[0])
     with receiving(tmp_path, endpoint) as ingest:
-        it = acceptor_of(ingest)
-        it._monotonic = lambda: now[0]
         with raw(context, endpoint) as killed:
             for number in range(5):
                 begin(killed, f"{number:032x}")
         assert window_of(context, endpoint) == 0  # one message at a time, and not refused
-        now[0] += sessions._LENDS_WINDOW_SECONDS + 1
-        wait_for(lambda: sessions_of(ingest).budget == 4 * sessions._WINDOW, "the windows to be back")
-        assert window_of(context, endpoint) == sessions._WINDOW
+        now[0] += SENDER_BOUNDS.lends_window_seconds + 1
+        wait_for(lambda: sessions_of(ingest).budget == 4 * WINDOW, "the windows to be back")
+        assert window_of(context, endpoint) == WINDOW
 
 
 def begin(sender: RawSender, attempt: str) -> None:
@@ -313,18 +314,16 @@ def begin(sender: RawSender, attempt: str) -> None:
 def test_a_silent_sender_that_has_lent_its_window_goes_on_when_it_speaks(
     context: Context, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sessions, "_BUDGET", sessions._WINDOW)
     endpoint, now = free_endpoint(), [0.0]
+    accept_with(monkeypatch, SenderBounds(budget=WINDOW), clock=lambda: now[0])
     big = pa.record_batch({"value": [b"x" * 100_000] * 60})
     with receiving(tmp_path, endpoint) as ingest, uplink(endpoint, producer="silent") as silent:
-        it = acceptor_of(ingest)
-        it._monotonic = lambda: now[0]
         silent.greet()
         silent.send(big)
         wait_for(lambda: (silent._link.carry(0.01), not silent.session.kept)[1], "the credit")
-        assert silent.session.credit == sessions._WINDOW
-        now[0] += sessions._LENDS_WINDOW_SECONDS + 1
-        wait_for(lambda: sessions_of(ingest).budget == sessions._WINDOW, "the window to be back")
+        assert silent.session.credit == WINDOW
+        now[0] += SENDER_BOUNDS.lends_window_seconds + 1
+        wait_for(lambda: sessions_of(ingest).budget == WINDOW, "the window to be back")
         with raw(context, endpoint) as other:
             begin(other, f"{1:032x}")  # who has it now
             silent.send(big)
@@ -337,16 +336,15 @@ def test_a_silent_sender_that_has_lent_its_window_goes_on_when_it_speaks(
 def test_the_longest_silent_makes_place_when_there_are_too_many(
     context: Context, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sessions, "_MOST_SESSIONS", 3)
     endpoint, now = free_endpoint(), [0.0]
-    with receiving(tmp_path, endpoint) as ingest, ExitStack() as stack:
-        acceptor_of(ingest)._monotonic = lambda: now[0]
+    accept_with(monkeypatch, SenderBounds(places=3), clock=lambda: now[0])
+    with receiving(tmp_path, endpoint), ExitStack() as stack:
         *others, sender = [stack.enter_context(raw(context, endpoint)) for _ in range(4)]
         for number, other in enumerate(others):
             begin(other, f"{number:032x}")
             now[0] += 1
         assert sender.data("q", 0, b"x", attempt=f"{9:032x}")["code"] == "busy"
-        now[0] += sessions._LENDS_PLACE_SECONDS - 1
+        now[0] += SENDER_BOUNDS.lends_place_seconds - 1
         begin(sender, f"{9:032x}")
         assert sender.data("0" * 32, 0, b"x", attempt="0" * 32, index=1)["code"] == "unknown"
 
@@ -364,7 +362,7 @@ def test_an_attempt_that_is_begun_anew_gives_the_old_one_back(
         wait_for(lambda: sessions_of(ingest), "what was sent before to arrive")
         assert producer.last_committed is None
         assert not sessions_of(ingest)
-        assert sessions_of(ingest).budget == sessions._BUDGET
+        assert sessions_of(ingest).budget == SENDER_BOUNDS.budget
         producer.close()
 
 

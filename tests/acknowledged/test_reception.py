@@ -12,7 +12,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from zmq_datasource.acknowledged import sessions
 from zmq_datasource.acknowledged.answers import RefusedError
 from zmq_datasource.acknowledged.protocol import (
     Abort,
@@ -31,7 +30,7 @@ from zmq_datasource.acknowledged.protocol import (
     pack_columns,
 )
 from zmq_datasource.acknowledged.reception import AcceptorTerms, Reception
-from zmq_datasource.acknowledged.sessions import Session, Sessions
+from zmq_datasource.acknowledged.sessions import SENDER_BOUNDS, SenderBounds, Session, Sessions
 from zmq_datasource.acknowledged.transactions import CommittedTransactions
 from zmq_datasource.counters import SourceCounters
 from zmq_datasource.errors import DiskFaultError, LogWriteError
@@ -182,7 +181,7 @@ def test_nothing_is_answered_before_it_is_on_the_disk(side: Side) -> None:
     assert (welcome.credit, welcome.received, welcome.committed) == (0, 0, None)
     granted, credit = side.data(b"a", b"b")
     assert isinstance(granted, Welcome)
-    assert granted.credit == sessions._WINDOW
+    assert granted.credit == SENDER_BOUNDS.window
     assert credit == Credit(attempt=ATTEMPT, received=1)
     assert side.end(2) == []
     assert side.wait(1) == []
@@ -496,25 +495,25 @@ def session(number: int, now: float = 0.0) -> Session:
     return Session(b"p", f"{number:032x}", Part("q", number, 0), now)
 
 
-def test_windows_are_lent_while_there_is_none_left_and_never_made_up(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(sessions, "_BUDGET", 2 * sessions._WINDOW)
-    everyone = Sessions()
+WINDOW = SENDER_BOUNDS.window
+
+
+def test_windows_are_lent_while_there_is_none_left_and_never_made_up() -> None:
+    everyone = Sessions(SenderBounds(budget=2 * WINDOW))
     for number in range(3):
         everyone.add(session(number))
         everyone.grant(next(s for s in everyone if s.part.number == number))
     one, two, three = everyone
-    assert (one.window, two.window, three.window) == (sessions._WINDOW, sessions._WINDOW, 0)
+    assert (one.window, two.window, three.window) == (WINDOW, WINDOW, 0)
     two.heard = three.heard = 10.0
-    everyone.take_windows_back(sessions._LENDS_WINDOW_SECONDS)
+    everyone.take_windows_back(SENDER_BOUNDS.lends_window_seconds)
     assert one.window  # not silent for long enough
     everyone.take_windows_back(10.0)
     everyone.grant(three)
-    assert (one.window, two.window, three.window) == (0, sessions._WINDOW, sessions._WINDOW)
+    assert (one.window, two.window, three.window) == (0, WINDOW, WINDOW)
     for it in everyone:
         everyone.remove(it)
-    assert (everyone.budget, len(everyone)) == (2 * sessions._WINDOW, 0)
+    assert (everyone.budget, len(everyone)) == (2 * WINDOW, 0)
 
 
 def test_windows_stay_with_the_silent_while_there_are_others() -> None:
@@ -522,12 +521,11 @@ def test_windows_stay_with_the_silent_while_there_are_others() -> None:
     everyone.add(session(0))
     everyone.grant(next(iter(everyone)))
     everyone.take_windows_back(1e6)
-    assert next(iter(everyone)).window == sessions._WINDOW
+    assert next(iter(everyone)).window == WINDOW
 
 
-def test_one_peer_does_not_hold_all_places(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sessions, "_MOST_SESSIONS", 4)
-    everyone = Sessions()
+def test_one_peer_does_not_hold_all_places() -> None:
+    everyone = Sessions(SenderBounds(places=4))
     for number, peer in enumerate((b"honest", b"greedy", b"greedy", b"greedy")):
         it = session(number, now=float(number))
         it.peer = peer
@@ -542,9 +540,8 @@ def test_one_peer_does_not_hold_all_places(monkeypatch: pytest.MonkeyPatch) -> N
     assert refused.value.code == "busy"
 
 
-def test_of_two_places_of_one_peer_one_is_free_for_another(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sessions, "_MOST_SESSIONS", 3)
-    everyone = Sessions()
+def test_of_two_places_of_one_peer_one_is_free_for_another() -> None:
+    everyone = Sessions(SenderBounds(places=3))
     for number, peer in enumerate((b"honest", b"greedy", b"greedy")):
         it = session(number, now=10.0 - number)
         it.peer = peer
@@ -554,42 +551,38 @@ def test_of_two_places_of_one_peer_one_is_free_for_another(monkeypatch: pytest.M
     assert leaving.part.number == 2, "of its two the one that was silent for longer"
 
 
-def test_where_all_wait_for_the_disk_nobody_makes_place(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sessions, "_MOST_SESSIONS", 1)
-    everyone = Sessions()
+def test_where_all_wait_for_the_disk_nobody_makes_place() -> None:
+    everyone = Sessions(SenderBounds(places=1))
     everyone.add(session(0))
     next(iter(everyone)).finishing = Future()
     with pytest.raises(RefusedError, match="1 senders are at work already"):
         everyone.must_leave(1e6)
 
 
-def test_who_is_not_silent_for_long_enough_keeps_the_only_place(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sessions, "_MOST_SESSIONS", 1)
-    everyone = Sessions()
+def test_who_is_not_silent_for_long_enough_keeps_the_only_place() -> None:
+    everyone = Sessions(SenderBounds(places=1))
     everyone.add(session(0, now=1000.0))
     with pytest.raises(RefusedError):
-        everyone.must_leave(1000.0 + sessions._LENDS_PLACE_SECONDS - 1)
-    assert everyone.must_leave(1000.0 + sessions._LENDS_PLACE_SECONDS) is not None
+        everyone.must_leave(1000.0 + SENDER_BOUNDS.lends_place_seconds - 1)
+    assert everyone.must_leave(1000.0 + SENDER_BOUNDS.lends_place_seconds) is not None
 
 
-def test_windows_that_come_back_are_added_to_those_that_are_left(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sessions, "_BUDGET", 2 * sessions._WINDOW + 7)
-    everyone = Sessions()
+def test_windows_that_come_back_are_added_to_those_that_are_left() -> None:
+    everyone = Sessions(SenderBounds(budget=2 * WINDOW + 7))
     for number in range(2):
         everyone.add(session(number))
     for it in everyone:
         everyone.grant(it)
     assert everyone.budget == 7
     everyone.take_windows_back(1e6)
-    assert everyone.budget == 2 * sessions._WINDOW + 7
+    assert everyone.budget == 2 * WINDOW + 7
 
 
-def test_a_session_whose_file_is_being_forced_keeps_its_place(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sessions, "_MOST_SESSIONS", 2)
-    everyone = Sessions()
+def test_a_session_whose_file_is_being_forced_keeps_its_place() -> None:
+    everyone = Sessions(SenderBounds(places=2))
     everyone.add(session(0))
     assert everyone.must_leave(0.0) is None
     everyone.add(session(1, now=1.0))
     first, second = everyone
     first.finishing = Future()
-    assert everyone.must_leave(1.0 + sessions._LENDS_PLACE_SECONDS) is second
+    assert everyone.must_leave(1.0 + SENDER_BOUNDS.lends_place_seconds) is second

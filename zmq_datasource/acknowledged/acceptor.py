@@ -50,6 +50,7 @@ class Acceptor:
         storage: Where attempts are staged.
         transactions: Which transactions are committed; restored before the block.
         log: Where they go; open before the block.
+        clock: Seconds, monotonic.
     """
 
     drain_seconds = 1.0
@@ -62,11 +63,12 @@ class Acceptor:
         storage: LogStorage,
         transactions: CommittedTransactions,
         log: TransactionLog,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._spec = spec
         self._counters = counters
         self._log = log
-        self._monotonic = time.monotonic
+        self._monotonic = clock
         self._forcing = ThreadPoolExecutor(2, thread_name_prefix="zmq-staging")
         self._reception = Reception(terms, counters, storage, transactions, log, self._forcing)
         self._backlog: Backlog[tuple[list[bytes], Callable[[str], bool]]] = Backlog()

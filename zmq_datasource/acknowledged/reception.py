@@ -39,7 +39,7 @@ from zmq_datasource.acknowledged.protocol import (
     decode,
     rows_of,
 )
-from zmq_datasource.acknowledged.sessions import Session, Sessions
+from zmq_datasource.acknowledged.sessions import SENDER_BOUNDS, SenderBounds, Session, Sessions
 from zmq_datasource.acknowledged.transactions import CommittedTransactions, conflict_with_later
 from zmq_datasource.counters import SourceCounters
 from zmq_datasource.errors import DamagedChunkError, LogWriteError, ProtocolError
@@ -64,12 +64,14 @@ class AcceptorTerms(NamedTuple):
         most_staged_bytes: Of all transactions that are not committed, on disk.
         sync: Whether what is staged is forced to the disk.
         most_attempts: Of all transactions that are not committed. Each is a file, which the next writer has to open.
+        senders: How many send at a time, and how much they have on the way.
     """
 
     transaction_timeout: float
     most_staged_bytes: int
     sync: bool
     most_attempts: int = 16_384
+    senders: SenderBounds = SENDER_BOUNDS
 
 
 class Reception:
@@ -105,7 +107,7 @@ class Reception:
         self._clock = clock
         self._staging = Staging(storage)
         self._committer = Committer(counters, self._staging, transactions, log)
-        self._sessions = Sessions()
+        self._sessions = Sessions(terms.senders)
         self._finishing: list[Session] = []
         self._answers = Answers(counters, self._abandon)
 

@@ -3,7 +3,7 @@
 The rules:
 
 * A session begins with an attempt's first data, and gets a window then, as long as there are any.
-* A sender has at most its window on the way, and all together ``_BUDGET``, and a message each. While
+* A sender has at most its window on the way, and all together the budget of ``SenderBounds``, and a message each. While
   that is all given away, who is silent lends his window to the others.
 * There is a bounded number of places. While all are taken, one of a peer that has several makes place, for an honest
   task has a connection of its own; or else who was silent for long.
@@ -21,15 +21,30 @@ from zmq_datasource.acknowledged.protocol import Data
 from zmq_datasource.errors import ProtocolError
 from zmq_datasource.log.staging import Part, StagedFile
 
-__all__ = ["Session", "Sessions"]
+__all__ = ["SENDER_BOUNDS", "SenderBounds", "Session", "Sessions"]
 
-# Bytes of data that one sender, and that all senders together, may have on the way. Before its first
-# message has come, and while those are given away, a sender sends one message at a time.
-_WINDOW = 4 << 20
-_BUDGET = 256 << 20
-_MOST_SESSIONS = 1024
-# After so much silence a session lends its window, and its place, if others want for one.
-_LENDS_WINDOW_SECONDS, _LENDS_PLACE_SECONDS = 5.0, 60.0
+
+@dataclass(frozen=True)
+class SenderBounds:
+    """How much senders may have on the way, and how many may send.
+
+    Attributes:
+        window: Bytes of data that one sender may have on the way. Before its first message has come, and while all
+            windows are given away, a sender sends one message at a time.
+        budget: Bytes of all windows together.
+        places: Senders at a time.
+        lends_window_seconds, lends_place_seconds: After so much silence a session lends its window, and its place, if
+            others want for one.
+    """
+
+    window: int = 4 << 20
+    budget: int = 256 << 20
+    places: int = 1024
+    lends_window_seconds: float = 5.0
+    lends_place_seconds: float = 60.0
+
+
+SENDER_BOUNDS = SenderBounds()
 
 
 @dataclass
@@ -82,13 +97,17 @@ class Session:
 class Sessions:
     """All sessions there are, by their attempts.
 
+    Args:
+        bounds: How many there may be, and how much they may have on the way.
+
     Attributes:
         budget: Bytes of windows that are not given away.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, bounds: SenderBounds = SENDER_BOUNDS) -> None:
+        self._bounds = bounds
         self._sessions: dict[str, Session] = {}
-        self.budget = _BUDGET
+        self.budget = bounds.budget
 
     def __len__(self) -> int:
         return len(self._sessions)
@@ -111,16 +130,16 @@ class Sessions:
         Raises:
             RefusedError: There are too many, and all are at work.
         """
-        if len(self._sessions) < _MOST_SESSIONS:
+        if len(self._sessions) < self._bounds.places:
             return None
         sending = [session for session in self._sessions.values() if session.finishing is None]
         peer, places = Counter(session.peer for session in sending).most_common(1)[0] if sending else (b"", 0)
         if places > 1:
             return min((s for s in sending if s.peer == peer), key=lambda session: session.heard)
         longest = min(sending, key=lambda session: session.heard, default=None)
-        if longest is None or now - longest.heard < _LENDS_PLACE_SECONDS:
+        if longest is None or now - longest.heard < self._bounds.lends_place_seconds:
             raise RefusedError(
-                "busy", f"{_MOST_SESSIONS} senders are at work already; repeat the transaction later"
+                "busy", f"{self._bounds.places} senders are at work already; repeat the transaction later"
             )
         return longest
 
@@ -134,16 +153,16 @@ class Sessions:
 
     def grant(self, session: Session) -> None:
         """Give it a window, unless it has one or all are given away."""
-        if not session.window and self.budget >= _WINDOW:
-            self.budget -= _WINDOW
-            session.window = _WINDOW
+        if not session.window and self.budget >= self._bounds.window:
+            self.budget -= self._bounds.window
+            session.window = self._bounds.window
 
     def take_windows_back(self, now: float) -> None:
         """While there is none left for who comes, from those who do not use theirs."""
-        if self.budget >= _WINDOW:
+        if self.budget >= self._bounds.window:
             return
         for session in self._sessions.values():
-            if now - session.heard > _LENDS_WINDOW_SECONDS:
+            if now - session.heard > self._bounds.lends_window_seconds:
                 self.budget += session.window
                 session.window = 0
 
