@@ -17,14 +17,13 @@ import pytest
 import zmq
 
 from tests.source.test_feed import querying
-from tests.support import Socket, free_endpoint, wait_for
+from tests.support import Socket, free_endpoint, take_over, wait_for
 from tests.support.hostile import Attacker, greeting, message, ready
 from tests.support.proxies import ProxyThreads, endpoints
 from zmq_datasource import DurableSubscriber, Producer
 from zmq_datasource.log.reader import read_index
 from zmq_datasource.log.storage import LogStorage
 from zmq_datasource.options.types import Endpoint
-from zmq_datasource.source import feed as feed_module
 
 # Which socket a side talks to, and what its messages are made of.
 SIDES = {
@@ -145,7 +144,7 @@ def test_no_source_fails_its_honest_peers(
     messages: int,
 ) -> None:
     monkeypatch.setattr("signal.signal", lambda *_: None)
-    monkeypatch.setattr(feed_module, "_STANDBY_SECONDS", 0.01)
+    take_over(monkeypatch, standby=0.01)
     endpoint = free_endpoint()
     options = {"bind": endpoint, "socketType": kind, "maxMessagesPerTrigger": 20_000}
     with nothing_left() as context, querying(tmp_path, **options) as query:

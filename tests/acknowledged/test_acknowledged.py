@@ -16,7 +16,15 @@ import pyarrow as pa
 import pytest
 import zmq
 
-from tests.support import Socket, free_endpoint, log_rows, stream_options, wait_for, write_options
+from tests.support import (
+    Socket,
+    free_endpoint,
+    log_rows,
+    stop_sooner,
+    stream_options,
+    wait_for,
+    write_options,
+)
 from zmq_datasource.acknowledged.acceptor import Acceptor
 from zmq_datasource.acknowledged.protocol import Data
 from zmq_datasource.acknowledged.reception import AcceptorTerms, Reception
@@ -34,7 +42,7 @@ Context = zmq.Context[Socket]
 
 @pytest.fixture(autouse=True)
 def _stop_sooner(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("zmq_datasource.source.receiving._QUIET_SECONDS", 0.02)
+    stop_sooner(monkeypatch)
 
 
 @contextmanager

@@ -18,7 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.acknowledged.test_acknowledged import accept_with, commit, receiving, rows, stage, uplink, values
-from tests.support import RawSender, Socket, free_endpoint, wait_for
+from tests.support import RawSender, Socket, free_endpoint, stop_sooner, wait_for
 from zmq_datasource import Producer, RowError, TransactionError
 from zmq_datasource.acknowledged import reception
 from zmq_datasource.acknowledged.acceptor import Acceptor
@@ -37,7 +37,7 @@ Context = zmq.Context[Socket]
 
 @pytest.fixture(autouse=True)
 def _stop_sooner(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("zmq_datasource.source.receiving._QUIET_SECONDS", 0.02)
+    stop_sooner(monkeypatch)
 
 
 @contextmanager

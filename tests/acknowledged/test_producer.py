@@ -20,7 +20,7 @@ import zmq
 from pyspark.sql.streaming.datasource import ReadMaxRows
 
 from tests.acknowledged.test_acknowledged import receiving, values
-from tests.support import RawSender, Socket, free_endpoint, log_rows, stream_options, wait_for
+from tests.support import RawSender, Socket, free_endpoint, log_rows, stop_sooner, stream_options, wait_for
 from zmq_datasource import (
     DataLossError,
     LogError,
@@ -43,7 +43,7 @@ FAST = {"zmq.reconnect_ivl": "20"}
 
 @pytest.fixture(autouse=True)
 def _stop_sooner(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("zmq_datasource.source.receiving._QUIET_SECONDS", 0.02)
+    stop_sooner(monkeypatch)
 
 
 def test_what_is_flushed_is_in_the_log(tmp_path: Path) -> None:

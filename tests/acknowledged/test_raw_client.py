@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import zmq
 
-from tests.support import Socket, free_endpoint, log_rows, stream_options
+from tests.support import Socket, free_endpoint, log_rows, stop_sooner, stream_options
 from zmq_datasource.source.ingest import Ingest
 
 Context = zmq.Context[Socket]
@@ -33,7 +33,7 @@ def receiving(location: Path, **options: Any) -> Iterator[str]:
 
 @pytest.fixture(autouse=True)
 def _stop_sooner(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("zmq_datasource.source.receiving._QUIET_SECONDS", 0.02)
+    stop_sooner(monkeypatch)
 
 
 def buffers(*values: str) -> list[bytes]:

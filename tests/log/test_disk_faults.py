@@ -32,6 +32,7 @@ from tests.support import (
     free_endpoint,
     log_rows,
     offer,
+    stop_sooner,
     stream_options,
     wait_for,
 )
@@ -236,8 +237,8 @@ def test_a_query_whose_own_log_has_filled_the_disk_makes_room_by_reading(
         ids: list[int] = []
         with pushing(push, total):
             deadline = time.monotonic() + 60
-            assert reader._feeds is not None
-            log = reader._feeds.parts[0].log
+            assert reader.feeds is not None
+            log = reader.feeds.parts[0].log
             while len(ids) < total and time.monotonic() < deadline:
                 if not faults:  # Spark is busy until the disk is full
                     wait_for(lambda: log.fault, "a full disk")
@@ -260,7 +261,7 @@ def test_a_query_begins_on_a_full_disk_once_there_is_room(
     from zmq_datasource.spark.stream_reader import ZmqStreamReader  # noqa: PLC0415
 
     monkeypatch.setattr("signal.signal", lambda *_: None)
-    monkeypatch.setattr("zmq_datasource.source.receiving._QUIET_SECONDS", 0.02)
+    stop_sooner(monkeypatch)
     _, endpoint = bound(context, zmq.PUSH)
     reader = ZmqStreamReader(stream_options(connect=endpoint, socketType="PULL", walLocation=disk / "log"))
     blocker: list[Path] = []

@@ -15,7 +15,7 @@ import zmq
 from click.testing import CliRunner
 from pyspark.sql.streaming.datasource import ReadMaxRows
 
-from tests.support import Socket, batch_of, bound, log_rows, stream_options, wait_for
+from tests.support import Socket, batch_of, bound, log_rows, stop_sooner, stream_options, wait_for
 from zmq_datasource import receive as receive_module
 from zmq_datasource.cli import main
 from zmq_datasource.errors import DataLossError, DiskFaultError
@@ -37,7 +37,7 @@ ALL = ReadMaxRows(1)  # any limit: ours are options
 def _in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("signal.signal", lambda *_: None)  # pytest's own process keeps its handlers
     # Nobody sends when these stop.
-    monkeypatch.setattr("zmq_datasource.source.receiving._QUIET_SECONDS", 0.02)
+    stop_sooner(monkeypatch)
 
 
 @contextmanager
@@ -420,9 +420,9 @@ def test_no_chunk_is_cut_for_a_batch_that_is_held_back(context: Context, tmp_pat
 
         def polled(received: int) -> bool:
             assert it.latestOffset(begin, ALL) == begin
-            assert it._feeds is not None
-            assert it._feeds.parts[0].receives
-            return it._feeds.parts[0].received_end == received
+            assert it.feeds is not None
+            assert it.feeds.parts[0].receives
+            return it.feeds.parts[0].received_end == received
 
         for received in range(1, 20):
             push.send(b"v")

@@ -14,7 +14,7 @@ import pytest
 import zmq
 
 import zmq_datasource.monitoring.source as source_module
-from tests.support import Socket, bound, free_endpoint, offer, stream_options, wait_for
+from tests.support import Socket, bound, free_endpoint, offer, stop_sooner, stream_options, wait_for
 from zmq_datasource.monitoring.catalogue import SOURCE
 from zmq_datasource.monitoring.source import SourceMonitor
 from zmq_datasource.source.feed import Feed
@@ -26,7 +26,7 @@ Context = zmq.Context[Socket]
 
 @pytest.fixture(autouse=True)
 def _stop_sooner(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("zmq_datasource.source.receiving._QUIET_SECONDS", 0.02)
+    stop_sooner(monkeypatch)
 
 
 @contextmanager

@@ -26,7 +26,9 @@ from tests.support import (
     bound,
     free_endpoint,
     log_rows,
+    stop_sooner,
     stream_options,
+    take_over,
     wait_for,
 )
 from zmq_datasource import Producer
@@ -49,8 +51,8 @@ Offset = dict[str, Any]
 @pytest.fixture(autouse=True)
 def _in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("signal.signal", lambda *_: None)  # pytest's own process keeps its handlers
-    monkeypatch.setattr("zmq_datasource.source.receiving._QUIET_SECONDS", 0.02)
-    monkeypatch.setattr(feed_module, "_STANDBY_SECONDS", 0.01)
+    stop_sooner(monkeypatch)
+    take_over(monkeypatch, standby=0.01)
 
 
 class Query:
@@ -96,12 +98,12 @@ class Query:
 
     @property
     def name(self) -> str:
-        assert self.reader._feeds is not None
-        return self.reader._feeds.parts[0].reader
+        assert self.reader.feeds is not None
+        return self.reader.feeds.parts[0].reader
 
     @property
     def receives(self) -> bool:
-        return self.reader._feeds is not None and self.reader._feeds.parts[0].receives
+        return self.reader.feeds is not None and self.reader.feeds.parts[0].receives
 
 
 def read(reader: ZmqStreamReader, begin: Offset, end: Offset) -> list[tuple[int, bytes]]:
@@ -327,7 +329,7 @@ def sender(context: Context, endpoint: str, socket_type: str) -> Iterator[Any]:
 def test_a_query_that_cannot_receive_in_place_of_another_says_why(
     context: Context, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(feed_module, "_TAKEOVER_SECONDS", 0.1)
+    take_over(monkeypatch, takeover=0.1)
     endpoint = free_endpoint()
     with querying(tmp_path, bind=endpoint) as one, querying(tmp_path, bind=endpoint) as two:
         one.step(), two.step()
@@ -393,7 +395,7 @@ def test_who_has_lost_the_lock_names_no_chunk(context: Context, tmp_path: Path) 
         with querying(tmp_path, connect=endpoint, walFlushInterval="1h") as two:
             two.step()
             assert two.receives
-            feeds = [query.reader._feeds.parts[0] for query in (one, two)]  # type: ignore[union-attr]
+            feeds = [query.reader.feeds.parts[0] for query in (one, two)]  # type: ignore[union-attr]
             number = itertools.count(10)
 
             def both_have_some() -> bool:

@@ -24,7 +24,7 @@ from tests.source.test_feed import (
     read,
     send,
 )
-from tests.support import Connections, batch_of, bound, free_endpoint, wait_for
+from tests.support import Connections, batch_of, bound, free_endpoint, stop_sooner, take_over, wait_for
 from zmq_datasource.errors import DataLossError, DiskFaultError, EndpointError, LogLockedError, OptionError
 from zmq_datasource.log.held_position import HeldPosition
 from zmq_datasource.log.reader_files import ReaderPosition
@@ -42,8 +42,8 @@ from zmq_datasource.source.ingest import Ingest
 @pytest.fixture(autouse=True)
 def _in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("signal.signal", lambda *_: None)  # pytest's own process keeps its handlers
-    monkeypatch.setattr("zmq_datasource.source.receiving._QUIET_SECONDS", 0.02)
-    monkeypatch.setattr(feed_module, "_STANDBY_SECONDS", 0.01)
+    stop_sooner(monkeypatch)
+    take_over(monkeypatch, standby=0.01)
     monkeypatch.setattr(feed_module, "LOCK_WAIT_SECONDS", 0.1)
 
 
@@ -72,7 +72,7 @@ def test_of_several_that_cannot_receive_in_place_of_another_each_says_why(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each of them has the lock for a moment whenever it tries, and the others see that."""
-    monkeypatch.setattr(feed_module, "_TAKEOVER_SECONDS", 0.3)
+    take_over(monkeypatch, takeover=0.3)
     endpoint = free_endpoint()
     with querying(tmp_path, bind=endpoint) as one, querying(tmp_path, bind=endpoint) as two:
         one.step(), two.step()
@@ -94,7 +94,7 @@ def test_whatever_keeps_a_query_from_receiving_in_place_of_another_is_said(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, least: int
 ) -> None:
     """An error that nobody has thought of must not end the thread alone; and is heard while a batch is held back."""
-    monkeypatch.setattr(feed_module, "_TAKEOVER_SECONDS", 0.1)
+    take_over(monkeypatch, takeover=0.1)
     endpoint = free_endpoint()
     held_back = {"bind": endpoint, "minMessagesPerTrigger": least}
     with querying(tmp_path, bind=endpoint) as one, querying(tmp_path, **held_back) as two:
@@ -130,7 +130,7 @@ def test_who_follows_a_feed_does_not_go_on_with_another(
     context: Context, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Between two that receive the lock is free, and whoever comes then may receive something else."""
-    monkeypatch.setattr(feed_module, "_STANDBY_SECONDS", 0.3)
+    take_over(monkeypatch, standby=0.3)
     _, endpoint = bound(context, zmq.PUSH)
     with querying(tmp_path, connect=endpoint) as one, querying(tmp_path, connect=endpoint) as two:
         one.step(), two.step()
@@ -147,7 +147,7 @@ def test_a_query_that_is_stopped_while_it_takes_over_seals_what_it_has_taken(
 ) -> None:
     """It drains for longer than a thread is waited for."""
     monkeypatch.setattr(feed_module, "_JOIN_SECONDS", 0.5)
-    monkeypatch.setattr("zmq_datasource.source.receiving._QUIET_SECONDS", 1.0)
+    stop_sooner(monkeypatch, 1.0)
     push, endpoint = bound(context, zmq.PUSH)
     with (
         Connections(push) as connections,
@@ -156,8 +156,8 @@ def test_a_query_that_is_stopped_while_it_takes_over_seals_what_it_has_taken(
         one.step()
         two = Query(tmp_path, connect=endpoint, walFlushInterval="1h")
         two.step()
-        assert two.reader._feeds is not None
-        stopping, start = two.reader._feeds.parts[0]._stopping, Ingest.start
+        assert two.reader.feeds is not None
+        stopping, start = two.reader.feeds.parts[0]._stopping, Ingest.start
 
         def slow(ingest: Ingest) -> None:
             start(ingest)
@@ -302,8 +302,8 @@ def test_a_full_log_drops_only_those_that_keep_it_full(context: Context, tmp_pat
         with querying(tmp_path, **options) as quick:
             quick.step()
             name = quick.name
-            assert slow.reader._feeds is not None
-            log = slow.reader._feeds.parts[0].log
+            assert slow.reader.feeds is not None
+            log = slow.reader.feeds.parts[0].log
             for count in range(1, 100):
                 push.send(b"x" * 5000)
                 quick.until(count)
@@ -344,8 +344,8 @@ def test_the_time_of_a_query_that_does_not_run_begins_when_it_stops(tmp_path: Pa
     os.utime(storage.reader_path(name), (1, 1))
     with querying(tmp_path, query.checkpoint) as query:
         query.step()
-        assert query.reader._feeds is not None
-        held = query.reader._feeds.parts[0]
+        assert query.reader.feeds is not None
+        held = query.reader.feeds.parts[0]
         os.utime(storage.reader_path(name), (1, 1))
         held._position._recorded_at -= 3600  # and if it is killed, when it was last seen
         query.step()

@@ -20,7 +20,17 @@ import pytest
 import zmq
 
 from tests.source.test_feed import Query, send
-from tests.support import Socket, batch_of, bound, free_endpoint, offer, stream_options, wait_for
+from tests.support import (
+    Socket,
+    batch_of,
+    bound,
+    free_endpoint,
+    offer,
+    stop_sooner,
+    stream_options,
+    take_over,
+    wait_for,
+)
 from zmq_datasource.errors import DataLossError, DiskFaultError, EndpointError, LogLockedError, OptionError
 from zmq_datasource.log.reader_files import ReaderPosition
 from zmq_datasource.log.readers import Readers
@@ -28,7 +38,6 @@ from zmq_datasource.log.storage import LogStorage
 from zmq_datasource.log.writer import LogWriter
 from zmq_datasource.options import BatchReadOptions
 from zmq_datasource.options.parser import parse
-from zmq_datasource.source import feed as feed_module
 from zmq_datasource.source import feeds as feeds_module
 from zmq_datasource.source.feed import Feed
 from zmq_datasource.source.ingest import Ingest
@@ -41,8 +50,8 @@ Row = tuple[int, int, bytes]
 @pytest.fixture(autouse=True)
 def _in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("signal.signal", lambda *_: None)  # pytest's own process keeps its handlers
-    monkeypatch.setattr("zmq_datasource.source.receiving._QUIET_SECONDS", 0.02)
-    monkeypatch.setattr(feed_module, "_STANDBY_SECONDS", 0.01)
+    stop_sooner(monkeypatch)
+    take_over(monkeypatch, standby=0.01)
     monkeypatch.setattr(feeds_module, "_LOOKING_SECONDS", 0.01)
 
 
@@ -91,8 +100,8 @@ def connected(query: Several) -> bool:
 
 
 def parts_of(query: Several) -> dict[int, Feed]:
-    assert query.reader._feeds is not None
-    return query.reader._feeds.parts
+    assert query.reader.feeds is not None
+    return query.reader.feeds.parts
 
 
 def received(query: Several) -> int:
@@ -380,7 +389,7 @@ def test_what_an_earlier_receiver_has_said_is_not_taken_for_one_that_runs(
 def test_who_stands_by_ends_where_it_may_not_receive(
     context: Context, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(feed_module, "_TAKEOVER_SECONDS", 0.1)
+    take_over(monkeypatch, takeover=0.1)
     _, endpoint = bound(context, zmq.PUSH)
     options = {"connect": endpoint, "receivers": 2}
     with several(tmp_path, **options) as first, several(tmp_path, **options) as second:

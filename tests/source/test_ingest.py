@@ -13,7 +13,7 @@ import psutil
 import pytest
 import zmq
 
-from tests.support import Socket, bound, channel_of, log_rows, stream_options, wait_for
+from tests.support import Socket, bound, channel_of, log_rows, stop_sooner, stream_options, wait_for
 from zmq_datasource.errors import EndpointError, LogLockedError, LogWriteError
 from zmq_datasource.log import storage as storage_module
 from zmq_datasource.source.ingest import Ingest
@@ -37,7 +37,7 @@ def ingesting(location: Path, endpoint: str, **options: object) -> Iterator[Inge
 @pytest.fixture(autouse=True)
 def _stop_sooner(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     if "drain" not in request.node.name:  # nobody sends when the others stop
-        monkeypatch.setattr("zmq_datasource.source.receiving._QUIET_SECONDS", 0.02)
+        stop_sooner(monkeypatch)
 
 
 def numbers(location: Path) -> list[int]:

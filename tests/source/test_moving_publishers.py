@@ -12,7 +12,7 @@ import pytest
 import zmq
 
 from tests.source.test_feeds import Several, several
-from tests.support import Socket, bound, free_endpoint, wait_for
+from tests.support import Socket, bound, free_endpoint, stop_sooner, wait_for
 from tests.support.publishers import Publisher
 from zmq_datasource.log.state import read_saved_state
 from zmq_datasource.log.storage import LogStorage
@@ -25,7 +25,7 @@ Context = zmq.Context[Socket]
 @pytest.fixture(autouse=True)
 def _in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("signal.signal", lambda *_: None)  # pytest's own process keeps its handlers
-    monkeypatch.setattr("zmq_datasource.source.receiving._QUIET_SECONDS", 0.02)
+    stop_sooner(monkeypatch)
 
 
 @contextmanager

@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import pytest
 
-from tests.support import batch_of, wait_for
+from tests.support import batch_of, stop_sooner, wait_for
 from zmq_datasource.acknowledged.transactions import CommittedTransactions
 from zmq_datasource.counters import SourceCounters
 from zmq_datasource.errors import EndpointError, LogWriteError, MessageLossError
@@ -84,7 +84,7 @@ def thread_of(filler: Filler, log: Any, counters: SourceCounters | None = None) 
 
 @pytest.fixture(autouse=True)
 def _stop_sooner(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(receiving, "_QUIET_SECONDS", 0.02)
+    stop_sooner(monkeypatch)
     monkeypatch.setattr(receiving, "_PAUSE_TICK", 0.001)
 
 

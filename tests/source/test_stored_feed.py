@@ -115,7 +115,7 @@ def test_what_is_known_of_publishers_goes_along(context: Context, on: On, tmp_pa
         again.step()
         numbers(5, 6)
         again.until(2)
-        feeds = again.reader._feeds
+        feeds = again.reader.feeds
         assert feeds is not None
         totals = feeds.parts[0].facts().totals
     assert totals is not None
@@ -222,7 +222,7 @@ def test_a_query_that_begins_beside_a_deletion_reads_what_is_left(
 
 
 def log_of(query: Query) -> LogWriter | LogFollower:
-    feeds = query.reader._feeds
+    feeds = query.reader.feeds
     assert feeds is not None
     return feeds.parts[0].log
 

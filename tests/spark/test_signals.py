@@ -41,7 +41,7 @@ def run(location, call, **options):
         start = reader.initialOffset()
         for number in range(3):
             push.send(str(number).encode())
-        feed = reader._feeds.parts[0]
+        feed = reader.feeds.parts[0]
         wait_for(lambda: feed.received_end == 3, "three messages")
         try:
             call(reader, start)

@@ -16,7 +16,7 @@ import zmq
 from pyspark.sql.datasource import InputPartition
 from pyspark.sql.streaming.datasource import ReadMaxRows
 
-from tests.support import Socket, bound, free_endpoint, offer, stream_options, wait_for
+from tests.support import Socket, bound, free_endpoint, offer, stop_sooner, stream_options, wait_for
 from zmq_datasource.errors import DataLossError
 from zmq_datasource.options import BatchReadOptions
 from zmq_datasource.options.parser import parse
@@ -44,7 +44,7 @@ def reader(endpoint: str, location: Path, **options: Any) -> Iterator[ZmqStreamR
 def _keep_signals(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("signal.signal", lambda *_: None)  # pytest's own process keeps its handlers
     # Nobody sends when these stop.
-    monkeypatch.setattr("zmq_datasource.source.receiving._QUIET_SECONDS", 0.02)
+    stop_sooner(monkeypatch)
 
 
 def advance(
@@ -141,7 +141,7 @@ def test_the_end_of_receiving_ends_a_wait_for_news(
     monkeypatch.setattr("zmq_datasource.source.log_receiver.LogReceiver.receive", lambda _: 1 // 0)
     with suppress(ZeroDivisionError), reader(endpoint, tmp_path) as it:
         start = it.initialOffset()
-        it._feeds.wait_for_more({0: 0}, 3600)  # type: ignore[union-attr]
+        it.feeds.wait_for_more({0: 0}, 3600)  # type: ignore[union-attr]
         with pytest.raises(ZeroDivisionError):
             it.latestOffset(start, ALL)
 

@@ -188,6 +188,20 @@ def fill_disk(disk: Path) -> Path:
     return blocker
 
 
+def stop_sooner(monkeypatch: pytest.MonkeyPatch, seconds: float = 0.02) -> None:
+    """Have receivers that stop wait so long for what may still come; in most tests, senders have ended by then."""
+    monkeypatch.setattr("zmq_datasource.source.receiving._QUIET_SECONDS", seconds)
+
+
+def take_over(
+    monkeypatch: pytest.MonkeyPatch, standby: float | None = None, takeover: float | None = None
+) -> None:
+    """Have followers of a log look so often whether they may fill it, and give a failing takeover up after so long."""
+    for name, seconds in (("_STANDBY_SECONDS", standby), ("_TAKEOVER_SECONDS", takeover)):
+        if seconds is not None:
+            monkeypatch.setattr(f"zmq_datasource.source.feed.{name}", seconds)
+
+
 def channel_of(ingest: Ingest) -> Channel:
     """The first socket that a log is filled from."""
     filler = ingest._filler

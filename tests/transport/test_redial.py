@@ -12,7 +12,7 @@ from typing import NamedTuple
 import pytest
 import zmq
 
-from tests.support import Socket, bound, stream_options, wait_for
+from tests.support import Socket, bound, stop_sooner, stream_options, wait_for
 from zmq_datasource.counters import SourceCounters
 from zmq_datasource.options.types import Endpoints
 from zmq_datasource.proxy.fronts import Front
@@ -170,7 +170,7 @@ def test_a_connection_that_was_cut_is_dialled_again_though_others_never_pause(
 def test_a_full_log_takes_what_came_from_a_publisher_that_has_ended(
     context: Context, tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("zmq_datasource.source.receiving._QUIET_SECONDS", 0.02)
+    stop_sooner(monkeypatch)
     source, endpoint = sender(context, kind)
     options = {"connect": endpoint, "socketType": kind, "walLocation": tmp_path, "walMaxBytes": 100_000}
     ingest = Ingest(stream_options(**options))

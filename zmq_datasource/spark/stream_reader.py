@@ -69,6 +69,11 @@ class ZmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._targets: dict[int, int] | None = None
         self._idle_at = 0.0  # when Spark last heard that there is nothing new
 
+    @property
+    def feeds(self) -> Feeds | None:
+        """What the query reads; None before Spark's first call, after ``stop``, and in the process that pickles it."""
+        return self._feeds
+
     def _opened(self, position: dict[str, Any] | None = None) -> tuple[Feeds, Positions]:
         """What the query reads, and what offsets mean in it; opened on the first call.
 
