@@ -78,9 +78,9 @@ def test_the_bytes_of_an_intake_never_change(framing: str, sequences: bytes) -> 
 def test_what_another_filler_has_left_is_counted_on_and_replaced_as_a_whole(
     written: CarriedState, read: CarriedState, known: bool
 ) -> None:
-    written._counters.received = 9
+    written.counters.received = 9
     assert read.restore(written.full(), None) is known
-    assert read._counters.received == 9
+    assert read.counters.received == 9
     # A delta says nothing of a base that is about something else.
     assert read.large is (not isinstance(read, Intake) or read.tracker is not None)
     read.full()

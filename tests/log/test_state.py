@@ -426,7 +426,7 @@ def test_the_format_of_a_state_never_changes() -> None:
     assert feed.restore(kept.full, kept.delta)
     assert feed.tracker is not None
     assert (feed.tracker.totals.lost, feed.tracker.totals.healed, feed.tracker.totals.duplicates) == (2, 1, 1)
-    assert (feed._counters.received, feed._counters.malformed) == (7, 1)
+    assert (feed.counters.received, feed.counters.malformed) == (7, 1)
     assert len(feed.tracker.expected) == 2
 
 
@@ -467,4 +467,4 @@ def test_a_feed_that_is_numbered_in_another_way_leaves_nothing_of_the_old_behind
     assert again.tracker is not None
     assert list(again.tracker.expected) == [b"p2"]
     assert [row["publisher"] for row in read_gaps(saved(tmp_path).full, saved(tmp_path).delta)] == ["p2"]
-    assert again._counters.received == 6
+    assert again.counters.received == 6

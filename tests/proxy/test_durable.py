@@ -29,7 +29,7 @@ from zmq_datasource.messages.raw import RawMessages
 from zmq_datasource.proxy import durable, durable_session, replays
 from zmq_datasource.proxy.durable_protocol import session_number
 from zmq_datasource.proxy.pipes import start_line
-from zmq_datasource.proxy.router import Router
+from zmq_datasource.proxy.router import Request, Router
 from zmq_datasource.proxy.subscriptions import Subscription, Subscriptions
 from zmq_datasource.proxy.view import Progress
 from zmq_datasource.source.ingest import Ingest
@@ -126,7 +126,7 @@ def test_topics_are_prefixes_and_others_do_not_count_as_backlog(
 def test_where_a_new_subscription_begins(context: zmq.Context[Socket], tmp_path: Path) -> None:
     with ProxyThreads(tmp_path, endpoints(*SIDES)) as proxy:
         feed(context, proxy, *([b"t", b"%d" % i] for i in range(4)))
-        wait_for(lambda: proxy.server._view.end == 4, "the server has seen it")
+        wait_for(lambda: proxy.server.view.end == 4, "the server has seen it")
         for name, start, first in (("e", "earliest", b"0"), ("i", 2, b"2"), ("l", "latest", b"4")):
             with DurableSubscriber(proxy.sides["durable"], name, start=start) as me:
                 if name == "l":
@@ -345,7 +345,7 @@ END = b"\xff" * 8
 def test_any_range_comes_again_to_several_at_once(context: zmq.Context[Socket], tmp_path: Path) -> None:
     with ProxyThreads(tmp_path, endpoints(*SIDES), walFlushInterval="100ms") as proxy:
         feed(context, proxy, *([b"t%d" % (i % 3), b"%d" % i] for i in range(1000)))
-        wait_for(lambda: proxy.server._view.end == 1000, "the server has seen it")
+        wait_for(lambda: proxy.server.view.end == 1000, "the server has seen it")
         all_of_it = ask(context, proxy, number(0))
         some = ask(context, proxy, number(400) + number(600), b"topic:1")
         late = ask(context, proxy, number(5000))
@@ -365,7 +365,7 @@ def test_a_client_that_takes_nothing_costs_the_others_nothing(
 ) -> None:
     with ProxyThreads(tmp_path, endpoints(*SIDES), **{"zmq.sndbuf": 4096}) as proxy:
         feed(context, proxy, *([b"t", b"." * 1000] for i in range(3000)))
-        wait_for(lambda: proxy.server._view.end == 3000, "the server has seen it")
+        wait_for(lambda: proxy.server.view.end == 3000, "the server has seen it")
         stalled = context.socket(zmq.DEALER)
         stalled.setsockopt(zmq.RCVHWM, 10)
         stalled.setsockopt(zmq.RCVBUF, 4096)
@@ -382,7 +382,7 @@ def test_requests_that_make_no_sense_are_named_and_harm_nobody(
 ) -> None:
     with ProxyThreads(tmp_path, endpoints(*SIDES)) as proxy:
         feed(context, proxy, [b"t", b"0"])
-        wait_for(lambda: proxy.server._view.end == 1, "the server has seen it")
+        wait_for(lambda: proxy.server.view.end == 1, "the server has seen it")
         for frames in ([b"x"], [b"", b"1"], [b"", number(1), b""]):
             ask(context, proxy, b"").send_multipart(frames)
         dealer = context.socket(zmq.DEALER)
@@ -512,7 +512,7 @@ def test_what_was_lost_is_told_again_to_who_died_before_it_went_on(
         feed(context, proxy, *([b"t", b"." * 10_000] for _ in range(300)))
         log = proxy.flow.journal.log
         wait_for(lambda: not log.unsealed and log.size <= (1 << 20) - 5 * (1 << 16), "deleted what is to be")
-        wait_for(lambda: proxy.server._view.earliest == log.earliest, "and that the server knows")
+        wait_for(lambda: proxy.server.view.earliest == log.earliest, "and that the server knows")
         told = []
         for _ in range(2):
             with (
@@ -539,7 +539,7 @@ def test_what_is_lost_is_kept_before_it_is_told(context: zmq.Context[Socket], tm
         feed(context, proxy, *([b"t", b"." * 10_000] for _ in range(300)))
         log = proxy.flow.journal.log
         wait_for(lambda: not log.unsealed and log.size <= (1 << 20) - 5 * (1 << 16), "deleted what is to be")
-        wait_for(lambda: proxy.server._view.earliest == log.earliest, "and that the server knows")
+        wait_for(lambda: proxy.server.view.earliest == log.earliest, "and that the server knows")
         with DurableSubscriber(proxy.sides["durable"], "me", auto_ack=False) as me:
             message = me.receive(30)
             assert message is not None
@@ -654,7 +654,7 @@ def test_an_unexpected_error_in_one_replay_ends_only_that_one(
     with ProxyThreads(tmp_path, endpoints(*SIDES)) as proxy, caplog.at_level(logging.ERROR):
         feed(context, proxy, [b"a", b"good"])
         feed(context, proxy, [b"a", b"bad"])
-        wait_for(lambda: proxy.server._view.end == 2, "the server has seen it")
+        wait_for(lambda: proxy.server.view.end == 2, "the server has seen it")
         asking = context.socket(zmq.DEALER)
         asking.connect(proxy.sides["replay"])
         asking.send_multipart([b"", number(0) + number(2)])
@@ -774,13 +774,19 @@ def test_an_acknowledgement_is_answered_though_another_subscriber_begins_at_that
             each.connect(proxy.sides["durable"])
         dealer.send_multipart(raw_subscribe(1))
         receive_until(dealer, lambda frames: frames[0] == b"MESSAGE")
-        router, inbox = proxy.server._durable.router, Router.inbox
-        monkeypatch.setattr(router, "inbox", list)  # nothing is read of what comes
+        inbox, held = Router.inbox, list[Request]()
+
+        def both_at_once(router: Router) -> list[Request]:
+            held.extend(inbox(router))
+            if len(held) < 2:
+                return []
+            requests, held[:] = list(held), []
+            return requests
+
+        monkeypatch.setattr(Router, "inbox", both_at_once)
         dealer.send_multipart([b"ACK", number(0)])
-        wait_for(lambda: len(router._inbox) == 1, "the acknowledgement has come")
+        wait_for(lambda: len(held) == 1, "the acknowledgement has come")
         other.send_multipart([b"SUBSCRIBE", b"1", b"other", number(2), b"latest", b"", number(1)])
-        wait_for(lambda: len(router._inbox) == 2, "the other one has come")
-        monkeypatch.setattr(router, "inbox", lambda: inbox(router))
         assert receive_until(dealer, lambda frames: frames[0] == b"ACKED")[-1][1] == number(1)
 
 
@@ -899,10 +905,12 @@ def test_subscribers_that_take_nothing_cost_bounded_memory_though_they_say_they_
         liar.connect(proxy.sides["durable"])
         liar.send_multipart([b"SUBSCRIBE", b"1", b"liar", number(0), b"earliest", b"", number(1000)])
         wait_for(lambda: account(proxy, "liar").get("sent", 0) >= 4, "it is being sent to")
+        other = context.socket(zmq.DEALER)
+        other.connect(proxy.sides["durable"])
+        other.send_multipart([b"SUBSCRIBE", b"1", b"other", number(0), b"latest", b"", number(0)])
         for _ in range(3):
             liar.send_multipart([b"CREDIT", number(1000)])
-            beats = proxy.server._durable._next_heartbeat
-            wait_for(lambda b=beats: proxy.server._durable._next_heartbeat > b, "a second has passed")
+            receive_until(other, lambda frames: frames[0] == b"HEARTBEAT")  # which a second brings
         sent = account(proxy, "liar")["sent"]
         assert sent <= 16, "2 MB, what the kernel holds, and one message"
         taken = 0

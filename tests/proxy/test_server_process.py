@@ -30,11 +30,13 @@ class Child:
 
     refusal: OSError | None = None
     started = 0
+    newest: Child
 
     def __init__(self, *_: object) -> None:
         if Child.refusal is not None:
             raise Child.refusal
         Child.started += 1
+        Child.newest = self
         self.descriptor, self.ready, self.error, self.status = 0, True, None, {"hold": Child.started}
         self.alive = True
 
@@ -70,12 +72,11 @@ def test_a_server_process_that_cannot_be_started_again_is_tried_until_it_can(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(process, "Child", Child)
-    monkeypatch.setattr(process, "_LEAST_LIFE_SECONDS", 0.01)
     monkeypatch.setattr(Child, "started", 0)
     flow: Any = Flow()
-    companion = process._Companion({}, serves=True)
+    companion = process.Companion({}, serves=True, least_life=0.01)
     companion.start(flow)
-    companion._server.alive = False  # type: ignore[attr-defined]
+    Child.newest.alive = False
     assert flow.hear is not None
     flow.hear()
     monkeypatch.setattr(Child, "refusal", OSError(errno.EMFILE, os.strerror(errno.EMFILE)))
@@ -102,7 +103,7 @@ def test_a_server_process_that_cannot_be_started_at_first_is_an_error(
     monkeypatch.setattr(process, "Child", Child)
     monkeypatch.setattr(Child, "refusal", OSError(errno.ENOMEM, os.strerror(errno.ENOMEM)))
     with pytest.raises(SocketError, match="starting the proxy's server process: Cannot allocate memory"):
-        process._Companion({}, serves=True).start(Flow())  # type: ignore[arg-type]
+        process.Companion({}, serves=True).start(Flow())  # type: ignore[arg-type]
 
 
 def test_what_a_killed_server_process_has_held_stays_until_the_live_process_has_heard_of_it(
@@ -117,7 +118,7 @@ def test_what_a_killed_server_process_has_held_stays_until_the_live_process_has_
         ProxyOptions, {"walLocation": str(tmp_path), "walSync": "false", **endpoints("pull", "durable")}
     )
     for name in ("me", "nobody"):
-        it = server._enter(options, Progress(0, 0, None))
+        it = server.enter(options, Progress(0, 0, None))
         position = storage.position(READER)
         assert (None if position is None else position.next) == (0 if name == "me" else None)
         monkeypatch.setattr(subscriptions, "_HOLD_SECONDS", 0.0)
@@ -151,8 +152,8 @@ def test_a_disk_that_refuses_while_the_server_process_starts_is_tried_again(
 
     monkeypatch.setattr(LogStorage, "read_subscriptions", refuse)
     given = {"walLocation": str(tmp_path), "walSync": "false", **endpoints("pull", "durable")}
-    server._enter(parse(ProxyOptions, given), Progress(0, 0, None)).__exit__()
+    server.enter(parse(ProxyOptions, given), Progress(0, 0, None)).__exit__()
     assert not faults
     faults += [DiskFaultError("too many open files")] * 1000
     with pytest.raises(LogWriteError, match=r"too many open files.*walRetryTimeout=0\.1s"):
-        server._enter(parse(ProxyOptions, given | {"walRetryTimeout": "100ms"}), Progress(0, 0, None))
+        server.enter(parse(ProxyOptions, given | {"walRetryTimeout": "100ms"}), Progress(0, 0, None))

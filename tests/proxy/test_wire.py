@@ -116,7 +116,7 @@ def test_clients_of_a_replay_that_read_nothing_hold_no_place_for_ever(
             return sock
 
         strangers = [client() for _ in range(2)]
-        wait_for(lambda: proxy.server._replays.sent >= 40, "all replies in libzmq's queues")
+        wait_for(lambda: proxy.next_status()["replays"]["sent"] >= 40, "all replies in libzmq's queues")
         honest = client()
         wait_for(lambda: "a replay is refused" in caplog.text, "the refusal")
         wait_for(

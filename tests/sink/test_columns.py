@@ -10,17 +10,16 @@ import pytest
 import zmq
 
 from tests.support import Socket, binary, bound, take, write_options
-from tests.transport.cores import implementation
+from tests.transport.cores import use
 from zmq_datasource.messages.schemas import FRAMES
 from zmq_datasource.sink.sender import Sender
-from zmq_datasource.transport import core
 
 Context = zmq.Context[Socket]
 
 
 @pytest.fixture(params=["python", "compiled"], autouse=True)
 def _core(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(core, "_implementation", implementation(request.param))
+    use(monkeypatch, request.param)
 
 
 @contextmanager

@@ -120,7 +120,7 @@ def test_a_sink_whose_consumer_is_gone_at_the_end_fails_its_task() -> None:
         consumer.wait_for(10)
         consumer.kill()
         wait_for(
-            lambda: (sender._socket.watch.update(), not sender._socket.watch.peers)[1],
+            lambda: (sender.socket.watch.update(), not sender.socket.watch.peers)[1],
             "the connection to break",
         )
         sender.send_values(binary([b"y"] * 10))

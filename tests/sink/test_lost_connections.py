@@ -60,8 +60,8 @@ def wait_for_all(values: list[bytes], *consumers: Consuming) -> None:
 
 def lose(sender: Sender) -> None:
     """Until the sender's socket has been told that a connection is lost."""
-    before = sender._socket.watch.cut
-    wait_for(lambda: (sender._socket.watch.update(), sender._socket.watch.cut > before)[1], "the loss")
+    before = sender.socket.watch.cut
+    wait_for(lambda: (sender.socket.watch.update(), sender.socket.watch.cut > before)[1], "the loss")
 
 
 def test_a_middlebox_that_resets_once_costs_no_row(context: Context) -> None:
@@ -94,7 +94,7 @@ def test_what_a_middlebox_has_taken_and_not_handed_on_is_sent_again(context: Con
         middlebox.forwarding = False
         send(sender, values[:4000])
         wait_for(lambda: middlebox.taken > sum(map(len, values[:4000])), "all of it in the middlebox")
-        assert sender._socket.settle(1.0)
+        assert sender.socket.settle(1.0)
         middlebox.forwarding = True
         middlebox.reset()
         lose(sender)
@@ -114,7 +114,7 @@ def test_a_reset_during_the_last_flush_costs_no_row(context: Context) -> None:
     ):
         middlebox.forwarding = False
         send(sender, values)
-        assert not sender._socket.settle(0.02)
+        assert not sender.socket.settle(0.02)
 
         def reset() -> None:
             middlebox.reset()
@@ -173,7 +173,7 @@ def test_a_worker_that_dies_leaves_its_rows_to_the_others(
         sock.connect(endpoint)
     values = rows(1500)
     with Sender(write_options(bind=endpoint)) as sender:
-        wait_for(lambda: (sender._socket.watch.update(), sender._socket.watch.peers == 2)[1], "both workers")
+        wait_for(lambda: (sender.socket.watch.update(), sender.socket.watch.peers == 2)[1], "both workers")
         send(sender, values[:1000])
         dying.recv()
         if last:
@@ -406,7 +406,7 @@ def test_what_the_peers_system_has_not_taken_is_not_vouched_for() -> None:
         sender = stack.enter_context(Sender(options))
         peer = stack.enter_context(shaking.result(10))
         sender.send_values(binary(values))
-        wait_for(lambda: io_threads_sleep(sender._socket._open._threads), "all that the system takes")
+        wait_for(lambda: io_threads_sleep(sender.socket._open._threads), "all that the system takes")
         peer.shutdown(socket.SHUT_WR)
         lose(sender)
         counters = sender.finish()
@@ -470,9 +470,9 @@ def test_rows_that_are_sent_again_behind_the_announced_end_wait_as_long_as_the_f
     first.connect(endpoint)
     with Sender(options) as sender:
         send(sender, rows(5))
-        assert sender._socket._socket.getsockopt(zmq.SNDTIMEO) == 20_000
-        sender._delivery.announce_end(sender._socket)
-        assert sender._socket._socket.getsockopt(zmq.SNDTIMEO) == 20_000
+        assert sender.socket._socket.getsockopt(zmq.SNDTIMEO) == 20_000
+        sender._delivery.announce_end(sender.socket)
+        assert sender.socket._socket.getsockopt(zmq.SNDTIMEO) == 20_000
 
 
 def test_a_consumer_that_leaves_with_the_last_row_has_all_of_them() -> None:

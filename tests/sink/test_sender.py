@@ -161,7 +161,7 @@ def test_a_peer_that_leaves_is_the_reason_of_the_drops(context: Context) -> None
         sender.send_values(binary([VALUE]))
         assert take(pull, 1) == [[VALUE]]
         pull.close()
-        wait_for(lambda: (sender._socket.watch.update(), not sender._socket.watch.peers)[1], "the peer's end")
+        wait_for(lambda: (sender.socket.watch.update(), not sender.socket.watch.peers)[1], "the peer's end")
         sender.send_values(binary([VALUE] * 10))
         counters = sender.finish()
     assert (counters.sent, dict(counters.dropped)) == (1, {"no_peer": 10})

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from tests.transport.cores import implementation
-from zmq_datasource.transport import core
+from tests.transport.cores import use
 
 
 @pytest.fixture(params=["compiled", "python"])
 def core_name(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """Which core is in use."""
-    monkeypatch.setattr(core, "_implementation", implementation(request.param))
+    use(monkeypatch, request.param)
     return str(request.param)

@@ -34,6 +34,11 @@ def implementation(name: str) -> ModuleType:
     return _IN_USE
 
 
+def use(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """Use the core of that name; without the compiled one the test is skipped."""
+    monkeypatch.setattr(core, "_implementation", implementation(name))
+
+
 def pair(
     context: Context, send: int = zmq.PUSH, receive: int = zmq.PULL, hwm: int = 0
 ) -> tuple[Socket, Socket]:

@@ -39,6 +39,7 @@ from tests.transport.cores import (
     read_all,
     send,
     take_all,
+    use,
 )
 from zmq_datasource.transport import core
 from zmq_datasource.transport.core import (
@@ -438,10 +439,10 @@ def test_what_one_core_gives_the_other_takes(
     push, pull = pair(context)
     try:
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(core, "_implementation", implementation(cores[0]))
+            use(patch, cores[0])
             part = lists(messages)[skip:]
             give_all(push, [FramesColumn(part)], len(part))
-            patch.setattr(core, "_implementation", implementation(cores[1]))
+            use(patch, cores[1])
             inbox = Inbox()
             taken = []
             while not (done := inbox.take(pull, most, room)).empty:

@@ -52,6 +52,11 @@ class CarriedState(ABC):
         self._base_is_foreign = False  # then what changes does not add to what was kept
 
     @property
+    def counters(self) -> SourceCounters:
+        """What is counted, and kept beside the sections."""
+        return self._counters
+
+    @property
     def changed(self) -> bool:
         """Whether there is anything that was not handed over yet."""
         return self._changed

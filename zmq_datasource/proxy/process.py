@@ -24,7 +24,7 @@ from zmq_datasource.proxy.flow import LiveFlow
 from zmq_datasource.proxy.pipes import Lines, Newest, read_start, say, set_up_logging
 from zmq_datasource.proxy.view import Progress
 
-__all__ = ["main", "run", "run_until_stopped"]
+__all__ = ["Companion", "main", "run", "run_until_stopped"]
 
 _log = logging.getLogger(__name__)
 
@@ -64,7 +64,7 @@ def run(
     options = parse(ProxyOptions, given)
     sys.setswitchinterval(_SWITCH_SECONDS)
     with ExitStack() as stack:
-        companion = _Companion(given, serves=bool(options.durable or options.replay))
+        companion = Companion(given, serves=bool(options.durable or options.replay))
         flow = stack.enter_context(LiveFlow(options, companion.tell))
         finish()  # from here on it is stopped between two steps
         companion.start(flow)
@@ -90,17 +90,21 @@ def run(
         _log.info("ended, next id %d", flow.journal.next_id)
 
 
-class _Companion:
+class Companion:
     """The server process, and another one if it is killed.
 
     Args:
         given: Its options, as text.
         serves: Whether anybody reads the log through it. If not, it is not woken for every group of messages: all it
             does is to say what Spark queries still need.
+        least_life: Seconds from one start of the process to the next.
     """
 
-    def __init__(self, given: Mapping[str, str], serves: bool) -> None:
+    def __init__(
+        self, given: Mapping[str, str], serves: bool, least_life: float = _LEAST_LIFE_SECONDS
+    ) -> None:
         self._given = given
+        self._least_life = least_life
         self._serves = serves
         self._next_line = 0.0
 
@@ -148,7 +152,7 @@ class _Companion:
             self._gone = False
             flow.unwatch()
             self._end()
-            self._again_at = self._started + _LEAST_LIFE_SECONDS
+            self._again_at = self._started + self._least_life
             _log.error("the proxy's server process has ended; it is started again")
         if self._again_at is not None:
             if time.monotonic() < self._again_at:
@@ -156,7 +160,7 @@ class _Companion:
             try:
                 self.start(flow)
             except SocketError as e:  # the flow goes on without it
-                self._again_at = time.monotonic() + _LEAST_LIFE_SECONDS
+                self._again_at = time.monotonic() + self._least_life
                 _log.error("%s; it is tried again", e)
                 return
         self.tell(flow.journal.progress)

@@ -30,7 +30,7 @@ from zmq_datasource.proxy.replays import ReplayServer
 from zmq_datasource.proxy.subscriptions import READER, Subscriptions
 from zmq_datasource.proxy.view import LogView, Progress
 
-__all__ = ["Server", "main", "serve"]
+__all__ = ["Server", "enter", "main", "serve"]
 
 _WAIT_MS, _STUCK_WAIT_MS = 100, 2
 _STATUS_SECONDS = 0.25
@@ -96,6 +96,11 @@ class Server:
             self._subscriptions.change(urgent=True)
             self._subscriptions.save()
         self._stack.close()
+
+    @property
+    def view(self) -> LogView:
+        """The log, as far as this server has followed it."""
+        return self._view
 
     def register(self, descriptor: int) -> None:
         """Wait for this socket or descriptor too."""
@@ -192,7 +197,7 @@ def main() -> None:
     options = parse(ProxyOptions, read_start(lines.wait()))
     try:
         with ExitStack() as stack:
-            server = _enter(options, Progress.of(json.loads(lines.wait())))
+            server = enter(options, Progress.of(json.loads(lines.wait())))
             stack.push(server)
             say({"ready": True})
             # A live process that is busy, or stopped, must not stop this one: of its lines only the newest matters.
@@ -206,8 +211,8 @@ def main() -> None:
         return
 
 
-def _enter(options: ProxyOptions, progress: Progress) -> Server:
-    """A server whose endpoints are bound, once the disk lets it.
+def enter(options: ProxyOptions, progress: Progress) -> Server:
+    """Enter a server; while the disk refuses, try again for ``walRetryTimeout``.
 
     Raises:
         LogError, OptionError, EndpointError: What prevents it.

@@ -72,6 +72,11 @@ class Sender:
         self._socket = SendingSocket(self._options, self._unsent.goes_on)
         return self
 
+    @property
+    def socket(self) -> SendingSocket:
+        """What rows leave through. It is replaced where ``finish`` has to connect again."""
+        return self._socket
+
     def __exit__(
         self,
         kind: type[BaseException] | None,
