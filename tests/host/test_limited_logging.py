@@ -6,23 +6,20 @@ import logging
 
 import pytest
 
-from zmq_datasource.host import limited_logging
 from zmq_datasource.host.limited_logging import LimitedLog
 
 
 def test_a_flood_is_some_lines_and_a_count(caplog: pytest.LogCaptureFixture) -> None:
     now = 0.0
-    log = LimitedLog("zmq_datasource.test", "floods", lambda: now)
+    lines, seconds = 3, 7.0
+    log = LimitedLog("zmq_datasource.test", "floods", lambda: now, lines, seconds)
     for number in range(1000):
         log.warn("flood %d", number)
-    lines = limited_logging._LINES
     assert [record.getMessage() for record in caplog.records] == [f"flood {n}" for n in range(lines)]
-    now = limited_logging._SECONDS + 1.0
+    now = seconds + 1.0
     log.flush()
     log.flush()
-    assert caplog.messages[lines:] == [
-        f"{1000 - lines} more floods in the last {limited_logging._SECONDS:.0f} s"
-    ]
+    assert caplog.messages[lines:] == [f"{1000 - lines} more floods in the last {seconds:.0f} s"]
     log.warn("again")
     assert caplog.messages[-1] == "again"
 

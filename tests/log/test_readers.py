@@ -27,7 +27,7 @@ from zmq_datasource.log.reader_files import ReaderPosition
 from zmq_datasource.log.storage import LogStorage
 from zmq_datasource.log.writer import LogWriter
 from zmq_datasource.source.ingest import Ingest
-from zmq_datasource.spark.stream_reader import ZmqStreamReader
+from zmq_datasource.spark.stream_reader import Idle, ZmqStreamReader
 
 Context = zmq.Context[Socket]
 ALL = ReadMaxRows(1)  # any limit: ours are options
@@ -283,14 +283,14 @@ def test_an_older_listing_does_not_replace_a_newer_one(
     log.close()
 
 
-def test_who_follows_a_log_waits_for_a_chunk_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_who_follows_a_log_waits_for_a_chunk_too(tmp_path: Path) -> None:
     """Spark asks an idle query a hundred times a second, and each answer costs it more than it costs us."""
     log = written(tmp_path, 2)
     with reader(tmp_path) as it:
         end = it.latestOffset(it.initialOffset(), ALL)
-        monkeypatch.setattr("zmq_datasource.spark.stream_reader._ASKED_AGAIN_SECONDS", 60)
+        it.idle = Idle(poll_seconds=60)
         assert it.latestOffset(end, ALL) == end
-        monkeypatch.setattr("zmq_datasource.spark.stream_reader._IDLE_SECONDS", 3600)
+        it.idle = Idle(poll_seconds=60, wait_seconds=3600)
         later = threading.Timer(0.2, write, (log, 1))
         later.start()
         assert it.latestOffset(end, ALL)["next"] == {"0": 3}

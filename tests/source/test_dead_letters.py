@@ -16,7 +16,7 @@ from tests.support.publishers import Publisher
 from zmq_datasource.errors import OptionError
 from zmq_datasource.host.locations import check_location
 from zmq_datasource.options.types import Location
-from zmq_datasource.source.dead_letters import DEAD_LETTER_SCHEMA, DeadLetters
+from zmq_datasource.source.dead_letters import DEAD_LETTER_SCHEMA, DeadLetters, LetterLimits
 from zmq_datasource.source.ingest import Ingest
 from zmq_datasource.source.intake import MalformedMessage
 
@@ -53,9 +53,9 @@ def test_letters_are_kept_whole_with_their_reason(uri: bool, tmp_path: Path) -> 
     assert pyarrow.parquet.read_schema(path).names == DEAD_LETTER_SCHEMA.names
 
 
-def test_letters_of_a_moment_share_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dead_letters_module, "_FILE_MESSAGES", 100)
-    with DeadLetters(Location(tmp_path), "vllm", nobody) as box:
+def test_letters_of_a_moment_share_a_file(tmp_path: Path) -> None:
+    limits = LetterLimits(file_messages=100)
+    with DeadLetters(Location(tmp_path), "vllm", nobody, limits=limits) as box:
         box.add([letter(n) for n in range(150)])
         box.add([letter(n) for n in range(50)])
     assert len(letters(tmp_path)) == 200
@@ -74,15 +74,12 @@ def test_a_location_that_cannot_be_written_is_counted_and_said(
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="mounting a tmpfs needs root")
-def test_letters_wait_for_a_full_disk(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setattr(dead_letters_module, "_FILE_SECONDS", 0.0)
-    monkeypatch.setattr(dead_letters_module, "_RETRY_PAUSE", 0.02)
+def test_letters_wait_for_a_full_disk(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    limits = LetterLimits(file_seconds=0.0, retry_pause=0.02)
     lost: list[int] = []
     with tiny_disk(tmp_path / "tiny", "256k") as disk:
         blocker = fill_disk(disk)
-        with DeadLetters(Location(disk), "custom", lost.append) as box:
+        with DeadLetters(Location(disk), "custom", lost.append, limits=limits) as box:
             box.add([letter(1)])
             wait_for(lambda: "trying again" in caplog.text, "a refusal")
             blocker.unlink()
@@ -95,17 +92,16 @@ def test_a_file_system_that_hangs_holds_nobody_up_and_bounds_what_waits(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     hanging = threading.Event()
-    monkeypatch.setattr(dead_letters_module, "_MAX_WAITING_BYTES", 10_000)
-    monkeypatch.setattr(dead_letters_module, "_CLOSE_SECONDS", 0.05)
-    write = DeadLetters._write
+    limits = LetterLimits(waiting_bytes=10_000, close_seconds=0.05)
+    make_directory = dead_letters_module.make_directory
 
-    def hang(self: DeadLetters, kept: Any, name: str) -> None:
+    def hang(*arguments: Any) -> None:
         hanging.wait(30)
-        write(self, kept, name)
+        make_directory(*arguments)
 
-    monkeypatch.setattr(DeadLetters, "_write", hang)
+    monkeypatch.setattr(dead_letters_module, "make_directory", hang)
     lost: list[int] = []
-    with DeadLetters(Location(tmp_path), "vllm", lost.append) as box:
+    with DeadLetters(Location(tmp_path), "vllm", lost.append, limits=limits) as box:
         for number in range(30):
             box.add([letter(number, 1000)])
     assert sum(lost) == 30  # at the bound, and at the end what still waited
@@ -114,11 +110,9 @@ def test_a_file_system_that_hangs_holds_nobody_up_and_bounds_what_waits(
     wait_for(lambda: letters(tmp_path), "the thread to end")
 
 
-def test_a_letter_of_any_size_is_kept_by_a_disk_that_keeps_up(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(dead_letters_module, "_MAX_WAITING_BYTES", 10_000)
-    with DeadLetters(Location(tmp_path), "vllm", nobody) as box:
+def test_a_letter_of_any_size_is_kept_by_a_disk_that_keeps_up(tmp_path: Path) -> None:
+    limits = LetterLimits(waiting_bytes=10_000)
+    with DeadLetters(Location(tmp_path), "vllm", nobody, limits=limits) as box:
         box.add([letter(0)])
         box.add([letter(1), letter(2, 100_000)])
     assert [len(kept["frames"][-1]) for kept in letters(tmp_path)][-1] == 100_000
@@ -157,10 +151,10 @@ def test_a_thread_that_cannot_start_costs_the_letters_alone(
     assert len(letters(tmp_path)) == 1
 
 
-def test_a_bound_holds_while_letters_come(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dead_letters_module, "_FILE_SECONDS", 0.0)
+def test_a_bound_holds_while_letters_come(tmp_path: Path) -> None:
     lost: list[int] = []
-    with DeadLetters(Location(tmp_path), "vllm", lost.append, 40_000) as box:
+    limits = LetterLimits(file_seconds=0.0)
+    with DeadLetters(Location(tmp_path), "vllm", lost.append, 40_000, limits) as box:
         for number in range(100):
             box.add([letter(number, 1000)])
     assert len(letters(tmp_path)) + sum(lost) == 100

@@ -23,7 +23,7 @@ from zmq_datasource.options.parser import parse
 from zmq_datasource.source.ingest import Ingest
 from zmq_datasource.source.receiver import Receiver
 from zmq_datasource.spark.batch_reader import ZmqLiveReader
-from zmq_datasource.spark.stream_reader import ZmqStreamReader
+from zmq_datasource.spark.stream_reader import Idle, ZmqStreamReader
 
 Context = zmq.Context[Socket]
 ALL = ReadMaxRows(1)  # any limit: ours are options
@@ -95,9 +95,9 @@ def test_only_who_asks_again_at_once_waits_for_news(
         wait(it, end, seconds)
 
     monkeypatch.setattr(Ingest, "wait_for_more", waiting)
-    monkeypatch.setattr("zmq_datasource.spark.stream_reader._ASKED_AGAIN_SECONDS", 60)
     push, endpoint = bound(context, zmq.PUSH)
     with reader(endpoint, tmp_path) as it:
+        it.idle = Idle(poll_seconds=60)
         start = it.initialOffset()
         assert it.latestOffset(start, ALL) == start
         assert asked == []
@@ -107,7 +107,7 @@ def test_only_who_asks_again_at_once_waits_for_news(
         it.latestOffset(start, ALL)
         assert asked == [0]
         # What comes meanwhile ends the wait, which would be longer than this test may take.
-        monkeypatch.setattr("zmq_datasource.spark.stream_reader._IDLE_SECONDS", 3600)
+        it.idle = Idle(poll_seconds=60, wait_seconds=3600)
         push.send(b"v")
         assert it.latestOffset(start, ALL)["next"]["0"] == 1
 
@@ -128,8 +128,7 @@ def test_waiting_for_news_does_not_look_for_them(
         start = it.initialOffset()
         assert it.latestOffset(start, ALL) == start
         monkeypatch.setattr(Ingest, "received_end", property(looking))
-        monkeypatch.setattr("zmq_datasource.spark.stream_reader._ASKED_AGAIN_SECONDS", 60)
-        monkeypatch.setattr("zmq_datasource.spark.stream_reader._IDLE_SECONDS", 0.5)
+        it.idle = Idle(poll_seconds=60, wait_seconds=0.5)
         assert it.latestOffset(start, ALL) == start
     assert len(looks) < 10
 

@@ -10,8 +10,6 @@ from zmq_datasource.host.printable import printable
 
 __all__ = ["LimitedLog"]
 
-# Of one kind, so many lines in so many seconds; the others are reported by their number.
-_LINES, _SECONDS = 5, 10.0
 # Characters of each text in a line: it may be of a peer.
 _MOST_SHOWN = 1000
 
@@ -22,9 +20,19 @@ class LimitedLog:
     Args:
         name: Of the logger.
         what: The kind, for the line that tells how many were left out.
+        clock: Seconds, monotonic.
+        lines, seconds: So many lines in so many seconds; the others are reported by their number.
     """
 
-    def __init__(self, name: str, what: str, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        name: str,
+        what: str,
+        clock: Callable[[], float] = time.monotonic,
+        lines: int = 5,
+        seconds: float = 10.0,
+    ) -> None:
+        self._most_lines, self._seconds = lines, seconds
         self._log = logging.getLogger(name)
         self._what = what
         self._clock = clock
@@ -48,7 +56,7 @@ class LimitedLog:
         self, level: int, message: str, args: tuple[object, ...], error: BaseException | None = None
     ) -> None:
         self.flush()
-        if self._lines < _LINES:
+        if self._lines < self._most_lines:
             self._lines += 1
             # A handler that keeps records must not keep, by an error's traceback, the messages that it is about.
             args = tuple(
@@ -65,5 +73,5 @@ class LimitedLog:
         if now < self._until:
             return
         if self._left_out:
-            self._log.warning("%d more %s in the last %.0f s", self._left_out, self._what, _SECONDS)
-        self._until, self._lines, self._left_out = now + _SECONDS, 0, 0
+            self._log.warning("%d more %s in the last %.0f s", self._left_out, self._what, self._seconds)
+        self._until, self._lines, self._left_out = now + self._seconds, 0, 0

@@ -18,6 +18,7 @@ import time
 import uuid
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
 
@@ -30,7 +31,7 @@ from zmq_datasource.messages.schemas import FRAMES
 from zmq_datasource.options.types import Location
 from zmq_datasource.source.intake import MalformedMessage
 
-__all__ = ["DEAD_LETTER_SCHEMA", "MAX_BESIDE_LOG_BYTES", "DeadLetters"]
+__all__ = ["DEAD_LETTER_SCHEMA", "LETTER_LIMITS", "MAX_BESIDE_LOG_BYTES", "DeadLetters", "LetterLimits"]
 
 _log = logging.getLogger(__name__)
 
@@ -44,18 +45,34 @@ DEAD_LETTER_SCHEMA = pa.schema(
     ]
 )
 
-# Once so much waits for the file system, further letters are lost, and counted. One of any size is let in before.
-_MAX_WAITING_BYTES = 64 << 20
-_FILE_MESSAGES = 10_000
-_FILE_SECONDS = 1.0
-_CLOSE_SECONDS = 10.0
-# What may pass by itself is tried again for so long; what comes meanwhile waits, within its bound.
-_RETRY_SECONDS, _RETRY_PAUSE = 60.0, 0.5
 # What a file has beside its letters, at least.
 _FILE_BYTES = 4096
 # Kept beside a log, on disk.
 MAX_BESIDE_LOG_BYTES = 64 << 20
 _TRANSIENT = (errno.ENOENT, errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE, errno.EIO, errno.ESTALE)
+
+
+@dataclass(frozen=True)
+class LetterLimits:
+    """How letters are gathered and written.
+
+    Attributes:
+        waiting_bytes: Once so much waits for the file system, further letters are lost, and counted. One letter of any
+            size is let in before.
+        file_messages, file_seconds: A file is written when it has so many letters, or so long after its first one.
+        close_seconds: How long the end waits for a file system that does not answer.
+        retry_seconds, retry_pause: A fault that may pass by itself is tried again for so long, after such pauses.
+    """
+
+    waiting_bytes: int = 64 << 20
+    file_messages: int = 10_000
+    file_seconds: float = 1.0
+    close_seconds: float = 10.0
+    retry_seconds: float = 60.0
+    retry_pause: float = 0.5
+
+
+LETTER_LIMITS = LetterLimits()
 
 
 class DeadLetters:
@@ -66,6 +83,7 @@ class DeadLetters:
         framing: The framing that the messages do not fit.
         lost: Called with a number of letters that could not be written.
         max_bytes: How many bytes of files the directory may hold; any number, unless given.
+        limits: How letters are gathered and written.
     """
 
     def __init__(
@@ -74,7 +92,9 @@ class DeadLetters:
         framing: str,
         lost: Callable[[int], None],
         max_bytes: int | None = None,
+        limits: LetterLimits = LETTER_LIMITS,
     ) -> None:
+        self._limits = limits
         self._location = location
         self._framing = framing
         self._lost = lost
@@ -102,7 +122,7 @@ class DeadLetters:
             return
         self._waiting.put(None)
         self._closing.set()
-        self._thread.join(_CLOSE_SECONDS)
+        self._thread.join(self._limits.close_seconds)
         self._losses.flush()
         if self._thread.is_alive():
             with self._lock:
@@ -111,7 +131,7 @@ class DeadLetters:
             _log.error(
                 "%s has not answered for %.0f s: %d dead letters are lost",
                 self._location,
-                _CLOSE_SECONDS,
+                self._limits.close_seconds,
                 left,
             )
 
@@ -125,12 +145,12 @@ class DeadLetters:
                 return
         size = _size(messages)
         with self._lock:
-            full = self._waiting_bytes >= _MAX_WAITING_BYTES
+            full = self._waiting_bytes >= self._limits.waiting_bytes
             if not full:
                 self._waiting_bytes += size
                 self._waiting_messages += len(messages)
         if full:
-            self._lose(messages, f"{_MAX_WAITING_BYTES >> 20} MiB wait for it")
+            self._lose(messages, f"{self._limits.waiting_bytes >> 20} MiB wait for it")
         else:
             self._waiting.put(messages)
 
@@ -145,7 +165,7 @@ class DeadLetters:
         while not ended:
             messages: list[MalformedMessage] = []
             deadline = math.inf
-            while len(messages) < _FILE_MESSAGES:
+            while len(messages) < self._limits.file_messages:
                 left = deadline - time.monotonic()
                 try:
                     more = self._waiting.get(timeout=None if left == math.inf else max(left, 0))
@@ -155,7 +175,7 @@ class DeadLetters:
                     ended = True
                     break
                 messages += more
-                deadline = min(deadline, time.monotonic() + _FILE_SECONDS)
+                deadline = min(deadline, time.monotonic() + self._limits.file_seconds)
             if messages:
                 self._keep(messages)
                 with self._lock:
@@ -163,7 +183,7 @@ class DeadLetters:
                     self._waiting_messages -= len(messages)
 
     def _keep(self, messages: Sequence[MalformedMessage]) -> None:
-        deadline = time.monotonic() + _RETRY_SECONDS
+        deadline = time.monotonic() + self._limits.retry_seconds
         name = f"{time.strftime('%Y%m%dT%H%M%S', time.gmtime())}-{uuid.uuid4().hex}.parquet"
         while True:
             last = self._closing.is_set() or time.monotonic() >= deadline
@@ -185,7 +205,7 @@ class DeadLetters:
                     self._lose(messages, why)
                     return
                 self._losses.warn("trying again to keep dead letters in %s: %s", self._location, why)
-            self._closing.wait(_RETRY_PAUSE)
+            self._closing.wait(self._limits.retry_pause)
 
     def _write(self, messages: Sequence[MalformedMessage], name: str) -> None:
         # Imported here because they cost a tenth of a second, which only the first letter should.

@@ -14,7 +14,7 @@ import math
 import time
 from collections.abc import Iterator, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
@@ -42,21 +42,36 @@ if TYPE_CHECKING:
     from zmq_datasource.monitoring.source import SourceMonitors
     from zmq_datasource.source.feeds import Feeds
 
-__all__ = ["RefusedStreamReader", "ZmqStreamReader"]
+__all__ = ["Idle", "RefusedStreamReader", "ZmqStreamReader"]
 
 _log = logging.getLogger(__name__)
 
-# As long as there is nothing new, Spark asks again every 10 ms (spark.sql.streaming.pollingDelay). Whoever asks again
-# that soon is answered when there is something, or after this long. Another source of the query waits as long with us.
-_ASKED_AGAIN_SECONDS = 0.05
-_IDLE_SECONDS = 0.1
+
+class Idle(NamedTuple):
+    """How the polls of an idle query are answered.
+
+    While there is nothing new, Spark polls every 10 ms (spark.sql.streaming.pollingDelay). Another source of the query
+    waits as long as this one.
+
+    Attributes:
+        poll_seconds: If Spark polls again within this time, wait for new messages.
+        wait_seconds: How long to wait for them.
+    """
+
+    poll_seconds: float = 0.05
+    wait_seconds: float = 0.1
 
 
 class ZmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """The reader of one streaming query."""
+    """The reader of one streaming query.
+
+    Attributes:
+        idle: How polls are answered while there is nothing new.
+    """
 
     def __init__(self, options: StreamReadOptions, rows: Rows | None = None) -> None:
         self._options = options
+        self.idle = Idle()
         self._rows = rows or MessageRows(options.include_frames)
         # Only in the source runner:
         self._feeds: Feeds | None = None
@@ -154,8 +169,8 @@ class ZmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             # full log, or a full disk, keeps out. But it asks for the next only after the last is in its own
             # commit log, so nothing below `begins` will be asked for again.
             self._commit(feeds, begins)
-        if time.monotonic() - self._idle_at < _ASKED_AGAIN_SECONDS:
-            feeds.wait_for_more(begins, _IDLE_SECONDS)
+        if time.monotonic() - self._idle_at < self.idle.poll_seconds:
+            feeds.wait_for_more(begins, self.idle.wait_seconds)
         ends = self._ends(feeds, begins, limit)
         if ends == begins:
             self._idle_at = time.monotonic()
