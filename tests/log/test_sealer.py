@@ -12,7 +12,6 @@ import pytest
 from tests.log.files_in_memory import FilesInMemory
 from tests.support import batch_of, wait_for
 from zmq_datasource.errors import DiskFaultError, LogWriteError
-from zmq_datasource.log import sealer as sealer_module
 from zmq_datasource.log.contents import Contents
 from zmq_datasource.log.files import WriterLock
 from zmq_datasource.log.layout import Chunk, StateFile, chunk_name
@@ -140,10 +139,9 @@ def test_a_disk_that_does_not_answer_ends_the_wait_for_it_and_not_the_lock(
         return write(name, rows, sync)
 
     monkeypatch.setattr(sealing.files, "write_chunk", waiting)
-    monkeypatch.setattr(sealer_module, "_END_SECONDS", 0.01)
     last = sealing.cut()
     with pytest.raises(LogWriteError, match="the disk did not answer for 0 s"):
-        sealing.sealer.end()
+        sealing.sealer.end(seconds=0.01)
     assert sealing.lock.held
     sealing.sealer.end()  # no second time
     go_on.set()

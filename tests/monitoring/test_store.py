@@ -196,7 +196,7 @@ def test_rates_go_on_after_the_clock_has_stepped_back(tmp_path: Path) -> None:
 def test_what_is_older_than_the_retention_is_removed_but_for_the_newest(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(store_module, "_EXPIRY_FILES", 1)  # each time
+    monkeypatch.setattr(store_module.random, "randrange", lambda _: 0)  # each time
     for batch in range(95, 100):
         store(tmp_path).write_batch(entry(batch), NOW)
     for path in files(tmp_path):
@@ -209,7 +209,7 @@ def test_what_is_older_than_the_retention_is_removed_but_for_the_newest(
 
 
 def test_reports_of_a_source_are_expired_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(store_module, "_EXPIRY_FILES", 1)
+    monkeypatch.setattr(store_module.random, "randrange", lambda _: 0)
     for number in range(5):
         store(tmp_path).write_report("log-0", {"source": "SUB x"}, NOW + number)
     for path in files(tmp_path):
@@ -222,7 +222,7 @@ def test_reports_of_a_source_are_expired_too(tmp_path: Path, monkeypatch: pytest
 def test_what_a_killed_writer_has_left_is_removed_when_nobody_can_be_writing_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(store_module, "_EXPIRY_FILES", 1)
+    monkeypatch.setattr(store_module.random, "randrange", lambda _: 0)
     store(tmp_path).write_batch(entry(0), NOW)
     (whole,) = files(tmp_path)
     os.utime(whole, (NOW, NOW))
@@ -243,7 +243,7 @@ def test_what_a_killed_writer_has_left_is_removed_when_nobody_can_be_writing_it(
 def test_a_retention_longer_than_any_calendar_removes_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(store_module, "_EXPIRY_FILES", 1)
+    monkeypatch.setattr(store_module.random, "randrange", lambda _: 0)
     store(tmp_path).write_batch(entry(0), NOW)
     store(tmp_path, retention=4000 * 365 * 86_400.0).expire_batches(entry(0), NOW)
     assert len(files(tmp_path)) == 1
@@ -273,7 +273,7 @@ def test_nothing_is_left_of_a_write_that_failed(tmp_path: Path, monkeypatch: pyt
 def test_batch_writes_of_their_own_expire_like_any_other_and_stay_inside(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(store_module, "_EXPIRY_FILES", 1)
+    monkeypatch.setattr(store_module.random, "randrange", lambda _: 0)
     root = tmp_path / "metrics"
     for number in range(20):
         own = entry(0)._replace(query=f"write-../../../{number}", in_query=False)

@@ -74,7 +74,7 @@ def test_a_sub_asks_for_all_its_topics(context: Context) -> None:
 def test_a_frame_over_the_limit_costs_the_connection_and_not_the_feed(
     context: Context, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("zmq_datasource.transport.peers.PeerWatch._LOST_REDIAL", 0.2)
+    monkeypatch.setattr("zmq_datasource.transport.peers.PeerWatch.lost_redial", 0.2)
     publisher, endpoint = bound(context, zmq.XPUB)
     options = stream_options(connect=endpoint, zmq_maxmsgsize=100)
     with Receiver(options, SourceCounters()) as receiver:
@@ -125,7 +125,7 @@ def test_a_round_over_many_sockets_is_bounded_as_a_whole_and_takes_them_in_turn(
         while len(order) < each * len(publishers):
             before = receiver.pending_bytes
             receiver.receive()
-            assert receiver.pending_bytes - before <= receiver_module._ROUND_BYTES + size + 100
+            assert receiver.pending_bytes - before <= receiver_module.ROUND_BYTES + size + 100
             order += [int(value[:1]) for value in receiver.take().column("value").to_pylist()]
         assert set(order[: each * 5]) == set(range(6))  # nobody waits until all the others are done
 
@@ -134,7 +134,7 @@ def test_a_message_no_row_can_hold_is_counted_and_does_not_stop_the_feed(
     context: Context, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(core, "MAX_MESSAGE_BYTES", 1000)
-    monkeypatch.setattr(receiver_module, "_ROUND_BYTES", 1)
+    monkeypatch.setattr(receiver_module, "ROUND_BYTES", 1)
     push, endpoint = bound(context, zmq.PUSH)
     counters = SourceCounters()
     with Receiver(stream_options(connect=endpoint, socketType="PULL"), counters) as receiver:

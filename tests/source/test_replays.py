@@ -169,8 +169,8 @@ def test_a_subscriber_that_came_late_asks_for_no_history(tmp_path: Path) -> None
 def asked_while_silent(ingest: Ingest) -> bool:
     """Whether a silent feed has been asked, once it was time to."""
     session = session_of(ingest)
-    wait_for(lambda: session._all_asked, "the end of the silence")
-    return session._request is not None
+    wait_for(lambda: session.all_asked, "the end of the silence")
+    return session.asks
 
 
 def session_of(ingest: Ingest) -> ReplaySession:
@@ -334,8 +334,8 @@ def test_a_full_log_asks_for_nothing(tmp_path: Path) -> None:
         publisher.ask("send 200 1000")
         wait_for(lambda: ingest.log.full, "the full log")
         asked = publisher.ask("requests")["count"]
-        silent_at = session_of(ingest)._silent_at
-        wait_for(lambda: session_of(ingest)._silent_at > silent_at + 1.5, "a pause")
+        silent_at = session_of(ingest).silent_at
+        wait_for(lambda: session_of(ingest).silent_at > silent_at + 1.5, "a pause")
         assert publisher.ask("requests")["count"] == asked
         wait_for(lambda: (ingest.log.commit(ingest.seal()), ingest.counters.received >= 200)[1], "the others")
         assert totals(ingest).lost == 0
@@ -355,7 +355,7 @@ def test_what_a_proxy_published_to_nobody_is_fetched_from_it(context: Context, t
             wait_for(lambda: (push.send(b"0"), ingest.seal())[1], "the first message")
             first = sequences(tmp_path / "log")[0]
             session.heard(time.monotonic())
-            wait_for(lambda: session._all_asked, "an answer without messages")
+            wait_for(lambda: session.all_asked, "an answer without messages")
             known = ingest.log.durable_end
         for n in range(50):
             push.send(b"%d" % n)

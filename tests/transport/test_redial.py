@@ -26,7 +26,7 @@ REDIAL_SECONDS = 0.1
 
 @pytest.fixture(autouse=True)
 def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("zmq_datasource.transport.peers.PeerWatch._LOST_REDIAL", REDIAL_SECONDS)
+    monkeypatch.setattr("zmq_datasource.transport.peers.PeerWatch.lost_redial", REDIAL_SECONDS)
 
 
 class Reading(NamedTuple):
@@ -72,7 +72,7 @@ def reading(kind: str, endpoints: str, maxmsgsize: int = 1000) -> Iterator[Readi
         with closing(Front(spec, 32, SourceCounters())) as front:  # so many messages a round
             if kind == "front XSUB":
                 front.subscribe([b"\x01"])
-            watch = front._opened.watch
+            watch = front.watch
             yield Reading(
                 front.keep_alive,
                 lambda: len(front.receive()),

@@ -166,7 +166,7 @@ def test_an_endpoint_where_nobody_answers_is_reported_once(
 ) -> None:
     options = stream_options(connect=free_endpoint())
     sock, watch = open_socket(context, options)
-    watch._ABSENT_SECONDS = 0.05  # type: ignore[misc]
+    watch.absent_seconds = 0.05
 
     def said() -> int:
         watch.update()
@@ -259,7 +259,7 @@ def test_a_socket_type_that_does_not_match_is_reported_once(
     _, endpoint = bound(context, zmq.PULL)
     options = stream_options(connect=endpoint)  # a SUB
     sock, watch = open_socket(context, options)
-    watch._FIRST_REDIAL = 0.01  # type: ignore[misc]
+    watch.first_redial = 0.01
 
     def refused() -> int:
         watch.update()
@@ -299,8 +299,8 @@ def test_a_mismatch_that_is_mended_is_dialled_again(context: Context, host: str)
     endpoint = endpoint.replace("127.0.0.1", host)
     options = stream_options(connect=endpoint)
     sock, watch = open_socket(context, options)
-    watch._FIRST_REDIAL = 0.05  # type: ignore[misc]
-    watch._LAST_REDIAL = 0.2  # type: ignore[misc]
+    watch.first_redial = 0.05
+    watch.last_redial = 0.2
 
     def step() -> None:
         watch.update()

@@ -120,11 +120,12 @@ class Sealer:
         """How many jobs were handed over and are not done."""
         return self._handed_over - self._finished
 
-    def end(self, last_act: Callable[[], None] = lambda: None) -> None:
+    def end(self, last_act: Callable[[], None] = lambda: None, seconds: float = _END_SECONDS) -> None:
         """Write what was handed over, end the thread and release the lock, unless that is done.
 
         Args:
             last_act: Called before the lock is released.
+            seconds: How long to wait for the disk.
 
         Raises:
             LogWriteError: The disk does not answer. The lock stays until the process ends: the disk may answer yet.
@@ -132,11 +133,11 @@ class Sealer:
         if self._lock is None:
             return
         self._jobs.put(None)
-        self._thread.join(_END_SECONDS)
+        self._thread.join(seconds)
         lock, self._lock = self._lock, None
         if self._thread.is_alive():
             raise LogWriteError(
-                f"closing the log in {self._storage.root}: the disk did not answer for {_END_SECONDS:.0f} s"
+                f"closing the log in {self._storage.root}: the disk did not answer for {seconds:.0f} s"
             )
         try:
             last_act()

@@ -13,6 +13,7 @@ from zmq_datasource.messages.raw import RawMessages
 from zmq_datasource.messages.schemas import MAX_MESSAGE_BYTES
 from zmq_datasource.transport.core import Inbox
 from zmq_datasource.transport.opened import OpenSocket
+from zmq_datasource.transport.peers import PeerWatch
 from zmq_datasource.transport.spec import SocketSpec
 from zmq_datasource.transport.unfinished import Unfinished
 
@@ -70,6 +71,11 @@ class Front:
                 break
         self._opened.watch.taken += inbox.messages
         return inbox.hand_over()
+
+    @property
+    def watch(self) -> PeerWatch:
+        """What is known of its connections."""
+        return self._opened.watch
 
     @property
     def peers(self) -> int:

@@ -31,14 +31,14 @@ from zmq_datasource.source.replayer import Replayer
 from zmq_datasource.transport.core import Inbox
 from zmq_datasource.transport.peers import count_connections
 
-__all__ = ["ROUND_MESSAGES", "Receiver"]
+__all__ = ["ROUND_BYTES", "ROUND_MESSAGES", "Receiver"]
 
 _log = logging.getLogger(__name__)
 
 # Bounds of one round over all sockets: no round keeps the thread from its other duties for long, and
 # none takes more than about this much (or one message). So what is handed over always fits an Arrow batch.
 ROUND_MESSAGES = 4096
-_ROUND_BYTES = 4 << 20
+ROUND_BYTES = 4 << 20
 # When to make a record batch of what was received: Spark is fastest with 10,000 rows and more.
 BATCH_MESSAGES = 16_384
 BATCH_BYTES = 8 << 20
@@ -181,7 +181,7 @@ class Receiver:
         if now >= self._next_housekeeping:
             self.keep_alive()
             self._next_housekeeping = now + _HOUSEKEEPING_SECONDS
-        room = min(_ROUND_BYTES, self._batch_bytes)
+        room = min(ROUND_BYTES, self._batch_bytes)
         if self._poller is None:
             channel = self._channels[0]
             channel.wait_up_to(SILENT_MS if now >= self._silent_from else WAIT_MS)

@@ -87,6 +87,8 @@ class ReplaySession(Session):
         reachable: Whether the publisher's ROUTER is connected; to be kept up to date.
         pending_bytes: Of the replies that were received but not handed over yet.
         log: Where warnings go.
+        silent_at: When the live flow counts as silent, if nothing comes.
+        all_asked: Whether all was asked for since the live flow was last heard.
     """
 
     def __init__(self, publisher: str, replays: str, timeout: float, counters: SourceCounters) -> None:
@@ -102,9 +104,9 @@ class ReplaySession(Session):
         self._attempts = 0
         self._next_request: float | None = None  # when to look again for what is missing
         self._wait = _FIRST_SILENCE
-        self._silent_at = 0.0  # when the live flow counts as silent, if nothing comes
+        self.silent_at = 0.0
         self._hurried = False
-        self._all_asked = False  # since the live flow was last heard
+        self.all_asked = False
         self._replies: list[Reply] = []
         self.log = LimitedLog(__name__, "lines about replays")
         self.pending_bytes = 0
@@ -115,6 +117,11 @@ class ReplaySession(Session):
     def pending(self) -> int:
         """Replies received but not handed over yet."""
         return len(self._replies)
+
+    @property
+    def asks(self) -> bool:
+        """Whether a request waits for its replies."""
+        return self._request is not None
 
     @property
     def first(self) -> bool:
@@ -129,20 +136,20 @@ class ReplaySession(Session):
     def postpone(self, now: float) -> None:
         """Nobody reads at present: that is no silence of the publisher."""
         self._deadline = now + self._timeout
-        self._silent_at = max(self._silent_at, now + self._wait)
+        self.silent_at = max(self.silent_at, now + self._wait)
 
     def heard(self, now: float) -> None:
         """The live flow has brought something, or has a new connection."""
         self._wait = _FIRST_SILENCE
-        self._silent_at = now + self._wait
-        self._hurried = self._all_asked = False
+        self.silent_at = now + self._wait
+        self._hurried = self.all_asked = False
 
     def still_asking(self) -> bool:
         """Whether more may come by a replay; what follows the last message is then asked for at once.
 
         May be called by any thread.
         """
-        self._hurried = self.reachable and not self._all_asked
+        self._hurried = self.reachable and not self.all_asked
         return self._hurried
 
     def fetch_first(self, tracker: SequenceTracker, start: int, now: float) -> None:
@@ -239,7 +246,7 @@ class ReplaySession(Session):
         return self._ended or now >= self._deadline
 
     def _is_silent(self, now: float) -> bool:
-        return self.reachable and (self._hurried or now >= self._silent_at)
+        return self.reachable and (self._hurried or now >= self.silent_at)
 
     def step(self, tracker: SequenceTracker, live_waits: bool, start: int | None, now: float) -> list[Gap]:
         """Look at what is still missing, and ask for it or give it up. Call when all was tracked.
@@ -343,9 +350,9 @@ class ReplaySession(Session):
 
     def _wait_longer(self, now: float) -> None:
         """There is nothing that follows, or nobody who says it."""
-        self._hurried, self._all_asked = False, True
+        self._hurried, self.all_asked = False, True
         self._wait = min(self._wait * 2, _LAST_SILENCE)
-        self._silent_at = now + self._wait
+        self.silent_at = now + self._wait
 
     def _end_request(self) -> None:
         self._request, self._ended = None, False

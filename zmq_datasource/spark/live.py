@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
     from rich.table import Table
 
-__all__ = ["live_view"]
+__all__ = ["live_view", "records"]
 
 
 def live_view(
@@ -38,7 +38,7 @@ def live_view(
         try:
             while True:
                 last = metrics(query, location).last
-                show(view.render(_records(last)))
+                show(view.render(records(last)))
                 left = interval if deadline is None else min(interval, deadline - time.monotonic())
                 if left <= 0 or not query.isActive:
                     return
@@ -47,7 +47,7 @@ def live_view(
             return
 
 
-def _records(event: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+def records(event: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     """The parts of an event that are ours, as ``store`` has them."""
     common = {"timestamp": event["timestamp"], "query": event["id"], "name": event["name"]}
     for source in event["sources"]:

@@ -111,12 +111,17 @@ class PeerWatch:
     """What the socket monitor tells: who is up, who refused. Logs changes of state.
 
     Not thread-safe: used by the thread that uses the socket. Make it before ``attach``.
+
+    Attributes:
+        absent_seconds: After so long without an answer an endpoint is reported.
+        first_redial, last_redial: Where a handshake has failed: seconds to the next attempt, doubled up to the last.
+        lost_redial: Where libzmq has ended a connection and does not dial again: seconds to the next attempt.
     """
 
-    _ABSENT_SECONDS = 5.0
-    _FIRST_REDIAL = 1.0
-    _LAST_REDIAL = 30.0
-    _LOST_REDIAL = 1.0
+    absent_seconds = 5.0
+    first_redial = 1.0
+    last_redial = 30.0
+    lost_redial = 1.0
 
     def __init__(
         self,
@@ -291,7 +296,7 @@ class PeerWatch:
         self.cut += 1
         self._ended.add(endpoint)
         if self._only_receives:  # nothing is queued that dialling again would drop
-            self._redial[endpoint] = (time.monotonic() + self._LOST_REDIAL, self._LOST_REDIAL)
+            self._redial[endpoint] = (time.monotonic() + self.lost_redial, self.lost_redial)
         _log.log(self._level, "peer down: %s %s", socket_type(self._sock), endpoint)
 
     def _refuse(self, endpoint: str, reason: str) -> None:
@@ -301,8 +306,8 @@ class PeerWatch:
             warn("no handshake with %s: %s", endpoint, reason)
         self.refused[endpoint] = reason
         self.failures += 1
-        _, delay = self._redial.get(endpoint, (0.0, self._FIRST_REDIAL / 2))
-        delay = min(delay * 2, self._LAST_REDIAL)
+        _, delay = self._redial.get(endpoint, (0.0, self.first_redial / 2))
+        delay = min(delay * 2, self.last_redial)
         self._redial[endpoint] = (time.monotonic() + delay, delay)
 
     def report_absent(self, leaving: bool = False) -> None:
@@ -312,7 +317,7 @@ class PeerWatch:
             leaving: Nobody will wait any longer, so say it though it was not for long.
         """
         now = time.monotonic()
-        patience = 0.0 if leaving else self._ABSENT_SECONDS
+        patience = 0.0 if leaving else self.absent_seconds
         for endpoint in map(str, self._connect):
             if self.up.get(endpoint) or endpoint in self.refused:
                 self._absent_since.pop(endpoint, None)
