@@ -662,9 +662,9 @@ def test_a_task_that_gives_up_leaves_nothing_behind(tmp_path: Path) -> None:
             link.send(rows("a"))
             wait_for(lambda: (link._link.carry(0.01), not link.session.kept)[1], "the credit")
             raise KeyError
-        acceptor = ingest._filler
+        acceptor = ingest.filler
         assert isinstance(acceptor, Acceptor)
-        wait_for(lambda: not acceptor._reception._sessions, "the session to end")
+        wait_for(lambda: not acceptor.reception.sessions, "the session to end")
         assert not any((tmp_path / "0" / "staging").iterdir())
 
 

@@ -53,12 +53,12 @@ WINDOW = SENDER_BOUNDS.window
 
 
 def acceptor_of(ingest: Ingest) -> Acceptor:
-    assert isinstance(ingest._filler, Acceptor)
-    return ingest._filler
+    assert isinstance(ingest.filler, Acceptor)
+    return ingest.filler
 
 
 def sessions_of(ingest: Ingest) -> Sessions:
-    return acceptor_of(ingest)._reception._sessions
+    return acceptor_of(ingest).reception.sessions
 
 
 # "Done already" is answered only for the same thing.
@@ -142,7 +142,7 @@ def test_other_rows_under_a_number_that_is_being_committed_are_refused(
         with pytest.raises(TransactionError, match="conflict"):
             commit_with_digest(endpoint, older, "c", 2)
         same = pool.submit(lambda: commit_with_digest(endpoint, one, "a", 3))
-        running = acceptor_of(ingest)._reception._committer._running
+        running = acceptor_of(ingest).reception._committer._running
         wait_for(lambda: len(running) == 1 and len(running[0].peers) == 2, "the same to be asked twice")
         go_on.set()
         assert (first.result(20), same.result(20)) == (False, False)
@@ -477,5 +477,13 @@ def test_storage_that_fails_at_a_commit_still_ends_the_receiver(
         attempt = sender.stage("q", 0, b"a")
         monkeypatch.setattr("zmq_datasource.log.writer.LogWriter.append_whole", full)
         sender.say("M", producer="q", number=0, attempts=[attempt], rows=1)
-        wait_for(lambda: ingest._receiving.failure, "the receiver to end")
+
+        def ended() -> bool:
+            try:
+                ingest.check()
+            except LogWriteError:
+                return True
+            return False
+
+        wait_for(ended, "the receiver to end")
     assert values(tmp_path) == []

@@ -186,7 +186,7 @@ def test_the_end_of_a_query_waits_for_its_disk_and_says_what_is_lost(
     refusing.code = errno.ENOSPC
     with pushing(push, 5):
         wait_for(lambda: ingest.log.fault, "the fault")
-        wait_for(lambda: ingest.log.unsealed + ingest._filler.facts().pending, "messages that wait")
+        wait_for(lambda: ingest.log.unsealed + ingest.filler.facts().pending, "messages that wait")
     began = time.monotonic()
     with pytest.raises(LogWriteError, match="No space left"):
         ingest.stop()

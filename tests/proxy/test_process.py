@@ -24,7 +24,6 @@ from tests.support import Socket, log_rows, wait_for
 from tests.support.proxies import endpoints, publisher, receive
 from zmq_datasource import DurableSubscriber, OptionError, Producer, Proxy, SocketError
 from zmq_datasource.cli import main as cli
-from zmq_datasource.proxy import handle
 
 pytestmark = pytest.mark.spark
 
@@ -308,10 +307,10 @@ def test_what_prevents_a_proxy_is_told_where_it_was_started(
 
 
 def test_a_proxy_that_does_not_end_is_killed_after_its_linger_and_that_is_said(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    tmp_path: Path,
 ) -> None:
-    monkeypatch.setattr(handle, "_END_SECONDS", 0.5)
     proxy = Proxy(wal_location=tmp_path, linger="1s", **endpoints("pull", "publish")).__enter__()
+    proxy.end_seconds = 0.5
     everybody = processes_of(proxy)
     everybody[0].suspend()
     with pytest.raises(SocketError, match=r"it did not end within 2\.5 s, and was killed"):

@@ -204,7 +204,7 @@ def take_over(
 
 def channel_of(ingest: Ingest) -> Channel:
     """The first socket that a log is filled from."""
-    filler = ingest._filler
+    filler = ingest.filler
     assert isinstance(filler, LogReceiver)
     return filler._receiver._channels[0]
 

@@ -75,6 +75,11 @@ class Acceptor:
         self._drops = LimitedLog(__name__, "dropped messages")
         self._next_housekeeping = 0.0
 
+    @property
+    def reception(self) -> Reception:
+        """What it has received, and answers."""
+        return self._reception
+
     def __enter__(self) -> Self:
         """Open the socket, and find what was staged.
 

@@ -111,6 +111,11 @@ class Reception:
         self._finishing: list[Session] = []
         self._answers = Answers(counters, self._abandon)
 
+    @property
+    def sessions(self) -> Sessions:
+        """Those that send."""
+        return self._sessions
+
     def recover(self, now: float) -> None:
         """Find what was staged, and remove what is not needed.
 

@@ -31,6 +31,9 @@ class Proxy:
     standard error, from the level on that ``logging.getLogger("zmq_datasource")`` has when it starts. All its
     options are in docs/options.md; here they are keywords, in snake_case or as there.
 
+    Attributes:
+        end_seconds: How long its end may take, beside twice its linger. Then its processes are killed.
+
     Raises:
         OptionError: On construction, if they do not go together.
     """
@@ -39,6 +42,7 @@ class Proxy:
         self._given = texts_of(ProxyOptions, options)
         self.options = parse(ProxyOptions, self._given)
         self._process = ThisProcess("the Proxy")
+        self.end_seconds = _END_SECONDS
         self._child: Child | None = None
         self._changed = threading.Condition()
         self._ended = False
@@ -97,7 +101,7 @@ class Proxy:
     @property
     def _end_seconds(self) -> float:
         """It lingers twice: for what it has still to give libzmq, and for what libzmq has."""
-        return _END_SECONDS + 2 * self.options.linger / 1000
+        return self.end_seconds + 2 * self.options.linger / 1000
 
     def _listen(self, child: Child) -> None:
         going = True

@@ -95,6 +95,11 @@ class Ingest:
         self._next_better = 0.0
         self.resumed_at = 0
 
+    @property
+    def filler(self) -> Filler:
+        """What fills the log."""
+        return self._filler
+
     def _new_log(self, state: CarriedState, chunk_bytes: int) -> LogWriter:
         options = self._options
         return LogWriter(
