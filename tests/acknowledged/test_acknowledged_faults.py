@@ -320,7 +320,7 @@ def test_a_silent_sender_that_has_lent_its_window_goes_on_when_it_speaks(
     with receiving(tmp_path, endpoint) as ingest, uplink(endpoint, producer="silent") as silent:
         silent.greet()
         silent.send(big)
-        wait_for(lambda: (silent._link.carry(0.01), not silent.session.kept)[1], "the credit")
+        wait_for(lambda: (silent.carry(0.01), not silent.session.kept)[1], "the credit")
         assert silent.session.credit == WINDOW
         now[0] += SENDER_BOUNDS.lends_window_seconds + 1
         wait_for(lambda: sessions_of(ingest).budget == WINDOW, "the window to be back")

@@ -21,7 +21,7 @@ from zmq_datasource.acknowledged.transactions import conflict_with_later
 from zmq_datasource.errors import NoPeerError, SendTimeoutError
 from zmq_datasource.host import failpoints
 from zmq_datasource.options import WriteOptions
-from zmq_datasource.transport.link import Link
+from zmq_datasource.transport.link import TICK_SECONDS, Link
 from zmq_datasource.transport.spec import SocketSpec, frame_limit
 
 __all__ = ["AttemptLostError", "Uplink"]
@@ -209,10 +209,14 @@ class Uplink:
 
     # Messages.
 
+    def carry(self, seconds: float = TICK_SECONDS) -> None:
+        """Take an answer, if one comes within so many seconds, and send what is due."""
+        self._link.carry(seconds)
+
     def _wait(self) -> None:
         """For the answer to what the session was asked last."""
         while self.session.waiting:
-            self._link.carry()
+            self.carry()
 
     def _flush(self) -> None:
         """Give libzmq all that is to be sent: it takes far more than credit lets through, unless nobody is there."""
@@ -223,4 +227,4 @@ class Uplink:
                 raise SendTimeoutError(
                     f"sending to {self._options.connect}: nobody has been there for {self._options.send_timeout}"
                 )
-            self._link.carry(0.02)
+            self.carry(0.02)

@@ -23,12 +23,11 @@ from typing import IO, Literal
 from zmq_datasource.errors import LogWriteError
 from zmq_datasource.log.files import make_directory, sync_directory, sync_file, writing
 
-__all__ = ["Promise", "Verdict", "examine_directory"]
+__all__ = ["Promise", "SecondProcess", "Verdict", "examine_directory", "file_system_of"]
 
 Verdict = Literal["kept", "broken", "doubtful"]
 
 _SEEN_SECONDS = 5.0
-_ANSWER_SECONDS = 30.0
 _SYNC_BYTES = 1 << 20
 # A disk takes longer to force a MiB than memory does.
 _DOUBTFUL_SYNC_SECONDS = 0.0002
@@ -51,8 +50,14 @@ class Promise:
     detail: str
 
 
-class _Second:
-    """The second process."""
+class SecondProcess:
+    """A second process, which shows whether a directory is one place for two of them.
+
+    Attributes:
+        answer_seconds: How long it may take for an answer.
+    """
+
+    answer_seconds = 30.0
 
     def __init__(self, directory: Path) -> None:
         command = [sys.executable, "-m", __name__, str(directory)]
@@ -69,10 +74,10 @@ class _Second:
         with suppress(BrokenPipeError):
             print(*words, file=self._process.stdin, flush=True)
         # A lock may hang on a file system of the network.
-        if not select.select([self._process.stdout], [], [], _ANSWER_SECONDS)[0]:
+        if not select.select([self._process.stdout], [], [], self.answer_seconds)[0]:
             raise LogWriteError(
-                f"trying a directory from a second process: no answer within {_ANSWER_SECONDS:.0f} s when asked for "
-                f"{words[0]}"
+                f"trying a directory from a second process: no answer within {self.answer_seconds:.0f} s when "
+                f"asked for {words[0]}"
             )
         answer = self._process.stdout.readline()
         if not answer:
@@ -84,7 +89,7 @@ class _Second:
     def end(self) -> None:
         """Kill it."""
         self._process.kill()
-        self._process.communicate(timeout=_ANSWER_SECONDS)
+        self._process.communicate(timeout=self.answer_seconds)
 
 
 def examine_directory(location: str) -> list[Promise]:
@@ -109,10 +114,10 @@ def examine_directory(location: str) -> list[Promise]:
 
 
 def _try(directory: Path) -> Iterator[Promise]:
-    kind = _file_system(directory)
+    kind = file_system_of(directory)
     yield _of_kind(kind)
     yield _forced(directory, kind)
-    second = _Second(directory)
+    second = SecondProcess(directory)
     try:
         yield _linked(directory)
         yield _seen(directory, second)
@@ -123,7 +128,7 @@ def _try(directory: Path) -> Iterator[Promise]:
         second.end()
 
 
-def _file_system(directory: Path) -> str:
+def file_system_of(directory: Path) -> str:
     """The type of the file system, as the system calls it; empty where that cannot be asked."""
     found, kind = "", ""
     with suppress(OSError):
@@ -177,7 +182,7 @@ def _linked(directory: Path) -> Promise:
     return Promise("link", "kept", "of two that give a name at once, one wins")
 
 
-def _seen(directory: Path, second: _Second) -> Promise:
+def _seen(directory: Path, second: SecondProcess) -> Promise:
     (directory / "whole").write_bytes(b"x" * 4096)
     os.rename(directory / "whole", directory / "named")
     seconds, size = second.ask("see", "named").split()
@@ -192,7 +197,7 @@ def _seen(directory: Path, second: _Second) -> Promise:
     )
 
 
-def _stamped(directory: Path, second: _Second) -> Promise:
+def _stamped(directory: Path, second: SecondProcess) -> Promise:
     before = second.ask("stamp")
     (directory / "later").touch()
     if second.ask("stamped", before) == "yes":
@@ -204,7 +209,7 @@ def _stamped(directory: Path, second: _Second) -> Promise:
     )
 
 
-def _locked(directory: Path, second: _Second) -> Promise:
+def _locked(directory: Path, second: SecondProcess) -> Promise:
     with _holding(directory / "lock"):
         if second.ask("lock") == "yes":
             return Promise("lock", "broken", "two processes held one lock; two queries could write one log")
@@ -215,7 +220,7 @@ def _locked(directory: Path, second: _Second) -> Promise:
     return Promise("lock", "kept", "one process holds it, and another when it is released")
 
 
-def _released(directory: Path, second: _Second) -> Promise:
+def _released(directory: Path, second: SecondProcess) -> Promise:
     if second.ask("hold") != "yes":
         return Promise(
             "lock of the dead", "broken", "a second process could not take a lock that nobody holds"
