@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from tests.weather.__main__ import run
+from tests.weather.__main__ import ALL, run
 from tests.weather.machine import draw
-from tests.weather.topologies import TOPOLOGIES
 
 
 @pytest.mark.spark  # processes of their own, by the dozen
-@pytest.mark.parametrize("topology", sorted(TOPOLOGIES))
+@pytest.mark.parametrize("topology", sorted(ALL))
 def test_every_promise_holds_in_the_weather_of_a_seed(topology: str) -> None:
     outcome = run(7, topology)
     assert not outcome.failure, f"{outcome}\n{outcome.details}"

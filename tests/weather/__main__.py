@@ -16,10 +16,12 @@ from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
 
+from tests.weather.changes import CHANGES
 from tests.weather.failpoints import Count, Drawn, add_up, draw_strikes, table
-from tests.weather.machine import BrokenPromiseError, Event, RefusedError, World, draw
+from tests.weather.machine import BrokenPromiseError, Event, RefusedError, World, draw, draw_damage
 from tests.weather.topologies import TOPOLOGIES, Topology
 
+ALL = TOPOLOGIES | CHANGES
 # For so long the weather begins; what has begun then goes on for its time.
 _SECONDS = 3.0
 # On Spark itself all takes longer: the weather, and to be through when it is fair.
@@ -50,14 +52,16 @@ def run(
     failpoint: str | None = None,
     *,
     jvm: bool = False,
+    damage: bool = False,
 ) -> Outcome:
     """Run one seed, whose number alone decides what is drawn.
 
     Args:
         failpoint: How the names begin of the failpoints that are struck at, one at least; any, unless given.
         jvm: Run the queries on Spark itself also if the seed is not one that does.
+        damage: Damage a file at rest in any case, and not in one seed of four.
     """
-    name = topology or random.Random(f"topology {seed}").choice(sorted(TOPOLOGIES))
+    name = topology or random.Random(f"topology {seed}").choice(sorted(ALL))
     directory = Path(keep or tempfile.mkdtemp(prefix=f"weather-{seed}-"))
     directory.mkdir(parents=True, exist_ok=True)
     began = time.monotonic()
@@ -71,9 +75,11 @@ def run(
             if jvm or seed % _JVM_EVERY == 0:
                 world.jvm, world.settle_seconds, seconds = True, _JVM_SETTLE_SECONDS, _JVM_SECONDS
             try:
-                built = TOPOLOGIES[name](world, seconds * 1.3)
+                built = ALL[name](world, seconds * 1.3)
                 events = list(draw(seed, built.possible, seconds))
                 events += [Event(*drawn) for drawn in _draw_strikes(seed, built, failpoint, seconds)]
+                if not world.jvm:  # Spark wraps the error that names the file
+                    events += draw_damage(seed, world.at_rest, seconds, damage)
                 words = _judge(world, built, events)
             except BrokenPromiseError as e:
                 failure, details = str(e), world.tell()
@@ -116,7 +122,10 @@ def _judge(world: World, topology: Topology, events: list[Event]) -> str:
     if world.lied_to:
         topology.check_lied_to()
         return "went on after its disk had lied"
-    return topology.check()
+    world.audit(topology.reads(), topology.known())
+    words = topology.check()
+    damages = "".join(f"; {damage}" for damage in world.damages)
+    return f"{words}{damages}{''.join(f'; refused by {error}' for error in world.refusals)}"
 
 
 @contextlib.contextmanager
@@ -145,12 +154,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m tests.weather", description=__doc__)
     parser.add_argument("--seeds", type=int, default=20, help="how many seeds to run")
     parser.add_argument("--first", type=int, default=0, help="the first of them")
-    parser.add_argument("--topology", choices=sorted(TOPOLOGIES), help="this one for every seed")
+    parser.add_argument("--topology", choices=sorted(ALL), help="this one for every seed")
     parser.add_argument("--jvm", action="store_true", help="run the queries on Spark itself for every seed")
     parser.add_argument("--jobs", type=int, default=2, help="how many to run side by side")
     parser.add_argument(
         "--failpoint", metavar="NAME", help="strike at those whose names begin so, in every seed"
     )
+    parser.add_argument("--damage", action="store_true", help="damage files at rest in every seed")
     parser.add_argument("--keep", metavar="DIRECTORY", help="keep what one seed has left behind there")
     parser.add_argument(
         "--every-failpoint", action="store_true", help="fail if a failpoint was reached in none of the seeds"
@@ -164,7 +174,9 @@ def main() -> None:
     with ProcessPoolExecutor(given.jobs) as pool:
         seeds = range(given.first, given.first + given.seeds)
         for done in [
-            pool.submit(run, seed, given.topology, given.keep, given.failpoint, jvm=given.jvm)
+            pool.submit(
+                run, seed, given.topology, given.keep, given.failpoint, jvm=given.jvm, damage=given.damage
+            )
             for seed in seeds
         ]:
             outcome = done.result()
@@ -181,6 +193,7 @@ def main() -> None:
                 again = f" --topology {given.topology}" if given.topology else ""
                 again += f" --failpoint {given.failpoint}" if given.failpoint else ""
                 again += " --jvm" if given.jvm else ""
+                again += " --damage" if given.damage else ""
                 print(outcome.details)
                 print(
                     f"    again: python -m tests.weather --first {outcome.seed} --seeds 1{again}",

@@ -16,7 +16,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from tests.weather.faults import install
+from tests.weather.faults import install, install_store
 
 
 def _source(settings: dict[str, Any], stopped: threading.Event) -> None:
@@ -43,6 +43,8 @@ def _stored_source(settings: dict[str, Any], stopped: threading.Event) -> None:
     from zmq_datasource.errors import EndpointError, LogLockedError  # noqa: PLC0415
     from zmq_datasource.log import stored, tenure  # noqa: PLC0415
 
+    if "store_faults" in settings:
+        install_store(Path(settings["store_faults"]))
     tenure._BEAT_SECONDS, tenure._LOOKING_SECONDS = 0.3, 0.1
     tenure.SILENT_SECONDS = stored.SILENT_SECONDS = 1.5
     stored._SETTLING_SECONDS = 6.5

@@ -19,10 +19,12 @@ import time
 from pathlib import Path
 from typing import Any
 
-__all__ = ["DISK_FAULTS", "Faults", "install", "lose_power"]
+__all__ = ["DISK_FAULTS", "STORE_FAULTS", "Faults", "install", "install_store", "lose_power"]
 
+# Of a store: each change is refused, each request takes long, each put arrives and its answer is lost.
+STORE_FAULTS = ("read-only", "slow-store", "lost-answer")
 # ``lie``: what is forced to the disk is not.
-DISK_FAULTS = ("none", "enospc", "eio", "emfile", "slow", "lie")
+DISK_FAULTS = ("none", "enospc", "eio", "emfile", "slow", "lie", *STORE_FAULTS)
 _PAGE = struct.Struct("<Bd")
 _SLOW_SECONDS = 0.4
 
@@ -160,6 +162,55 @@ class _Rows(io.FileIO):
     def read(self, size: int = -1) -> bytes:
         self._faults.meet("read rows")
         return super().read(-1 if size is None else size)
+
+
+class _Store:
+    """pyarrow's local file system, in the place of object storage that has faults."""
+
+    def __init__(self, system: Any, faults: Faults) -> None:
+        self._system, self._faults = system, faults
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._system, name)
+
+    def _meet(self, changes: bool) -> None:
+        if self._faults.disk == "slow-store":
+            time.sleep(_SLOW_SECONDS)
+        if self._faults.disk == "read-only" and changes:
+            raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    def get_file_info(self, about: Any) -> Any:
+        self._meet(changes=False)
+        return self._system.get_file_info(about)
+
+    def create_dir(self, *args: Any, **kwargs: Any) -> None:
+        self._meet(changes=True)
+        self._system.create_dir(*args, **kwargs)
+
+    def delete_file(self, path: str) -> None:
+        self._meet(changes=True)
+        self._system.delete_file(path)
+
+    def move(self, source: str, target: str) -> None:
+        self._meet(changes=True)
+        self._system.move(source, target)
+        if self._faults.disk == "lost-answer":
+            raise OSError(errno.ETIMEDOUT, os.strerror(errno.ETIMEDOUT))
+
+
+def install_store(page: Path) -> None:
+    """Put what this process keeps in a store (a ``file://`` URI) under the weather of a page of its own."""
+    from pyarrow import fs  # noqa: PLC0415
+
+    faults, real = Faults(page), fs.FileSystem
+
+    class FileSystem:
+        @staticmethod
+        def from_uri(uri: str) -> tuple[Any, str]:
+            system, path = real.from_uri(uri)
+            return (_Store(system, faults) if uri.startswith("file://") else system), path
+
+    fs.FileSystem = FileSystem
 
 
 def _notes(page: Path) -> Path:

@@ -10,20 +10,33 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple, Protocol, Self
 
 import psutil
 
 from tests.support import REPOSITORY, free_endpoint
 from tests.support.middlebox import Middlebox
+from tests.weather.damage import KINDS, Copies, Damage, do, has_hole, pick, read_log
 from tests.weather.failpoints import LATE_COMMITS, POINTS, Count, Page, Strike, draw_first
 from tests.weather.faults import Faults, lose_power
+from zmq_datasource.errors import ZmqDataSourceError
 
-__all__ = ["ARMED", "BrokenPromiseError", "Event", "Process", "RefusedError", "World", "draw"]
+__all__ = [
+    "ARMED",
+    "BrokenPromiseError",
+    "Event",
+    "Process",
+    "RefusedError",
+    "Trouble",
+    "World",
+    "draw",
+    "draw_damage",
+]
 
 # What one process of ours may hold, whatever the weather.
 _MOST_BYTES = 700 << 20
@@ -33,6 +46,10 @@ _END_SECONDS = 60.0
 # How long Spark may take to begin a query, beside others that do the same.
 _JVM_SECONDS = 300.0
 # What an error says that leaves somebody with a damaged log something to do.
+# How long after an error that its topology explains a process is started again.
+_EXPLAINED_SECONDS = 0.3
+# How often a process may refuse a log whose damage is restored each time.
+_MOST_REFUSALS = 3
 _WAYS_OUT = ("failOnDataLoss", "checkpoint", "walLocation")
 # Lets a process that is started have failpoints.
 ARMED = Path(__file__).parent / "armed"
@@ -160,6 +177,11 @@ class Process:
                     sizes.append(process.memory_info().rss)
         return max(sizes)
 
+    @property
+    def settings(self) -> dict[str, Any]:
+        """What it is started with the next time."""
+        return self._settings
+
     def stop(self) -> int:
         """SIGTERM, and its exit code."""
         if self.alive:
@@ -182,12 +204,16 @@ class Process:
         if self.popen.stdin is not None:
             self.popen.stdin.close()
 
-    def refusal(self) -> str:
-        """The error of the package that it ended with, which names a way out; empty for any other end."""
+    def last_error(self) -> str:
+        """The error of the package that it ended with; empty for any other end."""
         lines = (self._world.directory / f"{self.name}.log").read_text(errors="replace").splitlines()
         last = lines[-1] if lines else ""
-        named = last.startswith("zmq_datasource.errors.") and any(way in last for way in _WAYS_OUT)
-        return last if named else ""
+        return last if last.startswith("zmq_datasource.errors.") else ""
+
+    def refusal(self) -> str:
+        """The same, if it names a way out."""
+        last = self.last_error()
+        return last if any(way in last for way in _WAYS_OUT) else ""
 
     def last_lines(self, count: int = 8) -> str:
         lines = (self._world.directory / f"{self.name}.log").read_text(errors="replace").splitlines()
@@ -199,6 +225,17 @@ class _gone_is_fine:  # noqa: N801 - reads as what it is
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> bool:
         return kind is not None and issubclass(kind, psutil.NoSuchProcess)
+
+
+class Trouble(Protocol):
+    """Weather that a topology makes itself."""
+
+    def begin(self, kind: str) -> None: ...
+
+    def end(self, kind: str) -> None: ...
+
+    def explains(self, error: str) -> bool:
+        """Whether a process may end with this error of the package, and is started again."""
 
 
 class World:
@@ -214,6 +251,10 @@ class World:
         extras: Draws options of the topology by which it reaches more failpoints.
         strikes_first: Whether a process may be struck at a failpoint when it first makes its log.
         jvm: Whether the queries run on Spark itself.
+        at_rest: What may be damaged at rest, and which of its kinds; see ``may_be_damaged``.
+        damages: The damage that was done to files.
+        refusals: The errors of processes that found a damage.
+        troubles: What a topology has of weather of its own, by target.
     """
 
     jvm = False
@@ -235,6 +276,13 @@ class World:
         self.most_bytes = 0
         self._stack = ExitStack()
         self._stopped: set[str] = set()
+        self.at_rest: list[tuple[str, str]] = []
+        self.refusals: list[str] = []
+        self.troubles: dict[str, Trouble] = {}
+        self._rests: dict[str, Path] = {}
+        self._copies = Copies()
+        self.damages: list[Damage] = []
+        self._refused: Counter[str] = Counter()
         self._again: list[tuple[float, str]] = []
 
     def __enter__(self) -> Self:
@@ -279,9 +327,27 @@ class World:
         """Enter something that is to be left at the end."""
         return self._stack.enter_context(closing)
 
+    def may_be_damaged(self, name: str, root: Path, *victims: str, is_stored: bool = False) -> None:
+        """Let files be damaged below a root, while a process is down (``name/victim``) and while it runs (``victim``).
+
+        Args:
+            victims: Keys of ``damage.VICTIMS``.
+            is_stored: Whether the root is that of a store.
+        """
+        for victim in victims:
+            for target in (f"{name}/{victim}", victim):
+                self._rests[target] = root
+                kinds = [kind for kind in KINDS if not has_hole(kind, victim, is_stored=is_stored)]
+                self.at_rest += [(kind, target) for kind in kinds]
+
     def lossy(self, *kinds: str) -> bool:
-        """Whether some weather of these kinds was drawn, as ``kind target``."""
-        return any(f"{kind} {e.target}" in kinds for e in self.events for kind in self._costs(e))
+        """Whether some weather of these kinds was drawn, as ``kind target``.
+
+        A damage at rest kills the process that it names, and one that was refused has ended the process that found it.
+        """
+        killed = {e.target.partition("/")[0] for e in self.events if e.kind in KINDS} | set(self._refused)
+        met = {f"{kind} {e.target}" for e in self.events for kind in self._costs(e)}
+        return not (met | {f"kill {name}" for name in killed}).isdisjoint(kinds)
 
     def _costs(self, event: Event) -> Iterator[str]:
         """The kinds of weather that an event is like, for what may be lost in it."""
@@ -334,7 +400,13 @@ class World:
             self._look(0.05)
 
     def _begin(self, event: Event) -> None:
+        for root in self._rests.values():
+            self._copies.take(root)
         match event.kind:
+            case damage if damage in KINDS:
+                self._damage(event)
+            case trouble if event.target in self.troubles:
+                self.troubles[event.target].begin(trouble)
             case "kill" | "power":
                 self._kill(event.target, event.seconds, power=event.kind == "power")
             case "stop":
@@ -372,6 +444,8 @@ class World:
 
     def _end(self, event: Event) -> None:
         match event.kind:
+            case trouble if event.target in self.troubles:
+                self.troubles[event.target].end(trouble)
             case "stop":
                 self._resume(event.target)
             case "enospc" | "eio" | "emfile" | "slow":
@@ -417,6 +491,84 @@ class World:
                 )
         return counts
 
+    def _damage(self, event: Event) -> None:
+        """Damage a file, between two runs of a process or while all run."""
+        name, _, victim = event.target.rpartition("/")
+        if name:
+            self._kill(name, event.seconds, power=False)
+        path = pick(self._rests[event.target], event.kind, victim, self.random)
+        if path is None:
+            return
+        try:
+            damage = do(event.kind, victim, path, self.random, self._copies.of(path))
+        except FileNotFoundError:  # deleted by its process meanwhile
+            return
+        if damage is not None:
+            self.damages.append(damage)
+
+    def _find_refusal(self, name: str) -> bool:
+        """Whether a process has ended because of a damage, and says so; the file is restored then, and it starts again.
+
+        Raises:
+            RefusedError: The process goes on refusing: what only a damaged position held is deleted by now.
+        """
+        error = self.processes[name].last_error()
+        named = [damage for damage in self.damages if damage.is_named_in(error)]
+        if not error or not named:
+            return False
+        self.refusals.append(f"{name}: {error}")
+        self._refused[name] += 1
+        if self._refused[name] > _MOST_REFUSALS and any(damage.victim == "position" for damage in named):
+            raise RefusedError(self.refusals[-1])
+        if self._refused[name] > _MOST_REFUSALS:
+            raise BrokenPromiseError(f"{name} goes on refusing what was restored: {error}")
+        for damage in named:
+            if damage.is_there:
+                damage.heal()
+        self._kill(name, 0.0, power=False)
+        return True
+
+    def audit(self, options: Mapping[str, str], known: Mapping[tuple[int, int], str]) -> None:
+        """Read the whole log, with what is damaged and was not noticed, and restore it then.
+
+        Args:
+            options: Of a batch query.
+            known: The values that queries have got, by partition and id.
+
+        Raises:
+            BrokenPromiseError: The log gave a row that is not right, or left one out, without an error.
+        """
+        there = [damage for damage in self.damages if damage.is_there]
+        if not there:
+            return
+        lowest: dict[int, int] = {}
+        highest: dict[int, int] = {}
+        try:
+            for partition, number, value in read_log(**options):
+                if known.get((partition, number), value.decode()) != value.decode():
+                    raise BrokenPromiseError(f"id {number} of partition {partition} has two values")
+                if number != highest.get(partition, number - 1) + 1:
+                    raise BrokenPromiseError(
+                        f"id {number} of partition {partition} follows {highest[partition]}"
+                    )
+                lowest.setdefault(partition, number)
+                highest[partition] = number
+        except ZmqDataSourceError as e:
+            if not any(damage.is_named_in(str(e)) for damage in there):
+                raise BrokenPromiseError(f"reading the log after {', '.join(map(str, there))}: {e}") from e
+            self.refusals.append(f"a batch query: {e}")
+        else:
+            for partition, number in known:
+                if number > highest.get(partition, number):
+                    raise BrokenPromiseError(f"the log ends before id {number} of partition {partition}")
+        for damage in there:
+            if (
+                damage.after is not None
+                or damage.ids is None
+                or damage.ids.start > min(lowest.values(), default=-1)
+            ):
+                damage.heal()
+
     def _resume(self, name: str) -> None:
         self.processes[name].signal(signal.SIGCONT)
         self._stopped.discard(name)
@@ -439,6 +591,12 @@ class World:
             if not process.alive and not process.killed and process.popen.returncode != 0:
                 if self.lied_to and (refusal := process.refusal()):
                     raise RefusedError(f"{name}: {refusal}")
+                if self.damages and self._find_refusal(name):
+                    continue
+                error = process.last_error()
+                if any(trouble.explains(error) for trouble in self.troubles.values()):
+                    self._kill(name, _EXPLAINED_SECONDS, power=False)
+                    continue
                 raise BrokenPromiseError(
                     f"{name} has ended by itself with exit code {process.popen.returncode}"
                 )
@@ -470,6 +628,9 @@ class World:
                 process.kill()
                 process.start()
                 code = process.stop()
+            if code == 1 and self.damages and self._find_refusal(name):
+                self._again.clear()
+                continue
             # Ended by the signal itself is who was only starting.
             if code not in (0, 128 + signal.SIGTERM, -signal.SIGTERM):
                 raise BrokenPromiseError(f"{name} ended with exit code {code}")
@@ -478,6 +639,8 @@ class World:
         return "\n".join(process.last_lines() for process in self.processes.values())
 
 
+# In how many seeds there is damage at rest, and how long the programs run before.
+_DAMAGE_CHANCE, _FIRST_DAMAGE = 0.25, 1.0
 _LENGTHS = {
     "kill": (0.0, 1.5),
     "power": (0.0, 1.5),
@@ -491,6 +654,8 @@ _LENGTHS = {
     "throttle": (0.5, 3.0),
     "half-open": (0.5, 4.0),
     "black-hole": (0.3, 4.0),
+    **dict.fromkeys(("moved", "unmounted", "emptied", "read-only", "slow-store", "lost-answer"), (0.5, 3.0)),
+    "other-number": (0.0, 1.5),
 }
 
 
@@ -514,3 +679,26 @@ def draw(
             at = busy[target] + 0.1
         busy[target] = at + length
         yield Event(at, kind, target, length)
+
+
+def draw_damage(
+    seed: int, possible: Sequence[tuple[str, str]], seconds: float, always: bool = False
+) -> Iterator[Event]:
+    """The damage at rest of a seed, as (kind, target): in one seed of four one or two.
+
+    Args:
+        always: In every seed.
+    """
+    chance = random.Random(f"damage {seed}")
+    if not possible or (chance.random() >= _DAMAGE_CHANCE and not always):
+        return
+    victims = sorted({target for _, target in possible})
+    for _ in range(chance.randint(1, 2)):
+        target = chance.choice(victims)
+        kind = chance.choice([kind for kind, about in possible if about == target])
+        yield Event(
+            chance.uniform(_FIRST_DAMAGE, seconds),
+            kind,
+            target,
+            chance.uniform(0.0, 1.0) if "/" in target else 0.0,
+        )

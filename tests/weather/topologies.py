@@ -52,6 +52,8 @@ _STAGES = (
 _JOURNALS = ("log.group", "log.open_chunk", "log.recovery", "log.small_file", "log.position")
 _SERVES = ("log.subscriptions", "proxy.group", "proxy.acked")
 _CROWD, _CROWD_STEP = 6000, 500
+# Of the victims of damage at rest, those that every log has.
+_FILES = ("chunk", "state", "position", "log.json")
 # Longer than walFlushInterval.
 _QUIET_SECONDS = 2.5
 
@@ -106,6 +108,14 @@ class Topology:
             BrokenPromiseError: It did not hold.
         """
         self.output()
+
+    def reads(self) -> dict[str, str]:
+        """The options of a batch query that reads the log."""
+        return {"walLocation": str(self.wal)}
+
+    def known(self) -> dict[tuple[int, int], str]:
+        """The values that the query has got, by partition and id."""
+        return {(row[4], row[0]): row[3] for row in self.output()}
 
     # What all have in common.
 
@@ -226,6 +236,7 @@ class _Plain(_SinkToSource):
         )
         self.may("wire", *_NETWORK)
         self.may("source", *_DISK, *_PROCESS, *_POWER, *_CLOCK)
+        world.may_be_damaged("source", self.wal, *_FILES)
         self.may("sink", *_PROCESS)
         self.reaches("source", *self.reached, *_READS)
         self.reaches("sink", "spark.", *(() if self.letters is None else ("sink.dead_letters",)))
@@ -299,6 +310,13 @@ class PubSub(_Plain):
         if self._crowd_size:
             self.reaches("source", "log.state", *(() if self._store is None else ("log.stored_state",)))
         self._stranger: zmq.Socket[bytes] | None = None
+
+    def reads(self) -> dict[str, str]:
+        return (
+            super().reads()
+            if self._store is None
+            else {"walLocation": str(self.wal), "walStore": self._store}
+        )
 
     def storage(self) -> LogStorage:
         store = None if self._store is None else Location(self._store)
@@ -380,6 +398,7 @@ class VllmReplay(Topology):
         self.may("replay", *_NETWORK)
         self.may("source", *_DISK, *_PROCESS, *_POWER, *_CLOCK)
         self.reaches("source", *_RECEIVES, *_READS)
+        world.may_be_damaged("source", self.wal, *_FILES)
 
     def load(self) -> None:
         burst = self.world.random.choice((1, 50, 500))
@@ -448,6 +467,7 @@ class DealerRouter(_SinkToSource):
         )
         self.may("wire", *_NETWORK)
         self.may("source", *_DISK, *_PROCESS, *_POWER, *_CLOCK)
+        world.may_be_damaged("source", self.wal, *_FILES)
         self.may("sink", *_PROCESS)
         self.reaches("source", *_RECEIVES, *_READS, *_ACCEPTS, *_DELETES)
         self.reaches("sink", "spark.", *_STAGES)
@@ -500,6 +520,7 @@ class ProducerReceive(Topology):
         self.source()
         self.may("wire", *_NETWORK)
         self.may("receive", *_DISK, *_PROCESS, *_POWER, *_CLOCK)
+        world.may_be_damaged("receive", self.wal, *_FILES)
         self.may("source", *_PROCESS, *_CLOCK)
         self.may("producer", *_PROCESS)
         self.reaches("receive", *_RECEIVES, *_ACCEPTS, *_DELETES)
@@ -563,12 +584,16 @@ class ProxyDurable(Topology):
         self.may("in", *_NETWORK)
         self.may("out", *_NETWORK)
         self.may("proxy", *_DISK, *_PROCESS, *_POWER, *_CLOCK)
+        world.may_be_damaged("proxy", self.wal, *_FILES, "open-chunk", "subscriptions")
         self.may("producer", *_PROCESS)
         self.may("durable", *_PROCESS)
         self.reaches("proxy", *_JOURNALS, *_SERVES, *_ACCEPTS)
         self.reaches("producer", *_STAGES)
         self.reaches("durable", "proxy.ack.")
         self.commits = ("in",)
+
+    def known(self) -> dict[tuple[int, int], str]:
+        return {}
 
     def _lines(self) -> list[str]:
         return self.journal.read_text().splitlines() if self.journal.exists() else []
@@ -743,6 +768,7 @@ class TwoQueries(_SharedFeed):
             self.may(name, *_DISK, *_PROCESS, *_CLOCK)
             deletes = _DELETES if self.names else ()
             self.reaches(name, *_RECEIVES, *_READS, *deletes, "source.takeover")
+            self.world.may_be_damaged(name, self.wal, *_FILES)
         self.wait_for_readers()
 
     def finish(self) -> None:
@@ -790,7 +816,12 @@ class TwoMachines(_SharedFeed):
             self.may(name, *_DISK, *_PROCESS, *_CLOCK)
             deletes = (*_DELETES, "log.stored_deletion") if self.names else ()
             self.reaches(name, *_STORES, *_READS, *deletes, "source.takeover")
+            self.world.may_be_damaged(name, wal, "chunk")
+        self.world.may_be_damaged("source", self.world.directory / "store", *_FILES, is_stored=True)
         self.wait_for_readers()
+
+    def reads(self) -> dict[str, str]:
+        return {"walLocation": str(self.world.directory / "reads"), "walStore": self.store}
 
     def storage(self) -> LogStorage:
         return storage_at(str(self.wal), store=Location(self.store))
@@ -832,6 +863,7 @@ class ReceiversShare(_SharedFeed):
             )
             self.may(f"receive-{partition}", *_DISK, *_PROCESS, *_CLOCK)
             self.reaches(f"receive-{partition}", *_RECEIVES)
+            self.world.may_be_damaged(f"receive-{partition}", self.wal, *_FILES)
         self.world.wait_for(lambda: LogStorage(str(self.wal)).partitions() == [0, 1], "there is a log", 30)
         self.source()
         self.may("source", *_PROCESS)
