@@ -109,10 +109,12 @@ class Side:
         self.path = path
         self.transactions = CommittedTransactions(self.counters, 10)
         assert self.transactions.restore(kept, None)
+        storage = LogStorage(str(path))
+        storage.open_log()
         self.reception = Reception(
             AcceptorTerms(TIMEOUT, most_staged_bytes, False, most_attempts),
             self.counters,
-            LogStorage(str(path)),
+            storage,
             self.transactions,
             self.log,
             self.disk,

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.log.test_stored import Machines, _soon, machines  # noqa: F401 - fixtures
-from tests.support import batch_of, log_rows, wait_for
+from tests.support import batch_of, log_rows, stream_options, wait_for
 from zmq_datasource.errors import DiskFaultError, LogFormatError, LogWriteError
 from zmq_datasource.log import tenure as tenure_module
 from zmq_datasource.log.follower import LogFollower
@@ -136,7 +136,11 @@ def test_a_query_that_follows_waits_for_a_directory_that_goes_away(tmp_path: Pat
     place = Place(tmp_path / "log", left)
     log = open_log(place.path)
     put(log, b"0").result(10)
-    patient, hasty = (FollowingSource(LogStorage(str(place.path)), seconds) for seconds in (60.0, 0.0))
+    storage = LogStorage(str(place.path))
+    patient, hasty = (
+        FollowingSource(storage, stream_options(walLocation=place.path, walRetryTimeout=seconds))
+        for seconds in ("1m", "0s")
+    )
     for source in (patient, hasty):
         source.open()
     place.goes()

@@ -40,7 +40,6 @@ class Disk(LogStorage):
 def disk(tmp_path: Path) -> Disk:
     disk = Disk(str(tmp_path))
     disk.open_log()
-    (tmp_path / "0").mkdir()
     return disk
 
 

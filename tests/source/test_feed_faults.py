@@ -317,6 +317,7 @@ def test_a_full_log_drops_only_those_that_keep_it_full(context: Context, tmp_pat
 
 def test_room_is_made_by_dropping_no_more_than_that_takes(tmp_path: Path) -> None:
     storage = LogStorage(str(tmp_path))
+    storage.open_log()
     readers = Readers(storage)
     readers.own = "mine"
     for name, needed in (("slow", 1), ("restarts", 9)):
