@@ -227,7 +227,7 @@ def test_a_command_that_passes_options_on_has_none_of_another_name(name: str, op
 @pytest.mark.parametrize(
     ("arguments", "number"),
     [
-        (["hwm", "--messages", "10000000", "--rate", "30000", "--sndhwm", "10"], signal.SIGINT),
+        (["hwm", "--messages", "1000000", "--rate", "30000", "--sndhwm", "10"], signal.SIGINT),
         (["plan", "--cluster", "--rate", "1", "--size", "100"], signal.SIGTERM),
         (["plan", "--cluster", "--rate", "1", "--size", "100"], signal.SIGINT),
     ],
