@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import pyarrow as pa
+import pyarrow.ipc
 import pytest
 import zmq
 from hypothesis import given
@@ -26,7 +27,7 @@ from zmq_datasource.acknowledged.digests import as_text, digest_of
 from zmq_datasource.acknowledged.sessions import SENDER_BOUNDS, SenderBounds, Sessions
 from zmq_datasource.acknowledged.transactions import CommittedTransactions, Transaction
 from zmq_datasource.counters import SourceCounters
-from zmq_datasource.errors import LogWriteError, ZmqDataSourceError
+from zmq_datasource.errors import DamagedChunkError, LogWriteError, ZmqDataSourceError
 from zmq_datasource.log.layout import Chunk
 from zmq_datasource.log.storage import LogStorage
 from zmq_datasource.source.ingest import Ingest
@@ -487,3 +488,35 @@ def test_storage_that_fails_at_a_commit_still_ends_the_receiver(
 
         wait_for(ended, "the receiver to end")
     assert values(tmp_path) == []
+
+
+def with_a_hidden_state(content: bytes) -> bytes:
+    """A chunk of which one bit was flipped, so that Arrow reads its rows, and nothing of its state."""
+    for position in range(len(content) * 8):
+        changed = bytearray(content)
+        changed[-1 - position // 8] ^= 1 << position % 8
+        try:
+            reader = pa.ipc.open_file(pa.py_buffer(bytes(changed)))
+            reader.read_all().validate(full=True)
+        except (OSError, ValueError, pa.ArrowException):
+            continue
+        if not any(name.startswith(b"state") for name in reader.schema.metadata or {}):
+            return bytes(changed)
+    raise AssertionError("no bit of this chunk hides its state")
+
+
+def test_a_flipped_bit_lets_no_transaction_into_the_log_twice(tmp_path: Path) -> None:
+    """A receiver that takes a hidden state for none has forgotten which transactions are in the log."""
+    endpoint = free_endpoint()
+    with receiving(tmp_path, endpoint):
+        assert not commit(endpoint, [stage(endpoint, "debit", "credit")], 2)
+    (chunk,) = (tmp_path / "0").glob("[0-9]*.arrow")
+    whole = chunk.read_bytes()
+    chunk.write_bytes(with_a_hidden_state(whole))
+    with pytest.raises(DamagedChunkError, match=chunk.name), receiving(tmp_path, endpoint):
+        commit(endpoint, [stage(endpoint, "debit", "credit")], 2)
+    assert values(tmp_path) == ["debit", "credit"]
+    chunk.write_bytes(whole)
+    with receiving(tmp_path, endpoint), uplink(endpoint) as link:
+        assert link.greet()  # the transaction is in the log
+    assert values(tmp_path) == ["debit", "credit"]

@@ -128,8 +128,12 @@ def test_without_rows_a_record_is_made_of_what_has_changed_and_is_to_be_kept(
     assert record.metadata == {}
 
 
-def test_a_log_that_carries_nothing_records_nothing() -> None:
-    assert StateRecorder(None).record(end=10, rows=True, keep=True) == StateRecord()
+def test_a_chunk_says_that_it_carries_no_state() -> None:
+    """With a checksum: a chunk that says nothing is damaged."""
+    recorder = StateRecorder(None)
+    assert recorder.record(end=10, rows=False, keep=True) == StateRecord()
+    record = recorder.record(end=10, rows=True, keep=True)
+    assert (record.file, set(record.metadata)) == (None, {b"state.xxh3"})
 
 
 def test_a_large_state_is_written_once_and_chunks_carry_what_changes(tmp_path: Path) -> None:
@@ -468,3 +472,42 @@ def test_a_feed_that_is_numbered_in_another_way_leaves_nothing_of_the_old_behind
     assert list(again.tracker.expected) == [b"p2"]
     assert [row["publisher"] for row in read_gaps(saved(tmp_path).full, saved(tmp_path).delta)] == ["p2"]
     assert again.counters.received == 6
+
+
+def small_chunk(location: Path, grows: bool) -> Path:
+    """The newest chunk of a log: two groups with a state each, written at once or group by group."""
+    carried = Carrying()
+    log = writer(location, carried)
+    for text in ("one", "two"):
+        carried.text = text
+        log.append(batch_of([text.encode()]))
+        if grows:
+            log.flush().result()
+    log.cut().result()
+    carried.changed = False
+    log.close()
+    (chunk,) = LogStorage(str(location)).chunks()
+    return location / "0" / chunk.name
+
+
+def metadata_region(content: bytes) -> range:
+    """The last batch's message, where its metadata is, and the file's footer, which has the schema with its metadata."""
+    footer = len(content) - 10 - int.from_bytes(content[-10:-6], "little")
+    end_of_stream = content.rindex(b"\xff\xff\xff\xff", 0, footer)
+    return range(content.rindex(b"\xff\xff\xff\xff", 0, end_of_stream), len(content))
+
+
+@pytest.mark.parametrize("grows", [False, True])
+def test_no_flipped_bit_hides_the_state_or_gives_an_older_one(grows: bool, tmp_path: Path) -> None:
+    path = small_chunk(tmp_path, grows)
+    right, noticed = saved(tmp_path), 0
+    assert right.delta == b"delta two"
+    region = metadata_region(path.read_bytes())
+    for bit in range(8):
+        for position in flips(path, region, 1 << bit):
+            try:
+                assert saved(tmp_path) == right, (position, bit)
+            except DamagedChunkError as e:
+                assert path.name in str(e)
+                noticed += 1
+    assert noticed > 1000

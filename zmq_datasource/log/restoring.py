@@ -140,7 +140,7 @@ def _usable_pending(storage: StoredLog, end: int, succession: Succession) -> lis
         if (
             ids[0] == end
             and all(writer.first == end for writer in later)
-            and (not later or _continues_state(storage, hidden, succession))
+            and (not later or _continues_state(storage, hidden, ids[1], succession))
         ):
             usable.append((storage.directory / hidden, name))
             end = ids[1]
@@ -156,10 +156,10 @@ def _usable_pending(storage: StoredLog, end: int, succession: Succession) -> lis
     return usable
 
 
-def _continues_state(storage: StoredLog, hidden: str, succession: Succession) -> bool:
+def _continues_state(storage: StoredLog, hidden: str, end: int, succession: Succession) -> bool:
     """Whether what a chunk carries changes the newest state that there is, which others have not written."""
     try:
-        carried = carried_by(LogStorage(storage.root, storage.partition), hidden)
+        carried = carried_by(LogStorage(storage.root, storage.partition), hidden, end)
     except DamagedChunkError as e:
         _log.error("%s", e)
         return False

@@ -1,6 +1,8 @@
 """What the log keeps for its writer beside the rows: opaque text, versioned, checked.
 
-Each chunk carries what has changed (a *delta*) since a *base*, a state file, if there is one. A
+Each chunk carries what has changed (a *delta*) since a *base*, a state file, if there is one. A checksum, which each
+chunk has, covers the state and the id after the chunk's last message. So neither a chunk that hides its state nor the
+state of an earlier batch passes for what was written. A
 state file whose version is above that of the newest chunk stands alone: it was written when
 something had changed though no row had come. But one that is about messages which are not in
 the log was to be the base of a chunk that a crash prevented, and does not count.
@@ -93,7 +95,9 @@ class StateRecorder:
             keep: Whether to keep a changed state also without one.
         """
         carried = self._carried
-        if carried is None or not (rows or (keep and carried.changed)):
+        if carried is None:
+            return StateRecord(metadata=_chunk_metadata({}, end) if rows else {})
+        if not (rows or (keep and carried.changed)):
             return StateRecord()
         record = StateRecord()
         if not rows or carried.large:
@@ -102,18 +106,18 @@ class StateRecorder:
             record = StateRecord(StateFile(self._version, end), _state_content(self._version, carried.full()))
         if rows:
             self._version += 1
-            record = record._replace(metadata=_chunk_metadata(self._version, self._base, carried.delta()))
+            state = {
+                _VERSION: b"%d" % self._version,
+                _BASE: b"" if self._base is None else b"%d" % self._base,
+                _STATE: carried.delta(),
+            }
+            record = record._replace(metadata=_chunk_metadata(state, end))
         return record
 
 
-def _chunk_metadata(version: int, base: int | None, delta: bytes) -> dict[bytes, bytes]:
-    """What a chunk's schema carries as metadata."""
-    metadata = {
-        _VERSION: str(version).encode(),
-        _BASE: b"" if base is None else str(base).encode(),
-        _STATE: delta,
-    }
-    return {**metadata, _CHECKSUM: _checksum(metadata)}
+def _chunk_metadata(state: Mapping[bytes, bytes], end: int) -> dict[bytes, bytes]:
+    """What a chunk that ends before the id ``end`` carries as metadata; without a state, too, it has a checksum."""
+    return {**state, _CHECKSUM: _checksum(state, end)}
 
 
 def _state_content(version: int, full: bytes) -> bytes:
@@ -169,24 +173,27 @@ def _read(storage: LogStorage) -> SavedState:
 
 
 def _carried(storage: LogStorage, chunk: tuple[int, int] | None) -> SavedState:
-    return SavedState() if chunk is None else carried_by(storage, chunk_name(*chunk))
+    return SavedState() if chunk is None else carried_by(storage, chunk_name(*chunk), chunk[1])
 
 
-def carried_by(storage: LogStorage, name: str) -> SavedState:
-    """What the file of a chunk carries.
+def carried_by(storage: LogStorage, name: str, end: int) -> SavedState:
+    """The state that the file of a chunk carries; an empty one if the writer of the chunk had none.
+
+    Args:
+        end: The id after the chunk's last message.
 
     Raises:
         DamagedChunkError: It is not what was written.
         DiskFaultError: It cannot be opened now.
     """
     metadata = read_metadata(storage, name)
-    if not metadata.keys() & {_STATE, _VERSION, _BASE, _CHECKSUM}:
-        return SavedState()
-    if metadata.get(_CHECKSUM) != _checksum(metadata):
+    if metadata.get(_CHECKSUM) != _checksum(metadata, end):
+        what = "its checksum differs" if _CHECKSUM in metadata else "it has no checksum"
         raise DamagedChunkError.of(
-            f"reading the state in chunk {storage.path_of(name)}: its checksum differs; the file "
-            "was changed after it was written"
+            f"reading the state in chunk {storage.path_of(name)}: {what}; the file was changed after it was written"
         )
+    if not metadata.get(_VERSION):
+        return SavedState()
     base = int(metadata[_BASE]) if metadata.get(_BASE) else None
     return SavedState(int(metadata[_VERSION]), base, None, metadata[_STATE])
 
@@ -201,8 +208,11 @@ def _read_file(storage: LogStorage, file: StateFile) -> bytes:
     return full
 
 
-def _checksum(metadata: Mapping[bytes, bytes]) -> bytes:
+def _checksum(metadata: Mapping[bytes, bytes], end: int | None = None) -> bytes:
+    """The checksum of a state; in a chunk it also covers the id after the chunk's last message."""
     digest = xxhash.xxh3_64()
+    if end is not None:
+        digest.update(end.to_bytes(8, "little"))
     for name in (_VERSION, _BASE, _STATE):
         value = metadata.get(name, b"")
         digest.update(len(value).to_bytes(8, "little"))
