@@ -475,10 +475,10 @@ def test_a_feed_that_is_numbered_in_another_way_leaves_nothing_of_the_old_behind
 
 
 def small_chunk(location: Path, grows: bool) -> Path:
-    """The newest chunk of a log: two groups with a state each, written at once or group by group."""
+    """The newest chunk of a log: three groups with a state each, written at once or group by group."""
     carried = Carrying()
     log = writer(location, carried)
-    for text in ("one", "two"):
+    for text in ("one", "two", "three"):
         carried.text = text
         log.append(batch_of([text.encode()]))
         if grows:
@@ -501,7 +501,7 @@ def metadata_region(content: bytes) -> range:
 def test_no_flipped_bit_hides_the_state_or_gives_an_older_one(grows: bool, tmp_path: Path) -> None:
     path = small_chunk(tmp_path, grows)
     right, noticed = saved(tmp_path), 0
-    assert right.delta == b"delta two"
+    assert right.delta == b"delta three"
     region = metadata_region(path.read_bytes())
     for bit in range(8):
         for position in flips(path, region, 1 << bit):
