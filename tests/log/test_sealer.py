@@ -19,6 +19,7 @@ from zmq_datasource.log.persistence import Persistence
 from zmq_datasource.log.retention import Retention
 from zmq_datasource.log.sealer import Job, Sealer
 from zmq_datasource.log.state import StateRecord
+from zmq_datasource.log.times import PastTimes
 from zmq_datasource.messages.rows import number_rows
 
 ROWS = batch_of([b"x"] * 10)
@@ -42,7 +43,7 @@ class Sealing:
         self.files, self.contents, self.lock = FilesInMemory(), Contents(), Lock()
         retention = Retention(self.files, self.contents, seconds=0.0, max_bytes=1 << 30, chunk_bytes=1 << 20)
         self.sealer = Sealer(self.files, self.contents, retention, Persistence(seconds), sync=True)
-        self.sealer.start(self.lock)
+        self.sealer.start(self.lock, PastTimes())
         self._next = 0
 
     def cut(self, state: StateRecord = _NO_STATE, rows: bool = True) -> Future[int]:

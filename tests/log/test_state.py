@@ -491,7 +491,7 @@ def small_chunk(location: Path, grows: bool) -> Path:
 
 
 def metadata_region(content: bytes) -> range:
-    """The last batch's message, where its metadata is, and the file's footer, which has the schema with its metadata."""
+    """The message of the last batch, and the footer: both have metadata; the schema with its own is in the footer."""
     footer = len(content) - 10 - int.from_bytes(content[-10:-6], "little")
     end_of_stream = content.rindex(b"\xff\xff\xff\xff", 0, footer)
     return range(content.rindex(b"\xff\xff\xff\xff", 0, end_of_stream), len(content))

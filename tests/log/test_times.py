@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
+import pyarrow.ipc
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -12,10 +14,10 @@ from hypothesis import strategies as st
 from tests.support import batch_of
 from zmq_datasource.errors import DamagedChunkError, DataLossError
 from zmq_datasource.log.chunk import write_batches
-from zmq_datasource.log.layout import chunk_name
+from zmq_datasource.log.layout import Chunk, chunk_name
 from zmq_datasource.log.reader import first_since, read_index
 from zmq_datasource.log.storage import LogStorage
-from zmq_datasource.log.times import TIMES, read_times
+from zmq_datasource.log.times import TIMES, PastTimes, first_chunk_since, read_times
 from zmq_datasource.log.writer import LogWriter
 from zmq_datasource.messages.rows import number_rows
 
@@ -90,3 +92,82 @@ def test_metadata_of_times_is_where_others_find_it(tmp_path: Path) -> None:
     storage = written(tmp_path, [7])
     with pa.ipc.open_file(storage.path_of(chunk_name(0, 1))) as reader:
         assert reader.schema.metadata[TIMES].startswith(b"7,7,")
+
+
+class CountingOpens(LogStorage):
+    """Counts how often a chunk is opened."""
+
+    opens = 0
+
+    def open_chunk(self, *args: Any, **options: Any) -> pa.NativeFile:
+        self.opens += 1
+        return super().open_chunk(*args, **options)
+
+
+class ChunksInMemory(CountingOpens):
+    """Chunks with one message each.
+
+    Args:
+        times: Of each chunk: when its message was received, and how its writer counted the chunks before it: from the
+            chunk before, not at all, or from zero.
+    """
+
+    def __init__(self, times: list[tuple[int, str]]) -> None:
+        super().__init__("/memory")
+        self.content: dict[str, pa.Buffer] = {}
+        past = PastTimes()
+        for first, (time, counted) in enumerate(times):
+            if counted != "on":
+                past = PastTimes()
+            out = pa.BufferOutputStream()
+            batch = number_rows(batch_of([b"v"], time), 0, first)
+            write_batches(out, [batch], {} if counted == "not" else past.to_metadata())
+            self.content[chunk_name(first, first + 1)] = out.getvalue()
+            if counted != "not":
+                past = past.and_then(time)
+
+    def open_chunk(self, name: str, whole: bool = True) -> pa.NativeFile:
+        self.opens += 1
+        return pa.BufferReader(self.content[name])
+
+
+def most_opens(chunks: int) -> int:
+    """For each doubling of the number of chunks two up and two down, and the first and the last one."""
+    return 4 * chunks.bit_length() + 2
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    st.lists(
+        st.tuples(st.integers(0, 20), st.sampled_from(["on"] * 8 + ["not", "zero"])), min_size=1, max_size=40
+    ),
+    st.integers(0, 39),
+    st.integers(-1, 22),
+)
+def test_the_chunk_of_a_time_is_found_whatever_was_deleted_and_wherever_the_count_began_again(
+    times: list[tuple[int, str]], deleted: int, time: int
+) -> None:
+    storage = ChunksInMemory(times)
+    kept = [at for at, _ in times][deleted:]
+    chunks = [Chunk(first, first + 1, 1, 0.0) for first in range(deleted, len(times))]
+    found = first_chunk_since(storage, chunks, time)
+    assert found == next((n for n, at in enumerate(kept) if at >= time), len(kept))
+    if all(counted == "on" for _, counted in times):
+        assert storage.opens <= most_opens(len(kept))
+
+
+@pytest.mark.parametrize("grow", [False, True])
+def test_a_time_is_found_in_a_long_log_by_opening_few_chunks(grow: bool, tmp_path: Path) -> None:
+    """Across restarts of the writer, after the deletion of a chunk from the future, and with the clock set back."""
+    early = [1000 if n == 5 else 10 * n for n in range(70)]
+    late = [10 * n - (300 if 100 <= n < 110 else 0) for n in range(70, 150)]
+    written(tmp_path, *([time] for time in early), grow=grow)
+    written(tmp_path, *([time] for time in late), grow=grow)
+    storage = CountingOpens(str(tmp_path))
+    for first in range(12):
+        Path(storage.path_of(chunk_name(first, first + 1))).unlink()
+    kept = [*early, *late][12:]
+    for time in range(0, 1500, 37):
+        storage.opens = 0
+        assert since(storage, time) == next((12 + n for n, at in enumerate(kept) if at >= time), None)
+        assert storage.opens <= most_opens(len(kept)) + 1  # and once for the rows

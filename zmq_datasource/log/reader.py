@@ -20,7 +20,7 @@ from zmq_datasource.log.chunk import OpensChunks, read_chunk
 from zmq_datasource.log.index import ChunkIndex
 from zmq_datasource.log.layout import Chunk, end_of_damaged
 from zmq_datasource.log.storage import LogStorage
-from zmq_datasource.log.times import read_times
+from zmq_datasource.log.times import first_chunk_since
 from zmq_datasource.messages.columns import number
 
 __all__ = ["Slice", "end_within_bytes", "first_since", "read_index", "read_slices", "slices", "split_range"]
@@ -135,15 +135,13 @@ def end_within_bytes(
 def first_since(storage: LogStorage, chunks: Sequence[Chunk], time: int) -> int | None:
     """The first message that was received at that time or later, in the order of ids; None if there is none.
 
-    Costs a look at each chunk before it, and reads the rows of one.
+    Opens few chunks (see ``first_chunk_since``), and reads the rows of one.
 
     Args:
         chunks: In order.
         time: Microseconds since the epoch.
     """
-    for chunk in chunks:
-        if read_times(storage, chunk.name).latest < time:
-            continue
+    for chunk in chunks[first_chunk_since(storage, chunks, time) :]:
         for batch in read_chunk(storage, chunk.name, chunk.first, chunk.end):
             at = pc.cast(batch.column("timestamp"), pa.int64())
             first = pc.index(pc.greater_equal(at, number(time)), _TRUE).as_py()

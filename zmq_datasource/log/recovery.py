@@ -12,10 +12,11 @@ from zmq_datasource.log.chunk import damage_of
 from zmq_datasource.log.files import WriterLock, writing
 from zmq_datasource.log.growing import read_groups, seal_groups, write_compact
 from zmq_datasource.log.index import ChunkIndex
-from zmq_datasource.log.layout import end_of_damaged, growing_name
+from zmq_datasource.log.layout import Chunk, end_of_damaged, growing_name
 from zmq_datasource.log.persistence import Persistence
 from zmq_datasource.log.state import SavedState, no_saved_state, read_saved_state
 from zmq_datasource.log.storage import LogStorage
+from zmq_datasource.log.times import PastTimes, read_past_times
 
 __all__ = ["Opened", "open_partition"]
 
@@ -30,12 +31,14 @@ class Opened(NamedTuple):
         lock: Keeps other writers away until it is released.
         chunks: What there is.
         saved: The state that the log kept last.
+        past: When the messages of the chunks were received.
     """
 
     log_id: str
     lock: WriterLock
     chunks: ChunkIndex
     saved: SavedState
+    past: PastTimes
 
 
 def open_partition(
@@ -63,12 +66,23 @@ def open_partition(
             storage.remove_temporaries()
             saved = _saved_state(storage, sync)
             storage.remove_states(but=saved.base)
+            past = PastTimes()
             if len(chunks):
-                storage.expect(chunks.covering(chunks.end - 1, chunks.end)[0])
+                (newest,) = chunks.covering(chunks.end - 1, chunks.end)
+                storage.expect(newest)
+                past = _past_times(storage, newest)
         except BaseException:
             lock.release()
             raise
-    return Opened(log_id, lock, chunks, saved)
+    return Opened(log_id, lock, chunks, saved, past)
+
+
+def _past_times(storage: LogStorage, newest: Chunk) -> PastTimes:
+    try:
+        return read_past_times(storage, newest.name)
+    except DamagedChunkError as e:
+        _log.error("%s. The search for a timestamp opens each chunk up to this one", e)
+        return PastTimes()
 
 
 def _check_given(storage: LogStorage, end: int) -> None:

@@ -10,7 +10,7 @@ import logging
 import queue
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from functools import partial
 from typing import NamedTuple
@@ -28,6 +28,7 @@ from zmq_datasource.log.persistence import Persistence
 from zmq_datasource.log.retention import Retention
 from zmq_datasource.log.state import StateRecord
 from zmq_datasource.log.storage import LogStorage
+from zmq_datasource.log.times import PastTimes, times_of
 
 __all__ = ["Job", "Sealer"]
 
@@ -94,14 +95,22 @@ class Sealer:
         # Each counted by one thread: so there is no lock.
         self._handed_over = self._finished = 0
         self._growing: GrowingChunk | None = None
+        # Of the chunks that are sealed, and the latest times of the groups of the open one.
+        self._past = PastTimes()
+        self._latest: list[int] = []
         self._faults = LimitedLog(__name__, "faults of the log")
         self._next_expiry = 0.0
         self._lock: WriterLock | None = None
         self._thread = threading.Thread(target=self._run, name="zmq-log-sealer", daemon=True)
         self.failure: LogError | None = None
 
-    def start(self, lock: WriterLock) -> None:
-        """Begin to write, and hold the partition's lock for as long as the thread lives."""
+    def start(self, lock: WriterLock, past: PastTimes) -> None:
+        """Begin to write, and hold the partition's lock for as long as the thread lives.
+
+        Args:
+            past: Of the chunks that there are.
+        """
+        self._past = past
         self._thread.start()
         self._lock = lock
 
@@ -190,6 +199,8 @@ class Sealer:
         if state is not None:
             write_state = self._storage.write_state
             self._persistence.insist(partial(write_state, state, job.state.content, self._sync))
+        if job.batches:
+            self._latest.append(times_of(job.batches).latest)
         if job.grows:
             self._grow(job)
         elif job.batches:
@@ -201,14 +212,18 @@ class Sealer:
                 _log.warning("%s", e)
         return job.end
 
+    def _metadata(self, job: Job) -> Mapping[bytes, bytes]:
+        """What the rows of a job are written with."""
+        return {**job.state.metadata, **self._past.to_metadata()}
+
     def _write(self, job: Job) -> None:
-        write = partial(write_chunk, self._storage, job.batches, job.state.metadata, self._sync)
+        write = partial(write_chunk, self._storage, job.batches, self._metadata(job), self._sync)
         self._sealed(job.size, self._persistence.insist(write))
 
     def _grow(self, job: Job) -> None:
         growing = self._growing = self._growing or GrowingChunk(self._storage, job.first)
         if job.batches:
-            growing.append(job.batches, job.state.metadata)
+            growing.append(job.batches, self._metadata(job))
             self._persistence.insist(partial(growing.write, self._sync))
             self._contents.grow(job.size, growing.grown)
         if job.last:
@@ -218,5 +233,7 @@ class Sealer:
 
     def _sealed(self, size: int, chunk: Chunk) -> None:
         self._contents.seal(size, chunk)
+        self._past = self._past.and_then(max(self._latest))
+        self._latest.clear()
         _log.debug("sealed chunk %s, %d bytes", chunk.name, chunk.size)
         self._tidy(self._retention.make_room)

@@ -121,7 +121,7 @@ class LogWriter(ReadableLog):
         self.retention.hold_from(opened.chunks.earliest)
         self._states.go_on_from(opened.saved)
         self._first = self._next = opened.chunks.end
-        self._sealer.start(opened.lock)
+        self._sealer.start(opened.lock, opened.past)
 
     def close(self, last_act: Callable[[], None] = lambda: None) -> None:
         """Seal what was appended, end the sealing thread and release the partition.
