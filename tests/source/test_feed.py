@@ -671,3 +671,36 @@ def test_a_restored_copy_of_the_log_is_no_place_for_the_ids_after_it(
     for query in (one, two):
         with querying(log, query.checkpoint, connect=endpoint) as it, pytest.raises(DataLossError):
             it.step()
+
+
+@pytest.mark.xfail(
+    strict=True,
+    raises=pytest.fail.Exception,
+    reason="issue 30 line 8: an id has one value in one query and another value in a query that received into an older "
+    "copy of the log; mended with issue 32",
+)
+def test_an_offset_is_refused_by_a_copy_that_gave_its_ids_to_other_messages(
+    context: Context, tmp_path: Path
+) -> None:
+    """Of the query that received: its chunks are forced to the disk, so from its second batch on the log keeps no mark
+    of what it was given.
+    """
+    push, endpoint = bound(context, zmq.PUSH)
+    log, options = tmp_path / "log", {"connect": endpoint, "walSync": "true"}
+    with querying(log, **options) as one:
+        one.step()
+        for number in range(3):
+            if number == 2:
+                copy = shutil.copytree(log, tmp_path / "copy")
+            push.send(b"%d" % number)
+            one.until(number + 1)
+    shutil.rmtree(log)
+    Path(copy).rename(log)
+    with querying(log, **options) as other:
+        other.step()
+        for value in (b"other 2", b"other 3"):
+            push.send(value)
+        wait_for(lambda: other.step() and other.rows[-1][0] == 3, "both messages")
+    assert (dict(one.rows)[2], dict(other.rows)[2]) == (b"2", b"other 2")
+    with querying(log, one.checkpoint, **options) as one_again, pytest.raises(DataLossError):
+        one_again.step()
