@@ -56,7 +56,6 @@ _31, _32, _33 = (f"mended with issue {number}" for number in (31, 32, 33))
 # Damage that the package does not notice, as "kind victim", with the line of issue 30, or a letter for a finding of
 # this module. The drawn weather leaves it out, and ``test_damage`` has strict xfails. Remove an entry with its mend.
 KNOWN_HOLES: Mapping[str, str] = {
-    "flip state": f"issue 30 line 9: one bit hides the state of the writer; {_32}",
     "restore log": f"issue 30 line 8: an older copy of a log that was received into is not noticed; {_32}",
     "flip position": f"issue 30 line A: a position has no checksum, and a flipped digit is believed; {_31}",
     "flip subscriptions": f"issue 30 line A: likewise, and a durable subscriber is not sent messages; {_33}",

@@ -247,7 +247,6 @@ def bits_that_hide_the_state(content: bytes) -> list[tuple[int, int]]:
     return found
 
 
-@pytest.mark.xfail(strict=True, raises=AssertionError, reason=KNOWN_HOLES["flip state"])
 def test_a_bit_that_hides_the_state_is_named(sample: Sample, tmp_path: Path) -> None:
     newest = find(sample.log, "chunk")[-1]
     content = newest.read_bytes()
