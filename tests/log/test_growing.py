@@ -13,7 +13,7 @@ import pyarrow as pa
 import pytest
 
 from tests.support import batch_of, log_rows
-from zmq_datasource.errors import DamagedChunkError, DiskFaultError
+from zmq_datasource.errors import DamagedChunkError, DiskFaultError, LogFormatError
 from zmq_datasource.log import chunk_file, files
 from zmq_datasource.log import storage as storage_module
 from zmq_datasource.log.growing import GrowingTail, read_groups
@@ -177,6 +177,49 @@ def test_without_fsync_groups_that_a_crash_has_lost_are_set_aside(
     log.close()
     assert len(list(left.glob("0/*.damaged"))) == 1
     assert log_rows(left).column("value").to_pylist() == [b"first-value"]
+
+
+def after_a_hole(path: Path) -> Path:
+    """A log whose writer was killed, with the ids 3 and 4 in its open chunk; of the sealed ones only 0 is left."""
+    log = writer(path / "log")
+    for values in ((b"0",), (b"1", b"2")):
+        append(log, *values)
+        log.cut().result(30)
+    append(log, b"3", b"4")
+    left = crash(path / "log", path / "left")
+    log.close()
+    next(left.glob("0/*1-*3.arrow")).unlink()
+    return left
+
+
+def test_an_open_chunk_after_a_hole_is_refused(tmp_path: Path) -> None:
+    """The ids that are only in it must not be given to other messages."""
+    left = after_a_hole(tmp_path)
+    for _ in range(2):  # and it stays where it is
+        with pytest.raises(
+            LogFormatError,
+            match=r"open-0*3\.arrow: it holds the ids 3 to 4, .* ids 1 to 2 are missing\. Restore them",
+        ):
+            writer(left)
+    file = next(left.glob("0/.open*"))
+    file.write_bytes(b"")  # nothing of it had come to the disk
+    with pytest.raises(LogFormatError, match=r"it begins at id 3, .* ids 1 to 2 are missing"):
+        writer(left)
+    file.rename(file.with_suffix(".old"))  # the way out for those that want none of it
+    log = writer(left)
+    assert log.durable_end == 1
+    log.close()
+
+
+def test_without_fsync_an_open_chunk_after_a_hole_is_set_aside(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    left = after_a_hole(tmp_path)
+    log = writer(left, sync=False)
+    assert log.durable_end == 1
+    assert "of the ids up to 4 some from 1 on are missing" in caplog.text
+    log.close()
+    assert len(list(left.glob("0/*.damaged"))) == 1
 
 
 def test_the_last_group_may_be_torn_in_its_middle(tmp_path: Path) -> None:

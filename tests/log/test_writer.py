@@ -379,21 +379,19 @@ def test_a_log_of_another_format_is_refused(tmp_path: Path, content: str, says: 
 def test_chunks_without_their_log_json_are_refused(tmp_path: Path, grows: bool) -> None:
     """A new log over old chunks would count 120 messages as 220."""
     log = writer(tmp_path)
-    for _ in range(2):
-        fill(log, 10)
     log_id = log.log_id
     if grows:
         log.append(batch_of([b"x"]))
         log.flush().result(10)
-        copy = tmp_path / "copy"
-        shutil.copytree(tmp_path / "0", copy / "0")
-        for sealed in (copy / "0").glob("0*.arrow"):
-            sealed.unlink()
+        shutil.copytree(tmp_path / "0", tmp_path / "copy" / "0")
+    else:
+        for _ in range(2):
+            fill(log, 10)
     log.close()
     there = tmp_path / "copy" if grows else tmp_path
     (there / "log.json").unlink(missing_ok=True)
 
-    says = rf"{there}.*log.json is missing.*ids from {'20 on' if grows else '0 on to 19'}.*Restore log.json"
+    says = rf"{there}.*log.json is missing.*ids from {'0 on' if grows else '0 on to 19'}.*Restore log.json"
     with pytest.raises(LogFormatError, match=says):
         writer(there)
     with pytest.raises(LogFormatError, match=r"log\.json is missing"):

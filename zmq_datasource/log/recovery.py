@@ -116,7 +116,7 @@ def _recover(storage: LogStorage, sync: bool, persistence: Persistence) -> Chunk
     """List the chunks, and make one of what a crashed writer had of one. Only for the holder of the lock.
 
     Raises:
-        LogFormatError: A chunk in the middle is missing.
+        LogFormatError: A chunk in the middle is missing, or those before the open chunk are.
         DamagedChunkError: The open chunk was changed after it was written.
     """
     chunks = sorted(storage.chunks())
@@ -144,7 +144,12 @@ def _recover(storage: LogStorage, sync: bool, persistence: Persistence) -> Chunk
 def _recover_growing(
     storage: LogStorage, first: int, index: ChunkIndex, sync: bool, persistence: Persistence
 ) -> None:
-    """Make a sealed chunk of one that was open when its writer ended."""
+    """Make a sealed chunk of one that was open when its writer ended.
+
+    Raises:
+        LogFormatError: With ``sync``: the sealed chunks before it are missing.
+        DamagedChunkError: With ``sync``: it was changed after it was written.
+    """
     if first < index.end:  # its chunk is there
         return
     path = storage.path_of(growing_name(first))
@@ -160,6 +165,14 @@ def _recover_growing(
             "whoever has read some of them must begin anew"
         )
     follows = first == index.end
+    if sync and not follows:
+        held = f"it holds the ids {first} to {first + rows - 1}" if rows else f"it begins at id {first}"
+        raise LogFormatError(
+            f"opening {path}: {held}, and the sealed chunks with the ids {index.end} to {first - 1} are missing. "
+            "Restore them; or set a new walLocation, and for each query of this log a new checkpoint; or rename this "
+            f"file: then the ids from {index.end} on are lost and given to other messages, so that each reader of the "
+            "log must begin again"
+        )
     if rows and follows:
         _log.info("log %s: recovered the ids %d to %d", storage.root, first, first + rows - 1)
         # What was damaged keeps its bytes under another name.
