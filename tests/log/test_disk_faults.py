@@ -513,7 +513,7 @@ def test_a_chunk_that_cannot_be_opened_now_is_not_taken_for_damaged(
     for read in (*reads, lambda storage, name: list(read_chunk(storage, name, 0, 2))):
         with no_free_file(), pytest.raises(DiskFaultError, match="Too many open files"):
             read(storage, chunk.name)
-    share = LogInputPartition(str(tmp_path), 0, [Slice(chunk.name, 0, 2)], MessageRows())
+    share = LogInputPartition(str(tmp_path), 0, [Slice(chunk.name, 0, 2)], MessageRows(), "a log", True)
     caplog.set_level(logging.INFO)
     set_up_worker()  # which a process does once, and reads a file for
     with no_free_file() as end, ThreadPoolExecutor() as pool:

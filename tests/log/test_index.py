@@ -97,9 +97,9 @@ def test_nothing_is_shared_out_of_an_empty_range() -> None:
 @pytest.mark.parametrize(
     ("there", "told"),
     [
-        (range(0), "nothing of them is there any more"),
-        (range(200, 400), "only the ids 200 to 349 are there any more"),
-        (range(300), "only the ids 50 to 299 are there any more"),
+        (range(0), "the log has none of them"),
+        (range(200, 400), "the log has only the ids 200 to 349"),
+        (range(300), "the log has only the ids 50 to 299"),
     ],
 )
 def test_a_range_whose_chunks_were_deleted_since_is_told_and_not_cut_short(there: range, told: str) -> None:

@@ -72,7 +72,9 @@ def test_a_task_elsewhere_reads_what_a_task_here_reads(
         assert share.access is not None
         assert share.access.endpoints == (where,)
         here = [row for batch in reader.read(share) for row in batch.to_pylist()]
-        elsewhere = LogInputPartition("/not/here", 0, share.pieces, share.rows, share.access)
+        elsewhere = LogInputPartition(
+            "/not/here", 0, share.pieces, share.rows, share.log_id, True, access=share.access
+        )
         assert [row for batch in read_log_partition(elsewhere) for row in batch.to_pylist()] == here
         assert [row["value"] for row in here] == [b"%d" % number for number in range(10)]
         # Nothing that is shown of a task has the secret.

@@ -184,10 +184,10 @@ def damage_of(storage: OpensChunks, chunk: Chunk) -> str | None:
 
 def _gone(path: str, start: int, end: int) -> DataLossError:
     return DataLossError(
-        f"opening chunk {path}: it does not exist (ids {start} to {end - 1}). It was removed, as what all queries "
-        "have committed is (for a batch read keep it with walRetention, where the log is written), or walLocation "
-        "is not a directory that this executor shares with the driver; a streaming read has the driver serve it "
-        "with serveLog=tcp://*:PORT"
+        f"opening chunk {path}: it does not exist (ids {start} to {end - 1}). The log's writer deleted it, or it was "
+        "removed, or walLocation is not a directory that this machine shares with the driver. Keep chunks for longer "
+        "with walRetention, where the log is written; restore what was removed; share walLocation, or have the driver "
+        "serve the log to a streaming read with serveLog=tcp://*:PORT"
     )
 
 

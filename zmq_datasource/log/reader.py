@@ -10,7 +10,7 @@ import itertools
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -22,6 +22,9 @@ from zmq_datasource.log.layout import Chunk, end_of_damaged
 from zmq_datasource.log.storage import LogStorage
 from zmq_datasource.log.times import first_chunk_since
 from zmq_datasource.messages.columns import number
+
+if TYPE_CHECKING:
+    from zmq_datasource.log.deletions import Deletions
 
 __all__ = ["Slice", "end_within_bytes", "first_since", "read_index", "read_slices", "slices", "split_range"]
 
@@ -79,18 +82,16 @@ def split_range(
         max_bytes: Size at which there are more.
 
     Raises:
-        DataLossError: The chunks do not cover it: they were deleted since somebody looked.
+        DataLossError: The chunks do not cover it.
     """
     if start >= end:
         return []
     pieces = slices(chunks, start, end)
     if not pieces or (pieces[0].start, pieces[-1].end) != (start, end):
-        there = (
-            f"only the ids {pieces[0].start} to {pieces[-1].end - 1} are" if pieces else "nothing of them is"
-        )
+        there = f"only the ids {pieces[0].start} to {pieces[-1].end - 1}" if pieces else "none of them"
         raise DataLossError(
-            f"planning a batch of the ids {start} to {end - 1}: {there} there any more, because what writes the log "
-            "has just deleted the others. When the query is started again, failOnDataLoss decides how it goes on"
+            f"planning a batch of the ids {start} to {end - 1}: the log has {there}. The others were deleted, or their "
+            "chunks are gone. Start the query again: then failOnDataLoss decides how it goes on"
         )
     sizes = [
         chunk.size * (piece.end - piece.start) / (chunk.end - chunk.first)
@@ -114,33 +115,54 @@ def split_range(
 
 
 def end_within_bytes(
-    storage: LogStorage, chunks: Sequence[Chunk], start: int, end: int, max_bytes: int
+    storage: LogStorage,
+    chunks: Sequence[Chunk],
+    start: int,
+    end: int,
+    max_bytes: int,
+    deletions: Deletions | None = None,
 ) -> tuple[int, int]:
     """The largest end with at most ``max_bytes`` of values in ``[start, end)``, and the bytes of those values.
 
     The end is ``start`` if the first message is larger.
+
+    Args:
+        deletions: What to do if a chunk is gone. Ids that are skipped have no bytes.
     """
     left = max_bytes
-    for piece in slices(chunks, start, end):
-        for batch in read_chunk(storage, *piece):
-            running = pc.cumulative_sum(pc.cast(pc.binary_length(batch.column("value")), "int64"))
-            if running[-1].as_py() > left:
-                fitting = pc.sum(pc.less_equal(running, left)).as_py()
-                left -= running[fitting - 1].as_py() if fitting else 0
-                return int(batch.column("id")[0].as_py() + fitting), int(max_bytes - left)
-            left -= running[-1].as_py()
+    for batch in read_slices(storage, slices(chunks, start, end), deletions=deletions):
+        running = pc.cumulative_sum(pc.cast(pc.binary_length(batch.column("value")), "int64"))
+        if running[-1].as_py() > left:
+            fitting = pc.sum(pc.less_equal(running, left)).as_py()
+            left -= running[fitting - 1].as_py() if fitting else 0
+            return int(batch.column("id")[0].as_py() + fitting), int(max_bytes - left)
+        left -= running[-1].as_py()
     return end, int(max_bytes - left)
 
 
 def first_since(storage: LogStorage, chunks: Sequence[Chunk], time: int) -> int | None:
     """The first message that was received at that time or later, in the order of ids; None if there is none.
 
-    Opens few chunks (see ``first_chunk_since``), and reads the rows of one.
+    Opens few chunks (see ``first_chunk_since``), and reads the rows of one. Chunks that the log's writer deletes
+    meanwhile have none.
 
     Args:
         chunks: In order.
         time: Microseconds since the epoch.
     """
+    while chunks:
+        try:
+            return _first_since(storage, chunks, time)
+        except DataLossError:
+            index = read_index(storage)
+            left = [chunk for chunk in chunks if chunk.first >= index.earliest]
+            if not len(index) or len(left) == len(chunks):
+                raise
+            chunks = left
+    return None
+
+
+def _first_since(storage: LogStorage, chunks: Sequence[Chunk], time: int) -> int | None:
     for chunk in chunks[first_chunk_since(storage, chunks, time) :]:
         for batch in read_chunk(storage, chunk.name, chunk.first, chunk.end):
             at = pc.cast(batch.column("timestamp"), pa.int64())
@@ -151,12 +173,27 @@ def first_since(storage: LogStorage, chunks: Sequence[Chunk], time: int) -> int 
 
 
 def read_slices(
-    storage: OpensChunks, pieces: Sequence[Slice], whole: bool = True
+    storage: OpensChunks, pieces: Sequence[Slice], whole: bool = True, deletions: Deletions | None = None
 ) -> Iterator[pa.RecordBatch]:
     """Yield the rows of the pieces, in order.
 
     Args:
         whole: Whether most of each chunk will be read.
+        deletions: What to do if a chunk is gone.
+
+    Raises:
+        DataLossError: A chunk is gone, and ``deletions`` does not skip it.
     """
+    next_id = 0
     for piece in pieces:
-        yield from read_chunk(storage, *piece, whole=whole)
+        next_id = max(next_id, piece.start)
+        if next_id >= piece.end:
+            continue
+        try:
+            for batch in read_chunk(storage, piece.name, next_id, piece.end, whole=whole):
+                next_id += batch.num_rows
+                yield batch
+        except DataLossError as e:
+            if deletions is None:
+                raise
+            next_id = deletions.skip(next_id, piece.end, pieces[-1].end, e)

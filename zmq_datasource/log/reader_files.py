@@ -11,6 +11,7 @@ The rules:
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -30,6 +31,7 @@ from zmq_datasource.log.layout import (
 __all__ = ["ReaderFiles", "ReaderPosition", "ReaderTerms"]
 
 _POSITION_SUFFIX, _START_SUFFIX = ".json", ".start.json"
+_SKIPPED = re.compile(r"(?P<reader>.+)\.(?P<first>[0-9]{20})-(?P<end>[0-9]{20})\.skipped")
 
 
 class ReaderTerms(NamedTuple):
@@ -125,6 +127,8 @@ class ReaderFiles(PartitionFiles):
         """Delete a reader's position and start: it needs no messages any more."""
         self._forget(self._reader_path(reader))
         self._forget(self._start_path(reader))
+        for ids in self.skipped(reader):
+            self.forget_skipped(reader, ids)
 
     def moved_at(self, reader: str) -> float | None:
         """When a reader's position was last recorded, in seconds since the epoch; None if it is gone."""
@@ -162,6 +166,27 @@ class ReaderFiles(PartitionFiles):
             if position is not None:
                 found[name] = position
         return found
+
+    def _skipped_path(self, reader: str, first: int, end: int) -> Path:
+        return self._directory / READERS_NAME / f"{reader}.{first:020d}-{end:020d}.skipped"
+
+    def write_skipped(self, reader: str, first: int, end: int) -> None:
+        """Record that a task of this reader has skipped the ids ``[first, end)``, because they were deleted.
+
+        Raises:
+            LogWriteError: The file system refused.
+        """
+        self._replace(self._skipped_path(reader, first, end), {})
+
+    def skipped(self, reader: str) -> list[range]:
+        """The ids that ``write_skipped`` has recorded, in order. Two tasks, or two attempts, may have the same ids."""
+        found = (_SKIPPED.fullmatch(name) for name in self._reader_names(".skipped"))
+        ids = [range(int(it["first"]), int(it["end"])) for it in found if it and it["reader"] == reader]
+        return sorted(ids, key=lambda it: (it.start, it.stop))
+
+    def forget_skipped(self, reader: str, ids: range) -> None:
+        """Delete one of these records."""
+        self._forget(self._skipped_path(reader, ids.start, ids.stop))
 
     def _reader_names(self, suffix: str) -> list[str]:
         directory = self._directory / READERS_NAME

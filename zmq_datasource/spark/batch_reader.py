@@ -114,9 +114,19 @@ class ZmqLogReader(DataSourceReader):
                 options.max_bytes_per_partition,
             ):
                 shares.append(
-                    LogInputPartition(storage.root, partition, pieces, self._rows, store=options.wal_store)
+                    LogInputPartition(
+                        storage.root,
+                        partition,
+                        pieces,
+                        self._rows,
+                        log_id,
+                        options.fail_on_data_loss,
+                        store=options.wal_store,
+                    )
                 )
-        return shares or [LogInputPartition(storage.root, 0, (), self._rows)]
+        return shares or [
+            LogInputPartition(storage.root, 0, (), self._rows, log_id, options.fail_on_data_loss)
+        ]
 
     def _resolve(
         self, position: Position, log_id: str, partition: int, index: ChunkIndex, is_end: bool = False

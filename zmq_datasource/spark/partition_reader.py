@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 from pyspark.sql.datasource import InputPartition
 
+from zmq_datasource.log.deletions import Deletions
 from zmq_datasource.log.reader import Slice, read_slices
 from zmq_datasource.log.stored import storage_at
 from zmq_datasource.spark.rows import Rows
@@ -30,8 +31,11 @@ class LogInputPartition(InputPartition):
 
     Args:
         rows: What Spark gets of the messages.
+        log_id: Of the log.
+        fails: ``failOnDataLoss``.
         access: How the driver serves them to who does not see them; None if it does not.
         store: Where the log is kept, if that is not the directory alone.
+        reader: Name of a streaming query; None of a batch read.
     """
 
     def __init__(
@@ -40,9 +44,16 @@ class LogInputPartition(InputPartition):
         partition: int,
         pieces: Sequence[Slice],
         rows: Rows,
+        log_id: str,
+        fails: bool,
+        *,
         access: Access | None = None,
         store: Location | None = None,
+        reader: str | None = None,
     ) -> None:
+        self.log_id = log_id
+        self.fails = fails
+        self.reader = reader
         self.store = store
         self.access = access
         self.location = location
@@ -59,7 +70,9 @@ def read_log_partition(share: LogInputPartition) -> Iterator[pa.RecordBatch]:
     """The rows of a share, in the order of their ids.
 
     Raises:
-        DamagedChunkError, DataLossError: The log no longer gives what was promised.
+        DamagedChunkError: A chunk is not what was written.
+        DataLossError: A chunk is gone. Not if the log's writer deleted it, and ``failOnDataLoss`` is false: then the
+            rows go on after it.
         DiskFaultError: It could not be read for ``PATIENCE_SECONDS``.
         LogFetchError: This machine does not see the log, and the driver does not answer.
         MalformedMessageError: A value does not fit the schema.
@@ -71,11 +84,12 @@ def _batches(share: LogInputPartition) -> Iterator[pa.RecordBatch]:
     set_up_worker()
     storage = storage_at(share.location, share.partition, share.store)
     storage.patience = PATIENCE_SECONDS
+    deletions = Deletions(storage, share.log_id, share.fails, share.reader)
     if share.access is None or not share.pieces:
-        yield from read_slices(storage, share.pieces)
+        yield from read_slices(storage, share.pieces, deletions=deletions)
         return
     # Who sees the log does without what it takes to be served.
     from zmq_datasource.source.remote_chunks import chunks_for  # noqa: PLC0415
 
     with chunks_for(storage, [piece.name for piece in share.pieces], share.access) as chunks:
-        yield from read_slices(chunks, share.pieces)
+        yield from read_slices(chunks, share.pieces, deletions=deletions)

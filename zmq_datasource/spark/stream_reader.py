@@ -27,6 +27,7 @@ from pyspark.sql.streaming.datasource import (
 
 from zmq_datasource.errors import DataLossError, OptionError
 from zmq_datasource.host.signals import checks_signals, ignore_signals, obey_signals
+from zmq_datasource.log.deletions import Deletions, deleted
 from zmq_datasource.log.persistence import Persistence
 from zmq_datasource.log.reader import end_within_bytes, split_range
 from zmq_datasource.options import StreamReadOptions
@@ -36,9 +37,11 @@ from zmq_datasource.spark.partition_reader import LogInputPartition, read_log_pa
 from zmq_datasource.spark.positions import Positions
 from zmq_datasource.spark.rows import MessageRows, Rows
 from zmq_datasource.spark.serving import Serving
+from zmq_datasource.spark.skipped import Skipped
 from zmq_datasource.spark.worker import set_up_worker
 
 if TYPE_CHECKING:
+    from zmq_datasource.log.layout import Chunk
     from zmq_datasource.monitoring.source import SourceMonitors
     from zmq_datasource.source.feeds import Feeds
 
@@ -82,6 +85,8 @@ class ZmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._serving = Serving(options.serve_log)
         self._available_now = False
         self._targets: dict[int, int] | None = None
+        self._skipped = Skipped()
+        self._asked: tuple[dict[str, Any], dict[int, int]] | None = None  # the newest start, and its ids
         self._idle_at = 0.0  # when Spark last heard that there is nothing new
 
     @property
@@ -171,7 +176,10 @@ class ZmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._commit(feeds, begins)
         if time.monotonic() - self._idle_at < self.idle.poll_seconds:
             feeds.wait_for_more(begins, self.idle.wait_seconds)
+        self._asked = start, begins
         ends = self._ends(feeds, begins, limit)
+        if not self._options.fail_on_data_loss:
+            self._skipped.count(feeds, begins)
         if ends == begins:
             self._idle_at = time.monotonic()
         for partition, feed in feeds.parts.items():
@@ -193,8 +201,12 @@ class ZmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
         def end_within(partition: int, low: int, high: int, size: int) -> tuple[int, int]:
             feed = feeds.parts[partition]
+            # What is deleted by now, the planning leaves out and counts.
+            deletions = Deletions(feed.storage, feeds.log_id, self._options.fail_on_data_loss)
             return self._persistence.insist(
-                lambda: end_within_bytes(feed.storage, feed.log.covering(low, high), low, high, size)
+                lambda: end_within_bytes(
+                    feed.storage, feed.log.covering(low, high), low, high, size, deletions
+                )
             )
 
         def size_of(partition: int, low: int, high: int) -> int:
@@ -224,7 +236,7 @@ class ZmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         """Share the ids from ``start`` to ``end`` out among tasks."""
         feeds, positions = self._opened(end)
-        ranges = positions.ranges(start, end)
+        ranges, chunks = self._ranges(feeds, positions, start, end)
         if not ranges:
             return []
         monitors = self._receive(feeds)
@@ -243,7 +255,7 @@ class ZmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         for partition, (low, high) in ranges.items():
             part = (self._options.min_partitions or 1) * (high - low) / max(1, messages)
             for pieces in split_range(
-                feeds.parts[partition].log.covering(low, high),
+                chunks[partition],
                 low,
                 high,
                 math.ceil(part),
@@ -255,11 +267,41 @@ class ZmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                         partition,
                         pieces,
                         self._rows,
-                        access,
-                        self._options.wal_store,
+                        feeds.log_id,
+                        self._options.fail_on_data_loss,
+                        access=access,
+                        store=self._options.wal_store,
+                        reader=feeds.reader,
                     )
                 )
+        if not self._options.fail_on_data_loss:
+            begins = {partition: low for partition, (low, _) in ranges.items()}
+            self._skipped.plan(feeds, Offset.from_json(start).next, begins)
         return shares
+
+    def _ranges(
+        self, feeds: Feeds, positions: Positions, start: dict[str, Any], end: dict[str, Any]
+    ) -> tuple[dict[int, tuple[int, int]], dict[int, Sequence[Chunk]]]:
+        """The ids in each partition that a batch was planned for, as far as they are there, and their chunks.
+
+        Raises:
+            DataLossError: As ``Positions.ranges``; or some were deleted since ``latestOffset``, and ``failOnDataLoss``
+                is true.
+        """
+        while True:
+            if self._options.fail_on_data_loss and self._asked is not None and self._asked[0] == start:
+                for partition, begin in self._asked[1].items():
+                    feed = feeds.parts[partition]
+                    if begin < feed.log.earliest:
+                        raise deleted(feed.storage, begin, feed.log.earliest)
+            ranges = positions.ranges(start, end)
+            chunks = {
+                partition: feeds.parts[partition].log.covering(low, high)
+                for partition, (low, high) in ranges.items()
+            }
+            # Another thread may delete what was there a moment ago. Then the positions say, and count, what is left.
+            if all(feeds.parts[partition].log.earliest <= low for partition, (low, _) in ranges.items()):
+                return ranges, chunks
 
     @checks_signals
     def commit(self, end: dict[str, Any]) -> None:

@@ -1,0 +1,286 @@
+"""Chunks that the log's writer deletes between the planning of a batch and its reading. No JVM."""
+
+from __future__ import annotations
+
+import logging
+import pickle
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader
+from pyspark.sql.streaming.datasource import ReadMaxRows
+
+from tests.support import batch_of, stream_options
+from zmq_datasource.errors import DataLossError, LogError, LogFormatError
+from zmq_datasource.log.deletions import Deletions
+from zmq_datasource.log.reader import end_within_bytes, first_since, read_index
+from zmq_datasource.log.storage import LogStorage
+from zmq_datasource.log.writer import LogWriter
+from zmq_datasource.options import BatchReadOptions
+from zmq_datasource.options.parser import parse
+from zmq_datasource.spark.batch_reader import ZmqLogReader
+from zmq_datasource.spark.positions import Positions
+from zmq_datasource.spark.stream_reader import ZmqStreamReader
+
+ALL = ReadMaxRows(1)  # any limit: ours are options
+Offset = dict[str, Any]
+VALUE = b"v" * 1000
+
+
+@pytest.fixture(autouse=True)
+def _in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("signal.signal", lambda *_: None)  # pytest's own process keeps its handlers
+
+
+class Discarding:
+    """A log whose writer discards the oldest chunks when it is full, as a proxy does with ``whenFull=discard``."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.storage = LogStorage(str(path))
+        self._writer = LogWriter(self.storage, chunk_bytes=1000, max_bytes=40_000, make_room="any")
+        self._writer.open()
+
+    def add(self, chunks: int) -> None:
+        """Chunks of two messages each."""
+        for _ in range(chunks):
+            self._writer.append(batch_of([VALUE, VALUE]))
+            self._writer.cut().result(30)
+
+    def discard(self, end: int) -> int:
+        """Go on until at least the ids below ``end`` are discarded; the first id there is."""
+        while read_index(self.storage).earliest < end:
+            self.add(1)
+        return read_index(self.storage).earliest
+
+    def close(self) -> None:
+        self._writer.close()
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Iterator[Discarding]:
+    made = Discarding(tmp_path / "log")
+    made.add(5)
+    yield made
+    made.close()
+
+
+@contextmanager
+def querying(log: Discarding, fails: bool = False, **options: Any) -> Iterator[ZmqStreamReader]:
+    made = ZmqStreamReader(
+        stream_options(walLocation=log.path, failOnDataLoss=fails, **{"reader": "desk", **options})
+    )
+    try:
+        yield made
+    finally:
+        made.stop()
+
+
+def planned(query: ZmqStreamReader) -> tuple[Offset, Offset, Callable[[], list[int]]]:
+    """The next batch: its offsets, and what its tasks read."""
+    start = query.initialOffset()
+    end = query.latestOffset(start, ALL)
+    return start, end, tasks(query, start, end)
+
+
+def tasks(query: ZmqStreamReader, start: Offset, end: Offset) -> Callable[[], list[int]]:
+    shares = pickle.loads(pickle.dumps(query.partitions(start, end)))
+    return lambda: ids(query, shares)
+
+
+def ids(reader: DataSourceReader | DataSourceStreamReader, shares: Any) -> list[int]:
+    return [i for share in shares for batch in reader.read(share) for i in batch.column("id").to_pylist()]
+
+
+def losses(query: ZmqStreamReader) -> tuple[int, int]:
+    shown = query.reportLatestOffset() or {}
+    return shown["dataLosses"], shown["messagesExpired"]
+
+
+def test_a_batch_goes_on_after_ids_that_are_discarded_before_they_are_read(
+    log: Discarding, caplog: pytest.LogCaptureFixture
+) -> None:
+    with querying(log, minPartitions=3) as query:
+        _, end, read = planned(query)
+        assert log.discard(3) == 4
+        assert read() == [4, 5, 6, 7, 8, 9]
+        assert "deleted the ids 0 to 2 between the planning of the batch and the reading" in caplog.text
+        last = query.latestOffset(end, ALL)
+        assert losses(query) == (2, 4)  # of two tasks
+        assert "data loss: the ids 3 to 3 were deleted" in caplog.text
+        query.commit(end)
+        assert tasks(query, end, last)()[0] == 10
+        query.latestOffset(last, ALL)
+        assert losses(query) == (2, 4)
+    assert not list(log.path.glob("0/readers/*.skipped"))
+
+
+def test_a_batch_of_which_all_is_discarded_has_no_rows(log: Discarding) -> None:
+    with querying(log) as query:
+        start, end, read = planned(query)
+        begin = log.discard(11)
+        assert read() == []
+        assert read() == []  # Spark may repeat a task
+        last = query.latestOffset(end, ALL)
+        assert losses(query) == (1, 10)
+        assert tasks(query, end, last)()[0] == begin
+        assert losses(query) == (2, begin)  # the planning has left out what follows the batch
+        with querying(log, reader="other", startingOffsets="earliest") as other:
+            other.latestOffset(other.initialOffset(), ALL)
+            assert losses(other) == (0, 0)
+        assert start["next"] == {"0": 0}
+
+
+def test_a_batch_that_a_restart_repeats_counts_what_is_gone_once(log: Discarding) -> None:
+    with querying(log) as query:
+        start, end, read = planned(query)
+        log.discard(3)
+        assert read() == [4, 5, 6, 7, 8, 9]
+    with querying(log) as query:  # the batch was not done
+        assert tasks(query, start, end)() == [4, 5, 6, 7, 8, 9]
+        query.latestOffset(end, ALL)
+        assert losses(query) == (1, 4)
+
+
+def test_what_the_last_batch_before_a_stop_has_skipped_is_counted_by_the_next_run(log: Discarding) -> None:
+    with querying(log) as query:
+        _, end, read = planned(query)
+        log.discard(3)
+        assert read() == [4, 5, 6, 7, 8, 9]
+    with querying(log) as query:
+        query.latestOffset(end, ALL)
+        assert losses(query) == (1, 4)
+
+
+def test_what_cannot_be_recorded_is_logged(
+    log: Discarding, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise LogError("writing there: Read-only file system")
+
+    with querying(log) as query:
+        _, _, read = planned(query)
+        log.discard(3)
+        monkeypatch.setattr(LogStorage, "write_skipped", refuse)
+        assert read() == [4, 5, 6, 7, 8, 9]
+    assert "Read-only file system. dataLosses and messagesExpired leave these ids out" in caplog.text
+
+
+def test_the_planning_goes_on_after_ids_that_are_discarded_meanwhile(log: Discarding) -> None:
+    """A batch is cut off by bytes (``maxBytesPerTrigger``): for that its values are read."""
+    chunks = read_index(log.storage).covering(0, 10)
+    log.discard(3)
+    goes_on = Deletions(log.storage, log.storage.log_id(), fails=False)
+    assert end_within_bytes(log.storage, chunks, 0, 10, 3 * len(VALUE), goes_on) == (7, 3 * len(VALUE))
+    fails = Deletions(log.storage, log.storage.log_id(), fails=True)
+    with pytest.raises(DataLossError, match=r"deleted the ids 0 to 3 between .* \(whenFull=discard\)"):
+        end_within_bytes(log.storage, chunks, 0, 10, 3 * len(VALUE), fails)
+
+
+def test_ids_that_go_while_a_batch_is_planned_are_left_out(
+    log: Discarding, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The thread of the metrics lists the log while Spark's calls plan."""
+    ranges, interrupted = Positions.ranges, []
+
+    def interrupted_once(positions: Positions, start: Offset, end: Offset) -> dict[int, tuple[int, int]]:
+        found = ranges(positions, start, end)
+        if not interrupted:
+            interrupted.append(log.discard(3))
+            query.reportLatestOffset()
+        return found
+
+    with querying(log) as query:
+        monkeypatch.setattr(Positions, "ranges", interrupted_once)
+        _, end, read = planned(query)
+        assert interrupted == [4]
+        assert read() == [4, 5, 6, 7, 8, 9]
+        query.latestOffset(end, ALL)
+        assert losses(query) == (1, 4)
+
+
+def test_a_time_is_looked_for_in_what_is_left(log: Discarding) -> None:
+    chunks = read_index(log.storage).covering(0, 10)
+    log.discard(3)
+    assert first_since(log.storage, chunks, 0) == 4
+    chunks = read_index(log.storage).covering(4, 10)
+    Path(log.storage.path_of(chunks[1].name)).unlink()
+    with pytest.raises(LogFormatError, match="ids 6 to 7 are missing"):
+        first_since(log.storage, chunks[1:], 0)
+
+
+WRITER = (
+    r"the writer of log .* deleted the ids 0 to 3 between the planning of the batch and the reading, because the log was "
+    r"full \(whenFull=discard\) or their retention had passed\. Raise walMaxBytes or walRetention .* failOnDataLoss=false"
+)
+
+
+def test_a_task_that_may_lose_nothing_says_that_the_writer_deleted_the_ids(log: Discarding) -> None:
+    with querying(log, fails=True) as query:
+        _, _, read = planned(query)
+        log.discard(3)
+        with pytest.raises(DataLossError, match=WRITER):
+            read()
+
+
+def test_a_planning_that_may_lose_nothing_says_that_the_writer_deleted_the_ids(log: Discarding) -> None:
+    with querying(log, fails=True) as query:
+        start, end, _ = planned(query)
+        log.discard(3)
+        query.reportLatestOffset()  # which lists the log
+        with pytest.raises(DataLossError, match=WRITER):
+            query.partitions(start, end)
+
+
+def test_a_batch_read_goes_on_after_ids_that_are_discarded(
+    log: Discarding, caplog: pytest.LogCaptureFixture
+) -> None:
+    def planned(fails: bool) -> tuple[ZmqLogReader, Any]:
+        options = {"walLocation": str(log.path), "failOnDataLoss": str(fails).lower()}
+        reader = ZmqLogReader(parse(BatchReadOptions, options))
+        return reader, pickle.loads(pickle.dumps(reader.partitions()))
+
+    (going_on, shares), (failing, others) = planned(False), planned(True)
+    log.discard(3)
+    caplog.set_level(logging.WARNING)
+    assert ids(going_on, shares) == [4, 5, 6, 7, 8, 9]
+    assert "deleted the ids 0 to 3 between the planning" in caplog.text
+    with pytest.raises(DataLossError, match=WRITER):
+        ids(failing, others)
+
+
+def unmounted(path: Path) -> None:
+    path.rename(path.with_name("away"))
+    path.mkdir()
+
+
+def without_chunks(path: Path) -> None:
+    for file in path.glob("0/*.arrow"):
+        file.unlink()
+
+
+def without_a_chunk_in_the_middle(path: Path) -> None:
+    sorted(path.glob("0/*.arrow"))[1].unlink()
+
+
+def another_log(path: Path) -> None:
+    sorted(path.glob("0/*.arrow"))[0].unlink()
+    shutil.copy(path / "log.json", path.with_name("log.json"))
+    (path / "log.json").write_text('{"format": 1, "log": "another"}')
+
+
+@pytest.mark.parametrize("damage", [unmounted, without_chunks, without_a_chunk_in_the_middle, another_log])
+@pytest.mark.parametrize("fails", [False, True])
+def test_ids_that_the_writer_has_not_deleted_are_never_skipped(
+    log: Discarding, tmp_path: Path, damage: Callable[[Path], None], fails: bool
+) -> None:
+    options = {"walLocation": str(log.path), "failOnDataLoss": str(fails).lower()}
+    reader = ZmqLogReader(parse(BatchReadOptions, options))
+    shares = reader.partitions()
+    damage(log.path)
+    with pytest.raises(DataLossError, match=r"opening chunk .*\.arrow: it does not exist"):
+        ids(reader, shares)

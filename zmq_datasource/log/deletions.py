@@ -1,0 +1,92 @@
+"""Ids that the log's writer deletes between the planning of a read and the read itself.
+
+The writer deletes from the front: because the log is full (``whenFull=discard``), or because no query needs the ids and
+``walRetention`` has passed. A chunk that is missing is only taken for deleted if the log is there, with the same id,
+and begins after that chunk. A directory that was unmounted, or a chunk that is missing in the middle, stays an error.
+"""
+
+from __future__ import annotations
+
+import logging
+from functools import partial
+
+from zmq_datasource.errors import DataLossError, LogError
+from zmq_datasource.log.files import patiently
+from zmq_datasource.log.reader import read_index
+from zmq_datasource.log.storage import LogStorage
+
+__all__ = ["Deletions", "deleted"]
+
+_log = logging.getLogger(__name__)
+
+
+def deleted(storage: LogStorage, first: int, end: int) -> DataLossError:
+    """The error of a read whose ids, from ``first`` to ``end - 1``, the log's writer has deleted since it was planned."""
+    return DataLossError(
+        f"reading: {_what(storage, first, end)}. Raise walMaxBytes or walRetention where the log is written. To go on "
+        "with what there is, set failOnDataLoss=false"
+    )
+
+
+def _what(storage: LogStorage, first: int, end: int) -> str:
+    return (
+        f"the writer of {storage} deleted the ids {first} to {end - 1} between the planning of the batch and the "
+        "reading, because the log was full (whenFull=discard) or their retention had passed"
+    )
+
+
+class Deletions:
+    """What one read does about ids that are deleted before it comes to them.
+
+    Args:
+        storage: Of the partition that is read.
+        log_id: Of the log that the read was planned for.
+        fails: ``failOnDataLoss``.
+        reader: Name of the query. What is skipped is recorded under it, for the process that plans the query's batches
+            to count. None records nothing.
+    """
+
+    def __init__(self, storage: LogStorage, log_id: str, fails: bool, reader: str | None = None) -> None:
+        self._storage = storage
+        self._log_id = log_id
+        self._fails = fails
+        self._reader = reader
+
+    def skip(self, first: int, chunk_end: int, end: int, gone: DataLossError) -> int:
+        """Where to go on reading up to ``end``, after the chunk that has ``first`` and ends at ``chunk_end`` is gone.
+
+        Raises:
+            DataLossError: ``gone``, if the log's writer did not delete the chunk; or that the writer deleted the chunk
+                and ``failOnDataLoss`` is true.
+        """
+        begin = self._begin(gone)
+        if begin < chunk_end:
+            raise gone
+        skipped = min(begin, end)
+        if self._fails:
+            raise deleted(self._storage, first, skipped) from gone
+        _log.warning(
+            "data loss: %s; going on after them because failOnDataLoss=false",
+            _what(self._storage, first, skipped),
+        )
+        if self._reader is not None:
+            try:
+                self._storage.write_skipped(self._reader, first, skipped)
+            except LogError as e:
+                _log.error("%s. dataLosses and messagesExpired leave these ids out", e)
+        return skipped
+
+    def _begin(self, gone: DataLossError) -> int:
+        """The first id that the log has now.
+
+        Raises:
+            DataLossError: ``gone``: the log is not there, or not this one, or has no chunk.
+        """
+        try:
+            found = patiently(self._storage.log_id, self._storage.patience)
+            index = patiently(partial(read_index, self._storage), self._storage.patience)
+        except LogError as e:
+            raise gone from e
+        if found != self._log_id or not len(index):  # the writer never deletes the newest chunk
+            raise gone
+        return index.earliest

@@ -1,0 +1,92 @@
+"""Counts the ids that tasks skipped because the log's writer had deleted them (``failOnDataLoss=false``).
+
+A task records what it skips in the log (``log/deletions``). The source runner looks for these records after a batch of
+which something is deleted, adds them up, and deletes them.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from zmq_datasource.errors import LogError
+
+if TYPE_CHECKING:
+    from zmq_datasource.source.feed import Feed
+    from zmq_datasource.source.feeds import Feeds
+
+__all__ = ["Skipped"]
+
+_log = logging.getLogger(__name__)
+
+
+class Skipped:
+    """Of one query. For one thread."""
+
+    def __init__(self) -> None:
+        # By partition:
+        self._planned: dict[int, int] = {}  # the first id of the newest batch that was planned
+        self._looked: set[int] = set()  # where the records of an earlier run are counted
+        self._counted: dict[int, int] = {}  # the id after the last one that was counted
+
+    def plan(self, feeds: Feeds, start: Mapping[int, int], begins: Mapping[int, int]) -> None:
+        """A batch is planned.
+
+        On the first call, drops the records of an earlier run of this batch: what is gone by now, the planning has left
+        out and counted.
+
+        Args:
+            start: Where the batch begins, as Spark says.
+            begins: Where it begins after that. All ids from there on are in the log.
+        """
+        for partition, begin in begins.items():
+            if partition not in self._planned:
+                feed, first = feeds.parts[partition], start.get(partition, 0)
+                self._forget(feed, [ids for ids in self._records(feed) if ids.stop > first])
+            self._planned[partition] = begin
+
+    def count(self, feeds: Feeds, begins: Mapping[int, int]) -> None:
+        """The batches below ``begins`` are done: count what their tasks have skipped."""
+        for partition, begin in begins.items():
+            feed = feeds.parts[partition]
+            planned = self._planned.get(partition)
+            if partition in self._looked and (planned is None or feed.log.earliest <= planned):
+                continue
+            self._looked.add(partition)
+            if planned is not None:
+                self._planned[partition] = max(planned, begin)
+            records = [ids for ids in self._records(feed) if ids.start < begin]
+            for ids in records:
+                self._add(feed, ids)
+            self._forget(feed, records)
+
+    def _add(self, feed: Feed, ids: range) -> None:
+        partition = feed.storage.partition
+        first = max(ids.start, self._counted.get(partition, 0))
+        if first >= ids.stop:
+            return
+        self._counted[partition] = ids.stop
+        feed.counters.data_losses += 1
+        feed.counters.expired += ids.stop - first
+        _log.warning(
+            "data loss: the ids %d to %d were deleted from %s before a task had read them; going on because "
+            "failOnDataLoss=false",
+            first,
+            ids.stop - 1,
+            feed.storage,
+        )
+
+    def _records(self, feed: Feed) -> list[range]:
+        try:
+            return feed.storage.skipped(feed.reader)
+        except LogError as e:
+            _log.warning("looking for ids that tasks have skipped: %s", e)
+            return []
+
+    def _forget(self, feed: Feed, records: list[range]) -> None:
+        for ids in records:
+            try:
+                feed.storage.forget_skipped(feed.reader, ids)
+            except LogError as e:
+                _log.warning("%s", e)
