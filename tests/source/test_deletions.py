@@ -14,7 +14,7 @@ import pytest
 from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader
 from pyspark.sql.streaming.datasource import ReadMaxRows
 
-from tests.support import batch_of, stream_options
+from tests.support import batch_of, free_endpoint, stream_options, wait_for
 from zmq_datasource.errors import DataLossError, LogError, LogFormatError
 from zmq_datasource.log.deletions import Deletions
 from zmq_datasource.log.reader import end_within_bytes, first_since, read_index
@@ -23,6 +23,7 @@ from zmq_datasource.log.writer import LogWriter
 from zmq_datasource.options import BatchReadOptions
 from zmq_datasource.options.parser import parse
 from zmq_datasource.spark.batch_reader import ZmqLogReader
+from zmq_datasource.spark.partition_reader import LogInputPartition
 from zmq_datasource.spark.positions import Positions
 from zmq_datasource.spark.stream_reader import ZmqStreamReader
 
@@ -56,6 +57,11 @@ class Discarding:
         while read_index(self.storage).earliest < end:
             self.add(1)
         return read_index(self.storage).earliest
+
+    def is_listed_by(self, query: ZmqStreamReader) -> None:
+        """Wait until a query knows what there is, as the thread of its metrics finds out now and then."""
+        end = read_index(self.storage).end
+        wait_for(lambda: (query.reportLatestOffset() or {})["next"] == {"0": end}, f"id {end}")
 
     def close(self) -> None:
         self._writer.close()
@@ -101,6 +107,18 @@ def losses(query: ZmqStreamReader) -> tuple[int, int]:
     return shown["dataLosses"], shown["messagesExpired"]
 
 
+def counted(query: ZmqStreamReader, start: Offset, expired: int) -> Offset:
+    """The end of the next batch, once that many ids are counted as lost: the query lists the log now and then."""
+
+    def asked() -> Offset | None:
+        end = query.latestOffset(start, ALL)
+        return end if losses(query)[1] >= expired else None
+
+    end = wait_for(asked, f"{expired} lost ids")
+    assert end is not None and losses(query)[1] == expired
+    return end
+
+
 def test_a_batch_goes_on_after_ids_that_are_discarded_before_they_are_read(
     log: Discarding, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -109,7 +127,7 @@ def test_a_batch_goes_on_after_ids_that_are_discarded_before_they_are_read(
         assert log.discard(3) == 4
         assert read() == [4, 5, 6, 7, 8, 9]
         assert "deleted the ids 0 to 2 between the planning of the batch and the reading" in caplog.text
-        last = query.latestOffset(end, ALL)
+        last = counted(query, end, 4)
         assert losses(query) == (2, 4)  # of two tasks
         assert "data loss: the ids 3 to 3 were deleted" in caplog.text
         query.commit(end)
@@ -125,8 +143,7 @@ def test_a_batch_of_which_all_is_discarded_has_no_rows(log: Discarding) -> None:
         begin = log.discard(11)
         assert read() == []
         assert read() == []  # Spark may repeat a task
-        last = query.latestOffset(end, ALL)
-        assert losses(query) == (1, 10)
+        last = counted(query, end, 10)
         assert tasks(query, end, last)()[0] == begin
         assert losses(query) == (2, begin)  # the planning has left out what follows the batch
         with querying(log, reader="other", startingOffsets="earliest") as other:
@@ -191,7 +208,7 @@ def test_ids_that_go_while_a_batch_is_planned_are_left_out(
         found = ranges(positions, start, end)
         if not interrupted:
             interrupted.append(log.discard(3))
-            query.reportLatestOffset()
+            log.is_listed_by(query)
         return found
 
     with querying(log) as query:
@@ -214,8 +231,9 @@ def test_a_time_is_looked_for_in_what_is_left(log: Discarding) -> None:
 
 
 WRITER = (
-    r"the writer of log .* deleted the ids 0 to 3 between the planning of the batch and the reading, because the log was "
-    r"full \(whenFull=discard\) or their retention had passed\. Raise walMaxBytes or walRetention .* failOnDataLoss=false"
+    r"the writer of log .* deleted the ids 0 to 3 between the planning of the batch and the reading, because the "
+    r"log was full \(whenFull=discard\) or their retention had passed\. Raise walMaxBytes or walRetention .* "
+    "failOnDataLoss=false"
 )
 
 
@@ -231,7 +249,7 @@ def test_a_planning_that_may_lose_nothing_says_that_the_writer_deleted_the_ids(l
     with querying(log, fails=True) as query:
         start, end, _ = planned(query)
         log.discard(3)
-        query.reportLatestOffset()  # which lists the log
+        log.is_listed_by(query)
         with pytest.raises(DataLossError, match=WRITER):
             query.partitions(start, end)
 
@@ -253,6 +271,36 @@ def test_a_batch_read_goes_on_after_ids_that_are_discarded(
         ids(failing, others)
 
 
+def test_a_machine_that_does_not_see_the_log_goes_on_as_one_that_does(log: Discarding) -> None:
+    def elsewhere(query: ZmqStreamReader, start: Offset, end: Offset) -> list[LogInputPartition]:
+        return [
+            LogInputPartition(
+                "/not/on/this/machine",
+                share.partition,
+                share.pieces,
+                share.rows,
+                share.log_id,
+                share.fails,
+                access=share.access,
+                reader=share.reader,
+            )
+            for share in query.partitions(start, end)
+            if isinstance(share, LogInputPartition)
+        ]
+
+    with querying(log, serveLog=free_endpoint()) as query:
+        start = query.initialOffset()
+        end = query.latestOffset(start, ALL)
+        shares = elsewhere(query, start, end)
+        log.discard(3)
+        assert ids(query, shares) == [4, 5, 6, 7, 8, 9]
+        last = counted(query, end, 4)
+        shares = elsewhere(query, end, last)
+        without_a_chunk_in_the_middle(log.path, 4)
+        with pytest.raises(DataLossError, match=r"opening chunk .*\.arrow of the driver: it does not exist"):
+            ids(query, shares)
+
+
 def unmounted(path: Path) -> None:
     path.rename(path.with_name("away"))
     path.mkdir()
@@ -263,8 +311,8 @@ def without_chunks(path: Path) -> None:
         file.unlink()
 
 
-def without_a_chunk_in_the_middle(path: Path) -> None:
-    sorted(path.glob("0/*.arrow"))[1].unlink()
+def without_a_chunk_in_the_middle(path: Path, number: int = 1) -> None:
+    sorted(path.glob("0/*.arrow"))[number].unlink()
 
 
 def another_log(path: Path) -> None:

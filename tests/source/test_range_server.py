@@ -130,6 +130,7 @@ def test_nobody_else_is_served_and_bad_requests_end_nothing(
         Request(1, 0, 0, 0, chunk.name).to_frame(bytes(32)),
         Request(1, 0, 0, 0, "../log.json").to_frame(access.secret),
         Request(1, 0, 0, 0, f"../0/{chunk.name}").to_frame(access.secret),
+        Request(1, 0, 0, 0, "skipped-0-5-../desk").to_frame(access.secret),
         Request(1, 0, 0, BLOCK_BYTES + 1, chunk.name).to_frame(access.secret),
         access.secret + b"\xff" * 40,
     ):

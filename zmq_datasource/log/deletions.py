@@ -15,13 +15,13 @@ from zmq_datasource.log.files import patiently
 from zmq_datasource.log.reader import read_index
 from zmq_datasource.log.storage import LogStorage
 
-__all__ = ["Deletions", "deleted"]
+__all__ = ["Deletions", "begin_of", "deleted"]
 
 _log = logging.getLogger(__name__)
 
 
 def deleted(storage: LogStorage, first: int, end: int) -> DataLossError:
-    """The error of a read whose ids, from ``first`` to ``end - 1``, the log's writer has deleted since it was planned."""
+    """The error of a read, if the log's writer has deleted the ids ``[first, end)`` since it was planned."""
     return DataLossError(
         f"reading: {_what(storage, first, end)}. Raise walMaxBytes or walRetention where the log is written. To go on "
         "with what there is, set failOnDataLoss=false"
@@ -33,6 +33,18 @@ def _what(storage: LogStorage, first: int, end: int) -> str:
         f"the writer of {storage} deleted the ids {first} to {end - 1} between the planning of the batch and the "
         "reading, because the log was full (whenFull=discard) or their retention had passed"
     )
+
+
+def begin_of(storage: LogStorage, log_id: str) -> int | None:
+    """The first id that a partition of this log has; None if another log is in its place, or it has no chunk.
+
+    Raises:
+        LogError: There is no log, or it cannot be listed, or a chunk in the middle is missing.
+    """
+    if storage.log_id() != log_id:
+        return None
+    index = read_index(storage)
+    return index.earliest if len(index) else None  # the writer never deletes the newest chunk
 
 
 class Deletions:
@@ -71,7 +83,7 @@ class Deletions:
         )
         if self._reader is not None:
             try:
-                self._storage.write_skipped(self._reader, first, skipped)
+                self._record(self._reader, first, skipped)
             except LogError as e:
                 _log.error("%s. dataLosses and messagesExpired leave these ids out", e)
         return skipped
@@ -83,10 +95,15 @@ class Deletions:
             DataLossError: ``gone``: the log is not there, or not this one, or has no chunk.
         """
         try:
-            found = patiently(self._storage.log_id, self._storage.patience)
-            index = patiently(partial(read_index, self._storage), self._storage.patience)
+            begin = self._ask()
         except LogError as e:
             raise gone from e
-        if found != self._log_id or not len(index):  # the writer never deletes the newest chunk
+        if begin is None:
             raise gone
-        return index.earliest
+        return begin
+
+    def _ask(self) -> int | None:
+        return patiently(partial(begin_of, self._storage, self._log_id), self._storage.patience)
+
+    def _record(self, reader: str, first: int, end: int) -> None:
+        self._storage.write_skipped(reader, first, end)

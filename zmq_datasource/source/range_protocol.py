@@ -5,6 +5,9 @@ a DEALER. Server key and secret travel with the tasks, as whatever Spark gives i
 
 * A request is one frame: the secret (32 bytes), a number that comes back, a log partition, an offset and a length, each
   as in ``_REQUEST``, and the chunk's name. Length 0 asks how long the chunk is.
+* In place of a chunk's name, ``begin`` asks which id the partition begins with, and ``skipped-<first>-<end>-<reader>``
+  says that a task of this reader has skipped the ids ``[first, end)``, because they were deleted. Both have offset and
+  length 0. The answers are the id as decimal text, or an empty text for a partition without chunks; and an empty text.
 * An answer is two frames: the number and a status as in ``_ANSWER``, then the bytes; for length 0 the size as decimal
   text; where the status is not 0 it is the system's error number, and the second frame says what went wrong.
 
@@ -14,10 +17,14 @@ record batch has a checksum of its own.
 
 from __future__ import annotations
 
+import re
 import struct
 from typing import NamedTuple
 
+from zmq_datasource.options.offsets import READER_PATTERN
+
 __all__ = [
+    "BEGIN",
     "BLOCK_BYTES",
     "MOST_ANSWER_BYTES",
     "MOST_REQUEST_BYTES",
@@ -25,6 +32,8 @@ __all__ = [
     "Access",
     "Answer",
     "Request",
+    "parse_skipped",
+    "skipped_name",
 ]
 
 SECRET_BYTES = 32
@@ -34,6 +43,20 @@ BLOCK_BYTES = 1 << 20
 _REQUEST = struct.Struct(">QIQI")
 _ANSWER = struct.Struct(">QI")
 _LONGEST_NAME = 255
+# In place of a chunk's name: which id the partition begins with.
+BEGIN = "begin"
+_SKIPPED = re.compile(rf"skipped-([0-9]{{1,20}})-([0-9]{{1,20}})-({READER_PATTERN.strip('^$')})")
+
+
+def skipped_name(reader: str, first: int, end: int) -> str:
+    """In place of a chunk's name: a task of this reader has skipped the ids ``[first, end)``."""
+    return f"skipped-{first}-{end}-{reader}"
+
+
+def parse_skipped(name: str) -> tuple[str, int, int] | None:
+    """What ``skipped_name`` was given; None for another name."""
+    match = _SKIPPED.fullmatch(name)
+    return None if match is None else (match[3], int(match[1]), int(match[2]))
 
 
 class Access(NamedTuple):

@@ -15,13 +15,23 @@ from contextlib import ExitStack
 
 import zmq
 
+from zmq_datasource.errors import DiskFaultError, LogError
 from zmq_datasource.host import failpoints
 from zmq_datasource.host.addresses import own_addresses
 from zmq_datasource.host.limited_logging import LimitedLog
+from zmq_datasource.log.deletions import begin_of
 from zmq_datasource.log.files import open_file
 from zmq_datasource.log.layout import parse_chunk_name
 from zmq_datasource.log.storage import LogStorage
-from zmq_datasource.source.range_protocol import MOST_REQUEST_BYTES, SECRET_BYTES, Access, Answer, Request
+from zmq_datasource.source.range_protocol import (
+    BEGIN,
+    MOST_REQUEST_BYTES,
+    SECRET_BYTES,
+    Access,
+    Answer,
+    Request,
+    parse_skipped,
+)
 from zmq_datasource.transport.kernel import find_dead_peers
 
 __all__ = ["RangeServer"]
@@ -130,7 +140,8 @@ class RangeServer:
             secret, request = Request.of_frame(frames[0])
             if not hmac.compare_digest(secret, self._secret):
                 raise ValueError("a request with another secret")
-            if parse_chunk_name(request.name) is None:
+            known = request.name == BEGIN or parse_skipped(request.name) or parse_chunk_name(request.name)
+            if not known:
                 raise ValueError(f"a request for {request.name!r}, which is no chunk")
         except ValueError as e:
             self._warnings.warn("refused %s", e)
@@ -139,14 +150,24 @@ class RangeServer:
             return Answer(request.number, 0, self._read(request))
         except OSError as e:
             return Answer(request.number, e.errno or errno.EIO, str(e).encode())
+        except LogError as e:  # the task asks again only for what may pass
+            code = errno.EIO if isinstance(e, DiskFaultError) else errno.EINVAL
+            return Answer(request.number, code, str(e).encode())
         except Exception as e:  # whatever one request does, the others are served
             _log.exception("reading %s", request)
             return Answer(request.number, errno.EIO, str(e).encode())
 
     def _read(self, request: Request) -> bytes:
         failpoints.reach("source.range.before_read")
+        storage = self._storage.of(request.partition)
+        if request.name == BEGIN:
+            begin = begin_of(storage, self.access.log_id)
+            return b"" if begin is None else str(begin).encode()
+        if (skipped := parse_skipped(request.name)) is not None:
+            storage.write_skipped(*skipped)
+            return b""
         # Opened for each block: a file that was kept open would keep its room on the disk when it is deleted.
-        file = open_file(self._storage.of(request.partition).path_of(request.name))
+        file = open_file(storage.path_of(request.name))
         try:
             if not request.length:
                 return str(os.fstat(file).st_size).encode()

@@ -19,11 +19,20 @@ import zmq
 from zmq_datasource.errors import LogError, LogFetchError
 from zmq_datasource.host.printable import printable
 from zmq_datasource.log.chunk import OpensChunks
+from zmq_datasource.log.deletions import Deletions
 from zmq_datasource.log.files import patiently
 from zmq_datasource.log.storage import LogStorage
-from zmq_datasource.source.range_protocol import BLOCK_BYTES, MOST_ANSWER_BYTES, Access, Answer, Request
+from zmq_datasource.source.range_protocol import (
+    BEGIN,
+    BLOCK_BYTES,
+    MOST_ANSWER_BYTES,
+    Access,
+    Answer,
+    Request,
+    skipped_name,
+)
 
-__all__ = ["RemoteChunks", "chunks_for"]
+__all__ = ["RemoteChunks", "RemoteDeletions", "chunks_for"]
 
 _log = logging.getLogger(__name__)
 
@@ -82,6 +91,7 @@ class RemoteChunks:
 
     def __init__(self, access: Access, storage: LogStorage) -> None:
         self._access, self._storage = access, storage
+        self.log_id = access.log_id
         self.patience = storage.patience  # for what the driver cannot read now
         self._numbers = itertools.count()
         self._endpoints = access.endpoints  # the one that has answered, once one has
@@ -145,6 +155,29 @@ class RemoteChunks:
             raise OSError(answer.error, printable(answer.content, 1000))
         return answer.content
 
+    def begin(self) -> int | None:
+        """The first id that the partition has; None if it has no chunk.
+
+        Raises:
+            LogFetchError: The driver does not answer, or cannot list the log.
+        """
+        found = self._say(BEGIN, self.patience)
+        return int(found) if found else None
+
+    def skipped(self, reader: str, first: int, end: int) -> None:
+        """Record that a task of this reader has skipped the ids ``[first, end)``.
+
+        Raises:
+            LogFetchError: The driver does not answer, or cannot record it.
+        """
+        self._say(skipped_name(reader, first, end), 0.0)
+
+    def _say(self, name: str, patience: float) -> bytes:
+        try:
+            return patiently(lambda: self.wait(self.ask(name, 0, 0)), patience)
+        except OSError as e:
+            raise LogFetchError(f"asking the driver about {self._storage}: {e}") from e
+
     def forget(self, number: int) -> None:
         """What was asked for under this number is wanted no more."""
         self._outstanding.pop(number, None)
@@ -197,6 +230,20 @@ class RemoteChunks:
         self._sockets = {answering: self._endpoints[0]}
 
 
+class RemoteDeletions(Deletions):
+    """As the driver sees the log: for its arguments see ``Deletions``."""
+
+    def __init__(self, chunks: RemoteChunks, storage: LogStorage, fails: bool, reader: str | None) -> None:
+        super().__init__(storage, chunks.log_id, fails, reader)
+        self._chunks = chunks
+
+    def _ask(self) -> int | None:
+        return self._chunks.begin()
+
+    def _record(self, reader: str, first: int, end: int) -> None:
+        self._chunks.skipped(reader, first, end)
+
+
 class _RemoteFile:
     """A chunk as a file object, read in blocks, of which some are asked for ahead."""
 
@@ -240,6 +287,8 @@ class _RemoteFile:
                 del self._blocks[old]
             try:
                 self._blocks[block] = patiently(partial(self._fetch, block), self._chunks.patience)
+            except FileNotFoundError:
+                raise
             except OSError as e:
                 raise LogFetchError(f"reading {self._chunks.path_of(self._name)}: {e}") from e
         return self._blocks[block]

@@ -89,7 +89,9 @@ def _batches(share: LogInputPartition) -> Iterator[pa.RecordBatch]:
         yield from read_slices(storage, share.pieces, deletions=deletions)
         return
     # Who sees the log does without what it takes to be served.
-    from zmq_datasource.source.remote_chunks import chunks_for  # noqa: PLC0415
+    from zmq_datasource.source.remote_chunks import RemoteChunks, RemoteDeletions, chunks_for  # noqa: PLC0415
 
     with chunks_for(storage, [piece.name for piece in share.pieces], share.access) as chunks:
+        if isinstance(chunks, RemoteChunks):
+            deletions = RemoteDeletions(chunks, storage, share.fails, share.reader)
         yield from read_slices(chunks, share.pieces, deletions=deletions)

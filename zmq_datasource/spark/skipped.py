@@ -26,7 +26,7 @@ class Skipped:
 
     def __init__(self) -> None:
         # By partition:
-        self._planned: dict[int, int] = {}  # the first id of the newest batch that was planned
+        self._planned: dict[int, int] = {}  # the first id of what was planned since the last look for records
         self._looked: set[int] = set()  # where the records of an earlier run are counted
         self._counted: dict[int, int] = {}  # the id after the last one that was counted
 
@@ -44,7 +44,7 @@ class Skipped:
             if partition not in self._planned:
                 feed, first = feeds.parts[partition], start.get(partition, 0)
                 self._forget(feed, [ids for ids in self._records(feed) if ids.stop > first])
-            self._planned[partition] = begin
+            self._planned.setdefault(partition, begin)
 
     def count(self, feeds: Feeds, begins: Mapping[int, int]) -> None:
         """The batches below ``begins`` are done: count what their tasks have skipped."""
@@ -55,7 +55,7 @@ class Skipped:
                 continue
             self._looked.add(partition)
             if planned is not None:
-                self._planned[partition] = max(planned, begin)
+                self._planned[partition] = begin
             records = [ids for ids in self._records(feed) if ids.start < begin]
             for ids in records:
                 self._add(feed, ids)
