@@ -115,7 +115,8 @@ def counted(query: ZmqStreamReader, start: Offset, expired: int) -> Offset:
         return end if losses(query)[1] >= expired else None
 
     end = wait_for(asked, f"{expired} lost ids")
-    assert end is not None and losses(query)[1] == expired
+    assert end is not None
+    assert losses(query)[1] == expired
     return end
 
 

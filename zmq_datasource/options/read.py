@@ -171,7 +171,8 @@ class ReadOptions(FramingOptions, frozen=True, kw_only=True, rename="camel"):
         bool,
         doc(
             "If true, the query stops when it needs an offset that the log no longer has. If false, it warns "
-            "and continues with the oldest message that the log has.",
+            "and continues with the oldest message that the log has. This also holds for messages that the log's "
+            "writer deletes between the planning of a batch and the reading.",
             Role.LOG,
             Role.ROWS,
         ),
