@@ -78,7 +78,9 @@ def log(tmp_path: Path) -> Iterator[Discarding]:
 @contextmanager
 def querying(log: Discarding, fails: bool = False, **options: Any) -> Iterator[ZmqStreamReader]:
     made = ZmqStreamReader(
-        stream_options(walLocation=log.path, failOnDataLoss=fails, **{"reader": "desk", "serveLog": "never", **options})
+        stream_options(
+            walLocation=log.path, failOnDataLoss=fails, **{"reader": "desk", "serveLog": "never", **options}
+        )
     )
     try:
         yield made

@@ -66,10 +66,6 @@ KNOWN_HOLES: Mapping[str, str] = {
     "empty open-chunk": f"issue 30 line C: likewise, if no subscriber has acknowledged any of it; {_32}",
     "delete open-chunk": f"issue 30 line C: likewise, if no subscriber has acknowledged any of it; {_32}",
     "delete newest chunk": f"issue 30 line C: a lost newest chunk that no query has read is not missed; {_32}",
-    "delete chunk below an open-chunk": (
-        "issue 30 line E: it is taken for a crash with walSync=false, and its ids are given to other messages; "
-        f"{_32}"
-    ),
     "delete newest chunk of a store": (
         "issue 30 line D: the machine that refuses the log has claimed the ids of the lost chunk, which does not count "
         f"any more when it is restored; {_32}"
