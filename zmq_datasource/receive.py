@@ -206,9 +206,11 @@ class _IdlePartitions:
 
 
 def _why_full(ingest: Ingest) -> str:
-    """Who keeps a full log from going on, and what to do."""
+    """Which reader keeps a full log from going on, and what to do."""
     full = f"{ingest.storage} has reached walMaxBytes, and receiving waits"
-    readers = {name: position.next for name, position in ingest.readers.others().items()}
+    readers = {
+        name: record.needs(ingest.storage.partition) for name, record in ingest.readers.others().items()
+    }
     if not readers:
         return (
             f"{full}: no query has read it yet, and nothing is deleted before. Start one "
@@ -216,6 +218,6 @@ def _why_full(ingest: Ingest) -> str:
         )
     slowest = min(readers, key=lambda name: readers[name])
     return (
-        f"{full}: the query with reader={slowest} still needs the messages from id {readers[slowest]} on. If it is "
-        f"gone for ever, remove {ingest.readers.path_of(slowest)}, or set a shorter readerTimeout"
+        f"{full}: reader {slowest} still needs the messages from id {readers[slowest]} on. If its query is gone for "
+        f"ever: zmq-datasource log readers drop {ingest.storage.root} {slowest}"
     )

@@ -33,7 +33,7 @@ from zmq_datasource import (
     TransactionError,
 )
 from zmq_datasource.acknowledged.reception import Reception
-from zmq_datasource.log.reader_files import ReaderPosition
+from zmq_datasource.log.reader_files import ReaderRecord
 from zmq_datasource.log.storage import LogStorage
 from zmq_datasource.spark.stream_reader import ZmqStreamReader
 
@@ -528,11 +528,11 @@ def test_a_reader_that_has_not_committed_keeps_what_it_needs(tmp_path: Path) -> 
             producer.flush()
         ingest.commit_readers()
         assert ingest.log.earliest == 0
-        storage.write_reader("fast", ReaderPosition(3))
-        storage.write_reader("slow", ReaderPosition(1))
+        storage.write_reader("fast", ReaderRecord({0: 3}, 1e9))
+        storage.write_reader("slow", ReaderRecord({0: 1}, 1e9))
         ingest.commit_readers()
         assert ingest.log.earliest == 1
-        assert {name: position.next for name, position in storage.positions().items()} == {
+        assert {name: record.needs(0) for name, record in storage.readers().items()} == {
             "fast": 3,
             "slow": 1,
         }
@@ -576,7 +576,7 @@ def test_a_log_made_anew_under_a_query_is_an_error(tmp_path: Path) -> None:
 def test_a_file_of_a_reader_that_makes_no_sense_is_an_error_of_ours(tmp_path: Path) -> None:
     endpoint = free_endpoint()
     with receiving(tmp_path, endpoint) as ingest:
-        path = tmp_path / "0" / "readers" / "x.json"
+        path = tmp_path / "readers" / "x.json"
         path.parent.mkdir()
         path.write_text("no json")
         with pytest.raises(LogError, match=r"x\.json"):

@@ -98,7 +98,7 @@ def replay() -> Iterator[bytes]:
 
 
 def offsets() -> Iterator[bytes]:
-    yield b'{"log": "a", "next": {"0": 5, "1": 6}, "reader": "me"}'
+    yield b'{"log": "a", "next": {"0": 5, "1": 6}, "began": {"0": 5}}'
 
 
 def options() -> Iterator[bytes]:

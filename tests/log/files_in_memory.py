@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -9,7 +10,7 @@ import pyarrow as pa
 
 from zmq_datasource.errors import LogLockedError
 from zmq_datasource.log.layout import Chunk, StateFile, chunk_name, parse_chunk_name
-from zmq_datasource.log.reader_files import ReaderPosition
+from zmq_datasource.log.reader_files import ReaderRecord
 from zmq_datasource.log.storage import LogStorage
 
 
@@ -50,8 +51,11 @@ class FilesInMemory(LogStorage):
     def remove_states(self, but: int | None) -> None:
         self._do(f"keep state {but}")
 
-    def positions(self) -> dict[str, ReaderPosition]:
-        return {name: ReaderPosition(needed) for name, needed in self.marks.items()}
+    def readers(self) -> dict[str, ReaderRecord]:
+        return {name: ReaderRecord({self.partition: needed}, 1e9) for name, needed in self.marks.items()}
+
+    def moved_at(self, name: str) -> float | None:
+        return time.time()
 
     @contextmanager
     def placing(self, wait: float) -> Iterator[None]:

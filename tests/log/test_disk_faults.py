@@ -44,7 +44,7 @@ from zmq_datasource.log import files as files_module
 from zmq_datasource.log import storage as storage_module
 from zmq_datasource.log.chunk import read_chunk, read_metadata
 from zmq_datasource.log.reader import Slice
-from zmq_datasource.log.reader_files import ReaderPosition
+from zmq_datasource.log.reader_files import ReaderRecord
 from zmq_datasource.log.storage import LogStorage
 from zmq_datasource.log.times import read_times
 from zmq_datasource.log.writer import LogWriter
@@ -228,11 +228,17 @@ def test_a_query_whose_own_log_has_filled_the_disk_makes_room_by_reading(
     total = 20_000  # more than twice of what the disk holds
     reader = ZmqStreamReader(
         stream_options(
-            connect=endpoint, socketType="PULL", walLocation=disk / "log", walChunkBytes="256k", rcvhwm=10
+            connect=endpoint,
+            socketType="PULL",
+            walLocation=disk / "log",
+            walChunkBytes="256k",
+            walRetention="0s",
+            rcvhwm=10,
         )
     )
     try:
         position = reader.initialOffset()
+        reader.latestOffset(position, ReadMaxRows(1))
         faults = 0
         ids: list[int] = []
         with pushing(push, total):
@@ -272,12 +278,13 @@ def test_a_query_begins_on_a_full_disk_once_there_is_room(
             threading.Timer(0.2, blocker[0].unlink).start()
         write(*given)
 
-    write = LogStorage.write_start
-    monkeypatch.setattr(LogStorage, "write_start", remember)
+    write = LogStorage.write_reader
+    monkeypatch.setattr(LogStorage, "write_reader", remember)
     try:
         initial = reader.initialOffset()
         assert initial["next"] == {"0": 0}
-        assert LogStorage(str(disk / "log")).read_start(initial["reader"]) == (0, "latest")
+        (record,) = LogStorage(str(disk / "log")).readers().values()
+        assert record == ReaderRecord({0: 0}, begins=True)
     finally:
         reader.stop()
 
@@ -307,12 +314,12 @@ def test_a_reader_says_on_a_full_disk_what_it_needs_no_more(disk: Path) -> None:
     """Or its log could not be emptied, and the disk would stay full."""
     storage = LogStorage(str(disk / "log"))
     storage.open_log()
-    storage.write_reader("desk", ReaderPosition(1))
+    storage.write_reader("desk", ReaderRecord({0: 1}))
     fill_disk(disk)
     for position in (10, 9_999_999, 10_000_000):
-        storage.write_reader("desk", ReaderPosition(position))
-        assert storage.positions()["desk"].next == position
-    assert len(list((disk / "log" / "0" / "readers").iterdir())) == 1
+        storage.write_reader("desk", ReaderRecord({0: position}))
+        assert storage.readers()["desk"].next == {0: position}
+    assert len(list((disk / "log" / "readers").iterdir())) == 1
 
 
 @needs_root

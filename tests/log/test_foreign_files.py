@@ -18,7 +18,7 @@ import pytest
 from tests.support import batch_of, log_rows
 from zmq_datasource.errors import ZmqDataSourceError
 from zmq_datasource.log.follower import LogFollower
-from zmq_datasource.log.reader_files import ReaderPosition
+from zmq_datasource.log.reader_files import ReaderRecord
 from zmq_datasource.log.staging import Staging
 from zmq_datasource.log.storage import LogStorage
 from zmq_datasource.log.writer import LogWriter
@@ -60,7 +60,7 @@ PLACES = (
     f"0/{2 * ROWS // CHUNKS:020d}-{ROWS:020d}.arrow",
     "0/state",
     "0/writer.lock",
-    "0/positions.lock",
+    "readers.lock",
     "0/readers",
     "0/readers/billing.json",
     "0/readers/billing.start.json",
@@ -104,8 +104,7 @@ def location(tmp_path: Path) -> Path:
     for _ in range(CHUNKS):
         _fill(log, ROWS // CHUNKS)
     log.close()
-    storage.write_reader("billing", ReaderPosition(3, 4))
-    storage.write_start("billing", 2, "earliest")
+    storage.write_reader("billing", ReaderRecord({0: 3}, 60.0, begins=True))
     storage.write_subscriptions(b"{}")
     storage.create_staged(ATTEMPT).close()
     storage.finish_staged(ATTEMPT, sync=False)
@@ -135,14 +134,12 @@ def _use(location: Path) -> list[str]:
         storage = LogStorage(str(location))
         assert storage.partitions() in ([0], [])
         for ask in (
-            storage.positions,
-            storage.starting,
+            storage.readers,
             storage.read_subscriptions,
             storage.staged,
             storage.growing,
         ):
             ask()
-        storage.read_start("billing")
         storage.is_written()
         storage.feed()
         if storage.staged():
@@ -182,7 +179,7 @@ def test_what_is_not_what_its_name_says_is_an_error_that_names_it(
 
 def test_strange_names_are_as_if_they_were_not_there(location: Path) -> None:
     made = []
-    for directory in (location, location / "0", location / "0" / "readers", location / "0" / "staging"):
+    for directory in (location, location / "0", location / "readers", location / "0" / "staging"):
         for name in STRANGE:
             if directory.name == "readers" and name.endswith(b".json"):
                 continue  # any name is a reader's

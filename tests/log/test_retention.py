@@ -13,7 +13,7 @@ from zmq_datasource.log.contents import Contents
 from zmq_datasource.log.growing import Grown
 from zmq_datasource.log.index import ChunkIndex
 from zmq_datasource.log.layout import Chunk
-from zmq_datasource.log.reader_files import ReaderPosition
+from zmq_datasource.log.reader_files import ReaderRecord
 from zmq_datasource.log.retention import Retention
 
 
@@ -108,14 +108,14 @@ def test_nothing_goes_while_readers_cannot_be_asked(
 ) -> None:
     log = Log(3)
 
-    def damaged() -> dict[str, ReaderPosition]:
-        raise LogFormatError("reading one.json: it holds no position of a reader")
+    def damaged() -> dict[str, ReaderRecord]:
+        raise LogFormatError("reading one.json: it is no record of a reader")
 
     with monkeypatch.context() as fault:
-        fault.setattr(log.files, "positions", damaged)
+        fault.setattr(log.files, "readers", damaged)
         log.retention.commit(30)
     assert log.files.did == []
-    assert "no position" in caplog.text
+    assert "no record" in caplog.text
     log.retention.remove_expired()
     assert log.files.did == removals(0, 10)
 

@@ -31,11 +31,10 @@ from zmq_datasource.log import stored as stored_module
 from zmq_datasource.log import tenure as tenure_module
 from zmq_datasource.log.claims import new_claim
 from zmq_datasource.log.follower import LogFollower
-from zmq_datasource.log.held_position import HeldPosition
 from zmq_datasource.log.layout import LOCK_NAME, Chunk, StateFile, stored_log_name
 from zmq_datasource.log.reader import Slice, read_index, read_slices, slices
-from zmq_datasource.log.reader_files import ReaderPosition
-from zmq_datasource.log.readers import Readers
+from zmq_datasource.log.reader_files import ReaderRecord
+from zmq_datasource.log.readers import Reader, Readers
 from zmq_datasource.log.retention import Retention
 from zmq_datasource.log.storage import LogStorage
 from zmq_datasource.log.stored import StoredLog, storage_at
@@ -366,11 +365,11 @@ def test_what_a_query_elsewhere_needs_is_not_deleted(machines: Machines) -> None
     for value in (b"0", b"1", b"2"):
         fill(log, value)
     elsewhere = machines.storage("reader")
-    position = HeldPosition(elsewhere, "far", True, 0.0)
-    position.place(lambda: read_index(elsewhere).earliest)
+    position = Reader(elsewhere, "far", 1e9)
+    position.place(lambda: {0: read_index(elsewhere).earliest})
     log.commit(3)
     assert [first for first, _ in machines.rows()] == [0, 1, 2]
-    position.commit(2, lazily=False)
+    position.move({0: 2}, lazily=False)
     log.commit(3)
     assert [first for first, _ in machines.rows()] == [2]
     position.discard()
@@ -385,16 +384,16 @@ def test_a_query_that_begins_beside_a_deletion_begins_behind_it(machines: Machin
     elsewhere = machines.storage("reader")
     looks = []
 
-    def look() -> int:
+    def look() -> dict[int, int]:
         looks.append(read_index(elsewhere).earliest)
         log.commit(2)
-        return looks[-1]
+        return {0: looks[-1]}
 
-    position = HeldPosition(elsewhere, "far", True, 0.0)
+    position = Reader(elsewhere, "far", 1e9)
     position.place(look)
-    position.release()
+    position.end()
     assert looks == [0, 1]
-    assert {name: position.next for name, position in elsewhere.positions().items()} == {"far": 1}
+    assert {name: record.next for name, record in elsewhere.readers().items()} == {"far": {0: 1}}
 
 
 def test_a_query_that_begins_during_a_deletion_waits_for_its_end(machines: Machines) -> None:
@@ -407,11 +406,11 @@ def test_a_query_that_begins_during_a_deletion_waits_for_its_end(machines: Machi
     here.announce_deletion()  # and the positions are read before the query's is there
     looks = []
 
-    def look() -> int:
+    def look() -> dict[int, int]:
         looks.append(read_index(elsewhere).earliest)
-        return looks[-1]
+        return {0: looks[-1]}
 
-    position = HeldPosition(elsewhere, "far", True, 0.0)
+    position = Reader(elsewhere, "far", 1e9)
     placing = threading.Thread(target=position.place, args=(look,))
     placing.start()
     wait_for(lambda: bool(looks), "the first look")
@@ -419,18 +418,18 @@ def test_a_query_that_begins_during_a_deletion_waits_for_its_end(machines: Machi
     here.end_deletion()
     placing.join(10)
     assert looks == [0, 1]
-    assert {name: position.next for name, position in elsewhere.positions().items()} == {"far": 1}
-    position.release()
+    assert {name: record.next for name, record in elsewhere.readers().items()} == {"far": {0: 1}}
+    position.end()
 
 
-def test_ids_that_a_query_was_given_are_not_given_again(machines: Machines) -> None:
+def test_ids_that_a_query_has_read_are_not_given_again(machines: Machines) -> None:
     log = machines.writer("a")
     fill(log, b"0")
-    position = HeldPosition(machines.storage("reader"), "far", True, 0.0)
-    position.give(0, 5, vouched=False)
-    position.release()
+    position = Reader(machines.storage("reader"), "far", 1e9)
+    position.move({0: 5}, lazily=False)
+    position.end()
     log.close()
-    with pytest.raises(DataLossError, match="were given the ids below 5"):
+    with pytest.raises(DataLossError, match="has read the ids below 5"):
         machines.writer("b")
 
 
@@ -593,17 +592,18 @@ def test_a_query_that_runs_elsewhere_is_known_to_run(machines: Machines) -> None
     log = machines.writer("a")
     fill(log, b"0")
     here, elsewhere = machines.storage("a"), machines.storage("reader")
-    position = HeldPosition(elsewhere, "far", True, 0.0)
-    position.place(lambda: 0)
+    position = Reader(elsewhere, None, 1e9)
+    position.place(lambda: {0: 0})
     for _ in range(2):  # to ask leaves no trace
-        assert here.is_reading("far")
-        assert here.is_reading_elsewhere("far")
-        assert not elsewhere.is_reading_elsewhere("far")
-    readers = Readers(here, timeout=0.0)
+        assert here.is_reading(position.name)
+        assert here.is_reading_elsewhere(position.name)
+        assert not elsewhere.is_reading_elsewhere(position.name)
+    readers = Readers(here, retention=0.0)
+    readers.own = "mine"
     assert readers.needed() == 0
-    assert not readers.give_way(1)
-    position.release()
-    assert not here.is_reading("far")
+    assert not readers.make_room(1)
+    position.end()
+    assert not here.is_reading(position.name)
     assert machines.keys("reading") == []
     assert readers.needed() is None  # it has not moved for 0 s, and does not run
 
@@ -716,35 +716,6 @@ def test_silence_counts_only_while_it_is_listened_to(
 
 def _no_answer(*_: object, **__: object) -> None:
     raise DiskFaultError("listing: no answer")
-
-
-def test_a_query_that_cannot_begin_leaves_its_name(
-    machines: Machines, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    log = machines.writer("a")
-    fill(log, b"0")
-    storage = machines.storage("reader")
-    first = HeldPosition(storage, None, False, 0.0)
-    first.place(lambda: 0)
-    first.keep()
-    storage.write_start(first.name, 0, "latest")
-    first.release()
-    with monkeypatch.context() as away:
-        reads = []
-
-        def second_fails(self: StoredLog, reader: str) -> tuple[int, str] | None:
-            reads.append(reader)
-            if len(reads) == 2:
-                raise DiskFaultError("reading: no answer")
-            return 0, "latest"
-
-        away.setattr(StoredLog, "read_start", second_fails)
-        with pytest.raises(DiskFaultError):
-            HeldPosition.of_a_start(storage, "latest")
-    again = HeldPosition.of_a_start(storage, "latest")
-    assert again is not None
-    assert again.name == first.name
-    again.discard()
 
 
 def test_state_is_what_the_storage_has(machines: Machines) -> None:
@@ -890,12 +861,12 @@ def test_positions_of_a_log_that_was_only_here_are_put_there(machines: Machines)
     log = LogWriter(local, chunk_bytes=1 << 20, max_bytes=1 << 30)
     log.open()
     fill(log, b"0")
-    position = HeldPosition(local, "named", True, 0.0)
-    position.place(lambda: 0)
-    position.release()
+    position = Reader(local, "named", 1e9)
+    position.place(lambda: {0: 0})
+    position.end()
     log.close()
     machines.writer("a")
-    assert machines.storage("reader").positions()["named"].next == 0
+    assert machines.storage("reader").readers()["named"].next == {0: 0}
 
 
 def test_a_position_that_is_replaced_while_it_is_read_is_read_whole(
@@ -904,19 +875,19 @@ def test_a_position_that_is_replaced_while_it_is_read_is_read_whole(
     """S3 is asked for the size, and then for so many bytes."""
     fill(machines.writer("a"), b"0")
     storage = machines.storage("reader")
-    storage.write_reader("one", ReaderPosition(9))
+    storage.write_reader("one", ReaderRecord({0: 9}))
     get = ObjectStore.get
 
     def replaced(self: ObjectStore, key: str) -> bytes:
         size = len(get(self, key))
         if key.endswith("one.json"):
-            machines.storage("other").write_reader("one", ReaderPosition(10**15))
+            machines.storage("other").write_reader("one", ReaderRecord({0: 10**15}))
         return get(self, key)[:size]
 
     monkeypatch.setattr(ObjectStore, "get", replaced)
-    found = storage.position("one")
+    found = storage.reader("one")
     assert found is not None
-    assert found.next == 10**15
+    assert found.next == {0: 10**15}
 
 
 def test_a_deletion_makes_way_for_readers(machines: Machines, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -928,8 +899,8 @@ def test_a_deletion_makes_way_for_readers(machines: Machines, monkeypatch: pytes
     log.commit(2)
     assert [first for first, _ in machines.rows()] == [1, 2, 3]
     # A query comes between two rounds: what it begins with stays.
-    position = HeldPosition(machines.storage("reader"), "far", True, 0.0)
-    position.place(lambda: read_index(machines.storage("reader")).earliest)
+    position = Reader(machines.storage("reader"), "far", 1e9)
+    position.place(lambda: {0: read_index(machines.storage("reader")).earliest})
     log.commit(3)
     log.commit(3)
     assert [first for first, _ in machines.rows()] == [1, 2, 3]

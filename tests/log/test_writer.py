@@ -479,17 +479,6 @@ def test_the_default_location_is_private_and_the_same_for_the_same_feed(
         default_location({})
 
 
-def test_a_first_offset_is_kept_until_it_is_forgotten(tmp_path: Path) -> None:
-    log = writer(tmp_path)
-    storage = LogStorage(str(tmp_path))
-    assert storage.read_start("desk") is None
-    storage.write_start("desk", 7, "latest")
-    assert storage.read_start("desk") == (7, "latest")
-    storage.remove_start("desk")
-    assert storage.read_start("desk") is None
-    log.close()
-
-
 @pytest.mark.parametrize(
     ("budget", "end"), [(1, 0), (10, 1), (29, 2), (30, 3), (39, 3), (1000, 40), (399, 39), (105, 10)]
 )

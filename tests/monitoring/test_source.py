@@ -232,6 +232,7 @@ def test_a_query_that_follows_a_log_shows_what_its_receiver_counted(context: Con
         wait_for(lambda: ingest.seal() == 3, "three messages")
         follow = Feed(parsed)
         follow.open()
+        follow.read_as("mine")
         follow.start()
         monitor = SourceMonitor(follow, parsed)
         monitor.read_to(1)

@@ -22,18 +22,15 @@ def test_an_offset_reads_what_it_wrote() -> None:
     assert Offset.from_json(GOLDEN) == Offset("0123456789abcdef", {0: 1234, 2: 0, 10: 5})
 
 
-def test_an_offset_keeps_the_name_of_its_reader() -> None:
-    offset = Offset("a", {0: 2**63 - 1}, "me-1_x")
-    assert offset.to_json() == {"log": "a", "next": {"0": 2**63 - 1}, "reader": "me-1_x"}
+def test_the_end_of_a_first_batch_carries_its_beginning() -> None:
+    offset = Offset("a", {1: 7, 0: 2**63 - 1}, {0: 5, 1: 7})
+    assert json.dumps(offset.to_json()) == (
+        '{"log": "a", "next": {"0": 9223372036854775807, "1": 7}, "began": {"0": 5, "1": 7}}'
+    )
     assert Offset.from_json(offset.to_json()) == offset
-
-
-@pytest.mark.parametrize("reader", ["5", '"a/b"', '""', '"\\n"', "[]", f'"{"a" * 65}"'])
-def test_what_is_no_name_of_a_reader_is_refused(reader: str) -> None:
-    if reader == "5":
-        assert Offset.from_json('{"next": {"0": 1}, "reader": "5"}').reader == "5"
-    with pytest.raises(OptionError, match="is no name of a reader"):
-        Offset.from_json(f'{{"next": {{"0": 1}}, "reader": {reader}}}')
+    assert not offset.at_the_beginning
+    assert Offset("a", {0: 5}, {0: 5}).at_the_beginning
+    assert not Offset("a", {0: 5}).at_the_beginning
 
 
 def test_a_user_may_leave_the_log_out() -> None:
@@ -50,6 +47,8 @@ def test_a_user_may_leave_the_log_out() -> None:
         '{"next": 5}',
         '{"log": 5, "next": {"0": 1}}',
         '{"next": {"0": 1}, "more": 1}',
+        '{"next": {"0": 1}, "began": 5}',
+        '{"next": {"0": 1}, "began": {"0": -1}}',
         '{"next": {"a": 1}}',
         '{"next": {"-1": 1}}',
         '{"next": {"0": -1}}',

@@ -278,7 +278,7 @@ REFUSALS = [
     (StreamReadOptions, {"connect": "tcp://a[0-1]:1,tcp://a1:1"}, "tcp://a1:1", "more than once"),
     (StreamReadOptions, {"walLocation": "/x", "zmq.rcvbuf": "1"}, "zmq.*", "opens no socket"),
     (BatchReadOptions, {**BOUND, **ROUTER}, "socketType=ROUTER", "zmq-datasource receive"),
-    (StreamReadOptions, {"walLocation": "/x", "readerTimeout": "1h"}, "readerTimeout", "only reads its log"),
+    (StreamReadOptions, {"walLocation": "/x", "readerTimeout": "1h"}, "readerTimeout", "needs reader"),
     (StreamReadOptions, {"walLocation": "/x", "reader": "a/b"}, "reader='a/b'", "regex"),
     (StreamReadOptions, {"walLocation": "/x", "walRetention": "1h"}, "walRetention", "only reads its log"),
     (StreamReadOptions, {"walLocation": "/x", "rcvhwm": "5"}, "rcvhwm", "only reads its log"),

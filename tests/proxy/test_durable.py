@@ -324,7 +324,7 @@ def test_nothing_is_deleted_between_a_subscribers_beginning_and_its_first_messag
             assert take(me, 3) == [b"0", b"1", b"2"]
             assert me.lost == 0
         wait_for(lambda: log.earliest == 2, "what is acknowledged is deleted")
-    assert not list((tmp_path / "0" / "readers").glob("*.json"))
+    assert not list((tmp_path / "readers").glob("*.json"))
 
 
 # Replay.

@@ -15,7 +15,7 @@ from tests.support import wait_for
 from tests.support.proxies import endpoints
 from zmq_datasource.errors import DiskFaultError, LogWriteError, SocketError
 from zmq_datasource.log.layout import LOCK_WAIT_SECONDS
-from zmq_datasource.log.reader_files import ReaderPosition
+from zmq_datasource.log.reader_files import ReaderRecord
 from zmq_datasource.log.storage import LogStorage
 from zmq_datasource.log.writer import LogWriter
 from zmq_datasource.options import ProxyOptions
@@ -119,14 +119,14 @@ def test_what_a_killed_server_process_has_held_stays_until_the_live_process_has_
     )
     for name in ("me", "nobody"):
         it = server.enter(options, Progress(0, 0, None))
-        position = storage.position(READER)
-        assert (None if position is None else position.next) == (0 if name == "me" else None)
+        position = storage.reader(READER)
+        assert (None if position is None else position.next) == ({0: 0} if name == "me" else None)
         monkeypatch.setattr(subscriptions, "_HOLD_SECONDS", 0.0)
         it.step()
-        assert storage.position(READER) is None
+        assert storage.reader(READER) is None
         it._subscriptions.remove("me")
         it._subscriptions.save()
-        storage.write_reader(READER, ReaderPosition(0))
+        storage.write_reader(READER, ReaderRecord({0: 0}, 1e9))
         it.__exit__()
 
 

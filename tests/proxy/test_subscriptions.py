@@ -354,8 +354,8 @@ def test_the_beginning_of_a_new_one_is_held_until_the_writer_has_heard_of_it(
     known: Subscriptions, disk: Disk, clock: Clock
 ) -> None:
     def held() -> int | None:
-        position = disk.position(READER)
-        return None if position is None else position.next
+        record = disk.reader(READER)
+        return None if record is None else record.needs(0)
 
     known.let_go()  # nothing yet
     with known.placing():

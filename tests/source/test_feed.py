@@ -33,13 +33,12 @@ from tests.support import (
 )
 from zmq_datasource import Producer
 from zmq_datasource.errors import DataLossError, EndpointError, LogLockedError, OptionError
-from zmq_datasource.log.layout import READERS_NAME
+from zmq_datasource.log import readers as readers_module
 from zmq_datasource.log.reader import read_index
-from zmq_datasource.log.reader_files import ReaderPosition
+from zmq_datasource.log.reader_files import ReaderRecord
 from zmq_datasource.log.readers import Readers
 from zmq_datasource.log.storage import LogStorage
 from zmq_datasource.log.writer import LogWriter
-from zmq_datasource.source import feed as feed_module
 from zmq_datasource.source import ingest as ingest_module
 from zmq_datasource.spark.stream_reader import ZmqStreamReader
 
@@ -64,19 +63,23 @@ class Query:
 
     def __init__(self, location: Path, checkpoint: Offset | None = None, **options: Any) -> None:
         if "connect" in options or "bind" in options:
-            options = {"socketType": "PULL", "walFlushInterval": "20ms", **options}
+            options = {"socketType": "PULL", "walFlushInterval": "20ms", "walRetention": "0s", **options}
         self.location = location
         self.reader = ZmqStreamReader(stream_options(walLocation=location, **options))
         self.rows: list[tuple[int, bytes]] = []
         self._checkpoint = checkpoint
 
     def begin(self) -> Offset:
-        """Where the next batch begins; as Spark does, asks for it until there was one."""
-        return self.reader.initialOffset() if self._checkpoint is None else self._checkpoint
+        """Where the next batch begins, asked for until there was one; as Spark does, asks next for what there is."""
+        return self.plan()[0]
 
     def plan(self) -> tuple[Offset, Offset]:
-        begin = self.begin()
+        begin = self.beginning() if self._checkpoint is None else self._checkpoint
         return begin, self.reader.latestOffset(begin, ALL)
+
+    def beginning(self) -> Offset:
+        """All that Spark asks before it repeats a first batch that was planned."""
+        return self.reader.initialOffset()
 
     def run(self, begin: Offset, end: Offset) -> None:
         if begin != end:
@@ -99,7 +102,7 @@ class Query:
     @property
     def name(self) -> str:
         assert self.reader.feeds is not None
-        return self.reader.feeds.parts[0].reader
+        return self.reader.feeds.reader.name
 
     @property
     def receives(self) -> bool:
@@ -134,7 +137,7 @@ def send(sock: Socket, start: int, end: int) -> None:
 
 
 def positions(location: Path) -> list[str]:
-    return sorted(LogStorage(str(location)).positions())
+    return LogStorage(str(location)).reader_names()
 
 
 def ends_at(location: Path, end: int) -> bool:
@@ -263,12 +266,10 @@ def test_when_the_receiving_query_stops_another_goes_on(context: Context, tmp_pa
         send(push, 100, 200)
         two.until(200)
         assert two.rows == numbered(200)
-        assert two.name != checkpoint["reader"]
         with querying(tmp_path, checkpoint, connect=endpoint) as again:
             again.until(100)
             assert not again.receives
             assert again.rows == numbered(200, 100)
-            assert again.name == checkpoint["reader"]
 
 
 @pytest.mark.parametrize("socket_type", ["PULL", "ROUTER"])
@@ -414,55 +415,69 @@ def test_who_has_lost_the_lock_names_no_chunk(context: Context, tmp_path: Path) 
             one.reader.stop()
 
 
-# A query's name.
+# Where a query goes on.
 
 
-def test_a_query_goes_on_under_the_name_that_its_checkpoint_has(tmp_path: Path) -> None:
+def test_a_query_goes_on_from_its_checkpoint_whatever_the_log_recorded(tmp_path: Path) -> None:
     filled(tmp_path, 4).close()
     with querying(tmp_path, maxMessagesPerTrigger=1) as query:
         query.step(), query.step()
-        name = query.name
     with querying(tmp_path, query.checkpoint) as query:
         query.step()
-        assert (query.name, query.rows) == (name, numbered(4, 2))
-    assert positions(tmp_path) == [name]
+        assert query.rows == numbered(4, 2)
 
 
-def test_a_query_that_was_given_nothing_begins_where_it_was_told(context: Context, tmp_path: Path) -> None:
+def test_a_new_query_with_latest_takes_nothing_over_from_another(context: Context, tmp_path: Path) -> None:
+    """Also if that one was stopped in its first batch, or before it, and has the same options."""
     push, endpoint = bound(context, zmq.PUSH)
-    with querying(tmp_path, connect=endpoint) as query:
-        query.begin()
-        name = query.name
+    with querying(tmp_path, connect=endpoint) as one:
+        one.begin()
         send(push, 0, 10)
         wait_for(lambda: ends_at(tmp_path, 10), "ten rows")
-    with querying(tmp_path, connect=endpoint) as query:  # latest, and it has no checkpoint
-        query.until(10)
-        query.step()  # the first batch is done
-        assert (query.name, query.rows) == (name, numbered(10))
-    with querying(tmp_path, connect=endpoint) as query:
-        query.begin()
-        assert query.name != name
+        one.plan()
+    with querying(tmp_path, connect=endpoint) as two:
+        two.step()
+        send(push, 10, 20)
+        two.until(10)
+        assert two.rows == numbered(20, 10)
+
+
+def test_a_stopped_query_keeps_its_messages_from_a_new_one_with_the_same_options(
+    context: Context, tmp_path: Path
+) -> None:
+    push, endpoint = bound(context, zmq.PUSH)
+    options = {"connect": endpoint, "walRetention": "10m"}
+    with querying(tmp_path, **options) as one:
+        one.step()
+        send(push, 0, 10)
+        one.until(10)
+    with querying(tmp_path, **options) as two:
+        two.step()
+        send(push, 10, 20)
+        two.until(10)
+        two.step()
+    with querying(tmp_path, one.checkpoint, **options) as one:
+        one.until(10)
+        assert one.rows == numbered(20, 10)
 
 
 def test_a_first_batch_is_repeated_as_it_was_planned(context: Context, tmp_path: Path) -> None:
     """Spark has noted its end, and asks for its beginning once more; also after two crashes."""
     push, endpoint = bound(context, zmq.PUSH)
     filled(tmp_path, 5).close()  # which is before the beginning
-    with querying(tmp_path, connect=endpoint) as query:
+    options = {"connect": endpoint, "walRetention": "10m"}
+    with querying(tmp_path, **options) as query:
         begin, end = first_batch(query, push, 5, 15)
         planned = read(query.reader, begin, end)
-        name = query.name
         send(push, 15, 25)
         wait_for(lambda: ends_at(tmp_path, 25), "all of it")
     for _ in range(2):
-        with querying(tmp_path, connect=endpoint) as query:
-            assert read(query.reader, query.begin(), end) == planned
-            assert query.name == name
-    with querying(tmp_path, connect=endpoint) as query:
-        query.run(query.begin(), end)
+        with querying(tmp_path, **options) as query:
+            assert read(query.reader, query.beginning(), end) == planned
+    with querying(tmp_path, **options) as query:
+        query.run(query.beginning(), end)
         query.until(20)
         assert query.rows == numbered(25, 5)
-    assert positions(tmp_path) == [name]
 
 
 def first_batch(query: Query, push: Socket, start: int, end: int) -> tuple[Offset, Offset]:
@@ -473,41 +488,113 @@ def first_batch(query: Query, push: Socket, start: int, end: int) -> tuple[Offse
     return begin, query.plan()[1]
 
 
-def test_a_first_batch_that_spark_has_not_noted_is_planned_again(context: Context, tmp_path: Path) -> None:
-    """With latest, and without a checkpoint: nothing else tells that this is that query again."""
+def test_an_empty_first_batch_is_repeated_as_an_empty_one(context: Context, tmp_path: Path) -> None:
+    """Of a union, another source has had the rows: Spark has noted this one's beginning as its end."""
     push, endpoint = bound(context, zmq.PUSH)
-    with querying(tmp_path, connect=endpoint) as query:
-        first_batch(query, push, 0, 10)
+    options = {"connect": endpoint, "walRetention": "10m"}
+    with querying(tmp_path, **options) as query:
+        begin = query.begin()
+        send(push, 0, 10)
+        wait_for(lambda: ends_at(tmp_path, 10), "ten rows")
+    with querying(tmp_path, **options) as query:
+        assert read(query.reader, query.beginning(), begin) == []
+    with querying(tmp_path, begin, **options) as query:
+        query.step()
+        send(push, 10, 20)
+        query.until(20)
+        assert query.rows == numbered(20)
+
+
+def test_a_named_query_that_was_killed_before_its_first_batch_begins_at_the_same_place(
+    context: Context, tmp_path: Path
+) -> None:
+    push, endpoint = bound(context, zmq.PUSH)
+    options = {"connect": endpoint, "reader": "desk"}
+    with querying(tmp_path, **options) as query:
+        query.begin()
+        send(push, 0, 10)
+        wait_for(lambda: ends_at(tmp_path, 10), "ten rows")
     for _ in range(2):
-        with querying(tmp_path, connect=endpoint) as query:
-            begin, end = query.plan()
-            assert read(query.reader, begin, end) == numbered(10)
-    with querying(tmp_path, connect=endpoint) as query:
+        with querying(tmp_path, **options) as query:  # latest, and it has no checkpoint
+            assert read(query.reader, *query.plan()) == numbered(10)
+    with querying(tmp_path, **options) as query:
         query.until(10)
         query.step()  # the first batch is done
-    with querying(tmp_path, connect=endpoint) as another:
-        another.step()
-        assert another.rows == []
+    with querying(tmp_path, **options) as query:  # a new checkpoint
+        query.step()
+        assert query.rows == []
 
 
-def test_a_copy_of_a_checkpoint_gets_a_name_of_its_own(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(feed_module, "LOCK_WAIT_SECONDS", 0.1)
-    filled(tmp_path, 4).close()
-    with querying(tmp_path, maxMessagesPerTrigger=1) as one:
+def test_a_copy_of_a_checkpoint_costs_the_original_nothing(context: Context, tmp_path: Path) -> None:
+    push, endpoint = bound(context, zmq.PUSH)
+    options = {"connect": endpoint, "walRetention": "10m"}
+    with querying(tmp_path, **options) as one:
         one.step()
-        with querying(tmp_path, one.checkpoint) as two:
+        send(push, 0, 5)
+        one.until(5)
+    with querying(tmp_path, one.checkpoint, **options) as copy:
+        copy.step()
+        send(push, 5, 10)
+        copy.until(5)
+        copy.step()
+    with (
+        querying(tmp_path, one.checkpoint, **options) as again,
+        querying(tmp_path, one.checkpoint, **options) as beside,
+    ):
+        again.until(5), beside.until(5)
+        assert again.rows == beside.rows == numbered(10, 5)
+
+
+def test_queries_that_are_stopped_and_started_together_miss_nothing(context: Context, tmp_path: Path) -> None:
+    """However old what one of them has not read is by then, and whichever comes first."""
+    push, endpoint = bound(context, zmq.PUSH)
+    options = {"connect": endpoint, "walRetention": "5m"}
+    for first in (0, 1):
+        log = tmp_path / str(first)
+        with querying(log, **options) as quick, querying(log, **options) as slow:
+            quick.step()
+            slow.step()
+            for number in range(10):  # a chunk each
+                send(push, number, number + 1)
+                quick.until(number + 1)
+            checkpoints = (quick.checkpoint, slow.begin())
+        for path in (*(log / "0").glob("*.arrow"), *(log / "readers").glob("*.json")):
+            os.utime(path, (time.time() - 3600, time.time() - 3600))
+        one, two = (checkpoints[first], checkpoints[1 - first])
+        with querying(log, one, **options) as early:
+            early.step()
+            send(push, 10, 11)
+            early.until(1)
+            early.step()
+            with querying(log, two, **options) as late:
+                late.step()
+                late.until(1)
+                slow = late if first == 0 else early
+                slow.until(11)
+                assert slow.rows == numbered(11)
+
+
+def test_a_query_without_a_name_is_told_once_what_that_means(
+    context: Context, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    push, endpoint = bound(context, zmq.PUSH)
+    with querying(tmp_path, connect=endpoint) as one:
+        one.step()
+        assert "set the option reader" not in caplog.text
+        with querying(tmp_path, connect=endpoint) as two:
             two.step()
-            assert two.name != one.name
-            assert two.rows == numbered(4, 1)
-        for _ in range(3):
-            one.step()
-        assert one.rows == numbered(4)
+            assert caplog.text.count("set the option reader") == 1
+            send(push, 0, 1)
+            two.until(1)
+        with querying(tmp_path, two.checkpoint, connect=endpoint) as again:
+            again.step()
+        with querying(tmp_path, connect=endpoint, reader="desk") as named:
+            named.step()
+    assert caplog.text.count("set the option reader") == 1
 
 
 def test_two_queries_cannot_have_one_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(feed_module, "LOCK_WAIT_SECONDS", 0.1)
+    monkeypatch.setattr(readers_module, "LOCK_WAIT_SECONDS", 0.1)
     filled(tmp_path, 1).close()
     with (
         querying(tmp_path, reader="desk") as one,
@@ -543,81 +630,99 @@ class Clock:
         return self.now
 
 
-def test_a_reader_that_has_not_run_for_long_is_dropped(
+def record(needed: int, timeout: float | None = None) -> ReaderRecord:
+    return ReaderRecord({0: needed}, timeout)
+
+
+def test_a_named_reader_is_dropped_after_its_timeout(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     storage, clock = LogStorage(str(tmp_path)), Clock()
     storage.open_log()
-    readers = Readers(storage, 100.0, clock)
+    readers = Readers(storage, 0.0, clock)
     for name, needed in (("gone", 1), ("runs", 2), ("fresh", 3)):
-        storage.write_reader(name, ReaderPosition(needed))
+        storage.write_reader(name, record(needed, 100.0))
     lock = storage.lock_reader("runs", 0.0)
     clock.now += 50
     assert readers.needed() == 1
     clock.now += 100
     os.utime(storage.reader_path("fresh"), (clock.now, clock.now))
     assert readers.needed() == 2
-    assert "'gone' still needs is kept no longer" in caplog.text
+    assert "dropped the position of reader 'gone'" in caplog.text
     assert "readerTimeout" in caplog.text
     assert positions(tmp_path) == ["fresh", "runs"]
-    assert sorted(os.listdir(tmp_path / "0" / READERS_NAME)) == ["fresh.json", "runs.json", "runs.lock"]
+    assert sorted(os.listdir(tmp_path / "readers")) == ["fresh.json", "runs.json", "runs.lock"]
     lock.release()
 
 
-def test_a_reader_without_a_name_gives_way_to_one_that_runs_when_the_log_is_full(tmp_path: Path) -> None:
-    storage = LogStorage(str(tmp_path))
+def test_a_reader_without_a_name_is_dropped_after_the_retention(tmp_path: Path) -> None:
+    storage, clock = LogStorage(str(tmp_path)), Clock()
     storage.open_log()
-    readers = Readers(storage)
-    storage.write_reader("unnamed", ReaderPosition(1, None, False))
-    storage.write_reader("other", ReaderPosition(3, None, False))
-    assert not readers.give_way(2)  # nobody runs: nobody would gain from it
-    lock = storage.lock_reader("other", 0.0)
-    assert not readers.give_way(1)  # it is not in the way
-    assert not readers.give_way(4)  # not alone
+    readers = Readers(storage, 100.0, clock)
+    storage.write_reader("unnamed", record(1))
+    storage.write_reader("named", record(2, 1e9))
+    clock.now += 150
+    readers.opened()  # the writer was away, too
     assert readers.needed() == 1
-    assert readers.give_way(2)
-    assert readers.needed() == 3
-    storage.write_reader("named", ReaderPosition(2))
-    assert not readers.give_way(3)
-    lock.release()
-    readers.own = "mine"
-    storage.write_reader("first", ReaderPosition(0, None, False))
-    assert readers.give_way(1)
+    clock.now += 99
+    assert readers.needed() == 1
+    clock.now += 2
     assert readers.needed() == 2
 
 
-def test_who_never_came_to_a_partition_gives_way_there_as_in_the_others(tmp_path: Path) -> None:
+def test_what_the_last_reader_of_a_log_has_not_read_stays(tmp_path: Path) -> None:
+    """Nothing else has a use for the room."""
+    storage, clock = LogStorage(str(tmp_path)), Clock()
+    storage.open_log()
+    readers = Readers(storage, 100.0, clock)
+    storage.write_reader("unnamed", record(1))
+    storage.write_reader("named", record(2, 100.0))
+    clock.now += 150
+    assert readers.needed() == 1
+    readers.own = "mine"
+    assert readers.needed() is None
+
+
+def test_a_reader_without_a_name_makes_room_for_one_that_runs_when_the_log_is_full(tmp_path: Path) -> None:
+    storage = LogStorage(str(tmp_path))
+    storage.open_log()
+    readers = Readers(storage)
+    storage.write_reader("unnamed", record(1))
+    storage.write_reader("other", record(3))
+    assert not readers.make_room(2)  # no other one runs
+    lock = storage.lock_reader("other", 0.0)
+    assert not readers.make_room(1)  # it is not in the way
+    assert not readers.make_room(4)  # not alone
+    assert readers.needed() == 1
+    assert readers.make_room(2)
+    assert readers.needed() == 3
+    storage.write_reader("named", record(2, 1e9))
+    assert not readers.make_room(3)
+    lock.release()
+    readers.own = "mine"
+    storage.write_reader("first", record(0))
+    assert readers.make_room(1)
+    assert readers.needed() == 2
+
+
+def test_a_partition_that_a_reader_has_never_seen_is_kept_whole_for_it(tmp_path: Path) -> None:
     """It was stopped before there was a second receiver: all of that one's messages are new to it."""
-    first, clock = LogStorage(str(tmp_path)), Clock()
-    second = first.of(1)
+    first = LogStorage(str(tmp_path))
     first.open_log()
-    second.lock(0).release()
-    readers = Readers(second, 100.0, clock)
-    for partition in (first, second):
-        partition.write_reader("runs", ReaderPosition(9, None, False))
-    locks = [partition.lock_reader("runs", 0.0) for partition in (first, second)]
-    for named in (False, True):
-        first.write_reader("stopped", ReaderPosition(5, None, named))
-        assert readers.needed() == 0
-        assert set(readers.others()) == {"runs", "stopped"}
-        if named:
-            assert not readers.give_way(9)
-            clock.now += 150
-        else:
-            lock = first.lock_reader("stopped", 0.0)
-            assert not readers.give_way(9)  # it runs, and will come
-            lock.release()
-            assert readers.give_way(9)
-        assert readers.needed() == 9
-        assert set(first.positions()) == {"runs"}
-    for lock in locks:
-        lock.release()
+    readers = Readers(first.of(1))
+    first.write_reader("runs", ReaderRecord({0: 9, 1: 9}))
+    lock = first.lock_reader("runs", 0.0)
+    first.write_reader("stopped", record(5))
+    assert readers.needed() == 0
+    assert readers.make_room(9)
+    assert readers.needed() == 9
+    lock.release()
 
 
 def test_a_query_whose_position_was_dropped_says_so(context: Context, tmp_path: Path) -> None:
     """Through the queries themselves: the log is full, one query runs, and one does not come back in time."""
     push, endpoint = bound(context, zmq.PUSH)
-    options = {"connect": endpoint, "walMaxBytes": "50k"}
+    options = {"connect": endpoint, "walMaxBytes": "50k", "walRetention": "10m"}
     with querying(tmp_path, **options) as running:
         running.step()
         with querying(tmp_path, **options) as gone:
@@ -627,7 +732,10 @@ def test_a_query_whose_position_was_dropped_says_so(context: Context, tmp_path: 
         for count in range(1, 40):
             push.send(b"x" * 5000)
             running.until(count + 1)
-        with querying(tmp_path, gone.checkpoint, **options) as gone, pytest.raises(DataLossError):
+        with (
+            querying(tmp_path, gone.checkpoint, **options) as gone,
+            pytest.raises(DataLossError, match=r"ids 1 to \d+ are no longer.*With the option reader"),
+        ):
             gone.step()
         assert [i for i, _ in running.rows] == list(range(40))
 

@@ -17,17 +17,13 @@ from tests.source.test_feed import (
     Query,
     ends_at,
     filled,
-    first_batch,
-    numbered,
     positions,
     querying,
-    read,
     send,
 )
 from tests.support import Connections, batch_of, bound, free_endpoint, stop_sooner, take_over, wait_for
 from zmq_datasource.errors import DataLossError, DiskFaultError, EndpointError, LogLockedError, OptionError
-from zmq_datasource.log.held_position import HeldPosition
-from zmq_datasource.log.reader_files import ReaderPosition
+from zmq_datasource.log.reader_files import ReaderRecord
 from zmq_datasource.log.readers import Readers
 from zmq_datasource.log.storage import LogStorage
 from zmq_datasource.log.writer import LogWriter
@@ -44,7 +40,7 @@ def _in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("signal.signal", lambda *_: None)  # pytest's own process keeps its handlers
     stop_sooner(monkeypatch)
     take_over(monkeypatch, standby=0.01)
-    monkeypatch.setattr(feed_module, "LOCK_WAIT_SECONDS", 0.1)
+    monkeypatch.setattr("zmq_datasource.log.readers.LOCK_WAIT_SECONDS", 0.1)
 
 
 def test_a_query_that_begins_while_nobody_can_read_who_receives_waits(
@@ -171,93 +167,7 @@ def test_a_query_that_is_stopped_while_it_takes_over_seals_what_it_has_taken(
         assert ends_at(tmp_path, 10)  # and the process may end now
 
 
-# Names.
-
-
-def test_a_first_batch_whose_name_another_query_has_is_no_older_copy(tmp_path: Path) -> None:
-    """A checkpoint was copied before its first batch was done."""
-    filled(tmp_path, 4).close()
-    with querying(tmp_path) as one:
-        _, end = one.plan()
-        with querying(tmp_path) as two:
-            assert read(two.reader, two.begin(), end) == numbered(4)
-            assert two.name != one.name
-
-
-def test_a_query_that_was_taken_for_another_leaves_it_its_beginning(context: Context, tmp_path: Path) -> None:
-    """Two begin, and one of them was given nothing before both are killed."""
-    push, endpoint = bound(context, zmq.PUSH)
-    with querying(tmp_path, connect=endpoint) as one:
-        begin, end = first_batch(one, push, 0, 10)
-        planned = read(one.reader, begin, end)
-        with querying(tmp_path, connect=endpoint) as two:
-            two.begin()
-            name = two.name
-        LogStorage(str(tmp_path)).remove_start(one.name)  # so that it is taken for the other
-    with querying(tmp_path, connect=endpoint) as one:
-        begin = one.begin()
-        assert begin["reader"] == name
-        assert read(one.reader, begin, end) == planned
-        send(push, 10, 20)
-        one.run(begin, end)
-        one.until(20)
-    with querying(tmp_path, connect=endpoint) as two:
-        two.until(10)
-        assert (two.name, two.rows) == (name, numbered(20, 10))
-
-
-def test_an_empty_first_batch_is_repeated_though_another_query_has_its_name_and_went_on(
-    tmp_path: Path,
-) -> None:
-    """Nothing was given under the name: who begins alike has it."""
-    filled(tmp_path, 4).close()
-    earliest = {"maxMessagesPerTrigger": "1", "startingOffsets": "earliest"}
-    with querying(tmp_path, **earliest) as one:
-        begin = one.begin()
-    with querying(tmp_path, **earliest) as two:
-        two.begin()
-        assert two.name == begin["reader"]
-        two.until(4)
-        with querying(tmp_path, **earliest) as one:
-            assert read(one.reader, one.begin(), begin) == []
-            one.run(begin, begin)
-            assert one.name != two.name
-    with querying(tmp_path, **earliest) as one:
-        assert read(one.reader, one.begin(), begin) == []
-        one._checkpoint = begin
-        one.until(4)
-        assert one.rows == numbered(4)
-
-
-def test_a_query_whose_first_batch_had_no_rows_keeps_its_name(context: Context, tmp_path: Path) -> None:
-    """Spark's first batch needs none; from then on its checkpoint has the name, and a new query is another one."""
-    push, endpoint = bound(context, zmq.PUSH)
-    with querying(tmp_path, connect=endpoint) as one:
-        begin, end = one.plan()
-        assert read(one.reader, begin, end) == []
-        assert one.reader.latestOffset(end, ALL) == end
-        name = one.name
-    with querying(tmp_path, connect=endpoint) as two:
-        two.step()
-        assert two.name != name
-        send(push, 0, 10)
-        two.until(10)
-        with querying(tmp_path, end, connect=endpoint) as one:
-            one.until(10)
-            assert (one.name, one.rows) == (name, numbered(10))
-
-
-def test_a_checkpoint_without_a_name_is_no_beginning(tmp_path: Path) -> None:
-    """A user has written it by hand; another query's beginning is nothing for it."""
-    filled(tmp_path, 4).close()
-    with querying(tmp_path) as one:
-        one.begin()
-        name = one.name
-    checkpoint = {"log": LogStorage(str(tmp_path)).log_id(), "next": {"0": 2}}
-    with querying(tmp_path, checkpoint) as two:
-        two.step()
-        assert two.name != name
-        assert two.rows == numbered(4, 2)
+# Beginnings.
 
 
 @pytest.mark.parametrize(
@@ -277,16 +187,16 @@ def test_offsets_that_a_user_has_mistyped_are_no_data_loss(tmp_path: Path, offse
 
 
 def test_a_query_that_is_refused_leaves_no_position(tmp_path: Path) -> None:
-    """Each would keep all messages from its time on, for a week."""
+    """Each would keep all messages from its time on."""
     filled(tmp_path, 4).close()
     for _ in range(3):
         late = "2200-01-01T00:00:00Z"
         with querying(tmp_path, startingTimestamp=late) as query, pytest.raises(OptionError):
             query.step()
-        other = {"log": "another", "next": {"0": 1}, "reader": "query-0"}
+        other = {"log": "another", "next": {"0": 1}}
         with querying(tmp_path, other) as query, pytest.raises(DataLossError):
             query.step()
-    assert os.listdir(tmp_path / "0" / "readers") == []
+    assert LogStorage(str(tmp_path)).reader_names() == []
 
 
 # What is kept for whom.
@@ -321,63 +231,45 @@ def test_room_is_made_by_dropping_no_more_than_that_takes(tmp_path: Path) -> Non
     readers = Readers(storage)
     readers.own = "mine"
     for name, needed in (("slow", 1), ("restarts", 9)):
-        storage.write_reader(name, ReaderPosition(needed, None, False))
-    assert readers.give_way(5)
+        storage.write_reader(name, ReaderRecord({0: needed}))
+    assert readers.make_room(5)
     assert positions(tmp_path) == ["restarts"]
-    assert not readers.give_way(5)
-    storage.write_reader("slow", ReaderPosition(1, None, False))
-    storage.write_reader("named", ReaderPosition(2))
-    assert not readers.give_way(5)  # what the named one needs stays, so dropping the other gains nothing
+    assert not readers.make_room(5)
+    storage.write_reader("slow", ReaderRecord({0: 1}))
+    storage.write_reader("named", ReaderRecord({0: 2}, 1e9))
+    assert not readers.make_room(5)  # what the named one needs stays, so dropping the other gains nothing
     assert positions(tmp_path) == ["named", "restarts", "slow"]
 
 
-def test_the_time_of_a_query_that_does_not_run_begins_when_it_stops(tmp_path: Path) -> None:
+def test_the_time_of_a_query_that_does_not_run_begins_when_it_stops(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Its feed was silent for long, so its position had not moved."""
     storage = LogStorage(str(tmp_path))
-    readers = Readers(storage, 100.0)
     filled(tmp_path, 4).close()
-    with querying(tmp_path) as query:
+    path = storage.reader_path("desk")
+    with querying(tmp_path, reader="desk") as query:
         query.until(4)
         query.step()
-        name = query.name
-        os.utime(storage.reader_path(name), (1, 1))
-    assert readers.needed() == 4
-    os.utime(storage.reader_path(name), (1, 1))
-    with querying(tmp_path, query.checkpoint) as query:
+        os.utime(path, (1, 1))
+    assert time.time() - os.stat(path).st_mtime < 60
+    monkeypatch.setattr("zmq_datasource.log.readers._TOUCH_SECONDS", 0.0)
+    with querying(tmp_path, query.checkpoint, reader="desk") as query:
         query.step()
-        assert query.reader.feeds is not None
-        held = query.reader.feeds.parts[0]
-        os.utime(storage.reader_path(name), (1, 1))
-        held._position._recorded_at -= 3600  # and if it is killed, when it was last seen
-        query.step()
-        moved = storage.moved_at(name)
-        assert moved is not None
-        assert time.time() - moved < 60
-
-
-def test_what_is_looked_at_is_not_used(tmp_path: Path) -> None:
-    """Another query's beginning, which is not that of this one."""
-    filled(tmp_path, 4).close()
-    storage = LogStorage(str(tmp_path))
-    with querying(tmp_path) as query:
-        query.begin()
-        name = query.name
-    os.utime(storage.reader_path(name), (1, 1))
-    assert HeldPosition.of_a_start(storage, "latest") is None
-    assert storage.moved_at(name) == 1
+        os.utime(path, (1, 1))
+        query.step()  # and if it is killed, when it was last seen
+        assert time.time() - os.stat(path).st_mtime < 60
 
 
 def test_a_proxy_keeps_nothing_for_a_query_that_is_gone(tmp_path: Path) -> None:
-    """Each that fails, or begins anew, leaves a name that nobody will ever use again."""
     filled(tmp_path, 4).close()
-    with querying(tmp_path) as query:
+    with querying(tmp_path, reader="desk", readerTimeout="1m", maxMessagesPerTrigger=1) as query:
         query.begin()
-        name = query.name
     options = {"bind": free_endpoint(), "publish": free_endpoint(), "walLocation": str(tmp_path)}
     with Server(parse(ProxyOptions, options), Progress(0, 4, None)) as server:
         server.step()
         assert server.status()["hold"] == 0
-        os.utime(LogStorage(str(tmp_path)).reader_path(name), (1, 1))
+        os.utime(LogStorage(str(tmp_path)).reader_path("desk"), (1, 1))
         server._next_look = 0.0
         server.step()
         assert server.status()["hold"] == 4

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import os
 import signal
 import subprocess
 import sys
@@ -32,8 +31,7 @@ from tests.support import (
     wait_for,
 )
 from zmq_datasource.errors import DataLossError, DiskFaultError, EndpointError, LogLockedError, OptionError
-from zmq_datasource.log.reader_files import ReaderPosition
-from zmq_datasource.log.readers import Readers
+from zmq_datasource.log.reader_files import ReaderRecord
 from zmq_datasource.log.storage import LogStorage
 from zmq_datasource.log.writer import LogWriter
 from zmq_datasource.options import BatchReadOptions
@@ -146,7 +144,7 @@ def test_a_first_batch_that_is_repeated_has_the_same_rows_in_each_partition(
         assert {partition for partition, _ in planned} == {0}
     for _ in range(2):
         with several(tmp_path, **options) as again:
-            assert rows(again, again.begin(), end) == planned
+            assert rows(again, again.beginning(), end) == planned
 
 
 def test_the_sockets_of_a_pull_share_its_messages(context: Context, tmp_path: Path) -> None:
@@ -254,8 +252,7 @@ def test_a_query_that_follows_takes_up_the_partitions_that_come(tmp_path: Path) 
         fill(tmp_path, 2, b"4")
         query.until(5)
         checkpoint, name = query.checkpoint, query.name
-    for partition in (0, 1, 2):
-        assert list(LogStorage(str(tmp_path), partition).positions()) == [name]
+    assert LogStorage(str(tmp_path)).readers()[name].next == {0: 2, 1: 0, 2: 3}
     fill(tmp_path, 0, b"5")
     with several(tmp_path, checkpoint) as query:
         query.until(1)
@@ -264,7 +261,7 @@ def test_a_query_that_follows_takes_up_the_partitions_that_come(tmp_path: Path) 
 
 def test_a_partition_that_is_gone_is_data_loss(tmp_path: Path) -> None:
     fill(tmp_path, 0, b"0")
-    offset = {"log": LogStorage(str(tmp_path)).log_id(), "next": {"0": 0, "3": 7}, "reader": "me"}
+    offset = {"log": LogStorage(str(tmp_path)).log_id(), "next": {"0": 0, "3": 7}}
     with several(tmp_path, offset) as query, pytest.raises(DataLossError, match=r"\[0, 3\], there are \[0\]"):
         query.step()
     with several(tmp_path, offset, failOnDataLoss="false") as query:
@@ -298,27 +295,24 @@ def test_a_first_batch_that_was_not_finished_begins_at_the_same_place_in_each_pa
     push, endpoint = bound(context, zmq.PUSH)
     options = {"connect": endpoint, "receivers": 2, **reader}
     with several(tmp_path, **options) as query:
-        begin = query.begin()
+        query.begin()
         wait_for(lambda: connected(query), "two connections")
         send(push, 0, 50)
         wait_for(lambda: received(query) == 50, "all received")
         _, end = query.plan()  # Spark has noted it, and dies
     with several(tmp_path, **options) as again:
-        told = again.begin()
-        again.run(told, end)
+        again.run(again.beginning(), end)
         again.check()
         assert again.values == list(range(50))
-        assert told["next"] == begin["next"]
         wait_for(lambda: connected(again), "two connections")
         send(push, 50, 100)
         again.until(100)
         assert again.values == list(range(100))
 
 
-def test_a_partition_that_had_no_part_in_a_repeated_batch_takes_the_querys_name(
+def test_a_repeated_first_batch_has_no_rows_of_a_partition_that_came_later(
     context: Context, tmp_path: Path
 ) -> None:
-    """Under another one it would be kept for the first one for ever."""
     push, endpoint = bound(context, zmq.PUSH)
     with several(tmp_path, connect=endpoint) as query:
         query.begin()
@@ -326,13 +320,9 @@ def test_a_partition_that_had_no_part_in_a_repeated_batch_takes_the_querys_name(
         wait_for(lambda: received(query) == 50, "all received")
         _, end = query.plan()  # Spark has noted it, and dies
     with several(tmp_path, connect=endpoint, receivers=2) as again:
-        again.run(again.begin(), end)
+        again.run(again.beginning(), end)
         assert again.values == list(range(50))
-        (name,) = {feed.reader for feed in parts_of(again).values()}
-        for feed in parts_of(again).values():
-            assert set(feed.storage.positions()) == {name}
-            assert isinstance(feed._source, Ingest)
-            assert feed._source.readers.needed() is None
+        again.step()
         wait_for(lambda: connected(again), "two connections")
         send(push, 50, 100)
         again.until(100)
@@ -503,7 +493,8 @@ def test_a_partition_that_comes_while_a_query_is_away_keeps_all_for_it(
         away.until(1)
         checkpoint = away.checkpoint
     push, endpoint = bound(context, zmq.PUSH)
-    options = {"socketType": "PULL", "connect": endpoint, "walLocation": tmp_path, "walFlushInterval": "20ms"}
+    options = {"socketType": "PULL", "connect": endpoint, "walLocation": tmp_path}
+    options |= {"walFlushInterval": "20ms", "walRetention": "0s"}
     with several(tmp_path) as there:
         there.until(1)
         ingest = Ingest(stream_options(**options, receivers=2), 1)
@@ -540,36 +531,6 @@ def test_what_a_new_partition_has_lost_is_told(tmp_path: Path) -> None:
     with several(tmp_path, checkpoint, failOnDataLoss="false") as query:
         query.until(1)
         assert query.placed == [(1, 1, b"2")]
-
-
-def left_long_ago(location: Path) -> tuple[LogStorage, str]:
-    """A log with two partitions, and the name of a query that has read both."""
-    for partition in (0, 1):
-        fill(location, partition, b"%d" % partition)
-    with several(location) as query:
-        query.until(2)
-        name = query.name
-    storage = LogStorage(str(location))
-    for partition in (0, 1):
-        os.utime(storage.of(partition).reader_path(name), (1, 1))
-    return storage, name
-
-
-def test_a_reader_that_is_dropped_is_dropped_in_all_partitions(tmp_path: Path) -> None:
-    storage, _ = left_long_ago(tmp_path)
-    assert Readers(storage.of(1), timeout=60).needed() is None
-    assert [storage.of(partition).positions() for partition in (0, 1)] == [{}, {}]
-
-
-def test_a_reader_that_is_about_to_read_the_other_partitions_is_not_dropped(tmp_path: Path) -> None:
-    """A query that begins takes its locks one partition after another."""
-    storage, name = left_long_ago(tmp_path)
-    lock = storage.hold_reader(name)
-    try:
-        Readers(storage.of(1), timeout=60).needed()
-        assert [name in storage.of(partition).positions() for partition in (0, 1)] == [True, True]
-    finally:
-        lock.release()
 
 
 def test_endpoints_in_another_order_are_another_division(context: Context, tmp_path: Path) -> None:
@@ -619,12 +580,12 @@ def test_a_partition_that_comes_before_the_first_batch_is_read_from_its_beginnin
         wait_for(lambda: query.plan()[1] != begin, "the new partition")
         _, end = query.plan()
     with several(tmp_path, **options) as query:
-        query.run(query.begin(), end)
+        query.run(query.beginning(), end)
         assert query.placed == [(1, 0, b"1"), (1, 1, b"2")]
 
 
-def test_a_first_batch_that_had_rows_of_another_partition_is_nobody_elses(tmp_path: Path) -> None:
-    """A query without a name dies after it; one that begins in the same way gets a beginning of its own."""
+def test_a_first_batch_that_had_rows_of_another_partition_is_repeated(tmp_path: Path) -> None:
+    """A query without a name dies after it, and another one begins in the same way."""
     for partition in (0, 1):
         fill(tmp_path, partition)
     with several(tmp_path) as query:
@@ -632,12 +593,10 @@ def test_a_first_batch_that_had_rows_of_another_partition_is_nobody_elses(tmp_pa
         fill(tmp_path, 1, b"1", b"2")
         wait_for(lambda: query.plan()[1] != query.begin(), "messages in partition 1")
         _, end = query.plan()
-        name = query.name
     with several(tmp_path) as other:
         other.until(2)
-        assert other.name != name
         with several(tmp_path) as again:
-            again.run(again.begin(), end)
+            again.run(again.beginning(), end)
             assert again.placed == [(1, 0, b"1"), (1, 1, b"2")]
 
 
@@ -720,9 +679,8 @@ def test_what_is_done_in_a_partition_without_a_receiver_is_deleted(
         fill(tmp_path, 0, b"0")
         fill(tmp_path, 1, b"0", b"0")
     idle = LogStorage(str(tmp_path), 1)
-    slow = LogStorage(str(tmp_path))
-    for storage in (slow, idle):
-        storage.write_reader("slow", ReaderPosition(4))
+    log = LogStorage(str(tmp_path))
+    log.write_reader("slow", ReaderRecord({0: 4, 1: 4}, 1e9))
     with several(tmp_path, connect=endpoint, startingOffsets="earliest", walFlushInterval="20ms") as query:
         query.until(15)
         count = 15
@@ -735,8 +693,7 @@ def test_what_is_done_in_a_partition_without_a_receiver_is_deleted(
             return sorted(chunk.first for chunk in idle.chunks())
 
         wait_for(lambda: chunks_after_a_batch() == [4, 6, 8], "that two are deleted")
-        for storage in (slow, idle):
-            storage.remove_reader("slow")
+        log.remove_reader("slow")
         wait_for(lambda: chunks_after_a_batch() == [8], "that the others are")
         assert not idle.is_written()
         checkpoint = query.checkpoint
@@ -771,10 +728,11 @@ def test_a_program_deletes_what_is_done_in_a_partition_without_a_receiver(
         fill(tmp_path, 0, b"0")
         fill(tmp_path, 1, b"0")
     idle = LogStorage(str(tmp_path), 1)
-    for partition in range(2):
-        LogStorage(str(tmp_path), partition).write_reader("query", ReaderPosition(3))
+    LogStorage(str(tmp_path)).write_reader("query", ReaderRecord({0: 3, 1: 3}, 1e9))
     command = [sys.executable, "-m", "zmq_datasource", "receive", "--socket-type", "PULL"]
-    program = subprocess.Popen([*command, "--connect", endpoint, "--wal-location", str(tmp_path)])
+    program = subprocess.Popen(
+        [*command, "--connect", endpoint, "--wal-location", str(tmp_path), "--wal-retention", "0s"]
+    )
     try:
         wait_for(
             lambda: [chunk.first for chunk in idle.chunks()] == [2], "that all but the newest are deleted"

@@ -22,7 +22,7 @@ from zmq_datasource.log import stored as stored_module
 from zmq_datasource.log import tenure as tenure_module
 from zmq_datasource.log.claims import new_claim
 from zmq_datasource.log.follower import LogFollower
-from zmq_datasource.log.reader_files import ReaderPosition
+from zmq_datasource.log.reader_files import ReaderRecord
 from zmq_datasource.log.stored import StoredLog, storage_at
 from zmq_datasource.log.writer import LogWriter
 from zmq_datasource.options.types import Location
@@ -150,8 +150,8 @@ def test_a_query_goes_on_when_its_unmounted_store_returns(context: Context, on: 
         store.rename(away)
         store.mkdir()
         send(push, 5, 8)
-        assert query.reader._feeds is not None
-        log = query.reader._feeds.parts[0].log
+        assert query.reader.feeds is not None
+        log = query.reader.feeds.parts[0].log
         wait_for(lambda: log.fault, "a fault")
         query.step()
         assert list(store.iterdir()) == []
@@ -207,13 +207,13 @@ def test_a_query_that_begins_beside_a_deletion_reads_what_is_left(
         assert isinstance(log, LogWriter)
         assert log.earliest < 20
 
-        def written_late(storage: StoredLog, reader: str, position: ReaderPosition) -> None:
+        def written_late(storage: StoredLog, reader: str, record: ReaderRecord) -> None:
             monkeypatch.setattr(StoredLog, "write_reader", write)
             log.retention._next_deletion = 0.0
             before = log.earliest
             log.retention.remove_expired()
             assert log.earliest > before, "a chunk is gone that the query has listed"
-            write(storage, reader, position)
+            write(storage, reader, record)
 
         with on("b") as two:
             monkeypatch.setattr(StoredLog, "write_reader", written_late)

@@ -77,6 +77,8 @@ MOUNT_AGAIN = (
     "The directory was unmounted, removed or emptied. Mount or restore it with all that was in it; nothing is written "
     "there until then"
 )
+# The holder of a lock on a full disk could not write its name into it.
+_NAMELESS = "a process that could not write its name"
 # What may pass: somebody makes room, closes files, mounts or connects again.
 _TRANSIENT = frozenset(
     {
@@ -201,11 +203,11 @@ class PartitionFiles:
         return ()
 
     def _add_directory(self, path: Path) -> None:
-        """Make a directory below the partition's, which is made when the log is opened, and never again.
+        """Make a directory below the log's or the partition's, which are made when the log is opened, and never again.
 
         So a log whose disk was unmounted is not begun below the mount point.
         """
-        if path != self._directory:
+        if path not in (self._directory, self._root):
             add_directory(path)
 
     def _remove(self, path: Path, what: str = "") -> None:
@@ -256,7 +258,7 @@ class PartitionFiles:
             except BlockingIOError as e:
                 if time.monotonic() >= deadline:
                     file.seek(0)
-                    holder = file.readline().strip() or "a writer that did not say who it is"
+                    holder = file.readline().strip() or _NAMELESS
                     file.close()
                     raise LogLockedError(f"{act}: it is held by {holder}; {way_out}") from e
                 if not warned:
@@ -280,6 +282,24 @@ class PartitionFiles:
             text = b""
         return WriterLock(file, path, text)
 
+    def _lock_holder(self, path: Path) -> str | None:
+        """The process that has the lock of a file, as it says itself; None if there is none. Makes no file.
+
+        Raises:
+            DiskFaultError, LogFormatError: The file cannot be read.
+        """
+        try:
+            with reading(path):
+                descriptor = _open_to_lock(path)
+        except FileNotFoundError:
+            return None
+        with open(descriptor, "rb") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return file.readline().decode(errors="replace").strip() or _NAMELESS
+        return None
+
     def _lock_file(self, path: Path) -> IO[str]:
         with writing(f"creating {path.parent}"):
             self._add_directory(path.parent)
@@ -295,6 +315,17 @@ class PartitionFiles:
         with suppress(FileNotFoundError), reading(path):
             return "".join(read_file(path).decode(errors="replace").splitlines()[1:2])
         return ""
+
+
+def _open_to_lock(path: Path) -> int:
+    try:
+        return os.open(path, os.O_RDWR)  # a shared file system locks no file that is open for reading alone
+    except PermissionError:
+        return os.open(path, os.O_RDONLY)
+    except OSError as e:
+        if e.errno != errno.EROFS:
+            raise
+        return os.open(path, os.O_RDONLY)
 
 
 def _is_at(file: IO[str], path: Path) -> bool:

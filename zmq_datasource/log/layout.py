@@ -15,7 +15,7 @@ __all__ = [
     "LOCK_WAIT_SECONDS",
     "LOG_NAME",
     "PARTITION",
-    "POSITIONS_LOCK_NAME",
+    "READERS_LOCK_NAME",
     "READERS_NAME",
     "STAGING_NAME",
     "STOPS_NAME",
@@ -49,7 +49,7 @@ LOG_NAME = "log.json"
 LOCK_NAME = "writer.lock"
 # For so long a process that ends, or was killed a moment ago, may hold a log's lock: through its last drain or write.
 LOCK_WAIT_SECONDS = 15.0
-POSITIONS_LOCK_NAME = "positions.lock"
+READERS_LOCK_NAME = "readers.lock"
 STAGING_NAME = "staging"
 # The claims of those who have had this machine's part of a log in object storage.
 CLAIMS_NAME = "claims"

@@ -1,11 +1,12 @@
-"""The files of those who read a log: where each began, how far it has come, and what it was given.
+"""The records of a log's readers: for each one file, with its position in every log partition.
 
 The rules:
 
-* Every query that reads a log has a *position*: below ``next`` it needs nothing. Positions are
-  recorded, and chunks deleted, under one lock: what a reader has listed after it recorded its position is not deleted.
-* An id that was handed to a query is noted before, durably (``given``). Whoever opens the log to write compares it
-  with the log's end, so that an id whose message is gone is not given to another message.
+* A record says what the log must keep: nothing below ``next`` is needed by this reader any more. Where a query goes on
+  is in its own checkpoint, and nowhere else.
+* A new record is written, and chunks are deleted, under one lock (``placing``): what a reader has listed after it wrote
+  its record is not deleted.
+* The reader's lock is held while its query runs. So two queries of one name cannot run, and a writer sees which run.
 """
 
 from __future__ import annotations
@@ -15,26 +16,29 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import NamedTuple
+from typing import Annotated
 
-from zmq_datasource.errors import RESTORE, LogFormatError, LogLockedError
+import msgspec
+
+from zmq_datasource.errors import RESTORE, LogFormatError
 from zmq_datasource.host import failpoints
 from zmq_datasource.log.files import PartitionFiles, WriterLock, read_file, read_json, reading, writing
 from zmq_datasource.log.layout import (
     LOCK_WAIT_SECONDS,
-    POSITIONS_LOCK_NAME,
+    READERS_LOCK_NAME,
     READERS_NAME,
     SUBSCRIPTIONS_NAME,
     TEMPORARY_PREFIX,
 )
 
-__all__ = ["ReaderFiles", "ReaderPosition", "ReaderTerms"]
+__all__ = ["ReaderFiles", "ReaderRecord", "ReaderTerms"]
 
-_POSITION_SUFFIX, _START_SUFFIX = ".json", ".start.json"
-_SKIPPED = re.compile(r"(?P<reader>.+)\.(?P<first>[0-9]{20})-(?P<end>[0-9]{20})\.skipped")
+_SUFFIX, _LOCK_SUFFIX = ".json", ".lock"
+_SKIPPED = re.compile(r"([^.]+)\.([0-9]{1,10})\.([0-9]{20})-([0-9]{20})\.skipped")
+_Id = Annotated[int, msgspec.Meta(ge=0)]
 
 
-class ReaderTerms(NamedTuple):
+class ReaderTerms(msgspec.Struct, frozen=True):
     """On which terms a query would receive the feed itself.
 
     Attributes:
@@ -46,129 +50,109 @@ class ReaderTerms(NamedTuple):
     replays: bool
 
 
-class ReaderPosition(NamedTuple):
-    """Of one reader: the first id that it still needs, and the one after the last that it was ever given.
+class ReaderRecord(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What a log keeps for one reader; the content of its file.
 
     Attributes:
-        given: None where the chunks themselves vouch for what was given: the log's own query, with ``walSync``.
-        named: Whether its user has named it. One that nobody has named gives way when the log needs the room.
-        terms: None of one that only reads.
+        next: By log partition, the first id that the reader still needs. It needs all of a partition that is missing.
+        timeout: Seconds for which the messages are kept after the query has ended; None for a query without a name,
+            for which the writer of the log decides.
+        begins: Whether a query without a checkpoint begins at ``next``: one of this name has chosen to begin there and
+            has finished no batch, or the position was set by hand.
+        terms: None of a query that only reads.
     """
 
-    next: int
-    given: int | None = None
-    named: bool = True
+    next: dict[_Id, _Id]
+    timeout: float | None = None
+    begins: bool = False
     terms: ReaderTerms | None = None
 
+    @property
+    def named(self) -> bool:
+        """Whether the user has named the reader."""
+        return self.timeout is not None
 
-def _terms_of(content: object) -> ReaderTerms | None:
-    match content:
-        case {"retention": float(retention), "replays": bool(replays)}:
-            return ReaderTerms(retention, replays)
-    return None
+    def needs(self, partition: int) -> int:
+        """The first id of this partition that the reader still needs."""
+        return self.next.get(partition, 0)
 
 
 class ReaderFiles(PartitionFiles):
-    """Small JSON files, each replaced as a whole."""
+    """Small JSON files beside the log partitions, each replaced as a whole."""
 
-    def _start_path(self, reader: str) -> Path:
-        return self._directory / READERS_NAME / f"{reader}{_START_SUFFIX}"
+    @property
+    def _readers(self) -> Path:
+        return self._root / READERS_NAME
 
-    def start_path(self, reader: str) -> str:
-        """Where ``write_start`` writes, for messages."""
-        return str(self._start_path(reader))
+    def _reader_path(self, name: str) -> Path:
+        return self._readers / f"{name}{_SUFFIX}"
 
-    def read_start(self, reader: str) -> tuple[int, str] | None:
-        """What ``write_start`` wrote: first id and reason, while the query's first batch is not done."""
-        path = self._start_path(reader)
-        match self._read_json(path):
-            case None:
-                return None
-            case {"next": int(next_id), "startingOffsets": str(position)}:
-                return next_id, position
-        raise LogFormatError(f"reading {path}: it holds no message id. {RESTORE}")
+    def reader_path(self, name: str) -> str:
+        """Where a reader's record is, for messages."""
+        return str(self._reader_path(name))
 
-    def write_start(self, reader: str, next_id: int, position: str) -> None:
-        """Remember, durably, the first id that a query was given, and by which ``startingOffsets``."""
-        path = self._start_path(reader)
-        self._replace(path, {"next": next_id, "startingOffsets": position})
-        failpoints.reach("log.start.after_write")
+    def write_reader(self, name: str, record: ReaderRecord) -> None:
+        """Record, durably, what a reader needs.
 
-    def remove_start(self, reader: str) -> None:
-        """Delete a query's start: its first batch is done."""
-        failpoints.reach("log.start.before_remove")
-        self._forget(self._start_path(reader))
-
-    def starting(self) -> list[str]:
-        """The readers whose first batch is not done."""
-        return [name.removesuffix(_START_SUFFIX) for name in self._reader_names(_START_SUFFIX)]
-
-    def _reader_path(self, reader: str) -> Path:
-        return self._directory / READERS_NAME / f"{reader}{_POSITION_SUFFIX}"
-
-    def reader_path(self, reader: str) -> str:
-        """Where a reader's position is, for messages."""
-        return str(self._reader_path(reader))
-
-    def write_reader(self, reader: str, position: ReaderPosition) -> None:
-        """Record, durably, the position of a reader."""
-        content: dict[str, object] = {"next": position.next}
-        if position.given is not None:
-            content["given"] = position.given
-        if not position.named:
-            content["named"] = False
-        if position.terms is not None:
-            content["terms"] = position.terms._asdict()
+        Raises:
+            LogWriteError: The file system refused.
+        """
         failpoints.reach("log.position.before_write")
-        self._replace(self._reader_path(reader), content)
+        self._replace(self._reader_path(name), msgspec.to_builtins(record, str_keys=True))
         failpoints.reach("log.position.after_write")
 
-    def remove_reader(self, reader: str) -> None:
-        """Delete a reader's position and start: it needs no messages any more."""
-        self._forget(self._reader_path(reader))
-        self._forget(self._start_path(reader))
-        for ids in self.skipped(reader):
-            self.forget_skipped(reader, ids)
+    def remove_reader(self, name: str) -> None:
+        """Delete a reader's record, and what its tasks have recorded: the log keeps nothing for it any more."""
+        self._forget(self._reader_path(name))
+        for found in filter(None, map(_SKIPPED.fullmatch, self._reader_files())):
+            if found[1] == name:
+                self._forget(self._readers / found[0])
 
-    def moved_at(self, reader: str) -> float | None:
-        """When a reader's position was last recorded, in seconds since the epoch; None if it is gone."""
-        path = self._reader_path(reader)
+    def moved_at(self, name: str) -> float | None:
+        """When a reader's record was last written or touched, in seconds since the epoch; None if there is none."""
+        path = self._reader_path(name)
         with suppress(FileNotFoundError), reading(path):
             return path.stat().st_mtime
         return None
 
-    def touch_reader(self, reader: str) -> None:
-        """Make ``moved_at`` now; a position that is gone stays gone."""
-        path = self._reader_path(reader)
+    def touch_reader(self, name: str) -> None:
+        """Make ``moved_at`` now; does nothing if there is no record."""
+        path = self._reader_path(name)
         with writing(f"touching {path}"), suppress(FileNotFoundError):
             os.utime(path)
 
-    def position(self, reader: str) -> ReaderPosition | None:
-        """What ``write_reader`` wrote; None if there is no such reader, or it is gone for ever."""
-        path = self._reader_path(reader)
-        match self._read_json(path):
-            case None:
-                return None
-            case {"next": int(next_id), **rest}:
-                given, named = rest.get("given"), rest.get("named", True)
-                if isinstance(named, bool) and (given is None or isinstance(given, int)):
-                    return ReaderPosition(next_id, given, named, _terms_of(rest.get("terms")))
-        raise LogFormatError(f"reading {path}: it holds no position of a reader. {RESTORE}")
+    def reader(self, name: str) -> ReaderRecord | None:
+        """The record of a reader; None if there is none.
 
-    def positions(self) -> dict[str, ReaderPosition]:
-        """The positions of all readers, by name."""
+        Raises:
+            LogFormatError: The file is damaged.
+        """
+        content = self._read_json(self._reader_path(name))
+        if content is None:
+            return None
+        try:
+            return msgspec.convert(content, ReaderRecord, str_keys=True)
+        except msgspec.ValidationError as e:
+            raise LogFormatError(
+                f"reading {self.reader_path(name)}: it is no record of a reader ({e}). {RESTORE}; or, to keep nothing "
+                f"for this reader: zmq-datasource log readers drop {self.root} {name}"
+            ) from e
+
+    def readers(self) -> dict[str, ReaderRecord]:
+        """The records of all readers, by name.
+
+        Raises:
+            LogFormatError: A file is damaged.
+        """
         found = {}
-        for file in self._reader_names(_POSITION_SUFFIX):
-            if file.endswith(_START_SUFFIX):
-                continue
-            name = file.removesuffix(_POSITION_SUFFIX)
-            position = self.position(name)
-            if position is not None:
-                found[name] = position
+        for name in self.reader_names():
+            record = self.reader(name)
+            if record is not None:
+                found[name] = record
         return found
 
     def _skipped_path(self, reader: str, first: int, end: int) -> Path:
-        return self._directory / READERS_NAME / f"{reader}.{first:020d}-{end:020d}.skipped"
+        return self._readers / f"{reader}.{self.partition}.{first:020d}-{end:020d}.skipped"
 
     def write_skipped(self, reader: str, first: int, end: int) -> None:
         """Record that a task of this reader has skipped the ids ``[first, end)``, because they were deleted.
@@ -180,69 +164,66 @@ class ReaderFiles(PartitionFiles):
 
     def skipped(self, reader: str) -> list[range]:
         """The ids that ``write_skipped`` has recorded, in order. Two tasks, or two attempts, may have the same ids."""
-        found = (_SKIPPED.fullmatch(name) for name in self._reader_names(".skipped"))
-        ids = [range(int(it["first"]), int(it["end"])) for it in found if it and it["reader"] == reader]
+        found = filter(None, map(_SKIPPED.fullmatch, self._reader_files()))
+        ids = [range(int(it[3]), int(it[4])) for it in found if (it[1], it[2]) == (reader, str(self.partition))]
         return sorted(ids, key=lambda it: (it.start, it.stop))
 
     def forget_skipped(self, reader: str, ids: range) -> None:
         """Delete one of these records."""
         self._forget(self._skipped_path(reader, ids.start, ids.stop))
 
-    def _reader_names(self, suffix: str) -> list[str]:
-        directory = self._directory / READERS_NAME
+    def reader_names(self) -> list[str]:
+        """The names of all readers that have a record."""
+        return sorted(_name_of(file) for file in self._reader_files() if _is_record(file))
+
+    def _reader_files(self) -> list[str]:
+        """The names of the files about readers."""
         try:
-            with reading(directory):
-                names = os.listdir(directory)
+            with reading(self._readers):
+                return os.listdir(self._readers)
         except FileNotFoundError:
             return []
-        return [name for name in names if name.endswith(suffix) and not name.startswith(TEMPORARY_PREFIX)]
 
     @contextmanager
     def placing(self, wait: float = LOCK_WAIT_SECONDS) -> Iterator[None]:
-        """Keep others from recording positions, and the writer from deleting, for a moment.
+        """Keep others from writing new records, and writers from deleting, for a moment.
 
         Raises:
-            LogLockedError: Somebody else does, for longer than ``wait`` seconds.
+            LogLockedError: Another process has the lock for longer than ``wait`` seconds.
         """
-        path = self._directory / POSITIONS_LOCK_NAME
-        # Without a word in it, which a full disk would refuse.
-        lock = self._lock(path, wait, f"recording a position in log {self.root}", "try again", False)
+        # The lock file stays empty: a full disk would refuse a word in it.
+        lock = self._lock(
+            self._root / READERS_LOCK_NAME,
+            wait,
+            f"recording a reader of log {self.root}",
+            "try again",
+            sign=False,
+        )
         try:
             yield
         finally:
             lock.release()
 
     def announce_deletion(self) -> bool:
-        """Say, while ``placing``, that chunks are about to be deleted.
+        """Tell other machines, while ``placing``, that this writer is about to delete chunks.
 
         Returns:
-            Whether somebody may have recorded a position since, because there is a place where no lock holds.
+            Whether another machine may have written a record since, because the lock does not hold there.
         """
         return False
 
     def end_deletion(self) -> None:
-        """Say that it is done."""
+        """Tell other machines that the deletion is done."""
 
     def wait_for_deletion(self) -> bool:
-        """Wait, while ``placing``, for a deletion that has begun before the last position was recorded.
+        """Wait, while ``placing``, for a deletion that has begun before the last record was written.
 
         Returns:
-            Whether something may have been deleted since the log was listed before that.
+            Whether chunks may have been deleted since the log was listed before that.
         """
         return False
 
-    def given(self) -> tuple[int, str] | None:
-        """The id after the last one that any query was given, as far as that was noted, and where it says so."""
-        return max(
-            (
-                (max(position.next, position.given or 0), self.reader_path(name))
-                for name, position in self.positions().items()
-            ),
-            default=None,
-        )
-
     def _forget(self, path: Path) -> None:
-        """Delete what ``_replace`` wrote."""
         self._remove(path)
 
     def _read_json(self, path: Path) -> object:
@@ -251,39 +232,37 @@ class ReaderFiles(PartitionFiles):
             return read_json(path)
         return None
 
-    def lock_reader(self, reader: str, wait: float = LOCK_WAIT_SECONDS) -> WriterLock:
-        """Become the one query that reads under this name.
+    def lock_reader(self, name: str, wait: float = LOCK_WAIT_SECONDS) -> WriterLock:
+        """Become the one query that reads under this name, on this machine.
 
         Args:
-            wait: Seconds to wait for one that is just stopping.
+            wait: Seconds to wait for a query that is just stopping.
 
         Raises:
-            LogLockedError: Another one does; says who.
+            LogLockedError: Another query of this name runs; says which process.
         """
-        path = self._directory / READERS_NAME / f"{reader}.lock"
         return self._lock(
-            path, wait, f"reading log {self.root} as {reader!r}", "give each query a reader of its own"
+            self._readers / f"{name}{_LOCK_SUFFIX}",
+            wait,
+            f"reading log {self.root} as reader={name}",
+            "give each query a reader of its own",
         )
 
-    def hold_reader(self, reader: str, wait: float = LOCK_WAIT_SECONDS) -> WriterLock:
-        """``lock_reader``, for the query itself, of which others are to know that it runs."""
-        return self.lock_reader(reader, wait)
+    def hold_reader(self, name: str, wait: float = LOCK_WAIT_SECONDS) -> WriterLock:
+        """``lock_reader`` for the query itself, which other machines can see as running meanwhile."""
+        return self.lock_reader(name, wait)
 
-    def is_reading_elsewhere(self, reader: str) -> bool:
-        """Whether a query of this name may run where its lock does not hold."""
+    def is_reading_elsewhere(self, name: str) -> bool:
+        """Whether a query of this name may run on a machine where its lock does not hold."""
         return False
 
-    def is_reading(self, reader: str) -> bool:
+    def is_reading(self, name: str) -> bool:
         """Whether a query of this name runs."""
-        try:
-            self.lock_reader(reader, 0.0).release()
-        except LogLockedError:
-            return True
-        return False
+        return self._lock_holder(self._readers / f"{name}{_LOCK_SUFFIX}") is not None
 
-    def remove_reader_lock(self, reader: str) -> None:
+    def remove_reader_lock(self, name: str) -> None:
         """Delete the file of a lock. Only for its holder."""
-        self._remove(self._directory / READERS_NAME / f"{reader}.lock")
+        self._remove(self._readers / f"{name}{_LOCK_SUFFIX}")
 
     def read_note(self, name: str) -> object:
         """The content of a small JSON file of the partition that ``write_note`` wrote; None if there is none."""
@@ -294,7 +273,7 @@ class ReaderFiles(PartitionFiles):
         self._replace(self._directory / name, content)
 
     def read_subscriptions(self) -> bytes | None:
-        """What ``write_subscriptions`` wrote; None if nothing ever was."""
+        """What ``write_subscriptions`` wrote; None if there is nothing."""
         path = self._directory / SUBSCRIPTIONS_NAME
         with suppress(FileNotFoundError), reading(path):
             return read_file(path)
@@ -309,3 +288,11 @@ class ReaderFiles(PartitionFiles):
     def subscriptions_path(self) -> str:
         """Where a proxy's subscriptions are, for messages."""
         return str(self._directory / SUBSCRIPTIONS_NAME)
+
+
+def _is_record(file: str) -> bool:
+    return file.endswith(_SUFFIX) and not file.startswith(TEMPORARY_PREFIX)
+
+
+def _name_of(file: str) -> str:
+    return file.removesuffix(_SUFFIX)

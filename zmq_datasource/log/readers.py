@@ -1,146 +1,291 @@
-"""Whose messages a log keeps: the positions of those who read it, as whoever deletes sees them."""
+"""The readers of a log: one query's own record, and what a writer must keep for all of them.
+
+A reader is in one of these states:
+
+| State | What the log keeps |
+| --- | --- |
+| running | everything from its position on |
+| ended, with a name (``reader``) | the same, for ``readerTimeout`` |
+| ended, without a name | the same, for ``walRetention``, unless the log is full |
+| dropped | nothing for this reader |
+
+Only a writer drops a reader, and only if another reader has a use for the room: what the last reader of a log has not
+read stays.
+"""
 
 from __future__ import annotations
 
 import logging
 import math
 import time
-from collections.abc import Callable
+import uuid
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 
-from zmq_datasource.errors import LogLockedError
-from zmq_datasource.log.layout import PARTITION
-from zmq_datasource.log.reader_files import ReaderPosition
+from zmq_datasource.errors import LogLockedError, LogWriteError
+from zmq_datasource.log.files import WriterLock
+from zmq_datasource.log.layout import LOCK_WAIT_SECONDS
+from zmq_datasource.log.reader_files import ReaderRecord, ReaderTerms
 from zmq_datasource.log.storage import LogStorage
 
-__all__ = ["Readers"]
+__all__ = ["Reader", "Readers"]
 
 _log = logging.getLogger(__name__)
 
+# How often the position of the query that also writes the log is recorded. An older one keeps more than is needed.
+_LAZY_SECONDS = 1.0
+# How often the record of a query that stands still is touched, which says that the query runs.
+_TOUCH_SECONDS = 60.0
+# A writer that deletes, or another reader that writes its record, is done with that soon.
+_PLACING_SECONDS = 30.0
 
-class Readers:
-    """Of one log partition.
+
+class Reader:
+    """The record of one query, which no other query can use until ``end``.
 
     Args:
-        storage: Where the positions are.
-        timeout: Seconds after which the position of a reader that does not run is dropped.
-        clock: Seconds since the epoch; compared with the files' modification times.
+        storage: The log; of any of its partitions.
+        name: The option ``reader``; None makes a name that no other query has.
+        timeout: Seconds that messages are kept after the query has ended; ignored without a name.
+        terms: On which the query would receive the feed itself; None if it only reads.
 
     Attributes:
-        own: The reader in this process, whose position is known here; it is not looked for in its file.
-        retention: The longest that a reader of whom there is a position wants, in seconds, as of the last look at all.
+        name: Under which the record is kept.
+        found: The record that an earlier query of this name has left; None if there is none.
+
+    Raises:
+        LogLockedError: Another query of this name runs.
     """
 
     def __init__(
-        self, storage: LogStorage, timeout: float = math.inf, clock: Callable[[], float] = time.time
+        self, storage: LogStorage, name: str | None, timeout: float, terms: ReaderTerms | None = None
     ) -> None:
         self._storage = storage
-        self._timeout = timeout
-        self._clock = clock
-        self.own: str | None = None
-        self.retention = 0.0
-        self._to_come: set[str] = set()
+        self.name = name or f"query-{uuid.uuid4().hex[:12]}"
+        self._timeout = None if name is None else timeout
+        self._terms = terms
+        self._lock: WriterLock = storage.hold_reader(self.name, LOCK_WAIT_SECONDS)
+        try:
+            self.found = storage.reader(self.name)
+        except BaseException:
+            self._lock.release()
+            raise
+        self._record = self.found
+        self._written_at = -math.inf
 
-    def needed(self) -> int | None:
-        """The first id that another reader than our own still needs; None if there is none.
+    def place(self, earliest: Callable[[], Mapping[int, int]]) -> None:
+        """Keep all that there is from being deleted, before the query chooses where to begin.
+
+        Args:
+            earliest: Lists the log; returns the first id of each partition.
 
         Raises:
-            LogError: A position cannot be read, or one that is to be dropped cannot be removed.
+            LogError: The log cannot be listed, or the disk refuses.
         """
-        positions = self.others()
-        for name in [name for name in positions if self._is_late(name)]:
-            if self._drop(name, f"it has not moved for {self._timeout:.0f} s (readerTimeout)"):
-                del positions[name]
-        return min((position.next for position in positions.values()), default=None)
+        with self._storage.placing(_PLACING_SECONDS):
+            self._write(self._kept(earliest()))
+            if self._storage.wait_for_deletion():
+                self._write(self._kept(earliest()))
 
-    def others(self) -> dict[str, ReaderPosition]:
-        """The positions of all readers but our own, by name.
+    def _kept(self, earliest: Mapping[int, int]) -> ReaderRecord:
+        if self.found is not None and self.found.begins:
+            return ReaderRecord(self.found.next, self._timeout, True, self._terms)
+        return self._at(earliest)
 
-        Every reader has a position in the partition that every log has. Who has none here has yet to come, and needs
-        all of it.
+    def _at(self, nexts: Mapping[int, int], *, begins: bool = False) -> ReaderRecord:
+        return ReaderRecord(dict(nexts), self._timeout, begins, self._terms)
+
+    def begin(self, begins: Mapping[int, int]) -> None:
+        """Record where the query, which has no checkpoint, begins: it begins there again if it dies before a batch."""
+        self._write(self._at(begins, begins=True))
+
+    def move(self, begins: Mapping[int, int], *, lazily: bool) -> None:
+        """The query needs nothing below these ids any more.
+
+        Args:
+            lazily: Whether the process that deletes knows this without a record. Then a record is written about once a
+                second, and a disk that refuses it costs nothing but room.
+
+        Raises:
+            LogWriteError: The disk refuses, and ``lazily`` is false.
         """
-        positions, to_come = self._storage.positions(), set()
-        if self._storage.partition != PARTITION:
-            for name, position in self._storage.of(PARTITION).positions().items():
-                if name not in positions:
-                    positions[name] = position._replace(next=0)
-                    to_come.add(name)
-        self._to_come = to_come
-        positions.pop(self.own or "", None)
-        terms = [position.terms for position in positions.values() if position.terms is not None]
-        self.retention = max((wanted.retention for wanted in terms), default=0.0)
-        return positions
+        record = self._at(begins)
+        if record == self._record:
+            self._touch(_TOUCH_SECONDS)
+        elif not lazily:
+            self._write(record)
+        elif time.monotonic() - self._written_at >= max(_LAZY_SECONDS, self._storage.leisure):
+            self._written_at = time.monotonic()  # after a refusal, too
+            try:
+                self._write(record)
+            except LogWriteError as e:
+                _log.warning("recording the position of reader %r: %s", self.name, e)
+
+    def _write(self, record: ReaderRecord) -> None:
+        self._storage.write_reader(self.name, record)
+        self._record = record
+        self._written_at = time.monotonic()
+
+    def _touch(self, seconds: float) -> None:
+        """Touch the record unless it was written or touched within so many seconds."""
+        if time.monotonic() - self._written_at >= seconds:
+            self._written_at = time.monotonic()
+            with suppress(LogWriteError):  # tried again after as long
+                self._storage.touch_reader(self.name)
+
+    def end(self, begins: Mapping[int, int] | None = None) -> None:
+        """Let another query have the name; the record stays for its time.
+
+        Args:
+            begins: Where the query has come; None if it has come no further than the record.
+        """
+        try:
+            if begins is None:
+                self._touch(0.0)
+            else:
+                self._written_at = -math.inf
+                self.move(begins, lazily=True)
+                self._touch(_LAZY_SECONDS)
+        finally:
+            self._lock.release()
+
+    def discard(self) -> None:
+        """End, and keep nothing for this name that was not kept before; for a query that did not start."""
+        try:
+            if self.found is None:
+                self._storage.remove_reader(self.name)
+                self._storage.remove_reader_lock(self.name)
+        except LogWriteError as e:
+            _log.warning("removing the record of reader %r, which did not start: %s", self.name, e)
+        finally:
+            self._lock.release()
+
+
+class Readers:
+    """What the readers of a log need of one partition, for its writer.
+
+    Args:
+        storage: Of the partition.
+        retention: Seconds for which messages are kept for a query without a name that has ended (``walRetention``).
+        clock: Seconds since the epoch; compared with the modification times of records.
+
+    Attributes:
+        own: The reader in this process, whose position the process knows itself.
+        retention: The longest ``walRetention`` of the other readers, in seconds, as of the last look at them.
+    """
+
+    def __init__(
+        self, storage: LogStorage, retention: float = math.inf, clock: Callable[[], float] = time.time
+    ) -> None:
+        self._storage = storage
+        self._retention = retention
+        self._clock = clock
+        self._opened_at = clock()
+        self.own: str | None = None
+        self.retention = 0.0
+
+    def opened(self) -> None:
+        """The log is opened for writing; an unnamed query that has ended has ``retention`` from now on to come back.
+
+        Queries that were stopped together are started together: one that comes a moment after the writer must not find
+        its record dropped.
+        """
+        self._opened_at = self._clock()
+
+    def others(self) -> dict[str, ReaderRecord]:
+        """The records of all readers but the one in this process, by name.
+
+        Raises:
+            LogError: A record cannot be read.
+        """
+        records = self._storage.readers()
+        records.pop(self.own or "", None)
+        wanted = [record.terms.retention for record in records.values() if record.terms is not None]
+        self.retention = max(wanted, default=0.0)
+        return records
 
     def replaying(self) -> str | None:
         """The name of another reader that runs and has a ``replayEndpoint``; None if there is none.
 
         Raises:
-            LogError: A position cannot be read.
+            LogError: A record cannot be read.
         """
-        for name, position in self.others().items():
-            if position.terms is not None and position.terms.replays and self._at(name).is_reading(name):
+        for name, record in self.others().items():
+            if record.terms is not None and record.terms.replays and self._storage.is_reading(name):
                 return name
         return None
 
-    def give_way(self, below: int) -> bool:
-        """Drop the readers that need an id below this one: the log needs room, and nobody else needs those.
+    def needed(self) -> int | None:
+        """The first id of the partition that another reader still needs; None if there is no other reader.
 
-        Not if one of them runs, or its user has named it, because nothing can be deleted then; and not if no reader
-        runs, because nobody would gain from it.
+        Drops the readers whose time is over, if another reader is left.
+
+        Raises:
+            LogError: A record cannot be read, or one that is to be dropped cannot be removed.
+        """
+        records = self.others()
+        late = {name: why for name, record in records.items() if (why := self._why_late(name, record))}
+        if self.own is not None or len(late) < len(records):
+            for name, why in late.items():
+                if self._drop(name, records[name], why):
+                    del records[name]
+        return min((record.needs(self._storage.partition) for record in records.values()), default=None)
+
+    def make_room(self, below: int) -> bool:
+        """Drop the readers without a name that do not run and need an id below this one, if nothing else keeps it.
 
         Returns:
-            Whether nobody needs these ids any more.
+            Whether no reader needs an id below this one any more.
 
         Raises:
             LogError: As ``needed``.
         """
-        positions = self.others()
-        slow = [name for name, position in positions.items() if position.next < below]
-        if not slow or any(positions[name].named or self._at(name).is_reading(name) for name in slow):
+        records = self.others()
+        slow = {
+            name: record for name, record in records.items() if record.needs(self._storage.partition) < below
+        }
+        if not slow or any(record.named or self._storage.is_reading(name) for name, record in slow.items()):
             return False
         if self.own is None and not any(
-            self._at(name).is_reading(name) for name in positions if name not in slow
+            self._storage.is_reading(name) for name in records.keys() - slow.keys()
         ):
             return False
-        dropped = [
-            self._drop(name, "the log has reached walMaxBytes, and it has no name (reader)") for name in slow
-        ]
+        why = "the log has reached walMaxBytes, and it has no name"
+        dropped = [self._drop(name, record, why) for name, record in slow.items()]
         return all(dropped)
 
-    def _at(self, name: str) -> LogStorage:
-        """Where a reader has its position, and its lock, as of the last look at all."""
-        return self._storage.of(PARTITION) if name in self._to_come else self._storage
+    def _why_late(self, name: str, record: ReaderRecord) -> str:
+        """Why the messages of this reader are kept no longer if it does not run; empty if they are."""
+        moved = self._storage.moved_at(name)
+        if moved is None:
+            return ""
+        if record.timeout is not None:
+            late = self._clock() - moved > record.timeout
+            return f"it has not run for {record.timeout:g} s (readerTimeout)" if late else ""
+        keep = max(self._retention, record.terms.retention if record.terms is not None else 0.0)
+        late = self._clock() - max(moved, self._opened_at) > keep
+        return f"it has not run for {keep:g} s (walRetention) and has no name" if late else ""
 
-    def path_of(self, name: str) -> str:
-        """Where a reader's position is, for messages."""
-        return self._at(name).reader_path(name)
-
-    def _is_late(self, name: str) -> bool:
-        if math.isinf(self._timeout):
-            return False
-        moved = self._at(name).moved_at(name)
-        return moved is not None and self._clock() - moved > self._timeout
-
-    def _drop(self, name: str, why: str) -> bool:
-        """Drop the position of a reader; False if it runs."""
-        at = self._at(name)
-        # A query that begins has its name in the first partition first, and in the others a moment later.
-        if at.is_reading_elsewhere(name) or self._storage.of(PARTITION).is_reading(name):
+    def _drop(self, name: str, record: ReaderRecord, why: str) -> bool:
+        """Drop a reader; False if it runs."""
+        if self._storage.is_reading_elsewhere(name):
             return False
         try:
-            lock = at.lock_reader(name, 0.0)
+            lock = self._storage.lock_reader(name, 0.0)
         except LogLockedError:
             return False
         try:
-            _log.warning(
-                "log %s: what the query %r still needs is kept no longer: it does not run, and %s. When it comes back "
-                "and misses something, failOnDataLoss decides",
+            _log.log(
+                # The record of a run whose query goes on under another name is dropped in every log.
+                logging.WARNING if record.named else logging.INFO,
+                "log %s: dropped the position of reader %r: %s. If its query comes back and misses messages, "
+                "failOnDataLoss decides",
                 self._storage.root,
                 name,
                 why,
             )
-            for partition in self._storage.partitions():  # in none of them it is missed
-                self._storage.of(partition).remove_reader(name)
-            at.remove_reader_lock(name)
+            self._storage.remove_reader(name)
+            self._storage.remove_reader_lock(name)
         finally:
             lock.release()
         return True

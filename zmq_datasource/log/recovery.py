@@ -62,7 +62,7 @@ def open_partition(
             failpoints.reach("log.recovery.after_lock")
             chunks = _recover(storage, sync, persistence)
             with storage.placing():
-                _check_given(storage, chunks.end)
+                _check_positions(storage, chunks.end)
             storage.remove_temporaries()
             saved = _saved_state(storage, sync)
             storage.remove_states(but=saved.base)
@@ -85,17 +85,17 @@ def _past_times(storage: LogStorage, newest: Chunk) -> PastTimes:
         return PastTimes()
 
 
-def _check_given(storage: LogStorage, end: int) -> None:
-    """Refuse to give ids again that a query was given."""
-    found = storage.given()
-    if found is not None and found[0] > end:
-        given, path = found
-        raise DataLossError(
-            f"opening log {storage.root}: it ends at id {end}, and {path} says that queries were "
-            f"given the ids below {given}: its newest chunks are gone (after a crash of the machine with "
-            "walSync=false, or from a copy). Their ids are not given to other messages. Restore the chunks, or use "
-            "a new walLocation, and for each query of this log a new checkpoint"
-        )
+def _check_positions(storage: LogStorage, end: int) -> None:
+    """Refuse to give out ids again that a reader has read."""
+    for name, record in storage.readers().items():
+        position = record.needs(storage.partition)
+        if position > end:
+            raise DataLossError(
+                f"opening {storage}: it ends at id {end}, and reader {name!r} has read the ids below {position} "
+                f"({storage.reader_path(name)}): the newest chunks are gone (after a crash of the machine with "
+                "walSync=false, or from a copy). Their ids are not given to other messages. Restore the chunks, or use "
+                "a new walLocation, and for each query of this log a new checkpoint"
+            )
 
 
 def _saved_state(storage: LogStorage, sync: bool) -> SavedState:

@@ -23,7 +23,7 @@ from typing import Any, TypeAlias
 
 import pyarrow as pa
 
-from zmq_datasource.errors import RESTORE, DiskFaultError, LogError, LogFormatError, LogLockedError
+from zmq_datasource.errors import RESTORE, DiskFaultError, LogError, LogFormatError
 from zmq_datasource.host import failpoints
 from zmq_datasource.host.private_files import PRIVATE, make_private
 from zmq_datasource.log.files import (
@@ -523,15 +523,13 @@ class LogStorage(StagedFiles, ReaderFiles):
         self._check_writer()
         return False
 
+    def writer(self) -> str | None:
+        """The process that writes the partition at this moment, as it says itself; None if there is none."""
+        return self._lock_holder(self._directory / LOCK_NAME)
+
     def is_written(self) -> bool:
-        """Whether somebody is the writer of the partition, at this moment."""
-        if not self._directory.is_dir():
-            return False
-        try:
-            self._lock(self._directory / LOCK_NAME, 0.0, f"opening log {self.root}", "", sign=False).release()
-        except LogLockedError:
-            return True
-        return False
+        """Whether a process writes the partition at this moment."""
+        return self.writer() is not None
 
     def feed(self) -> str:
         """What the writer of the partition receives, as it said to ``lock``; of the last one, if there is none now."""

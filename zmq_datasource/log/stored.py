@@ -349,11 +349,14 @@ class StoredLog(StoredPositions):
     def _remember(self, claim: str) -> None:
         self.write_local(CLAIMS_NAME, "\n".join([*self.own_claims()[-_OWN_CLAIMS:], claim]).encode())
 
-    def is_written(self) -> bool:
-        if super().is_written():
-            return True
-        # Whoever had our directory has left its lock: it is gone, though its last sign of life is young.
-        return self.tenures.highest() not in (NO_CLAIM, *self.own_claims()) and self.tenures.is_held()
+    def writer(self) -> str | None:
+        if (here := super().writer()) is not None:
+            return here
+        # A writer that had our directory has left its lock: it is gone, though its last sign of life is young.
+        highest = self.tenures.highest()
+        if highest in (NO_CLAIM, *self.own_claims()) or not self.tenures.is_held():
+            return None
+        return self.tenures.holder(highest)
 
     def feed(self) -> str:
         return self.tenures.about(self.tenures.highest()).get("feed", "")

@@ -1,8 +1,8 @@
-"""The positions of a log in object storage: who reads it, how far, and where.
+"""The readers' records of a log in object storage.
 
-They are in the storage alone. The lock under which they are recorded and chunks deleted holds on one machine. Between
-machines whoever deletes says so before it reads the positions, and whoever records a position looks for that
-afterwards.
+They are in the storage alone. The lock under which they are written and chunks deleted holds on one machine. Between
+machines the writer announces a deletion before it reads the records, and a reader looks for such an announcement after
+it has written its record.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from zmq_datasource.host.object_store import ObjectStore
 from zmq_datasource.host.signals import check_signals
 from zmq_datasource.log.files import WriterLock, make_directory, read_file, reading
 from zmq_datasource.log.layout import LOCK_WAIT_SECONDS, READERS_NAME
-from zmq_datasource.log.reader_files import ReaderPosition
+from zmq_datasource.log.reader_files import ReaderRecord
 from zmq_datasource.log.storage import LogStorage
 from zmq_datasource.log.tenure import SILENT_SECONDS, Tenure
 
@@ -50,7 +50,7 @@ class StoredPositions(LogStorage):
         super().__init__(location, partition)
         self.store = store
         self._tenure: Tenure | None = None  # of this object, if it writes
-        self._positions: tuple[float, dict[str, ReaderPosition]] = (0.0, {})
+        self._positions: tuple[float, dict[str, ReaderRecord]] = (0.0, {})
         self._is_placing = False
 
     def key(self, *parts: str) -> str:
@@ -59,7 +59,7 @@ class StoredPositions(LogStorage):
 
     def put_local_positions(self) -> None:
         """Put the positions into the storage that were recorded when the log was in its directory alone."""
-        for path in (self._directory / READERS_NAME).glob("*.json"):
+        for path in self._readers.glob("*.json"):
             with reading(path):
                 self.store.put(self._reader_key(path), read_file(path))
 
@@ -70,8 +70,8 @@ class StoredPositions(LogStorage):
             super()._add_directory(path)
 
     def _reader_key(self, path: Path) -> str:
-        """The key of what is beside the chunks: a reader's file, or a note of the writer."""
-        return self.key(*path.relative_to(self._directory).parts)
+        """The key of what is beside the chunks: a reader's record, or a note of the writer."""
+        return "/".join(path.relative_to(self._root).parts)
 
     def _replace(self, path: Path, content: object) -> None:
         text = json.dumps(content).encode()
@@ -91,16 +91,11 @@ class StoredPositions(LogStorage):
         except (ValueError, RecursionError) as e:
             raise LogFormatError(f"reading {self.store}/{key}: {e}. {RESTORE}") from e
 
-    def _reader_names(self, suffix: str) -> list[str]:
-        return [
-            found.key for found in self.store.objects(self.key(READERS_NAME)) if found.key.endswith(suffix)
-        ]
+    def _reader_files(self) -> list[str]:
+        return [found.key for found in self.store.objects(READERS_NAME)]
 
-    def reader_path(self, reader: str) -> str:
-        return f"{self.store}/{self._reader_key(self._reader_path(reader))}"
-
-    def start_path(self, reader: str) -> str:
-        return f"{self.store}/{self._reader_key(self._start_path(reader))}"
+    def reader_path(self, name: str) -> str:
+        return f"{self.store}/{self._reader_key(self._reader_path(name))}"
 
     def moved_at(self, reader: str) -> float | None:
         found = self.store.find(self._reader_key(self._reader_path(reader)))
@@ -116,11 +111,11 @@ class StoredPositions(LogStorage):
 
     def say_reading(self, reader: str) -> None:
         """Tell other machines that a query of this name runs here."""
-        self.store.put(self.key(_READING, reader), self._place.encode())
+        self.store.put(_reading_key(reader), self._place.encode())
 
     def end_reading(self, reader: str) -> None:
         """Tell them that it has ended, unless one of the same name runs elsewhere by now."""
-        key = self.key(_READING, reader)
+        key = _reading_key(reader)
         with suppress(FileNotFoundError):
             if self.store.get(key) == self._place.encode():
                 self.store.delete(key)
@@ -130,7 +125,7 @@ class StoredPositions(LogStorage):
         return f"{socket.gethostname()} {self.root}"
 
     def is_reading_elsewhere(self, reader: str) -> bool:
-        key = self.key(_READING, reader)
+        key = _reading_key(reader)
         found = self.store.find(key)
         if found is None or time.time() - found.modified >= _READING_SECONDS:
             return False
@@ -140,20 +135,17 @@ class StoredPositions(LogStorage):
             return False
 
     def is_reading(self, reader: str) -> bool:
-        if self.is_reading_elsewhere(reader):
-            return True
-        # To ask for the lock would make its file.
-        return (self._directory / READERS_NAME / f"{reader}.lock").exists() and super().is_reading(reader)
+        return self.is_reading_elsewhere(reader) or super().is_reading(reader)
 
     def touch_reader(self, reader: str) -> None:
-        position = self.position(reader)
-        if position is not None:
-            self.write_reader(reader, position)
+        record = self.reader(reader)
+        if record is not None:
+            self.write_reader(reader, record)
 
-    def positions(self) -> dict[str, ReaderPosition]:
+    def readers(self) -> dict[str, ReaderRecord]:
         now = time.monotonic()
         if self._is_placing or now >= self._positions[0]:
-            self._positions = now + _POSITIONS_SECONDS, super().positions()
+            self._positions = now + _POSITIONS_SECONDS, super().readers()
         return dict(self._positions[1])
 
     @contextmanager
@@ -183,10 +175,16 @@ class StoredPositions(LogStorage):
     def wait_for_deletion(self) -> bool:
         # Who has begun it and died is waited for no longer than for a writer; the next writer removes it.
         deadline = time.monotonic() + SILENT_SECONDS
-        while time.monotonic() < deadline and self.store.objects(self.key(_DELETING)):
+        while time.monotonic() < deadline and any(
+            self.store.objects(self.of(partition).key(_DELETING)) for partition in self.partitions()
+        ):
             check_signals()
             time.sleep(_DELETION_LOOK_SECONDS)
         return True  # by one that has ended, if by none that was waited for
+
+
+def _reading_key(reader: str) -> str:
+    return f"{_READING}/{reader}"
 
 
 class _ReadingLock(WriterLock):

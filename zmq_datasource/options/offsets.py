@@ -2,6 +2,9 @@
 
 Ranges are half-open: a batch from ``next=5`` to ``next=8`` holds the ids 5, 6 and 7. Spark
 compares offsets as JSON text, so ``to_json`` has one text for one offset.
+
+A query's first batch has no offset before it in the checkpoint: after a crash Spark asks for a beginning again, and
+knows only the end that it had logged. So that end carries the beginning (``began``).
 """
 
 from __future__ import annotations
@@ -29,19 +32,22 @@ class Offset:
     Attributes:
         log: The log's id; None (only in a user's ``startingOffsets``) means any log.
         next: By log partition, the first id that was not read yet.
-        reader: Under which name the query's position is kept with the log. A query that was given none has it from
-            here, because its checkpoint is all that tells it from another one; None before it has one.
+        began: By log partition, where the query began; only in the offsets up to the end of its first batch.
     """
 
     log: str | None
     next: Mapping[int, int]
-    reader: str | None = None
+    began: Mapping[int, int] | None = None
+
+    @property
+    def at_the_beginning(self) -> bool:
+        """Whether the query has read nothing before this offset."""
+        return self.began is not None and dict(self.began) == dict(self.next)
 
     def to_json(self) -> dict[str, Any]:
         """Plain data whose JSON text is canonical: sorted keys, whole numbers, no counters."""
-        by_partition = {str(p): self.next[p] for p in sorted(self.next)}
-        reader = {} if self.reader is None else {"reader": self.reader}
-        return {"log": self.log, "next": by_partition, **reader}
+        began = {} if self.began is None else {"began": _by_name(self.began)}
+        return {"log": self.log, "next": _by_name(self.next), **began}
 
     @classmethod
     def from_json(cls, data: object) -> Offset:
@@ -56,20 +62,28 @@ class Offset:
             except (ValueError, RecursionError) as e:
                 raise OptionError(f"reading offset {data!r}: {e}; it looks like {_EXAMPLE}") from e
         match data:
-            case {"next": {**nexts}, **rest} if nexts and set(rest) <= {"log", "reader"}:
+            case {"next": {**nexts}, **rest} if nexts and set(rest) <= {"log", "began"}:
                 pass
             case _:
                 raise OptionError(f"reading offset {data!r}: it must look like {_EXAMPLE}")
-        log, reader = rest.get("log"), rest.get("reader")
+        log, began = rest.get("log"), rest.get("began")
         if not (log is None or isinstance(log, str)):
             raise OptionError(f"reading offset {data!r}: the log id must be text")
-        if not (reader is None or (isinstance(reader, str) and re.fullmatch(READER_PATTERN, reader))):
-            raise OptionError(f"reading offset {data!r}: {reader!r} is no name of a reader")
-        parsed: dict[int, int] = {}
-        for partition, next_id in nexts.items():
-            if not (isinstance(partition, str) and re.fullmatch("[0-9]{1,9}", partition)):
-                raise OptionError(f"reading offset {data!r}: {partition!r} is no log partition")
-            if not isinstance(next_id, int) or isinstance(next_id, bool) or not 0 <= next_id < 2**63:
-                raise OptionError(f"reading offset {data!r}: {next_id!r} is no message id")
-            parsed[int(partition)] = next_id
-        return cls(log, parsed, reader)
+        if not (began is None or isinstance(began, dict)):
+            raise OptionError(f"reading offset {data!r}: began must be an object, like next")
+        return cls(log, _by_number(data, nexts), None if began is None else _by_number(data, began))
+
+
+def _by_name(ids: Mapping[int, int]) -> dict[str, int]:
+    return {str(partition): ids[partition] for partition in sorted(ids)}
+
+
+def _by_number(data: object, ids: Mapping[object, object]) -> dict[int, int]:
+    parsed: dict[int, int] = {}
+    for partition, message_id in ids.items():
+        if not (isinstance(partition, str) and re.fullmatch("[0-9]{1,9}", partition)):
+            raise OptionError(f"reading offset {data!r}: {partition!r} is no log partition")
+        if not isinstance(message_id, int) or isinstance(message_id, bool) or not 0 <= message_id < 2**63:
+            raise OptionError(f"reading offset {data!r}: {message_id!r} is no message id")
+        parsed[int(partition)] = message_id
+    return parsed

@@ -28,6 +28,7 @@ from zmq_datasource.options.types import (
     Topics,
     ValueFormat,
     ValueMode,
+    WhenFull,
 )
 
 __all__ = ["BatchReadOptions", "ReadOptions", "StreamReadOptions"]
@@ -267,13 +268,24 @@ class ReadOptions(FramingOptions, frozen=True, kw_only=True, rename="camel"):
     wal_retention: Annotated[
         Duration,
         doc(
-            "How long messages stay in the log after they were received and committed. What `zmq-datasource "
-            "receive` writes stays until all queries that read the log have committed it, and at least until "
-            "there is one. See docs/delivery.md.",
+            "How long messages stay in the log after they were received, even if no query needs them any more. They "
+            "are history, which gives way when the log would pass `walMaxBytes`. What a query without a name "
+            "(`reader`) has not read is kept for the same time after it has ended. See docs/delivery.md.",
             Role.STREAM,
             Role.WRITER,
         ),
-    ] = Duration(0)
+    ] = Duration(600)
+    when_full: Annotated[
+        WhenFull,
+        doc(
+            "What happens when the log has reached `walMaxBytes` and is full of messages that are still needed. With "
+            "`wait` receiving waits until the readers have read on, and the high-water marks hold the senders back. "
+            "With `discard` the oldest messages are deleted, and a query that needed them learns of it "
+            "(`failOnDataLoss`).",
+            Role.STREAM,
+            Role.WRITER,
+        ),
+    ] = WhenFull("wait")
     wal_chunk_bytes: Annotated[
         ByteSize,
         doc(
@@ -342,9 +354,8 @@ class ReadOptions(FramingOptions, frozen=True, kw_only=True, rename="camel"):
         str | None,
         doc(
             "The name of the query among those that read the same log: 1 to 64 letters (A to Z, a to z), digits, `_` "
-            "and `-`. Each query needs its own name. The log keeps what a named query still needs, even if the log is "
-            "full and the query does not run, until `readerTimeout`. If it is not set, the query gets a name that is "
-            "kept with its checkpoint.",
+            "and `-`. Each query needs its own name. While a named query does not run, the log keeps what it still "
+            "needs for `readerTimeout`. For a query without a name it keeps that for `walRetention`.",
             Role.STREAM,
             pattern=READER_PATTERN,
         ),
@@ -352,10 +363,9 @@ class ReadOptions(FramingOptions, frozen=True, kw_only=True, rename="camel"):
     reader_timeout: Annotated[
         Duration,
         doc(
-            "How long the log keeps what a query that does not run still needs. After this time its position "
-            "is dropped with a warning.",
+            "How long the log keeps what this query (`reader`) still needs while it does not run. After this time its "
+            "position is dropped with a warning.",
             Role.STREAM,
-            Role.WRITER,
         ),
     ] = Duration(7 * 86_400)
 
@@ -511,6 +521,8 @@ class StreamReadOptions(ReadOptions, frozen=True, kw_only=True, rename="camel"):
         self.refuse(self.of_role(Role.BATCH), "belongs to a batch read, not to spark.readStream")
         if self.receivers == 1:
             self.refuse(("receivers_by",), "needs receivers, of which there is one")
+        if self.reader is None:
+            self.refuse(("reader_timeout",), "needs reader: it is about a query that has a name")
         if self.wal_store is not None:
             self.refuse(("serve_log",), "has no effect with walStore, which the executors read themselves")
         share_of(self, 0)

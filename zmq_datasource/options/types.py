@@ -139,7 +139,7 @@ class SlowSubscriber(Choice):
 
 
 class WhenFull(Choice):
-    """What a full log means to a proxy."""
+    """What happens when a log is full of messages that are still needed."""
 
     allowed = ("discard", "wait")
 

@@ -35,8 +35,6 @@ __all__ = ["Server", "enter", "main", "serve"]
 _WAIT_MS, _STUCK_WAIT_MS = 100, 2
 _STATUS_SECONDS = 0.25
 _LOOK_SECONDS = 1.0
-# After that a Spark query that does not run is taken for gone: the default of its option readerTimeout.
-_READER_SECONDS = 7 * 86_400.0
 # The server of a proxy that was killed notices that a moment later, and frees its ports then.
 _BIND_SECONDS = 5.0
 
@@ -61,8 +59,8 @@ class Server:
         self._busy = False
         self._faults = LimitedLog(__name__, "faults of readers and files")
         self._readers: list[int] | None = []
-        # Each query has a name of its own, also one that has failed or got a new checkpoint.
-        self._positions = Readers(self._storage, _READER_SECONDS)
+        self._positions = Readers(self._storage, options.wal_retention)
+        self._positions.opened()
         self._positions.own = READER
 
     def __enter__(self) -> Server:

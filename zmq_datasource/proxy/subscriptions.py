@@ -16,7 +16,8 @@ import msgspec
 
 from zmq_datasource.errors import DataLossError, DiskFaultError, LogFormatError
 from zmq_datasource.host.limited_logging import LimitedLog
-from zmq_datasource.log.reader_files import ReaderPosition
+from zmq_datasource.log.layout import PARTITION
+from zmq_datasource.log.reader_files import ReaderRecord
 from zmq_datasource.log.storage import LogStorage
 
 __all__ = ["READER", "Subscription", "Subscriptions", "size_of"]
@@ -32,6 +33,8 @@ _LAZY_SECONDS = 1.0
 READER = "durable"
 # The writer hears four times a second what is needed.
 _HOLD_SECONDS = 3.0
+# For as long a place stays marked if the server process does not come back.
+_HELD_SECONDS = 7 * 86_400.0
 # How soon after the disk refused it is asked again.
 _REFUSED_SECONDS = 0.25
 # Messages to subscribers wait while positions are written. A write that takes longer than this is followed by a pause
@@ -177,7 +180,7 @@ class Subscriptions:
         """Keep what a new one needs until the writer has heard of it; see ``let_go``."""
         self._held_since = self._clock()
         if self._held_from is None or first < self._held_from:
-            self._storage.write_reader(READER, ReaderPosition(first))
+            self._storage.write_reader(READER, ReaderRecord({PARTITION: first}, _HELD_SECONDS))
             self._held_from = first
 
     def hold_on(self) -> None:

@@ -1,14 +1,12 @@
-"""What one query reads: a log that this process fills or another one, and the query's own position in it.
+"""One partition of the log that a query reads: filled by this process, or by another one.
 
 The rules:
 
 * Of the processes that want to receive a feed into one log, the one that has the log's lock does. The others follow
-  that log, each with a position of its own.
+  that log.
 * When the lock is free, because the receiving query was stopped, or killed, or its host is gone, one of those that
   follow takes it and goes on receiving (``zmq-standby``).
 * Of those that run, one with a ``replayEndpoint`` receives: a query that has none gives way to it.
-* A query's position is its reader's: the one that the option ``reader`` names, or the one that the offsets in its
-  checkpoint name. A query without either gets a name.
 """
 
 from __future__ import annotations
@@ -16,15 +14,13 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from functools import partial
 
 from zmq_datasource.counters import SourceCounters
 from zmq_datasource.errors import DataLossError, DiskFaultError, LogError, LogLockedError
 from zmq_datasource.host import failpoints
 from zmq_datasource.host.limited_logging import LimitedLog
 from zmq_datasource.log.follower import LogFollower
-from zmq_datasource.log.held_position import HeldPosition
-from zmq_datasource.log.layout import LOCK_WAIT_SECONDS, PARTITION
+from zmq_datasource.log.layout import PARTITION
 from zmq_datasource.log.persistence import Persistence
 from zmq_datasource.log.readers import Readers
 from zmq_datasource.log.stored import UnsettledError
@@ -36,7 +32,7 @@ from zmq_datasource.source.idle_partitions import IdlePartition
 from zmq_datasource.source.ingest import Ingest, SharedOtherwiseError
 from zmq_datasource.source.location import log_storage
 from zmq_datasource.source.log_source import LogSource, SourceFacts
-from zmq_datasource.source.terms import feed_of, terms_of
+from zmq_datasource.source.terms import feed_of
 
 __all__ = ["Feed"]
 
@@ -62,12 +58,10 @@ class Feed:
     def __init__(self, options: StreamReadOptions, partition: int = PARTITION) -> None:
         self._options = options
         self._is_live = bool(options.connect or options.bind) and partition < options.receivers
-        self._terms = terms_of(options)
         self._idle: IdlePartition | None = None
         self._persistence = Persistence(options.wal_retry_timeout)
         self._source: LogSource
-        self._position: HeldPosition
-        self._committed: int | None = None
+        self._reader: str | None = None
         self._standby = self._new_standby()
         self._stopping = threading.Event()
         self._failure: Exception | None = None
@@ -85,34 +79,24 @@ class Feed:
     def _new_standby(self) -> threading.Thread:
         return threading.Thread(target=self._stand_by, name="zmq-standby", daemon=True)
 
-    def open(self, reader: str | None = None, begins: bool = True, beside: Feed | None = None) -> None:
-        """Find the log, become its writer if nobody is, and keep what there is from being deleted.
-
-        Args:
-            reader: What the query's checkpoint says; None if there is none.
-            begins: Whether there is none.
-            beside: Of another partition, open, of the same query: it has the same name in all of them.
+    def open(self) -> None:
+        """Find the partition, or become its writer if it has none; receive nothing yet.
 
         Raises:
             LogFormatError: There is no log, and none to be made.
-            LogLockedError: Another query reads under this name, or another feed is received into the log.
+            LogLockedError: Another feed is received into the log.
             LogError: See the message.
         """
         self._source = self._open_source()
-        try:
-            hold = partial(self._hold_position, reader, begins)
-            if beside is not None:
-                hold = partial(beside._position.hold_beside, self.storage, str(self.starting_position))
-            self._position = self._persistence.insist(hold)
-            self._position.terms = self._terms
-            try:
-                self._place()
-            except BaseException:
-                self._position.end()
-                raise
-        except BaseException:
-            self._source.stop()
-            raise
+
+    def read_as(self, reader: str) -> None:
+        """Begin to read under this name, whose record keeps what there is; after ``open``.
+
+        From then on ``resumed_at`` is the id of the first message that comes.
+        """
+        self._reader = reader
+        if isinstance(self._source, Ingest):
+            self._source.readers.own = reader
         self.resumed_at = self._source.log.durable_end
 
     def _open_source(self) -> LogSource:
@@ -135,58 +119,13 @@ class Feed:
         self._persistence.insist(following.open)
         return following
 
-    def _hold_position(self, reader: str | None, begins: bool) -> HeldPosition:
-        if self._options.reader is not None:
-            return HeldPosition(self.storage, self._options.reader, True, LOCK_WAIT_SECONDS)
-        if reader is not None:
-            try:
-                return HeldPosition(self.storage, reader, False, LOCK_WAIT_SECONDS)
-            except LogLockedError as e:  # the checkpoint was copied
-                _log.warning("%s. This query goes on under a name of its own", e)
-        elif begins:
-            held = HeldPosition.of_a_start(self.storage, str(self.starting_position))
-            if held is not None:
-                return held
-        return HeldPosition(self.storage, None, False, 0.0)
-
-    def _place(self) -> None:
-        if isinstance(self._source, Ingest):
-            self._source.readers.own = self.reader
-        self._persistence.insist(partial(self._position.place, self._source.look))
-
-    def go_on_as(self, reader: str) -> bool:
-        """Take the name under which an earlier run of this query had planned its first batch.
-
-        Returns:
-            False if another query has it.
-        """
-        try:
-            held = HeldPosition(self.storage, reader, False, LOCK_WAIT_SECONDS)
-        except LogLockedError as e:
-            _log.warning("%s. This query goes on as %r", e, self.reader)
-            return False
-        held.terms = self._terms
-        before, self._position = self._position, held
-        if isinstance(self._source, Ingest):
-            self._source.readers.own = reader
-        if held.is_new:  # in this partition that run was given nothing
-            self._place()
-            held.keep()
-        self._persistence.insist(partial(before.leave_to, reader))
-        return True
-
     def start(self) -> None:
         """Begin to receive, or to stand by; after ``open``. Once is enough.
 
         Raises:
-            EndpointError, OptionError: See the message. Others can have the log and the name then.
+            EndpointError, OptionError: See the message.
         """
-        self._position.keep()
-        try:
-            self._source.start()
-        except BaseException:
-            self._position.end()
-            raise
+        self._source.start()
         if self._is_live and not self.receives and self._standby.ident is None:
             self._standby.start()
 
@@ -196,24 +135,14 @@ class Feed:
         return isinstance(self._source, Ingest)
 
     @property
-    def reader(self) -> str:
-        """The name under which this query reads the log."""
-        return self._position.name
-
-    @property
-    def given(self) -> int | None:
-        """The id after the last one that was ever given to this reader; None where that is not recorded."""
-        return self._position.given
+    def reader(self) -> str | None:
+        """Under which name the query's position is recorded."""
+        return self._reader
 
     @property
     def counters(self) -> SourceCounters:
         """What is counted in this process."""
         return self._source.counters
-
-    @property
-    def vouches(self) -> bool:
-        """Whether what the query is given was forced to the disk by this process."""
-        return self._source.vouches
 
     @property
     def log(self) -> LogWriter | LogFollower:
@@ -282,16 +211,9 @@ class Feed:
         """Wait until there is something after ``end``, or so many seconds."""
         self._source.wait_for_more(end, seconds)
 
-    def give(self, begin: int, end: int) -> None:
-        """The query is about to be given the ids from ``begin`` to ``end``, and needs nothing below."""
-        self._position.give(begin, end, self._source.vouches)
-
     def commit(self, end: int) -> None:
-        """The query is done with what is below ``end``."""
-        self._committed = end
-        source = self._source
-        self._position.commit(end, lazily=isinstance(source, Ingest))
-        source.commit(end)
+        """The query needs nothing below ``end`` any more."""
+        self._source.commit(end)
         if self._idle is not None:
             try:
                 self._idle.expire()
@@ -303,7 +225,7 @@ class Feed:
         return self._source.facts()
 
     def stop(self) -> None:
-        """End receiving or following, and let others have the log and the name.
+        """End receiving or following, and let others have the log.
 
         Raises:
             LogError: What was received last could not be sealed.
@@ -311,12 +233,7 @@ class Feed:
         self._stopping.set()
         if self._standby.ident is not None:
             self._standby.join(_JOIN_SECONDS)
-        try:
-            if self._committed is not None:
-                self._position.commit(self._committed, lazily=True, now=True)
-            self._source.stop()
-        finally:
-            self._position.end()
+        self._source.stop()
 
     # The standing-by thread.
 
@@ -382,7 +299,7 @@ class Feed:
     def _take_over(self) -> bool:
         """Become the one that receives; False if that is no longer wanted."""
         ingest, before = Ingest(self._options, self.storage.partition), self._source
-        ingest.readers.own = self.reader
+        ingest.readers.own = self._reader
         failpoints.reach("source.takeover.before_open")
         ingest.open(0.0)
         failpoints.reach("source.takeover.after_open")
@@ -399,7 +316,6 @@ class Feed:
         ingest.counters.expired += before.counters.expired
         # From here on ``stop`` ends it, however long it takes to take what the socket has.
         self._source = ingest
-        ingest.readers.own = self.reader  # the query may have got another name meanwhile
         _log.warning(
             "the process that received into %s has ended; this query receives in its place, from id %d on",
             self.storage,

@@ -5,7 +5,7 @@ The rules:
 * There is a partition for each of the query's receivers. Those beyond them, which other receivers fill or have filled,
   are read, too; so a query may be started again with fewer receivers, and has what the others have left.
 * A query that only follows a log takes up the partitions that come while it runs.
-* It has the same name as a reader in all of them.
+* Its position in all of them is one record (``log/readers``), written before the query chooses where to begin.
 """
 
 from __future__ import annotations
@@ -20,10 +20,13 @@ from zmq_datasource.errors import DiskFaultError
 from zmq_datasource.host.limited_logging import LimitedLog
 from zmq_datasource.host.signals import check_signals
 from zmq_datasource.log.layout import PARTITION
+from zmq_datasource.log.persistence import Persistence
+from zmq_datasource.log.readers import Reader
 from zmq_datasource.log.stored import UnsettledError
 from zmq_datasource.options import StreamReadOptions
 from zmq_datasource.source.feed import Feed
 from zmq_datasource.source.location import log_storage
+from zmq_datasource.source.terms import terms_of
 
 __all__ = ["Feeds", "side_by_side"]
 
@@ -40,25 +43,60 @@ class Feeds:
     Attributes:
         parts: By log partition, in order; from ``open`` on.
         storage: Where the log is.
+        reader: The query's own record; from ``open`` on.
     """
+
+    reader: Reader
 
     def __init__(self, options: StreamReadOptions) -> None:
         self._options = options
+        self._persistence = Persistence(options.wal_retry_timeout)
         self.storage = log_storage(options)
         self.parts: dict[int, Feed] = {}
+        self._done: dict[int, int] = {}
+        self._started = False
         self._next_look = 0.0
         self._faults = LimitedLog(__name__, "looks for new partitions")
 
-    def open(self, reader: str | None = None, begins: bool = True) -> None:
-        """Find the log and its partitions; receive nothing yet. For the arguments and errors see ``Feed.open``."""
-        first = Feed(self._options, PARTITION)
-        first.open(reader, begins)
-        self.parts[PARTITION] = first
+    def open(self, *, begins: bool) -> None:
+        """Find the log and its partitions, and keep what there is from being deleted; receive nothing yet.
+
+        Args:
+            begins: Whether the query has no checkpoint.
+
+        Raises:
+            LogLockedError: Another query reads under this name, or another feed is received into the log.
+            LogError: See the message.
+        """
         try:
+            first = Feed(self._options, PARTITION)
+            first.open()
+            self.parts[PARTITION] = first
             self._open_others()
+            self.reader = self._persistence.insist(self._hold_reader)
+            try:
+                self._persistence.insist(partial(self.reader.place, self._earliest))
+                for feed in self.parts.values():
+                    feed.read_as(self.reader.name)
+            except BaseException:
+                self.reader.discard()
+                raise
         except BaseException as e:
             self._give_up(e)
             raise
+        if begins and self._options.reader is None and not self.receives:
+            _log.warning(
+                "%s is filled by another process, and this query has no name. When it stops, messages that it has not "
+                "read are kept for the walRetention of that process. To keep them for longer, set the option reader",
+                self.storage,
+            )
+
+    def _hold_reader(self) -> Reader:
+        options = self._options
+        return Reader(self.storage, options.reader, options.reader_timeout, terms_of(options))
+
+    def _earliest(self) -> dict[int, int]:
+        return {partition: feed.look() for partition, feed in self.parts.items()}
 
     def _open_others(self) -> list[Feed]:
         live = self._options.connect or self._options.bind
@@ -67,7 +105,7 @@ class Feeds:
         try:
             for partition in sorted(there - self.parts.keys()):
                 feed = Feed(self._options, partition)
-                feed.open(beside=self.parts[PARTITION])
+                feed.open()
                 opened[partition] = feed
         except BaseException as e:
             self._stop_all(opened.values(), e)  # all of them or none: nobody would hear of these
@@ -77,7 +115,10 @@ class Feeds:
         return list(opened.values())
 
     def look_for_new(self) -> list[Feed]:
-        """Open and start what others have added to the log."""
+        """Open and start the partitions that other processes have added to the log.
+
+        The query's record says that it needs all of them.
+        """
         if time.monotonic() < self._next_look:
             return []
         try:
@@ -87,6 +128,7 @@ class Feeds:
             self._faults.warn("looking for new partitions of %s: %s", self.storage, e)
             return []
         for feed in opened:
+            feed.read_as(self.reader.name)
             feed.start()
         return opened
 
@@ -94,12 +136,14 @@ class Feeds:
         """Begin to receive, or to stand by; after ``open``.
 
         Raises:
-            EndpointError, OptionError: See the message. Others can have the log and the name then.
+            EndpointError, OptionError: See the message. Other queries can have the log and the name then.
         """
+        self._started = True
         try:
             for feed in self.parts.values():
                 feed.start()
         except BaseException as e:
+            self.reader.discard()
             self._give_up(e)
             raise
 
@@ -114,16 +158,27 @@ class Feeds:
             if failure is not None and failure is not why:
                 _log.error("%s: %s", feed.storage, failure)
 
-    @property
-    def reader(self) -> str:
-        """The name under which this query reads the log."""
-        return self.parts[PARTITION].reader
+    def begin(self, begins: Mapping[int, int]) -> None:
+        """The query has no checkpoint, and begins at these ids."""
+        self._persistence.insist(partial(self.reader.begin, begins))
 
-    def share_name(self) -> None:
-        """Have the name of the first partition in all of them, once a batch has told under which one it was planned."""
-        for feed in self.parts.values():
-            if feed.reader != self.reader:
-                feed.go_on_as(self.reader)
+    def commit(self, ends: Mapping[int, int]) -> None:
+        """The query needs nothing below these ids any more.
+
+        Raises:
+            LogError: The disk refuses to record it.
+        """
+        full = self.is_full
+        for partition, end in ends.items():
+            if partition in self.parts and (full or end != self._done.get(partition)):
+                self._persistence.insist(partial(self.parts[partition].commit, end))
+        self._done |= ends
+        self._persistence.insist(partial(self.reader.move, self._done, lazily=self.receives))
+
+    @property
+    def receives(self) -> bool:
+        """Whether this process fills all partitions."""
+        return all(feed.receives for feed in self.parts.values())
 
     @property
     def log_id(self) -> str:
@@ -173,7 +228,15 @@ class Feeds:
             LogError: What was received last could not be sealed.
         """
         parts, self.parts = self.parts, {}
-        side_by_side([feed.stop for feed in parts.values()])
+        if not parts:
+            return
+        try:
+            side_by_side([feed.stop for feed in parts.values()])
+        finally:
+            if self._started:
+                self.reader.end(self._done or None)
+            else:  # the query was refused, and nothing is to be kept for it
+                self.reader.discard()
 
 
 def side_by_side(acts: Sequence[Callable[[], None]]) -> None:

@@ -33,7 +33,6 @@ class FollowingSource:
     """
 
     reader = None  # it is for any query
-    vouches = False  # another process knows what is on the disk
 
     def __init__(self, storage: LogStorage, options: StreamReadOptions) -> None:
         self._retry_timeout = options.wal_retry_timeout

@@ -30,6 +30,7 @@ class IdlePartition:
     def __init__(self, storage: LogStorage, options: StreamReadOptions) -> None:
         self._storage = storage
         self._options = options
+        self._readers = Readers(storage, options.wal_retention)
         self._next_look = 0.0
 
     def expire(self) -> None:
@@ -43,7 +44,7 @@ class IdlePartition:
         if time.monotonic() < self._next_look:
             return
         self._next_look = time.monotonic() + _LOOKING_SECONDS + self._storage.leisure
-        options, readers = self._options, Readers(self._storage, self._options.reader_timeout)
+        options, readers = self._options, self._readers
         needed, index = readers.needed(), read_index(self._storage)
         retention = max(float(options.wal_retention), readers.retention)
         if needed is None or not index.removable(needed, time.time() - retention):

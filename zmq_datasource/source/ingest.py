@@ -68,7 +68,7 @@ class Ingest:
         self._share = share_of(options, partition)
         self.counters = SourceCounters()
         self.storage = log_storage(options, partition)
-        self.readers = Readers(self.storage, options.reader_timeout)
+        self.readers = Readers(self.storage, options.wal_retention)
         chunk_bytes = min(options.wal_chunk_bytes, options.wal_max_bytes)
         # The log asks for the state at every cut, and the filler appends to the log.
         self._intake: Intake | None = None
@@ -107,6 +107,7 @@ class Ingest:
             chunk_bytes=chunk_bytes,
             max_bytes=options.wal_max_bytes,
             retention=options.wal_retention,
+            make_room="any" if options.when_full == "discard" else "done",
             sync=options.wal_sync,
             retry_timeout=options.wal_retry_timeout,
             carried=state,
@@ -128,6 +129,7 @@ class Ingest:
         Persistence(self._options.wal_retry_timeout).insist(self._refuse_another_division)
         # Of two that begin at the same moment, each has seen nobody.
         self.log.open(lock_wait, feed_of(self._options), self._refuse_another_division)
+        self.readers.opened()
         self.resumed_at = self.log.durable_end
         try:
             self._remember()
@@ -265,41 +267,36 @@ class Ingest:
         return self._better
 
     def commit_readers(self) -> int | None:
-        """Delete what all queries have read that follow this log.
+        """Delete what all queries have read that follow this log; for a process without a query.
 
         Returns:
-            How far all of them have come; None if there are none.
+            How far all of them have come; None if there are none, and nothing is deleted.
         """
         needed = self.readers.needed()
         return None if needed is None else self._commit(self.log.durable_end, needed)
 
     def commit(self, end: int) -> None:
-        """The query in this process is done with what is below ``end``; what others read stays."""
+        """Delete what is below ``end``, which the query in this process has read, and what no other reader needs."""
         try:
             self._commit(end, self.readers.needed())
-        except LogFormatError as e:  # what a reader may still need stays
+        except LogFormatError as e:  # what the damaged record may still say is kept
             self._reader_faults.warn("%s", e)
 
     def _commit(self, end: int, needed: int | None) -> int:
-        """Give up what is below ``end``, and below what others need; returns how far that is.
+        """Delete what is below ``end`` and ``needed``; returns how far that is.
 
-        When the log is full, who does not run and has no name gives way, if it alone is in the way.
+        When the log is full, the readers that have ended and have no name make room.
         """
         done = end if needed is None else min(end, needed)
         self.log.commit(done)
         if done == end or not self.log.full:
             return done
         held = self.log.retention.oldest_done(end)
-        if held is not None and self.readers.give_way(held.end):
+        if held is not None and self.readers.make_room(held.end):
             needed = self.readers.needed()
             done = end if needed is None else min(end, needed)
             self.log.commit(done)
         return done
-
-    @property
-    def vouches(self) -> bool:
-        """Whether a chunk is on the disk before a query is given it, so that no id can be given twice."""
-        return self._options.wal_sync
 
     def look(self) -> int:
         """The first id there is."""

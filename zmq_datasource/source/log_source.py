@@ -43,7 +43,6 @@ class LogSource(Protocol):
         storage: Where the log is.
         resumed_at: Where the log ended when it was opened.
         reader: The name under which a query reads the log; None for a receiver without a query.
-        vouches: Whether what a query is given was forced to the disk by this process.
     """
 
     storage: LogStorage
@@ -54,9 +53,6 @@ class LogSource(Protocol):
 
     @property
     def reader(self) -> str | None: ...
-
-    @property
-    def vouches(self) -> bool: ...
 
     @property
     def log(self) -> LogWriter | LogFollower:

@@ -43,7 +43,7 @@ _ROWS_BY = (
 _TERMS = {
     "walRetention": "wal_retention",
     "walMaxBytes": "wal_max_bytes",
-    "readerTimeout": "reader_timeout",
+    "whenFull": "when_full",
     "replayEndpoint": "replay_endpoint",
     "onMalformed": "on_malformed",
     "maxPublishers": "max_publishers",

@@ -13,7 +13,6 @@ import logging
 import math
 import time
 from collections.abc import Iterator, Sequence
-from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pyarrow as pa
@@ -31,7 +30,6 @@ from zmq_datasource.log.deletions import Deletions, deleted
 from zmq_datasource.log.persistence import Persistence
 from zmq_datasource.log.reader import end_within_bytes, split_range
 from zmq_datasource.options import StreamReadOptions
-from zmq_datasource.options.offsets import Offset
 from zmq_datasource.spark.admission import Admission
 from zmq_datasource.spark.partition_reader import LogInputPartition, read_log_partition
 from zmq_datasource.spark.positions import Positions
@@ -111,10 +109,7 @@ class ZmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._feeds = Feeds(self._options)
             obey_signals()
             try:
-                if position is None:
-                    self._feeds.open()
-                else:
-                    self._feeds.open(Offset.from_json(position).reader, begins=False)
+                self._feeds.open(begins=position is None)
             except BaseException:
                 self._feeds = None
                 raise
@@ -144,13 +139,11 @@ class ZmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Where a query without a checkpoint starts.
 
         Spark calls this twice for the first batch, before ``latestOffset`` and again before ``partitions``, and once
-        more when it repeats that batch after a crash. So the answer is kept with the log until the first batch is
-        done.
+        more when it repeats that batch after a crash. Nothing is received yet: the end of such a batch must be compared
+        with the log's end before.
         """
-        feeds, positions = self._opened()
-        first = positions.initial()
-        self._receive(feeds)
-        return positions.offset(first)
+        _, positions = self._opened()
+        return positions.initial()
 
     def getDefaultReadLimit(self) -> ReadLimit:
         # Our limits are applied together in latestOffset. Any limit but ReadAllAvailable will
@@ -168,12 +161,9 @@ class ZmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             monitors.take_up(feeds.parts)
             begins = positions.ids_of(start)
         monitors.read_to(begins)
-        positions.read_from(begins)
-        if feeds.is_full:
-            # Spark commits a batch to the source only once there is data for the next, which a
-            # full log, or a full disk, keeps out. But it asks for the next only after the last is in its own
-            # commit log, so nothing below `begins` will be asked for again.
-            self._commit(feeds, begins)
+        # Spark calls commit only once there is data for the next batch, which a full log keeps out. But it asks for the
+        # next batch only after the last one is in its own commit log.
+        positions.done(start, begins)
         if time.monotonic() - self._idle_at < self.idle.poll_seconds:
             feeds.wait_for_more(begins, self.idle.wait_seconds)
         self._asked = start, begins
@@ -182,9 +172,6 @@ class ZmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._skipped.count(feeds, begins)
         if ends == begins:
             self._idle_at = time.monotonic()
-        for partition, feed in feeds.parts.items():
-            # Whether a log that another process writes is full, is not seen from here: it gets its begin each time.
-            self._persistence.insist(partial(feed.give, begins[partition], ends[partition]))
         return positions.after(start, begins, ends)
 
     def _ends(self, feeds: Feeds, begins: dict[int, int], limit: ReadLimit) -> dict[int, int]:
@@ -308,12 +295,7 @@ class ZmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Spark is done with everything below ``end``."""
         self._idle_at = 0.0  # there was a batch, if only for another source: the next is not to wait for us
         feeds, positions = self._opened(end)
-        self._commit(feeds, positions.committed(end))
-
-    def _commit(self, feeds: Feeds, ends: dict[int, int]) -> None:
-        for partition, end in ends.items():
-            if partition in feeds.parts:
-                self._persistence.insist(partial(feeds.parts[partition].commit, end))
+        feeds.commit(positions.committed(end))
 
     def stop(self) -> None:
         """Drain the socket, seal, release the log. Called by Spark, by SIGTERM and at exit."""

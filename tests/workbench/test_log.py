@@ -1,0 +1,188 @@
+"""``zmq-datasource log``: what it shows of a real log, in a directory and in object storage, and what it changes."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import zmq
+from click.testing import CliRunner, Result
+
+from tests.source.test_feed import Context, filled, numbered, querying, send
+from tests.support import batch_of, bound, wait_for
+from zmq_datasource.cli import main
+from zmq_datasource.log.stored import storage_at
+from zmq_datasource.log.writer import LogWriter
+from zmq_datasource.options.types import Location
+
+
+@pytest.fixture(autouse=True)
+def _in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("signal.signal", lambda *_: None)  # pytest's own process keeps its handlers
+
+
+def run(*arguments: object) -> Result:
+    return CliRunner().invoke(main, ["log", *map(str, arguments)])
+
+
+def shown(location: object) -> dict[str, list[dict[str, object]]]:
+    result = run(location, "--json")
+    assert result.exit_code == 0, result.output
+    return dict(json.loads(result.output))
+
+
+def test_the_table_shows_partitions_their_writer_and_readers(context: Context, tmp_path: Path) -> None:
+    push, endpoint = bound(context, zmq.PUSH)
+    with querying(tmp_path, connect=endpoint, walRetention="1h") as query:
+        query.step()
+        send(push, 0, 10)
+        query.until(10)
+        with querying(tmp_path, reader="desk", readerTimeout="1d", maxMessagesPerTrigger=3) as desk:
+            desk.step()
+            there = shown(tmp_path)
+            assert "running" in run(tmp_path).output
+    (partition,) = there["partitions"]
+    assert (partition["first"], partition["end"]) == (0, 10)
+    assert partition["writer"] is not None
+    assert str(os.getpid()) in str(partition["writer"])
+    readers = {reader["name"]: reader for reader in there["readers"]}
+    assert (readers["desk"]["next"], readers["desk"]["behind"], readers["desk"]["running"]) == (
+        {"0": 3},
+        7,
+        True,
+    )
+    (partition,) = shown(tmp_path)["partitions"]
+    assert partition["writer"] is None
+    (desk_after,) = [reader for reader in shown(tmp_path)["readers"] if reader["name"] == "desk"]
+    assert desk_after["running"] is False
+    assert desk_after["dropped_at"] == pytest.approx(float(str(desk_after["seen"])) + 86_400, abs=1)
+
+
+def test_showing_a_log_changes_nothing_in_it(tmp_path: Path) -> None:
+    filled(tmp_path, 3).close()
+    before = sorted(tmp_path.rglob("*"))
+    shown(tmp_path)
+    run("verify", tmp_path)
+    run("cat", tmp_path)
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_a_place_without_a_log_is_an_error(tmp_path: Path) -> None:
+    for command in ((), ("verify",), ("cat",)):
+        result = run(*command, tmp_path / "none")
+        assert result.exit_code == 1
+        assert "there is no log in this directory" in result.output
+    assert not (tmp_path / "none").exists()
+
+
+def test_verify_names_the_file_and_the_ids_of_what_is_damaged(tmp_path: Path) -> None:
+    filled(tmp_path, 3).close()
+    assert "no damage found" in run("verify", tmp_path).output
+    path = sorted((tmp_path / "0").glob("*.arrow"))[1]
+    content = bytearray(path.read_bytes())
+    content[content.rindex(b"1" + bytes(7))] ^= 1  # the value of the row
+    path.write_bytes(content)
+    result = run("verify", tmp_path)
+    assert result.exit_code == 1
+    assert f"{path}: reading batch 0 of chunk {path} (ids 1 to 1): its checksum differs" in result.output
+    path.unlink()
+    result = run("verify", tmp_path)
+    assert result.exit_code == 1
+    assert "ids 1 to 1 are missing" in result.output
+    (tmp_path / "readers").mkdir(exist_ok=True)
+    (tmp_path / "readers" / "desk.json").write_text("no record")
+    assert "desk.json" in run("verify", tmp_path).output
+
+
+def test_cat_prints_messages_as_text_or_hexadecimal(tmp_path: Path) -> None:
+    log = filled(tmp_path, 3)
+    log.append(batch_of([b"\x1b[31mred\n\xff", "grün".encode()], 1_500_000))
+    log.close()
+    lines = run("cat", tmp_path).output.splitlines()
+    assert lines[0] == "0\t0\t1970-01-01T00:00:00.000000Z\t\t0"
+    assert lines[3] == "0\t3\t1970-01-01T00:00:01.500000Z\t\t\\x1b[31mred\\n\\xff"
+    assert lines[4].endswith("\tgrün")
+    assert [line.split("\t")[1] for line in run("cat", tmp_path, "--ids", "1:3").output.splitlines()] == [
+        "1",
+        "2",
+    ]
+    assert run("cat", tmp_path, "--last", 1, "--hex").output.endswith(f"\t{'grün'.encode().hex()}\n")
+    assert run("cat", tmp_path, "--topic", "x").output == ""
+    refused = run("cat", tmp_path, "--partition", 7)
+    assert "--partition 7: log" in refused.output
+    assert run("cat", tmp_path, "--ids", "5").exit_code == 2
+
+
+def test_cat_follows_a_log_that_is_written(tmp_path: Path) -> None:
+    log = filled(tmp_path, 3)
+    command = [sys.executable, "-m", "zmq_datasource", "log", "cat", str(tmp_path), "--follow", "--last", "1"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    try:
+        assert process.stdout is not None
+        assert process.stdout.readline().endswith("\t2\n")
+        log.append(batch_of([b"next"]))
+        log.cut().result(30)
+        assert process.stdout.readline().endswith("\tnext\n")
+    finally:
+        process.kill()
+        process.communicate(timeout=10)
+        log.close()
+
+
+def test_a_reader_that_runs_is_neither_dropped_nor_moved(tmp_path: Path) -> None:
+    filled(tmp_path, 3).close()
+    with querying(tmp_path, reader="desk") as query:
+        query.step()
+        for command in (("drop", tmp_path, "desk"), ("seek", tmp_path, "desk", "--to", "latest")):
+            result = run("readers", *command)
+            assert result.exit_code == 1
+            assert "its query runs" in result.output
+    assert run("readers", "drop", tmp_path, "desk").exit_code == 0
+    assert shown(tmp_path)["readers"] == []
+    result = run("readers", "drop", tmp_path, "desk")
+    assert "log has no such reader" in result.output.replace(str(tmp_path), "").replace("  ", " ")
+
+
+@pytest.mark.parametrize(
+    ("to", "first"),
+    [("earliest", 0), ("latest", 5), ("2", 2), ("1970-01-01T00:00:01Z", 4)],
+)
+def test_a_query_without_a_checkpoint_begins_where_its_reader_was_put(
+    tmp_path: Path, to: str, first: int
+) -> None:
+    log = filled(tmp_path, 4)
+    log.append(batch_of([b"4"], 5_000_000))
+    log.close()
+    with querying(tmp_path, reader="desk") as query:
+        query.until(5)
+    assert run("readers", "seek", tmp_path, "desk", "--to", to).exit_code == 0
+    with querying(tmp_path, reader="desk", startingOffsets="earliest") as query:
+        query.step()
+        assert query.rows == numbered(5, first)
+
+
+def test_a_place_that_the_log_does_not_have_is_refused(tmp_path: Path) -> None:
+    filled(tmp_path, 3).close()
+    with querying(tmp_path, reader="desk") as query:
+        query.step()
+    for to, why in (("99", "has the ids 0 to 2"), ("soon", "milliseconds since the epoch")):
+        result = run("readers", "seek", tmp_path, "desk", "--to", to)
+        assert result.exit_code in (1, 2)
+        assert why in result.output
+
+
+def test_a_log_in_object_storage_is_shown_like_one_in_a_directory(tmp_path: Path) -> None:
+    store = Location(f"file://{tmp_path}/store")
+    log = LogWriter(storage_at(str(tmp_path / "here"), 0, store), chunk_bytes=1 << 20, max_bytes=1 << 30)
+    log.open()
+    log.append(batch_of([b"0", b"1"]))
+    wait_for(lambda: log.cut().result(30) == 2, "a chunk in the store")
+    assert shown(store)["partitions"][0]["end"] == 2
+    assert shown(store)["partitions"][0]["writer"] is not None
+    assert "no damage found" in run("verify", store).output
+    assert len(run("cat", store).output.splitlines()) == 2
+    log.close()

@@ -1,0 +1,278 @@
+"""``zmq-datasource log``: what a log holds, its readers and its messages."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from zmq_datasource.cli.types import DIRECTORY, Read
+from zmq_datasource.options.types import Position, Timestamp
+
+if TYPE_CHECKING:
+    from zmq_datasource.log.storage import LogStorage
+    from zmq_datasource.workbench.log import Message, PartitionSummary, ReaderSummary
+
+__all__ = ["log"]
+
+
+class _LogCommands(click.Group):
+    """Takes what is no command for the location of a log to show."""
+
+    def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:
+        if args and self.get_command(ctx, args[0]) is None:
+            args = ["show", *args]
+        return super().resolve_command(ctx, args)
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        if args and args[0].startswith("-") and args[0] not in ctx.help_option_names:
+            args = ["show", *args]
+        return super().parse_args(ctx, args)
+
+
+def _location(command: Callable[..., Any]) -> Callable[..., Any]:
+    return click.argument("location", type=DIRECTORY, metavar="LOCATION")(command)
+
+
+def _read_place(text: str) -> Position:
+    if text.isdecimal():
+        return Position.read(json.dumps({"next": {"0": int(text)}}))
+    if text.lower() in ("earliest", "latest") or text.lstrip().startswith("{"):
+        return Position.read(text)
+    return Position(None, None, Timestamp.read(text))
+
+
+def _read_ids(text: str) -> tuple[int | None, int | None]:
+    first, separator, end = text.partition(":")
+    if not separator or not all(part == "" or part.isdecimal() for part in (first, end)):
+        raise ValueError(
+            "write FIRST:END, as in 100:200 for the ids 100 to 199; each of them can be left out"
+        )
+    return (int(first) if first else None, int(end) if end else None)
+
+
+@click.group(cls=_LogCommands, short_help="Show a log, its readers and its messages.")
+def log() -> None:
+    """Show what a log holds: its partitions and its readers.
+
+    LOCATION is a walLocation or a walStore. The log may be written and read meanwhile.
+
+    \b
+    Examples:
+      zmq-datasource log /data/wal/orders
+      zmq-datasource log s3://bucket/orders --json
+      zmq-datasource log verify /data/wal/orders
+      zmq-datasource log cat /data/wal/orders --last 10
+      zmq-datasource log readers seek /data/wal/orders billing --to earliest
+    """
+
+
+@log.command(short_help="Show the partitions and readers; the default.")
+@_location
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def show(location: str, as_json: bool) -> None:
+    """Show the partitions and the readers of a log."""
+    from dataclasses import asdict  # noqa: PLC0415 - only a call pays for it
+
+    from zmq_datasource.workbench.log import partitions, readers  # noqa: PLC0415
+
+    storage = _storage(location)
+    found, known = partitions(storage), readers(storage)
+    if as_json:
+        click.echo(
+            json.dumps(
+                {
+                    "log": storage.log_id(),
+                    "location": location,
+                    "partitions": [asdict(partition) for partition in found],
+                    "readers": [asdict(reader) for reader in known],
+                }
+            )
+        )
+        return
+    click.echo(f"log {storage.log_id()} in {location}\n")
+    _print_table(
+        ("PARTITION", "FIRST ID", "END", "MESSAGES", "BYTES", "OLDEST", "NEWEST", "WRITER"),
+        map(_partition_row, found),
+    )
+    if known:
+        click.echo()
+        _print_table(
+            ("READER", "KIND", "POSITION", "BEHIND", "OLDEST UNREAD", "LAST SEEN", "DROPPED"),
+            map(_reader_row, known),
+        )
+
+
+def _partition_row(partition: PartitionSummary) -> tuple[str, ...]:
+    return (
+        str(partition.partition),
+        str(partition.first),
+        str(partition.end),
+        str(partition.end - partition.first),
+        str(partition.bytes),
+        _time(partition.oldest),
+        _time(partition.newest),
+        partition.writer or "none",
+    )
+
+
+def _reader_row(reader: ReaderSummary) -> tuple[str, ...]:
+    position = ", ".join(str(n) if len(reader.next) == 1 else f"{p}: {n}" for p, n in reader.next.items())
+    seen = "running" if reader.running else _time(reader.seen)
+    dropped = "walRetention after its end" if not reader.named else _time(reader.dropped_at)
+    age = "" if reader.behind_seconds is None else f"{reader.behind_seconds:.1f} s"
+    return (reader.name, reader.kind, position, str(reader.behind), age, seen, dropped)
+
+
+def _time(seconds: float | None) -> str:
+    """In ISO 8601, UTC, to the second; a dash if there is none."""
+    if seconds is None:
+        return "-"
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(seconds))
+
+
+def _print_table(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> None:
+    table = [head, *rows]
+    widths = [max(len(row[column]) for row in table) for column in range(len(head))]
+    for row in table:
+        click.echo("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+
+
+@log.command(short_help="Read every checksum, and name the files that are damaged.")
+@_location
+def verify(location: str) -> None:
+    """Read every checksum of a log, and name each damaged file with its ids.
+
+    Exits with 1 if a file is damaged or missing. The log may be written and read meanwhile.
+    """
+    from zmq_datasource.workbench import log as contents  # noqa: PLC0415
+
+    files = 0
+
+    def count(_: str) -> None:
+        nonlocal files
+        files += 1
+
+    damaged = 0
+    for damage in contents.verify(_storage(location), count):
+        damaged += 1
+        click.echo(f"{damage.file}: {damage.what}")
+    click.echo(f"{files} files read, {damaged or 'no'} damage{'s' if damaged > 1 else ''} found")
+    if damaged:
+        raise click.exceptions.Exit(1)
+
+
+@log.command(short_help="Print messages.")
+@_location
+@click.option("--partition", type=click.IntRange(0), metavar="N", help="Of this log partition alone.")
+@click.option(
+    "--ids", type=Read("FIRST:END", _read_ids), metavar="FIRST:END", help="Of these ids, END not included."
+)
+@click.option("--topic", metavar="PREFIX", help="Of the topics that begin with this.")
+@click.option("--last", type=click.IntRange(1), metavar="N", help="The newest N of each partition.")
+@click.option("--follow", is_flag=True, help="Go on with the messages that come, until Ctrl-C.")
+@click.option(
+    "--hex", "as_hex", is_flag=True, help="Values in hexadecimal; otherwise as text, other bytes escaped."
+)
+def cat(
+    location: str,
+    partition: int | None,
+    ids: tuple[int | None, int | None] | None,
+    topic: str | None,
+    last: int | None,
+    follow: bool,
+    as_hex: bool,
+) -> None:
+    """Print messages of a log: partition, id, time, topic and value, separated by tabs, a line each."""
+    from zmq_datasource.workbench import log as contents  # noqa: PLC0415
+
+    start, end = ids or (None, None)
+    if follow and end is not None:
+        raise click.UsageError("--follow goes on for ever: leave END out of --ids")
+    storage = _storage(location)
+    ends = {found.partition: found.end for found in contents.partitions(storage)} if follow else {}
+
+    def show(message: Message) -> None:
+        if topic is None or (message.topic or "").startswith(topic):
+            click.echo(_line(message, as_hex))
+
+    if not follow or start is not None or last is not None:
+        for message in contents.messages(storage, partition=partition, start=start, end=end, last=last):
+            if not follow or message.id < ends.get(message.partition, 0):
+                show(message)
+    if follow:
+        for found in contents.follow(storage, ends, partition):
+            if found is None:
+                sys.stdout.flush()
+            else:
+                show(found)
+
+
+def _line(message: Message, as_hex: bool) -> str:
+    value = message.value.hex() if as_hex else _text(message.value.decode("utf-8", "backslashreplace"))
+    stamp = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(message.timestamp))
+    fraction = f"{message.timestamp % 1:.6f}"[1:]
+    topic = "" if message.topic is None else _text(message.topic)
+    return f"{message.partition}\t{message.id}\t{stamp}{fraction}Z\t{topic}\t{value}"
+
+
+def _text(text: str) -> str:
+    """With escapes for what would move the cursor, change the terminal, or end the line."""
+    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
+
+
+@log.group(short_help="Change what the log keeps for a reader.")
+def readers() -> None:
+    """Change what the log keeps for a reader whose query does not run."""
+
+
+@readers.command(short_help="Keep nothing for a reader any more.")
+@_location
+@click.argument("name")
+def drop(location: str, name: str) -> None:
+    """Drop the position of the reader NAME: the log keeps nothing for it any more.
+
+    If its query comes back and misses messages, failOnDataLoss decides.
+    """
+    from zmq_datasource.workbench.log import drop_reader  # noqa: PLC0415
+
+    drop_reader(_storage(location), name)
+    click.echo(f"dropped reader {name}")
+
+
+@readers.command(short_help="Set a reader's position.")
+@_location
+@click.argument("name")
+@click.option(
+    "--to",
+    type=Read("PLACE", _read_place),
+    required=True,
+    metavar="earliest|latest|ID|TIME",
+    help="An id of partition 0 (or an offset in JSON for several), or a time such as 2026-11-22T10:00:00Z.",
+)
+def seek(location: str, name: str, to: Position) -> None:
+    """Set the position of the reader NAME, from which on the log keeps messages for it.
+
+    A query of this name that has no checkpoint begins there. A query with a checkpoint goes on from its checkpoint.
+    """
+    from zmq_datasource.workbench.log import seek_reader  # noqa: PLC0415
+
+    nexts = seek_reader(_storage(location), name, to)
+    click.echo(f"reader {name} is at {json.dumps({str(p): n for p, n in nexts.items()})}")
+
+
+def _storage(location: str) -> LogStorage:
+    """The log at a ``walLocation`` or a ``walStore``."""
+    from zmq_datasource.options import BatchReadOptions  # noqa: PLC0415 - imports Arrow
+    from zmq_datasource.options.parser import parse  # noqa: PLC0415
+    from zmq_datasource.source.location import log_storage  # noqa: PLC0415
+
+    scheme, separator, rest = location.partition("://")
+    # A directory can serve as object storage, too: its log is described by another file.
+    in_store = bool(separator) and (scheme != "file" or any(Path(rest).glob("log-*-*.json")))
+    return log_storage(parse(BatchReadOptions, {"walStore" if in_store else "walLocation": location}))

@@ -1,0 +1,403 @@
+"""What a log holds: its partitions, its readers and its messages, and which of its files are damaged.
+
+Reads files only. The one exception is the reader's record that ``seek`` and ``drop`` change.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import pyarrow as pa
+
+from zmq_datasource.errors import DataLossError, DiskFaultError, LogError, LogLockedError, OptionError
+from zmq_datasource.log.chunk import damage_of
+from zmq_datasource.log.files import WriterLock
+from zmq_datasource.log.follower import LogFollower
+from zmq_datasource.log.growing import read_groups
+from zmq_datasource.log.index import ChunkIndex
+from zmq_datasource.log.layout import growing_name
+from zmq_datasource.log.reader import first_since, read_index, read_slices, slices
+from zmq_datasource.log.reader_files import ReaderRecord
+from zmq_datasource.log.state import read_saved_state
+from zmq_datasource.log.storage import LogStorage
+from zmq_datasource.options.types import Position
+from zmq_datasource.proxy.subscriptions import READER, Subscriptions
+
+__all__ = [
+    "Damage",
+    "Message",
+    "PartitionSummary",
+    "ReaderSummary",
+    "drop_reader",
+    "follow",
+    "messages",
+    "partitions",
+    "readers",
+    "seek_reader",
+    "verify",
+]
+
+_FOLLOW_SECONDS = 0.1
+
+
+@dataclass(frozen=True)
+class PartitionSummary:
+    """One log partition.
+
+    Attributes:
+        first: The first id there is.
+        end: The id after the last durable one.
+        bytes: Of its chunks.
+        oldest, newest: When the first and the last message were received, in seconds since the epoch.
+        writer: The process that writes it now; None if there is none.
+    """
+
+    partition: int
+    first: int
+    end: int
+    bytes: int
+    chunks: int
+    oldest: float | None
+    newest: float | None
+    writer: str | None
+
+
+@dataclass(frozen=True)
+class ReaderSummary:
+    """One reader of the log.
+
+    Attributes:
+        kind: ``query``, or ``subscriber`` for a durable subscriber of a proxy.
+        next: By log partition, the first id that the reader still needs.
+        behind: Messages that it still needs, as far as the log has them.
+        behind_seconds: The age of the oldest of them; None if there is none.
+        running: Whether its query runs; None where this is not known here (subscribers).
+        seen: When its record was last written, in seconds since the epoch; None where this is not known.
+        dropped_at: When the record of a query that does not run is dropped, in seconds since the epoch; None for a
+            query without a name, which is kept for the ``walRetention`` of the log's writer.
+    """
+
+    name: str
+    kind: str
+    named: bool
+    next: dict[int, int]
+    behind: int
+    behind_seconds: float | None
+    running: bool | None
+    seen: float | None
+    dropped_at: float | None
+
+
+class Damage(NamedTuple):
+    """A file that is not what was written."""
+
+    file: str
+    what: str
+
+
+class Message(NamedTuple):
+    """One message of a log."""
+
+    partition: int
+    id: int
+    timestamp: float
+    topic: str | None
+    value: bytes
+
+
+def partitions(storage: LogStorage) -> list[PartitionSummary]:
+    """What the partitions of a log hold.
+
+    Raises:
+        LogError: There is no log, or it cannot be listed.
+    """
+    storage.log_id()
+    return [_summary(storage.of(partition)) for partition in storage.partitions()]
+
+
+def _summary(storage: LogStorage) -> PartitionSummary:
+    index = read_index(storage)
+    return PartitionSummary(
+        storage.partition,
+        index.earliest,
+        index.end,
+        index.size,
+        len(index),
+        _received_at(storage, index, index.earliest),
+        _received_at(storage, index, index.end - 1),
+        storage.writer(),
+    )
+
+
+def _received_at(storage: LogStorage, index: ChunkIndex, message_id: int) -> float | None:
+    """When a message was received; None if the log does not have it."""
+    pieces = slices(index.covering(message_id, message_id + 1), message_id, message_id + 1)
+    with suppress(DataLossError):  # deleted since the log was listed
+        for batch in read_slices(storage, pieces, whole=False):
+            return float(batch.column("timestamp")[0].value) / 1e6
+    return None
+
+
+def readers(storage: LogStorage, clock: Callable[[], float] = time.time) -> list[ReaderSummary]:
+    """The readers of a log: queries, and the durable subscribers of a proxy.
+
+    Raises:
+        LogError: There is no log, or a record is damaged.
+    """
+    storage.log_id()
+    there = [storage.of(partition) for partition in storage.partitions()]
+    indexes = {each.partition: (each, read_index(each)) for each in there}
+    found = []
+    for name, record in storage.readers().items():
+        if name == READER:  # marks the place of a subscriber that is listed itself
+            continue
+        running, seen = storage.is_reading(name), storage.moved_at(name)
+        dropped = None if running or seen is None or record.timeout is None else seen + record.timeout
+        nexts = {partition: record.needs(partition) for partition in indexes}
+        found.append(_reader(name, "query", record.named, nexts, indexes, clock(), running, seen, dropped))
+    end = next((index.end for _, index in indexes.values()), 0)
+    for subscription in Subscriptions(storage, end, math.inf):
+        nexts = {storage.partition: subscription.next}
+        seen = subscription.acknowledged
+        found.append(
+            _reader(subscription.name, "subscriber", True, nexts, indexes, clock(), None, seen, None)
+        )
+    return found
+
+
+def _reader(
+    name: str,
+    kind: str,
+    named: bool,
+    nexts: dict[int, int],
+    indexes: dict[int, tuple[LogStorage, ChunkIndex]],
+    now: float,
+    running: bool | None,
+    seen: float | None,
+    dropped_at: float | None,
+) -> ReaderSummary:
+    behind, oldest = 0, math.inf
+    for partition, next_id in nexts.items():
+        storage, index = indexes[partition]
+        first = max(next_id, index.earliest)
+        if first < index.end:
+            behind += index.end - first
+            received = _received_at(storage, index, first)
+            oldest = oldest if received is None else min(oldest, received)
+    age = None if math.isinf(oldest) else max(0.0, now - oldest)
+    return ReaderSummary(name, kind, named, nexts, behind, age, running, seen, dropped_at)
+
+
+def drop_reader(storage: LogStorage, name: str) -> None:
+    """Delete the record of a query that does not run: the log keeps nothing for it any more.
+
+    Raises:
+        OptionError: The log has no such reader.
+        LogLockedError: Its query runs.
+    """
+    _check_reader(storage, name)
+    lock = _lock(storage, name)
+    try:
+        storage.remove_reader(name)
+        storage.remove_reader_lock(name)
+    finally:
+        lock.release()
+
+
+def seek_reader(storage: LogStorage, name: str, to: Position) -> dict[int, int]:
+    """Set the position of a query that does not run, and that begins there without a checkpoint.
+
+    Args:
+        to: ``earliest``, ``latest``, a time, or an offset, as in ``startingOffsets``.
+
+    Returns:
+        The new position.
+
+    Raises:
+        OptionError: The log has no such reader, or not such a place.
+        LogLockedError: Its query runs.
+    """
+    record = _check_reader(storage, name)
+    lock = _lock(storage, name)
+    try:
+        with storage.placing():  # nothing is deleted between the listing and the record
+            nexts = {}
+            for partition in storage.partitions():
+                at = storage.of(partition)
+                nexts[partition] = _place(at, read_index(at), to)
+            storage.write_reader(name, ReaderRecord(nexts, record.timeout, begins=True))
+    finally:
+        lock.release()
+    return nexts
+
+
+def _check_reader(storage: LogStorage, name: str) -> ReaderRecord:
+    storage.log_id()
+    record = storage.reader(name)
+    if record is None:
+        there = ", ".join(storage.reader_names()) or "none"
+        raise OptionError(f"reader {name!r}: log {storage.root} has no such reader; there are: {there}")
+    return record
+
+
+def _lock(storage: LogStorage, name: str) -> WriterLock:
+    if storage.is_reading_elsewhere(name):
+        raise LogLockedError(
+            f"reader {name!r} of log {storage.root}: its query runs on another machine; stop it first"
+        )
+    try:
+        return storage.lock_reader(name, 0.0)
+    except LogLockedError as e:
+        raise LogLockedError(
+            f"reader {name!r} of log {storage.root}: its query runs ({e}); stop it first"
+        ) from e
+
+
+def _place(storage: LogStorage, index: ChunkIndex, to: Position) -> int:
+    if to.time is not None:
+        found = first_since(storage, index.covering(index.earliest, index.end), to.time)
+        return index.end if found is None else found
+    if to.offset is None:
+        return index.earliest if to.word == "earliest" else index.end
+    wanted = to.offset.next.get(storage.partition, index.earliest)
+    if not index.earliest <= wanted <= index.end:
+        raise OptionError(
+            f"--to {wanted}: {storage} has the ids {index.earliest} to {index.end - 1}; name one of them, or "
+            f"{index.end} for what comes next"
+        )
+    return wanted
+
+
+# Damage.
+
+
+def verify(storage: LogStorage, done: Callable[[str], None] = lambda _: None) -> Iterator[Damage]:
+    """Read every checksum of a log; yield the files that are damaged or missing.
+
+    The log may be written meanwhile; what its writer deletes during the reading is no damage.
+
+    Args:
+        done: Called with the name of each file that was read.
+
+    Raises:
+        DiskFaultError: A file cannot be read now.
+    """
+    try:
+        storage.log_id()
+    except DiskFaultError:
+        raise
+    except LogError as e:
+        yield Damage(storage.root, str(e))
+    for partition in storage.partitions():
+        yield from _verify_partition(storage.of(partition), done)
+    for name in storage.reader_names():
+        yield from _attempt(storage.reader_path(name), lambda name=name: storage.reader(name))  # type: ignore[misc]
+        done(storage.reader_path(name))
+
+
+def _verify_partition(storage: LogStorage, done: Callable[[str], None]) -> Iterator[Damage]:
+    yield from _attempt(storage.path_of(""), lambda: read_index(storage))
+    for chunk in sorted(storage.chunks()):
+        path = storage.path_of(chunk.name)
+        try:
+            damage = damage_of(storage, chunk)
+        except DataLossError:  # its writer has deleted it
+            damage = None
+        if damage is not None:
+            yield Damage(path, damage)
+        done(path)
+    for first in storage.growing():
+        path = storage.path_of(growing_name(first))
+        with suppress(FileNotFoundError):  # sealed meanwhile
+            damaged = read_groups(storage.read_growing(first), first).damaged
+            if damaged:
+                yield Damage(path, f"the ids {damaged.start} to {damaged.stop - 1} are not what was written")
+            done(path)
+    yield from _attempt(storage.path_of("state"), lambda: read_saved_state(storage))
+    yield from _attempt(storage.subscriptions_path(), lambda: Subscriptions(storage, 1 << 62, math.inf))
+
+
+def _attempt(path: str, read: Callable[[], object]) -> Iterator[Damage]:
+    try:
+        read()
+    except DiskFaultError:
+        raise
+    except LogError as e:
+        yield Damage(path, str(e))
+
+
+# Messages.
+
+
+def messages(
+    storage: LogStorage,
+    *,
+    partition: int | None = None,
+    start: int | None = None,
+    end: int | None = None,
+    last: int | None = None,
+) -> Iterator[Message]:
+    """Messages of a log, partition by partition, in the order of their ids.
+
+    Args:
+        partition: Of this partition alone.
+        start, end: The ids ``[start, end)``, as far as the log has them.
+        last: So many of the newest of each partition.
+
+    Raises:
+        OptionError: There is no such partition.
+        LogError: There is no log, or it cannot be read.
+    """
+    for at in _chosen(storage, partition):
+        index = read_index(at)
+        low = index.earliest if start is None else max(start, index.earliest)
+        high = index.end if end is None else min(end, index.end)
+        if last is not None:
+            low = max(low, high - last)
+        yield from _rows(at, index, low, high)
+
+
+def follow(
+    storage: LogStorage, ends: dict[int, int], partition: int | None = None
+) -> Iterator[Message | None]:
+    """The messages that come from these ids on, by partition, for ever; None after each look at the log.
+
+    Raises:
+        LogError: The log cannot be read any more.
+    """
+    followers: dict[int, LogFollower] = {}
+    while True:
+        for at in _chosen(storage, partition):
+            follower = followers.setdefault(at.partition, LogFollower(at))
+            follower.refresh()
+            low = ends.setdefault(at.partition, follower.earliest)
+            yield from _rows(at, follower, max(low, follower.earliest), follower.durable_end)
+            ends[at.partition] = max(low, follower.durable_end)
+        yield None
+        time.sleep(_FOLLOW_SECONDS)
+
+
+def _chosen(storage: LogStorage, partition: int | None) -> Sequence[LogStorage]:
+    storage.log_id()
+    there = storage.partitions()
+    if partition is not None and partition not in there:
+        raise OptionError(f"--partition {partition}: log {storage.root} has the partitions {there}")
+    return [storage.of(each) for each in there if partition in (None, each)]
+
+
+def _rows(storage: LogStorage, index: ChunkIndex | LogFollower, low: int, high: int) -> Iterator[Message]:
+    pieces = slices(index.covering(low, high), low, high)
+    for batch in read_slices(storage, pieces):
+        yield from _messages_of(storage.partition, batch)
+
+
+def _messages_of(partition: int, batch: pa.RecordBatch) -> Iterator[Message]:
+    ids, topics, values = (batch.column(name).to_pylist() for name in ("id", "topic", "value"))
+    times = batch.column("timestamp").cast(pa.int64()).to_pylist()
+    for row in zip(ids, times, topics, values, strict=True):
+        yield Message(partition, row[0], row[1] / 1e6, row[2], row[3] or b"")
