@@ -100,8 +100,6 @@ POINTS: Mapping[str, Point] = {
     "log.staged.after_rename": _IO,
     "log.staged.after_sync": _IO,
     "log.staged.before_sync": _IO,
-    "log.start.after_write": Point(opens=True),
-    "log.start.before_remove": _STEP,
     "log.state.after_write": _STEP,
     "log.state.before_write": _IO,
     "log.stored_chunk.after_check": _STEP,

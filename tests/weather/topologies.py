@@ -39,7 +39,7 @@ _RECEIVES = (
     "log.recovery.after_lock",
 )
 _DELETES = ("log.chunk.before_delete", "log.chunk.after_delete")
-_READS = ("log.position", "log.start", "log.small_file", "weather.")
+_READS = ("log.position", "log.small_file", "weather.")
 _STORES = ("log.file", "log.stored_chunk", "log.claim", "log.pending", "log.tenure", "host.object")
 _ACCEPTS = (
     *("acknowledged.data.after_append", "acknowledged.staged", "acknowledged.commit.before_append"),
