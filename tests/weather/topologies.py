@@ -712,7 +712,7 @@ class _SharedFeed(Topology):
         """Until nothing can be deleted that a query with a name has not read."""
         if self.names:
             self.world.wait_for(
-                lambda: self.storage().positions().keys() >= set(self.names), "both queries are there", 60
+                lambda: self.storage().readers().keys() >= set(self.names), "both queries are there", 60
             )
 
     def read_by(self, *queries: Path) -> None:
