@@ -761,6 +761,40 @@ def test_a_named_query_that_is_away_holds_a_full_log(context: Context, tmp_path:
         assert [i for i, _ in away.rows] == list(range(1, sent))
 
 
+def test_history_makes_room_for_new_messages(context: Context, tmp_path: Path) -> None:
+    """Long before its time has passed: nothing waits for messages that no query needs."""
+    push, endpoint = bound(context, zmq.PUSH)
+    options = {"connect": endpoint, "walMaxBytes": "100k", "walChunkBytes": "5k", "walRetention": "7d"}
+    with querying(tmp_path, **options) as query:
+        query.step()
+        for count in range(1, 40):
+            push.send(b"x" * 5000)
+            query.until(count)
+        assert 1 < log_rows(tmp_path).num_rows < 20
+
+
+def test_a_full_log_that_discards_tells_the_query_that_it_overtakes(context: Context, tmp_path: Path) -> None:
+    push, endpoint = bound(context, zmq.PUSH)
+    options = {"connect": endpoint, "walMaxBytes": "50k", "whenFull": "discard"}
+    with querying(tmp_path, **options) as fast:
+        fast.step()
+        for reader, fails in (("strict", True), ("lenient", False)):
+            with querying(tmp_path, reader=reader, failOnDataLoss=fails, **options) as slow:
+                slow.step()
+                first = len(fast.rows)
+                for count in range(first + 1, first + 40):
+                    push.send(b"x" * 5000)
+                    fast.until(count)
+                if fails:
+                    with pytest.raises(DataLossError, match=f"ids {first} to .*whenFull=discard"):
+                        slow.step()
+                    continue
+                slow.until(1)
+                shown = slow.reader.reportLatestOffset() or {}
+                assert shown["messagesExpired"] == slow.rows[0][0] - first
+        assert [i for i, _ in fast.rows] == list(range(len(fast.rows)))
+
+
 def test_a_restored_copy_of_the_log_is_no_place_for_the_ids_after_it(
     context: Context, tmp_path: Path
 ) -> None:
