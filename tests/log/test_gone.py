@@ -8,14 +8,14 @@ from concurrent.futures import Future
 from pathlib import Path
 
 import pytest
-from zmq_datasource.log.held_position import HeldPosition
 
 from tests.log.test_stored import Machines, _soon, machines  # noqa: F401 - fixtures
 from tests.support import batch_of, log_rows, stream_options, wait_for
 from zmq_datasource.errors import DiskFaultError, LogFormatError, LogWriteError
 from zmq_datasource.log import tenure as tenure_module
 from zmq_datasource.log.follower import LogFollower
-from zmq_datasource.log.reader_files import ReaderPosition
+from zmq_datasource.log.reader_files import ReaderRecord
+from zmq_datasource.log.readers import Reader
 from zmq_datasource.log.storage import LogStorage
 from zmq_datasource.log.writer import LogWriter
 from zmq_datasource.source.follow import FollowingSource
@@ -121,7 +121,7 @@ def test_what_is_committed_stays_known_while_its_directory_is_away(tmp_path: Pat
     log = open_log(place.path)
     for value in (b"0", b"1", b"2"):
         put(log, value).result(10)
-    LogStorage(str(place.path)).write_reader("slow", ReaderPosition(1))
+    LogStorage(str(place.path)).write_reader("slow", ReaderRecord({0: 1}, 1e9))
     place.goes()
     log.commit(3)
     place.returns()
@@ -160,12 +160,12 @@ def test_a_position_is_not_recorded_where_the_log_is_not(tmp_path: Path, left: L
     log = open_log(place.path)
     put(log, b"0").result(10)
     log.close()
-    held = HeldPosition(LogStorage(str(place.path)), "desk", True, 0.0)
+    held = Reader(LogStorage(str(place.path)), "desk", 1e9)
     place.goes()
     with pytest.raises(DiskFaultError, match="Mount or restore it"):
-        held.commit(1, lazily=False)
+        held.move({0: 1}, lazily=False)
     assert place.files == []
-    held.release()
+    held.end()
 
 
 # In object storage.

@@ -68,7 +68,7 @@ def test_the_retention_of_a_query_survives_another_one_that_receives_first(
     with query(tmp_path, connect=endpoint, reader="notebook") as notebook:
         notebook.step()
         assert "stay for 86400s, because a query that reads it has this walRetention" in caplog.text
-        assert "walRetention=0s (before: 86400s)" in caplog.text
+        assert "walRetention=600s (before: 86400s)" in caplog.text
         receive_some(notebook, push, 100, 200)
     with query(tmp_path, job.checkpoint, connect=endpoint, walRetention="1d", **name) as job:
         job.until(100)
@@ -121,7 +121,7 @@ def test_a_receiver_says_in_what_it_differs_from_the_one_before(
         said = [r.message for r in caplog.records if "was last received with other" in r.message]
         assert len(said) == warnings
         if said:
-            assert said[0].endswith("those of this process apply: walRetention=0s (before: 86400s)")
+            assert said[0].endswith("those of this process apply: walRetention=600s (before: 86400s)")
 
 
 # Replay.

@@ -203,11 +203,11 @@ class PartitionFiles:
         return ()
 
     def _add_directory(self, path: Path) -> None:
-        """Make a directory below the log's or the partition's, which are made when the log is opened, and never again.
+        """Make a directory in the partition's. All others are made when the log is opened, and never again.
 
         So a log whose disk was unmounted is not begun below the mount point.
         """
-        if path not in (self._directory, self._root):
+        if path.parent == self._directory:
             add_directory(path)
 
     def _remove(self, path: Path, what: str = "") -> None:

@@ -11,6 +11,7 @@ The rules:
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from collections.abc import Iterator
@@ -19,6 +20,7 @@ from pathlib import Path
 from typing import Annotated
 
 import msgspec
+import xxhash
 
 from zmq_datasource.errors import RESTORE, LogFormatError
 from zmq_datasource.host import failpoints
@@ -35,6 +37,7 @@ __all__ = ["ReaderFiles", "ReaderRecord", "ReaderTerms"]
 
 _SUFFIX, _LOCK_SUFFIX = ".json", ".lock"
 _SKIPPED = re.compile(r"([^.]+)\.([0-9]{1,10})\.([0-9]{20})-([0-9]{20})\.skipped")
+_CHECKSUM = "xxh3"
 _Id = Annotated[int, msgspec.Meta(ge=0)]
 
 
@@ -98,7 +101,8 @@ class ReaderFiles(PartitionFiles):
             LogWriteError: The file system refused.
         """
         failpoints.reach("log.position.before_write")
-        self._replace(self._reader_path(name), msgspec.to_builtins(record, str_keys=True))
+        content = msgspec.to_builtins(record, str_keys=True)
+        self._replace(self._reader_path(name), content | {_CHECKSUM: _checksum(content)})
         failpoints.reach("log.position.after_write")
 
     def remove_reader(self, name: str) -> None:
@@ -131,12 +135,16 @@ class ReaderFiles(PartitionFiles):
         if content is None:
             return None
         try:
-            return msgspec.convert(content, ReaderRecord, str_keys=True)
-        except msgspec.ValidationError as e:
+            record = msgspec.convert(content, ReaderRecord, str_keys=True)
+            written = msgspec.to_builtins(record, str_keys=True)
+            if content != written | {_CHECKSUM: _checksum(written)}:
+                raise ValueError("its checksum differs; the file was changed after it was written")
+        except (msgspec.ValidationError, ValueError) as e:
             raise LogFormatError(
                 f"reading {self.reader_path(name)}: it is no record of a reader ({e}). {RESTORE}; or, to keep nothing "
                 f"for this reader: zmq-datasource log readers drop {self.root} {name}"
             ) from e
+        return record
 
     def readers(self) -> dict[str, ReaderRecord]:
         """The records of all readers, by name.
@@ -288,6 +296,10 @@ class ReaderFiles(PartitionFiles):
     def subscriptions_path(self) -> str:
         """Where a proxy's subscriptions are, for messages."""
         return str(self._directory / SUBSCRIPTIONS_NAME)
+
+
+def _checksum(content: object) -> str:
+    return xxhash.xxh3_64_hexdigest(json.dumps(content, sort_keys=True).encode())
 
 
 def _is_record(file: str) -> bool:

@@ -62,7 +62,7 @@ class Reader:
     ) -> None:
         self._storage = storage
         self.name = name or f"query-{uuid.uuid4().hex[:12]}"
-        self._timeout = None if name is None else timeout
+        self._timeout = None if name is None else float(timeout)
         self._terms = terms
         self._lock: WriterLock = storage.hold_reader(self.name, LOCK_WAIT_SECONDS)
         try:

@@ -144,6 +144,7 @@ class LogStorage(StagedFiles, ReaderFiles):
                 failpoints.reach("log.identity.after_link")
                 sync_directory(self._root)
             add_directory(self._root / str(PARTITION))
+            add_directory(self._readers)
         return self.log_id()
 
     def _refuse_nameless_chunks(self) -> None:

@@ -140,15 +140,20 @@ class Positions:
             return start
         return Offset(self._feeds.log_id, nexts, began if offset.at_the_beginning else None).to_json()
 
+    def begin_of(self, start: dict[str, Any], end: dict[str, Any]) -> Offset:
+        """The offset at which a batch begins."""
+        first, last = Offset.from_json(start), Offset.from_json(end)
+        if first.at_the_beginning and last.began is not None:
+            return Offset(last.log, last.began)  # a repeated first batch: see ``options.offsets``
+        return first
+
     def ranges(self, start: dict[str, Any], end: dict[str, Any]) -> dict[int, tuple[int, int]]:
         """The ids in each partition that a batch was planned for; none if it was planned on another log.
 
         Raises:
             DataLossError: As ``ids_of``.
         """
-        first, last = Offset.from_json(start), Offset.from_json(end)
-        if first.at_the_beginning and last.began is not None:
-            first = Offset(last.log, last.began)  # a repeated first batch: see ``options.offsets``
+        first, last = self.begin_of(start, end), Offset.from_json(end)
         self._check_partitions(last)
         return {
             partition: (part.id_of(first), part.id_of(last))

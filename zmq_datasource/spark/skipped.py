@@ -43,7 +43,8 @@ class Skipped:
         for partition, begin in begins.items():
             if partition not in self._planned:
                 feed, first = feeds.parts[partition], start.get(partition, 0)
-                self._forget(feed, [ids for ids in self._records(feed) if ids.stop > first])
+                records = [ids for ids in self._records(feeds, feed) if ids.stop > first]
+                self._forget(feeds, feed, records)
             self._planned.setdefault(partition, begin)
 
     def count(self, feeds: Feeds, begins: Mapping[int, int]) -> None:
@@ -56,10 +57,10 @@ class Skipped:
             self._looked.add(partition)
             if planned is not None:
                 self._planned[partition] = begin
-            records = [ids for ids in self._records(feed) if ids.start < begin]
+            records = [ids for ids in self._records(feeds, feed) if ids.start < begin]
             for ids in records:
                 self._add(feed, ids)
-            self._forget(feed, records)
+            self._forget(feeds, feed, records)
 
     def _add(self, feed: Feed, ids: range) -> None:
         partition = feed.storage.partition
@@ -77,16 +78,16 @@ class Skipped:
             feed.storage,
         )
 
-    def _records(self, feed: Feed) -> list[range]:
+    def _records(self, feeds: Feeds, feed: Feed) -> list[range]:
         try:
-            return feed.storage.skipped(feed.reader)
+            return feed.storage.skipped(feeds.reader.name)
         except LogError as e:
             _log.warning("looking for ids that tasks have skipped: %s", e)
             return []
 
-    def _forget(self, feed: Feed, records: list[range]) -> None:
+    def _forget(self, feeds: Feeds, feed: Feed, records: list[range]) -> None:
         for ids in records:
             try:
-                feed.storage.forget_skipped(feed.reader, ids)
+                feed.storage.forget_skipped(feeds.reader.name, ids)
             except LogError as e:
                 _log.warning("%s", e)

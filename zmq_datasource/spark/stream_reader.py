@@ -258,12 +258,12 @@ class ZmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                         self._options.fail_on_data_loss,
                         access=access,
                         store=self._options.wal_store,
-                        reader=feeds.reader,
+                        reader=feeds.reader.name,
                     )
                 )
         if not self._options.fail_on_data_loss:
             begins = {partition: low for partition, (low, _) in ranges.items()}
-            self._skipped.plan(feeds, Offset.from_json(start).next, begins)
+            self._skipped.plan(feeds, positions.begin_of(start, end).next, begins)
         return shares
 
     def _ranges(

@@ -14,7 +14,14 @@ from typing import NamedTuple
 
 import pyarrow as pa
 
-from zmq_datasource.errors import DataLossError, DiskFaultError, LogError, LogLockedError, OptionError
+from zmq_datasource.errors import (
+    DataLossError,
+    DiskFaultError,
+    LogError,
+    LogFormatError,
+    LogLockedError,
+    OptionError,
+)
 from zmq_datasource.log.chunk import damage_of
 from zmq_datasource.log.files import WriterLock
 from zmq_datasource.log.follower import LogFollower
@@ -200,7 +207,8 @@ def drop_reader(storage: LogStorage, name: str) -> None:
         OptionError: The log has no such reader.
         LogLockedError: Its query runs.
     """
-    _check_reader(storage, name)
+    with suppress(LogFormatError):  # a damaged record is dropped like any other
+        _check_reader(storage, name)
     lock = _lock(storage, name)
     try:
         storage.remove_reader(name)
