@@ -170,8 +170,9 @@ class Feeds:
         """
         full = self.is_full
         for partition, end in ends.items():
-            if partition in self.parts and (full or end != self._done.get(partition)):
-                self._persistence.insist(partial(self.parts[partition].commit, end))
+            feed = self.parts.get(partition)
+            if feed is not None and (full or not feed.receives or end != self._done.get(partition)):
+                self._persistence.insist(partial(feed.commit, end))
         self._done |= ends
         self._persistence.insist(partial(self.reader.move, self._done, lazily=self.receives))
 
