@@ -14,7 +14,6 @@ from pyspark.sql.streaming.datasource import ReadMaxRows
 
 from tests.support import Socket, bound
 from tests.weather.engine import Source, read_output
-from zmq_datasource.errors import DataLossError
 from zmq_datasource.options import StreamReadOptions
 from zmq_datasource.options.parser import parse
 from zmq_datasource.spark.stream_reader import ZmqStreamReader
@@ -76,12 +75,6 @@ def feed(context: Context, tmp_path: Path) -> Feed:
     return Feed(context, tmp_path)
 
 
-@pytest.mark.xfail(
-    strict=True,
-    raises=DataLossError,
-    reason="issue 30 line 2: a new query takes the name and place of a stopped one with the same startingOffsets; "
-    "mended with issue 31",
-)
 def test_a_new_query_does_not_take_the_place_of_a_stopped_one(feed: Feed) -> None:
     """Spark has done its first batch, which had no rows, and it was stopped before its next trigger."""
     reader = feed.reader()
@@ -97,12 +90,6 @@ def test_a_new_query_does_not_take_the_place_of_a_stopped_one(feed: Feed) -> Non
         reader.stop()
 
 
-@pytest.mark.xfail(
-    strict=True,
-    raises=DataLossError,
-    reason="issue 30 line 7: a copied checkpoint of a stopped query, run once, has what the original needs deleted; "
-    "mended with issue 31",
-)
 def test_a_copy_of_a_checkpoint_costs_the_original_nothing(feed: Feed) -> None:
     feed.run("original", lambda values: values[-1:] == ["49"], send=50)
     feed.copy("original", "copy")
