@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from zmq_datasource.cli.types import DIRECTORY, Read
+from zmq_datasource.host.printable import printable
 from zmq_datasource.options.types import Position, Timestamp
 
 if TYPE_CHECKING:
@@ -214,16 +215,11 @@ def cat(
 
 
 def _line(message: Message, as_hex: bool) -> str:
-    value = message.value.hex() if as_hex else _text(message.value.decode("utf-8", "backslashreplace"))
+    value = message.value.hex() if as_hex else printable(message.value, sys.maxsize)
     stamp = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(message.timestamp))
     fraction = f"{message.timestamp % 1:.6f}"[1:]
-    topic = "" if message.topic is None else _text(message.topic)
+    topic = "" if message.topic is None else printable(message.topic, sys.maxsize)
     return f"{message.partition}\t{message.id}\t{stamp}{fraction}Z\t{topic}\t{value}"
-
-
-def _text(text: str) -> str:
-    """With escapes for what would move the cursor, change the terminal, or end the line."""
-    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
 
 
 @log.group(short_help="Change what the log keeps for a reader.")
