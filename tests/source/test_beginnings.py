@@ -1,0 +1,109 @@
+"""Where a query begins, and goes on after SIGKILLs in its first batches: each row once. No JVM."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support import batch_of
+from tests.weather.engine import read_output
+from zmq_datasource.log.storage import LogStorage
+from zmq_datasource.log.writer import LogWriter
+
+pytestmark = pytest.mark.spark  # processes of their own
+
+BEFORE_OFFSETS = "log.position.after_write:2"  # its beginning is recorded
+AFTER_OFFSETS, AFTER_OUTPUT = "weather.offsets.after_write:1", "weather.commits.before_write:1"
+SECOND_OUTPUT = "weather.commits.before_write:2"  # after the first batch, which is repeated
+
+
+class Log:
+    """One that this process fills, so that a killed query loses nothing with it."""
+
+    def __init__(self, location: Path, partitions: int = 1) -> None:
+        self.location = location
+        self._next = 0
+        self._writers = [
+            LogWriter(LogStorage(str(location), partition), chunk_bytes=1 << 20, max_bytes=1 << 30)
+            for partition in range(partitions)
+        ]
+        for writer in self._writers:
+            writer.open()
+
+    def fill(self, chunks: int) -> None:
+        """Add chunks of three messages, one partition after the other."""
+        for _ in range(chunks):
+            for writer in self._writers:
+                values = [b"%d" % (self._next + n) for n in range(3)]
+                writer.append(batch_of(values, 1_000_000 * self._next))
+                writer.cut().result(30)
+                self._next += 3
+
+    @property
+    def end(self) -> int:
+        """The number of the next message."""
+        return self._next
+
+    def close(self) -> None:
+        for writer in self._writers:
+            writer.close()
+
+
+def run(
+    directory: Path, sources: list[dict[str, Any]], kill: str = "", trigger: str = "", until: int = 1
+) -> int:
+    settings = {
+        "directory": str(directory),
+        "sources": sources,
+        "kill": kill,
+        "trigger": trigger,
+        "until": until,
+    }
+    command = [sys.executable, "-m", "tests.support.beginning_driver", json.dumps(settings)]
+    return subprocess.run(command, timeout=60, check=False).returncode
+
+
+@pytest.mark.parametrize(
+    ("options", "kills", "first"),
+    [
+        ({"startingOffsets": "latest", "reader": "desk"}, (BEFORE_OFFSETS, AFTER_OFFSETS, AFTER_OFFSETS), 6),
+        ({"startingOffsets": "latest"}, (AFTER_OFFSETS, AFTER_OUTPUT, SECOND_OUTPUT), 6),
+        ({"startingOffsets": "earliest"}, (BEFORE_OFFSETS, AFTER_OFFSETS, AFTER_OFFSETS), 0),
+        ({"startingTimestamp": "3000", "maxMessagesPerTrigger": "2"}, (BEFORE_OFFSETS, AFTER_OUTPUT), 3),
+        ({"startingOffsets": "earliest", "trigger": "now"}, (AFTER_OFFSETS, AFTER_OUTPUT), 0),
+        ({"startingOffsets": "latest", "empty": "yes"}, (AFTER_OFFSETS, AFTER_OFFSETS), 6),
+        ({"startingOffsets": "latest", "partitions": "2"}, (AFTER_OFFSETS, AFTER_OUTPUT, AFTER_OFFSETS), 12),
+    ],
+    ids=["named", "latest", "earliest", "timestamp", "available-now", "union", "partitions"],
+)
+def test_a_query_that_is_killed_goes_on_with_the_same_rows(
+    tmp_path: Path, options: dict[str, str], kills: tuple[str, ...], first: int
+) -> None:
+    options = dict(options)
+    trigger = options.pop("trigger", "")
+    log = Log(tmp_path / "log", int(options.pop("partitions", "1")))
+    log.fill(2)
+    sources = [{"walLocation": str(log.location), **options}]
+    if options.pop("empty", ""):
+        sources[0].pop("empty")
+        empty = Log(tmp_path / "empty")
+        empty.close()
+        sources.append({"walLocation": str(empty.location), "startingOffsets": "latest"})
+    query = tmp_path / "query"
+    for kill in kills:
+        assert run(query, sources, kill, trigger, until=1 << 30) == -signal.SIGKILL
+        log.fill(1)
+    while len(read_output(query)) < log.end - first:
+        assert run(query, sources, trigger=trigger, until=log.end - first) == 0
+    rows = read_output(query)
+    assert sorted(int(row[3]) for row in rows) == list(range(first, log.end))
+    for partition in {row[4] for row in rows}:
+        ids = [row[0] for row in rows if row[4] == partition]
+        assert ids == list(range(ids[0], ids[0] + len(ids)))
+    log.close()
