@@ -47,7 +47,8 @@ def _stop_sooner(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @contextmanager
 def receiving(location: Path, endpoint: str, **options: Any) -> Iterator[Ingest]:
-    ingest = Ingest(stream_options(socketType="ROUTER", bind=endpoint, walLocation=location, **options))
+    options = {"socketType": "ROUTER", "bind": endpoint, "walRetention": "0s", **options}
+    ingest = Ingest(stream_options(walLocation=location, **options))
     ingest.start()
     try:
         yield ingest

@@ -577,7 +577,6 @@ def test_a_file_of_a_reader_that_makes_no_sense_is_an_error_of_ours(tmp_path: Pa
     endpoint = free_endpoint()
     with receiving(tmp_path, endpoint) as ingest:
         path = tmp_path / "readers" / "x.json"
-        path.parent.mkdir()
         path.write_text("no json")
         with pytest.raises(LogError, match=r"x\.json"):
             ingest.commit_readers()

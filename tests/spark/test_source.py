@@ -215,7 +215,8 @@ def test_committed_messages_are_deleted_and_the_log_stays_small(
     spark: SparkSession, context: Context, tmp_path: Path
 ) -> None:
     push, endpoint = bound(context, zmq.PUSH)
-    with running(feed(spark, connect=endpoint, walLocation=tmp_path / "wal"), tmp_path / "out") as query:
+    source = feed(spark, connect=endpoint, walLocation=tmp_path / "wal", walRetention="0s")
+    with running(source, tmp_path / "out") as query:
         for batch in range(1, 4):
             send_numbers(push, (batch - 1) * 100, batch * 100)
             wait_for_rows(query, batch * 100)

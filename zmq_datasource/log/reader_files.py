@@ -173,7 +173,9 @@ class ReaderFiles(PartitionFiles):
     def skipped(self, reader: str) -> list[range]:
         """The ids that ``write_skipped`` has recorded, in order. Two tasks, or two attempts, may have the same ids."""
         found = filter(None, map(_SKIPPED.fullmatch, self._reader_files()))
-        ids = [range(int(it[3]), int(it[4])) for it in found if (it[1], it[2]) == (reader, str(self.partition))]
+        ids = [
+            range(int(it[3]), int(it[4])) for it in found if (it[1], it[2]) == (reader, str(self.partition))
+        ]
         return sorted(ids, key=lambda it: (it.start, it.stop))
 
     def forget_skipped(self, reader: str, ids: range) -> None:

@@ -92,7 +92,7 @@ def _check_positions(storage: LogStorage, end: int) -> None:
         if position > end:
             raise DataLossError(
                 f"opening {storage}: it ends at id {end}, and reader {name!r} has read the ids below {position} "
-                f"({storage.reader_path(name)}): the newest chunks are gone (after a crash of the machine with "
+                f"({storage.reader_path(name)}): its newest chunks are gone (after a crash of the machine with "
                 "walSync=false, or from a copy). Their ids are not given to other messages. Restore the chunks, or use "
                 "a new walLocation, and for each query of this log a new checkpoint"
             )
