@@ -482,7 +482,8 @@ def test_a_query_reads_a_log_that_another_process_fills(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     endpoint = free_endpoint()
-    with program(tmp_path, endpoint, "-o", "walFlushInterval=50ms"), Producer(endpoint) as producer:
+    options = ("-o", "walFlushInterval=50ms", "--wal-retention", "0s")
+    with program(tmp_path, endpoint, *options), Producer(endpoint) as producer:
         producer.send("a")
         producer.flush()
         one, two = follower(tmp_path), follower(tmp_path, reader="two", startingOffsets="latest")
