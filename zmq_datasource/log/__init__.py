@@ -3,9 +3,9 @@
 Layout of a log directory (format version 1)::
 
     log.json                                  {"format": 1, "log": "<log id>"}
+    readers/<name>.json                       what the log must keep for one query
     0/                                        log partition 0
       writer.lock                             held by the one writer; says who it is
-      readers/<name>.json                     how far a query has come, <name>.start.json where it began
       00000000000000000000-00000000000000001000.arrow
       00000000000000001000-00000000000000001723.arrow
 
@@ -27,17 +27,15 @@ The rules:
 * One writer per log partition, held by an advisory lock that the kernel releases when the
   process ends, however it ends.
 * A proxy's newest chunk is durable before it is whole: see ``growing``.
-* ``<name>.start.json`` exists from the moment a query with a new checkpoint gets its first offset
-  until its first batch is done. If it crashes in between, Spark asks for the first offset once
-  more, and must hear the same one.
+* Where a query goes on is in its checkpoint. The record of a reader only says what must not be deleted yet: see
+  ``readers``.
 
 Layers: ``layout`` names things, ``storage`` touches the file system (``files``,
 ``staged_files`` and ``reader_files`` are its parts) for one partition, ``chunk`` is one file,
 ``index`` the list of them, ``contents`` what a process knows of a partition while that changes. Who writes a
 partition takes it over by ``recovery``; its ``writer`` numbers and cuts, its ``sealer`` writes in a thread of its own,
-for as long as ``persistence`` says, and ``retention`` deletes what none of the ``readers`` needs. A query has a
-``held_position``. Who reads a log uses ``reader``, or reads along with
+for as long as ``persistence`` says, and ``retention`` deletes what none of the ``readers`` needs. Who reads a log uses ``reader``, or reads along with
 ``follower``, whose ``listing`` costs what is new. ``stored`` is the same storage in a bucket (``claims``, ``tenure``,
 ``restoring``). Several partitions of a log have a storage (``LogStorage.of``) and a writer each, and share
-``log.json`` only.
+``log.json`` and the readers.
 """

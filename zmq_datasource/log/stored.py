@@ -6,8 +6,8 @@ Below the location in the storage::
     0/claims/, 0/alive/                             who writes partition 0: see ``claims`` and ``tenure``
     0/chunks/<claim>/<first>-<end>.arrow            chunks, as in a directory
     0/states/<claim>/state-<version>-<end>.json     state files; those of the last writer count
-    0/readers/<name>.json, <name>.start.json        positions, as in a directory
-    0/reading/<name>                                this query runs
+    readers/<name>.json                             the records of readers, as in a directory
+    reading/<name>                                  this query runs
     0/deleting/<claim>                              a deletion is under way
 
 The rules:
