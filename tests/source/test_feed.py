@@ -670,6 +670,19 @@ def test_a_reader_without_a_name_is_dropped_after_the_retention(tmp_path: Path) 
     assert readers.needed() == 2
 
 
+def test_without_a_retention_a_query_that_has_ended_holds_nothing_beside_one_that_runs(tmp_path: Path) -> None:
+    storage, clock = LogStorage(str(tmp_path)), Clock()
+    storage.open_log()
+    readers = Readers(storage, 0.0, clock)
+    for name, needed in (("before", 1), ("now", 3)):
+        storage.write_reader(name, record(needed))
+    lock = storage.lock_reader("now", 0.0)
+    clock.now += 1
+    assert readers.needed() == 3
+    assert positions(tmp_path) == ["now"]
+    lock.release()
+
+
 def test_what_the_last_reader_of_a_log_has_not_read_stays(tmp_path: Path) -> None:
     """Nothing else has a use for the room."""
     storage, clock = LogStorage(str(tmp_path)), Clock()

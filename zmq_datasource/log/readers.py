@@ -255,16 +255,17 @@ class Readers:
         return all(dropped)
 
     def _why_late(self, name: str, record: ReaderRecord) -> str:
-        """Why the messages of this reader are kept no longer if it does not run; empty if they are."""
+        """Why the messages of this reader are kept no longer; empty if they are, because it runs or its time lasts."""
         moved = self._storage.moved_at(name)
         if moved is None:
             return ""
         if record.timeout is not None:
-            late = self._clock() - moved > record.timeout
-            return f"it has not run for {record.timeout:g} s (readerTimeout)" if late else ""
-        keep = max(self._retention, record.terms.retention if record.terms is not None else 0.0)
-        late = self._clock() - max(moved, self._opened_at) > keep
-        return f"it has not run for {keep:g} s (walRetention) and has no name" if late else ""
+            keep, why = record.timeout, f"it has not run for {record.timeout:g} s (readerTimeout)"
+        else:
+            keep = max(self._retention, record.terms.retention if record.terms is not None else 0.0)
+            moved = max(moved, self._opened_at)
+            why = f"it has not run for {keep:g} s (walRetention) and has no name"
+        return why if self._clock() - moved > keep and not self._storage.is_reading(name) else ""
 
     def _drop(self, name: str, record: ReaderRecord, why: str) -> bool:
         """Drop a reader; False if it runs."""
