@@ -670,7 +670,9 @@ def test_a_reader_without_a_name_is_dropped_after_the_retention(tmp_path: Path) 
     assert readers.needed() == 2
 
 
-def test_without_a_retention_a_query_that_has_ended_holds_nothing_beside_one_that_runs(tmp_path: Path) -> None:
+def test_without_a_retention_a_query_that_has_ended_holds_nothing_beside_one_that_runs(
+    tmp_path: Path,
+) -> None:
     storage, clock = LogStorage(str(tmp_path)), Clock()
     storage.open_log()
     readers = Readers(storage, 0.0, clock)

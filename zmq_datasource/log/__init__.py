@@ -30,11 +30,12 @@ The rules:
 * Where a query goes on is in its checkpoint. The record of a reader only says what must not be deleted yet: see
   ``readers``.
 
-Layers: ``layout`` names things, ``storage`` touches the file system (``files``, ``staged_files`` and ``reader_files`` are
-its parts) for one partition, ``chunk`` is one file, ``index`` the list of them, ``contents`` what a process knows of a
-partition while that changes. The writer of a partition takes it over by ``recovery``; its ``writer`` numbers and cuts,
-its ``sealer`` writes in a thread of its own, for as long as ``persistence`` says, and ``retention`` deletes what none of
-the ``readers`` needs. A program that reads a log uses ``reader``, or reads along with ``follower``, whose ``listing``
-costs what is new. ``stored`` is the same storage in a bucket (``claims``, ``tenure``, ``restoring``). Several partitions
-of a log have a storage (``LogStorage.of``) and a writer each, and share ``log.json`` and the readers.
+Layers: ``layout`` names things, ``storage`` touches the file system (``files``, ``staged_files`` and
+``reader_files`` are its parts) for one partition, ``chunk`` is one file, ``index`` the list of them,
+``contents`` what a process knows of a partition while that changes. The writer of a partition takes it over
+by ``recovery``; its ``writer`` numbers and cuts, its ``sealer`` writes in a thread of its own, for as long as
+``persistence`` says, and ``retention`` deletes what none of the ``readers`` needs. A program that reads a log
+uses ``reader``, or reads along with ``follower``, whose ``listing`` costs what is new. ``stored`` is the same
+storage in a bucket (``claims``, ``tenure``, ``restoring``). Several partitions of a log have a storage
+(``LogStorage.of``) and a writer each, and share ``log.json`` and the readers.
 """
