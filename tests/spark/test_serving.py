@@ -60,6 +60,7 @@ def test_a_task_elsewhere_reads_what_a_task_here_reads(
     )
     try:
         start = reader.initialOffset()
+        reader.latestOffset(start, ALL)  # from here on it receives
         for number in range(10):
             push.send(b"%d" % number)
 
@@ -113,6 +114,7 @@ def test_a_place_that_the_run_before_still_has_is_waited_for(
         }
         reader = ZmqStreamReader(stream_options(**options))
         start = reader.initialOffset()
+        reader.latestOffset(start, ALL)  # from here on it receives
         push.send(b"v")
         return reader, start, wait_for(lambda: _news(reader, start), "a message") or {}
 
@@ -144,6 +146,7 @@ def test_a_place_that_is_taken_is_told(
     )
     try:
         start = reader.initialOffset()
+        reader.latestOffset(start, ALL)  # from here on it receives
         push.send(b"v")
         end = wait_for(lambda: _news(reader, start), "a message")
         with pytest.raises(EndpointError, match=r"serving the log at serveLog=tcp://.*free port"):

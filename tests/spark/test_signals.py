@@ -39,6 +39,7 @@ def run(location, call, **options):
     )
     try:
         start = reader.initialOffset()
+        reader.latestOffset(start, ReadMaxRows(1))  # from here on it receives
         for number in range(3):
             push.send(str(number).encode())
         feed = reader.feeds.parts[0]
