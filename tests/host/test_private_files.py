@@ -53,7 +53,7 @@ def test_the_log_of_a_query(context: Context, place: Path, stored: bool) -> None
         query.until(10)
         files(place)
     names = files(place)
-    assert {"positions.lock", "writer.lock"} <= names
+    assert {"readers.lock", "writer.lock"} <= names
     assert {".arrow", ".json", ".lock", ".parquet"} <= {Path(name).suffix for name in names}
 
 
