@@ -475,6 +475,7 @@ def test_rows_that_are_sent_again_behind_the_announced_end_wait_as_long_as_the_f
         assert sender.socket._socket.getsockopt(zmq.SNDTIMEO) == 20_000
 
 
+@pytest.mark.alone  # the consumer's end and the sink's look at its queues are milliseconds apart
 def test_a_consumer_that_leaves_with_the_last_row_has_all_of_them() -> None:
     """Also if the queues are being looked at meanwhile, which is when it leaves."""
     endpoint, values = free_endpoint(), rows(3000)
