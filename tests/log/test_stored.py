@@ -39,7 +39,8 @@ from zmq_datasource.log.retention import Retention
 from zmq_datasource.log.storage import LogStorage
 from zmq_datasource.log.stored import StoredLog, storage_at
 from zmq_datasource.log.writer import LogWriter
-from zmq_datasource.options.types import Location
+from zmq_datasource.options.types import Location, Position
+from zmq_datasource.workbench.log import seek_reader
 
 
 @pytest.fixture(autouse=True)
@@ -420,6 +421,29 @@ def test_a_query_that_begins_during_a_deletion_waits_for_its_end(machines: Machi
     assert looks == [0, 1]
     assert {name: record.next for name, record in elsewhere.readers().items()} == {"far": {0: 1}}
     position.end()
+
+
+def test_a_reader_that_is_put_back_during_a_deletion_is_put_behind_it(machines: Machines) -> None:
+    here = machines.storage("a")
+    log = machines.writer("a", here)
+    for value in (b"0", b"1"):
+        fill(log, value)
+    elsewhere = machines.storage("reader")
+    position = Reader(elsewhere, "far", 1e9)
+    position.move({0: 2}, lazily=False)
+    position.end()
+    here.announce_deletion()  # and the reader's position is read before it is put back
+    places: list[dict[int, int]] = []
+    seeking = threading.Thread(
+        target=lambda: places.append(seek_reader(elsewhere, "far", Position.read("earliest")))
+    )
+    seeking.start()
+    wait_for(lambda: machines.storage("looking").readers()["far"].next == {0: 0}, "the first record")
+    ObjectStore(machines.location).delete(here.chunk_key(here.succession().newest, Chunk(0, 1, 0, 0.0).name))
+    here.end_deletion()
+    seeking.join(10)
+    assert places == [{0: 1}]
+    assert machines.storage("looking").readers()["far"].next == {0: 1}
 
 
 def test_ids_that_a_query_has_read_are_not_given_again(machines: Machines) -> None:

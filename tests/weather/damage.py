@@ -172,12 +172,7 @@ class Copies:
 def find(root: Path, victim: str) -> list[Path]:
     """The files of a victim below a root, in the order of their names."""
     return sorted(
-        {
-            path
-            for glob in VICTIMS[victim]
-            for path in root.glob(glob)
-            if not path.name.endswith(".start.json")
-        },
+        {path for glob in VICTIMS[victim] for path in root.glob(glob)},
         key=lambda path: (path.name, str(path)),
     )
 

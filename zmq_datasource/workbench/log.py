@@ -234,13 +234,25 @@ def seek_reader(storage: LogStorage, name: str, to: Position) -> dict[int, int]:
     lock = _lock(storage, name)
     try:
         with storage.placing():  # nothing is deleted between the listing and the record
-            nexts = {}
-            for partition in storage.partitions():
-                at = storage.of(partition)
-                nexts[partition] = _place(at, read_index(at), to)
-            storage.write_reader(name, ReaderRecord(nexts, record.timeout, begins=True))
+            nexts = _write_place(storage, name, record, to)
+            # On another machine the writer may have begun to delete before it saw the record.
+            if storage.wait_for_deletion():
+                try:
+                    nexts = _write_place(storage, name, record, to)
+                except OptionError:  # the id was deleted meanwhile
+                    storage.write_reader(name, record)
+                    raise
     finally:
         lock.release()
+    return nexts
+
+
+def _write_place(storage: LogStorage, name: str, record: ReaderRecord, to: Position) -> dict[int, int]:
+    nexts = {}
+    for partition in storage.partitions():
+        at = storage.of(partition)
+        nexts[partition] = _place(at, read_index(at), to)
+    storage.write_reader(name, ReaderRecord(nexts, record.timeout, begins=True))
     return nexts
 
 
