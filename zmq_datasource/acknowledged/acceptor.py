@@ -18,7 +18,7 @@ from zmq_datasource.acknowledged.transactions import CommittedTransactions
 from zmq_datasource.counters import SourceCounters
 from zmq_datasource.host.limited_logging import LimitedLog
 from zmq_datasource.log.filler import FillerFacts
-from zmq_datasource.log.storage import LogStorage
+from zmq_datasource.log.staged_files import StagedFiles
 from zmq_datasource.transport.authentication import NameRights
 from zmq_datasource.transport.opened import OpenSocket
 from zmq_datasource.transport.peers import count_connections
@@ -47,7 +47,7 @@ class Acceptor:
         spec: A ROUTER.
         terms: What senders are granted.
         counters: Where to count.
-        storage: Where attempts are staged.
+        files: Where attempts are staged.
         transactions: Which transactions are committed; restored before the block.
         log: Where they go; open before the block.
         clock: Seconds, monotonic.
@@ -60,7 +60,7 @@ class Acceptor:
         spec: SocketSpec,
         terms: AcceptorTerms,
         counters: SourceCounters,
-        storage: LogStorage,
+        files: StagedFiles,
         transactions: CommittedTransactions,
         log: TransactionLog,
         clock: Callable[[], float] = time.monotonic,
@@ -70,7 +70,7 @@ class Acceptor:
         self._log = log
         self._monotonic = clock
         self._forcing = ThreadPoolExecutor(2, thread_name_prefix="zmq-staging")
-        self._reception = Reception(terms, counters, storage, transactions, log, self._forcing)
+        self._reception = Reception(terms, counters, files, transactions, log, self._forcing)
         self._backlog: Backlog[tuple[list[bytes], Callable[[str], bool]]] = Backlog()
         self._drops = LimitedLog(__name__, "dropped messages")
         self._next_housekeeping = 0.0

@@ -44,8 +44,8 @@ from zmq_datasource.acknowledged.transactions import CommittedTransactions, conf
 from zmq_datasource.counters import SourceCounters
 from zmq_datasource.errors import DamagedChunkError, LogWriteError, ProtocolError
 from zmq_datasource.host import failpoints
+from zmq_datasource.log.staged_files import StagedFiles
 from zmq_datasource.log.staging import Part, StagedFile, Staging
-from zmq_datasource.log.storage import LogStorage
 from zmq_datasource.transport.authentication import any_name
 
 __all__ = ["AcceptorTerms", "Reception"]
@@ -62,14 +62,12 @@ class AcceptorTerms(NamedTuple):
     Attributes:
         transaction_timeout: Seconds for which a silent sender's transaction is kept.
         most_staged_bytes: Of all transactions that are not committed, on disk.
-        sync: Whether what is staged is forced to the disk.
         most_attempts: Of all transactions that are not committed. Each is a file, which the next writer has to open.
         senders: How many send at a time, and how much they have on the way.
     """
 
     transaction_timeout: float
     most_staged_bytes: int
-    sync: bool
     most_attempts: int = 16_384
     senders: SenderBounds = SENDER_BOUNDS
 
@@ -80,7 +78,7 @@ class Reception:
     Args:
         terms: See there.
         counters: Where to count.
-        storage: Where attempts are staged.
+        files: Where attempts are staged.
         transactions: Which transactions are committed; restored before anything is taken.
         log: Where they go.
         forcing: Forces files to the disk, which takes its time.
@@ -93,7 +91,7 @@ class Reception:
         self,
         terms: AcceptorTerms,
         counters: SourceCounters,
-        storage: LogStorage,
+        files: StagedFiles,
         transactions: CommittedTransactions,
         log: TransactionLog,
         forcing: Executor,
@@ -101,11 +99,11 @@ class Reception:
     ) -> None:
         self._terms = terms
         self._counters = counters
-        self._storage = storage
+        self._files = files
         self._transactions = transactions
         self._forcing = forcing
         self._clock = clock
-        self._staging = Staging(storage)
+        self._staging = Staging(files)
         self._committer = Committer(counters, self._staging, transactions, log)
         self._sessions = Sessions(terms.senders)
         self._finishing: list[Session] = []
@@ -123,7 +121,7 @@ class Reception:
             LogError: It cannot be removed.
         """
         self._staging.recover(now)
-        self._staging.remove([attempt for attempt in self._storage.staged() if self._is_done(attempt)])
+        self._staging.remove([attempt for attempt in self._files.names() if self._is_done(attempt)])
 
     def _is_done(self, attempt: str) -> bool:
         part = self._staging.get(attempt)
@@ -263,7 +261,7 @@ class Reception:
             )
         try:
             if session.file is None:
-                session.file = StagedFile(self._storage, message.attempt, session.part)
+                session.file = StagedFile(self._files, message.attempt, session.part)
             session.file.append(rows)
         except LogWriteError as e:
             self._end(session)
@@ -330,7 +328,7 @@ class Reception:
         if session.file.rows != message.rows:
             raise ProtocolError(f"an end after {message.rows} rows, of which {session.file.rows} came")
         # The disk takes its time with it, and others go on sending.
-        session.finishing = self._forcing.submit(session.file.finish, self._terms.sync)
+        session.finishing = self._forcing.submit(session.file.finish)
         self._finishing.append(session)
 
     def _rows_of(self, attempt: str) -> int:

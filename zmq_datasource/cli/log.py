@@ -6,7 +6,6 @@ import json
 import sys
 import time
 from collections.abc import Callable, Iterable
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -268,7 +267,5 @@ def _storage(location: str) -> LogStorage:
     from zmq_datasource.options.parser import parse  # noqa: PLC0415
     from zmq_datasource.source.location import log_storage  # noqa: PLC0415
 
-    scheme, separator, rest = location.partition("://")
-    # A directory can serve as object storage, too: its log is described by another file.
-    in_store = bool(separator) and (scheme != "file" or any(Path(rest).glob("log-*-*.json")))
-    return log_storage(parse(BatchReadOptions, {"walStore" if in_store else "walLocation": location}))
+    in_bucket = "://" in location and not location.startswith("file:")
+    return log_storage(parse(BatchReadOptions, {"walStore" if in_bucket else "walLocation": location}))

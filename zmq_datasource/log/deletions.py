@@ -13,6 +13,7 @@ from functools import partial
 from zmq_datasource.errors import DataLossError, LogError
 from zmq_datasource.log.files import patiently
 from zmq_datasource.log.reader import read_index
+from zmq_datasource.log.reader_records import ReaderRecords
 from zmq_datasource.log.storage import LogStorage
 
 __all__ = ["Deletions", "begin_of", "deleted"]
@@ -106,4 +107,4 @@ class Deletions:
         return patiently(partial(begin_of, self._storage, self._log_id), self._storage.patience)
 
     def _record(self, reader: str, first: int, end: int) -> None:
-        self._storage.write_skipped(reader, first, end)
+        ReaderRecords(self._storage).write_skipped(reader, first, end)

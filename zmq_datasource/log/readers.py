@@ -23,9 +23,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 
 from zmq_datasource.errors import LogLockedError, LogWriteError
-from zmq_datasource.log.files import WriterLock
-from zmq_datasource.log.layout import LOCK_WAIT_SECONDS
-from zmq_datasource.log.reader_files import ReaderRecord, ReaderTerms
+from zmq_datasource.log.reader_records import ReaderRecord, ReaderRecords, ReaderTerms
 from zmq_datasource.log.storage import LogStorage
 
 __all__ = ["Reader", "Readers"]
@@ -34,8 +32,8 @@ _log = logging.getLogger(__name__)
 
 # How often the position of the query that also writes the log is recorded. An older one keeps more than is needed.
 _LAZY_SECONDS = 1.0
-# How often the record of a query that stands still is touched, which says that the query runs.
-_TOUCH_SECONDS = 60.0
+# How often the record of a query that stands still is written again, which says that the query runs.
+_AGAIN_SECONDS = 60.0
 # A writer that deletes, or another reader that writes its record, is done with that soon.
 _PLACING_SECONDS = 30.0
 
@@ -64,11 +62,12 @@ class Reader:
         self.name = name or f"query-{uuid.uuid4().hex[:12]}"
         self._timeout = None if name is None else float(timeout)
         self._terms = terms
-        self._lock: WriterLock = storage.hold_reader(self.name, LOCK_WAIT_SECONDS)
+        self._records = ReaderRecords(storage)
+        self._hold = self._records.hold(self.name)
         try:
-            self.found = storage.reader(self.name)
+            self.found = self._records.read(self.name)
         except BaseException:
-            self._lock.release()
+            self._hold.release()
             raise
         self._record = self.found
         self._written_at = -math.inf
@@ -82,10 +81,8 @@ class Reader:
         Raises:
             LogError: The log cannot be listed, or the disk refuses.
         """
-        with self._storage.placing(_PLACING_SECONDS):
+        with self._records.placing(_PLACING_SECONDS):
             self._write(self._kept(earliest()))
-            if self._storage.wait_for_deletion():
-                self._write(self._kept(earliest()))
 
     def _kept(self, earliest: Mapping[int, int]) -> ReaderRecord:
         if self.found is not None and self.found.begins:
@@ -111,7 +108,7 @@ class Reader:
         """
         record = self._at(begins)
         if record == self._record:
-            self._touch(_TOUCH_SECONDS)
+            self._write_again(_AGAIN_SECONDS)
         elif not lazily:
             self._write(record)
         elif time.monotonic() - self._written_at >= max(_LAZY_SECONDS, self._storage.leisure):
@@ -122,16 +119,16 @@ class Reader:
                 _log.warning("recording the position of reader %r: %s", self.name, e)
 
     def _write(self, record: ReaderRecord) -> None:
-        self._storage.write_reader(self.name, record)
+        self._records.write(self.name, record)
         self._record = record
         self._written_at = time.monotonic()
 
-    def _touch(self, seconds: float) -> None:
-        """Touch the record unless it was written or touched within so many seconds."""
-        if time.monotonic() - self._written_at >= seconds:
+    def _write_again(self, seconds: float) -> None:
+        """Write the record once more, unless it was written within so many seconds: its time says that the query runs."""
+        if self._record is not None and time.monotonic() - self._written_at >= seconds:
             self._written_at = time.monotonic()
             with suppress(LogWriteError):  # tried again after as long
-                self._storage.touch_reader(self.name)
+                self._records.write(self.name, self._record)
 
     def end(self, begins: Mapping[int, int] | None = None) -> None:
         """Let another query have the name; the record stays for its time.
@@ -141,24 +138,24 @@ class Reader:
         """
         try:
             if begins is None:
-                self._touch(0.0)
+                self._write_again(0.0)
             else:
                 self._written_at = -math.inf
                 self.move(begins, lazily=True)
-                self._touch(_LAZY_SECONDS)
+                self._write_again(_LAZY_SECONDS)
         finally:
-            self._lock.release()
+            self._hold.release()
 
     def discard(self) -> None:
         """End, and keep nothing for this name that was not kept before; for a query that did not start."""
         try:
             if self.found is None:
-                self._storage.remove_reader(self.name)
-                self._storage.remove_reader_lock(self.name)
+                self._records.remove(self.name)
+                self._records.remove_hold(self.name)
         except LogWriteError as e:
             _log.warning("removing the record of reader %r, which did not start: %s", self.name, e)
         finally:
-            self._lock.release()
+            self._hold.release()
 
 
 class Readers:
@@ -178,6 +175,7 @@ class Readers:
         self, storage: LogStorage, retention: float = math.inf, clock: Callable[[], float] = time.time
     ) -> None:
         self._storage = storage
+        self._records = ReaderRecords(storage)
         self._retention = retention
         self._clock = clock
         self._opened_at = clock()
@@ -198,7 +196,7 @@ class Readers:
         Raises:
             LogError: A record cannot be read.
         """
-        records = self._storage.readers()
+        records = self._records.all()
         records.pop(self.own or "", None)
         wanted = [record.terms.retention for record in records.values() if record.terms is not None]
         self.retention = max(wanted, default=0.0)
@@ -211,7 +209,7 @@ class Readers:
             LogError: A record cannot be read.
         """
         for name, record in self.others().items():
-            if record.terms is not None and record.terms.replays and self._storage.is_reading(name):
+            if record.terms is not None and record.terms.replays and self._records.is_running(name):
                 return name
         return None
 
@@ -244,10 +242,10 @@ class Readers:
         slow = {
             name: record for name, record in records.items() if record.needs(self._storage.partition) < below
         }
-        if not slow or any(record.named or self._storage.is_reading(name) for name, record in slow.items()):
+        if not slow or any(record.named or self._records.is_running(name) for name, record in slow.items()):
             return False
         if self.own is None and not any(
-            self._storage.is_reading(name) for name in records.keys() - slow.keys()
+            self._records.is_running(name) for name in records.keys() - slow.keys()
         ):
             return False
         why = "the log has reached walMaxBytes, and it has no name"
@@ -256,7 +254,7 @@ class Readers:
 
     def _why_late(self, name: str, record: ReaderRecord) -> str:
         """Why the messages of this reader are kept no longer; empty if they are, because it runs or its time lasts."""
-        moved = self._storage.moved_at(name)
+        moved = self._records.written_at(name)
         if moved is None:
             return ""
         if record.timeout is not None:
@@ -265,14 +263,12 @@ class Readers:
             keep = max(self._retention, record.terms.retention if record.terms is not None else 0.0)
             moved = max(moved, self._opened_at)
             why = f"it has not run for {keep:g} s (walRetention) and has no name"
-        return why if self._clock() - moved > keep and not self._storage.is_reading(name) else ""
+        return why if self._clock() - moved > keep and not self._records.is_running(name) else ""
 
     def _drop(self, name: str, record: ReaderRecord, why: str) -> bool:
         """Drop a reader; False if it runs."""
-        if self._storage.is_reading_elsewhere(name):
-            return False
         try:
-            lock = self._storage.lock_reader(name, 0.0)
+            hold = self._records.hold(name, 0.0)
         except LogLockedError:
             return False
         try:
@@ -285,8 +281,8 @@ class Readers:
                 name,
                 why,
             )
-            self._storage.remove_reader(name)
-            self._storage.remove_reader_lock(name)
+            self._records.remove(name)
+            self._records.remove_hold(name)
         finally:
-            lock.release()
+            hold.release()
         return True

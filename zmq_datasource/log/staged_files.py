@@ -1,9 +1,14 @@
-"""The files of what is staged: see ``log.staging``."""
+"""The files of what is staged: see ``log.staging``.
+
+They are on this machine, also where the log is in a bucket: in a temporary directory then. What is lost with it was not
+acknowledged, and its sender sends it again.
+"""
 
 from __future__ import annotations
 
 import os
 import re
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -13,7 +18,7 @@ import pyarrow as pa
 from zmq_datasource.host import failpoints
 from zmq_datasource.host.private_files import make_private
 from zmq_datasource.log.files import (
-    PartitionFiles,
+    add_directory,
     open_file,
     open_to_read,
     reading,
@@ -38,54 +43,69 @@ def bytes_on_disk(size: int) -> int:
     return (size // _BLOCK_BYTES + 1) * _BLOCK_BYTES
 
 
-class StagedFiles(PartitionFiles):
-    """One file an attempt, hidden until it is whole."""
+class StagedFiles:
+    """One file an attempt, hidden until it is whole.
+
+    Args:
+        beside: The directory of the log partition; None where the log is in a bucket.
+        sync: Whether a file is forced to the disk.
+    """
+
+    def __init__(self, beside: Path | None, sync: bool) -> None:
+        self._sync = sync
+        if beside is None:
+            # Removed with this object.
+            self._temporary = tempfile.TemporaryDirectory(prefix="zmq_datasource-", ignore_cleanup_errors=True)
+            beside = Path(self._temporary.name)
+        self._directory = beside / STAGING_NAME
+
+    def __str__(self) -> str:
+        return str(self._directory)
 
     def _staged_path(self, attempt: str) -> Path:
-        return self._directory / STAGING_NAME / f"{attempt}{_SUFFIX}"
+        return self._directory / f"{attempt}{_SUFFIX}"
 
     def _unfinished_path(self, attempt: str) -> Path:
-        return self._directory / STAGING_NAME / f"{TEMPORARY_PREFIX}{attempt}{_SUFFIX}"
+        return self._directory / f"{TEMPORARY_PREFIX}{attempt}{_SUFFIX}"
 
-    def create_staged(self, attempt: str) -> pa.NativeFile:
+    def create(self, attempt: str) -> pa.NativeFile:
         """A file for an attempt, hidden until it is finished; one of the same name is replaced."""
         path = self._unfinished_path(attempt)
         with writing(f"creating {path}"):
-            self._add_directory(path.parent)
+            add_directory(path.parent)
             make_private(path)
             return pa.OSFile(str(path), "wb")
 
     @contextmanager
-    def writing_staged(self, attempt: str) -> Iterator[None]:
+    def writing(self, attempt: str) -> Iterator[None]:
         """For what is written to such a file: the system's errors as ours."""
         with writing(f"writing {self._unfinished_path(attempt)}"):
             yield
 
-    def finish_staged(self, attempt: str, sync: bool) -> None:
+    def finish(self, attempt: str) -> None:
         """Make an attempt appear, whole."""
         path, final = self._unfinished_path(attempt), self._staged_path(attempt)
         with writing(f"writing {final}"):
             failpoints.reach("log.staged.before_sync")
-            if sync:
+            if self._sync:
                 sync_file(path)
             failpoints.reach("log.staged.after_sync")
             os.rename(path, final)
             failpoints.reach("log.staged.after_rename")
-            if sync:
+            if self._sync:
                 sync_directory(final.parent)
 
-    def staged(self) -> list[str]:
+    def names(self) -> list[str]:
         """The names of all finished attempts."""
-        names = sorted(self._staging_names())
+        names = sorted(self._all_names())
         return [name.removesuffix(_SUFFIX) for name in names if _STAGED_NAME.fullmatch(name)]
 
-    def _staging_names(self) -> list[str]:
-        directory = self._directory / STAGING_NAME
-        with suppress(FileNotFoundError), reading(directory):
-            return os.listdir(directory)
+    def _all_names(self) -> list[str]:
+        with suppress(FileNotFoundError), reading(self._directory):
+            return os.listdir(self._directory)
         return []
 
-    def staged_size(self, attempt: str) -> int:
+    def size_of(self, attempt: str) -> int:
         """Bytes that the file of an attempt has.
 
         Raises:
@@ -95,7 +115,7 @@ class StagedFiles(PartitionFiles):
         with reading(path):
             return path.stat().st_size
 
-    def staged_head(self, attempt: str) -> bytes:
+    def head_of(self, attempt: str) -> bytes:
         """The beginning of the file of an attempt, which has its schema."""
         file = open_file(self._staged_path(attempt))
         try:
@@ -103,19 +123,24 @@ class StagedFiles(PartitionFiles):
         finally:
             os.close(file)
 
-    def open_staged(self, attempt: str) -> pa.NativeFile:
+    def open(self, attempt: str) -> pa.NativeFile:
         """Open an attempt for reading."""
         return open_to_read(self._staged_path(attempt))
 
-    def remove_staged(self, attempt: str) -> None:
+    def remove(self, attempt: str) -> None:
         """Delete an attempt, finished or not."""
-        self._remove(self._staged_path(attempt))
-        self._remove(self._unfinished_path(attempt))
+        _remove(self._staged_path(attempt))
+        _remove(self._unfinished_path(attempt))
 
-    def remove_unfinished_staged(self) -> None:
+    def remove_unfinished(self) -> None:
         """Delete what a crashed writer left. Only for the holder of the lock."""
-        for name in self._staging_names():
+        for name in self._all_names():
             if name.startswith(TEMPORARY_PREFIX) and _STAGED_NAME.fullmatch(
                 name.removeprefix(TEMPORARY_PREFIX)
             ):
-                self._remove(self._directory / STAGING_NAME / name)
+                _remove(self._directory / name)
+
+
+def _remove(path: Path) -> None:
+    with writing(f"removing {path}"):
+        path.unlink(missing_ok=True)

@@ -18,8 +18,7 @@ import pyarrow.ipc
 from zmq_datasource.errors import DamagedChunkError, DiskFaultError, LogWriteError
 from zmq_datasource.log.chunk import CHECKSUM, fingerprint, is_intact
 from zmq_datasource.log.files import is_transient
-from zmq_datasource.log.staged_files import bytes_on_disk
-from zmq_datasource.log.storage import LogStorage
+from zmq_datasource.log.staged_files import StagedFiles, bytes_on_disk
 from zmq_datasource.messages.schemas import MESSAGE_SCHEMA
 
 __all__ = ["Part", "StagedFile", "Staging"]
@@ -49,8 +48,8 @@ class StagedFile:
         bytes: What they take on disk.
     """
 
-    def __init__(self, storage: LogStorage, attempt: str, part: Part) -> None:
-        self._storage = storage
+    def __init__(self, files: StagedFiles, attempt: str, part: Part) -> None:
+        self._files = files
         self.attempt = attempt
         self.rows = self.bytes = 0
         schema = MESSAGE_SCHEMA.with_metadata(
@@ -60,33 +59,33 @@ class StagedFile:
                 "partition": str(part.partition),
             }
         )
-        self._file = storage.create_staged(attempt)
+        self._file = files.create(attempt)
         self._writer = pa.ipc.new_file(self._file, schema)
 
     def append(self, batch: pa.RecordBatch) -> None:
-        with self._storage.writing_staged(self.attempt):
+        with self._files.writing(self.attempt):
             self._writer.write_batch(batch, custom_metadata={CHECKSUM: fingerprint(batch)})
             self.bytes = bytes_on_disk(self._file.tell())
         self.rows += batch.num_rows
 
-    def finish(self, sync: bool) -> None:
+    def finish(self) -> None:
         """Whole, on disk, and to be found by the next writer.
 
         Raises:
             LogWriteError: The file system refused.
         """
-        with self._storage.writing_staged(self.attempt):
+        with self._files.writing(self.attempt):
             self._writer.close()
             self.bytes = bytes_on_disk(self._file.tell())
             self._file.close()
-        self._storage.finish_staged(self.attempt, sync)
+        self._files.finish(self.attempt)
 
     def discard(self) -> None:
         """Forget it; what cannot be removed now the next writer removes."""
         with suppress(OSError):  # what could not be written is not wanted
             self._file.close()
         try:
-            self._storage.remove_staged(self.attempt)
+            self._files.remove(self.attempt)
         except LogWriteError as e:
             _log.warning("%s", e)
 
@@ -98,8 +97,8 @@ class Staging:
         bytes: What they take on disk.
     """
 
-    def __init__(self, storage: LogStorage) -> None:
-        self._storage = storage
+    def __init__(self, files: StagedFiles) -> None:
+        self._files = files
         self._parts: dict[str, Part] = {}
         self._sizes: dict[str, int] = {}
         self._since: dict[str, float] = {}
@@ -113,10 +112,10 @@ class Staging:
 
         This reads only the beginning of each file, because there may be very many.
         """
-        self._storage.remove_unfinished_staged()
-        for attempt in self._storage.staged():
+        self._files.remove_unfinished()
+        for attempt in self._files.names():
             try:
-                head = self._storage.staged_head(attempt)
+                head = self._files.head_of(attempt)
                 metadata = pa.ipc.read_schema(pa.py_buffer(head[_MAGIC_BYTES:])).metadata
                 names = metadata[b"producer"].decode(), int(metadata[b"number"]), int(metadata[b"partition"])
             except (OSError, pa.ArrowException, KeyError, TypeError, ValueError) as e:
@@ -124,9 +123,9 @@ class Staging:
                     raise DiskFaultError(f"opening staged attempt {attempt}: {e}") from e
                 # Its sender never heard that it is committed, and will send it again.
                 _log.warning("removing staged attempt %s, which cannot be read: %r", attempt, e)
-                self._storage.remove_staged(attempt)
+                self._files.remove(attempt)
                 continue
-            self.add(attempt, Part(*names), bytes_on_disk(self._storage.staged_size(attempt)), now)
+            self.add(attempt, Part(*names), bytes_on_disk(self._files.size_of(attempt)), now)
 
     def add(self, attempt: str, part: Part, size: int, now: float) -> None:
         """Count an attempt that is whole; ``size`` is in bytes on disk."""
@@ -181,7 +180,7 @@ class Staging:
         """
         batches = []
         try:
-            with self._storage.open_staged(attempt) as file:
+            with self._files.open(attempt) as file:
                 reader = pa.ipc.open_file(file)
                 for position in range(reader.num_record_batches):
                     batch, metadata = reader.get_batch_with_custom_metadata(position)
@@ -191,7 +190,7 @@ class Staging:
         except (OSError, pa.ArrowException, ValueError) as e:
             if is_transient(e):
                 raise DiskFaultError(f"opening staged attempt {attempt}: {e}") from e
-            raise DamagedChunkError(f"reading staged attempt {attempt} in {self._storage.root}: {e}") from e
+            raise DamagedChunkError(f"reading staged attempt {attempt} in {self._files}: {e}") from e
         return batches
 
     def remove(self, attempts: list[str]) -> None:
@@ -201,7 +200,7 @@ class Staging:
                 self.bytes -= self._sizes.pop(attempt)
                 del self._since[attempt]
             try:
-                self._storage.remove_staged(attempt)
+                self._files.remove(attempt)
             except LogWriteError as e:  # the next writer finds it, and what it is
                 _log.warning("%s", e)
 

@@ -115,10 +115,10 @@ class ReadOptions(FramingOptions, frozen=True, kw_only=True, rename="camel"):
     wal_store: Annotated[
         StoreLocation | None,
         doc(
-            "Object storage in which the message log is kept, as a URI (`s3://bucket/orders`). The scheme is `s3`, "
-            "`gs`, `gcs`, `abfs`, `abfss`, or `file` for a directory. A message counts as received when it is there, "
-            "and another machine can continue the log. `walLocation` is then the directory of this machine's part; a "
-            "query without an endpoint needs none. See docs/scaling.md.",
+            "The bucket of the message log, in place of `walLocation`, as a URI (`s3://bucket/orders`). The scheme is "
+            "`s3`, `gs`, `gcs`, `abfs` or `abfss`. A message counts as received when it is there, and another machine "
+            "can continue the log. While the bucket is away, memory fills up to its bound, and receiving waits. "
+            "Needs `pip install zmq_datasource[bucket]`. See docs/scaling.md.",
         ),
     ] = None
     min_partitions: Annotated[
@@ -461,6 +461,11 @@ class ReadOptions(FramingOptions, frozen=True, kw_only=True, rename="camel"):
         self._check_filter()
         if self.wal_store is not None and not self.wal_store.plain:
             raise OptionError("walStore is empty; name where the log is kept, as in s3://bucket/orders")
+        if self.wal_store is not None and self.wal_location is not None:
+            raise OptionError(
+                f"walLocation={self.wal_location!r} and walStore={self.wal_store!r} each say where the log is, and it is "
+                "in one place; keep one"
+            )
         for place in ("starting", "ending"):
             if getattr(self, f"{place}_offsets") and getattr(self, f"{place}_timestamp"):
                 raise OptionError(f"{place}Offsets and {place}Timestamp say the same thing; keep one")

@@ -21,6 +21,7 @@ from zmq_datasource.host.limited_logging import LimitedLog
 from zmq_datasource.host.open_files import allow_many_files
 from zmq_datasource.log.persistence import Persistence
 from zmq_datasource.log.readers import Readers
+from zmq_datasource.log.reader_records import ReaderRecords
 from zmq_datasource.log.storage import LogStorage
 from zmq_datasource.options import ProxyOptions
 from zmq_datasource.options.parser import parse
@@ -70,7 +71,7 @@ class Server:
             LogError, OptionError, EndpointError: What prevents it.
         """
         with ExitStack() as stack:
-            stack.callback(self._storage.lock_reader(READER).release)
+            stack.callback(ReaderRecords(self._storage).hold(READER).release)
             self._view = LogView(self._storage)
             self._view.follow(self._progress)  # before anybody's position is compared with its end
             # Also of a proxy that serves none of them for now: what they need stays.

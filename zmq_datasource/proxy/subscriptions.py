@@ -15,9 +15,10 @@ from contextlib import AbstractContextManager
 import msgspec
 
 from zmq_datasource.errors import DataLossError, DiskFaultError, LogFormatError
+from zmq_datasource.host import failpoints
 from zmq_datasource.host.limited_logging import LimitedLog
-from zmq_datasource.log.layout import PARTITION
-from zmq_datasource.log.reader_files import ReaderRecord
+from zmq_datasource.log.layout import PARTITION, SUBSCRIPTIONS_NAME
+from zmq_datasource.log.reader_records import ReaderRecord, ReaderRecords
 from zmq_datasource.log.storage import LogStorage
 
 __all__ = ["READER", "Subscription", "Subscriptions", "size_of"]
@@ -100,6 +101,8 @@ class Subscriptions:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._storage = storage
+        self._records = ReaderRecords(storage)
+        self._key = storage.key(SUBSCRIPTIONS_NAME)
         self._expiry = expiry
         self._clock = clock
         self._log_id = storage.log_id()
@@ -128,10 +131,10 @@ class Subscriptions:
             self.topic_bytes += size_of(subscription.topics)
 
     def _read(self) -> list[Subscription]:
-        content = self._storage.read_subscriptions()
+        content = self._storage.read(self._key)
         if content is None:
             return []
-        path = self._storage.subscriptions_path()
+        path = self._storage.store.path_of(self._key)
         try:
             file = msgspec.json.decode(content, type=_File)
         except (msgspec.MsgspecError, ValueError, RecursionError) as e:
@@ -174,13 +177,13 @@ class Subscriptions:
         Raises:
             LogError: The writer deletes for very long, or the disk refuses.
         """
-        return self._storage.placing()
+        return self._records.placing()
 
     def hold(self, first: int) -> None:
         """Keep what a new one needs until the writer has heard of it; see ``let_go``."""
         self._held_since = self._clock()
         if self._held_from is None or first < self._held_from:
-            self._storage.write_reader(READER, ReaderRecord({PARTITION: first}, _HELD_SECONDS))
+            self._records.write(READER, ReaderRecord({PARTITION: first}, _HELD_SECONDS))
             self._held_from = first
 
     def hold_on(self) -> None:
@@ -190,14 +193,14 @@ class Subscriptions:
             LogError: The disk refuses.
         """
         if (earliest := self.earliest_needed) is None:
-            self._storage.remove_reader(READER)
+            self._records.remove(READER)
         else:
             self.hold(earliest)
 
     def let_go(self) -> None:
         """The writer has heard by now, many times, which of the subscriptions needs the earliest message."""
         if self._held_from is not None and self._clock() - self._held_since >= _HOLD_SECONDS:
-            self._storage.remove_reader(READER)
+            self._records.remove(READER)
             self._held_from = None
 
     def remove(self, name: str) -> int:
@@ -267,7 +270,9 @@ class Subscriptions:
         file = _File(_FORMAT, self._log_id, list(self._all.values()))
         content = msgspec.json.encode(file)
         try:
-            self._storage.write_subscriptions(content)
+            failpoints.reach("log.subscriptions.before_write")
+            self._storage.store.put(self._key, content)
+            failpoints.reach("log.subscriptions.after_write")
         except DiskFaultError as e:
             self._fault, self._refused_at = str(e), now
             self._faults.warn("%s; positions of durable subscribers are not acknowledged until then", e)

@@ -24,11 +24,10 @@ from zmq_datasource.log.persistence import Persistence
 from zmq_datasource.log.readers import Readers
 from zmq_datasource.log.writer import LogWriter
 from zmq_datasource.options import StreamReadOptions, share_of
-from zmq_datasource.options.types import Location
 from zmq_datasource.source.channel import WAIT_MS
 from zmq_datasource.source.intake import Intake
 from zmq_datasource.source.kept import states_beside
-from zmq_datasource.source.location import log_storage
+from zmq_datasource.source.location import dead_letters_beside, log_storage
 from zmq_datasource.source.log_receiver import LogReceiver
 from zmq_datasource.source.log_source import SourceFacts
 from zmq_datasource.source.receiver import Receiver
@@ -75,12 +74,13 @@ class Ingest:
         if options.socket_type == "ROUTER":
             transactions = CommittedTransactions(self.counters, options.max_publishers)
             self.log = self._new_log(transactions, chunk_bytes)
-            terms = AcceptorTerms(options.transaction_timeout, options.wal_max_bytes, options.wal_sync)
+            terms = AcceptorTerms(options.transaction_timeout, options.wal_max_bytes)
             spec = SocketSpec.of_source(self._share)
-            self._filler: Filler = Acceptor(spec, terms, self.counters, self.storage, transactions, self.log)
+            files = self.storage.staged_files()
+            self._filler: Filler = Acceptor(spec, terms, self.counters, files, transactions, self.log)
             self._state: CarriedState = transactions
         else:
-            beside_log = Location(self.storage.dead_letters)
+            beside_log = dead_letters_beside(options, self.storage)
             receiver = Receiver(self._share, self.counters, chunk_bytes, beside_log=beside_log)
             self.log = self._new_log(receiver.intake, chunk_bytes)
             self._filler = LogReceiver(receiver, self.log, options.socket_type)

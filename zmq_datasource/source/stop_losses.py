@@ -64,7 +64,7 @@ def read_record(storage: LogStorage) -> StopRecord:
     Raises:
         LogError: It cannot be read.
     """
-    match storage.read_note(STOPS_NAME):
+    match storage.read_json(storage.key(STOPS_NAME)):
         case None:
             return StopRecord()
         case {
@@ -132,4 +132,4 @@ class StopLosses:
     def _write(self, told: bool) -> None:
         counters = self._counters
         record = StopRecord(counters.lost_at_stop, counters.lossy_stops, told, self._last)
-        self._storage.write_note(STOPS_NAME, record._asdict())
+        self._storage.write_json(self._storage.key(STOPS_NAME), record._asdict())

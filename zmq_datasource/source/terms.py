@@ -16,7 +16,7 @@ import json
 import logging
 
 from zmq_datasource.log.layout import TERMS_NAME
-from zmq_datasource.log.reader_files import ReaderTerms
+from zmq_datasource.log.reader_records import ReaderTerms
 from zmq_datasource.log.storage import LogStorage
 from zmq_datasource.options import StreamReadOptions
 from zmq_datasource.options.types import Duration
@@ -79,7 +79,7 @@ def compare_terms(storage: LogStorage, options: StreamReadOptions) -> None:
         LogError: The note cannot be read or written.
     """
     ours = {name: _text(getattr(options, attribute)) for name, attribute in _TERMS.items()}
-    theirs = storage.read_note(TERMS_NAME)
+    theirs = storage.read_json(storage.key(TERMS_NAME))
     if theirs == ours:
         return
     if isinstance(theirs, dict):
@@ -92,7 +92,7 @@ def compare_terms(storage: LogStorage, options: StreamReadOptions) -> None:
                 if name in theirs and theirs[name] != ours[name]
             ),
         )
-    storage.write_note(TERMS_NAME, ours)
+    storage.write_json(storage.key(TERMS_NAME), ours)
 
 
 def _text(value: object) -> str:
@@ -105,7 +105,7 @@ def is_replayed(storage: LogStorage) -> bool:
     Raises:
         LogError: The note cannot be read.
     """
-    match storage.read_note(TERMS_NAME):
+    match storage.read_json(storage.key(TERMS_NAME)):
         case {"replayEndpoint": str(endpoints)}:
             return bool(endpoints)
     return False

@@ -115,17 +115,16 @@ class ZmqLogReader(DataSourceReader):
             ):
                 shares.append(
                     LogInputPartition(
-                        storage.root,
+                        storage.store,
                         partition,
                         pieces,
                         self._rows,
                         log_id,
                         options.fail_on_data_loss,
-                        store=options.wal_store,
                     )
                 )
         return shares or [
-            LogInputPartition(storage.root, 0, (), self._rows, log_id, options.fail_on_data_loss)
+            LogInputPartition(storage.store, 0, (), self._rows, log_id, options.fail_on_data_loss)
         ]
 
     def _resolve(

@@ -10,12 +10,12 @@ from pyspark.sql.datasource import InputPartition
 
 from zmq_datasource.log.deletions import Deletions
 from zmq_datasource.log.reader import Slice, read_slices
-from zmq_datasource.log.stored import storage_at
+from zmq_datasource.log.storage import LogStorage
 from zmq_datasource.spark.rows import Rows
 from zmq_datasource.spark.worker import set_up_worker
 
 if TYPE_CHECKING:
-    from zmq_datasource.options.types import Location
+    from zmq_datasource.log.store import Store
     from zmq_datasource.source.range_protocol import Access
 
 __all__ = ["PATIENCE_SECONDS", "LogInputPartition", "read_log_partition"]
@@ -30,17 +30,17 @@ class LogInputPartition(InputPartition):
     """Where to find a share of a batch: pieces of chunks of one log partition.
 
     Args:
+        store: Where the log is.
         rows: What Spark gets of the messages.
         log_id: Of the log.
         fails: ``failOnDataLoss``.
         access: How the driver serves them to who does not see them; None if it does not.
-        store: Where the log is kept, if that is not the directory alone.
         reader: Name of a streaming query; None of a batch read.
     """
 
     def __init__(
         self,
-        location: str,
+        store: Store,
         partition: int,
         pieces: Sequence[Slice],
         rows: Rows,
@@ -48,7 +48,6 @@ class LogInputPartition(InputPartition):
         fails: bool,
         *,
         access: Access | None = None,
-        store: Location | None = None,
         reader: str | None = None,
     ) -> None:
         self.log_id = log_id
@@ -56,14 +55,13 @@ class LogInputPartition(InputPartition):
         self.reader = reader
         self.store = store
         self.access = access
-        self.location = location
         self.partition = partition
         self.pieces = tuple(pieces)
         self.rows = rows
 
     def __repr__(self) -> str:
         ids = f"{self.pieces[0].start}..{self.pieces[-1].end}" if self.pieces else "none"
-        return f"LogInputPartition({self.location!r}, partition {self.partition}, ids {ids})"
+        return f"LogInputPartition({str(self.store)!r}, partition {self.partition}, ids {ids})"
 
 
 def read_log_partition(share: LogInputPartition) -> Iterator[pa.RecordBatch]:
@@ -82,7 +80,7 @@ def read_log_partition(share: LogInputPartition) -> Iterator[pa.RecordBatch]:
 
 def _batches(share: LogInputPartition) -> Iterator[pa.RecordBatch]:
     set_up_worker()
-    storage = storage_at(share.location, share.partition, share.store)
+    storage = LogStorage(share.store, share.partition)
     storage.patience = PATIENCE_SECONDS
     deletions = Deletions(storage, share.log_id, share.fails, share.reader)
     if share.access is None or not share.pieces:

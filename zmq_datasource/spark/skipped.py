@@ -80,7 +80,7 @@ class Skipped:
 
     def _records(self, feeds: Feeds, feed: Feed) -> list[range]:
         try:
-            return feed.storage.skipped(feeds.reader.name)
+            return ReaderRecords(feed.storage).skipped(feeds.reader.name)
         except LogError as e:
             _log.warning("looking for ids that tasks have skipped: %s", e)
             return []
@@ -88,6 +88,6 @@ class Skipped:
     def _forget(self, feeds: Feeds, feed: Feed, records: list[range]) -> None:
         for ids in records:
             try:
-                feed.storage.forget_skipped(feeds.reader.name, ids)
+                ReaderRecords(feed.storage).forget_skipped(feeds.reader.name, ids)
             except LogError as e:
                 _log.warning("%s", e)

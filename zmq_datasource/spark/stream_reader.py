@@ -250,14 +250,13 @@ class ZmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             ):
                 shares.append(
                     LogInputPartition(
-                        feeds.storage.root,
+                        feeds.storage.store,
                         partition,
                         pieces,
                         self._rows,
                         feeds.log_id,
                         self._options.fail_on_data_loss,
                         access=access,
-                        store=self._options.wal_store,
                         reader=feeds.reader.name,
                     )
                 )

@@ -23,15 +23,15 @@ from zmq_datasource.errors import (
     OptionError,
 )
 from zmq_datasource.log.chunk import damage_of
-from zmq_datasource.log.files import WriterLock
 from zmq_datasource.log.follower import LogFollower
 from zmq_datasource.log.growing import read_groups
 from zmq_datasource.log.index import ChunkIndex
-from zmq_datasource.log.layout import growing_name
+from zmq_datasource.log.layout import SUBSCRIPTIONS_NAME, growing_name
 from zmq_datasource.log.reader import first_since, read_index, read_slices, slices
-from zmq_datasource.log.reader_files import ReaderRecord
+from zmq_datasource.log.reader_records import ReaderRecord, ReaderRecords
 from zmq_datasource.log.state import read_saved_state
 from zmq_datasource.log.storage import LogStorage
+from zmq_datasource.log.store import Hold
 from zmq_datasource.options.types import Position
 from zmq_datasource.proxy.subscriptions import READER, Subscriptions
 
@@ -160,10 +160,11 @@ def readers(storage: LogStorage, clock: Callable[[], float] = time.time) -> list
     there = [storage.of(partition) for partition in storage.partitions()]
     indexes = {each.partition: (each, read_index(each)) for each in there}
     found = []
-    for name, record in storage.readers().items():
+    records = ReaderRecords(storage)
+    for name, record in records.all().items():
         if name == READER:  # marks the place of a subscriber that is listed itself
             continue
-        running, seen = storage.is_reading(name), storage.moved_at(name)
+        running, seen = records.is_running(name), records.written_at(name)
         dropped = None if running or seen is None or record.timeout is None else seen + record.timeout
         nexts = {partition: record.needs(partition) for partition in indexes}
         found.append(_reader(name, "query", record.named, nexts, indexes, clock(), running, seen, dropped))
@@ -207,14 +208,15 @@ def drop_reader(storage: LogStorage, name: str) -> None:
         OptionError: The log has no such reader.
         LogLockedError: Its query runs.
     """
+    records = ReaderRecords(storage)
     with suppress(LogFormatError):  # a damaged record is dropped like any other
-        _check_reader(storage, name)
-    lock = _lock(storage, name)
+        _check_reader(storage, records, name)
+    hold = _hold(storage, records, name)
     try:
-        storage.remove_reader(name)
-        storage.remove_reader_lock(name)
+        records.remove(name)
+        records.remove_hold(name)
     finally:
-        lock.release()
+        hold.release()
 
 
 def seek_reader(storage: LogStorage, name: str, to: Position) -> dict[int, int]:
@@ -230,48 +232,33 @@ def seek_reader(storage: LogStorage, name: str, to: Position) -> dict[int, int]:
         OptionError: The log has no such reader, or not such a place.
         LogLockedError: Its query runs.
     """
-    record = _check_reader(storage, name)
-    lock = _lock(storage, name)
+    records = ReaderRecords(storage)
+    record = _check_reader(storage, records, name)
+    hold = _hold(storage, records, name)
     try:
-        with storage.placing():  # nothing is deleted between the listing and the record
-            nexts = _write_place(storage, name, record, to)
-            # On another machine the writer may have begun to delete before it saw the record.
-            if storage.wait_for_deletion():
-                try:
-                    nexts = _write_place(storage, name, record, to)
-                except OptionError:  # the id was deleted meanwhile
-                    storage.write_reader(name, record)
-                    raise
+        with records.placing():  # nothing is deleted between the listing and the record
+            nexts = {}
+            for partition in storage.partitions():
+                at = storage.of(partition)
+                nexts[partition] = _place(at, read_index(at), to)
+            records.write(name, ReaderRecord(nexts, record.timeout, begins=True))
     finally:
-        lock.release()
+        hold.release()
     return nexts
 
 
-def _write_place(storage: LogStorage, name: str, record: ReaderRecord, to: Position) -> dict[int, int]:
-    nexts = {}
-    for partition in storage.partitions():
-        at = storage.of(partition)
-        nexts[partition] = _place(at, read_index(at), to)
-    storage.write_reader(name, ReaderRecord(nexts, record.timeout, begins=True))
-    return nexts
-
-
-def _check_reader(storage: LogStorage, name: str) -> ReaderRecord:
+def _check_reader(storage: LogStorage, records: ReaderRecords, name: str) -> ReaderRecord:
     storage.log_id()
-    record = storage.reader(name)
+    record = records.read(name)
     if record is None:
-        there = ", ".join(storage.reader_names()) or "none"
+        there = ", ".join(records.names()) or "none"
         raise OptionError(f"reader {name!r}: log {storage.root} has no such reader; there are: {there}")
     return record
 
 
-def _lock(storage: LogStorage, name: str) -> WriterLock:
-    if storage.is_reading_elsewhere(name):
-        raise LogLockedError(
-            f"reader {name!r} of log {storage.root}: its query runs on another machine; stop it first"
-        )
+def _hold(storage: LogStorage, records: ReaderRecords, name: str) -> Hold:
     try:
-        return storage.lock_reader(name, 0.0)
+        return records.hold(name, 0.0)
     except LogLockedError as e:
         raise LogLockedError(
             f"reader {name!r} of log {storage.root}: its query runs ({e}); stop it first"
@@ -315,9 +302,10 @@ def verify(storage: LogStorage, done: Callable[[str], None] = lambda _: None) ->
         yield Damage(storage.root, str(e))
     for partition in storage.partitions():
         yield from _verify_partition(storage.of(partition), done)
-    for name in storage.reader_names():
-        yield from _attempt(storage.reader_path(name), lambda name=name: storage.reader(name))  # type: ignore[misc]
-        done(storage.reader_path(name))
+    records = ReaderRecords(storage)
+    for name in records.names():
+        yield from _attempt(records.path_of(name), lambda name=name: records.read(name))  # type: ignore[misc]
+        done(records.path_of(name))
 
 
 def _verify_partition(storage: LogStorage, done: Callable[[str], None]) -> Iterator[Damage]:
@@ -339,7 +327,7 @@ def _verify_partition(storage: LogStorage, done: Callable[[str], None]) -> Itera
                 yield Damage(path, f"the ids {damaged.start} to {damaged.stop - 1} are not what was written")
             done(path)
     yield from _attempt(storage.path_of("state"), lambda: read_saved_state(storage))
-    yield from _attempt(storage.subscriptions_path(), lambda: Subscriptions(storage, 1 << 62, math.inf))
+    yield from _attempt(storage.path_of(SUBSCRIPTIONS_NAME), lambda: Subscriptions(storage, 1 << 62, math.inf))
 
 
 def _attempt(path: str, read: Callable[[], object]) -> Iterator[Damage]:
