@@ -17,7 +17,7 @@ from typing import IO
 
 import pyarrow as pa
 
-from zmq_datasource.errors import DiskFaultError, LogLockedError, LogWriteError
+from zmq_datasource.errors import DiskFaultError, LogLockedError, LogWriteError, OptionError
 from zmq_datasource.host import failpoints
 from zmq_datasource.host.private_files import PRIVATE
 from zmq_datasource.host.signals import check_signals
@@ -34,7 +34,8 @@ from zmq_datasource.log.files import (
     this_process,
     writing,
 )
-from zmq_datasource.log.store import Entry, Holding, KeyTakenError, Part
+from zmq_datasource.log.store import Content, Entry, Holding, KeyTakenError, Part
+from zmq_datasource.options.types import LogLocation
 
 __all__ = ["DirectoryStore"]
 
@@ -69,7 +70,10 @@ class DirectoryStore:
     """
 
     def __init__(self, root: str | os.PathLike[str], sync: bool = True) -> None:
-        self.root = Path(root)
+        try:
+            self.root = Path(LogLocation.read(os.fspath(root)))
+        except ValueError as e:
+            raise OptionError(f"option walLocation={str(root)!r}: {e}") from e
         self.sync = sync
 
     def __repr__(self) -> str:
@@ -111,6 +115,20 @@ class DirectoryStore:
                         about = entry.stat()
                         yield Entry(entry.name, about.st_size, about.st_mtime, False)
 
+    def find(self, key: str) -> Entry | None:
+        path = self.root / key
+        try:
+            with reading(path):
+                about = path.stat()
+        except FileNotFoundError:
+            self._check_root()
+            return None
+        return Entry(path.name, about.st_size, about.st_mtime, False)
+
+    def directory_of(self, prefix: str) -> Path:
+        """The directory of the keys with this prefix."""
+        return self.root / prefix
+
     def open(self, key: str, whole: bool = True) -> pa.NativeFile:
         path = self.root / key
         try:
@@ -120,13 +138,16 @@ class DirectoryStore:
             self._check_root()
             raise
 
-    def put_new(self, key: str, parts: Sequence[Part]) -> None:
+    def put_new(self, key: str, content: Content) -> None:
         path = self.root / key
-        with self._written(path, parts, self.sync) as temporary:
+        if isinstance(content, Path):
+            self._rename_new(content, path)
+            return
+        with self._written(path, content, self.sync) as temporary:
             failpoints.reach("log.store.before_link")
             while not _linked(temporary, path):
                 try:
-                    same = _holds(path, parts)
+                    same = _holds(path, content)
                 except FileNotFoundError:  # it was deleted meanwhile
                     continue
                 if not same:
@@ -135,6 +156,17 @@ class DirectoryStore:
                     sync_file(path)
                 break
             failpoints.reach("log.store.after_link")
+
+    def _rename_new(self, file: Path, path: Path) -> None:
+        """Give a file in this file system a name that must be free, in place of its own."""
+        with writing(f"writing {path}"):
+            failpoints.reach("log.store.before_link")
+            if not _linked(file, path) and not _is_same(file, path):
+                raise KeyTakenError(f"writing {path}: there is such a file with other content")
+            failpoints.reach("log.store.after_link")
+            file.unlink(missing_ok=True)
+            if self.sync:
+                sync_directory(path.parent)
 
     def put(self, key: str, content: bytes) -> None:
         path = self.root / key
@@ -350,6 +382,10 @@ def _linked(temporary: Path, path: Path) -> bool:
     """Give a file its name; False if the name is taken."""
     try:
         os.link(temporary, path)
+    except FileNotFoundError:
+        if temporary.exists() or not path.exists():
+            raise
+        return False  # an earlier call has done all of it
     except FileExistsError:
         return False
     except OSError as e:
@@ -359,6 +395,11 @@ def _linked(temporary: Path, path: Path) -> bool:
             f"writing {path}: {e.strerror}; the file system must have hard links: set another walLocation"
         ) from e
     return True
+
+
+def _is_same(file: Path, path: Path) -> bool:
+    """Whether a file has this name already, from an earlier call."""
+    return not file.exists() or os.path.samefile(file, path)
 
 
 def _holds(path: Path, parts: Sequence[Part]) -> bool:

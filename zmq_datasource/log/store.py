@@ -8,16 +8,18 @@ succeeds, and the other one learns that the key is taken. No clock and no lock d
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import NamedTuple, Protocol, TypeAlias
 
 import pyarrow as pa
 
 from zmq_datasource.errors import LogError
 
-__all__ = ["Entry", "Hold", "Holding", "KeyTakenError", "Part", "Store"]
+__all__ = ["Content", "Entry", "Hold", "Holding", "KeyTakenError", "Part", "Store"]
 
-# What an object is made of.
 Part: TypeAlias = bytes | pa.Buffer
+# Of an object: its parts, or a file near to the store that is whole and on the disk, and becomes the object.
+Content: TypeAlias = Sequence[Part] | Path
 
 
 class KeyTakenError(LogError):
@@ -91,6 +93,9 @@ class Store(Protocol):
         Hidden names, which begin with a dot, are left out.
         """
 
+    def find(self, key: str) -> Entry | None:
+        """What ``list`` shows of one object; None if there is none."""
+
     def open(self, key: str, whole: bool = True) -> pa.NativeFile:
         """Open an object for reading at any place.
 
@@ -103,7 +108,7 @@ class Store(Protocol):
             FileNotFoundError: There is no such object.
         """
 
-    def put_new(self, key: str, parts: Sequence[Part]) -> None:
+    def put_new(self, key: str, content: Content) -> None:
         """Make a new object. It is whole and durable when this returns.
 
         If an error is raised the object may be there or not. Repeat the call then: it succeeds if the object is there
