@@ -14,7 +14,7 @@ from tests.support import batch_of
 from zmq_datasource.acknowledged.protocol import Data, decode, rows_of
 from zmq_datasource.counters import SourceCounters
 from zmq_datasource.errors import DamagedChunkError, OptionError, ProtocolError
-from zmq_datasource.log.chunk import read_chunk, write_batches
+from zmq_datasource.log.chunk import Place, read_chunk, write_batches
 from zmq_datasource.log.growing import read_groups
 from zmq_datasource.log.layout import chunk_name
 from zmq_datasource.log.storage import LogStorage
@@ -158,7 +158,7 @@ def _damaged(content: bytes, data: bytes) -> pa.Buffer:
 def growing(data: bytes) -> None:
     """An open chunk with any bytes changed, cut anywhere: what is read of it is what was written."""
     content, values = _open_chunk()
-    groups = read_groups(_damaged(content, data), 0)
+    groups = read_groups(_damaged(content, data), 0, 0)
     read = [value for batch in groups[0] for value in batch.column("value").to_pylist()]
     assert read == values[: len(read)], "other rows than were written"
 
@@ -167,16 +167,16 @@ def growing(data: bytes) -> None:
 def _sealed_chunk() -> tuple[bytes, list[bytes]]:
     """A chunk of three batches, and its values."""
     values = [b"%d" % number * number for number in range(30)]
-    batches = [number_rows(batch_of(values[begin : begin + 10]), begin, 0) for begin in range(0, 30, 10)]
+    batches = [batch_of(values[begin : begin + 10]) for begin in range(0, 30, 10)]
     file = pa.BufferOutputStream()
-    write_batches(file, batches, {b"state": b"{}"})
+    write_batches(file, batches, {b"state": b"{}", **Place(0, 0, len(values)).to_metadata()})
     return file.getvalue().to_pybytes(), values
 
 
 class _InMemory:
     """A directory of one file."""
 
-    patience = 0.0
+    partition, patience = 0, 0.0
 
     def __init__(self, content: pa.Buffer) -> None:
         self._content = content

@@ -17,16 +17,23 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.support import DATA, batch_of, flips, log_rows
-from zmq_datasource.errors import DamagedChunkError, DataLossError, DiskFaultError, ZmqDataSourceError
-from zmq_datasource.log.chunk import fingerprint, read_chunk, write_batches
+from zmq_datasource.errors import (
+    DamagedChunkError,
+    DataLossError,
+    DiskFaultError,
+    LogFormatError,
+    ZmqDataSourceError,
+)
+from zmq_datasource.log.chunk import CHECKSUM, Place, fingerprint, read_chunk, write_batches, write_chunk
+from zmq_datasource.log.growing import GrowingChunk
 from zmq_datasource.log.layout import chunk_name
 from zmq_datasource.log.storage import LogStorage
+from zmq_datasource.log.times import TIMES, times_of
 from zmq_datasource.messages.framing import decode_plain
 from zmq_datasource.messages.raw import raw_of
-from zmq_datasource.messages.rows import number_rows
-from zmq_datasource.messages.schemas import LOG_SCHEMA
+from zmq_datasource.messages.schemas import FRAMING, LOG_SCHEMA, MESSAGE_SCHEMA
 
-GOLDEN = DATA / "log-format-1"
+GOLDEN = DATA / "log-format-2"
 
 
 @pytest.fixture
@@ -41,11 +48,9 @@ def write(storage: LogStorage, *sizes: int) -> str:
     batches, first = [], 0
     for size in sizes:
         messages = [[b"topic", b"value %d" % i] for i in range(first, first + size)]
-        batches.append(number_rows(decode_plain(raw_of(messages), [(0, size)]), 0, first))
+        batches.append(decode_plain(raw_of(messages), [(0, size)]))
         first += size
-    name = chunk_name(0, first)
-    storage.write_chunk(name, lambda file: write_batches(file, batches), sync=True)
-    return name
+    return write_chunk(storage, 0, batches, {}, sync=True).name
 
 
 def values(storage: LogStorage, name: str, start: int, end: int) -> list[bytes]:
@@ -61,8 +66,21 @@ def test_any_range_of_a_chunk_can_be_read(storage: LogStorage, start: int, end: 
 def test_a_chunk_is_an_arrow_file_that_others_can_read(storage: LogStorage) -> None:
     name = write(storage, 3, 4)
     table = pa.ipc.open_file(storage.path_of(name)).read_all()
-    assert table.schema.equals(LOG_SCHEMA)
-    assert table.column("id").to_pylist() == list(range(7))
+    assert table.schema.equals(MESSAGE_SCHEMA)
+    assert table.column("value").to_pylist() == values(storage, name, 0, 7)
+
+
+def test_rows_have_the_ids_that_the_name_says_and_the_framing(storage: LogStorage) -> None:
+    batch = decode_plain(raw_of([[b"topic", b"value %d" % i] for i in range(4)]), [(0, 4)])
+    framed = batch.replace_schema_metadata({FRAMING: b"sequenced"})
+    partition = storage.of(3)
+    partition.lock(0).release()
+    name = write_chunk(partition, 7, [framed, framed], {b"state": b"x" * 10_000}, sync=False).name
+    rows = list(read_chunk(partition, name, 9, 13))
+    assert [row.column("id").to_pylist() for row in rows] == [[9, 10], [11, 12]]
+    assert all(row.column("partition").to_pylist() == [3, 3] for row in rows)
+    assert all(row.schema.equals(LOG_SCHEMA) for row in rows)
+    assert all(row.schema.metadata == {FRAMING: b"sequenced"} for row in rows)
 
 
 def test_no_flipped_bit_gives_a_wrong_row(storage: LogStorage) -> None:
@@ -92,11 +110,48 @@ def test_a_truncated_chunk_is_named(storage: LogStorage, length: int) -> None:
 
 
 def test_a_chunk_with_fewer_rows_than_its_name_says_is_damaged(storage: LogStorage) -> None:
-    name = write(storage, 5)
-    longer = chunk_name(0, 9)
-    shutil.move(storage.path_of(name), storage.path_of(longer))
+    name, place = chunk_name(0, 9), Place(0, 0, 9).to_metadata()
+    storage.write_chunk(name, lambda file: write_batches(file, [batch_of([b"v"] * 5)], place), sync=False)
     with pytest.raises(DamagedChunkError, match="ends at id 5, its name says 9"):
-        values(storage, longer, 0, 9)
+        values(storage, name, 0, 9)
+
+
+@pytest.mark.parametrize("grows", [False, True])
+@pytest.mark.parametrize(("partition", "first", "end"), [(0, 0, 9), (0, 0, 4), (0, 5, 10), (1, 0, 5)])
+def test_a_chunk_that_was_renamed_or_copied_to_another_place_is_named(
+    storage: LogStorage, grows: bool, partition: int, first: int, end: int
+) -> None:
+    if grows:
+        growing = GrowingChunk(storage, 0)
+        for size in (2, 3):
+            growing.append([batch_of([b"v"] * size)], {})
+            growing.write(sync=False)
+        name = growing.finish(sync=False).name
+    else:
+        name = write(storage, 5)
+    elsewhere, renamed = storage.of(partition), chunk_name(first, end)
+    elsewhere.lock(0).release()
+    shutil.move(storage.path_of(name), elsewhere.path_of(renamed))
+    with pytest.raises(DamagedChunkError, match="written as the ids 0 to 4 of partition 0") as error:
+        values(elsewhere, renamed, first, end)
+    assert elsewhere.path_of(renamed) in str(error.value)
+
+
+def test_a_batch_in_the_place_of_another_one_is_damage(storage: LogStorage) -> None:
+    """Batches of one length: a single bit of the footer may have one of them read twice."""
+    batches = [batch_of([b"value %d" % i]) for i in range(2)]
+    checksums = [{CHECKSUM: fingerprint(batch, before)} for before, batch in enumerate(batches)]
+    metadata = {**Place(0, 0, 2).to_metadata(), TIMES: times_of(batches).to_metadata()}
+
+    def write_swapped(file: pa.NativeFile) -> None:
+        with pa.ipc.new_file(file, MESSAGE_SCHEMA.with_metadata(metadata)) as writer:
+            for batch, checksum in reversed(list(zip(batches, checksums, strict=True))):
+                writer.write_batch(batch, custom_metadata=checksum)
+
+    name = chunk_name(0, 2)
+    storage.write_chunk(name, write_swapped, sync=False)
+    with pytest.raises(DamagedChunkError, match=r"batch 0 .*its checksum differs"):
+        values(storage, name, 0, 2)
 
 
 def test_a_file_of_another_schema_is_damaged(storage: LogStorage) -> None:
@@ -120,27 +175,36 @@ def test_a_missing_chunk_is_data_loss_and_says_where_to_look(storage: LogStorage
     )
 )
 def test_a_fingerprint_survives_the_way_through_a_file(messages: list[bytes | list[bytes]]) -> None:
-    batch = number_rows(decode_plain(raw_of(messages), [(7, len(messages))]), 0, 0)
+    batch = decode_plain(raw_of(messages), [(7, len(messages))])
     sink = pa.BufferOutputStream()
     write_batches(sink, [batch])
     read, _ = pa.ipc.open_file(sink.getvalue()).get_batch_with_custom_metadata(0)
-    assert fingerprint(read) == fingerprint(batch)
+    assert fingerprint(read, 5) == fingerprint(batch, 5) != fingerprint(batch, 6)
     assert read.equals(batch)
 
 
 def test_a_slice_has_no_fingerprint() -> None:
     with pytest.raises(ValueError, match="slice"):
-        fingerprint(number_rows(batch_of([b"a", b"b"]), 0, 0).slice(1))
+        fingerprint(batch_of([b"a", b"b"]).slice(1), 0)
 
 
 def test_the_format_of_a_log_never_changes() -> None:
-    """A log that release 0.1.0 wrote. If this fails, raise FORMAT_VERSION and keep reading 1."""
+    """If this fails, raise FORMAT_VERSION, and refuse this log, or keep reading it."""
     assert LogStorage(str(GOLDEN)).log_id() == "0123456789abcdef0123456789abcdef"
     table = log_rows(GOLDEN)
     assert table.column("id").to_pylist() == list(range(6))
     assert table.column("topic").to_pylist() == [None, "topic", "", "\ufffd", "a", None]
     assert table.column("value").to_pylist() == [b"one frame", b"value", b"", b"bad topic", b"c", b"\x00\xff"]
     assert table.column("frames").to_pylist()[2:5] == [None, [b"\xff", b"bad topic"], [b"a", b"b", b"c"]]
+
+
+def test_a_log_of_format_1_is_refused_with_what_to_do(tmp_path: Path) -> None:
+    location = tmp_path / "log"
+    shutil.copytree(DATA / "log-format-1", location)
+    drain = r"log\.json: .* version 1, .* to its end with the release that wrote it; .* new walLocation, .* checkpoint"
+    for use in (LogStorage.log_id, LogStorage.open_log):
+        with pytest.raises(LogFormatError, match=drain):
+            use(LogStorage(str(location)))
 
 
 def test_every_error_of_storage_is_ours() -> None:
@@ -167,9 +231,7 @@ except LogError as e:
 
 def test_a_chunk_that_is_cut_while_it_is_read_is_an_error_and_no_signal(storage: LogStorage) -> None:
     """An I/O error under a mapped file ends the process by SIGBUS; so does a mapped file that is cut."""
-    rows = [number_rows(batch_of([b"x" * (1 << 20)]), 0, first) for first in range(3)]
-    name = chunk_name(0, 3)
-    storage.write_chunk(name, lambda file: write_batches(file, rows), sync=False)
+    name = write_chunk(storage, 0, [batch_of([b"x" * (1 << 20)])] * 3, {}, sync=False).name
 
     reader = subprocess.run(
         [sys.executable, "-c", _CUT_WHILE_READ, storage.root, name],
@@ -209,9 +271,7 @@ class _FailingDisk(LogStorage):
 
 
 def test_an_io_error_while_rows_are_read_is_waited_out_and_no_damage(storage: LogStorage) -> None:
-    rows = [number_rows(batch_of([b"x"]), 0, first) for first in range(2)]
-    name = chunk_name(0, 2)
-    storage.write_chunk(name, lambda file: write_batches(file, rows), sync=False)
+    name = write_chunk(storage, 0, [batch_of([b"x"])] * 2, {}, sync=False).name
     disk = _FailingDisk(storage.root)
     batches = read_chunk(disk, name, 0, 2)
     next(batches)
@@ -229,9 +289,7 @@ def test_an_io_error_while_rows_are_read_is_waited_out_and_no_damage(storage: Lo
 
 
 def test_of_rows_that_are_skipped_only_the_lengths_are_read(storage: LogStorage) -> None:
-    rows = [number_rows(batch_of([b"x" * (1 << 20)]), 0, first) for first in range(8)]
-    name = chunk_name(0, 8)
-    storage.write_chunk(name, lambda file: write_batches(file, rows), sync=False)
+    name = write_chunk(storage, 0, [batch_of([b"x" * (1 << 20)])] * 8, {}, sync=False).name
     read: list[int] = []
 
     class Counting(io.FileIO):

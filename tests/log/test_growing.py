@@ -93,7 +93,7 @@ def test_of_a_torn_file_the_whole_groups_count(tmp_path: Path) -> None:
     content = LogStorage(str(tmp_path / "log")).read_growing(0).to_pybytes()
     log.close()
     for size in range(len(content)):
-        batches, *_, changed = read_groups(pa.py_buffer(content[:size]), 0)
+        batches, *_, changed = read_groups(pa.py_buffer(content[:size]), 0, 0)
         assert not changed
         whole = sum(size >= end for end in sizes[1:])
         assert [v for b in batches for v in b.column("value").to_pylist()] == [b"a", b"b", b"c"][:whole]
@@ -106,7 +106,7 @@ def test_a_changed_byte_ends_what_counts(tmp_path: Path) -> None:
     content = bytearray(LogStorage(str(tmp_path / "log")).read_growing(0).to_pybytes())
     log.close()
     content[content.index(b"second-value")] ^= 1
-    batches, *_, changed = read_groups(pa.py_buffer(bytes(content)), 0)
+    batches, *_, changed = read_groups(pa.py_buffer(bytes(content)), 0, 0)
     assert changed == range(1, 3)
     assert [v for b in batches for v in b.column("value").to_pylist()] == [b"first-value"]
 

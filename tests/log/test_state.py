@@ -412,8 +412,8 @@ def _places(content: bytes, name: bytes) -> Iterator[int]:
 
 
 def test_the_format_of_a_state_never_changes() -> None:
-    """A log with sequences that release 0.1.0 wrote: a gap, half healed, a state file, and its delta."""
-    golden = DATA / "log-format-1-sequences"
+    """A log with sequences: a gap, half healed, a state file, and its delta."""
+    golden = DATA / "log-format-2-sequences"
     rows = to_rows(log_rows(golden).combine_chunks().to_batches()[0], include_frames=True)
     assert rows.column("sequence").to_pylist() == [0, 1, 5, 6, 3, 3, 0]
     assert rows.column("frames").to_pylist()[0] == [b"kv@pod", bytes(8), b"value 0"]

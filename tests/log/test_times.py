@@ -13,13 +13,12 @@ from hypothesis import strategies as st
 
 from tests.support import batch_of
 from zmq_datasource.errors import DamagedChunkError, DataLossError
-from zmq_datasource.log.chunk import write_batches
+from zmq_datasource.log.chunk import write_batches, write_chunk
 from zmq_datasource.log.layout import Chunk, chunk_name
 from zmq_datasource.log.reader import first_since, read_index
 from zmq_datasource.log.storage import LogStorage
 from zmq_datasource.log.times import TIMES, PastTimes, first_chunk_since, read_times
 from zmq_datasource.log.writer import LogWriter
-from zmq_datasource.messages.rows import number_rows
 
 
 def written(location: Path, *chunks: list[int], grow: bool = False) -> LogStorage:
@@ -78,12 +77,7 @@ def test_the_first_message_since_a_time_is_found_whatever_the_clock_did(
     storage.lock(0).release()
     first = 0
     for times in chunks:
-        batches = [number_rows(batch_of([b"v"], at), 0, first + n) for n, at in enumerate(times)]
-        end = first + len(times)
-        storage.write_chunk(
-            chunk_name(first, end), lambda file, b=batches: write_batches(file, b), sync=False
-        )
-        first = end
+        first = write_chunk(storage, first, [batch_of([b"v"], at) for at in times], {}, sync=False).end
     every = [at for times in chunks for at in times]
     assert since(storage, time) == next((n for n, at in enumerate(every) if at >= time), None)
 
@@ -120,8 +114,8 @@ class ChunksInMemory(CountingOpens):
             if counted != "on":
                 past = PastTimes()
             out = pa.BufferOutputStream()
-            batch = number_rows(batch_of([b"v"], time), 0, first)
-            write_batches(out, [batch], {} if counted == "not" else past.to_metadata())
+            metadata = {} if counted == "not" else past.to_metadata()
+            write_batches(out, [batch_of([b"v"], time)], metadata)
             self.content[chunk_name(first, first + 1)] = out.getvalue()
             if counted != "not":
                 past = past.and_then(time)

@@ -321,7 +321,7 @@ def without_a_chunk_in_the_middle(path: Path, number: int = 1) -> None:
 def another_log(path: Path) -> None:
     sorted(path.glob("0/*.arrow"))[0].unlink()
     shutil.copy(path / "log.json", path.with_name("log.json"))
-    (path / "log.json").write_text('{"format": 1, "log": "another"}')
+    (path / "log.json").write_text('{"format": 2, "log": "another"}')
 
 
 @pytest.mark.parametrize("damage", [unmounted, without_chunks, without_a_chunk_in_the_middle, another_log])

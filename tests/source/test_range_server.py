@@ -17,7 +17,6 @@ from zmq_datasource.errors import DamagedChunkError, DataLossError, LogFetchErro
 from zmq_datasource.log.chunk import read_chunk, write_chunk
 from zmq_datasource.log.layout import Chunk
 from zmq_datasource.log.storage import LogStorage
-from zmq_datasource.messages.rows import number_rows
 from zmq_datasource.source import remote_chunks
 from zmq_datasource.source.range_protocol import BLOCK_BYTES, Access, Answer, Request
 from zmq_datasource.source.range_server import RangeServer
@@ -43,12 +42,9 @@ def server(log: LogStorage) -> Iterator[RangeServer]:
 
 def add(log: LogStorage, first: int, values: list[bytes], batches: int = 1) -> Chunk:
     size = len(values) // batches
-    parts = [
-        number_rows(batch_of(values[begin : begin + size]), log.partition, first + begin)
-        for begin in range(0, len(values), size)
-    ]
+    parts = [batch_of(values[begin : begin + size]) for begin in range(0, len(values), size)]
     Path(log.path_of("")).mkdir(exist_ok=True)
-    return write_chunk(log, parts, {}, False)
+    return write_chunk(log, first, parts, {}, False)
 
 
 def read(access: Access, chunk: Chunk, start: int | None = None, end: int | None = None) -> pa.Table:

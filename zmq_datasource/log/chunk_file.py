@@ -13,9 +13,9 @@ from zmq_datasource.log.chunk import CHECKSUM, fingerprint
 from zmq_datasource.log.layout import Chunk, compact_name
 from zmq_datasource.log.storage import LogStorage, Part
 from zmq_datasource.log.times import TIMES, times_of
-from zmq_datasource.messages.schemas import LOG_SCHEMA
+from zmq_datasource.messages.schemas import MESSAGE_SCHEMA
 
-__all__ = ["ChunkFile", "CompactFile", "Memory", "is_small", "metadata_of"]
+__all__ = ["ChunkFile", "CompactFile", "Memory", "is_small"]
 
 _log = logging.getLogger(__name__)
 
@@ -68,14 +68,21 @@ class ChunkFile:
         self._storage = storage
         self._name = name
         self._memory = Memory()
-        self._writer = pa.ipc.new_file(self._memory, LOG_SCHEMA)
+        self._writer = pa.ipc.new_file(self._memory, MESSAGE_SCHEMA)
+        self._rows = 0
         self._unwritten: list[Part] = []
         self._closed = False
         self.size = 0
 
-    def append(self, batch: pa.RecordBatch, custom: Mapping[bytes, bytes]) -> None:
-        """Add a batch; ``write`` makes it durable."""
+    def append(self, batch: pa.RecordBatch, metadata: Mapping[bytes, bytes]) -> None:
+        """Add a batch, with its checksum, its times and this metadata; ``write`` makes it durable."""
+        custom = {
+            CHECKSUM: fingerprint(batch, self._rows),
+            TIMES: times_of([batch]).to_metadata(),
+            **metadata,
+        }
         self._writer.write_batch(batch.replace_schema_metadata(None), custom_metadata=custom)
+        self._rows += batch.num_rows
 
     def write(self, sync: bool) -> None:
         """Write what was appended; with ``sync`` it is durable when this returns.
@@ -143,7 +150,7 @@ class CompactFile:
     def _write(self, sync: bool) -> None:
         if self._pending:
             batch = pa.concat_batches(self._pending)
-            self._file.append(batch, metadata_of(batch) | dict(self._metadata))
+            self._file.append(batch, self._metadata)
             self._pending, self._pending_bytes = [], 0
         self._file.write(sync)
 
@@ -172,11 +179,6 @@ class CompactFile:
                 self._file.remove()
         except LogWriteError as e:
             _log.warning("%s", e)
-
-
-def metadata_of(batch: pa.RecordBatch) -> dict[bytes, bytes]:
-    """What is written with a batch, whatever it is part of."""
-    return {CHECKSUM: fingerprint(batch), TIMES: times_of([batch]).to_metadata()}
 
 
 def is_small(batches: Sequence[pa.RecordBatch]) -> bool:

@@ -35,6 +35,7 @@ from zmq_datasource.host import failpoints
 from zmq_datasource.host.private_files import PRIVATE, make_private
 from zmq_datasource.host.signals import check_signals
 from zmq_datasource.log.layout import DEAD_LETTERS_NAME, PARTITION, TEMPORARY_PREFIX
+from zmq_datasource.messages.schemas import MESSAGE_SCHEMA
 from zmq_datasource.options.types import LogLocation
 
 __all__ = [
@@ -69,7 +70,7 @@ _FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 1.0
 # A file up to this size is read in one call.
 _SMALL_BYTES = 256 << 10
 # For a file whose rows are not wanted: of each batch Arrow reads the length, the metadata and one narrow column.
-LENGTHS_ONLY = pa.ipc.IpcReadOptions(included_fields=[0])
+LENGTHS_ONLY = pa.ipc.IpcReadOptions(included_fields=[MESSAGE_SCHEMA.get_field_index("timestamp")])
 # What a disk writes at once, or not at all.
 _SECTOR_BYTES = 512
 # What to do about a directory or a storage that has lost what was in it.

@@ -4,8 +4,8 @@ An Arrow IPC file is a stream of record batches with a footer at the end. So a c
 its messages come, under the hidden name ``.open-<first id>.arrow``: what it lacks until it is sealed
 is the footer and its name. The rules:
 
-* A *group* is what was appended at once. Its last batch is marked with the group's first id, and carries
-  the writer's state (``log.state``) that is about the rows up to there.
+* A *group* is what was appended at once. Its last batch is marked with the group's first id, and carries what a chunk
+  does: its place, as far as it has come, and the writer's state (``log.state``) that is about the rows up to there.
 * After a crash whole groups count, and what follows the last one does not: nobody knows of it. But a
   whole group after one that is not shows that the file was damaged: somebody may know of those ids.
 * What the disk refuses is written again from memory, at the same place: after a failed fsync nobody knows what
@@ -24,14 +24,15 @@ from typing import NamedTuple
 import pyarrow as pa
 import pyarrow.ipc
 
-from zmq_datasource.errors import DiskFaultError, LogFormatError
-from zmq_datasource.log.chunk import CHECKSUM, ids_of, is_intact, write_chunk
-from zmq_datasource.log.chunk_file import ChunkFile, CompactFile, Memory, is_small, metadata_of
+from zmq_datasource.errors import DamagedChunkError, DiskFaultError, LogFormatError
+from zmq_datasource.log.chunk import CHECKSUM, Place, is_intact, write_chunk
+from zmq_datasource.log.chunk_file import ChunkFile, CompactFile, Memory, is_small
 from zmq_datasource.log.files import reading
 from zmq_datasource.log.layout import Chunk, chunk_name, growing_name
 from zmq_datasource.log.storage import LogStorage
 from zmq_datasource.log.times import TIMES
-from zmq_datasource.messages.schemas import LOG_SCHEMA
+from zmq_datasource.messages.rows import number_rows
+from zmq_datasource.messages.schemas import MESSAGE_SCHEMA
 
 __all__ = ["Groups", "GrowingChunk", "GrowingTail", "Grown", "read_groups", "seal_groups", "write_compact"]
 
@@ -63,6 +64,7 @@ class GrowingChunk:
     """
 
     def __init__(self, storage: LogStorage, first: int) -> None:
+        self._partition = storage.partition
         self._first = first
         self._end = self._written_end = first
         self._batches = 0
@@ -77,12 +79,11 @@ class GrowingChunk:
 
     def append(self, batches: Sequence[pa.RecordBatch], metadata: Mapping[bytes, bytes]) -> None:
         """Add a group; ``write`` makes it durable."""
-        for batch in batches:
-            custom = metadata_of(batch)
-            if batch is batches[-1]:
-                custom |= {**metadata, _GROUP_FIRST: b"%d" % self._end}
-            self._file.append(batch, custom)
-        self._end += sum(batch.num_rows for batch in batches)
+        begin, self._end = self._end, self._end + sum(batch.num_rows for batch in batches)
+        metadata = {**metadata, **Place(self._partition, self._first, self._end).to_metadata()}
+        for batch in batches[:-1]:
+            self._file.append(batch, {})
+        self._file.append(batches[-1], {**metadata, _GROUP_FIRST: b"%d" % begin})
         self._batches += len(batches)
         if self._compact is not None:
             if is_small(batches):
@@ -123,6 +124,7 @@ class GrowingChunk:
 
 def write_compact(
     storage: LogStorage,
+    first: int,
     batches: Sequence[pa.RecordBatch],
     metadata: Mapping[bytes, bytes],
     sync: bool,
@@ -134,7 +136,7 @@ def write_compact(
     """
     if sum(batch.get_total_buffer_size() for batch in batches) < _MOST_COMPACT_BYTES:
         batches = [pa.concat_batches(batches)]
-    return write_chunk(storage, batches, metadata, sync)
+    return write_chunk(storage, first, batches, metadata, sync)
 
 
 class Groups(NamedTuple):
@@ -154,31 +156,46 @@ class Groups(NamedTuple):
     damaged: range
 
 
-def read_groups(content: pa.Buffer, first: int) -> Groups:
-    """The groups of an unfinished chunk whose first id this is."""
+def read_groups(content: pa.Buffer, partition: int, first: int) -> Groups:
+    """The groups of an unfinished chunk whose first id this is.
+
+    Raises:
+        DamagedChunkError: They were written for another place.
+    """
     whole: list[pa.RecordBatch] = []
     pending: list[pa.RecordBatch] = []
     written: list[Mapping[bytes, bytes]] = []
     metadata: Mapping[bytes, bytes] = {}
-    end, read_to = first, _MAGIC_BYTES
+    end = next_id = first
+    read_to, elsewhere = _MAGIC_BYTES, None
     try:
         source = pa.BufferReader(content)
         source.seek(_MAGIC_BYTES)
         reader = pa.ipc.open_stream(source)
-        while reader.schema.equals(LOG_SCHEMA):
+        while reader.schema.equals(MESSAGE_SCHEMA):
             batch, custom = reader.read_next_batch_with_custom_metadata()
-            if not is_intact(batch, custom):
+            if not is_intact(batch, custom, next_id - first):
                 break
+            next_id += batch.num_rows
             pending.append(batch)
             written.append(custom)
             if _GROUP_FIRST in custom:
+                place = Place.from_metadata(custom)
+                if place != (partition, first, next_id):
+                    elsewhere = place
+                    break
                 whole += pending
                 pending = []
                 metadata = {k: v for k, v in custom.items() if k not in (CHECKSUM, TIMES, _GROUP_FIRST)}
-                end, read_to = ids_of([batch])[1], source.tell()
+                end, read_to = next_id, source.tell()
     except Exception:
         # Torn, or damaged, which Arrow's reader of streams answers with errors of many kinds.
         pass
+    if elsewhere is not None:
+        raise DamagedChunkError(
+            f"reading the open chunk from id {first} of partition {partition}: it was written as {elsewhere}; the file "
+            "was renamed or copied"
+        )
     behind = max(_ends_of_later_groups(content, read_to, end), default=end)
     return Groups(whole, written[: len(whole)], metadata, range(end, behind))
 
@@ -192,20 +209,20 @@ def seal_groups(storage: LogStorage, first: int, content: pa.Buffer, groups: Gro
     Raises:
         LogWriteError: The file system refused.
     """
-    ids = ids_of(groups.batches)
+    ids = first, first + sum(batch.num_rows for batch in groups.batches)
     if storage.find_chunk(*ids) is not None:  # it has its name, and that was not forced to the disk
         return storage.finish_growing(growing_name(first), chunk_name(*ids), sync)
     if len(groups.batches) >= _MANY_BATCHES and is_small(groups.batches):
         with suppress(DiskFaultError):
-            return write_compact(storage, groups.batches, groups.metadata, sync)
+            return write_compact(storage, first, groups.batches, groups.metadata, sync)
     # What it holds is written once more into memory, for Arrow to know where everything is.
     memory = Memory()
-    with pa.ipc.new_file(memory, LOG_SCHEMA) as writer:
+    with pa.ipc.new_file(memory, MESSAGE_SCHEMA) as writer:
         for batch, written in zip(groups.batches, groups.written, strict=True):
             writer.write_batch(batch, custom_metadata=written)
         held = b"".join(memory.take())
     if content.slice(0, len(held)).to_pybytes() != held:  # another release of Arrow has written it
-        return write_compact(storage, groups.batches, groups.metadata, sync)
+        return write_compact(storage, first, groups.batches, groups.metadata, sync)
     storage.end_growing_at(first, len(held))
     storage.write_growing(growing_name(first), len(held), memory.take(), sync)
     return storage.finish_growing(growing_name(first), chunk_name(*ids), sync)
@@ -231,21 +248,23 @@ def _group_at(content: pa.Buffer, at: int) -> tuple[int, int] | None:
         source.seek(at)
         message = pa.ipc.read_message(source)
         reader = pa.ipc.open_stream(
-            pa.py_buffer(LOG_SCHEMA.serialize().to_pybytes() + message.serialize().to_pybytes())
+            pa.py_buffer(MESSAGE_SCHEMA.serialize().to_pybytes() + message.serialize().to_pybytes())
         )
         batch, custom = reader.read_next_batch_with_custom_metadata()
-        if custom is None or _GROUP_FIRST not in custom or not is_intact(batch, custom):
+        if custom is None or _GROUP_FIRST not in custom:
             return None
-        begin, (_, end) = int(custom[_GROUP_FIRST]), ids_of([batch])
+        begin, place = int(custom[_GROUP_FIRST]), Place.from_metadata(custom)
+        if not is_intact(batch, custom, place.end - batch.num_rows - place.first):
+            return None
     except Exception:  # no message begins here, or it is damaged too
         return None
-    return begin, end
+    return begin, place.end
 
 
 class GrowingTail:
     """Reads an open chunk while another process writes it.
 
-    Holds what it has read; what the chunk had before is in memory too, up to its size.
+    Holds the rows that it has read; what the chunk had before is in memory too, up to its size.
 
     Args:
         first: Its first id.
@@ -257,7 +276,8 @@ class GrowingTail:
     def __init__(self, storage: LogStorage, first: int) -> None:
         self._descriptor = storage.open_growing(first)
         self._read = _MAGIC_BYTES
-        self.first = first
+        self._partition = storage.partition
+        self._next = self.first = first
         self.batches: list[pa.RecordBatch] = []
 
     def read_to(self, size: int) -> None:
@@ -282,7 +302,9 @@ class GrowingTail:
         messages = pa.ipc.MessageReader.open_stream(pa.py_buffer(content))
         for message in messages:
             if message.type == "record batch":
-                self.batches.append(pa.ipc.read_record_batch(message, LOG_SCHEMA))
+                batch = pa.ipc.read_record_batch(message, MESSAGE_SCHEMA)
+                self.batches.append(number_rows(batch, self._partition, self._next))
+                self._next += batch.num_rows
 
     def close(self) -> None:
         os.close(self._descriptor)

@@ -148,13 +148,13 @@ def _recover_growing(
 
     Raises:
         LogFormatError: With ``sync``: the sealed chunks before it are missing.
-        DamagedChunkError: With ``sync``: it was changed after it was written.
+        DamagedChunkError: It was written for another place; with ``sync``: it was changed after it was written.
     """
     if first < index.end:  # its chunk is there
         return
     path = storage.path_of(growing_name(first))
     content = storage.read_growing(first)
-    groups = read_groups(content, first)
+    groups = read_groups(content, storage.partition, first)
     damaged = groups.damaged
     rows = sum(batch.num_rows for batch in groups.batches)
     if damaged and sync:
@@ -177,7 +177,7 @@ def _recover_growing(
         _log.info("log %s: recovered the ids %d to %d", storage.root, first, first + rows - 1)
         # What was damaged keeps its bytes under another name.
         seal = (
-            partial(write_compact, storage, groups.batches, groups.metadata, sync)
+            partial(write_compact, storage, first, groups.batches, groups.metadata, sync)
             if damaged
             else partial(seal_groups, storage, first, content, groups, sync)
         )

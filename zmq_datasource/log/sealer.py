@@ -44,7 +44,7 @@ class Job(NamedTuple):
     """What is to be written: a state file, rows, both, or nothing.
 
     Attributes:
-        batches: Rows with their ids.
+        batches: Rows, which have the ids up to ``end``.
         size: Their bytes in memory.
         first: The chunk's first id.
         end: The id after the last row.
@@ -217,7 +217,7 @@ class Sealer:
         return {**job.state.metadata, **self._past.to_metadata()}
 
     def _write(self, job: Job) -> None:
-        write = partial(write_chunk, self._storage, job.batches, self._metadata(job), self._sync)
+        write = partial(write_chunk, self._storage, job.first, job.batches, self._metadata(job), self._sync)
         self._sealed(job.size, self._persistence.insist(write))
 
     def _grow(self, job: Job) -> None:

@@ -64,7 +64,7 @@ class StagedFile:
 
     def append(self, batch: pa.RecordBatch) -> None:
         with self._files.writing(self.attempt):
-            self._writer.write_batch(batch, custom_metadata={CHECKSUM: fingerprint(batch)})
+            self._writer.write_batch(batch, custom_metadata={CHECKSUM: fingerprint(batch, self.rows)})
             self.bytes = bytes_on_disk(self._file.tell())
         self.rows += batch.num_rows
 
@@ -178,15 +178,16 @@ class Staging:
         Raises:
             DamagedChunkError: The file is not what was written.
         """
-        batches = []
+        batches, before = [], 0
         try:
             with self._files.open(attempt) as file:
                 reader = pa.ipc.open_file(file)
                 for position in range(reader.num_record_batches):
                     batch, metadata = reader.get_batch_with_custom_metadata(position)
-                    if not is_intact(batch, metadata):
+                    if not is_intact(batch, metadata, before):
                         raise ValueError(f"the checksum of batch {position} differs")
                     batches.append(batch.replace_schema_metadata(None))
+                    before += batch.num_rows
         except (OSError, pa.ArrowException, ValueError) as e:
             if is_transient(e):
                 raise DiskFaultError(f"opening staged attempt {attempt}: {e}") from e

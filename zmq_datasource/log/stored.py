@@ -72,7 +72,7 @@ from zmq_datasource.log.layout import (
     stored_log_name,
 )
 from zmq_datasource.log.restoring import counted_chunks, restore
-from zmq_datasource.log.storage import LogStorage, NoLogError, Part, describe_ids
+from zmq_datasource.log.storage import LogStorage, NoLogError, Part, describe_ids, other_format
 from zmq_datasource.log.stored_file import open_stored
 from zmq_datasource.log.stored_positions import StoredPositions
 from zmq_datasource.log.tenure import SILENT_SECONDS, Tenure, tenures_of
@@ -258,10 +258,7 @@ class StoredLog(StoredPositions):
         for parsed in filter(None, (parse_stored_log_name(found.key) for found in objects)):
             version, log_id = parsed
             if version != FORMAT_VERSION:
-                raise LogFormatError(
-                    f"reading {self.store}: format version {version}, this release reads {FORMAT_VERSION}; use "
-                    "the release that wrote it, or another walStore"
-                )
+                raise other_format(str(self.store), version, "walStore and a new walLocation")
             return log_id
         return None
 

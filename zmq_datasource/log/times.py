@@ -21,7 +21,16 @@ from zmq_datasource.log.files import LENGTHS_ONLY, patiently, unreadable
 from zmq_datasource.log.layout import Chunk
 from zmq_datasource.log.storage import LogStorage
 
-__all__ = ["TIMES", "PastTimes", "Times", "first_chunk_since", "read_past_times", "read_times", "times_of"]
+__all__ = [
+    "TIMES",
+    "PastTimes",
+    "Times",
+    "checked",
+    "first_chunk_since",
+    "read_past_times",
+    "read_times",
+    "times_of",
+]
 
 # Of a chunk in its schema's metadata; where it grew group by group, of each batch in its own.
 TIMES = b"times"
@@ -39,7 +48,7 @@ class Times(NamedTuple):
 
     def to_metadata(self) -> bytes:
         """Both, and the XXH3 of that: a time that has changed would hide messages."""
-        return _checked(b"%d,%d" % self)
+        return checked(b"%d,%d" % self)
 
     @classmethod
     def from_metadata(cls, content: bytes) -> Times:
@@ -83,7 +92,7 @@ class PastTimes(NamedTuple):
 
     def to_metadata(self) -> dict[bytes, bytes]:
         """What the next chunk carries."""
-        return {_PAST: _checked(b",".join(b"%d" % number for number in (self.chunks, *self.latest)))}
+        return {_PAST: checked(b",".join(b"%d" % number for number in (self.chunks, *self.latest)))}
 
     @classmethod
     def from_metadata(cls, metadata: Mapping[bytes, bytes]) -> PastTimes | None:
@@ -102,7 +111,8 @@ class PastTimes(NamedTuple):
         return found
 
 
-def _checked(text: bytes) -> bytes:
+def checked(text: bytes) -> bytes:
+    """An entry of metadata: the text, and its checksum (XXH3, 64 bits, hex)."""
     return text + b"," + xxhash.xxh3_64_hexdigest(text).encode()
 
 

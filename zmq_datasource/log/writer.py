@@ -1,4 +1,4 @@
-"""The one writer of a log partition: numbers messages, cuts chunks.
+"""The one writer of a log partition: counts messages, cuts chunks.
 
 Two threads meet here. The *receiving* thread appends batches and cuts chunks (this module); it never
 waits for the disk. The *sealing* thread (``sealer``) writes the chunks in the order in which they were cut, and deletes
@@ -24,7 +24,6 @@ from zmq_datasource.log.retention import MakeRoom, Retention
 from zmq_datasource.log.sealer import Job, Sealer
 from zmq_datasource.log.state import Carried, SavedState, StateRecorder
 from zmq_datasource.log.storage import LogStorage
-from zmq_datasource.messages.rows import number_rows
 
 __all__ = ["LogWriter"]
 
@@ -161,17 +160,12 @@ class LogWriter(ReadableLog):
         """
         if self._sealer.failure is not None:
             raise self._sealer.failure
-        numbered, next_id, size = [], self._next, 0
-        for messages in batches:
-            if messages.num_rows:
-                batch = number_rows(messages, self._storage.partition, next_id)
-                numbered.append(batch)
-                next_id += batch.num_rows
-                # As much as nbytes, for it is no slice, and far quicker.
-                size += batch.get_total_buffer_size()
+        added = [messages for messages in batches if messages.num_rows]
+        # As much as nbytes, for none is a slice, and far quicker.
+        size = sum(messages.get_total_buffer_size() for messages in added)
         # Nothing from here on can fail half-way.
-        self._batches += numbered
-        self._next = next_id
+        self._batches += added
+        self._next += sum(messages.num_rows for messages in added)
         self._batches_bytes += size
         self.open_bytes += size
         self._contents.append(size)

@@ -1,8 +1,8 @@
 """The shape of a message, declared once: for Arrow, for the log and for Spark.
 
-A *message* is what a receiver hands to the log (``MESSAGE_SCHEMA``). The log puts
-``partition`` and ``id`` in front (``LOG_SCHEMA``); Spark sees the same columns, without
-``frames`` unless the user asks for them (``row_schema``).
+A *message* is what a receiver hands to the log, and what the log stores (``MESSAGE_SCHEMA``). A *row* is what
+is read from the log, with ``partition`` and ``id`` in front (``LOG_SCHEMA``); Spark sees the same columns,
+without ``frames`` unless the user asks for them (``row_schema``).
 
 ``topic`` is text. When a topic frame is not UTF-8 its bad bytes show as U+FFFD, and
 ``frames`` keeps the original. In the log ``frames`` is null wherever the other columns give

@@ -91,7 +91,7 @@ class RemoteChunks:
 
     def __init__(self, access: Access, storage: LogStorage) -> None:
         self._access, self._storage = access, storage
-        self.log_id = access.log_id
+        self.log_id, self.partition = access.log_id, storage.partition
         self.patience = storage.patience  # for what the driver cannot read now
         self._numbers = itertools.count()
         self._endpoints = access.endpoints  # the one that has answered, once one has

@@ -15,6 +15,7 @@ from typing import NamedTuple
 import pyarrow as pa
 
 from zmq_datasource.errors import (
+    DamagedChunkError,
     DataLossError,
     DiskFaultError,
     LogError,
@@ -322,9 +323,16 @@ def _verify_partition(storage: LogStorage, done: Callable[[str], None]) -> Itera
     for first in storage.growing():
         path = storage.path_of(growing_name(first))
         with suppress(FileNotFoundError):  # sealed meanwhile
-            damaged = read_groups(storage.read_growing(first), first).damaged
-            if damaged:
-                yield Damage(path, f"the ids {damaged.start} to {damaged.stop - 1} are not what was written")
+            content = storage.read_growing(first)
+            try:
+                damaged = read_groups(content, storage.partition, first).damaged
+            except DamagedChunkError as e:
+                yield Damage(path, str(e))
+            else:
+                if damaged:
+                    yield Damage(
+                        path, f"the ids {damaged.start} to {damaged.stop - 1} are not what was written"
+                    )
             done(path)
     yield from _attempt(storage.path_of("state"), lambda: read_saved_state(storage))
     yield from _attempt(storage.path_of(SUBSCRIPTIONS_NAME), lambda: Subscriptions(storage, 1 << 62, math.inf))
