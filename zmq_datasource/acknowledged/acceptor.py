@@ -215,9 +215,9 @@ class Acceptor:
             self._go_on()
             time.sleep(WAIT_MS / 1000)
 
-    def cut(self, keep: bool) -> Future[int]:
+    def cut(self) -> Future[int]:
         """Cut the log's chunk; committed transactions are in it already."""
-        return self._log.cut(keep)
+        return self._log.cut()
 
     def still_asking(self) -> bool:
         """Nothing is asked for here: senders repeat what nobody has confirmed."""

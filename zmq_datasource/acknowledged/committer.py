@@ -41,7 +41,7 @@ class TransactionLog(Protocol):
     def append_whole(self, batches: Iterable[pa.RecordBatch]) -> None:
         """Append all or, raising an error, nothing."""
 
-    def cut(self, keep: bool = False) -> Future[int]:
+    def cut(self) -> Future[int]:
         """Resolves when all that was appended is durable."""
 
 
@@ -152,7 +152,7 @@ class Committer:
         """Have what was committed in this moment written, as one chunk."""
         if self._uncut:
             failpoints.reach("acknowledged.commit.after_append")
-            done = self._log.cut(keep=True)
+            done = self._log.cut()
             for running in self._uncut:
                 running.done = done
             self._running += self._uncut

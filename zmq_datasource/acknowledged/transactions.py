@@ -13,13 +13,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+import msgspec
+
 from zmq_datasource.counters import SourceCounters
 from zmq_datasource.errors import TransactionError
-from zmq_datasource.log.carried import CarriedState, Envelope
+from zmq_datasource.log.carried import CarriedState
 
 __all__ = ["CommittedTransactions", "ConflictError", "Transaction", "conflict_with_later"]
 
-_LARGE_DELTA = 4096
 _WAY_OUT = (
     "A sender that goes on from an older or a copied state does that: a restored checkpoint, a copy of a query "
     "beside the query, a driver that was taken for dead. End the one that is not meant to be, or begin anew under "
@@ -86,7 +87,6 @@ class CommittedTransactions(CarriedState):
         self._limit = limit
         self._last: dict[str, Transaction] = {}
         self._durable: dict[str, Transaction] = {}
-        self._touched: dict[str, None] = {}
 
     def last(self, producer: str) -> Transaction | None:
         """The producer's last committed transaction."""
@@ -105,14 +105,10 @@ class CommittedTransactions(CarriedState):
         """The transaction's rows go into the log now, and this with them."""
         self._last.pop(producer, None)
         self._last[producer] = transaction
-        self._touched.pop(producer, None)
-        self._touched[producer] = None
-        self._changed = True
         while len(self._last) > self._limit:
             oldest = next(iter(self._last))
             del self._last[oldest]
             self._durable.pop(oldest, None)
-            self._touched[oldest] = None
 
     def confirm(self, producer: str, transaction: Transaction) -> None:
         """Note that a transaction's rows are durable."""
@@ -121,39 +117,12 @@ class CommittedTransactions(CarriedState):
 
     # log.carried
 
-    def _much_has_changed(self) -> bool:
-        return len(self._touched) > max(_LARGE_DELTA, len(self._last) // 4)
+    def _sections(self) -> Mapping[str, Any]:
+        return {"transactions": self._last}
 
-    def _all(self) -> Mapping[str, Any]:
-        self._touched.clear()
-        return _sections(self._last)
-
-    def _changes(self) -> Mapping[str, Any]:
-        return _sections({producer: self._last.get(producer) for producer in self._touched})
-
-    def _restore(self, envelope: Envelope) -> bool:
-        base = envelope.base
-        self._base_is_foreign = base is not None and "transactions" not in base
-        if "transactions" not in (envelope.latest or {}):
-            self._base_is_foreign = True
+    def _restore(self, sections: Mapping[str, msgspec.Raw]) -> bool:
+        if "transactions" not in sections:
             return False
-        for producer, transaction in _kept(base):
-            if transaction is not None:
-                self._last[producer] = transaction
-        for producer, transaction in _kept(envelope.changes):
-            self._last.pop(producer, None)
-            self._touched[producer] = None
-            if transaction is not None:
-                self._last[producer] = transaction
+        self._last = msgspec.json.decode(sections["transactions"], type=dict[str, Transaction])
         self._durable = dict(self._last)
         return True
-
-
-def _sections(transactions: Mapping[str, Transaction | None]) -> dict[str, Any]:
-    return {"sequences": None, "transactions": transactions}
-
-
-def _kept(state: dict[str, Any] | None) -> list[tuple[str, Transaction | None]]:
-    """The transactions in a state; None for a producer that was forgotten."""
-    kept = (state or {}).get("transactions", {})
-    return [(name, None if it is None else Transaction(*it)) for name, it in kept.items()]

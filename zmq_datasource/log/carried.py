@@ -1,42 +1,25 @@
-"""The envelope of what a log carries for its filler: one JSON object, as a full state and as what has changed since.
+"""What a log carries for its filler: one JSON object with a member for each part.
 
-``counters`` says what was counted, ``sequences`` what the publishers' numbers tell (null without any), and where
-transactions are received ``transactions`` says which are in the log. ``log.state`` keeps the text.
+``counters`` says what was counted, ``sequences`` what the publishers' numbers tell, and where transactions are received
+``transactions`` says which are in the log. ``log.state`` keeps the text.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 
 from zmq_datasource.counters import SourceCounters
 
-__all__ = ["CarriedState", "Envelope"]
+__all__ = ["CarriedState", "sections_of"]
 
 
-class Envelope(NamedTuple):
-    """A carried state that was read again; both are None in a log without any.
-
-    Attributes:
-        base: The last full state.
-        changes: What has changed since.
-    """
-
-    base: dict[str, Any] | None
-    changes: dict[str, Any] | None
-
-    @classmethod
-    def of(cls, full: bytes | None, delta: bytes | None) -> Envelope:
-        """Read what ``log.state`` has kept."""
-        return cls(*(None if text is None else msgspec.json.decode(text) for text in (full, delta)))
-
-    @property
-    def latest(self) -> dict[str, Any] | None:
-        """Where the values are that are always said in full."""
-        return self.changes or self.base
+def sections_of(saved: bytes) -> dict[str, msgspec.Raw]:
+    """The parts of a state, each as JSON text; none of an empty one."""
+    return msgspec.json.decode(saved, type=dict[str, msgspec.Raw]) if saved else {}
 
 
 class CarriedState(ABC):
@@ -48,62 +31,33 @@ class CarriedState(ABC):
 
     def __init__(self, counters: SourceCounters) -> None:
         self._counters = counters
-        self._changed = False
-        self._base_is_foreign = False  # then what changes does not add to what was kept
 
     @property
     def counters(self) -> SourceCounters:
         """What is counted, and kept beside the sections."""
         return self._counters
 
-    @property
-    def changed(self) -> bool:
-        """Whether there is anything that was not handed over yet."""
-        return self._changed
+    def state(self) -> bytes:
+        """All of it, as the log keeps it."""
+        return msgspec.json.encode({"counters": self._counters.to_json(), **self._sections()})
 
-    @property
-    def large(self) -> bool:
-        """Whether the next hand-over should be ``full``."""
-        return self._base_is_foreign or self._much_has_changed()
-
-    def full(self) -> bytes:
-        """The whole state, as the log keeps it."""
-        self._base_is_foreign = False
-        return self._encode(self._all())
-
-    def delta(self) -> bytes:
-        """What has changed since the last ``full``."""
-        return self._encode(self._changes())
-
-    def _encode(self, sections: Mapping[str, Any]) -> bytes:
-        self._changed = False
-        return msgspec.json.encode({"counters": self._counters.to_json(), **sections})
-
-    def restore(self, full: bytes | None, delta: bytes | None) -> bool:
+    def restore(self, saved: bytes) -> bool:
         """Go on from what was kept.
 
         Returns:
             Whether that was possible: if it is about messages that were counted in another way, only the counters
             are restored.
         """
-        envelope = Envelope.of(full, delta)
-        if envelope.latest is None:
+        sections = sections_of(saved)
+        if not sections:
             return True
-        self._counters.restore(envelope.latest["counters"])
-        return self._restore(envelope)
+        self._counters.restore(msgspec.json.decode(sections["counters"]))
+        return self._restore(sections)
 
     @abstractmethod
-    def _much_has_changed(self) -> bool:
-        """Whether all of it is better kept than what has changed."""
+    def _sections(self) -> Mapping[str, Any]:
+        """The other sections, for JSON."""
 
     @abstractmethod
-    def _all(self) -> Mapping[str, Any]:
-        """The sections in full; what changes from now on is the next ``_changes``."""
-
-    @abstractmethod
-    def _changes(self) -> Mapping[str, Any]:
-        """The sections, with what has changed since the last ``_all``."""
-
-    @abstractmethod
-    def _restore(self, envelope: Envelope) -> bool:
-        """Go on from the sections of an envelope that is not empty; see ``restore``."""
+    def _restore(self, sections: Mapping[str, msgspec.Raw]) -> bool:
+        """Go on from the sections of a state; see ``restore``."""

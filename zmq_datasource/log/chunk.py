@@ -1,88 +1,48 @@
 """One chunk: record batches to file content and back, each with its checksum.
 
 A chunk's rows have no ``partition`` and no ``id``: both follow from its name, and ``read_chunk`` adds them. So what
-keeps rows at their ids is checked: the chunk's ``Place``, and the number of rows before each batch.
+keeps rows at their ids is checked: what the chunk says of its place, and the number of rows before each batch.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
-from types import MappingProxyType
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.ipc
 import xxhash
 
 from zmq_datasource.errors import DamagedChunkError, DataLossError
+from zmq_datasource.log.facts import ChunkFacts, Times
 from zmq_datasource.log.files import LENGTHS_ONLY, patiently, unreadable
 from zmq_datasource.log.layout import Chunk, chunk_name, parse_chunk_name
 from zmq_datasource.log.storage import LogStorage
-from zmq_datasource.log.times import TIMES, checked, times_of
+from zmq_datasource.log.store import Part
 from zmq_datasource.messages.rows import number_rows
 from zmq_datasource.messages.schemas import FRAMING, MESSAGE_SCHEMA
 
 __all__ = [
     "CHECKSUM",
+    "Memory",
     "OpensChunks",
-    "Place",
     "damage_of",
+    "encode_chunk",
+    "facts_of",
     "fingerprint",
     "is_intact",
     "read_chunk",
+    "read_facts",
     "read_metadata",
-    "write_batches",
+    "times_of",
     "write_chunk",
 ]
 
 CHECKSUM = b"xxh3"
-_PLACE = b"place"
-
-
-class Place(NamedTuple):
-    """Where the rows of a chunk belong: to the ids ``[first, end)`` of a log partition."""
-
-    partition: int
-    first: int
-    end: int
-
-    def __str__(self) -> str:
-        return f"the ids {self.first} to {self.end - 1} of partition {self.partition}"
-
-    def to_metadata(self) -> dict[bytes, bytes]:
-        """What a chunk carries: so one that was renamed, or copied to another partition, is noticed."""
-        return {_PLACE: checked(b"%d,%d,%d" % self)}
-
-    @classmethod
-    def from_metadata(cls, metadata: Mapping[bytes, bytes]) -> Place:
-        """Read what ``to_metadata`` wrote.
-
-        Raises:
-            ValueError: It is something else.
-        """
-        content = metadata.get(_PLACE, b"")
-        try:
-            partition, first, end, _ = content.split(b",")
-            found = cls(int(partition), int(first), int(end))
-        except ValueError:
-            found = None
-        if found is None or found.to_metadata() != {_PLACE: content}:
-            raise ValueError("what it says of its ids is missing or was changed after it was written")
-        return found
-
-    def check(self, metadata: Mapping[bytes, bytes]) -> None:
-        """Refuse a chunk that has this place, and was written for another.
-
-        Raises:
-            ValueError: It was.
-        """
-        written = Place.from_metadata(metadata)
-        if written != self:
-            raise ValueError(
-                f"it has the place of {self}, and was written as {written}; the file was renamed or copied"
-            )
 
 
 class OpensChunks(Protocol):
@@ -103,47 +63,75 @@ class OpensChunks(Protocol):
         """Where it is, for messages."""
 
 
-def write_chunk(
-    storage: LogStorage,
-    first: int,
-    batches: Sequence[pa.RecordBatch],
-    metadata: Mapping[bytes, bytes],
-    sync: bool,
-) -> Chunk:
-    """Make a chunk of messages (``messages.schemas.MESSAGE_SCHEMA``).
+class Memory:
+    """What Arrow writes to: the columns' own buffers are kept, not copies of them."""
+
+    closed = False
+
+    def __init__(self) -> None:
+        self._parts: list[Part] = []
+        self._end = 0
+
+    def write(self, part: Part) -> int:
+        self._parts.append(part)
+        self._end += len(part)
+        return len(part)
+
+    def tell(self) -> int:
+        return self._end
+
+    def flush(self) -> None:
+        """Do nothing: ``take`` returns what was written."""
+
+    def take(self) -> list[Part]:
+        """What was written since the last call."""
+        parts, self._parts = self._parts, []
+        return parts
+
+
+def encode_chunk(batches: Sequence[pa.RecordBatch], metadata: Mapping[bytes, bytes]) -> list[Part]:
+    """The content of a chunk of messages (``messages.schemas.MESSAGE_SCHEMA``), an Arrow IPC file.
 
     Args:
-        first: The id of the first one.
+        metadata: Put with the last batch.
+    """
+    memory = Memory()
+    schema = MESSAGE_SCHEMA.with_metadata(batches[0].schema.metadata)
+    before = 0
+    with pa.ipc.new_file(memory, schema) as writer:
+        for batch in batches:
+            beside = metadata if batch is batches[-1] else {}
+            writer.write_batch(batch, custom_metadata={CHECKSUM: fingerprint(batch, before), **beside})
+            before += batch.num_rows
+    return memory.take()
+
+
+def write_chunk(
+    storage: LogStorage, batches: Sequence[pa.RecordBatch], facts: ChunkFacts, state: Mapping[bytes, bytes]
+) -> Chunk:
+    """Make a chunk of messages; may be repeated.
+
+    Args:
+        facts: What it says of itself.
+        state: Its writer's (``log.state``).
 
     Raises:
-        LogWriteError: The file system refused; nothing appeared.
+        LogLockedError: Another writer has given out its ids.
+        LogWriteError: The store refused.
     """
-    place = Place(storage.partition, first, first + sum(batch.num_rows for batch in batches))
-    write = partial(write_batches, batches=batches, metadata={**metadata, **place.to_metadata()})
-    return storage.write_chunk(chunk_name(place.first, place.end), write, sync)
+    content = encode_chunk(batches, {**facts.to_metadata(), **state})
+    storage.put_chunk(facts.first, content)
+    return Chunk(facts.first, facts.end, sum(map(len, content)), time.time())
 
 
-def write_batches(
-    file: pa.NativeFile,
-    batches: Sequence[pa.RecordBatch],
-    metadata: Mapping[bytes, bytes] = MappingProxyType({}),
-) -> None:
-    """Write messages as one Arrow IPC file.
-
-    Args:
-        metadata: Put into the file's schema, beside what the batches' own schema has.
-    """
-    times = {TIMES: times_of(batches).to_metadata()}
-    schema = MESSAGE_SCHEMA.with_metadata({**(batches[0].schema.metadata or {}), **times, **metadata})
-    before = 0
-    with pa.ipc.new_file(file, schema) as writer:
-        for batch in batches:
-            writer.write_batch(batch, custom_metadata={CHECKSUM: fingerprint(batch, before)})
-            before += batch.num_rows
+def times_of(batches: Sequence[pa.RecordBatch]) -> Times:
+    """Of the rows of batches, of which there is at least one."""
+    found = [pc.min_max(batch.column("timestamp")) for batch in batches if batch.num_rows]
+    return Times(min(one["min"].value for one in found), max(one["max"].value for one in found))
 
 
-def read_metadata(storage: LogStorage, name: str) -> Mapping[bytes, bytes]:
-    """What a chunk carries beside its rows: in its schema, or where it grew group by group, in its last batch.
+def read_metadata(storage: OpensChunks, name: str) -> Mapping[bytes, bytes]:
+    """What a chunk carries beside its rows, with its last batch.
 
     Raises:
         DamagedChunkError: The file is no Arrow file.
@@ -160,30 +148,48 @@ def read_metadata(storage: LogStorage, name: str) -> Mapping[bytes, bytes]:
 
 
 def _metadata_of(reader: pa.ipc.RecordBatchFileReader) -> Mapping[bytes, bytes]:
-    metadata = reader.schema.metadata
-    if metadata or not reader.num_record_batches:
-        return metadata or {}
+    if not reader.num_record_batches:
+        return {}
     return dict(reader.get_batch_with_custom_metadata(reader.num_record_batches - 1)[1] or {})
 
 
+def read_facts(storage: OpensChunks, first: int) -> ChunkFacts:
+    """What a chunk says of itself. Raises what ``read_metadata`` does."""
+    return facts_of(storage, first, read_metadata(storage, chunk_name(first)))
+
+
+def facts_of(storage: OpensChunks, first: int, metadata: Mapping[bytes, bytes]) -> ChunkFacts:
+    """The same, of a chunk whose metadata was read.
+
+    Raises:
+        DamagedChunkError: It is not what was written, or was written for another place.
+    """
+    try:
+        facts = ChunkFacts.from_metadata(metadata)
+        facts.check_place(storage.partition, first)
+    except ValueError as e:
+        raise DamagedChunkError.of(f"opening chunk {storage.path_of(chunk_name(first))}: {e}") from e
+    return facts
+
+
 def read_chunk(
-    storage: OpensChunks, name: str, start: int, end: int, *, whole: bool = True
+    storage: OpensChunks, name: str, start: int, end: int, *, writer: str | None = None, whole: bool = True
 ) -> Iterator[pa.RecordBatch]:
     """Yield the rows (``messages.schemas.LOG_SCHEMA``) of a chunk with ids in ``[start, end)``.
 
     Args:
+        writer: The incarnation that has written it; a chunk of another one is none of the log's. None for any.
         whole: Whether most of it will be read.
 
     Raises:
         DamagedChunkError: The content is not what was written; names the file and the ids.
         DiskFaultError: It could not be read for as long as the storage's ``patience``.
-        DataLossError: The file is gone.
+        DataLossError: The file is gone, or the one after it.
     """
     path = storage.path_of(name)
-    ids = parse_chunk_name(name)
-    assert ids is not None, name
-    place = Place(storage.partition, *ids)
-    next_id = place.first
+    chunk_first = parse_chunk_name(name)
+    assert chunk_first is not None, name
+    next_id = chunk_first
     with ExitStack() as stack:
         try:
             file, reader = patiently(lambda: _open(storage, name, whole), storage.patience)
@@ -193,15 +199,16 @@ def read_chunk(
                 raise DamagedChunkError.of(
                     f"opening chunk {path}: its schema is not that of a chunk: {schema}"
                 )
-            # Where the last batch has the metadata, its rows are not read for that.
-            spare = next_id >= start and schema.metadata
-            lengths = reader if spare else pa.ipc.open_file(file, options=LENGTHS_ONLY)
-            place.check(patiently(partial(_metadata_of, lengths), storage.patience))
+            lengths = pa.ipc.open_file(file, options=LENGTHS_ONLY)
+            facts = ChunkFacts.from_metadata(patiently(partial(_metadata_of, lengths), storage.patience))
+            facts.check_place(storage.partition, chunk_first)
         except FileNotFoundError as e:
             raise _gone(path, start, end) from e
         except (OSError, pa.ArrowException, ValueError) as e:
             raise unreadable(f"opening chunk {path} (ids {start} to {end - 1})", e) from e
-        # Of the file's metadata a row needs no more; the state of a writer may be large.
+        if writer is not None and facts.incarnation != writer:
+            raise _gone(path, start, end)
+        # Of the file's metadata a row needs no more.
         kept = {FRAMING: schema.metadata[FRAMING]} if FRAMING in (schema.metadata or {}) else None
         for position in range(count):
             if next_id >= end:
@@ -215,7 +222,7 @@ def read_chunk(
                 read = partial(reader.get_batch_with_custom_metadata, position)
                 batch, metadata = patiently(read, storage.patience)
                 first, next_id = next_id, next_id + batch.num_rows
-                intact = is_intact(batch, metadata, first - place.first)
+                intact = is_intact(batch, metadata, first - chunk_first)
             except FileNotFoundError as e:  # an object is read in parts
                 raise _gone(path, start, end) from e
             except (OSError, pa.ArrowException, ValueError) as e:
@@ -228,9 +235,14 @@ def read_chunk(
             low, high = max(start - first, 0), min(end - first, batch.num_rows)
             rows = batch.replace_schema_metadata(kept).slice(low, high - low)
             yield number_rows(rows, storage.partition, first + low)
-        if next_id < end:
+        if next_id < min(end, facts.end):
             raise DamagedChunkError.of(
-                f"reading chunk {path}: it ends at id {next_id}, its name says {place.end}"
+                f"reading chunk {path}: it ends at id {next_id}, and was written up to id {facts.end - 1}"
+            )
+        if next_id < end:
+            raise DataLossError(
+                f"reading after chunk {path}: it holds the ids up to {next_id - 1}, and the chunk with the ids from "
+                f"{next_id} to {end - 1} is missing. Restore it"
             )
 
 

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Mapping, Sequence
 
 import pyarrow as pa
 import pyarrow.ipc
 
-from zmq_datasource.errors import LogError, LogWriteError
-from zmq_datasource.log.chunk import CHECKSUM, fingerprint
+from zmq_datasource.errors import LogError, LogLockedError, LogWriteError
+from zmq_datasource.log.chunk import CHECKSUM, Memory, fingerprint
 from zmq_datasource.log.layout import Chunk, compact_name
-from zmq_datasource.log.storage import LogStorage, Part
-from zmq_datasource.log.times import TIMES, times_of
+from zmq_datasource.log.storage import LogStorage
+from zmq_datasource.log.store import Part
 from zmq_datasource.messages.schemas import MESSAGE_SCHEMA
 
-__all__ = ["ChunkFile", "CompactFile", "Memory", "is_small"]
+__all__ = ["ChunkFile", "CompactFile", "is_small"]
 
 _log = logging.getLogger(__name__)
 
@@ -23,32 +24,6 @@ _log = logging.getLogger(__name__)
 _SMALL_BATCH_BYTES = 64 << 10
 # What is made one batch at a time. Both take about a millisecond, for which the next group waits.
 _PIECE_BATCHES, _PIECE_BYTES = 256, 1 << 20
-
-
-class Memory:
-    """What Arrow writes to: kept until the disk has it."""
-
-    closed = False
-
-    def __init__(self) -> None:
-        self._parts: list[Part] = []
-        self._end = 0
-
-    def write(self, part: Part) -> int:
-        self._parts.append(part)
-        self._end += len(part)
-        return len(part)
-
-    def tell(self) -> int:
-        return self._end
-
-    def flush(self) -> None:
-        """Do nothing: ``take`` returns what was written."""
-
-    def take(self) -> list[Part]:
-        """What was written since the last call; the columns' own buffers are among it, not copies of them."""
-        parts, self._parts = self._parts, []
-        return parts
 
 
 class ChunkFile:
@@ -66,6 +41,7 @@ class ChunkFile:
 
     def __init__(self, storage: LogStorage, name: str) -> None:
         self._storage = storage
+        self._files = storage.open_chunk_files()
         self._name = name
         self._memory = Memory()
         self._writer = pa.ipc.new_file(self._memory, MESSAGE_SCHEMA)
@@ -75,41 +51,39 @@ class ChunkFile:
         self.size = 0
 
     def append(self, batch: pa.RecordBatch, metadata: Mapping[bytes, bytes]) -> None:
-        """Add a batch, with its checksum, its times and this metadata; ``write`` makes it durable."""
-        custom = {
-            CHECKSUM: fingerprint(batch, self._rows),
-            TIMES: times_of([batch]).to_metadata(),
-            **metadata,
-        }
+        """Add a batch, with its checksum and this metadata; ``write`` makes it durable."""
+        custom = {CHECKSUM: fingerprint(batch, self._rows), **metadata}
         self._writer.write_batch(batch.replace_schema_metadata(None), custom_metadata=custom)
         self._rows += batch.num_rows
 
-    def write(self, sync: bool) -> None:
-        """Write what was appended; with ``sync`` it is durable when this returns.
+    def write(self) -> None:
+        """Write what was appended.
 
         Raises:
             LogWriteError: The file system refused.
         """
         self._unwritten += self._memory.take()
         if self._unwritten:
-            self.size = self._storage.write_growing(self._name, self.size, self._unwritten, sync)
+            self.size = self._files.write(self._name, self.size, self._unwritten)
         self._unwritten = []
 
-    def finish(self, name: str, sync: bool) -> Chunk:
-        """Add the footer, and give the file this name.
+    def finish(self, first: int, end: int) -> Chunk:
+        """Add the footer, and make the file the chunk of these ids.
 
         Raises:
+            LogLockedError: Another writer has given out its ids.
             LogWriteError: The file system refused.
         """
         if not self._closed:
             self._writer.close()
             self._closed = True
-        self.write(sync)
-        return self._storage.finish_growing(self._name, name, sync)
+        self.write()
+        self._storage.put_chunk(first, self._files.path_of(self._name))
+        return Chunk(first, end, self.size, time.time())
 
     def remove(self) -> None:
         """Delete the file, if there is one."""
-        self._storage.remove_growing(self._name)
+        self._files.remove(self._name)
 
 
 class CompactFile:
@@ -136,29 +110,35 @@ class CompactFile:
         self._pending_bytes += sum(batch.get_total_buffer_size() for batch in batches)
         self._metadata = metadata
 
-    def write(self, sync: bool) -> bool:
+    def write(self) -> bool:
         """Write what has gathered, if it is enough; False if the disk has refused it."""
         if len(self._pending) < _PIECE_BATCHES and self._pending_bytes < _PIECE_BYTES:
             return True
         try:
-            self._write(sync)
+            self._write()
         except (LogError, pa.ArrowException) as e:
             self._give_up(e)
             return False
         return True
 
-    def _write(self, sync: bool) -> None:
+    def _write(self) -> None:
         if self._pending:
             batch = pa.concat_batches(self._pending)
             self._file.append(batch, self._metadata)
             self._pending, self._pending_bytes = [], 0
-        self._file.write(sync)
+        self._file.write()
 
-    def finish(self, name: str, sync: bool) -> Chunk | None:
-        """Give it the chunk's name; None if the disk has refused."""
+    def finish(self, end: int) -> Chunk | None:
+        """Make it the chunk; None if the disk has refused.
+
+        Raises:
+            LogLockedError: Another writer has given out its ids.
+        """
         try:
-            self._write(sync)
-            return self._file.finish(name, sync)
+            self._write()
+            return self._file.finish(self._first, end)
+        except LogLockedError:
+            raise
         except (LogError, pa.ArrowException) as e:
             self._give_up(e)
             return None

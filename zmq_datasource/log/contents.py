@@ -10,6 +10,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 
+from zmq_datasource.log.facts import Incarnations
 from zmq_datasource.log.growing import Grown
 from zmq_datasource.log.index import ChunkIndex
 from zmq_datasource.log.layout import Chunk
@@ -24,6 +25,7 @@ class Contents:
 
     Attributes:
         grown: How far the open chunk has come on the disk; None if nothing of it was written.
+        incarnations: The writers that the partition has had.
     """
 
     def __init__(self) -> None:
@@ -33,18 +35,25 @@ class Contents:
         self._deleting: deque[Chunk] = deque()
         self._deleting_bytes = 0
         self.grown: Grown | None = None
+        self.incarnations = Incarnations()
 
     def replace(self, index: ChunkIndex) -> None:
         """Take over the chunks that were found on the disk."""
         with self._lock:
             self._index = index
+            self.incarnations = index.incarnations
 
-    def follow(self, gone: int, new: Iterable[Chunk]) -> None:
-        """Take over what has changed on the disk: so many front chunks are gone, and new ones follow the last."""
+    def forget(self, gone: int) -> None:
+        """So many front chunks are gone from the disk."""
         with self._lock:
             self._index.remove_front(gone)
+
+    def follow(self, new: Iterable[Chunk], incarnations: Incarnations) -> None:
+        """New chunks follow the last."""
+        with self._lock:
             for chunk in new:
                 self._index.append(chunk)
+            self.incarnations = incarnations
 
     # The way of messages: appended, written, sealed.
 
@@ -107,6 +116,12 @@ class Contents:
             return self._index.end
 
     @property
+    def newest(self) -> Chunk | None:
+        """The sealed chunk with the highest ids; None if there is none."""
+        with self._lock:
+            return self._index.newest if len(self._index) else None
+
+    @property
     def unwritten_bytes(self) -> int:
         """Bytes in memory that are not on the disk."""
         with self._lock:
@@ -165,6 +180,16 @@ class ReadableLog:
     def durable_end(self) -> int:
         """The id after the last durable one."""
         return self._contents.end
+
+    @property
+    def incarnations(self) -> Incarnations:
+        """The writers that the partition has had, as far as chunks of theirs are there."""
+        return self._contents.incarnations
+
+    @property
+    def newest(self) -> Chunk | None:
+        """The sealed chunk with the highest ids; None if there is none."""
+        return self._contents.newest
 
     @property
     def size(self) -> int:

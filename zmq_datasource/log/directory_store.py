@@ -96,17 +96,17 @@ class DirectoryStore:
             for directory in directories:
                 make_directory(self.root / directory)
 
-    def list(self, prefix: str = "") -> Sequence[Entry]:
+    def list(self, prefix: str = "", after: str = "") -> Sequence[Entry]:
         try:
-            return list(self._entries(self.root / prefix))
+            return list(self._entries(self.root / prefix, after))
         except FileNotFoundError:
             self._check_root()
             return []
 
-    def _entries(self, directory: Path) -> Iterator[Entry]:
+    def _entries(self, directory: Path, after: str) -> Iterator[Entry]:
         with reading(directory), os.scandir(directory) as found:
             for entry in found:
-                if entry.name.startswith(_HIDDEN):
+                if entry.name.startswith(_HIDDEN) or entry.name <= after:
                     continue
                 with suppress(FileNotFoundError):  # it was deleted meanwhile
                     if entry.is_dir():

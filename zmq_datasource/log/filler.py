@@ -65,7 +65,7 @@ class Filler(Protocol):
             SocketError: Receiving must end; what was received before is in the log.
         """
 
-    def cut(self, keep: bool) -> Future[int]:
+    def cut(self) -> Future[int]:
         """Append what was received, and cut the log's chunk; for the rest see ``LogWriter.cut``, and ``receive``."""
 
     def hold_still(self) -> None:

@@ -1,55 +1,120 @@
-"""A log that another process writes, as a reader sees it: listed now and then, never locked."""
+"""A log that another process writes, as a reader sees it: looked at now and then, never locked.
+
+The next chunk can only be at the id where the newest one ends. So a look costs two requests, however many chunks there
+are: whether that chunk is there, and whether the first one still is. Once in a while the names behind the newest are
+listed all the same: a shared file system remembers for up to a minute that a name was not there.
+"""
 
 from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable
+from contextlib import suppress
 
-from zmq_datasource.errors import DataLossError
+from zmq_datasource.errors import DataLossError, DiskFaultError, LogFormatError
+from zmq_datasource.log.chunk import read_facts
 from zmq_datasource.log.contents import ReadableLog
-from zmq_datasource.log.listing import ChunkListing
+from zmq_datasource.log.files import MOUNT_AGAIN
+from zmq_datasource.log.reader import chunks_of, read_index
 from zmq_datasource.log.storage import LogStorage
 
 __all__ = ["LOOKING_SECONDS", "LogFollower"]
 
 LOOKING_SECONDS = 0.05
+_LISTING_SECONDS = 1.0
+# A directory is not listed in one moment: a chunk is missing if it is not there each time.
+_LISTINGS = 10
 
 
 class LogFollower(ReadableLog):
-    """A log partition that another process writes."""
+    """A log partition that another process writes.
+
+    Args:
+        clock: Seconds, monotonic.
+    """
 
     full, fault = False, None  # the writer's affair
     unsealed = unsealed_bytes = 0  # and so is what is not there yet
 
-    def __init__(self, storage: LogStorage) -> None:
+    def __init__(self, storage: LogStorage, clock: Callable[[], float] = time.monotonic) -> None:
         super().__init__()
         self._storage = storage
-        self._listing = ChunkListing(storage, self._contents)
+        self._clock = clock
         self._looking = threading.Lock()  # Spark's calls and the metrics' thread meet here
-        self._next_look = 0.0
+        self._next_look = self._next_listing = 0.0
         self.log_id = storage.log_id()
 
     def refresh(self) -> None:
         """Look for what has changed, if the last look is not quite new.
 
-        One thread at a time: of two listings at once, the one that began first could be the last to be kept.
+        One thread at a time: of two looks at once, the one that began first could be the last to be kept.
+
+        Raises:
+            LogFormatError: A chunk after the newest one is missing.
+            DiskFaultError: All chunks are, or the store does not answer.
+            DataLossError: Another log is in the place of this one.
         """
         with self._looking:
-            if time.monotonic() >= self._next_look:
+            if self._clock() >= self._next_look:
                 self._look()
 
     def look(self) -> None:
-        """List the log as it is now."""
+        """Look for what has changed as of now. Raises what ``refresh`` does."""
         with self._looking:
             self._look(anew=True)
 
     def _look(self, anew: bool = False) -> None:
-        began = time.monotonic()
+        began = self._clock()
         found = self._storage.log_id_again()
         if found != self.log_id:
             raise DataLossError(
                 f"reading along log {self._storage.root}: it was made anew ({found}, not {self.log_id}); give the "
                 "query a new checkpoint"
             )
-        self._listing.refresh(anew)
+        self._forget_deleted()
+        self._take_up_new(anew or began >= self._next_listing)
         self._next_look = began + LOOKING_SECONDS
+
+    def _forget_deleted(self) -> None:
+        contents = self._contents
+        chunks = contents.covering(contents.earliest, contents.end)
+        gone = 0
+        while gone < len(chunks) and self._storage.find_chunk(chunks[gone].first) is None:
+            gone += 1
+        contents.forget(gone)
+        if gone and gone == len(chunks):  # all that were known; the newest always stays
+            end = chunks[-1].end
+            self._begin_anew()
+            if contents.end < end:
+                raise DiskFaultError(f"reading {self._storage}: no chunk is there any more. {MOUNT_AGAIN}")
+
+    def _begin_anew(self) -> None:
+        self._contents.replace(read_index(self._storage))
+
+    def _take_up_new(self, listing: bool) -> None:
+        contents, storage = self._contents, self._storage
+        newest = contents.newest
+        if newest is None:
+            self._begin_anew()
+            return
+        if not listing and storage.find_chunk(newest.end) is None:
+            return
+        self._next_listing = self._clock() + _LISTING_SECONDS
+        for _ in range(_LISTINGS):
+            entries = storage.chunks(after=newest.first)
+            if not entries:
+                return
+            if entries[0].first == newest.end:
+                with suppress(FileNotFoundError):  # deleted meanwhile, so there is a newer one
+                    facts = read_facts(storage, entries[-1].first)
+                    contents.follow(chunks_of(entries, facts.end), facts.incarnations)
+                    return
+        if storage.find_chunk(newest.first) is None:  # it and its successor were deleted since
+            self._begin_anew()
+            return
+        raise LogFormatError(
+            f"reading {storage}: the ids {newest.end} to {entries[0].first - 1} are missing, before chunk "
+            f"{storage.path_of(f'{entries[0].first:020d}.arrow')}; restore the missing file, or give the query a new "
+            "walLocation and a new checkpoint"
+        )

@@ -5,7 +5,8 @@ its messages come, under the hidden name ``.open-<first id>.arrow``: what it lac
 is the footer and its name. The rules:
 
 * A *group* is what was appended at once. Its last batch is marked with the group's first id, and carries what a chunk
-  does: its place, as far as it has come, and the writer's state (``log.state``) that is about the rows up to there.
+  does: what the chunk says of itself (``log.facts``), as far as it has come, and the writer's whole state
+  (``log.state``), which is about the rows up to there.
 * After a crash whole groups count, and what follows the last one does not: nobody knows of it. But a
   whole group after one that is not shows that the file was damaged: somebody may know of those ids.
 * What the disk refuses is written again from memory, at the same place: after a failed fsync nobody knows what
@@ -17,6 +18,7 @@ is the footer and its name. The rules:
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import NamedTuple
@@ -25,16 +27,17 @@ import pyarrow as pa
 import pyarrow.ipc
 
 from zmq_datasource.errors import DamagedChunkError, DiskFaultError, LogFormatError
-from zmq_datasource.log.chunk import CHECKSUM, Place, is_intact, write_chunk
-from zmq_datasource.log.chunk_file import ChunkFile, CompactFile, Memory, is_small
+from zmq_datasource.log.chunk import CHECKSUM, Memory, is_intact, write_chunk
+from zmq_datasource.log.chunk_file import ChunkFile, CompactFile, is_small
+from zmq_datasource.log.facts import ChunkFacts
 from zmq_datasource.log.files import reading
-from zmq_datasource.log.layout import Chunk, chunk_name, growing_name
+from zmq_datasource.log.layout import Chunk, growing_name
+from zmq_datasource.log.state import state_of
 from zmq_datasource.log.storage import LogStorage
-from zmq_datasource.log.times import TIMES
 from zmq_datasource.messages.rows import number_rows
 from zmq_datasource.messages.schemas import MESSAGE_SCHEMA
 
-__all__ = ["Groups", "GrowingChunk", "GrowingTail", "Grown", "read_groups", "seal_groups", "write_compact"]
+__all__ = ["Groups", "GrowingChunk", "GrowingTail", "Grown", "read_groups", "seal_groups"]
 
 _GROUP_FIRST = b"group.first"
 # A chunk of so many batches, if they are small, is written once more in larger ones.
@@ -44,6 +47,8 @@ _MOST_COMPACT_BYTES = 256 << 20
 _MAGIC_BYTES = 8
 # What each message of the stream begins with, and at a multiple of what.
 _CONTINUATION, _ALIGNMENT = b"\xff\xff\xff\xff", 8
+# How long a host that was cut off may go on with an open chunk, of which nobody reads the name.
+_CHECK_SECONDS = 1.0
 
 
 class Grown(NamedTuple):
@@ -64,10 +69,11 @@ class GrowingChunk:
     """
 
     def __init__(self, storage: LogStorage, first: int) -> None:
-        self._partition = storage.partition
+        self._storage = storage
         self._first = first
         self._end = self._written_end = first
         self._batches = 0
+        self._next_check = 0.0
         self._file = ChunkFile(storage, growing_name(first))
         # While groups are small.
         self._compact: CompactFile | None = CompactFile(storage, first)
@@ -77,10 +83,16 @@ class GrowingChunk:
         """How far the open chunk is durable."""
         return Grown(self._first, self._file.size, self._written_end)
 
-    def append(self, batches: Sequence[pa.RecordBatch], metadata: Mapping[bytes, bytes]) -> None:
-        """Add a group; ``write`` makes it durable."""
-        begin, self._end = self._end, self._end + sum(batch.num_rows for batch in batches)
-        metadata = {**metadata, **Place(self._partition, self._first, self._end).to_metadata()}
+    def append(
+        self, batches: Sequence[pa.RecordBatch], facts: ChunkFacts, state: Mapping[bytes, bytes]
+    ) -> None:
+        """Add a group; ``write`` makes it durable.
+
+        Args:
+            facts: What the chunk says of itself, with this group.
+        """
+        begin, self._end = self._end, facts.end
+        metadata = {**facts.to_metadata(), **state}
         for batch in batches[:-1]:
             self._file.append(batch, {})
         self._file.append(batches[-1], {**metadata, _GROUP_FIRST: b"%d" % begin})
@@ -92,42 +104,42 @@ class GrowingChunk:
                 self._compact.remove()
                 self._compact = None
 
-    def write(self, sync: bool) -> None:
+    def write(self) -> None:
         """Write what was appended; it is durable when this returns.
 
         Raises:
             LogWriteError: The file system refused.
+            LogLockedError: This process is not the writer any more.
         """
-        self._file.write(sync)
+        if time.monotonic() >= self._next_check:  # a proxy writes a thousand times a second
+            self._storage.check_writer()
+            self._next_check = time.monotonic() + _CHECK_SECONDS
+        self._file.write()
         self._written_end = self._end
 
-    def tidy(self, sync: bool) -> None:
+    def tidy(self) -> None:
         """Prepare what ``finish`` would take long for. Nobody waits for it, but the next group."""
-        if self._compact is not None and not self._compact.write(sync):
+        if self._compact is not None and not self._compact.write():
             self._compact = None
 
-    def finish(self, sync: bool) -> Chunk:
+    def finish(self) -> Chunk:
         """Make it an ordinary chunk; of one with many small groups, as from a slow feed, a compact one.
 
         Raises:
+            LogLockedError: Another writer has given out its ids.
             LogWriteError: The file system refused.
         """
-        name = chunk_name(self._first, self._end)
         if self._compact is not None and self._batches >= _MANY_BATCHES:
-            chunk = self._compact.finish(name, sync)
+            chunk = self._compact.finish(self._end)
             self._compact = None
             if chunk is not None:
                 self._file.remove()
                 return chunk
-        return self._file.finish(name, sync)
+        return self._file.finish(self._first, self._end)
 
 
-def write_compact(
-    storage: LogStorage,
-    first: int,
-    batches: Sequence[pa.RecordBatch],
-    metadata: Mapping[bytes, bytes],
-    sync: bool,
+def _write_compact(
+    storage: LogStorage, batches: Sequence[pa.RecordBatch], facts: ChunkFacts, state: Mapping[bytes, bytes]
 ) -> Chunk:
     """Write the batches of a chunk, which are a chunk's size in all, as one.
 
@@ -136,7 +148,7 @@ def write_compact(
     """
     if sum(batch.get_total_buffer_size() for batch in batches) < _MOST_COMPACT_BYTES:
         batches = [pa.concat_batches(batches)]
-    return write_chunk(storage, first, batches, metadata, sync)
+    return write_chunk(storage, batches, facts, state)
 
 
 class Groups(NamedTuple):
@@ -145,14 +157,14 @@ class Groups(NamedTuple):
     Attributes:
         batches: Of its whole groups.
         written: What was written with each of them.
-        metadata: Of the last group.
+        facts: What the last group says of the chunk; None without a group.
         damaged: The ids from the first group that is not whole to the last one after it that is; empty if
             nothing follows it, as after a crash.
     """
 
     batches: list[pa.RecordBatch]
     written: list[Mapping[bytes, bytes]]
-    metadata: Mapping[bytes, bytes]
+    facts: ChunkFacts | None
     damaged: range
 
 
@@ -165,9 +177,10 @@ def read_groups(content: pa.Buffer, partition: int, first: int) -> Groups:
     whole: list[pa.RecordBatch] = []
     pending: list[pa.RecordBatch] = []
     written: list[Mapping[bytes, bytes]] = []
-    metadata: Mapping[bytes, bytes] = {}
+    facts: ChunkFacts | None = None
     end = next_id = first
-    read_to, elsewhere = _MAGIC_BYTES, None
+    read_to = _MAGIC_BYTES
+    elsewhere: ValueError | None = None
     try:
         source = pa.BufferReader(content)
         source.seek(_MAGIC_BYTES)
@@ -180,28 +193,29 @@ def read_groups(content: pa.Buffer, partition: int, first: int) -> Groups:
             pending.append(batch)
             written.append(custom)
             if _GROUP_FIRST in custom:
-                place = Place.from_metadata(custom)
-                if place != (partition, first, next_id):
-                    elsewhere = place
+                found = ChunkFacts.from_metadata(custom)
+                try:
+                    found.check_place(partition, first)
+                except ValueError as e:
+                    elsewhere = e
+                    break
+                if found.end != next_id:
                     break
                 whole += pending
                 pending = []
-                metadata = {k: v for k, v in custom.items() if k not in (CHECKSUM, TIMES, _GROUP_FIRST)}
+                facts = found
                 end, read_to = next_id, source.tell()
     except Exception:
         # Torn, or damaged, which Arrow's reader of streams answers with errors of many kinds.
         pass
     if elsewhere is not None:
-        raise DamagedChunkError(
-            f"reading the open chunk from id {first} of partition {partition}: it was written as {elsewhere}; the file "
-            "was renamed or copied"
-        )
+        raise DamagedChunkError(f"reading the open chunk from id {first} of partition {partition}: {elsewhere}")
     behind = max(_ends_of_later_groups(content, read_to, end), default=end)
-    return Groups(whole, written[: len(whole)], metadata, range(end, behind))
+    return Groups(whole, written[: len(whole)], facts, range(end, behind))
 
 
-def seal_groups(storage: LogStorage, first: int, content: pa.Buffer, groups: Groups, sync: bool) -> Chunk:
-    """Make an ordinary chunk of the open one of a crashed writer; may be repeated.
+def seal_groups(storage: LogStorage, first: int, content: pa.Buffer, groups: Groups) -> Chunk:
+    """Make an ordinary chunk of the open one of a crashed writer, which has a group; may be repeated.
 
     In its own file, which takes no more room than the footer: it may be a full disk that the writer ended on. Of many
     small groups a compact one, if there is room for it.
@@ -209,12 +223,11 @@ def seal_groups(storage: LogStorage, first: int, content: pa.Buffer, groups: Gro
     Raises:
         LogWriteError: The file system refused.
     """
-    ids = first, first + sum(batch.num_rows for batch in groups.batches)
-    if storage.find_chunk(*ids) is not None:  # it has its name, and that was not forced to the disk
-        return storage.finish_growing(growing_name(first), chunk_name(*ids), sync)
+    facts, state = groups.facts, state_of(groups.written[-1])
+    assert facts is not None, "there is no group"
     if len(groups.batches) >= _MANY_BATCHES and is_small(groups.batches):
         with suppress(DiskFaultError):
-            return write_compact(storage, first, groups.batches, groups.metadata, sync)
+            return _write_compact(storage, groups.batches, facts, state)
     # What it holds is written once more into memory, for Arrow to know where everything is.
     memory = Memory()
     with pa.ipc.new_file(memory, MESSAGE_SCHEMA) as writer:
@@ -222,10 +235,12 @@ def seal_groups(storage: LogStorage, first: int, content: pa.Buffer, groups: Gro
             writer.write_batch(batch, custom_metadata=written)
         held = b"".join(memory.take())
     if content.slice(0, len(held)).to_pybytes() != held:  # another release of Arrow has written it
-        return write_compact(storage, first, groups.batches, groups.metadata, sync)
-    storage.end_growing_at(first, len(held))
-    storage.write_growing(growing_name(first), len(held), memory.take(), sync)
-    return storage.finish_growing(growing_name(first), chunk_name(*ids), sync)
+        return _write_compact(storage, groups.batches, facts, state)
+    files = storage.open_chunk_files()
+    files.cut(first, len(held))
+    size = files.write(growing_name(first), len(held), memory.take())
+    storage.put_chunk(first, files.path_of(growing_name(first)))
+    return Chunk(first, facts.end, size, time.time())
 
 
 def _ends_of_later_groups(content: pa.Buffer, read_to: int, end: int) -> Iterator[int]:
@@ -253,12 +268,12 @@ def _group_at(content: pa.Buffer, at: int) -> tuple[int, int] | None:
         batch, custom = reader.read_next_batch_with_custom_metadata()
         if custom is None or _GROUP_FIRST not in custom:
             return None
-        begin, place = int(custom[_GROUP_FIRST]), Place.from_metadata(custom)
-        if not is_intact(batch, custom, place.end - batch.num_rows - place.first):
+        begin, facts = int(custom[_GROUP_FIRST]), ChunkFacts.from_metadata(custom)
+        if not is_intact(batch, custom, facts.end - batch.num_rows - facts.first):
             return None
     except Exception:  # no message begins here, or it is damaged too
         return None
-    return begin, place.end
+    return begin, facts.end
 
 
 class GrowingTail:
@@ -274,7 +289,7 @@ class GrowingTail:
     """
 
     def __init__(self, storage: LogStorage, first: int) -> None:
-        self._descriptor = storage.open_growing(first)
+        self._descriptor = storage.open_chunk_files().open(first)
         self._read = _MAGIC_BYTES
         self._partition = storage.partition
         self._next = self.first = first

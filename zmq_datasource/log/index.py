@@ -6,6 +6,7 @@ from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 
 from zmq_datasource.errors import LogFormatError
+from zmq_datasource.log.facts import Incarnations
 from zmq_datasource.log.layout import Chunk
 
 __all__ = ["ChunkIndex"]
@@ -18,11 +19,11 @@ class ChunkIndex:
     chunk in the range.
 
     Args:
-        start: Where the ids begin while there are no chunks.
+        incarnations: The writers that the newest chunk knows.
     """
 
-    def __init__(self, chunks: Iterable[Chunk] = (), start: int = 0) -> None:
-        self._start = start
+    def __init__(self, chunks: Iterable[Chunk] = (), incarnations: Incarnations = Incarnations()) -> None:
+        self.incarnations = incarnations
         self._chunks: list[Chunk] = []
         self._firsts: list[int] = []
         self._bytes_before: list[int] = []  # of all chunks that ever were in front of each
@@ -41,12 +42,17 @@ class ChunkIndex:
     @property
     def earliest(self) -> int:
         """The first id there is; equal to ``end`` in an empty index."""
-        return self._firsts[0] if self._firsts else self._start
+        return self._firsts[0] if self._firsts else 0
 
     @property
     def end(self) -> int:
         """The id after the last one."""
-        return self._chunks[-1].end if self._chunks else self._start
+        return self._chunks[-1].end if self._chunks else 0
+
+    @property
+    def newest(self) -> Chunk:
+        """The chunk with the highest ids; there is one."""
+        return self._chunks[-1]
 
     def append(self, chunk: Chunk) -> None:
         """Add the chunk that follows the last one.

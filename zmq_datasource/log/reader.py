@@ -15,18 +15,19 @@ from typing import TYPE_CHECKING, NamedTuple
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from zmq_datasource.errors import DataLossError, LogFormatError
-from zmq_datasource.log.chunk import OpensChunks, read_chunk
+from zmq_datasource.errors import DamagedChunkError, DataLossError, LogFormatError
+from zmq_datasource.log.chunk import OpensChunks, read_chunk, read_facts
+from zmq_datasource.log.facts import Incarnations
 from zmq_datasource.log.index import ChunkIndex
-from zmq_datasource.log.layout import Chunk, end_of_damaged
-from zmq_datasource.log.storage import LogStorage
+from zmq_datasource.log.layout import Chunk
+from zmq_datasource.log.storage import ChunkEntry, LogStorage
 from zmq_datasource.log.times import first_chunk_since
 from zmq_datasource.messages.columns import number
 
 if TYPE_CHECKING:
     from zmq_datasource.log.deletions import Deletions
 
-__all__ = ["Slice", "end_within_bytes", "first_since", "read_index", "read_slices", "slices", "split_range"]
+__all__ = ["Slice", "chunks_of", "end_within_bytes", "first_since", "read_index", "read_slices", "slices", "split_range"]
 
 
 _LISTINGS = 10
@@ -44,24 +45,41 @@ class Slice(NamedTuple):
 def read_index(storage: LogStorage) -> ChunkIndex:
     """List a log partition that may be written meanwhile.
 
-    A directory is not listed in one moment: chunks that come and go meanwhile can look like a
-    hole, so a hole counts only if it is seen each time.
+    A chunk's name says only where it begins, and where the one before it ends. The end of the newest is in its file.
+    The first one is opened, too: one that a writer has put after it had lost the log is left out.
 
     Raises:
-        LogFormatError: A chunk in the middle is missing.
+        DamagedChunkError: The newest chunk does not say what it holds.
+        DiskFaultError: The partition cannot be listed now.
     """
-    for _ in range(_LISTINGS - 1):
-        with suppress(LogFormatError):
-            return _index_of(storage)
+    for _ in range(_LISTINGS):
+        with suppress(FileNotFoundError):  # deleted meanwhile, so there is a newer one
+            return _index_of(storage, storage.chunks())
+    raise LogFormatError(f"reading {storage}: chunks are listed, and are not there")
+
+
+def _index_of(storage: LogStorage, entries: list[ChunkEntry]) -> ChunkIndex:
+    if not entries:
+        return ChunkIndex()
+    newest = read_facts(storage, entries[-1].first)
+    while len(entries) > 1 and _is_stray(storage, entries[0].first, newest.incarnations):
+        del entries[0]
+    return ChunkIndex(chunks_of(entries, newest.end), newest.incarnations)
+
+
+def _is_stray(storage: LogStorage, first: int, incarnations: Incarnations) -> bool:
+    """Whether a chunk is of another writer than the one that has given out its ids."""
+    writer = incarnations.of(first)
     try:
-        return _index_of(storage)
-    except LogFormatError as e:
-        raise LogFormatError(f"reading {storage}: {e}") from e
+        return writer is not None and read_facts(storage, first).incarnation != writer
+    except DamagedChunkError:  # its reader hears of it
+        return False
 
 
-def _index_of(storage: LogStorage) -> ChunkIndex:
-    found = ChunkIndex(storage.chunks())
-    return found if len(found) else ChunkIndex(start=end_of_damaged(storage.names()))
+def chunks_of(entries: Sequence[ChunkEntry], end: int) -> list[Chunk]:
+    """Successive chunks, the last of which ends there."""
+    ends = [*(entry.first for entry in entries[1:]), end]
+    return [Chunk(it.first, e, it.size, it.sealed_at) for it, e in zip(entries, ends, strict=True)]
 
 
 def slices(chunks: Sequence[Chunk], start: int, end: int) -> list[Slice]:

@@ -11,10 +11,10 @@ from functools import partial
 from typing import Literal
 
 from zmq_datasource.errors import LogError, LogLockedError, LogWriteError
-from zmq_datasource.host import failpoints
 from zmq_datasource.log.contents import Contents
 from zmq_datasource.log.index import ChunkIndex
 from zmq_datasource.log.layout import Chunk
+from zmq_datasource.log.reader_records import ReaderRecords
 from zmq_datasource.log.readers import Readers
 from zmq_datasource.log.storage import LogStorage
 
@@ -25,6 +25,8 @@ _log = logging.getLogger(__name__)
 MakeRoom = Literal["none", "done", "any"]
 # Room for the chunk that grows, and for what comes meanwhile.
 _RESERVED_CHUNKS = 5
+# Then a round of deletions makes way for readers that wait.
+_ROUND_SECONDS = 3.0
 
 
 class Retention:
@@ -60,6 +62,7 @@ class Retention:
         self._storage = storage
         self._contents = contents
         self._readers = readers or Readers(storage)
+        self._records = ReaderRecords(storage)
         self._seconds = seconds
         self._max_bytes = max_bytes
         self._reserved_bytes = _RESERVED_CHUNKS * chunk_bytes
@@ -120,7 +123,7 @@ class Retention:
                 return
             try:
                 # A reader that is just coming has either found what there is and said so, or will look after this.
-                with self._storage.placing(0.0):
+                with self._records.placing(0.0):
                     self._next_deletion = time.monotonic() + self._storage.leisure
                     if not self._remove_below(min(self.committed, self._needed_by_readers())):
                         self._next_deletion = 0.0  # it goes on when those have had their turn who wait
@@ -137,12 +140,8 @@ class Retention:
         something = goes_on or contents.choose(partial(self._removable, done))
         if not something:
             return True
-        if not self._storage.announce_deletion():
-            return self._remove(done)
-        try:
-            return self._remove(min(done, self._needed_by_readers()))
-        finally:
-            self._storage.end_deletion()
+        self._storage.check_writer()  # one that has lost the log must not delete for another
+        return self._remove(done)
 
     def _needed_by_readers(self) -> int:
         """The first id that a reader still needs."""
@@ -176,13 +175,11 @@ class Retention:
     def _remove(self, done: int) -> bool:
         """Whether nothing is left, or nothing more can be done now."""
         self._contents.begin_deleting(partial(self._removable, done))
-        deadline = time.monotonic() + self._storage.deletes_for
+        deadline = time.monotonic() + _ROUND_SECONDS
         # Front first, so that a crash in between leaves no hole.
         while (chunk := self._contents.deleting) and (self._make_room == "any" or chunk.end <= done):
             try:
-                failpoints.reach("log.chunk.before_delete")
-                self._storage.remove_chunk(chunk.name)
-                failpoints.reach("log.chunk.after_delete")
+                self._storage.delete_chunk(chunk.first)
             except LogWriteError as e:
                 _log.warning("%s", e)
                 return True

@@ -1,4 +1,4 @@
-"""The thread that writes what the receiving thread hands over, in that order: state files, groups, chunks.
+"""The thread that writes what the receiving thread hands over, in that order: groups and chunks.
 
 What the disk refuses is tried again. What cannot be written ends it: ids after a hole cannot be sealed, so everything
 that is handed over later fails in the same way.
@@ -10,7 +10,7 @@ import logging
 import queue
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from functools import partial
 from typing import NamedTuple
@@ -19,16 +19,16 @@ import pyarrow as pa
 
 from zmq_datasource.errors import LogError, LogLockedError, LogWriteError
 from zmq_datasource.host.limited_logging import LimitedLog
-from zmq_datasource.log.chunk import write_chunk
+from zmq_datasource.log.chunk import times_of, write_chunk
 from zmq_datasource.log.contents import Contents
-from zmq_datasource.log.files import WriterLock
+from zmq_datasource.log.facts import ChunkFacts, Incarnations, PastTimes, Times
 from zmq_datasource.log.growing import GrowingChunk
 from zmq_datasource.log.layout import Chunk
 from zmq_datasource.log.persistence import Persistence
 from zmq_datasource.log.retention import Retention
-from zmq_datasource.log.state import StateRecord
+from zmq_datasource.log.state import state_metadata
 from zmq_datasource.log.storage import LogStorage
-from zmq_datasource.log.times import PastTimes, times_of
+from zmq_datasource.log.store import Hold
 
 __all__ = ["Job", "Sealer"]
 
@@ -41,7 +41,7 @@ _END_SECONDS = 120.0
 
 
 class Job(NamedTuple):
-    """What is to be written: a state file, rows, both, or nothing.
+    """What is to be written: rows, or nothing.
 
     Attributes:
         batches: Rows, which have the ids up to ``end``.
@@ -49,7 +49,7 @@ class Job(NamedTuple):
         first: The chunk's first id.
         end: The id after the last row.
         done: Resolves to ``end``.
-        state: What to keep beside the rows.
+        state: The writer's, with these rows; it is compressed here, where nothing is received meanwhile.
         grows: Whether the chunk is written group by group, of which this is one.
         last: Whether the chunk ends with it.
     """
@@ -59,7 +59,7 @@ class Job(NamedTuple):
     first: int
     end: int
     done: Future[int]
-    state: StateRecord
+    state: bytes
     grows: bool
     last: bool
 
@@ -72,7 +72,6 @@ class Sealer:
         contents: Where to say what was written.
         retention: Asked now and then to delete.
         persistence: How long a disk that refuses is tried.
-        sync: Whether a chunk is forced to the disk before it counts as durable.
 
     Attributes:
         failure: Why nothing is sealed any more.
@@ -84,40 +83,40 @@ class Sealer:
         contents: Contents,
         retention: Retention,
         persistence: Persistence,
-        sync: bool,
     ) -> None:
         self._storage = storage
         self._contents = contents
         self._retention = retention
         self._persistence = persistence
-        self._sync = sync
         self._jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
         # Each counted by one thread: so there is no lock.
         self._handed_over = self._finished = 0
         self._growing: GrowingChunk | None = None
-        # Of the chunks that are sealed, and the latest times of the groups of the open one.
+        # Of the chunks that are sealed, and of the groups of the open one.
         self._past = PastTimes()
-        self._latest: list[int] = []
+        self._times: Times | None = None
+        self._incarnations = Incarnations()
         self._faults = LimitedLog(__name__, "faults of the log")
         self._next_expiry = 0.0
-        self._lock: WriterLock | None = None
+        self._hold: Hold | None = None
         self._thread = threading.Thread(target=self._run, name="zmq-log-sealer", daemon=True)
         self.failure: LogError | None = None
 
-    def start(self, lock: WriterLock, past: PastTimes) -> None:
-        """Begin to write, and hold the partition's lock for as long as the thread lives.
+    def start(self, hold: Hold, past: PastTimes, incarnations: Incarnations) -> None:
+        """Begin to write, and hold the partition for as long as the thread lives.
 
         Args:
             past: Of the chunks that there are.
+            incarnations: The writers up to this one.
         """
-        self._past = past
+        self._past, self._incarnations = past, incarnations
         self._thread.start()
-        self._lock = lock
+        self._hold = hold
 
     @property
     def running(self) -> bool:
         """Whether the sealing thread was started and has not ended."""
-        return self._lock is not None
+        return self._hold is not None
 
     def hand_over(self, job: Job) -> None:
         """Have this written after all before it. Only for the receiving thread."""
@@ -139,11 +138,11 @@ class Sealer:
         Raises:
             LogWriteError: The disk does not answer. The lock stays until the process ends: the disk may answer yet.
         """
-        if self._lock is None:
+        if self._hold is None:
             return
         self._jobs.put(None)
         self._thread.join(seconds)
-        lock, self._lock = self._lock, None
+        hold, self._hold = self._hold, None
         if self._thread.is_alive():
             raise LogWriteError(
                 f"closing the log in {self._storage.root}: the disk did not answer for {seconds:.0f} s"
@@ -151,7 +150,7 @@ class Sealer:
         try:
             last_act()
         finally:
-            lock.release()
+            hold.release()
 
     # The sealing thread.
 
@@ -178,7 +177,7 @@ class Sealer:
             finally:
                 self._finished += 1
             if self._growing is not None and self.failure is None:
-                self._tidy(partial(self._growing.tidy, self._sync))
+                self._tidy(self._growing.tidy)
 
     def _tidy(self, act: Callable[[], None]) -> None:
         """Do what can be done later: whatever prevents it now, the messages must be sealed."""
@@ -189,51 +188,48 @@ class Sealer:
 
     def _look_whether_lost(self) -> None:
         """One that has nothing to write is to hear of it, too, when another process has taken the log."""
-        if self.failure is None and self._lock is not None and (lost := self._lock.lost):
-            self.failure = LogLockedError(lost)
+        if self.failure is None and self._hold is not None:
+            try:
+                self._storage.check_writer()
+            except LogLockedError as e:
+                self.failure = e
 
     def _seal(self, job: Job) -> int:
         if self.failure is not None:
             raise self.failure
-        state = job.state.file
-        if state is not None:
-            write_state = self._storage.write_state
-            self._persistence.insist(partial(write_state, state, job.state.content, self._sync))
-        if job.batches:
-            self._latest.append(times_of(job.batches).latest)
         if job.grows:
             self._grow(job)
         elif job.batches:
             self._write(job)
-        if state is not None:  # nothing needs those before it any more
-            try:
-                self._storage.remove_states(but=state.version)
-            except LogWriteError as e:
-                _log.warning("%s", e)
         return job.end
 
-    def _metadata(self, job: Job) -> Mapping[bytes, bytes]:
-        """What the rows of a job are written with."""
-        return {**job.state.metadata, **self._past.to_metadata()}
+    def _facts(self, job: Job) -> ChunkFacts:
+        """What the chunk says of itself, with the rows of this job."""
+        times = times_of(job.batches)
+        self._times = times if self._times is None else self._times.and_also(times)
+        partition = self._storage.partition
+        return ChunkFacts(partition, job.first, job.end, self._times, self._past, self._incarnations)
 
     def _write(self, job: Job) -> None:
-        write = partial(write_chunk, self._storage, job.first, job.batches, self._metadata(job), self._sync)
+        state = state_metadata(job.state, job.end)
+        write = partial(write_chunk, self._storage, job.batches, self._facts(job), state)
         self._sealed(job.size, self._persistence.insist(write))
 
     def _grow(self, job: Job) -> None:
         growing = self._growing = self._growing or GrowingChunk(self._storage, job.first)
         if job.batches:
-            growing.append(job.batches, self._metadata(job))
-            self._persistence.insist(partial(growing.write, self._sync))
+            growing.append(job.batches, self._facts(job), state_metadata(job.state, job.end))
+            self._persistence.insist(growing.write)
             self._contents.grow(job.size, growing.grown)
         if job.last:
-            chunk = self._persistence.insist(partial(growing.finish, self._sync))
+            chunk = self._persistence.insist(growing.finish)
             self._growing = None
             self._sealed(0, chunk)
 
     def _sealed(self, size: int, chunk: Chunk) -> None:
+        assert self._times is not None, "a chunk has rows"
         self._contents.seal(size, chunk)
-        self._past = self._past.and_then(max(self._latest))
-        self._latest.clear()
+        self._past = self._past.and_then(self._times.latest)
+        self._times = None
         _log.debug("sealed chunk %s, %d bytes", chunk.name, chunk.size)
         self._tidy(self._retention.make_room)

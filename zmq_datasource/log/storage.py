@@ -18,7 +18,7 @@ import stat
 import tempfile
 import time
 import uuid
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple, Self
@@ -29,24 +29,25 @@ import pyarrow as pa
 from zmq_datasource.errors import RESTORE, DiskFaultError, LogError, LogFormatError, LogLockedError
 from zmq_datasource.host import failpoints
 from zmq_datasource.log.directory_store import DirectoryStore
+from zmq_datasource.log.files import MOUNT_AGAIN
 from zmq_datasource.log.layout import (
     END_PREFIX,
     FORMAT_VERSION,
     LOCK_NAME,
     LOG_NAME,
     PARTITION,
+    READERS_NAME,
     chunk_name,
-    growing_name,
     parse_chunk_name,
-    parse_growing_name,
     parse_partition_name,
 )
+from zmq_datasource.log.open_chunk_files import OpenChunkFiles
 from zmq_datasource.log.staged_files import StagedFiles
-from zmq_datasource.log.store import MOUNT_AGAIN, Hold, KeyTakenError, Store
-
-_LEISURE_SECONDS = 10.0
+from zmq_datasource.log.store import Content, Hold, KeyTakenError, Store
 
 __all__ = ["ChunkEntry", "LogStorage", "NoLogError", "OvertakenError", "default_location", "describe_firsts"]
+
+_LEISURE_SECONDS = 10.0
 
 
 def default_location(identity: Mapping[str, Any]) -> str:
@@ -140,13 +141,18 @@ class LogStorage:
         return self.store.path_of(self.key(name))
 
     @property
+    def sync(self) -> bool:
+        """Whether files of this machine are forced to the disk before they count."""
+        return isinstance(self.store, DirectoryStore) and self.store.sync
+
+    @property
     def leisure(self) -> float:
         """Seconds between two times that something is done which can wait: requests to a bucket are paid for."""
         return 0.0 if isinstance(self.store, DirectoryStore) else _LEISURE_SECONDS
 
     def staged_files(self) -> StagedFiles:
         """The files of transactions that are not committed."""
-        return StagedFiles(self.directory, getattr(self.store, "sync", False))
+        return StagedFiles(self.directory, self.sync)
 
     # Which log it is.
 
@@ -160,7 +166,7 @@ class LogStorage:
             LogFormatError: ``log.json`` is damaged or of another format version, or it is missing and there are chunks.
             LogWriteError: The store cannot be created or written.
         """
-        self.store.create()
+        self.store.create(READERS_NAME, str(self.partition))
         with suppress(NoLogError):
             return self.log_id()
         content = json.dumps({"format": FORMAT_VERSION, "log": log_id or uuid.uuid4().hex}).encode()
@@ -240,18 +246,31 @@ class LogStorage:
 
     # Chunks.
 
-    def chunks(self) -> list[ChunkEntry]:
+    def chunks(self, after: int | None = None) -> list[ChunkEntry]:
         """The sealed chunks of the partition, in order.
+
+        Args:
+            after: Only those that begin after this id.
 
         Raises:
             DiskFaultError: They cannot be listed now.
         """
+        behind = "" if after is None else chunk_name(after)
         found = [
             ChunkEntry(first, entry.size, entry.modified)
-            for entry in self.store.list(str(self.partition))
+            for entry in self.store.list(str(self.partition), behind)
             if (first := parse_chunk_name(entry.name)) is not None
         ]
         return sorted(found)
+
+    def find_chunk(self, first: int) -> ChunkEntry | None:
+        """The sealed chunk with this first id, if there is one."""
+        found = self.store.find(self.key(chunk_name(first)))
+        return None if found is None else ChunkEntry(first, found.size, found.modified)
+
+    def newest_chunk(self) -> ChunkEntry | None:
+        """The sealed chunk with the highest ids; None if there is no chunk."""
+        return max(self.chunks(), default=None)
 
     def open_chunk(self, name: str, whole: bool = True) -> pa.NativeFile:
         """Open a chunk for reading; FileNotFoundError if it is gone.
@@ -261,7 +280,7 @@ class LogStorage:
         """
         return self.store.open(self.key(name), whole)
 
-    def put_chunk(self, first: int, content: Sequence[bytes | pa.Buffer] | Path) -> None:
+    def put_chunk(self, first: int, content: Content) -> None:
         """Make a chunk appear, whole. Only for the writer; may be repeated.
 
         Args:
@@ -326,10 +345,14 @@ class LogStorage:
         self.store.delete(self.key(chunk_name(first)))
         failpoints.reach("log.chunk.after_delete")
 
+    def open_chunk_files(self) -> OpenChunkFiles:
+        """The file of an open chunk, which only a directory has."""
+        assert self.directory is not None, "a chunk in a bucket does not grow"
+        return OpenChunkFiles(self.directory, self.sync)
+
     def open_chunks(self) -> list[int]:
-        """The first ids of the open chunks in the directory: one at most, unless something went wrong."""
-        names = [] if self.directory is None else list_hidden(self.directory)
-        return sorted(first for first in map(parse_growing_name, names) if first is not None)
+        """The first ids of the open chunks there are: one at most, unless something went wrong."""
+        return [] if self.directory is None else self.open_chunk_files().firsts()
 
     # The one writer.
 
@@ -361,8 +384,11 @@ class LogStorage:
             LogLockedError: Another process holds it.
             DiskFaultError: The store has lost what was in it.
         """
-        if self._writer is not None:
-            self._writer.check()
+        if self._writer is not None and (lost := self._writer.lost):
+            raise LogLockedError(
+                f"writing to {self}: this process has lost the lock, which is held by {lost}. What it has received and "
+                "not sealed is lost; start it again, and it follows or takes over"
+            )
         self._check_expected()
 
     def writer(self) -> str | None:
@@ -427,10 +453,3 @@ class LogStorage:
 def describe_firsts(found: Mapping[int, Sequence[int]]) -> str:
     """From which ids on there are chunks in each log partition, in words."""
     return ", ".join(f"partition {p}: ids from {firsts[0]} on" for p, firsts in sorted(found.items()))
-
-
-def list_hidden(directory: Path) -> Iterable[str]:
-    try:
-        return os.listdir(directory)
-    except FileNotFoundError:
-        return ()

@@ -87,10 +87,13 @@ class Store(Protocol):
         not begun a second time below the mount point.
         """
 
-    def list(self, prefix: str = "") -> Sequence[Entry]:
+    def list(self, prefix: str = "", after: str = "") -> Sequence[Entry]:
         """What is directly in a directory, in no order; nothing if there is no such directory.
 
         Hidden names, which begin with a dot, are left out.
+
+        Args:
+            after: Only names that come after this one in the order of text. What is left out costs little.
         """
 
     def find(self, key: str) -> Entry | None:

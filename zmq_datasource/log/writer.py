@@ -8,6 +8,7 @@ what is done (``retention``). What both know of the log, and what anybody may as
 from __future__ import annotations
 
 import time
+import uuid
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from functools import partial
@@ -22,7 +23,7 @@ from zmq_datasource.log.readers import Readers
 from zmq_datasource.log.recovery import open_partition
 from zmq_datasource.log.retention import MakeRoom, Retention
 from zmq_datasource.log.sealer import Job, Sealer
-from zmq_datasource.log.state import Carried, SavedState, StateRecorder
+from zmq_datasource.log.state import Carried
 from zmq_datasource.log.storage import LogStorage
 
 __all__ = ["LogWriter"]
@@ -41,18 +42,16 @@ class LogWriter(ReadableLog):
         chunk_bytes: Size in memory at which a chunk is cut.
         max_bytes: Size of the partition at which ``full`` becomes true.
         retention: Seconds that a committed chunk stays.
-        sync: Whether a chunk is forced to the disk before it counts as durable. If not, a crash of the machine may
-            tear the newest ones: ``open`` renames them.
         retry_timeout: Seconds that the sealing thread tries again what the disk refuses for now.
         make_room: Whether chunks are deleted before their time: see ``Retention``.
-        carried: Whose state the log keeps beside the rows; it is asked whenever a chunk is cut.
+        carried: Whose state the log keeps beside the rows; it is asked whenever rows are handed over.
         readers: Who else needs the messages; those of whom there is a record, unless given.
         clock: Seconds since the epoch; compared with the files' modification times.
 
     Attributes:
         retention: Deletes what nobody needs any more.
         log_id: From ``open`` on, the id of the log.
-        saved: From ``open`` on, the state that the log kept last.
+        saved: From ``open`` on, the state that the log kept last; empty if there is none.
         open_bytes: The size in memory of the open chunk, as far as it has come.
     """
 
@@ -63,7 +62,6 @@ class LogWriter(ReadableLog):
         chunk_bytes: int,
         max_bytes: int,
         retention: float = 0.0,
-        sync: bool = True,
         retry_timeout: float = 0.0,
         make_room: MakeRoom = "none",
         carried: Carried | None = None,
@@ -73,7 +71,6 @@ class LogWriter(ReadableLog):
         super().__init__()
         self._storage = storage
         self._chunk_bytes = chunk_bytes
-        self._sync = sync
         self.retention = Retention(
             storage,
             self._contents,
@@ -85,10 +82,10 @@ class LogWriter(ReadableLog):
             clock=clock,
         )
         self._persistence = Persistence(retry_timeout, self.retention.remove_expired)
-        self._sealer = Sealer(storage, self._contents, self.retention, self._persistence, sync)
-        self._states = StateRecorder(carried)
+        self._sealer = Sealer(storage, self._contents, self.retention, self._persistence)
+        self._carried = carried
         self.log_id = ""
-        self.saved = SavedState()
+        self.saved = b""
 
         # The open chunk; its batches are those that were not handed over.
         self._first = self._next = 0
@@ -108,19 +105,21 @@ class LogWriter(ReadableLog):
             LogError: Held by another, damaged, or not writable.
         """
         opened = self._persistence.insist(
-            partial(open_partition, self._storage, lock_wait, feed, self._sync, self._persistence)
+            partial(open_partition, self._storage, lock_wait, feed, self._persistence)
         )
         try:
             self._persistence.insist(check)
         except BaseException:
-            opened.lock.release()
+            opened.hold.release()
             raise
         self.log_id, self.saved = opened.log_id, opened.saved
-        self._contents.replace(opened.chunks)
-        self.retention.hold_from(opened.chunks.earliest)
-        self._states.go_on_from(opened.saved)
-        self._first = self._next = opened.chunks.end
-        self._sealer.start(opened.lock, opened.past)
+        chunks = opened.chunks
+        incarnations = chunks.incarnations.and_then(chunks.end, uuid.uuid4().hex[:8], chunks.earliest)
+        self._contents.replace(chunks)
+        self._contents.incarnations = incarnations
+        self.retention.hold_from(chunks.earliest)
+        self._first = self._next = chunks.end
+        self._sealer.start(opened.hold, opened.past, incarnations)
 
     def close(self, last_act: Callable[[], None] = lambda: None) -> None:
         """Seal what was appended, end the sealing thread and release the partition.
@@ -135,7 +134,7 @@ class LogWriter(ReadableLog):
         """
         if not self._sealer.running:
             return
-        last = self.cut(keep=True)
+        last = self.cut()
         self.end_within(_CLOSE_SECONDS)
         self._sealer.end(last_act)
         last.result()
@@ -170,35 +169,29 @@ class LogWriter(ReadableLog):
         self.open_bytes += size
         self._contents.append(size)
 
-    def cut(self, keep: bool = False) -> Future[int]:
+    def cut(self) -> Future[int]:
         """Hand the open chunk to the sealing thread.
-
-        Args:
-            keep: Whether to keep a changed state though there are no rows.
 
         Returns:
             Resolves to the durable end of the log once this chunk and all before it are
             sealed; fails with LogWriteError.
         """
-        done = self._hand_over(last=True, keep=keep)
+        done = self._hand_over(last=True)
         self._first, self.open_bytes, self._grows = self._next, 0, False
         return done
 
-    def flush(self, keep: bool = False) -> Future[int]:
+    def flush(self) -> Future[int]:
         """Have what was appended so far written to the open chunk, from where no crash takes it.
-
-        Args:
-            keep: As for ``cut``.
 
         Returns:
             Resolves to the id after the last one written; fails with LogWriteError.
         """
-        return self._hand_over(last=False, keep=keep)
+        return self._hand_over(last=False)
 
-    def _hand_over(self, last: bool, keep: bool) -> Future[int]:
+    def _hand_over(self, last: bool) -> Future[int]:
         done: Future[int] = Future()
         batches, size = self._batches, self._batches_bytes
-        state = self._states.record(self._next, bool(batches), keep)
+        state = self._carried.state() if batches and self._carried is not None else b""
         self._batches, self._batches_bytes = [], 0
         self._grows = self._grows or (bool(batches) and not last)
         self._sealer.hand_over(Job(batches, size, self._first, self._next, done, state, self._grows, last))

@@ -230,7 +230,7 @@ class FramingOptions(SocketOptions, frozen=True, kw_only=True, rename="camel"):
             ge=1,
             le=10_000_000,
         ),
-    ] = 100_000
+    ] = 10_000
     max_gaps: Annotated[
         int,
         _numbered(

@@ -39,7 +39,7 @@ __all__ = ["LiveFlow"]
 _log = logging.getLogger(__name__)
 
 # Whose transactions are remembered; then the one not heard for longest is forgotten.
-_MOST_PRODUCERS = 100_000
+_MOST_PRODUCERS = 10_000
 
 _WAIT_MS = 100
 # While something waits for room at a subscriber, of which no event tells.
@@ -103,7 +103,7 @@ class LiveFlow:
             stack.callback(self.journal.close)
             # Before anything is received: what was acknowledged is in the log, or its ids would be given again.
             Subscriptions(self.journal.storage, self.journal.next_id, options.subscriber_expiry)
-            if not transactions.restore(self.journal.saved.full, self.journal.saved.delta):
+            if not transactions.restore(self.journal.saved):
                 raise LogFormatError(
                     f"opening {self.journal.storage}: it was filled by a query or zmq-datasource receive, "
                     "not by a proxy; give the proxy a walLocation of its own"

@@ -16,7 +16,7 @@ import pyarrow as pa
 from zmq_datasource.counters import SourceCounters
 from zmq_datasource.errors import LogWriteError
 from zmq_datasource.log.layout import LOCK_WAIT_SECONDS
-from zmq_datasource.log.state import Carried, SavedState
+from zmq_datasource.log.state import Carried
 from zmq_datasource.log.storage import LogStorage
 from zmq_datasource.log.writer import LogWriter
 from zmq_datasource.messages.columns import data_bytes
@@ -86,7 +86,7 @@ class Journal:
         self._next = self.log.durable_end
 
     @property
-    def saved(self) -> SavedState:
+    def saved(self) -> bytes:
         """What the log kept last beside its rows."""
         return self.log.saved
 
@@ -167,16 +167,16 @@ class Journal:
         for taken in messages:
             self._note(taken)
 
-    def cut(self, keep: bool = False) -> Future[int]:
-        """Have what was appended written; with ``keep`` the state too, if it has changed without any rows."""
-        return self.flush(keep)
+    def cut(self) -> Future[int]:
+        """Have what was appended written."""
+        return self.flush()
 
-    def flush(self, keep: bool = False) -> Future[int]:
+    def flush(self) -> Future[int]:
         """Have what was appended written; ``written`` gives it back then.
 
         The chunk ends with it if it is large enough.
         """
-        written = self.log.cut(keep) if self.log.open_bytes >= self._chunk_bytes else self.log.flush(keep)
+        written = self.log.cut() if self.log.open_bytes >= self._chunk_bytes else self.log.flush()
         self._await(written)
         return written
 
@@ -192,7 +192,7 @@ class Journal:
 
     def seal(self) -> None:
         """End the chunk, so that Spark sees it; ``written`` gives back what was not yet."""
-        written = self.log.cut(keep=True)
+        written = self.log.cut()
         if self._uncut:
             self._await(written)
 

@@ -1,11 +1,12 @@
-"""The table of gaps: what is missing, and what was and came late. Bounded; remembers what changed."""
+"""The table of gaps: what is missing, and what was and came late. Bounded."""
 
 from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from typing import TypeAlias
+
+import msgspec
 
 __all__ = ["Gap", "GapTable", "Key"]
 
@@ -13,8 +14,7 @@ __all__ = ["Gap", "GapTable", "Key"]
 Key: TypeAlias = bytes | tuple[bytes, ...]
 
 
-@dataclass(slots=True, eq=False)
-class Gap:
+class Gap(msgspec.Struct, array_like=True, eq=False):
     """The positions ``first`` to ``last`` of one counter's epoch, all missing or all healed.
 
     Attributes:
@@ -54,19 +54,12 @@ class GapTable:
         self._rows: dict[int, Gap] = {}
         self._present: dict[Key, list[Gap]] = {}
         self._next_serial = 0
-        # What has changed since the last full hand-over, which had the rows up to base_serial.
-        self.base_serial = 0
-        self.changed: set[int] = set()
-        self.removed: set[int] = set()
 
     def __len__(self) -> int:
         return len(self._rows)
 
     def __iter__(self) -> Iterator[Gap]:
         return iter(self._rows.values())
-
-    def get(self, serial: int) -> Gap:
-        return self._rows[serial]
 
     def missing(self, key: Key) -> list[Gap]:
         """The open gaps of a counter's present epoch, in order."""
@@ -96,19 +89,16 @@ class GapTable:
         joins_before = _healed_to(before, position - 1)
         joins_after = _healed_from(after, position + 1)
         rest = (position + 1, gap.last)
-        self.changed.add(gap.serial)
         gap.last = position - 1
         pieces: list[Gap] = [gap]
         if joins_before and before is not None:
             before.last, before.healed = position, when
-            self.changed.add(before.serial)
             if joins_after and after is not None:
                 before.last = after.last
                 gaps.pop(at + 1)
                 self._remove(after)
         elif joins_after and after is not None:
             after.first, after.healed = position, when
-            self.changed.add(after.serial)
         else:
             pieces.append(
                 self._insert(
@@ -131,7 +121,6 @@ class GapTable:
         for gap in gaps:
             if gap.serial in self._rows:
                 gap.settled = True
-                self.changed.add(gap.serial)
 
     def drop_missing(self, key: Key) -> None:
         """Remove the open gaps of a counter's present epoch: another table has them now."""
@@ -168,12 +157,6 @@ class GapTable:
             if gap.serial >= since.get(gap.key, next_serial):
                 self._present.setdefault(gap.key, []).append(gap)
 
-    def forget_changes(self) -> None:
-        """All rows were handed over."""
-        self.changed.clear()
-        self.removed.clear()
-        self.base_serial = self._next_serial
-
     @property
     def next_serial(self) -> int:
         return self._next_serial
@@ -181,14 +164,10 @@ class GapTable:
     def _insert(self, gap: Gap) -> Gap:
         self._rows[gap.serial] = gap
         self._next_serial += 1
-        self.changed.add(gap.serial)
         return gap
 
     def _remove(self, gap: Gap) -> None:
         del self._rows[gap.serial]
-        self.changed.discard(gap.serial)
-        if gap.serial < self.base_serial:
-            self.removed.add(gap.serial)
 
 
 def _healed_to(gap: Gap | None, position: int) -> bool:

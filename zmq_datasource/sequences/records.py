@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field
 from typing import NamedTuple
 
+import msgspec
 import xxhash
 
 from zmq_datasource.sequences.gaps import Gap, Key
@@ -56,8 +57,7 @@ class Sample(NamedTuple):
         return cls(number, xxhash.xxh3_64_hexdigest(value))
 
 
-@dataclass(slots=True)
-class Counter:
+class Counter(msgspec.Struct, array_like=True):
     """What is known of one counter beside the number it expects.
 
     Attributes:
@@ -67,7 +67,6 @@ class Counter:
         turn: What to add to a number for its position.
         ended: Whether its publisher has said that no more comes.
         topic: The topic last heard, where a replay may not say it.
-        connection: Which connection of its endpoint it was last heard on; -1 if that is long ago.
         sample: The latest message of its present epoch, where a replay is recognised by it.
         moves: How often another partition of the log has taken it over.
         division: How the feed was divided among receivers when it was last heard.
@@ -79,7 +78,6 @@ class Counter:
     turn: int = 0
     ended: bool = False
     topic: bytes | None = None
-    connection: int = field(default=-1, compare=False)
     sample: Sample | None = None
     moves: int = 0
     division: str = ""

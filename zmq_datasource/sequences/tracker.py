@@ -6,7 +6,8 @@ A *position* is a number that never wraps: a counter's number plus its whole tur
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from zmq_datasource.options import Numbering
 from zmq_datasource.sequences.gaps import Gap, GapTable, Key
@@ -42,8 +43,8 @@ class SequenceTracker:
         self.expected: dict[Key, int | None] = {}
         self.counters: dict[Key, Counter] = {}
         self._ahead: dict[Key, Ahead] = {}
-        self.changed: dict[Key, None] = {}  # in the order of the last change
-        self.removed: set[Key] = set()
+        # Which connection of its endpoint each was last heard on, if that was in this process.
+        self._heard_on: dict[Key, int] = {}
         # What another partition of the log knows better, until it is heard here.
         self._elsewhere: dict[Key, SequenceTracker] = {}
 
@@ -157,7 +158,8 @@ class SequenceTracker:
         # A forgotten publisher that is heard again is none whose beginning was missed.
         whole = self.numbering.whole and not self.totals.forgotten and number > self.numbering.start
         first = self.numbering.start if whole else number
-        self.counters[key] = Counter(first, self.gaps.next_serial, connection=self._connection(key))
+        self.counters[key] = Counter(first, self.gaps.next_serial)
+        self._note_connection(key)
         if whole:
             self._notice(key, self.counters[key], first, number - 1, when, findings)
         self.expected[key] = number + 1
@@ -169,7 +171,7 @@ class SequenceTracker:
         """
         if not self.numbering.restarts:
             return False
-        new_connection = self._endpoint is not None and counter.connection != self._connection(key)
+        new_connection = self._endpoint is not None and not self._is_on_connection(key)
         return number == self.numbering.start or (lower and new_connection)
 
     def _restart(
@@ -184,7 +186,7 @@ class SequenceTracker:
         counter.since = self.gaps.next_serial
         counter.sample = None
         counter.floor = min(number, self.numbering.start)
-        counter.connection = self._connection(key)
+        self._note_connection(key)
         if number > self.numbering.start:
             self._notice(key, counter, self.numbering.start, number - 1, when, findings)
         self._expect(key, counter, number + 1)
@@ -226,12 +228,11 @@ class SequenceTracker:
 
     def is_certain(self, key: Key) -> bool:
         """Whether its endpoint's present connection is to the publisher that was last heard."""
-        counter = self.counters.get(key)
-        return counter is None or counter.connection == self._connection(key)
+        return key not in self.counters or self._is_on_connection(key)
 
     def make_certain(self, key: Key) -> None:
         """A replay has shown that it is the publisher that was last heard."""
-        self.counters[key].connection = self._connection(key)
+        self._note_connection(key)
 
     def track_replayed(
         self, key: Key, number: int, when: int, onwards: bool, findings: SequenceFindings
@@ -263,7 +264,7 @@ class SequenceTracker:
             self._expect(key, counter, position + 1)
             self._ahead[key] = Ahead(number + 1, begin, connection, heard)
             self.expected[key] = None
-            counter.connection = self._connection(key)
+            self._note_connection(key)
         else:
             return False
         self._touch({key})
@@ -280,6 +281,12 @@ class SequenceTracker:
             return None
         expected = self.expected[key]
         return self._ahead[key].expected if expected is None else expected
+
+    def next_numbers(self) -> list[int]:
+        """The same of all counters, in the order of ``expected``."""
+        return [
+            self._ahead[key].expected if number is None else number for key, number in self.expected.items()
+        ]
 
     def _comes_after_replay(self, key: Key, position: int, expected: int) -> bool:
         """Whether the live flow, in its order, is still behind what a replay has brought.
@@ -304,6 +311,14 @@ class SequenceTracker:
         if self._endpoint is None:
             return 0
         return self.connections.get(key if isinstance(key, bytes) else key[self._endpoint], 0)
+
+    def _note_connection(self, key: Key) -> None:
+        if self._endpoint is not None:
+            self._heard_on[key] = self._connection(key)
+
+    def _is_on_connection(self, key: Key) -> bool:
+        """Whether a counter was heard on its endpoint's present connection."""
+        return self._heard_on.get(key) == self._connection(key)
 
     # Positions.
 
@@ -345,18 +360,14 @@ class SequenceTracker:
 
     def _hear(self, keys: set[Key]) -> None:
         self._touch(keys)
-        if self._endpoint is not None:
-            for key in keys:
-                self.counters[key].connection = self._connection(key)
+        for key in keys:
+            self._note_connection(key)
 
     def _touch(self, keys: set[Key]) -> None:
-        self.removed -= keys
-        expected, changed = self.expected, self.changed
+        expected = self.expected
         for key in keys:
             self.counters[key].division = self.division
             expected[key] = expected.pop(key)
-            changed.pop(key, None)
-            changed[key] = None
 
     def _forget(self, findings: SequenceFindings) -> None:
         for gap in self.gaps.shrink():
@@ -372,6 +383,5 @@ class SequenceTracker:
     def _drop(self, key: Key) -> None:
         del self.expected[key], self.counters[key]
         self._ahead.pop(key, None)
+        self._heard_on.pop(key, None)
         self.gaps.end_epoch(key)
-        self.changed.pop(key, None)
-        self.removed.add(key)

@@ -7,7 +7,6 @@ import time
 from zmq_datasource.counters import SourceCounters
 from zmq_datasource.errors import DiskFaultError, LogError
 from zmq_datasource.host.limited_logging import LimitedLog
-from zmq_datasource.log.carried import Envelope
 from zmq_datasource.log.follower import LOOKING_SECONDS, LogFollower
 from zmq_datasource.log.state import read_saved_state
 from zmq_datasource.log.storage import LogStorage
@@ -19,9 +18,6 @@ from zmq_datasource.source.log_source import SourceFacts
 from zmq_datasource.source.stop_losses import StopRecord, read_record
 
 __all__ = ["FollowingSource"]
-
-# How often the state is read while a replay is under way, of which no chunk tells.
-_ASKING_SECONDS = 0.5
 
 
 class FollowingSource:
@@ -44,7 +40,6 @@ class FollowingSource:
         self._faults = LimitedLog(__name__, "listings and states that could not be read")
         self._kept: tuple[int, SourceCounters | None, Totals | None] = (-1, None, None)
         self._stops, self._next_stops = StopRecord(), 0.0
-        self._next_kept = 0.0
         self.resumed_at = 0
 
     def open(self) -> None:
@@ -130,16 +125,13 @@ class FollowingSource:
 
     def _read_kept(self, end: int) -> None:
         """Read what the log keeps, unless that was done at this end."""
-        now = time.monotonic()
-        waits = self._losses is not None and self._losses.waits
-        if self._kept[0] == end and not (waits and now >= self._next_kept):
+        if self._kept[0] == end:
             return
-        self._next_kept = now + _ASKING_SECONDS + self.storage.leisure
         try:
             saved = read_saved_state(self.storage)
             if self._losses is not None:
-                self._losses.look(Envelope.of(saved.full, saved.delta))
-            self._kept = end, *read_counters(saved.full, saved.delta)
+                self._losses.look(saved)
+            self._kept = end, *read_counters(saved)
         except LogError as e:
             self._faults.warn("%s", e)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from zmq_datasource.errors import SocketError
-from zmq_datasource.log.carried import Envelope
 from zmq_datasource.log.storage import LogStorage
 from zmq_datasource.options import StreamReadOptions
 from zmq_datasource.source.incidents import Incidents
@@ -19,9 +18,6 @@ class FollowedLosses:
     Args:
         storage: Of the partition.
         options: Of the query.
-
-    Attributes:
-        waits: Whether the writer asks for some that are missing, which may change without another message.
     """
 
     def __init__(self, storage: LogStorage, options: StreamReadOptions) -> None:
@@ -29,22 +25,21 @@ class FollowedLosses:
         self._incidents = Incidents(options, None, None)
         self._begin: int | None = None
         self._done: set[int] = set()
-        self.waits = False
 
     @property
     def failure(self) -> SocketError | None:
         """Why the query must end."""
         return self._incidents.failure
 
-    def look(self, kept: Envelope) -> None:
-        """Act on the losses in what the writer keeps that were not there before.
+    def look(self, saved: bytes) -> None:
+        """Act on the losses in the writer's state that were not there before.
 
         A gap that the writer still asks the publisher for is none yet.
 
         Raises:
             LogError: The writer's terms cannot be read.
         """
-        tracker = tracker_of(kept)
+        tracker = tracker_of(saved)
         next_gap = 0 if tracker is None else tracker.gaps.next_serial
         if self._begin is None:
             self._begin = next_gap
@@ -55,11 +50,9 @@ class FollowedLosses:
             for gap in tracker.gaps
             if gap.serial >= self._begin and gap.healed is None and gap.serial not in self._done
         ]
-        noticed = len(new)
         if new and is_replayed(self._storage):
             asked = {gap.serial for key in {gap.key for gap in new} for gap in tracker.missing(key)}
             new = [gap for gap in new if gap.settled or gap.serial not in asked]
-        self.waits = len(new) < noticed
         self._incidents.tracker = tracker
         self._incidents.lose(new)
         self._done = {gap.serial for gap in tracker.gaps if gap.serial in self._done} | {

@@ -85,9 +85,7 @@ class Ingest:
             self.log = self._new_log(receiver.intake, chunk_bytes)
             self._filler = LogReceiver(receiver, self.log, options.socket_type)
             self._state = self._intake = receiver.intake
-        self._receiving = ReceivingThread(
-            self._filler, self.log, self._state, self.counters, options.wal_flush_interval
-        )
+        self._receiving = ReceivingThread(self._filler, self.log, self.counters, options.wal_flush_interval)
         self._stop_losses = StopLosses(self.storage, self.counters)
         self._reader_faults = LimitedLog(__name__, "warnings about readers")
         self._is_open = self._started = False
@@ -225,9 +223,8 @@ class Ingest:
 
     def _remember(self) -> None:
         """Go on counting and tracking where the log's last writer stopped."""
-        saved = self.log.saved
         try:
-            known = self._state.restore(saved.full, saved.delta)
+            known = self._state.restore(self.log.saved)
         except Exception as e:
             raise LogFormatError(
                 f"reading the state of log {self.storage.root}: {e!r}; it was written by another release. Give the "

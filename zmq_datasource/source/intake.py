@@ -1,23 +1,24 @@
 """From what a socket gave to rows: framing, tracking, deduplication, and what is to be said of it.
 
 Pure: it is given messages and times, and gives a batch and findings. What it must not forget, it
-hands over as bytes (``full``, ``delta``) that the log keeps beside the rows; ``kept`` reads them without a writer.
+hands over as bytes (``state``) that the log keeps beside the rows; ``kept`` reads them without a writer.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Any, NamedTuple
 
+import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 import xxhash
 
 from zmq_datasource.counters import SourceCounters
-from zmq_datasource.log.carried import CarriedState, Envelope
+from zmq_datasource.log.carried import CarriedState
 from zmq_datasource.messages.columns import binary_of, integers_of, number
 from zmq_datasource.messages.framing import Fields, decode_plain, make_batch, make_framing
 from zmq_datasource.messages.framing.replay import Reply
@@ -34,7 +35,7 @@ from zmq_datasource.sequences import (
     runs_of,
     state,
 )
-from zmq_datasource.source.kept import tracker_of
+from zmq_datasource.source.kept import sequences_of, tracker_of
 
 __all__ = ["Arrival", "Findings", "Intake", "MalformedMessage"]
 
@@ -132,7 +133,6 @@ class Intake(CarriedState):
             findings.malformed.append(
                 MalformedMessage(reason, raw.message(row), arrival.timestamp, arrival.endpoint)
             )
-        self._changed = self._changed or bool(fields.skipped or fields.announced or fields.malformed)
 
     def _track(
         self,
@@ -152,7 +152,6 @@ class Intake(CarriedState):
                 self._note_latest(tracker, runs, fields)
             left_out = tracked.overlapping + (tracked.duplicates if self._options.deduplicate else [])
             if left_out:
-                self._changed = True
                 fields = fields.without(left_out)
         for row, topic, publisher, last, end in fields.announced:
             arrival = origin(row)
@@ -194,7 +193,6 @@ class Intake(CarriedState):
         self.tracker.connections[key] = arrival.connection
         if anew:
             self.tracker.begin_anew(key, timestamp, tracked)
-            self._changed = True
         kept = [
             reply
             for reply in replies
@@ -230,16 +228,13 @@ class Intake(CarriedState):
 
     def _count(self, batch: pa.RecordBatch) -> None:
         if batch.num_rows:
-            self._changed = True
             self._counters.received += batch.num_rows
             self._counters.bytes += pc.sum(pc.binary_length(batch.column("value"))).as_py()
 
     def settle(self, gaps: Sequence[Gap]) -> None:
         """Mark gaps as final: nobody asks for them any more."""
         assert self.tracker is not None, "a replay needs numbered messages"
-        if gaps:
-            self.tracker.gaps.settle(gaps)
-            self._changed = True
+        self.tracker.gaps.settle(gaps)
 
     def first_sequence(self, endpoint: str) -> int | None:
         """Where a replay begins that comes before the live flow; None if there is nothing to ask for.
@@ -260,11 +255,11 @@ class Intake(CarriedState):
         self.tracker.begin(key, wanted.sequence)
         return wanted.sequence
 
-    def look_beside(self, others: Iterable[Envelope], division: str) -> None:
+    def look_beside(self, others: Iterable[bytes], division: str) -> None:
         """Learn what other partitions of the log keep of publishers that may come to this one now; after ``restore``.
 
         Args:
-            others: Of each of them, what it keeps.
+            others: The state of each of them.
             division: How the feed is divided among its receivers, as text.
         """
         assert self.tracker is not None, "only publishers' numbers move"
@@ -275,32 +270,17 @@ class Intake(CarriedState):
 
     # log.carried
 
-    def _much_has_changed(self) -> bool:
-        return self.tracker is not None and state.is_large(self.tracker)
+    def _sections(self) -> dict[str, Any]:
+        return {} if self.tracker is None else {"sequences": state.save(self.tracker)}
 
-    def _all(self) -> dict[str, Any]:
-        return {"sequences": None if self.tracker is None else state.full(self.tracker)}
-
-    def _changes(self) -> dict[str, Any]:
-        return {"sequences": None if self.tracker is None else state.delta(self.tracker)}
-
-    def _restore(self, envelope: Envelope) -> bool:
+    def _restore(self, sections: Mapping[str, msgspec.Raw]) -> bool:
         """Nothing is known of the counters of messages that are numbered in another way now."""
-        base, changes, latest = envelope.base, envelope.changes, envelope.latest
-        kept = None if latest is None else latest["sequences"]
-        if self.tracker is None and kept is None:
-            return True
-        if (
-            self.tracker is None
-            or kept is None
-            or not _alike(state.numbering_of(kept), self.tracker.numbering)
-        ):
-            self._base_is_foreign = True
-            other = None if self.tracker is None else tracker_of(envelope)
-            if self.tracker is not None and other is not None:
-                return state.restore_renamed(self.tracker, other)
+        kept = sequences_of(sections)
+        if self.tracker is None or kept is None:
             return kept is None
-        state.restore(self.tracker, base and base["sequences"], changes and changes["sequences"])
+        if not _alike(kept.numbering, self.tracker.numbering):
+            return state.restore_renamed(self.tracker, kept)
+        state.restore(self.tracker, kept)
         return True
 
 

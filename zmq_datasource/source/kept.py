@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Sequence
-from dataclasses import fields
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+import msgspec
+
 from zmq_datasource.counters import SourceCounters
-from zmq_datasource.errors import DamagedChunkError, LogFormatError
+from zmq_datasource.errors import DamagedChunkError
 from zmq_datasource.host.printable import printable
-from zmq_datasource.log.carried import Envelope
+from zmq_datasource.log.carried import sections_of
 from zmq_datasource.log.state import read_saved_state
 from zmq_datasource.log.storage import LogStorage
 from zmq_datasource.messages.framing import name_of
 from zmq_datasource.sequences import Key, SequenceTracker, Totals, state
 
-__all__ = ["describe_key", "read_counters", "read_gaps", "states_beside", "tracker_of"]
+__all__ = ["describe_key", "read_counters", "read_gaps", "sequences_of", "states_beside", "tracker_of"]
 
 _log = logging.getLogger(__name__)
 
@@ -29,19 +30,19 @@ def describe_key(by: Sequence[str], key: Key) -> str:
     return " ".join(f"{name} '{printable(text, _MOST_SHOWN)}'" for name, text in _names(by, key).items())
 
 
-def tracker_of(envelope: Envelope) -> SequenceTracker | None:
-    """What a log partition keeps of publishers' numbers; None if its messages have none."""
-    base, changes = envelope
-    kept = (envelope.latest or {}).get("sequences")
-    if kept is None:
-        return None
-    tracker = SequenceTracker(state.numbering_of(kept), max_counters=2**62, max_gaps=2**62)
-    state.restore(tracker, base and base["sequences"], changes and changes["sequences"])
-    tracker.division = kept.get("division", "")
-    return tracker
+def sequences_of(sections: Mapping[str, msgspec.Raw]) -> state.SavedTracker | None:
+    """What a state tells of publishers' numbers; None if the messages have none."""
+    kept = sections.get("sequences")
+    return None if kept is None else msgspec.json.decode(kept, type=state.SavedTracker)
 
 
-def states_beside(storage: LogStorage, sync: bool) -> list[Envelope]:
+def tracker_of(saved: bytes) -> SequenceTracker | None:
+    """The same of the state of a log partition, to be read."""
+    sequences = sequences_of(sections_of(saved))
+    return None if sequences is None else state.tracker_of(sequences)
+
+
+def states_beside(storage: LogStorage, sync: bool) -> list[bytes]:
     """What the other partitions of a log keep; other processes may write them at the same time.
 
     Args:
@@ -56,19 +57,15 @@ def states_beside(storage: LogStorage, sync: bool) -> list[Envelope]:
         if partition == storage.partition:
             continue
         try:
-            saved = read_saved_state(storage.of(partition))
-        except (DamagedChunkError, LogFormatError) as e:
+            found.append(read_saved_state(storage.of(partition)))
+        except DamagedChunkError as e:
             if sync:
                 raise
             _log.error("%s. What that partition has kept of publishers' numbers is not taken over", e)
-            continue
-        found.append(Envelope.of(saved.full, saved.delta))
     return found
 
 
-def read_gaps(
-    full: bytes | None, delta: bytes | None, beside: Iterable[Envelope] = ()
-) -> list[dict[str, Any]]:
+def read_gaps(saved: bytes, beside: Iterable[bytes] = ()) -> list[dict[str, Any]]:
     """The gap table that a log partition keeps: a dictionary a gap, oldest first.
 
     ``first``, ``last`` and ``messages`` are sequences and their number, ``noticed`` and ``healed``
@@ -76,10 +73,10 @@ def read_gaps(
     messages are not counted by them.
 
     Args:
-        full, delta: The state of the partition.
+        saved: The state of the partition.
         beside: Of the other partitions; an open gap is in the table of the partition that may still heal it.
     """
-    tracker = tracker_of(Envelope.of(full, delta))
+    tracker = tracker_of(saved)
     if tracker is None:
         return []
     for other in filter(None, map(tracker_of, beside)):
@@ -98,16 +95,13 @@ def read_gaps(
     ]
 
 
-def read_counters(full: bytes | None, delta: bytes | None) -> tuple[SourceCounters, Totals | None]:
+def read_counters(saved: bytes) -> tuple[SourceCounters, Totals | None]:
     """What a log's writer had counted; and tracked, if its messages have numbers."""
-    latest = Envelope.of(full, delta).latest or {}
-    counters = SourceCounters()
-    counters.restore(latest.get("counters", {}))
-    kept = latest.get("sequences")
-    if kept is None:
-        return counters, None
-    known = {field.name for field in fields(Totals)}  # another release may count more
-    return counters, Totals(**{name: value for name, value in kept["totals"].items() if name in known})
+    sections, counters = sections_of(saved), SourceCounters()
+    if sections:
+        counters.restore(msgspec.json.decode(sections["counters"]))
+    sequences = sequences_of(sections)
+    return counters, None if sequences is None else state.totals_of(sequences)
 
 
 def _names(by: Sequence[str], key: Key) -> dict[str, str]:

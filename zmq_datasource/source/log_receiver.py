@@ -60,10 +60,10 @@ class LogReceiver:
             self._append()
         return taken
 
-    def cut(self, keep: bool) -> Future[int]:
+    def cut(self) -> Future[int]:
         """Append what was received, and cut the log's chunk."""
         self._append_rest()
-        return self._log.cut(keep)
+        return self._log.cut()
 
     def _append_rest(self) -> None:
         if self._receiver.pending or self._receiver.batch_ready:

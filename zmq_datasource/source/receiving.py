@@ -18,7 +18,6 @@ import time
 from concurrent.futures import Future
 
 from zmq_datasource.counters import SourceCounters
-from zmq_datasource.log.carried import CarriedState
 from zmq_datasource.log.filler import Filler
 from zmq_datasource.log.writer import LogWriter
 
@@ -45,7 +44,6 @@ class ReceivingThread:
     Args:
         filler: Not yet open.
         log: Open before ``start``.
-        state: What the log keeps for the filler.
         counters: Where to count pauses.
         flush_interval: Seconds after which what was received is sealed though nobody has asked for it.
 
@@ -60,13 +58,11 @@ class ReceivingThread:
         self,
         filler: Filler,
         log: LogWriter,
-        state: CarriedState,
         counters: SourceCounters,
         flush_interval: float,
     ) -> None:
         self._filler = filler
         self._log = log
-        self._state = state
         self._counters = counters
         self._flush_interval = flush_interval
         self._thread = threading.Thread(target=self._run, name="zmq-receiver", daemon=True)
@@ -75,7 +71,6 @@ class ReceivingThread:
         self._seal_wanted = False
         self._sealed: Future[Future[int]] = Future()
         self._next_pause_line = 0.0
-        self._kept_at = time.monotonic()
         self.failure: Exception | None = None
         self.last_received = time.monotonic()
         self.cut_off = False
@@ -164,21 +159,13 @@ class ReceivingThread:
                 self._answer_seal()
                 held_since = now
             elif now - held_since >= self._flush_interval and not log.busy:
-                if filler.facts().pending or log.open_bytes or self._state.changed:
-                    self._cut()
+                if filler.facts().pending or log.open_bytes:
+                    self._filler.cut()
                 held_since = now
-
-    def _cut(self) -> Future[int]:
-        """Cut a chunk; now and then also keep what was learned from messages that are no rows."""
-        now = time.monotonic()
-        keep = now - self._kept_at >= self._flush_interval
-        if keep:
-            self._kept_at = now
-        return self._filler.cut(keep)
 
     def _answer_seal(self) -> None:
         sealed = self._sealed
-        done = self._cut()  # if this fails, the request is still open and hears of it
+        done = self._filler.cut()  # if this fails, the request is still open and hears of it
         self._seal_wanted = False
         sealed.set_result(done)
 
@@ -194,7 +181,7 @@ class ReceivingThread:
         level = logging.WARNING if began >= self._next_pause_line else logging.DEBUG
         if level == logging.WARNING:
             self._next_pause_line = began + _PAUSE_LINE_SECONDS
-        self._cut()
+        self._filler.cut()
         while (cause := self._obstacle()) is not None:
             if cause != counters.paused_by:
                 _log.log(

@@ -1,0 +1,135 @@
+"""What a chunk says of itself, with its last batch: its place, its times, and which writers the log has had."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple, Self
+
+import msgspec
+import xxhash
+
+__all__ = ["ChunkFacts", "Incarnations", "PastTimes", "Times"]
+
+_FACTS = b"chunk"
+
+
+class Times(NamedTuple):
+    """The earliest and the latest time at which a message was received, in microseconds since the epoch."""
+
+    earliest: int
+    latest: int
+
+    def and_also(self, other: Times) -> Times:
+        """Those of both."""
+        return Times(min(self.earliest, other.earliest), max(self.latest, other.latest))
+
+
+class PastTimes(NamedTuple):
+    """The latest times of blocks of chunks. A block of 2**k chunks begins at a number that 2**k divides.
+
+    Attributes:
+        chunks: How many chunks are counted. The number of the next chunk.
+        latest: For each k, the latest time in the last whole block of 2**k chunks, in microseconds since the epoch.
+    """
+
+    chunks: int = 0
+    latest: tuple[int, ...] = ()
+
+    def and_then(self, latest: int) -> PastTimes:
+        """Count one more chunk.
+
+        Args:
+            latest: The latest time in this chunk.
+        """
+        chunks, levels = self.chunks + 1, list(self.latest)
+        for level in range(chunks.bit_length()):
+            if chunks % (1 << level):
+                break
+            before = levels[level : level + 1]
+            levels[level : level + 1] = [latest]
+            latest = max([latest, *before])
+        return PastTimes(chunks, tuple(levels))
+
+
+class Incarnations(NamedTuple):
+    """The writers that a log partition has had: for each its first id and its incarnation, a random name, in order.
+
+    Ids of a log are given out once. But an older copy of a log that is received into gives ids again, to other
+    messages, and then a writer's name tells the two apart.
+    """
+
+    writers: tuple[tuple[int, str], ...] = ()
+
+    def of(self, message_id: int) -> str | None:
+        """The incarnation that has written a message; None if it is not known any more."""
+        found = None
+        for first, name in self.writers:
+            if first > message_id:
+                break
+            found = name
+        return found
+
+    def first_of(self, message_id: int) -> int:
+        """The first id of the writer that has written a message."""
+        return max((first for first, _ in self.writers if first <= message_id), default=0)
+
+    def and_then(self, first: int, name: str, earliest: int) -> Incarnations:
+        """Add the writer that begins at this id; forget those whose messages all lie below ``earliest``."""
+        writers = [writer for writer in self.writers if writer[0] < first]
+        while len(writers) > 1 and writers[1][0] <= earliest:
+            del writers[0]
+        return Incarnations((*writers, (first, name)))
+
+
+class ChunkFacts(msgspec.Struct, frozen=True):
+    """What the last batch of a chunk carries; in an open chunk that of each group, about the rows up to there.
+
+    Attributes:
+        partition: Of the log.
+        first: The id of the first row.
+        end: The id after the last row.
+        times: When the rows were received.
+        past: The times of the chunks before.
+        incarnations: The writers up to the one of this chunk.
+    """
+
+    partition: int
+    first: int
+    end: int
+    times: Times
+    past: PastTimes
+    incarnations: Incarnations
+
+    @property
+    def incarnation(self) -> str:
+        """Of the writer of this chunk."""
+        return self.incarnations.writers[-1][1] if self.incarnations.writers else ""
+
+    def to_metadata(self) -> dict[bytes, bytes]:
+        """The entry: its checksum (XXH3, 64 bits, hex), and JSON."""
+        text = msgspec.json.encode(self)
+        return {_FACTS: xxhash.xxh3_64_hexdigest(text).encode() + b" " + text}
+
+    @classmethod
+    def from_metadata(cls, metadata: Mapping[bytes, bytes]) -> Self:
+        """Read what ``to_metadata`` wrote.
+
+        Raises:
+            ValueError: It is something else.
+        """
+        checksum, _, text = metadata.get(_FACTS, b"").partition(b" ")
+        if checksum != xxhash.xxh3_64_hexdigest(text).encode():
+            raise ValueError("what it says of itself is missing or was changed after it was written")
+        return msgspec.json.decode(text, type=cls)  # its error is a ValueError
+
+    def check_place(self, partition: int, first: int) -> None:
+        """Refuse a chunk that has another place than the one it was written for.
+
+        Raises:
+            ValueError: It has.
+        """
+        if (self.partition, self.first) != (partition, first):
+            raise ValueError(
+                f"it has the place of id {first} of partition {partition}, and was written as the ids {self.first} to "
+                f"{self.end - 1} of partition {self.partition}; the file was renamed or copied"
+            )

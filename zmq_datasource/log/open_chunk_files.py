@@ -1,0 +1,122 @@
+"""The file of an open chunk, in the directory of its partition: see ``log.growing``."""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from collections.abc import Sequence
+from contextlib import suppress
+from itertools import islice
+from pathlib import Path
+
+import pyarrow as pa
+
+from zmq_datasource.host import failpoints
+from zmq_datasource.host.private_files import PRIVATE
+from zmq_datasource.log.files import open_file, read_file, reading, sync_directory, sync_file, writing
+from zmq_datasource.log.layout import TEMPORARY_PREFIX, growing_name, parse_growing_name
+from zmq_datasource.log.store import Part
+
+__all__ = ["OpenChunkFiles"]
+
+# What one call of the system takes.
+_MOST_PARTS = 1024
+
+
+class OpenChunkFiles:
+    """Files with hidden names, which a writer appends to.
+
+    Args:
+        directory: Of the log partition.
+        sync: Whether what is written is forced to the disk.
+    """
+
+    def __init__(self, directory: Path, sync: bool) -> None:
+        self._directory = directory
+        self._sync = sync
+
+    def path_of(self, name: str) -> Path:
+        """Where such a file is."""
+        return self._directory / name
+
+    def firsts(self) -> list[int]:
+        """The first ids of the open chunks there are: one at most, unless something went wrong."""
+        with suppress(FileNotFoundError), reading(self._directory):
+            found = map(parse_growing_name, os.listdir(self._directory))
+            return sorted(first for first in found if first is not None)
+        return []
+
+    def open(self, first: int) -> int:
+        """A file descriptor for reading an open chunk while it grows; FileNotFoundError if it is sealed already."""
+        path = self._directory / growing_name(first)
+        with reading(path):
+            return open_file(path)
+
+    def read(self, first: int) -> pa.Buffer:
+        """The content of an open chunk; FileNotFoundError if it is sealed already."""
+        path = self._directory / growing_name(first)
+        with reading(path):
+            return pa.py_buffer(read_file(path))
+
+    def write(self, name: str, offset: int, parts: Sequence[Part]) -> int:
+        """Make a file go on with these from ``offset`` on, where it ends.
+
+        May be repeated: what was not forced to the disk is written again, because the system may have forgotten it.
+
+        Returns:
+            Where it ends now.
+
+        Raises:
+            LogWriteError: The file system refused; the file ends at ``offset`` still, as far as can be.
+        """
+        path = self._directory / name
+        with writing(f"writing {path}"):
+            descriptor = os.open(path, os.O_RDWR | (0 if offset else os.O_CREAT | os.O_TRUNC), PRIVATE)
+            try:
+                failpoints.reach("log.group.before_write")
+                end = _write_whole(descriptor, parts, offset)
+                failpoints.reach("log.group.after_write")
+                if self._sync:
+                    sync_file(path)
+                failpoints.reach("log.group.after_sync")
+            except BaseException:
+                with suppress(OSError):
+                    os.ftruncate(descriptor, offset)
+                raise
+            finally:
+                os.close(descriptor)
+            if self._sync and not offset:
+                sync_directory(path.parent)
+        return end
+
+    def cut(self, first: int, size: int) -> None:
+        """Cut an open chunk off at this place."""
+        path = self._directory / growing_name(first)
+        with writing(f"writing {path}"):
+            os.truncate(path, size)
+
+    def remove(self, name: str) -> None:
+        """Delete such a file: what it held is in a chunk by now."""
+        failpoints.reach("log.open_chunk.before_remove")
+        path = self._directory / name
+        with writing(f"removing {path}"):
+            path.unlink(missing_ok=True)
+
+    def remove_all(self) -> None:
+        """Delete what a crashed writer has left. Only for the writer, when nothing of it is needed any more."""
+        with writing(f"cleaning {self._directory}"):
+            for path in self._directory.glob(f"{TEMPORARY_PREFIX}*.arrow"):
+                path.unlink(missing_ok=True)
+
+
+def _write_whole(descriptor: int, parts: Sequence[Part], offset: int) -> int:
+    """Write all of it from ``offset`` on; where it ends."""
+    rest = deque(memoryview(part) for part in parts)
+    while rest:
+        written = os.pwritev(descriptor, list(islice(rest, _MOST_PARTS)), offset)
+        offset += written
+        while rest and written >= len(rest[0]):
+            written -= len(rest.popleft())
+        if written:
+            rest[0] = rest[0][written:]
+    return offset
