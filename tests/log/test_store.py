@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,16 +17,35 @@ import pyarrow as pa
 import pytest
 
 from tests.support import REPOSITORY, wait_for
+from tests.support.s3 import S3Server
 from zmq_datasource.errors import DiskFaultError, LogLockedError
+from zmq_datasource.log.bucket_store import BucketStore
 from zmq_datasource.log.directory_store import DirectoryStore
 from zmq_datasource.log.store import Entry, Holding, KeyTakenError, Store
+from zmq_datasource.options.types import Location
 
 KEY = "0/00000000000000000000.arrow"
 
 
-@pytest.fixture(params=["directory"])
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
+    with S3Server(tmp_path_factory.mktemp("s3") / "held") as running_server:
+        yield running_server
+
+
+@pytest.fixture
+def bucket(server: S3Server, monkeypatch: pytest.MonkeyPatch) -> BucketStore:
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "any")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "any")
+    return BucketStore(Location(server.location(f"logs/{uuid.uuid4().hex}")))
+
+
+@pytest.fixture(params=["directory", "bucket"])
 def store(request: pytest.FixtureRequest, tmp_path: Path) -> Store:
-    made: Store = DirectoryStore(tmp_path / "log")
+    if request.param == "bucket":
+        made: Store = request.getfixturevalue("bucket")
+    else:
+        made = DirectoryStore(tmp_path / "log")
     made.create("0", "readers")
     return made
 

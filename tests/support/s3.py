@@ -17,6 +17,12 @@ from tests.support.ports import free_port
 __all__ = ["S3Server"]
 
 _BUCKET = "bucket"
+# It looks whether a key is taken and then puts; S3 does both in one step.
+_ONE_AT_A_TIME = (
+    *("--server.tomcat.threads.max=1", "--server.tomcat.threads.min-spare=1"),
+    # Its other port, on which this has no effect.
+    *("--server.ssl.enabled=false", "--com.adobe.testing.s3mock.httpPort=0"),
+)
 
 
 class S3Server:
@@ -53,8 +59,8 @@ class S3Server:
             self._process = subprocess.Popen(
                 [
                     *self._before,
-                    *(java, "-Xmx256m", "-XX:TieredStopAtLevel=1", "-jar", self._jar, "--server.port=0"),
-                    f"--com.adobe.testing.s3mock.httpPort={self._port}",
+                    *(java, "-Xmx256m", "-XX:TieredStopAtLevel=1", "-jar", self._jar, *_ONE_AT_A_TIME),
+                    f"--server.port={self._port}",
                 ],
                 stdout=log,
                 stderr=log,

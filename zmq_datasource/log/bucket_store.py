@@ -1,0 +1,394 @@
+"""A store that is in a bucket, on S3, Google Cloud Storage or Azure, by ``obstore``."""
+
+from __future__ import annotations
+
+import atexit
+import json
+import logging
+import re
+import threading
+import time
+import uuid
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from datetime import timedelta
+from typing import Any, NamedTuple, Self
+
+import pyarrow as pa
+
+from zmq_datasource.errors import DiskFaultError, LogError, LogLockedError, LogWriteError, OptionError
+from zmq_datasource.host import failpoints
+from zmq_datasource.host.processes import is_gone, process_mark
+from zmq_datasource.host.signals import check_signals
+from zmq_datasource.log.buckets import Bucket
+from zmq_datasource.log.files import this_process
+from zmq_datasource.log.store import Entry, Holding, KeyTakenError, Part
+from zmq_datasource.options.types import Location
+
+__all__ = ["SILENT_SECONDS", "BucketStore"]
+
+_log = logging.getLogger(__name__)
+
+# An object up to this size is read by one request; of a larger one first the end, up to the second size.
+_WHOLE_BYTES, _END_BYTES = 64 << 20, 1 << 20
+# The server must answer within so long, and end within the second time; a large put is answered when it has ended.
+_ANSWER, _ALL, _LARGE_BYTES = "10s", "60s", 4 << 20
+# A server that refuses at once is asked a second time. All else the caller repeats.
+_RETRIES = {"max_retries": 1, "retry_timeout": timedelta(seconds=5)}
+
+# A holder refreshes its key so often.
+_BEAT_SECONDS = 3.0
+# After so long without that another process may take it. Shorter than ``LOCK_WAIT_SECONDS``.
+SILENT_SECONDS = 12.0
+_LOOKING_SECONDS = 1.0
+# Silence counts only while somebody listens: of two looks farther apart the first one tells nothing.
+_BLIND_SECONDS = 4.0
+# Two processes that take a key at once see each other's record after so long.
+_SETTLING_SECONDS = 1.0
+_JOIN_SECONDS = 5.0
+# Refusals that stay, beside those that obstore has a class for, and one of that class that passes.
+_LASTING = re.compile(
+    "NoSuchBucket|ContainerNotFound|The specified bucket does not exist|incorrectly configured region"
+    "|InvalidAccessKeyId|SignatureDoesNotMatch|AccessDenied|InvalidToken|MethodNotAllowed|NotImplemented"
+)
+_PASSING = re.compile("RequestTimeTooSkewed|ExpiredToken|TokenExpired")
+_NO_BUCKET = re.compile("NoSuchBucket|ContainerNotFound|The specified bucket does not exist")
+
+
+class BucketStore:
+    """A bucket as a ``Store``.
+
+    A new object is put with the condition that there is none of its key, which the storage checks when it puts.
+
+    Args:
+        location: Its URI; see ``buckets.Bucket``.
+
+    Raises:
+        OptionError: The URI is none of a bucket, or ``obstore`` is not installed.
+    """
+
+    def __init__(self, location: Location) -> None:
+        self.location = location
+        self._bucket = Bucket.read(location)
+        self._obstore = _obstore()
+        self._connections: dict[bool, Any] = {}
+        self._seen: dict[str, _Seen] = {}
+        self._looking = threading.Lock()
+
+    def __reduce__(self) -> tuple[type[Self], tuple[Location]]:
+        return type(self), (self.location,)
+
+    def __repr__(self) -> str:
+        return f"BucketStore({str(self)!r})"
+
+    def __str__(self) -> str:
+        return str(self.location).partition("?")[0].rstrip("/")
+
+    def path_of(self, key: str) -> str:
+        return f"{self}/{key}"
+
+    def exists(self) -> bool:
+        return True  # a bucket has no directories
+
+    def create(self, *directories: str) -> None:
+        self.list()  # so that a bucket which is not there is an error now
+
+    def list(self, prefix: str = "") -> Sequence[Entry]:
+        with self._using(f"listing {self.path_of(prefix)}") as bucket:
+            found = self._obstore.list_with_delimiter(bucket, prefix or None)
+        entries = [Entry(_name(path), 0, 0.0, True) for path in found["common_prefixes"]]
+        entries += [
+            Entry(_name(about["path"]), about["size"], about["last_modified"].timestamp(), False)
+            for about in found["objects"]
+        ]
+        return [entry for entry in entries if entry.name and not entry.name.startswith(".")]
+
+    def open(self, key: str, whole: bool = True) -> pa.NativeFile:
+        with self._using(f"reading {self.path_of(key)}") as bucket:
+            found = self._obstore.get(bucket, key)
+            size = found.meta["size"]
+            if size <= (_WHOLE_BYTES if whole else _END_BYTES):
+                return pa.BufferReader(pa.py_buffer(found.bytes()))
+        del found  # which ends the request
+        begin = size - _END_BYTES
+        return pa.PythonFile(_Ranges(self, key, size, begin, self.read_range(key, begin, size)), mode="r")
+
+    def read_range(self, key: str, begin: int, end: int) -> memoryview:
+        with self._using(f"reading {self.path_of(key)}") as bucket:
+            return memoryview(self._obstore.get_range(bucket, key, start=begin, end=end))
+
+    def put_new(self, key: str, parts: Sequence[Part]) -> None:
+        content = memoryview(parts[0] if len(parts) == 1 else b"".join(parts)).cast("B")
+        while not self._put(key, content, "create"):
+            with suppress(FileNotFoundError):  # it was deleted meanwhile
+                if not self._holds(key, content):
+                    raise KeyTakenError(
+                        f"writing {self.path_of(key)}: there is such an object with other content"
+                    )
+                return
+
+    def _holds(self, key: str, content: memoryview) -> bool:
+        with self._using(f"reading {self.path_of(key)}") as bucket:
+            found = self._obstore.get(bucket, key)
+            return found.meta["size"] == content.nbytes and memoryview(found.bytes()) == content
+
+    def put(self, key: str, content: bytes) -> None:
+        self._put(key, memoryview(content), "overwrite")
+
+    def _put(self, key: str, content: memoryview, mode: str) -> bool:
+        """Put an object; False if the mode is ``create`` and there is one."""
+        with self._using(f"writing {self.path_of(key)}", content.nbytes > _LARGE_BYTES) as bucket:
+            failpoints.reach("log.store.before_put")
+            try:
+                self._obstore.put(bucket, key, content, mode=mode, use_multipart=False)
+            except self._obstore.exceptions.AlreadyExistsError:
+                return False
+            except FileNotFoundError as e:  # the bucket
+                raise LogWriteError(f"writing {self.path_of(key)}: {self._words(e)}") from None
+            failpoints.reach("log.store.after_put")
+        return True
+
+    def delete(self, key: str) -> None:
+        with self._using(f"deleting {self.path_of(key)}") as bucket, suppress(FileNotFoundError):
+            failpoints.reach("log.store.before_delete")
+            self._obstore.delete(bucket, key)
+            failpoints.reach("log.store.after_delete")
+
+    @contextmanager
+    def _using(self, act: str, is_large: bool = False) -> Iterator[Any]:
+        """The connection; its errors as ours, without a secret."""
+        exceptions = self._obstore.exceptions
+        try:
+            yield self._connected(is_large)
+        except FileNotFoundError as e:
+            if _NO_BUCKET.search(str(e)):
+                raise LogWriteError(f"{act}: {self._words(e)}") from None
+            raise FileNotFoundError(2, "no such object", act.partition(" ")[2]) from None
+        except (exceptions.BaseError, OSError, ValueError) as e:
+            refused = isinstance(
+                e,
+                exceptions.PermissionDeniedError
+                | exceptions.UnauthenticatedError
+                | exceptions.NotSupportedError
+                | exceptions.InvalidPathError,
+            )
+            stays = (refused or _LASTING.search(str(e))) and not _PASSING.search(str(e))
+            raise (LogWriteError if stays else DiskFaultError)(f"{act}: {self._words(e)}") from None
+
+    def _words(self, error: Exception) -> str:
+        # After the first paragraph come the values of the client's variables.
+        return self._bucket.without_secrets(str(error).partition("\n\n")[0])
+
+    def _connected(self, is_large: bool) -> Any:
+        if is_large not in self._connections:
+            times = {"timeout": _ALL} if is_large else {"timeout": _ALL, "read_timeout": _ANSWER}
+            try:
+                self._connections[is_large] = self._bucket.connect(
+                    client_options={"connect_timeout": "3s", **times}, retry_config=_RETRIES
+                )
+            except (self._obstore.exceptions.BaseError, ValueError) as e:
+                raise OptionError(f"option walStore={self.location!r}: {self._words(e)}") from None
+        return self._connections[is_large]
+
+    # A key that is held.
+
+    def hold(self, key: str, wait: float, note: str = "") -> BucketHold:
+        deadline = time.monotonic() + wait
+        mine = _Record(this_process(), note, process_mark(), uuid.uuid4().hex, 0)
+        _held.add(mine.nonce)
+        try:
+            self._wait_and_take(key, mine, deadline)
+        except BaseException:
+            _held.discard(mine.nonce)
+            raise
+        return BucketHold(self, key, mine)
+
+    def _wait_and_take(self, key: str, mine: _Record, deadline: float) -> None:
+        while True:
+            found, is_held = self._look(key)
+            if not is_held and self._take(key, found, mine):
+                return
+            if is_held and found is not None and time.monotonic() >= deadline:
+                raise LogLockedError(
+                    f"holding {self.path_of(key)}: {found.who} holds it. It counts as gone when it has given no sign "
+                    f"of life for {SILENT_SECONDS:.0f} s"
+                )
+            check_signals()
+            time.sleep(min(_LOOKING_SECONDS, max(0.01, deadline - time.monotonic())))
+
+    def _take(self, key: str, found: _Record | None, mine: _Record) -> bool:
+        self._put(key, memoryview(mine.content), "create" if found is None else "overwrite")
+        if found is not None:
+            time.sleep(_SETTLING_SECONDS)  # another process may take it at this moment: the last one has it
+        now = self.record(key)
+        return now is not None and now.nonce == mine.nonce
+
+    def _look(self, key: str) -> tuple[_Record | None, bool]:
+        """The record of a key, and whether its process holds the key, as far as can be told by now."""
+        with self._looking:
+            found, now = self.record(key), time.monotonic()
+            if found is None or found.is_free:
+                self._seen.pop(key, None)
+                return found, False
+            seen = self._seen.get(key)
+            is_same = seen is not None and seen.record == found and now - seen.last < _BLIND_SECONDS
+            since = seen.since if seen is not None and is_same else now
+            self._seen[key] = _Seen(found, since, now)
+            return found, now - since < SILENT_SECONDS
+
+    def holder(self, key: str) -> Holding | None:
+        found, is_held = self._look(key)
+        return Holding(found.who, found.note) if found is not None and is_held else None
+
+    def note(self, key: str) -> str:
+        found = self.record(key)
+        return "" if found is None else found.note
+
+    def record(self, key: str) -> _Record | None:
+        """What the last holder of a key has put there."""
+        try:
+            with self.open(key) as file:
+                return _Record.read(file.read())
+        except FileNotFoundError:
+            return None
+
+
+class _Record(NamedTuple):
+    """The content of a key that is held.
+
+    Attributes:
+        who: The process, in words.
+        note: Its note.
+        process: Its mark, for other processes on the same machine.
+        nonce: Made up for this hold; empty after its release.
+        beat: How often it was refreshed.
+    """
+
+    who: str
+    note: str
+    process: str
+    nonce: str
+    beat: int
+
+    @classmethod
+    def read(cls, content: bytes) -> Self:
+        try:
+            return cls(**json.loads(content))
+        except (ValueError, TypeError):
+            return cls("a process that did not say its name", "", "", str(content), 0)
+
+    @property
+    def content(self) -> bytes:
+        return json.dumps(self._asdict()).encode()
+
+    @property
+    def is_free(self) -> bool:
+        """Whether it was released, or its process has ended on this machine, or has not got the answer to its put."""
+        lost = self.process and self.process == process_mark() and self.nonce not in _held
+        return not self.nonce or bool(lost) or is_gone(self.process)
+
+
+class _Seen(NamedTuple):
+    """A record, since when it was the same in each look, and the last look; monotonic."""
+
+    record: _Record
+    since: float
+    last: float
+
+
+# The nonces of this process' holds.
+_held: set[str] = set()
+
+
+class BucketHold:
+    """An object that says which process holds the key, and that a thread refreshes."""
+
+    def __init__(self, store: BucketStore, key: str, record: _Record) -> None:
+        self._store, self._key, self._record = store, key, record
+        self._lost: str | None = None
+        self._ending = threading.Event()
+        self._thread = threading.Thread(target=self._refresh, name="zmq-log-hold", daemon=True)
+        # The interpreter must not end under a request.
+        atexit.register(self._end)
+        self._thread.start()
+
+    @property
+    def lost(self) -> str | None:
+        return self._lost
+
+    def release(self) -> None:
+        self._end()
+        atexit.unregister(self._end)
+        failpoints.reach("log.store.before_release")
+        try:
+            if self._is_mine():
+                self._store.put(self._key, self._record._replace(nonce="").content)
+        except LogError as e:
+            _log.warning("%s; another process can hold it in %.0f s", e, SILENT_SECONDS)
+        _held.discard(self._record.nonce)
+
+    def _end(self) -> None:
+        self._ending.set()
+        self._thread.join(_JOIN_SECONDS)
+
+    def _is_mine(self) -> bool:
+        found = self._store.record(self._key)
+        if found is not None and found.nonce != self._record.nonce:
+            self._lost = found.who
+        # Nothing is put into a bucket that has lost what was in it.
+        return found is not None and self._lost is None
+
+    def _refresh(self) -> None:
+        while self._lost is None and not self._ending.wait(_BEAT_SECONDS):
+            failpoints.reach("log.store.before_beat")
+            try:
+                if self._is_mine():
+                    self._record = self._record._replace(beat=self._record.beat + 1)
+                    self._store.put(self._key, self._record.content)
+            except Exception as e:  # it is tried again, and what is put meanwhile meets it, too
+                _log.debug("refreshing %s: %s", self._store.path_of(self._key), e)
+
+
+class _Ranges:
+    """A large object, of which each part that is read is a request of its own; the end is here already."""
+
+    closed = False
+
+    def __init__(self, store: BucketStore, key: str, size: int, begin: int, end: memoryview) -> None:
+        self._store, self._key = store, key
+        self._size, self._begin, self._end = size, begin, end
+        self._place = 0
+
+    def read(self, size: int = -1) -> bytes:
+        begin = self._place
+        end = self._size if size < 0 else min(begin + size, self._size)
+        if begin >= end:
+            return b""
+        content = self._end[max(0, begin - self._begin) : max(0, end - self._begin)].tobytes()
+        if begin < self._begin:
+            content = bytes(self._store.read_range(self._key, begin, min(end, self._begin))) + content
+        self._place = end
+        return content
+
+    def seek(self, offset: int, whence: int = 0) -> int:
+        self._place = offset + (0, self._place, self._size)[whence]
+        return self._place
+
+    def tell(self) -> int:
+        return self._place
+
+    def close(self) -> None:
+        self.closed = True
+
+
+def _name(path: str) -> str:
+    return path.rpartition("/")[2]
+
+
+def _obstore() -> Any:
+    try:
+        import obstore  # noqa: PLC0415 - an extra
+        import obstore.store  # noqa: PLC0415
+    except ImportError as e:
+        raise OptionError('a log in a bucket needs obstore; pip install "zmq_datasource[bucket]"') from e
+    return obstore
