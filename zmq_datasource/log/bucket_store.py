@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import json
 import logging
+import os
 import re
 import threading
 import time
@@ -12,6 +13,7 @@ import uuid
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import timedelta
+from pathlib import Path
 from typing import Any, NamedTuple, Self
 
 import pyarrow as pa
@@ -22,10 +24,10 @@ from zmq_datasource.host.processes import is_gone, process_mark
 from zmq_datasource.host.signals import check_signals
 from zmq_datasource.log.buckets import Bucket
 from zmq_datasource.log.files import this_process
-from zmq_datasource.log.store import Entry, Holding, KeyTakenError, Part
+from zmq_datasource.log.store import Content, Entry, Holding, KeyTakenError, Part
 from zmq_datasource.options.types import Location
 
-__all__ = ["SILENT_SECONDS", "BucketStore"]
+__all__ = ["SILENT_SECONDS", "BucketStore", "bucket_at"]
 
 _log = logging.getLogger(__name__)
 
@@ -93,7 +95,9 @@ class BucketStore:
     def create(self, *directories: str) -> None:
         self.list()  # so that a bucket which is not there is an error now
 
-    def list(self, prefix: str = "") -> Sequence[Entry]:
+    def list(self, prefix: str = "", after: str = "") -> Sequence[Entry]:
+        if after:
+            return self._list_after(prefix, after)
         with self._using(f"listing {self.path_of(prefix)}") as bucket:
             found = self._obstore.list_with_delimiter(bucket, prefix or None)
         entries = [Entry(_name(path), 0, 0.0, True) for path in found["common_prefixes"]]
@@ -102,6 +106,25 @@ class BucketStore:
             for about in found["objects"]
         ]
         return [entry for entry in entries if entry.name and not entry.name.startswith(".")]
+
+    def _list_after(self, prefix: str, after: str) -> Sequence[Entry]:
+        with self._using(f"listing {self.path_of(prefix)}") as bucket:
+            pages = self._obstore.list(bucket, prefix, offset=f"{prefix}/{after}")
+            found = [about for page in pages for about in page]
+        below = len(prefix) + 1
+        return [
+            Entry(about["path"][below:], about["size"], about["last_modified"].timestamp(), False)
+            for about in found
+            if "/" not in about["path"][below:]
+        ]
+
+    def find(self, key: str) -> Entry | None:
+        try:
+            with self._using(f"looking for {self.path_of(key)}") as bucket:
+                found = self._obstore.head(bucket, key)
+        except FileNotFoundError:
+            return None
+        return Entry(_name(key), found["size"], found["last_modified"].timestamp(), False)
 
     def open(self, key: str, whole: bool = True) -> pa.NativeFile:
         with self._using(f"reading {self.path_of(key)}") as bucket:
@@ -117,7 +140,11 @@ class BucketStore:
         with self._using(f"reading {self.path_of(key)}") as bucket:
             return memoryview(self._obstore.get_range(bucket, key, start=begin, end=end))
 
-    def put_new(self, key: str, parts: Sequence[Part]) -> None:
+    def put_new(self, key: str, content: Content) -> None:
+        parts = [content.read_bytes()] if isinstance(content, Path) else content
+        self._put_new(key, parts)
+
+    def _put_new(self, key: str, parts: Sequence[Part]) -> None:
         content = memoryview(parts[0] if len(parts) == 1 else b"".join(parts)).cast("B")
         while not self._put(key, content, "create"):
             with suppress(FileNotFoundError):  # it was deleted meanwhile
@@ -251,6 +278,17 @@ class BucketStore:
                 return _Record.read(file.read())
         except FileNotFoundError:
             return None
+
+
+def bucket_at(location: Location) -> BucketStore:
+    """The bucket at a location; one for the whole process, so that each look at a holder adds to those before."""
+    key = os.getpid(), location
+    if key not in _buckets:
+        _buckets[key] = BucketStore(location)
+    return _buckets[key]
+
+
+_buckets: dict[tuple[int, Location], BucketStore] = {}
 
 
 class _Record(NamedTuple):

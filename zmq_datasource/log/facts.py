@@ -8,7 +8,7 @@ from typing import NamedTuple, Self
 import msgspec
 import xxhash
 
-__all__ = ["ChunkFacts", "Incarnations", "PastTimes", "Times"]
+__all__ = ["NO_INCARNATIONS", "ChunkFacts", "Incarnations", "PastTimes", "Times"]
 
 _FACTS = b"chunk"
 
@@ -79,6 +79,10 @@ class Incarnations(NamedTuple):
         while len(writers) > 1 and writers[1][0] <= earliest:
             del writers[0]
         return Incarnations((*writers, (first, name)))
+
+
+# Of a log without chunks.
+NO_INCARNATIONS = Incarnations()
 
 
 class ChunkFacts(msgspec.Struct, frozen=True):

@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import errno
-import fcntl
-import json
 import logging
-import math
 import os
 import socket
 import stat
 import sys
 import time
-import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import IO, Self, TypeVar
+from typing import TypeVar
 
 import pyarrow as pa
 import pyarrow.ipc
@@ -27,22 +23,14 @@ from zmq_datasource.errors import (
     DiskFaultError,
     LogError,
     LogFormatError,
-    LogLockedError,
     LogWriteError,
-    OptionError,
 )
-from zmq_datasource.host import failpoints
-from zmq_datasource.host.private_files import PRIVATE, make_private
 from zmq_datasource.host.signals import check_signals
-from zmq_datasource.log.layout import DEAD_LETTERS_NAME, PARTITION, TEMPORARY_PREFIX
 from zmq_datasource.messages.schemas import MESSAGE_SCHEMA
-from zmq_datasource.options.types import LogLocation
 
 __all__ = [
     "LENGTHS_ONLY",
     "MOUNT_AGAIN",
-    "PartitionFiles",
-    "WriterLock",
     "add_directory",
     "is_transient",
     "make_directory",
@@ -50,13 +38,11 @@ __all__ = [
     "open_to_read",
     "patiently",
     "read_file",
-    "read_json",
     "reading",
     "sync_directory",
     "sync_file",
     "this_process",
     "unreadable",
-    "write_synced",
     "writing",
 ]
 
@@ -99,243 +85,6 @@ _TRANSIENT = frozenset(
 )
 
 
-class WriterLock:
-    """Held by the one writer of a log partition; released by the kernel if the process dies."""
-
-    def __init__(self, file: IO[str], path: Path, signature: bytes = b"") -> None:
-        self._file = file
-        self._path = path
-        self._signature = signature
-
-    @property
-    def lost(self) -> str | None:
-        """How it was lost, as far as its holder has noticed without being asked."""
-        return None
-
-    def check(self) -> None:
-        """Make sure that no other process holds it, and that its file is there.
-
-        A shared file system gives the lock of a host that is cut off to another, and the first does not notice.
-
-        Raises:
-            LogLockedError: Another process has taken it since.
-            DiskFaultError: Its file cannot be read now, or is gone with the directory.
-        """
-        if not self._signature:  # the disk was full
-            return
-        try:
-            with reading(self._path):
-                found = read_file(self._path)
-        except FileNotFoundError:
-            raise DiskFaultError(
-                f"writing to the log of {self._path}: this file, by which the process holds the log, is not there any "
-                f"more. {MOUNT_AGAIN}"
-            ) from None
-        if found != self._signature:
-            holder = found.decode(errors="replace").partition("\n")[0] or "another process"
-            raise LogLockedError(
-                f"writing to the log of {self._path}: this process has lost the lock, which is held by {holder}. "
-                "What it has received and not sealed is lost; start it again, and it follows or takes over"
-            )
-
-    def release(self) -> None:
-        self._file.close()
-
-
-class PartitionFiles:
-    """The directory of one log partition; for its arguments see ``LogStorage``.
-
-    Attributes:
-        patience: For so many seconds reading a chunk is tried again where the disk refuses or object storage does not
-            answer. Whoever can try it again by itself has none.
-        leisure: Seconds between two times that something is done which can wait; 0 where it costs nothing.
-        deletes_for: Seconds after which a round of deletions makes way for readers that wait.
-        always_syncs: Whether a file with a chunk's name is whole, whatever ``sync`` was.
-    """
-
-    patience = 0.0
-    leisure = 0.0
-    deletes_for = math.inf
-    always_syncs = False
-
-    def __init__(self, location: str, partition: int = PARTITION) -> None:
-        self.partition = partition
-        try:
-            self._root = Path(LogLocation.read(location))
-        except ValueError as e:
-            raise OptionError(f"option walLocation={location!r}: {e}") from e
-        self.root = str(self._root)
-        self._directory = self._root / str(partition)
-
-    @property
-    def dead_letters(self) -> str:
-        """The directory for messages that did not fit, if the user names none."""
-        return str(self._directory / DEAD_LETTERS_NAME)
-
-    def __repr__(self) -> str:
-        return f"LogStorage({self.root!r}, {self.partition})"
-
-    def __str__(self) -> str:
-        return f"log {self.root}" + (f", partition {self.partition}" if self.partition else "")
-
-    def of(self, partition: int) -> Self:
-        """Another partition of the same log."""
-        made = type(self)(self.root, partition)
-        made.patience = self.patience
-        return made
-
-    def _entries(self) -> Iterator[os.DirEntry[str]]:
-        """What is in the directory; nothing if there is none yet."""
-        with suppress(FileNotFoundError), reading(self._directory), os.scandir(self._directory) as entries:
-            yield from entries
-
-    def names(self) -> set[str]:
-        """The names in the directory; none if there is none yet."""
-        with suppress(FileNotFoundError), reading(self._directory):
-            return set(os.listdir(self._directory))
-        return set()
-
-    def stamp(self) -> tuple[int, ...]:
-        """What is another whenever a name has come or gone, as finely as the file system tells the time."""
-        with suppress(FileNotFoundError), reading(self._directory):
-            found = self._directory.stat()
-            # The time of modification can be set back by whoever restores a directory.
-            return found.st_ino, found.st_mtime_ns, found.st_ctime_ns
-        return ()
-
-    def _add_directory(self, path: Path) -> None:
-        """Make a directory in the partition's. All others are made when the log is opened, and never again.
-
-        So a log whose disk was unmounted is not begun below the mount point.
-        """
-        if path.parent == self._directory:
-            add_directory(path)
-
-    def _remove(self, path: Path, what: str = "") -> None:
-        """Delete a file; one that is gone already is fine."""
-        with writing(f"removing {what}{path}"):
-            path.unlink(missing_ok=True)
-
-    def _replace(self, path: Path, content: object) -> None:
-        self._replace_bytes(path, json.dumps(content).encode())
-
-    def _replace_bytes(self, path: Path, content: bytes) -> None:
-        temporary = path.with_name(f"{TEMPORARY_PREFIX}{path.name}")
-        with writing(f"writing {path}"):
-            self._add_directory(path.parent)
-            try:
-                failpoints.reach("log.small_file.before_write")
-                write_synced(temporary, content)
-                failpoints.reach("log.small_file.after_sync")
-                os.rename(temporary, path)
-            except OSError as e:
-                with suppress(OSError):
-                    temporary.unlink()
-                if e.errno not in (errno.ENOSPC, errno.EDQUOT) or not _overwritten(path, content):
-                    raise
-            failpoints.reach("log.small_file.after_rename")
-            sync_directory(path.parent)
-
-    def _lock(
-        self, path: Path, wait: float, act: str, way_out: str, sign: bool = True, note: str = ""
-    ) -> WriterLock:
-        """Hold the lock of a file.
-
-        Args:
-            wait: Seconds to wait for its holder.
-            sign: Whether to write into it who holds it.
-            note: What else to write into it, in one line; ``_lock_note`` reads it.
-        """
-        deadline = time.monotonic() + wait
-        warned = False
-        file = self._lock_file(path)
-        while True:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                if _is_at(file, path):
-                    break
-                file.close()  # whoever held it has removed the file
-                file = self._lock_file(path)
-            except BlockingIOError as e:
-                if time.monotonic() >= deadline:
-                    file.seek(0)
-                    holder = file.readline().strip() or _NAMELESS
-                    file.close()
-                    raise LogLockedError(f"{act}: it is held by {holder}; {way_out}") from e
-                if not warned:
-                    warned = True
-                    _log.info("%s: another process holds it; waiting for up to %.0f s", act, wait)
-                check_signals()
-                time.sleep(0.05)  # flock has no wait with a deadline
-            except OSError as e:
-                file.close()
-                raise LogWriteError(f"locking {path}: {e}") from e
-        if not sign:
-            return WriterLock(file, path)
-        try:
-            # Over what is there, which a full disk takes too.
-            text = f"{this_process()}\n{note}\n{uuid.uuid4().hex}\n".encode()
-            os.pwrite(file.fileno(), text, 0)
-            os.ftruncate(file.fileno(), len(text))
-        except OSError as e:
-            # The lock holds without it, and a log that has filled its disk must be opened to be emptied.
-            _log.warning("writing %s, which says who holds the lock: %s", path, e.strerror)
-            text = b""
-        return WriterLock(file, path, text)
-
-    def _lock_holder(self, path: Path) -> str | None:
-        """The process that has the lock of a file, as it says itself; None if there is none. Makes no file.
-
-        Raises:
-            DiskFaultError, LogFormatError: The file cannot be read.
-        """
-        try:
-            with reading(path):
-                descriptor = _open_to_lock(path)
-        except FileNotFoundError:
-            return None
-        with open(descriptor, "rb") as file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-            except BlockingIOError:
-                return file.readline().decode(errors="replace").strip() or _NAMELESS
-        return None
-
-    def _lock_file(self, path: Path) -> IO[str]:
-        with writing(f"creating {path.parent}"):
-            self._add_directory(path.parent)
-            # Not for appending, which would write after what is there.
-            return open(os.open(path, os.O_RDWR | os.O_CREAT, PRIVATE), "r+")
-
-    def _lock_note(self, path: Path) -> str:
-        """What the last holder of a lock has written into it; empty if it has not.
-
-        Raises:
-            DiskFaultError, LogFormatError: It cannot be read.
-        """
-        with suppress(FileNotFoundError), reading(path):
-            return "".join(read_file(path).decode(errors="replace").splitlines()[1:2])
-        return ""
-
-
-def _open_to_lock(path: Path) -> int:
-    try:
-        return os.open(path, os.O_RDWR)  # a shared file system locks no file that is open for reading alone
-    except PermissionError:
-        return os.open(path, os.O_RDONLY)
-    except OSError as e:
-        if e.errno != errno.EROFS:
-            raise
-        return os.open(path, os.O_RDONLY)
-
-
-def _is_at(file: IO[str], path: Path) -> bool:
-    """Whether an open file is still the one at a path."""
-    with suppress(FileNotFoundError):
-        return os.path.samestat(os.fstat(file.fileno()), path.stat())
-    return False
-
-
 @contextmanager
 def writing(act: str) -> Iterator[None]:
     hints = {
@@ -354,26 +103,6 @@ def writing(act: str) -> Iterator[None]:
         passes = is_transient(e) or isinstance(e, FileNotFoundError)
         kind = DiskFaultError if passes else LogWriteError
         raise kind(f"{act}: {e.strerror or e}{hint}") from e
-
-
-def _overwritten(path: Path, content: bytes) -> bool:
-    """Replace a file where it is, which takes no room; only one so small that a disk writes it as a whole.
-
-    A full disk may wait for just this: what a reader needs no more can be deleted once it has said so.
-    """
-    try:
-        descriptor = os.open(path, os.O_WRONLY)
-    except FileNotFoundError:
-        return False
-    try:
-        size = max(os.fstat(descriptor).st_size, len(content))
-        if size > _SECTOR_BYTES:
-            return False
-        os.pwrite(descriptor, content.ljust(size), 0)
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-    return True
 
 
 def this_process() -> str:
@@ -426,20 +155,6 @@ def open_to_read(path: Path | str) -> pa.NativeFile:
     return pa.OSFile(str(path), "rb")
 
 
-def read_json(path: Path) -> object:
-    """What a file holds.
-
-    Raises:
-        FileNotFoundError: There is none.
-        DiskFaultError, LogFormatError: It cannot be read, or is not JSON.
-    """
-    try:
-        with reading(path):
-            return json.loads(read_file(path))
-    except RecursionError as e:
-        raise LogFormatError(f"reading {path}: it is nested too deeply. {RESTORE}") from e
-
-
 def is_transient(e: Exception) -> bool:
     """Whether this is a fault of the system that may pass."""
     return isinstance(e, OSError) and e.errno in _TRANSIENT
@@ -485,14 +200,6 @@ def add_directory(path: Path) -> None:
         return
     path.mkdir(mode=0o700, exist_ok=True)
     sync_directory(path.parent)
-
-
-def write_synced(path: Path, content: bytes) -> None:
-    make_private(path)
-    with open(path, "wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
 
 
 def sync_file(path: Path) -> None:

@@ -82,12 +82,13 @@ class LogFollower(ReadableLog):
         gone = 0
         while gone < len(chunks) and self._storage.find_chunk(chunks[gone].first) is None:
             gone += 1
-        contents.forget(gone)
-        if gone and gone == len(chunks):  # all that were known; the newest always stays
-            end = chunks[-1].end
-            self._begin_anew()
-            if contents.end < end:
-                raise DiskFaultError(f"reading {self._storage}: no chunk is there any more. {MOUNT_AGAIN}")
+        if gone < len(chunks) or not chunks:
+            contents.forget(gone)
+            return
+        index = read_index(self._storage)
+        if index.end < chunks[-1].end:  # the newest always stays
+            raise DiskFaultError(f"reading {self._storage}: no chunk is there any more. {MOUNT_AGAIN}")
+        contents.replace(index)
 
     def _begin_anew(self) -> None:
         self._contents.replace(read_index(self._storage))

@@ -27,7 +27,7 @@ import pyarrow as pa
 import pyarrow.ipc
 
 from zmq_datasource.errors import DamagedChunkError, DiskFaultError, LogFormatError
-from zmq_datasource.log.chunk import CHECKSUM, Memory, is_intact, write_chunk
+from zmq_datasource.log.chunk import Memory, is_intact, write_chunk
 from zmq_datasource.log.chunk_file import ChunkFile, CompactFile, is_small
 from zmq_datasource.log.facts import ChunkFacts
 from zmq_datasource.log.files import reading
@@ -209,7 +209,9 @@ def read_groups(content: pa.Buffer, partition: int, first: int) -> Groups:
         # Torn, or damaged, which Arrow's reader of streams answers with errors of many kinds.
         pass
     if elsewhere is not None:
-        raise DamagedChunkError(f"reading the open chunk from id {first} of partition {partition}: {elsewhere}")
+        raise DamagedChunkError(
+            f"reading the open chunk from id {first} of partition {partition}: {elsewhere}"
+        )
     behind = max(_ends_of_later_groups(content, read_to, end), default=end)
     return Groups(whole, written[: len(whole)], facts, range(end, behind))
 

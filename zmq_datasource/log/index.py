@@ -6,7 +6,7 @@ from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 
 from zmq_datasource.errors import LogFormatError
-from zmq_datasource.log.facts import Incarnations
+from zmq_datasource.log.facts import NO_INCARNATIONS, Incarnations
 from zmq_datasource.log.layout import Chunk
 
 __all__ = ["ChunkIndex"]
@@ -22,7 +22,7 @@ class ChunkIndex:
         incarnations: The writers that the newest chunk knows.
     """
 
-    def __init__(self, chunks: Iterable[Chunk] = (), incarnations: Incarnations = Incarnations()) -> None:
+    def __init__(self, chunks: Iterable[Chunk] = (), incarnations: Incarnations = NO_INCARNATIONS) -> None:
         self.incarnations = incarnations
         self._chunks: list[Chunk] = []
         self._firsts: list[int] = []

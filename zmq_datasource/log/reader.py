@@ -27,7 +27,16 @@ from zmq_datasource.messages.columns import number
 if TYPE_CHECKING:
     from zmq_datasource.log.deletions import Deletions
 
-__all__ = ["Slice", "chunks_of", "end_within_bytes", "first_since", "read_index", "read_slices", "slices", "split_range"]
+__all__ = [
+    "Slice",
+    "chunks_of",
+    "end_within_bytes",
+    "first_since",
+    "read_index",
+    "read_slices",
+    "slices",
+    "split_range",
+]
 
 
 _LISTINGS = 10

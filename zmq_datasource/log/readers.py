@@ -124,7 +124,7 @@ class Reader:
         self._written_at = time.monotonic()
 
     def _write_again(self, seconds: float) -> None:
-        """Write the record once more, unless it was written within so many seconds: its time says that the query runs."""
+        """Write the record once more, unless that was within so many seconds: its time says that the query runs."""
         if self._record is not None and time.monotonic() - self._written_at >= seconds:
             self._written_at = time.monotonic()
             with suppress(LogWriteError):  # tried again after as long

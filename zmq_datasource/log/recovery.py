@@ -122,9 +122,7 @@ def _check_positions(storage: LogStorage, end: int) -> None:
             )
 
 
-def _recover_open_chunk(
-    storage: LogStorage, first: int, index: ChunkIndex, persistence: Persistence
-) -> None:
+def _recover_open_chunk(storage: LogStorage, first: int, index: ChunkIndex, persistence: Persistence) -> None:
     """Make a sealed chunk of one that was open when its writer ended.
 
     Raises:

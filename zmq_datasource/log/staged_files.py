@@ -55,7 +55,9 @@ class StagedFiles:
         self._sync = sync
         if beside is None:
             # Removed with this object.
-            self._temporary = tempfile.TemporaryDirectory(prefix="zmq_datasource-", ignore_cleanup_errors=True)
+            self._temporary = tempfile.TemporaryDirectory(
+                prefix="zmq_datasource-", ignore_cleanup_errors=True
+            )
             beside = Path(self._temporary.name)
         self._directory = beside / STAGING_NAME
 

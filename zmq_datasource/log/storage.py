@@ -16,7 +16,6 @@ import os
 import socket
 import stat
 import tempfile
-import time
 import uuid
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -118,7 +117,9 @@ class LogStorage:
     @property
     def directory(self) -> Path | None:
         """The partition's directory; None in a bucket."""
-        return self.store.directory_of(str(self.partition)) if isinstance(self.store, DirectoryStore) else None
+        return (
+            self.store.directory_of(str(self.partition)) if isinstance(self.store, DirectoryStore) else None
+        )
 
     def __repr__(self) -> str:
         return f"LogStorage({self.root!r}, {self.partition})"
@@ -191,8 +192,8 @@ class LogStorage:
             case {"format": int(version)}:
                 raise LogFormatError(
                     f"reading {path}: format version {version}, this release reads {FORMAT_VERSION}. Let each query of "
-                    "this log read to its end with the release that wrote it; then set another walLocation or walStore, "
-                    "and a new checkpoint for each of these queries"
+                    "this log read to its end with the release that wrote it; then set another walLocation or "
+                    "walStore, and a new checkpoint for each of these queries"
                 )
             case None:
                 self._refuse_nameless_chunks()

@@ -463,8 +463,8 @@ class ReadOptions(FramingOptions, frozen=True, kw_only=True, rename="camel"):
             raise OptionError("walStore is empty; name where the log is kept, as in s3://bucket/orders")
         if self.wal_store is not None and self.wal_location is not None:
             raise OptionError(
-                f"walLocation={self.wal_location!r} and walStore={self.wal_store!r} each say where the log is, and it is "
-                "in one place; keep one"
+                f"walLocation={self.wal_location!r} and walStore={self.wal_store!r} each say where the log is, and it "
+                "is in one place; keep one"
             )
         for place in ("starting", "ending"):
             if getattr(self, f"{place}_offsets") and getattr(self, f"{place}_timestamp"):

@@ -127,9 +127,16 @@ class LiveFlow:
                     zmq=options.zmq,
                     access=options.access,
                 )
-                terms = AcceptorTerms(options.transaction_timeout, options.wal_max_bytes, options.wal_sync)
+                terms = AcceptorTerms(options.transaction_timeout, options.wal_max_bytes)
                 self._acceptor = stack.enter_context(
-                    Acceptor(spec, terms, self.counters, self.journal.storage, transactions, self.journal)
+                    Acceptor(
+                        spec,
+                        terms,
+                        self.counters,
+                        self.journal.storage.staged_files(),
+                        transactions,
+                        self.journal,
+                    )
                 )
             self._poller = zmq.Poller()
             self._poller.register(self._written, zmq.POLLIN)

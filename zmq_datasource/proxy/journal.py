@@ -15,6 +15,7 @@ import pyarrow as pa
 
 from zmq_datasource.counters import SourceCounters
 from zmq_datasource.errors import LogWriteError
+from zmq_datasource.log.directory_store import DirectoryStore
 from zmq_datasource.log.layout import LOCK_WAIT_SECONDS
 from zmq_datasource.log.state import Carried
 from zmq_datasource.log.storage import LogStorage
@@ -60,13 +61,12 @@ class Journal:
     ) -> None:
         self._counters = counters
         self._notify = notify
-        self.storage = LogStorage(options.wal_location)
+        self.storage = LogStorage(DirectoryStore(options.wal_location, options.wal_sync))
         self.log = LogWriter(
             self.storage,
             chunk_bytes=options.chunk_bytes,
             max_bytes=options.wal_max_bytes,
             retention=options.wal_retention,
-            sync=options.wal_sync,
             retry_timeout=options.wal_retry_timeout,
             make_room="any" if options.when_full == "discard" else "done",
             carried=carried,

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 import pyarrow as pa
 
 from zmq_datasource.errors import DataLossError
+from zmq_datasource.log.chunk import read_facts
 from zmq_datasource.log.growing import GrowingTail, Grown
 from zmq_datasource.log.index import ChunkIndex
+from zmq_datasource.log.layout import Chunk
 from zmq_datasource.log.reader import read_index, read_slices, slices
 from zmq_datasource.log.storage import LogStorage
 
@@ -72,11 +75,16 @@ class LogView:
     def _append_sealed(self, end: int) -> None:
         """One chunk more, most of the time: a directory of many need not be listed for that."""
         if len(self._index):
-            chunk = self._storage.find_chunk(self._index.end, end)
-            if chunk is not None:
-                self._index.append(chunk)
+            found = self._storage.find_chunk(self._index.end)
+            if found is not None and self._ends_at(found.first, end):
+                self._index.append(Chunk(found.first, end, found.size, found.sealed_at))
                 return
         self.refresh()
+
+    def _ends_at(self, first: int, end: int) -> bool:
+        with suppress(FileNotFoundError):
+            return read_facts(self._storage, first).end == end
+        return False
 
     @property
     def earliest(self) -> int:

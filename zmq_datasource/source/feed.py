@@ -23,7 +23,6 @@ from zmq_datasource.log.follower import LogFollower
 from zmq_datasource.log.layout import PARTITION
 from zmq_datasource.log.persistence import Persistence
 from zmq_datasource.log.readers import Readers
-from zmq_datasource.log.stored import UnsettledError
 from zmq_datasource.log.writer import LogWriter
 from zmq_datasource.options import StreamReadOptions
 from zmq_datasource.options.types import Position
@@ -106,13 +105,7 @@ class Feed:
         if ingest.open_unless_received():
             return ingest
         _log.info("another process receives this feed into %s; this query follows it", self.storage)
-        try:
-            return self._open_following()
-        except UnsettledError:
-            # It has died before it had the log for good, and nobody knows how far that goes until another one has it.
-            if ingest.open_unless_received():
-                return ingest
-            return self._open_following()
+        return self._open_following()
 
     def _open_following(self) -> FollowingSource:
         following = FollowingSource(self.storage, self._options)

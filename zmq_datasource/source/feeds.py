@@ -22,7 +22,6 @@ from zmq_datasource.host.signals import check_signals
 from zmq_datasource.log.layout import PARTITION
 from zmq_datasource.log.persistence import Persistence
 from zmq_datasource.log.readers import Reader
-from zmq_datasource.log.stored import UnsettledError
 from zmq_datasource.options import StreamReadOptions
 from zmq_datasource.source.feed import Feed
 from zmq_datasource.source.location import log_storage
@@ -123,7 +122,7 @@ class Feeds:
             return []
         try:
             opened = self._open_others()
-        except (DiskFaultError, UnsettledError) as e:
+        except DiskFaultError as e:
             self._next_look = time.monotonic() + _LOOKING_SECONDS
             self._faults.warn("looking for new partitions of %s: %s", self.storage, e)
             return []

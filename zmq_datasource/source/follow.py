@@ -127,8 +127,9 @@ class FollowingSource:
         """Read what the log keeps, unless that was done at this end."""
         if self._kept[0] == end:
             return
+        newest = self.log.newest
         try:
-            saved = read_saved_state(self.storage)
+            saved = read_saved_state(self.storage, None if newest is None else newest.first)
             if self._losses is not None:
                 self._losses.look(saved)
             self._kept = end, *read_counters(saved)

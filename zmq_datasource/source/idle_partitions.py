@@ -54,7 +54,6 @@ class IdlePartition:
             chunk_bytes=options.wal_chunk_bytes,
             max_bytes=options.wal_max_bytes,
             retention=retention,
-            sync=options.wal_sync,
             readers=readers,
         )
         try:

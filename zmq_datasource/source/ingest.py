@@ -106,7 +106,6 @@ class Ingest:
             max_bytes=options.wal_max_bytes,
             retention=options.wal_retention,
             make_room="any" if options.when_full == "discard" else "done",
-            sync=options.wal_sync,
             retry_timeout=options.wal_retry_timeout,
             carried=state,
             readers=self.readers,
@@ -241,7 +240,7 @@ class Ingest:
             return
         persistence.insist(self._stop_losses.open)
         if self._intake.tracker is not None:
-            beside = persistence.insist(partial(states_beside, self.storage, self._options.wal_sync))
+            beside = persistence.insist(partial(states_beside, self.storage))
             self._intake.look_beside(beside, feed_of(self._options))
 
     def check(self) -> None:

@@ -9,7 +9,6 @@ from typing import Any
 import msgspec
 
 from zmq_datasource.counters import SourceCounters
-from zmq_datasource.errors import DamagedChunkError
 from zmq_datasource.host.printable import printable
 from zmq_datasource.log.carried import sections_of
 from zmq_datasource.log.state import read_saved_state
@@ -42,27 +41,17 @@ def tracker_of(saved: bytes) -> SequenceTracker | None:
     return None if sequences is None else state.tracker_of(sequences)
 
 
-def states_beside(storage: LogStorage, sync: bool) -> list[bytes]:
+def states_beside(storage: LogStorage) -> list[bytes]:
     """What the other partitions of a log keep; other processes may write them at the same time.
 
     Args:
         storage: Of the partition that is left out.
-        sync: Whether chunks are forced to the disk. If not, a state that a crash of the machine has torn is left out.
 
     Raises:
         LogError: One cannot be read.
     """
-    found = []
-    for partition in storage.partitions():
-        if partition == storage.partition:
-            continue
-        try:
-            found.append(read_saved_state(storage.of(partition)))
-        except DamagedChunkError as e:
-            if sync:
-                raise
-            _log.error("%s. What that partition has kept of publishers' numbers is not taken over", e)
-    return found
+    others = [storage.of(partition) for partition in storage.partitions() if partition != storage.partition]
+    return [read_saved_state(other) for other in others]
 
 
 def read_gaps(saved: bytes, beside: Iterable[bytes] = ()) -> list[dict[str, Any]]:

@@ -22,6 +22,7 @@ from zmq_datasource.host.limited_logging import LimitedLog
 from zmq_datasource.log.deletions import begin_of
 from zmq_datasource.log.files import open_file
 from zmq_datasource.log.layout import parse_chunk_name
+from zmq_datasource.log.reader_records import ReaderRecords
 from zmq_datasource.log.storage import LogStorage
 from zmq_datasource.source.range_protocol import (
     BEGIN,
@@ -164,7 +165,7 @@ class RangeServer:
             begin = begin_of(storage, self.access.log_id)
             return b"" if begin is None else str(begin).encode()
         if (skipped := parse_skipped(request.name)) is not None:
-            storage.write_skipped(*skipped)
+            ReaderRecords(storage).write_skipped(*skipped)
             return b""
         # Opened for each block: a file that was kept open would keep its room on the disk when it is deleted.
         file = open_file(storage.path_of(request.name))

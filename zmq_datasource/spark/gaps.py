@@ -50,6 +50,6 @@ class ZmqGapReader(DataSourceReader):
         set_up_worker()
         self._storage.log_id()  # where the directory is not reached, nothing would look like "no gaps"
         storage = self._storage.of(partition.value)
-        gaps = read_gaps(read_saved_state(storage), states_beside(storage, True))
+        gaps = read_gaps(read_saved_state(storage), states_beside(storage))
         rows = [{"partition": partition.value, **gap} for gap in gaps]
         yield pa.RecordBatch.from_pylist(rows, _SCHEMA)

@@ -1,4 +1,4 @@
-"""Whether object storage can hold a log: what it promises, tried over two connections."""
+"""Whether a bucket can hold a log: what it promises, tried over two connections."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from contextlib import suppress
 
 from zmq_datasource.errors import LogError
-from zmq_datasource.host.object_store import ObjectStore, StoredObject
-from zmq_datasource.log.stored import object_store_at
+from zmq_datasource.log.bucket_store import BucketStore
+from zmq_datasource.log.store import Entry, KeyTakenError, Store
 from zmq_datasource.options.types import Location
 from zmq_datasource.workbench.doctor.directory import Promise
 
@@ -19,20 +19,20 @@ __all__ = ["examine_storage"]
 
 _ROUNDS = 10
 _CHUNK_BYTES = 1 << 20
-# Whether a query runs elsewhere is told by the storage's clock.
+# How long a query has been away is told by the bucket's clock.
 _CLOCK_SECONDS = 60.0
 
 
 def examine_storage(location: Location) -> list[Promise]:
-    """Try everything that a log does in object storage; what was put for that is deleted.
+    """Try everything that a log does in a bucket; what was put for that is deleted.
 
     A promise that is broken one time in many may be kept each time that it is tried.
 
     Raises:
         OptionError: The location makes no sense.
-        LogError: The storage cannot be used at all; says why.
+        LogError: The bucket cannot be used at all; says why.
     """
-    store, other = object_store_at(location), object_store_at(location)
+    store, other = BucketStore(location), BucketStore(location)
     keys = [f"doctor-{uuid.uuid4().hex[:8]}-{number}" for number in range(_ROUNDS)]
     try:
         return list(_try(store, other, keys))
@@ -42,18 +42,19 @@ def examine_storage(location: Location) -> list[Promise]:
                 store.delete(key)
 
 
-def _try(store: ObjectStore, other: ObjectStore, keys: list[str]) -> Iterator[Promise]:
+def _try(store: Store, other: Store, keys: list[str]) -> Iterator[Promise]:
     content = os.urandom(_CHUNK_BYTES)
     seconds: list[float] = []
-    unlisted = old = left = 0
-    found: StoredObject | None = None
-    store.make_root()
+    unlisted = twice = old = left = 0
+    found: Entry | None = None
+    store.create()
     for key in keys:
         began = time.monotonic()
-        store.put(key, content)
+        store.put_new(key, [content])
         seconds.append(time.monotonic() - began)
         found = _listed(other, key)
         unlisted += found is None or found.size != len(content)
+        twice += not _is_refused(other, key)
         store.put(key, key.encode())
         old += _content(other, key) != key.encode()
         store.delete(key)
@@ -64,11 +65,25 @@ def _try(store: ObjectStore, other: ObjectStore, keys: list[str]) -> Iterator[Pr
         f"1 MiB is there after {statistics.median(seconds) * 1000:.0f} ms; so long a chunk takes",
     )
     yield _kept(
+        "put if absent",
+        twice,
+        "refuses an object whose key is taken",
+        "replaced an object whose key was taken, and two writers would give out the same ids",
+    )
+    yield _kept(
         "listing", unlisted, "shows an object whole as soon as it was put", "did not show what was just put"
     )
-    yield _kept("replace", old, "whoever reads gets what was put last", "gave what had been replaced")
+    yield _kept("replace", old, "a read gets what was put last", "gave what had been replaced")
     yield _kept("delete", left, "a listing does not show what was deleted", "showed what was just deleted")
     yield _clock(found)
+
+
+def _is_refused(store: Store, key: str) -> bool:
+    try:
+        store.put_new(key, [b"other"])
+    except KeyTakenError:
+        return True
+    return False
 
 
 def _kept(name: str, failures: int, kept: str, broken: str) -> Promise:
@@ -79,7 +94,7 @@ def _kept(name: str, failures: int, kept: str, broken: str) -> Promise:
     return Promise(name, "kept", kept)
 
 
-def _clock(found: StoredObject | None) -> Promise:
+def _clock(found: Entry | None) -> Promise:
     if found is None:
         return Promise("clock", "doubtful", "cannot be compared with the clock of this machine")
     ahead = found.modified - time.time()
@@ -91,11 +106,11 @@ def _clock(found: StoredObject | None) -> Promise:
     return Promise("clock", "kept", detail)
 
 
-def _listed(store: ObjectStore, key: str) -> StoredObject | None:
-    return next((found for found in store.objects("") if found.key == key), None)
+def _listed(store: Store, key: str) -> Entry | None:
+    return next((found for found in store.list() if found.name == key), None)
 
 
-def _content(store: ObjectStore, key: str) -> bytes | None:
-    with suppress(FileNotFoundError):
-        return store.get(key)
+def _content(store: Store, key: str) -> bytes | None:
+    with suppress(FileNotFoundError), store.open(key) as file:
+        return bytes(file.read())
     return None
