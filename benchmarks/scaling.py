@@ -35,7 +35,7 @@ from zmq_datasource.messages.framing import decode_plain
 from zmq_datasource.messages.raw import raw_of
 from zmq_datasource.options import StreamReadOptions
 from zmq_datasource.options.parser import parse
-from zmq_datasource.source.range_server import RangeServer
+from zmq_datasource.source.chunk_server import ChunkServer
 from zmq_datasource.source.remote_chunks import RemoteChunks
 from zmq_datasource.spark.stream_reader import ZmqStreamReader
 
@@ -122,7 +122,7 @@ def _read_rate(size: int, way: str, times: Times) -> Sample:
 
 def _serve(pipe: Connection, root: str) -> None:
     storage = LogStorage(root)
-    server = RangeServer(storage, storage.log_id(), "tcp://127.0.0.1:*")
+    server = ChunkServer(storage, storage.log_id(), "tcp://127.0.0.1:*")
     pipe.send(server.access)
     with suppress(EOFError):
         pipe.recv()

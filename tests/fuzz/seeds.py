@@ -29,7 +29,7 @@ from zmq_datasource.proxy.durable_protocol import (
     Subscribe,
     write,
 )
-from zmq_datasource.source.range_protocol import SECRET_BYTES, Answer, Request
+from zmq_datasource.source.chunk_protocol import SECRET_BYTES, Request, pack_head
 
 CORPUS = Path(__file__).parent / "corpus"
 
@@ -85,11 +85,10 @@ def durable() -> Iterator[bytes]:
         yield packed(write(message))
 
 
-def ranges() -> Iterator[bytes]:
-    yield Request(1, 0, 0, 100, "00000000000000000000-00000000000000000010.arrow").to_frame(
-        bytes(SECRET_BYTES)
-    )
-    yield packed(Answer(1, 0, b"content").to_frames())
+def chunks() -> Iterator[bytes]:
+    chunk = Request(1, "a" * 32, 0, "00000000000000000000-00000000000000000010.arrow")
+    yield chunk.to_frame(bytes(SECRET_BYTES))
+    yield pack_head(1, 0)
 
 
 def replay() -> Iterator[bytes]:
@@ -131,7 +130,7 @@ def main() -> None:
         framing,
         acknowledged,
         durable,
-        ranges,
+        chunks,
         replay,
         offsets,
         options,

@@ -30,8 +30,8 @@ from zmq_datasource.options import ProxyOptions, StreamReadOptions, WriteOptions
 from zmq_datasource.options.offsets import Offset
 from zmq_datasource.options.parser import OptionSet, parse
 from zmq_datasource.proxy.durable_protocol import read_from_client, read_from_proxy
+from zmq_datasource.source.chunk_protocol import Request, unpack_head
 from zmq_datasource.source.intake import Arrival, Intake
-from zmq_datasource.source.range_protocol import Answer, Request
 from zmq_datasource.transport import core, python_core
 
 __all__ = ["FRAMINGS", "TARGETS"]
@@ -110,12 +110,11 @@ def durable(data: bytes) -> None:
             read(frames)
 
 
-def ranges(data: bytes) -> None:
+def chunks(data: bytes) -> None:
     """What executors and the driver say to each other, behind CURVE."""
     with suppress(ValueError):
         Request.of_frame(data)
-    with suppress(ValueError):
-        Answer.of_frames(frames_of(data))
+    unpack_head(data)
 
 
 def replay(data: bytes) -> None:
@@ -290,7 +289,7 @@ TARGETS: dict[str, Target] = {
         framing,
         acknowledged,
         durable,
-        ranges,
+        chunks,
         replay,
         growing,
         sealed,

@@ -14,7 +14,7 @@ from pyspark.sql.streaming.datasource import ReadMaxRows
 
 from tests.support import REPOSITORY, Socket, bound, free_endpoint, stop_sooner, stream_options, wait_for
 from zmq_datasource.errors import EndpointError, OptionError
-from zmq_datasource.source.range_server import RangeServer
+from zmq_datasource.source.chunk_server import ChunkServer
 from zmq_datasource.spark import serving
 from zmq_datasource.spark.partition_reader import LogInputPartition, read_log_partition
 from zmq_datasource.spark.stream_reader import ZmqStreamReader
@@ -98,9 +98,9 @@ def _binds(sock: Socket, endpoint: str) -> bool:
 def test_a_place_that_the_run_before_still_has_is_waited_for(
     context: zmq.Context[Socket], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    where, init, attempts = free_endpoint(), RangeServer.__init__, []
+    where, init, attempts = free_endpoint(), ChunkServer.__init__, []
 
-    def counted(server: RangeServer, *args: Any) -> None:
+    def counted(server: ChunkServer, *args: Any) -> None:
         attempts.append(args)
         init(server, *args)
 
@@ -122,7 +122,7 @@ def test_a_place_that_the_run_before_still_has_is_waited_for(
     after, *batch = planned("after")
     try:
         before.partitions(start, end)
-        monkeypatch.setattr(RangeServer, "__init__", counted)
+        monkeypatch.setattr(ChunkServer, "__init__", counted)
         with ThreadPoolExecutor(1) as pool:
             shares = pool.submit(after.partitions, *batch)
             wait_for(lambda: attempts, "it has met the other one")

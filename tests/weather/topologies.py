@@ -446,7 +446,7 @@ class DealerRouter(_SinkToSource):
         served = {}
         if world.extras.random() < 0.4:  # to executors that do not see the directory
             served = {"serveLog": world.endpoint()}
-            self.reaches("source", "source.range")
+            self.reaches("source", "source.chunk")
         self.source(socketType="ROUTER", bind=at, walRetention=retention, **served)
         self.journal = world.directory / "sink.jsonl"
         world.process(

@@ -1,16 +1,21 @@
-"""The chunks of a log as an executor sees it that cannot see their directory: files, read over the network."""
+"""An executor's end of reading without a shared directory: whole chunks, from the driver.
+
+The model: a fetch is one request with a number, and one answer. The request is sent once on each connection. While no
+byte comes for ``again`` seconds, the client gives up the connection, and repeats the request on a new one; it waits
+longer each time. An answer with another number belongs to an older request and is dropped. The fetch ends with the
+answer, or with an error once no byte has come for ``give_up`` seconds. The client owns its connection and the chunk
+that it fetches; it holds one chunk in memory, and reads record batches from there without copying.
+"""
 
 from __future__ import annotations
 
 import errno
 import itertools
 import logging
-import math
 import os
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
-from functools import partial
 from typing import Self
 
 import pyarrow as pa
@@ -22,28 +27,27 @@ from zmq_datasource.log.chunk import OpensChunks
 from zmq_datasource.log.deletions import Deletions
 from zmq_datasource.log.files import patiently
 from zmq_datasource.log.storage import LogStorage
-from zmq_datasource.source.range_protocol import (
+from zmq_datasource.options.types import Endpoint, Endpoints, ZmqOptions
+from zmq_datasource.source.chunk_protocol import (
     BEGIN,
-    BLOCK_BYTES,
-    MOST_ANSWER_BYTES,
+    FRAME_BYTES,
     Access,
-    Answer,
     Request,
     skipped_name,
+    unpack_head,
 )
+from zmq_datasource.transport.kernel import bytes_received, find_dead_peers
+from zmq_datasource.transport.opened import OpenSocket
+from zmq_datasource.transport.spec import SocketSpec
 
 __all__ = ["RemoteChunks", "RemoteDeletions", "chunks_for"]
 
 _log = logging.getLogger(__name__)
 
-# Blocks that are asked for ahead of the one that is read.
-_AHEAD = 4
-# After so long without an answer all that is outstanding is asked for again, on a connection of its own; later where
-# answers are slow, because half an answer is lost with its connection.
-_AGAIN_SECONDS = 3.0
-_LONGEST_AGAIN_SECONDS = 40.0
-_SLOWER = 4.0
-_PATIENCE_SECONDS = 90.0
+_AGAIN_SECONDS, _LONGEST_AGAIN_SECONDS = 3.0, 40.0
+_GIVE_UP_SECONDS = 90.0
+# How late a client may notice that bytes have come.
+_TICK_MS = 100
 # What a process has no more of.
 _EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 
@@ -85,75 +89,52 @@ def _sees(storage: LogStorage, names: Iterable[str], log_id: str) -> bool:
 class RemoteChunks:
     """Opens chunks that the driver serves; use it in a ``with`` block, in one thread.
 
+    Args:
+        access: Of the driver's server.
+        storage: Names the partition, and for messages its place.
+        again: After so many seconds without a byte a request is repeated; this doubles each time.
+        give_up: After so many seconds without a byte a fetch fails.
+
     Raises:
         LogFetchError: On any use, if the driver does not answer.
     """
 
-    def __init__(self, access: Access, storage: LogStorage) -> None:
+    def __init__(
+        self,
+        access: Access,
+        storage: LogStorage,
+        *,
+        again: float = _AGAIN_SECONDS,
+        give_up: float = _GIVE_UP_SECONDS,
+    ) -> None:
         self._access, self._storage = access, storage
+        self._again, self._give_up = again, give_up
         self.log_id, self.partition = access.log_id, storage.partition
         self.patience = storage.patience  # for what the driver cannot read now
         self._numbers = itertools.count()
-        self._endpoints = access.endpoints  # the one that has answered, once one has
-        self._sockets: dict[zmq.Socket[bytes], str] = {}
-        self._outstanding: dict[int, Request] = {}
-        self._arrived: dict[int, Answer] = {}
-        self._again = _AGAIN_SECONDS
+        public, secret = zmq.curve_keypair()
+        keys = {"serverkey": access.server_key, "publickey": public, "secretkey": secret}
+        self._spec = SocketSpec(
+            kind="DEALER",
+            connect=Endpoints(map(Endpoint.read, access.endpoints)),
+            max_message_bytes=FRAME_BYTES,
+            zmq=ZmqOptions({f"curve_{name}": key.decode() for name, key in keys.items()}),
+        )
+        self._open: OpenSocket | None = None
 
     def __enter__(self) -> Self:
-        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        self._poller = zmq.Poller()
-        self._connect()
         return self
 
     def __exit__(self, *_: object) -> None:
         self._hang_up()
-        self._context.term()
 
     def path_of(self, name: str) -> str:
         """Where a chunk is, for messages."""
         return f"{self._storage.path_of(name)} of the driver"
 
     def open_chunk(self, name: str, whole: bool = True) -> pa.NativeFile:
-        """Open a chunk for reading, in parts; FileNotFoundError if it is gone."""
-        size = int(self.wait(self.ask(name, 0, 0)))
-        return pa.PythonFile(_RemoteFile(self, name, size), mode="r")
-
-    def ask(self, name: str, offset: int, length: int) -> int:
-        """Ask for bytes of a chunk, or with length 0 for its size; the number to wait for."""
-        request = Request(next(self._numbers), self._storage.partition, offset, length, name)
-        self._outstanding[request.number] = request
-        self._send(request)
-        return request.number
-
-    def wait(self, number: int) -> bytes:
-        """What was asked for under this number.
-
-        Raises:
-            OSError: The driver could not read it.
-        """
-        heard = asked = time.monotonic()
-        while number not in self._arrived:
-            if self._receive(max(0.0, asked + self._again - time.monotonic())):
-                now = time.monotonic()
-                self._again = min(max(_AGAIN_SECONDS, _SLOWER * (now - asked)), _LONGEST_AGAIN_SECONDS)
-                heard = asked = now
-            elif time.monotonic() >= asked + self._again:
-                if time.monotonic() - heard > _PATIENCE_SECONDS:
-                    raise LogFetchError(
-                        f"reading {self.path_of(self._outstanding[number].name)}: it is not in a directory that this "
-                        f"machine shares with the driver, and the driver has not answered at "
-                        f"{', '.join(self._endpoints)} for {_PATIENCE_SECONDS:.0f} s. Let executors connect to the "
-                        "driver there, name another address with serveLog, or share walLocation"
-                    )
-                self._hang_up()
-                self._connect()
-                asked = time.monotonic()
-                self._again = min(2 * self._again, _LONGEST_AGAIN_SECONDS)
-        answer = self._arrived.pop(number)
-        if answer.error:
-            raise OSError(answer.error, printable(answer.content, 1000))
-        return answer.content
+        """Fetch a chunk, all of it; FileNotFoundError if it is gone, OSError if the driver cannot read it."""
+        return pa.BufferReader(self._fetch(name))
 
     def begin(self) -> int | None:
         """The first id that the partition has; None if it has no chunk.
@@ -172,62 +153,78 @@ class RemoteChunks:
         """
         self._say(skipped_name(reader, first, end), 0.0)
 
-    def _say(self, name: str, patience: float) -> bytes:
+    def _say(self, name: str, patience: float) -> bytearray:
         try:
-            return patiently(lambda: self.wait(self.ask(name, 0, 0)), patience)
+            return patiently(lambda: self._fetch(name), patience)
         except OSError as e:
             raise LogFetchError(f"asking the driver about {self._storage}: {e}") from e
 
-    def forget(self, number: int) -> None:
-        """What was asked for under this number is wanted no more."""
-        self._outstanding.pop(number, None)
-        self._arrived.pop(number, None)
+    def _fetch(self, name: str) -> bytearray:
+        """The content of the answer to this name; OSError if the driver could not read it."""
+        number = next(self._numbers)
+        request = Request(number, self.log_id, self._storage.partition, name).to_frame(self._access.secret)
+        heard, again, answer = time.monotonic(), self._again, None
+        while answer is None:
+            if time.monotonic() - heard > self._give_up:
+                raise LogFetchError(
+                    f"reading {self.path_of(name)}: it is not in a directory that this machine shares with the "
+                    f"driver, and the driver has not answered at {', '.join(self._access.endpoints)} for "
+                    f"{self._give_up:.0f} s. Let executors connect to the driver there, name another address with "
+                    "serveLog, or share walLocation"
+                )
+            answer, heard = self._ask(number, request, again, heard)
+            if answer is None:
+                self._hang_up()
+                again = min(2 * again, _LONGEST_AGAIN_SECONDS)
+        error, content = answer
+        if error:
+            raise OSError(error, printable(bytes(content), 1000))
+        return content
 
-    def _connect(self) -> None:
-        public, private = zmq.curve_keypair()
-        for endpoint in self._endpoints:
-            sock = self._context.socket(zmq.DEALER)
-            self._sockets[sock] = endpoint
-            options: dict[int, int | bytes] = {
-                zmq.CURVE_SERVERKEY: self._access.server_key,
-                zmq.CURVE_PUBLICKEY: public,
-                zmq.CURVE_SECRETKEY: private,
-                zmq.MAXMSGSIZE: MOST_ANSWER_BYTES,
-                zmq.LINGER: 0,
-                zmq.IPV6: 1,
-            }
-            for option, value in options.items():
-                sock.setsockopt(option, value)
-            sock.connect(endpoint)
-            self._poller.register(sock, zmq.POLLIN)
-        for request in self._outstanding.values():
-            self._send(request)
+    def _ask(
+        self, number: int, request: bytes, again: float, heard: float
+    ) -> tuple[tuple[int, bytearray] | None, float]:
+        """Ask on the open connection, or else on a new one.
+
+        Returns:
+            Status and content; None if no byte has come for ``again`` seconds. And when a byte came last.
+        """
+        if self._open is None:
+            self._open = OpenSocket(self._spec, _prepare, check_hosts=False)
+        sock, watch = self._open.socket, self._open.watch
+        asked, received, end = False, 0, time.monotonic() + again
+        while time.monotonic() < end:
+            ready = sock.poll(_TICK_MS, zmq.POLLIN if asked else zmq.POLLOUT)
+            if ready and asked:
+                if (answer := _receive(sock, number)) is not None:
+                    return answer, heard
+            elif ready:
+                with suppress(zmq.Again):  # the connection has just ended
+                    sock.send(request, zmq.NOBLOCK)
+                    asked, received = True, bytes_received(watch)  # the handshake is no answer
+            elif asked and bytes_received(watch) > received:
+                received, heard = bytes_received(watch), time.monotonic()
+                end = heard + again
+        return None, heard
 
     def _hang_up(self) -> None:
-        for sock in self._sockets:
-            self._poller.unregister(sock)
-            sock.close()
-        self._sockets = {}
+        if self._open is not None:
+            self._open.close(linger=0)
+            self._open = None
 
-    def _send(self, request: Request) -> None:
-        for sock in self._sockets:
-            with suppress(zmq.Again):  # it is asked for again
-                sock.send(request.to_frame(self._access.secret), zmq.NOBLOCK)
 
-    def _receive(self, seconds: float) -> bool:
-        ready = self._poller.poll(math.ceil(seconds * 1000))
-        for sock, _ in ready:
-            answer = Answer.of_frames(sock.recv_multipart())
-            if self._outstanding.pop(answer.number, None) is not None:
-                self._arrived[answer.number] = answer
-        if ready and len(self._sockets) > 1:
-            self._keep_only(ready[0][0])
-        return bool(ready)
+def _prepare(sock: zmq.Socket[bytes]) -> None:
+    # Of the driver's addresses, the first that answers gets the request, and no other one.
+    sock.setsockopt(zmq.IMMEDIATE, 1)
+    find_dead_peers(sock)
 
-    def _keep_only(self, answering: zmq.Socket[bytes]) -> None:
-        self._endpoints = (self._sockets.pop(answering),)
-        self._hang_up()
-        self._sockets = {answering: self._endpoints[0]}
+
+def _receive(sock: zmq.Socket[bytes], number: int) -> tuple[int, bytearray] | None:
+    """Status and content of an answer; None if it is to another request."""
+    head, content = unpack_head(sock.recv()), bytearray()
+    while sock.getsockopt(zmq.RCVMORE):
+        content += sock.recv(copy=False).buffer  # a frame is freed as soon as it is copied
+    return (head[1], content) if head is not None and head[0] == number else None
 
 
 class RemoteDeletions(Deletions):
@@ -242,68 +239,3 @@ class RemoteDeletions(Deletions):
 
     def _record(self, reader: str, first: int, end: int) -> None:
         self._chunks.skipped(reader, first, end)
-
-
-class _RemoteFile:
-    """A chunk as a file object, read in blocks, of which some are asked for ahead."""
-
-    def __init__(self, chunks: RemoteChunks, name: str, size: int) -> None:
-        self._chunks, self._name, self._size = chunks, name, size
-        self._position = 0
-        self._asked: dict[int, int] = {}  # block: number of its request
-        self._blocks: dict[int, bytes] = {}
-        self.closed = False
-
-    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
-        self._position = (
-            offset + {os.SEEK_SET: 0, os.SEEK_CUR: self._position, os.SEEK_END: self._size}[whence]
-        )
-        return self._position
-
-    def tell(self) -> int:
-        return self._position
-
-    def read(self, size: int = -1) -> bytes:
-        begin = self._position
-        end = self._size if size < 0 else min(begin + size, self._size)
-        if begin >= end:
-            return b""
-        first, last = begin // BLOCK_BYTES, (end - 1) // BLOCK_BYTES
-        parts = []
-        for block in range(first, last + 1):
-            offset = block * BLOCK_BYTES
-            content = memoryview(self._block(block))
-            parts.append(content[max(0, begin - offset) : end - offset])
-        self._position = end
-        return bytes(parts[0]) if len(parts) == 1 else b"".join(parts)
-
-    def _block(self, block: int) -> bytes:
-        blocks = range(block, min(block + _AHEAD, -(-self._size // BLOCK_BYTES)))
-        for each in blocks:
-            if each not in self._asked and each not in self._blocks:
-                self._asked[each] = self._ask(each)
-        if block not in self._blocks:
-            for old in [old for old in self._blocks if old not in blocks]:
-                del self._blocks[old]
-            try:
-                self._blocks[block] = patiently(partial(self._fetch, block), self._chunks.patience)
-            except FileNotFoundError:
-                raise
-            except OSError as e:
-                raise LogFetchError(f"reading {self._chunks.path_of(self._name)}: {e}") from e
-        return self._blocks[block]
-
-    def _fetch(self, block: int) -> bytes:
-        number = self._asked.pop(block, None)
-        if number is None:  # it was answered, with an error
-            number = self._ask(block)
-        return self._chunks.wait(number)
-
-    def _ask(self, block: int) -> int:
-        offset = block * BLOCK_BYTES
-        return self._chunks.ask(self._name, offset, min(BLOCK_BYTES, self._size - offset))
-
-    def close(self) -> None:
-        for number in self._asked.values():
-            self._chunks.forget(number)
-        self.closed = True

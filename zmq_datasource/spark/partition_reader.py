@@ -16,7 +16,7 @@ from zmq_datasource.spark.worker import set_up_worker
 
 if TYPE_CHECKING:
     from zmq_datasource.log.store import Store
-    from zmq_datasource.source.range_protocol import Access
+    from zmq_datasource.source.chunk_protocol import Access
 
 __all__ = ["PATIENCE_SECONDS", "LogInputPartition", "read_log_partition"]
 

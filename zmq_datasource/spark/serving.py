@@ -17,8 +17,8 @@ from zmq_datasource.log.storage import LogStorage
 from zmq_datasource.options.types import LogServing
 
 if TYPE_CHECKING:
-    from zmq_datasource.source.range_protocol import Access
-    from zmq_datasource.source.range_server import RangeServer
+    from zmq_datasource.source.chunk_protocol import Access
+    from zmq_datasource.source.chunk_server import ChunkServer
 
 __all__ = ["Serving", "in_local_mode"]
 
@@ -39,7 +39,7 @@ class Serving:
     def __init__(self, wanted: LogServing) -> None:
         self._wanted = wanted
         self._is_wanted: bool | None = None
-        self._server: RangeServer | None = None
+        self._server: ChunkServer | None = None
         self._warnings = LimitedLog(__name__, "attempts to serve the log")
 
     def access(self, storage: LogStorage, log_id: str) -> Access | None:
@@ -58,15 +58,15 @@ class Serving:
             self._server = self._start(storage, log_id)
         return None if self._server is None else self._server.access
 
-    def _start(self, storage: LogStorage, log_id: str) -> RangeServer | None:
+    def _start(self, storage: LogStorage, log_id: str) -> ChunkServer | None:
         import zmq  # noqa: PLC0415 - only the source runner comes here
 
-        from zmq_datasource.source.range_server import RangeServer  # noqa: PLC0415
+        from zmq_datasource.source.chunk_server import ChunkServer  # noqa: PLC0415
 
         deadline = time.monotonic() + LOCK_WAIT_SECONDS
         while True:
             try:
-                return RangeServer(storage, log_id, self._wanted.endpoint)
+                return ChunkServer(storage, log_id, self._wanted.endpoint)
             except (zmq.ZMQError, OSError) as e:
                 if self._wanted.endpoint is None:
                     self._warnings.warn(

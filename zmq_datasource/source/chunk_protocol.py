@@ -1,0 +1,119 @@
+"""The words between the driver, which serves a query's log, and executors that do not see the log's directory.
+
+* A request is one frame: the secret (32 bytes), a number of 8 bytes, and ``<log id>/<partition>/<name>`` as text. The
+  name is that of a chunk, or one of two others. ``begin`` asks which id the partition begins with.
+  ``skipped-<first>-<end>-<reader>`` says that a task of this reader has skipped the ids ``[first, end)``, because they
+  were deleted.
+* An answer has the number and a status in its first frame, as in ``_HEAD``. The frames after that are the whole file,
+  in pieces of at most ``FRAME_BYTES``; for ``begin`` the id as decimal text, or nothing for a partition without chunks;
+  for ``skipped`` nothing. A status that is not 0 is the system's error number (ENOENT: the chunk does not exist), and
+  the frame after it says what went wrong.
+
+libzmq compares MAXMSGSIZE with one frame, so an answer may be of any size. CURVE guards the bytes on the wire, and each
+record batch has a checksum of its own.
+"""
+
+from __future__ import annotations
+
+import re
+import struct
+from typing import NamedTuple
+
+from zmq_datasource.log.layout import parse_partition_name
+from zmq_datasource.options.offsets import READER_PATTERN
+
+__all__ = [
+    "BEGIN",
+    "FRAME_BYTES",
+    "MOST_REQUEST_BYTES",
+    "SECRET_BYTES",
+    "Access",
+    "Request",
+    "pack_head",
+    "parse_skipped",
+    "skipped_name",
+    "unpack_head",
+]
+
+SECRET_BYTES = 32
+# libzmq encrypts a frame as a whole, and needs room for it several times over.
+FRAME_BYTES = 1 << 20
+BEGIN = "begin"
+
+_NUMBER = struct.Struct(">Q")
+_HEAD = struct.Struct(">QI")
+_LONGEST_TEXT = 512
+MOST_REQUEST_BYTES = SECRET_BYTES + _NUMBER.size + _LONGEST_TEXT
+_SKIPPED = re.compile(rf"skipped-([0-9]{{1,20}})-([0-9]{{1,20}})-({READER_PATTERN.strip('^$')})")
+
+
+def skipped_name(reader: str, first: int, end: int) -> str:
+    """In place of a chunk's name: a task of this reader has skipped the ids ``[first, end)``."""
+    return f"skipped-{first}-{end}-{reader}"
+
+
+def parse_skipped(name: str) -> tuple[str, int, int] | None:
+    """What ``skipped_name`` was given; None for another name."""
+    match = _SKIPPED.fullmatch(name)
+    return None if match is None else (match[3], int(match[1]), int(match[2]))
+
+
+class Access(NamedTuple):
+    """What an executor needs to be served.
+
+    Attributes:
+        endpoints: Where the server may be reached; which of them works depends on the executor's machine.
+        server_key: Its public key, in Z85.
+        secret: What each request begins with.
+        log_id: The log that is served.
+    """
+
+    endpoints: tuple[str, ...]
+    server_key: bytes
+    secret: bytes
+    log_id: str
+
+    def __repr__(self) -> str:
+        return f"Access({', '.join(self.endpoints)})"  # no secret in a plan or a log
+
+
+class Request(NamedTuple):
+    """All that the server needs to know for one answer."""
+
+    number: int
+    log_id: str
+    partition: int
+    name: str
+
+    def to_frame(self, secret: bytes) -> bytes:
+        return secret + _NUMBER.pack(self.number) + f"{self.log_id}/{self.partition}/{self.name}".encode()
+
+    @classmethod
+    def of_frame(cls, frame: bytes) -> tuple[bytes, Request]:
+        """The secret and the request.
+
+        Raises:
+            ValueError: The frame is no request.
+        """
+        begin = SECRET_BYTES + _NUMBER.size
+        if not begin < len(frame) <= MOST_REQUEST_BYTES:
+            raise ValueError(f"a request of {len(frame)} bytes")
+        (number,) = _NUMBER.unpack_from(frame, SECRET_BYTES)
+        log_id, partition, name = frame[begin:].decode().split("/")
+        of = parse_partition_name(partition)
+        if of is None:
+            raise ValueError(f"a request for partition {partition!r}")
+        return frame[:SECRET_BYTES], cls(number, log_id, of, name)
+
+
+def pack_head(number: int, error: int) -> bytes:
+    """The first frame of an answer."""
+    return _HEAD.pack(number, error)
+
+
+def unpack_head(frame: bytes) -> tuple[int, int] | None:
+    """Number and status of an answer; None if this frame begins none."""
+    if len(frame) != _HEAD.size:
+        return None
+    number, error = _HEAD.unpack(frame)
+    return number, error

@@ -1,0 +1,224 @@
+"""The driver's end of reading without a shared directory: a ROUTER gives executors the chunks of one log.
+
+It has one thread, in the driver's source runner, which sleeps until a request comes. The model:
+
+* **The server keeps nothing between two requests** but the answers that the network has not taken yet. Each request
+  goes through the same steps: check it, take a place in the client's queue, read the whole file, send it, close it. The
+  place comes before the reading, so a request of a client that is gone costs no reading.
+* **A client has one chunk at a time**: its queue holds one answer (SNDHWM 1), and a request that finds the queue full
+  is dropped. The client asks again.
+* **Memory is bounded**: while answers of ``most_bytes`` wait for the network, requests stay in libzmq's queues. So the
+  server holds less than that and one chunk more. A chunk has about ``walChunkBytes`` (32 MiB), or is as large as one
+  message or transaction. Pieces of an answer are freed one by one, as they leave.
+* **A client that reads nothing ends**: the system cuts a connection that has taken no byte for ``patience`` seconds,
+  and libzmq frees what waits for it.
+"""
+
+from __future__ import annotations
+
+import errno
+import hmac
+import logging
+import os
+import secrets
+import threading
+from contextlib import ExitStack
+
+import zmq
+
+from zmq_datasource.errors import DiskFaultError, LogError
+from zmq_datasource.host import failpoints
+from zmq_datasource.host.addresses import own_addresses
+from zmq_datasource.host.limited_logging import LimitedLog
+from zmq_datasource.log.deletions import begin_of
+from zmq_datasource.log.files import open_file
+from zmq_datasource.log.layout import parse_chunk_name
+from zmq_datasource.log.storage import LogStorage
+from zmq_datasource.source.chunk_protocol import (
+    BEGIN,
+    FRAME_BYTES,
+    MOST_REQUEST_BYTES,
+    SECRET_BYTES,
+    Access,
+    Request,
+    pack_head,
+    parse_skipped,
+)
+from zmq_datasource.transport.kernel import find_dead_peers
+from zmq_datasource.transport.spec import frame_limit
+
+__all__ = ["ChunkServer"]
+
+_log = logging.getLogger(__name__)
+
+# Two chunks of the usual size: one is on its way while the next is read.
+_MOST_BYTES = 64 << 20
+_PATIENCE_SECONDS = 30.0
+# How late the server may notice that the network has taken an answer, while too many wait.
+_TICK_MS = 5
+_HANDSHAKE_MS = 10_000
+_JOIN_SECONDS = 5.0
+_ANYWHERE = "tcp://*:*"
+
+
+class ChunkServer:
+    """A ROUTER that gives executors the chunks that they ask for.
+
+    Args:
+        storage: The log, of any of its partitions.
+        log_id: Its id.
+        endpoint: Where to listen; None for a free port of all this machine's addresses.
+        most_bytes: While answers of so many bytes wait for the network, no request is read.
+        patience: A client that takes no byte for so many seconds is disconnected, where the system can do that (Linux).
+
+    Raises:
+        OSError: There are too many open files.
+        zmq.ZMQError: It cannot listen there, or this libzmq has no CURVE.
+    """
+
+    def __init__(
+        self,
+        storage: LogStorage,
+        log_id: str,
+        endpoint: str | None = None,
+        *,
+        most_bytes: int = _MOST_BYTES,
+        patience: float = _PATIENCE_SECONDS,
+    ) -> None:
+        self._storage = storage
+        self._secret = secrets.token_bytes(SECRET_BYTES)
+        self._most_bytes = most_bytes
+        self._waiting: list[tuple[zmq.MessageTracker, int]] = []
+        self._warnings = LimitedLog(__name__, "requests that were refused")
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        with ExitStack() as undo:
+            undo.callback(self._context.term)
+            public, private = zmq.curve_keypair()
+            self._socket = self._context.socket(zmq.ROUTER)
+            undo.callback(self._socket.close, linger=0)
+            find_dead_peers(self._socket)
+            options: dict[int, int | bytes] = {
+                zmq.CURVE_SERVER: 1,
+                zmq.CURVE_SECRETKEY: private,
+                zmq.ROUTER_MANDATORY: 1,
+                zmq.MAXMSGSIZE: frame_limit(MOST_REQUEST_BYTES),
+                zmq.RCVHWM: 1,
+                zmq.SNDHWM: 1,
+                zmq.TCP_MAXRT: round(patience * 1000),
+                zmq.HANDSHAKE_IVL: _HANDSHAKE_MS,
+                zmq.LINGER: 0,
+                zmq.IPV6: int("[" in (endpoint or "")),
+            }
+            for option, value in options.items():
+                self._socket.setsockopt(option, value)
+            self._socket.bind(endpoint or _ANYWHERE)
+            bound = self._socket.getsockopt_string(zmq.LAST_ENDPOINT)
+            host, _, port = bound.removeprefix("tcp://").rpartition(":")
+            hosts = own_addresses() if host in ("0.0.0.0", "[::]") else [host]
+            self._wake, self._waker = os.pipe()
+            undo.pop_all()
+        self.access = Access(tuple(f"tcp://{host}:{port}" for host in hosts), public, self._secret, log_id)
+        self._thread = threading.Thread(target=self._serve, name="zmq-chunk-server", daemon=True)
+        self._thread.start()
+        _log.info(
+            "serving %s to executors that do not see it, on %s", storage, ", ".join(self.access.endpoints)
+        )
+
+    @property
+    def is_serving(self) -> bool:
+        """Whether nothing has ended it."""
+        return self._thread.is_alive()
+
+    def stop(self) -> None:
+        """Serve no more. Once is enough."""
+        os.write(self._waker, b"\0")
+        self._thread.join(_JOIN_SECONDS)
+        if not self._thread.is_alive():
+            os.close(self._wake)
+            os.close(self._waker)
+
+    # The thread.
+
+    def _serve(self) -> None:
+        poller = zmq.Poller()
+        poller.register(self._wake, zmq.POLLIN)
+        try:
+            while True:
+                full = self._waiting_bytes() >= self._most_bytes
+                poller.register(self._socket, 0 if full else zmq.POLLIN)
+                ready = dict(poller.poll(_TICK_MS if full else None))
+                if self._wake in ready:
+                    return
+                if self._socket in ready:
+                    self._take(*self._socket.recv_multipart())
+        except Exception:
+            _log.exception("serving %s has ended; executors that do not see it cannot read it", self._storage)
+        finally:
+            self._socket.close(linger=0)
+            self._context.term()
+
+    def _waiting_bytes(self) -> int:
+        """Bytes of the answers that the network has not taken yet."""
+        self._waiting = [(tracker, size) for tracker, size in self._waiting if not tracker.done]
+        return sum(size for _, size in self._waiting)
+
+    def _take(self, client: bytes, *frames: bytes) -> None:
+        try:
+            request = self._checked(frames)
+        except ValueError as e:
+            self._warnings.warn("refused %s", e)
+            return
+        try:
+            self._socket.send(client, zmq.SNDMORE | zmq.NOBLOCK)
+        except zmq.ZMQError as e:
+            # The client is gone, or has not taken its last answer yet.
+            if e.errno not in (zmq.EHOSTUNREACH, zmq.EAGAIN):
+                raise
+            return
+        error, parts = self._answer(request)
+        self._socket.send(pack_head(request.number, error), zmq.SNDMORE)
+        for part in parts[:-1]:
+            self._socket.send(part, zmq.SNDMORE, copy=False)
+        # libzmq lets go of the parts in their order.
+        last = zmq.Frame(parts[-1], copy=False, track=True)
+        self._socket.send(last, copy=False)
+        self._waiting.append((last.tracker, sum(map(len, parts))))
+        failpoints.reach("source.chunk.after_answer")
+
+    def _checked(self, frames: tuple[bytes, ...]) -> Request:
+        """The request in these frames; ValueError if they are none, or one of a stranger."""
+        if len(frames) != 1:
+            raise ValueError(f"a request of {len(frames)} frames")
+        secret, request = Request.of_frame(frames[0])
+        if not hmac.compare_digest(secret, self._secret):
+            raise ValueError("a request with another secret")
+        if request.log_id != self.access.log_id:
+            raise ValueError("a request for another log")
+        known = request.name == BEGIN or parse_skipped(request.name) or parse_chunk_name(request.name)
+        if not known:
+            raise ValueError(f"a request for {request.name!r}, which is no chunk")
+        return request
+
+    def _answer(self, request: Request) -> tuple[int, list[bytes]]:
+        """Status and content, in at least one part."""
+        try:
+            return 0, self._read(request) or [b""]
+        except OSError as e:
+            return e.errno or errno.EIO, [str(e).encode()]
+        except LogError as e:  # the task asks again only for what may pass
+            return errno.EIO if isinstance(e, DiskFaultError) else errno.EINVAL, [str(e).encode()]
+        except Exception as e:  # whatever one request does, the others are served
+            _log.exception("reading %s", request)
+            return errno.EIO, [str(e).encode()]
+
+    def _read(self, request: Request) -> list[bytes]:
+        failpoints.reach("source.chunk.before_read")
+        storage = self._storage.of(request.partition)
+        if request.name == BEGIN:
+            begin = begin_of(storage, self.access.log_id)
+            return [] if begin is None else [str(begin).encode()]
+        if (skipped := parse_skipped(request.name)) is not None:
+            storage.write_skipped(*skipped)
+            return []
+        with open(open_file(storage.path_of(request.name)), "rb", buffering=0) as file:
+            return list(iter(lambda: file.read(FRAME_BYTES), b""))
