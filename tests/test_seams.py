@@ -15,8 +15,8 @@ from pathlib import Path
 TESTS = Path(__file__).parent
 # A file that is not here has none. These issues delete what is reached, and the tests of it:
 # 31: positions of readers and their files (log/test_readers, spark/test_stream_reader, source/test_feed*);
-# 32: claims, tenure, logs in object storage, restoring, and the blocks of the range server (log/test_stored,
-#     source/test_stored_feed, source/test_range_server, weather/child);
+# 32: claims, tenure, logs in object storage, restoring (log/test_stored,
+#     source/test_stored_feed, weather/child);
 # 33: the server of durable subscribers, protocol 1 and the credit of transactions (proxy, acknowledged);
 # 34: the doctor (workbench), and the files of metrics that need the one before (monitoring/test_store).
 REACHES: dict[str, int] = {
@@ -45,7 +45,6 @@ REACHES: dict[str, int] = {
     "sink/test_lost_connections.py": 7,
     "source/test_feed_faults.py": 4,
     "source/test_feeds.py": 3,
-    "source/test_range_server.py": 6,
     "source/test_receiver.py": 1,
     "source/test_receiving.py": 1,
     "source/test_stop_losses.py": 3,

@@ -316,20 +316,24 @@ def test_clients_that_read_nothing_neither_fill_the_servers_memory_nor_stop_it(
 ) -> None:
     large = add(log, 0, [os.urandom(1 << 20) for _ in range(24)])  # more than the system's buffers hold
     small = add(log, 24, [b"v"])
-    server = ChunkServer(log, log.log_id(), "tcp://127.0.0.1:*", most_bytes=large.size, patience=2.0)
+    server = ChunkServer(log, log.log_id(), "tcp://127.0.0.1:*", most_bytes=large.size, patience=1.0)
     with ExitStack() as stack:
         stack.callback(server.stop)
         box = stack.enter_context(Middlebox(server.access.endpoints[-1], kernel_holds=64 << 10))
         through = server.access._replace(endpoints=(box.endpoint,))
-        silent = [dealer(context, through, server.access.server_key) for _ in range(4)]
-        for number in range(10):
-            silent[0].send(asking(server.access, large, number))
+        box.bytes_per_second = 1_000_000
+        flooding, *silent = [dealer(context, through, server.access.server_key) for _ in range(3)]
+        for number in range(50):
+            flooding.send(asking(server.access, large, number))
         wait_for(lambda: reached["source.chunk.after_answer"], "the first answer")
+        for sock in silent:
+            sock.send(asking(server.access, large))
+        time.sleep(0.5)
         box.black_hole = True
         time.sleep(0.5)
-        # The queue of a client holds one answer, and the memory of the server one more.
-        assert reached["source.chunk.before_read"] <= 2
-        assert read(server.access, small, again=20.0).num_rows == 1  # once the system has cut the others off
+        assert reached["source.chunk.before_read"] == 1
+        # One after the other gets its answer, and is cut off by the system.
+        assert read(server.access, small, again=60.0).num_rows == 1
         assert reached["source.chunk.before_read"] <= 4
 
 

@@ -372,9 +372,10 @@ class ReadOptions(FramingOptions, frozen=True, kw_only=True, rename="camel"):
     serve_log: Annotated[
         LogServing,
         doc(
-            "Whether the driver serves the log to executors that do not see `walLocation`. The connection is "
-            "encrypted, and only they may connect. `auto` serves it on a free port unless Spark runs in local "
-            "mode, `never` does not, and an endpoint such as `tcp://*:5599` says where.",
+            "Whether the driver serves the log to executors that do not see `walLocation`. They fetch whole "
+            "chunks, and each task holds one in memory. The connection is encrypted, and only they may connect. "
+            "`auto` serves it on a free port unless Spark runs in local mode, `never` does not, and an endpoint "
+            "such as `tcp://*:5599` says where.",
             Role.STREAM,
         ),
     ] = LogServing("auto")

@@ -1,16 +1,16 @@
 """The words between the driver, which serves a query's log, and executors that do not see the log's directory.
 
-* A request is one frame: the secret (32 bytes), a number of 8 bytes, and ``<log id>/<partition>/<name>`` as text. The
-  name is that of a chunk, or one of two others. ``begin`` asks which id the partition begins with.
-  ``skipped-<first>-<end>-<reader>`` says that a task of this reader has skipped the ids ``[first, end)``, because they
-  were deleted.
-* An answer has the number and a status in its first frame, as in ``_HEAD``. The frames after that are the whole file,
-  in pieces of at most ``FRAME_BYTES``; for ``begin`` the id as decimal text, or nothing for a partition without chunks;
-  for ``skipped`` nothing. A status that is not 0 is the system's error number (ENOENT: the chunk does not exist), and
-  the frame after it says what went wrong.
+* A request is one frame: the secret (32 bytes), a number of 8 bytes, and ``<log id>/<partition>/<name>`` as text.
+  The name is that of a chunk, or one of two others. ``begin`` asks which id the partition begins with.
+  ``skipped-<first>-<end>-<reader>`` says that a task of this reader has skipped the ids ``[first, end)``, because
+  they were deleted.
+* An answer has the number and a status in its first frame, as in ``_HEAD``. The frames after that are the whole
+  file, in pieces of at most ``FRAME_BYTES``; for ``begin`` the id as decimal text, or nothing for a partition
+  without chunks; for ``skipped`` nothing. A status that is not 0 is the system's error number (ENOENT: the chunk
+  does not exist), and the frame after it says what went wrong.
 
-libzmq compares MAXMSGSIZE with one frame, so an answer may be of any size. CURVE guards the bytes on the wire, and each
-record batch has a checksum of its own.
+libzmq compares MAXMSGSIZE with one frame, so a chunk may have any size, also more than 1 GiB. CURVE guards the
+bytes on the wire, and each record batch has a checksum of its own.
 """
 
 from __future__ import annotations

@@ -2,16 +2,17 @@
 
 It has one thread, in the driver's source runner, which sleeps until a request comes. The model:
 
-* **The server keeps nothing between two requests** but the answers that the network has not taken yet. Each request
-  goes through the same steps: check it, take a place in the client's queue, read the whole file, send it, close it. The
-  place comes before the reading, so a request of a client that is gone costs no reading.
-* **A client has one chunk at a time**: its queue holds one answer (SNDHWM 1), and a request that finds the queue full
-  is dropped. The client asks again.
-* **Memory is bounded**: while answers of ``most_bytes`` wait for the network, requests stay in libzmq's queues. So the
-  server holds less than that and one chunk more. A chunk has about ``walChunkBytes`` (32 MiB), or is as large as one
-  message or transaction. Pieces of an answer are freed one by one, as they leave.
-* **A client that reads nothing ends**: the system cuts a connection that has taken no byte for ``patience`` seconds,
-  and libzmq frees what waits for it.
+* **A request waits for its turn**, and then goes through the same steps: take a place in the client's queue,
+  read the whole file, send it. The place comes before the reading, so a request of a client that is gone costs
+  no reading. The server keeps nothing else: no position, no open file.
+* **A client has one chunk at a time**: of its requests only the newest waits, and its queue holds one answer
+  (SNDHWM 1). A request that finds the queue full is dropped; the client asks again.
+* **Memory is bounded**: no turn comes while answers of ``most_bytes`` wait for the network. So the server holds
+  less than that and one chunk more. A chunk has about ``walChunkBytes`` (32 MiB), or is as large as one message
+  or transaction. Pieces of an answer are freed one by one, as they leave.
+* **A client that reads nothing ends**: the system cuts a connection that has taken no byte for ``patience``
+  seconds, and libzmq frees what waits for it. The server receives requests also while it is full, because libzmq
+  notices the end of a connection only while it reads from it.
 """
 
 from __future__ import annotations
@@ -51,10 +52,12 @@ __all__ = ["ChunkServer"]
 
 _log = logging.getLogger(__name__)
 
-# Two chunks of the usual size: one is on its way while the next is read.
-_MOST_BYTES = 64 << 20
-_PATIENCE_SECONDS = 30.0
-# How late the server may notice that the network has taken an answer, while too many wait.
+# Four chunks of the usual size, so that one or two executors that stand still stop no other one.
+_MOST_BYTES = 128 << 20
+# libzmq takes an answer whatever its program does: only a stopped process or a cut network takes nothing for so long.
+_PATIENCE_SECONDS = 10.0
+_QUEUED = 16  # requests of one client that libzmq holds
+# How late the server may notice that the network has taken an answer, while requests wait.
 _TICK_MS = 5
 _HANDSHAKE_MS = 10_000
 _JOIN_SECONDS = 5.0
@@ -88,7 +91,8 @@ class ChunkServer:
         self._storage = storage
         self._secret = secrets.token_bytes(SECRET_BYTES)
         self._most_bytes = most_bytes
-        self._waiting: list[tuple[zmq.MessageTracker, int]] = []
+        self._requests: dict[bytes, Request] = {}  # of each client, until its turn
+        self._sent: list[tuple[zmq.MessageTracker, int]] = []  # answers that the network may not have taken
         self._warnings = LimitedLog(__name__, "requests that were refused")
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         with ExitStack() as undo:
@@ -102,7 +106,7 @@ class ChunkServer:
                 zmq.CURVE_SECRETKEY: private,
                 zmq.ROUTER_MANDATORY: 1,
                 zmq.MAXMSGSIZE: frame_limit(MOST_REQUEST_BYTES),
-                zmq.RCVHWM: 1,
+                zmq.RCVHWM: _QUEUED,
                 zmq.SNDHWM: 1,
                 zmq.TCP_MAXRT: round(patience * 1000),
                 zmq.HANDSHAKE_IVL: _HANDSHAKE_MS,
@@ -142,32 +146,36 @@ class ChunkServer:
     def _serve(self) -> None:
         poller = zmq.Poller()
         poller.register(self._wake, zmq.POLLIN)
+        poller.register(self._socket, zmq.POLLIN)
         try:
             while True:
-                full = self._waiting_bytes() >= self._most_bytes
-                poller.register(self._socket, 0 if full else zmq.POLLIN)
-                ready = dict(poller.poll(_TICK_MS if full else None))
+                turn = bool(self._requests) and self._sent_bytes() < self._most_bytes
+                ready = dict(poller.poll(0 if turn else _TICK_MS if self._requests else None))
                 if self._wake in ready:
                     return
                 if self._socket in ready:
-                    self._take(*self._socket.recv_multipart())
+                    self._receive(*self._socket.recv_multipart())
+                if turn:
+                    client = next(iter(self._requests))
+                    self._answer(client, self._requests.pop(client))
         except Exception:
             _log.exception("serving %s has ended; executors that do not see it cannot read it", self._storage)
         finally:
             self._socket.close(linger=0)
             self._context.term()
 
-    def _waiting_bytes(self) -> int:
+    def _sent_bytes(self) -> int:
         """Bytes of the answers that the network has not taken yet."""
-        self._waiting = [(tracker, size) for tracker, size in self._waiting if not tracker.done]
-        return sum(size for _, size in self._waiting)
+        self._sent = [(tracker, size) for tracker, size in self._sent if not tracker.done]
+        return sum(size for _, size in self._sent)
 
-    def _take(self, client: bytes, *frames: bytes) -> None:
+    def _receive(self, client: bytes, *frames: bytes) -> None:
         try:
-            request = self._checked(frames)
+            self._requests[client] = self._checked(frames)
         except ValueError as e:
             self._warnings.warn("refused %s", e)
-            return
+
+    def _answer(self, client: bytes, request: Request) -> None:
         try:
             self._socket.send(client, zmq.SNDMORE | zmq.NOBLOCK)
         except zmq.ZMQError as e:
@@ -175,14 +183,14 @@ class ChunkServer:
             if e.errno not in (zmq.EHOSTUNREACH, zmq.EAGAIN):
                 raise
             return
-        error, parts = self._answer(request)
+        error, parts = self._content_of(request)
         self._socket.send(pack_head(request.number, error), zmq.SNDMORE)
         for part in parts[:-1]:
             self._socket.send(part, zmq.SNDMORE, copy=False)
         # libzmq lets go of the parts in their order.
         last = zmq.Frame(parts[-1], copy=False, track=True)
         self._socket.send(last, copy=False)
-        self._waiting.append((last.tracker, sum(map(len, parts))))
+        self._sent.append((last.tracker, sum(map(len, parts))))
         failpoints.reach("source.chunk.after_answer")
 
     def _checked(self, frames: tuple[bytes, ...]) -> Request:
@@ -199,7 +207,7 @@ class ChunkServer:
             raise ValueError(f"a request for {request.name!r}, which is no chunk")
         return request
 
-    def _answer(self, request: Request) -> tuple[int, list[bytes]]:
+    def _content_of(self, request: Request) -> tuple[int, list[bytes]]:
         """Status and content, in at least one part."""
         try:
             return 0, self._read(request) or [b""]

@@ -1,10 +1,13 @@
 """An executor's end of reading without a shared directory: whole chunks, from the driver.
 
-The model: a fetch is one request with a number, and one answer. The request is sent once on each connection. While no
-byte comes for ``again`` seconds, the client gives up the connection, and repeats the request on a new one; it waits
-longer each time. An answer with another number belongs to an older request and is dropped. The fetch ends with the
-answer, or with an error once no byte has come for ``give_up`` seconds. The client owns its connection and the chunk
-that it fetches; it holds one chunk in memory, and reads record batches from there without copying.
+The model: a fetch is one request with a number, and one answer. The request is sent once on each connection. If
+no byte comes for ``again`` seconds, the client closes the connection and repeats the request on a new one; it
+waits longer each time. An answer with another number belongs to an older request and is dropped. The fetch ends
+with the answer, or with an error once no byte has come for ``give_up`` seconds. The client owns its connection
+and the chunk that it fetches: it holds one chunk in memory, and decodes record batches there without a copy.
+
+Tasks that share a chunk each fetch all of it. A cache would keep a chunk in the memory of every idle Python
+worker, and would rarely be hit: Spark runs the tasks of one chunk side by side, in different workers.
 """
 
 from __future__ import annotations
