@@ -31,7 +31,7 @@ from zmq_datasource.acknowledged.reception import AcceptorTerms, Reception
 from zmq_datasource.acknowledged.sessions import SenderBounds
 from zmq_datasource.acknowledged.uplink import Uplink
 from zmq_datasource.errors import NoPeerError, RowError, SendTimeoutError, TransactionError
-from zmq_datasource.log.layout import Chunk, StateFile
+from zmq_datasource.log.layout import Chunk
 from zmq_datasource.log.storage import LogStorage
 from zmq_datasource.source import ingest as ingest_module
 from zmq_datasource.source.ingest import Ingest
@@ -507,10 +507,6 @@ class Photographed(LogStorage):
         chunk = super().write_chunk(*args)
         self._photograph()
         return chunk
-
-    def write_state(self, file: StateFile, content: bytes, sync: bool) -> None:
-        super().write_state(file, content, sync)
-        self._photograph()
 
 
 def test_at_every_step_of_a_commit_a_crash_leaves_all_of_it_or_none(

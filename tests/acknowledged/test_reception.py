@@ -82,8 +82,7 @@ class Log:
         for batch in batches:
             self.rows += batch.column("value").to_pylist()
 
-    def cut(self, keep: bool = False) -> Future[int]:
-        assert keep
+    def cut(self) -> Future[int]:
         self.cuts.append(Future())
         return self.cuts[-1]
 
@@ -101,14 +100,14 @@ class Side:
         path: Path,
         most_staged_bytes: int = 1 << 20,
         log: Log | None = None,
-        kept: bytes | None = None,
+        kept: bytes = b"",
         most_attempts: int = 1000,
     ) -> None:
         self.now = 0.0
         self.disk, self.log, self.counters = AtOnce(), log or Log(), SourceCounters()
         self.path = path
         self.transactions = CommittedTransactions(self.counters, 10)
-        assert self.transactions.restore(kept, None)
+        assert self.transactions.restore(kept)
         storage = LogStorage(str(path))
         storage.open_log()
         self.reception = Reception(
@@ -220,7 +219,7 @@ def test_whatever_is_lost_late_or_repeated_a_transaction_counts_once(
         if step == "restart":
             side.log.sync()  # the log is not what is tried here
             side.wait(0)
-            side = Side(side.path, log=side.log, kept=side.transactions.full())
+            side = Side(side.path, log=side.log, kept=side.transactions.state())
             continue
         answers = acts[step]() + side.wait(0)
         staged = staged or any(isinstance(answer, Staged) for answer in answers)

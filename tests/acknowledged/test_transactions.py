@@ -8,7 +8,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from xxhash import xxh3_64_intdigest
 
-from zmq_datasource.acknowledged import transactions
 from zmq_datasource.acknowledged.digests import as_text, digest_of, digest_of_rows
 from zmq_datasource.acknowledged.protocol import Data, pack_columns, rows_of
 from zmq_datasource.acknowledged.transactions import CommittedTransactions, ConflictError, Transaction
@@ -133,9 +132,9 @@ def committed(limit: int = 10, **kept: Transaction) -> CommittedTransactions:
     return it
 
 
-def restored(full: bytes | None, delta: bytes | None, limit: int = 10) -> CommittedTransactions:
+def restored(saved: bytes, limit: int = 10) -> CommittedTransactions:
     it = CommittedTransactions(SourceCounters(), limit)
-    assert it.restore(full, delta)
+    assert it.restore(saved)
     return it
 
 
@@ -150,9 +149,8 @@ ONE, TWO, THREE = (Transaction(n, f"attempt{n}", n, f"{n:016x}") for n in (1, 2,
 
 def test_what_was_given_to_the_log_is_committed_once_it_is_durable() -> None:
     it = committed(a=ONE)
-    assert not it.changed or it.full()
     it.commit("a", TWO)
-    assert (it.last("a"), it.newest("a"), it.changed) == (ONE, TWO, True)
+    assert (it.last("a"), it.newest("a")) == (ONE, TWO)
     assert [it.is_committed("a", n) for n in (0, 1, 2)] == [True, True, False]
     it.confirm("a", TWO)
     assert it.last("a") == TWO
@@ -174,52 +172,20 @@ def test_the_producer_not_heard_for_longest_is_forgotten() -> None:
 
 def test_it_goes_on_from_what_was_kept() -> None:
     it = committed(3, a=ONE, b=ONE, c=Transaction(5, "x", 1))
-    full = it.full()
-    assert lasts(restored(full, None)) == lasts(it)
-    it.commit("a", TWO)
-    it.confirm("a", TWO)
-    it.commit("d", THREE)
-    it.confirm("d", THREE)
-    delta = it.delta()
-    again = restored(full, delta, 3)
+    for name, transaction in (("a", TWO), ("d", THREE)):
+        it.commit(name, transaction)
+        it.confirm(name, transaction)
+    again = restored(it.state(), 3)
     assert lasts(again) == lasts(it) == {"a": TWO, "c": Transaction(5, "x", 1), "d": THREE}
-    # Its own next delta says all of it again: what was kept in full has not changed.
-    assert lasts(restored(full, again.delta())) == lasts(it)
-    # And who was heard last is as before.
+    # And the one that was heard last is as before.
     again.commit("b", ONE)
     again.confirm("b", ONE)
     assert set(lasts(again)) == {"a", "b", "d"}
-    assert lasts(restored(again.full(), None)) == lasts(again)
-
-
-def test_only_so_much_is_said_as_a_change(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(transactions, "_LARGE_DELTA", 2)
-    it = committed(100, **{f"p{n}": ONE for n in range(20)})
-    assert it.large
-    it.full()
-    for n in range(5):
-        it.commit(f"p{n}", TWO)
-        assert not it.large, "a quarter of all"
-    it.commit("p5", TWO)
-    assert it.large
-    small = committed(100, a=ONE)
-    small.full()
-    for name, large in (("a", False), ("b", False), ("c", True)):
-        small.commit(name, TWO)
-        assert small.large == large
 
 
 def test_what_another_filler_has_left_says_nothing_of_transactions() -> None:
-    foreign = committed(a=ONE).full().replace(b"transactions", b"other")
+    foreign = committed(a=ONE).state().replace(b"transactions", b"other")
     it = CommittedTransactions(SourceCounters(), 10)
-    assert it.restore(foreign, None) is False
+    assert it.restore(foreign) is False
     assert lasts(it) == {}
-    assert it.large, "the next hand-over replaces it as a whole"
-    it = CommittedTransactions(SourceCounters(), 10)
-    assert it.restore(foreign, committed(a=TWO).delta()) is True
-    assert it.large
-    assert lasts(it) == {"a": TWO}
-    it.full()
-    assert not it.large
-    assert not restored(committed(a=ONE).full(), None).large
-    assert not restored(None, None).large
+    assert lasts(restored(b"")) == {}

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 import pyarrow as pa
 
 from zmq_datasource.errors import LogLockedError
-from zmq_datasource.log.layout import Chunk, StateFile, chunk_name, parse_chunk_name
+from zmq_datasource.log.layout import Chunk, chunk_name, parse_chunk_name
 from zmq_datasource.log.reader_files import ReaderRecord
 from zmq_datasource.log.storage import LogStorage
 
@@ -44,12 +44,6 @@ class FilesInMemory(LogStorage):
 
     def remove_chunk(self, name: str) -> None:
         self._do(f"remove {name}")
-
-    def write_state(self, file: StateFile, content: bytes, sync: bool) -> None:
-        self._do(f"write {file.name}")
-
-    def remove_states(self, but: int | None) -> None:
-        self._do(f"keep state {but}")
 
     def readers(self) -> dict[str, ReaderRecord]:
         return {name: ReaderRecord({self.partition: needed}, 1e9) for name, needed in self.marks.items()}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import pytest
@@ -10,13 +9,23 @@ import pytest
 from tests.support import stream_options
 from zmq_datasource.acknowledged.transactions import CommittedTransactions, Transaction
 from zmq_datasource.counters import SourceCounters
-from zmq_datasource.log.carried import CarriedState, Envelope
+from zmq_datasource.log.carried import CarriedState
 from zmq_datasource.messages.raw import raw_of
 from zmq_datasource.source.intake import Arrival, Intake
+from zmq_datasource.source.kept import read_counters, read_gaps, tracker_of
 
 COUNTERS = (
     b'{"counters":{"received":%d,"bytes":%d,"malformed":0,"control":0,'
     b'"replayed":0,"malformed_replies":0,"oversize":0},'
+)
+
+
+GOLDEN_SEQUENCES = (
+    b'"sequences":{"numbering":[["endpoint","topic"],0,null,true,1000,false],"division":"feed 1","totals":{"lost":3,'
+    b'"late":1,"healed":1,"duplicates":0,"overlapping":0,"restarts":0,"forgotten":0},'
+    b'"names":[["dGNwOi8vZmVlZDox","/w=="]],"expected":[6],"counters":[[0,0,0,0,false,null,null,0,"feed 1"]],'
+    b'"gaps":[[0,["dGNwOi8vZmVlZDox","/w=="],0,1,2,5,null,false],[1,["dGNwOi8vZmVlZDox","/w=="],0,3,3,5,5,false],'
+    b'[2,["dGNwOi8vZmVlZDox","/w=="],0,4,4,5,null,false]],"nextGap":3}}'
 )
 
 
@@ -32,33 +41,52 @@ def test_the_bytes_of_a_ledger_never_change() -> None:
     it = transactions(received=3, bytes=5)
     it.commit("q", Transaction(7, "attempt", 2, "0005"))
     it.commit("r", Transaction(1, "b", 1))
-    assert it.full() == (
-        COUNTERS % (3, 5)
-        + b'"sequences":null,"transactions":{"q":[7,"attempt",2,"0005"],"r":[1,"b",1,null]}}'
+    assert (
+        it.state() == COUNTERS % (3, 5) + b'"transactions":{"q":[7,"attempt",2,"0005"],"r":[1,"b",1,null]}}'
     )
-    it.commit("q", Transaction(8, "c", 3))
-    assert it.changed
-    assert it.delta() == (COUNTERS % (3, 5) + b'"sequences":null,"transactions":{"q":[8,"c",3,null]}}')
-    assert not it.changed
 
 
-@pytest.mark.parametrize(
-    ("framing", "sequences"),
-    [
-        ("plain", b"null"),
-        (
-            "sequenced",
-            b'{"numbering":[["publisher"],0,null,false,1000,true],"totals":{"lost":0,"late":0,"healed":0,'
-            b'"duplicates":0,"overlapping":0,"restarts":0,"forgotten":0},"nextGap":0,'
-            b'"counters":[["p",1,0,0,0,0,false,null]],"samples":[],"gaps":[],"removed":[],"removedGaps":[]}',
-        ),
-    ],
-)
-def test_the_bytes_of_an_intake_never_change(framing: str, sequences: bytes) -> None:
-    it = intake(framing=framing)
-    it.read(raw_of([[b"t", b"p", bytes(8), b"v"]]), [Arrival(5, 1, "tcp://feed:1")])
-    assert it.full() == it.delta().replace(b'"counters":[]', b'"counters":[["p",1,0,0,0,0,false,null]]')
-    assert it.full() == COUNTERS % (1, 1) + b'"sequences":' + sequences + b"}"
+def test_the_bytes_of_an_intake_never_change() -> None:
+    plain = intake()
+    plain.read(raw_of([[b"t", b"v"]]), [Arrival(5, 1, "tcp://feed:1")])
+    assert plain.state() == (COUNTERS % (1, 1)).rstrip(b",") + b"}"
+    it = intake(framing="vllm")
+    it.look_beside([], "feed 1")
+    sent = [[b"\xff", number.to_bytes(8, "big"), b"value %d" % number] for number in (0, 5, 3)]
+    it.read(raw_of(sent), [Arrival(5, 3, "tcp://feed:1")])
+    assert it.state() == COUNTERS % (3, 21) + GOLDEN_SEQUENCES
+    again = intake(framing="vllm")
+    assert again.restore(it.state())
+    assert again.tracker is not None
+    assert again.tracker.next_number((b"tcp://feed:1", b"\xff")) == 6
+    assert [(gap["first"], gap["last"], gap["healed"]) for gap in read_gaps(it.state())] == [
+        (1, 2, None),
+        (3, 3, 5),
+        (4, 4, None),
+    ]
+
+
+def test_what_a_later_release_counts_too_is_left_out() -> None:
+    it = intake(framing="sequenced")
+    state = (
+        it.state().replace(b'"lost":0', b'"lost":4,"torn":7').replace(b'"received":', b'"torn":7,"received":')
+    )
+    assert intake(framing="sequenced").restore(state)
+    _, totals = read_counters(state)
+    assert totals is not None
+    assert totals.lost == 4
+
+
+def test_losses_beyond_64_bits_are_kept() -> None:
+    it = intake(framing="clone")
+    for number in (-(2**63), 2**63 - 1, -(2**63) + 1, 2**63 - 2):
+        message = [b"k", number.to_bytes(8, "big", signed=True), b"", b"", b"v"]
+        it.read(raw_of([message]), [Arrival(5, 1, "tcp://feed:1")])
+    assert it.tracker is not None
+    again = intake(framing="clone")
+    assert again.restore(it.state())
+    assert again.tracker is not None
+    assert again.tracker.totals == it.tracker.totals
 
 
 @pytest.mark.parametrize(
@@ -73,27 +101,19 @@ def test_the_bytes_of_an_intake_never_change(framing: str, sequences: bytes) -> 
         ),  # nothing that could be taken for another numbering
         (transactions(), intake(), True),
         (intake(framing="sequenced"), intake(framing="vllm"), False),
+        (intake(framing="sequenced"), intake(), False),
     ],
 )
 def test_what_another_filler_has_left_is_counted_on_and_replaced_as_a_whole(
     written: CarriedState, read: CarriedState, known: bool
 ) -> None:
     written.counters.received = 9
-    assert read.restore(written.full(), None) is known
+    assert read.restore(written.state()) is known
     assert read.counters.received == 9
-    # A delta says nothing of a base that is about something else.
-    assert read.large is (not isinstance(read, Intake) or read.tracker is not None)
-    read.full()
-    assert not read.large
 
 
 def test_a_log_without_any_state_begins_with_nothing() -> None:
-    it = transactions()
-    assert it.restore(None, None)
-    assert (it.changed, it.large) == (False, False)
-    assert Envelope.of(None, None).latest is None
-
-
-def test_values_that_are_said_in_full_are_those_of_the_newest_delta() -> None:
-    envelope = Envelope.of(json.dumps({"counters": 1}).encode(), json.dumps({"counters": 2}).encode())
-    assert envelope.latest == {"counters": 2}
+    assert transactions().restore(b"")
+    assert intake(framing="sequenced").restore(b"")
+    assert tracker_of(b"") is None
+    assert read_counters(b"") == (SourceCounters(), None)

@@ -58,12 +58,10 @@ PLACES = (
     "0",
     f"0/{ROWS // CHUNKS:020d}-{2 * ROWS // CHUNKS:020d}.arrow",
     f"0/{2 * ROWS // CHUNKS:020d}-{ROWS:020d}.arrow",
-    "0/state",
     "0/writer.lock",
     "readers.lock",
-    "0/readers",
-    "0/readers/billing.json",
-    "0/readers/billing.start.json",
+    "readers",
+    "readers/billing.json",
     "0/subscriptions.json",
     "0/staging",
     f"0/staging/{ATTEMPT}.arrow",
@@ -77,8 +75,6 @@ STRANGE = (
     b"00000000000000000004-00000000000000000008.arrow.tmp",
     "\u0660".encode() * 20 + b"-" + b"9" * 20 + b".arrow",
     b"9" * 20 + b"-" + b"0" * 20 + b".arrow",
-    b"state-" + "\u0660".encode() * 20 + b"-" + b"9" * 20 + b".json",
-    b"state-1.json",
     b"1",
     "\u0661".encode(),
     b"007",
@@ -97,7 +93,7 @@ def _writer(location: Path) -> LogWriter:
 
 @pytest.fixture
 def location(tmp_path: Path) -> Path:
-    """A log of three chunks with a reader, a start, a state, subscriptions and something staged."""
+    """A log of three chunks with a reader, a start, subscriptions and something staged."""
     storage = LogStorage(str(tmp_path / "log"))
     log = _writer(tmp_path / "log")
     log.open()
@@ -167,10 +163,8 @@ def _within(seconds: float, location: Path) -> list[str]:
 def test_what_is_not_what_its_name_says_is_an_error_that_names_it(
     location: Path, tmp_path: Path, place: str, kind: str
 ) -> None:
-    path = next((location / "0").glob("state-*"), None) if place == "0/state" else location / place
-    if path is None or not path.exists():
-        path = location / "0" / f"state-{1:020d}-{ROWS:020d}.json"
-    else:
+    path = location / place
+    if path.exists():
         shutil.move(path, tmp_path / "aside")
     INSTEAD[kind](path)
     for error in _within(20, location):

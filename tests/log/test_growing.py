@@ -26,14 +26,10 @@ from zmq_datasource.log.writer import LogWriter
 class Carried:
     """Keeps the number of messages that it was told of."""
 
-    changed = True
-    large = False
     messages = 0
 
-    def full(self) -> bytes:
+    def state(self) -> bytes:
         return b'{"messages": %d}' % self.messages
-
-    delta = full
 
 
 def writer(path: Path, carried: Carried | None = None, **options: Any) -> LogWriter:
@@ -299,10 +295,10 @@ def test_the_writers_state_is_that_of_the_last_whole_group(tmp_path: Path) -> No
     append(log, b"c", carried=carried)
     left = crash(tmp_path / "log", tmp_path / "left")
     log.cut().result()
-    assert read_saved_state(LogStorage(str(tmp_path / "log"))).delta == b'{"messages": 3}'
+    assert read_saved_state(LogStorage(str(tmp_path / "log"))) == b'{"messages": 3}'
     log.close()
     again = writer(left, Carried())
-    assert again.saved.delta == b'{"messages": 3}'
+    assert again.saved == b'{"messages": 3}'
     again.close()
 
 
@@ -369,7 +365,7 @@ def test_a_slow_feed_leaves_a_compact_log(tmp_path: Path) -> None:
     grown = log.grown.bytes
     log.cut().result()
     assert log.size < grown / 5
-    assert read_saved_state(LogStorage(str(tmp_path))).delta == b'{"messages": 50}'
+    assert read_saved_state(LogStorage(str(tmp_path))) == b'{"messages": 50}'
     log.close()
     assert log_rows(tmp_path).column("value").to_pylist() == [b"%d" % i for i in range(50)]
     assert not list(tmp_path.glob("0/.open*"))
@@ -390,10 +386,10 @@ def test_a_compact_chunk_is_written_while_the_chunk_grows(tmp_path: Path) -> Non
     assert list(tmp_path.glob("log/0/.compact*"))
     crashed = crash(tmp_path / "log", tmp_path / "crashed")
     log.cut().result()
-    assert read_saved_state(LogStorage(str(tmp_path / "log"))).delta == b'{"messages": 600}'
+    assert read_saved_state(LogStorage(str(tmp_path / "log"))) == b'{"messages": 600}'
     log.close()
     again = writer(crashed)
-    assert again.saved.delta == b'{"messages": 600}'
+    assert again.saved == b'{"messages": 600}'
     again.close()
     for directory, batches in ((tmp_path / "log", 3), (crashed, 1)):
         assert log_rows(directory).column("value").to_pylist() == [b"%d" % i for i in range(600)]

@@ -5,13 +5,11 @@ from __future__ import annotations
 import pytest
 
 from zmq_datasource.log.layout import (
-    StateFile,
     chunk_name,
     growing_name,
     parse_chunk_name,
     parse_growing_name,
     parse_partition_name,
-    parse_state_name,
 )
 
 ZERO, FIVE, SIX = (f"{number:020d}" for number in (0, 5, 6))
@@ -32,10 +30,8 @@ def test_a_chunk(name: str, ids: tuple[int, int] | None) -> None:
     assert parse_chunk_name(name) == ids
 
 
-def test_an_open_chunk_a_state_and_a_partition() -> None:
+def test_an_open_chunk_and_a_partition() -> None:
     assert parse_growing_name(growing_name(5)) == 5
     assert parse_growing_name(chunk_name(5, 6)) is None
-    assert parse_state_name(StateFile(5, 6).name) == (5, 6)
-    assert parse_state_name(f"state-{FIVE}.json") is None
     partitions = {"0": 0, "7": 7, "10": 10, "07": None, "": None, "-1": None, "x": None, "9" * 11: None}
     assert {name: parse_partition_name(name) for name in partitions} == partitions

@@ -17,10 +17,9 @@ from tests.log.test_readers import written
 from tests.support import stream_options
 from zmq_datasource.errors import LogFormatError
 from zmq_datasource.log.contents import ReadableLog
-from zmq_datasource.log.layout import StateFile, chunk_name
+from zmq_datasource.log.layout import chunk_name
 from zmq_datasource.log.listing import ChunkListing
 from zmq_datasource.log.reader import read_index
-from zmq_datasource.log.state import no_saved_state
 from zmq_datasource.log.storage import LogStorage
 from zmq_datasource.spark.stream_reader import ZmqStreamReader
 
@@ -194,15 +193,6 @@ def test_after_each_look_it_is_what_a_listing_of_everything_finds(steps: list[st
         index = read_index(log.storage)
         assert (log.earliest, log.durable_end, log.size) == (index.earliest, index.end, index.size)
         assert log.covering(0, log.end) == index.covering(0, log.end)
-
-
-def test_the_state_of_a_log_is_found_without_looking_at_its_chunks(tmp_path: Path) -> None:
-    log = Followed(tmp_path, 0)
-    for version in (2, 1):
-        (log.directory / StateFile(version, 0).name).write_bytes(b"")
-    log.storage.asked.clear()
-    assert no_saved_state(log.storage).version == 2
-    assert log.storage.asked == {"names": 1}
 
 
 def test_a_trigger_without_news_lists_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,15 +14,13 @@ from tests.support import batch_of, wait_for
 from zmq_datasource.errors import DiskFaultError, LogWriteError
 from zmq_datasource.log.contents import Contents
 from zmq_datasource.log.files import WriterLock
-from zmq_datasource.log.layout import Chunk, StateFile, chunk_name
+from zmq_datasource.log.layout import Chunk, chunk_name
 from zmq_datasource.log.persistence import Persistence
 from zmq_datasource.log.retention import Retention
 from zmq_datasource.log.sealer import Job, Sealer
-from zmq_datasource.log.state import StateRecord
 from zmq_datasource.log.times import PastTimes
 
 ROWS = batch_of([b"x"] * 10)
-_NO_STATE = StateRecord()
 
 
 class Lock(WriterLock):
@@ -45,13 +43,13 @@ class Sealing:
         self.sealer.start(self.lock, PastTimes())
         self._next = 0
 
-    def cut(self, state: StateRecord = _NO_STATE, rows: bool = True) -> Future[int]:
+    def cut(self, rows: bool = True) -> Future[int]:
         first, size = self._next, ROWS.nbytes if rows else 0
         batches = [ROWS] if rows else []
         self._next += 10 * len(batches)
         self.contents.append(size)
         done: Future[int] = Future()
-        self.sealer.hand_over(Job(batches, size, first, self._next, done, state, grows=False, last=True))
+        self.sealer.hand_over(Job(batches, size, first, self._next, done, b"state", grows=False, last=True))
         return done
 
 
@@ -75,14 +73,6 @@ def test_a_cut_without_rows_writes_nothing_and_is_answered_in_its_turn(sealing: 
     assert len(sealing.files.did) == 1
 
 
-def test_a_state_is_on_the_disk_before_the_chunk_that_needs_it_and_the_one_before_goes_after(
-    sealing: Sealing,
-) -> None:
-    file = StateFile(3, 10)
-    sealing.cut(StateRecord(file, b"state")).result(10)
-    assert sealing.files.did == [f"write {file.name}", f"write {chunk_name(0, 10)}", "keep state 3"]
-
-
 def test_a_disk_that_refuses_for_now_is_asked_again(sealing: Sealing) -> None:
     sealing.files.refuses = [DiskFaultError("full"), DiskFaultError("full")]
     assert sealing.cut().result(10) == 10
@@ -98,17 +88,6 @@ def test_nothing_is_sealed_behind_what_could_not_be(error: Exception, sealing: S
     assert behind.exception(10) is failed.exception(10) is sealing.sealer.failure
     assert sealing.files.did == []
     assert sealing.contents.unwritten_bytes == 2 * ROWS.nbytes
-
-
-def test_a_state_that_cannot_be_removed_costs_nothing(
-    sealing: Sealing, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    def refuse(but: int | None) -> None:
-        raise LogWriteError("removing state: Permission denied")
-
-    monkeypatch.setattr(sealing.files, "remove_states", refuse)
-    assert sealing.cut(StateRecord(StateFile(1, 10), b"state")).result(10) == 10
-    assert "Permission denied" in caplog.text
 
 
 def test_what_is_not_written_yet_is_counted(sealing: Sealing, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -31,7 +31,7 @@ from zmq_datasource.log import stored as stored_module
 from zmq_datasource.log import tenure as tenure_module
 from zmq_datasource.log.claims import new_claim
 from zmq_datasource.log.follower import LogFollower
-from zmq_datasource.log.layout import LOCK_NAME, Chunk, StateFile, stored_log_name
+from zmq_datasource.log.layout import LOCK_NAME, Chunk, stored_log_name
 from zmq_datasource.log.reader import Slice, read_index, read_slices, slices
 from zmq_datasource.log.reader_files import ReaderRecord
 from zmq_datasource.log.readers import Reader, Readers
@@ -221,36 +221,20 @@ def test_what_was_sealed_is_dropped_with_a_word_if_another_machine_has_gone_on(
     assert machines.rows() == numbered(b"0")
 
 
-@pytest.mark.parametrize(("changed", "large"), [(False, False), (True, False), (True, True)])
-def test_what_was_sealed_is_dropped_if_another_machine_has_changed_the_state(
-    machines: Machines,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-    changed: bool,
-    large: bool,
+def test_what_was_sealed_follows_if_another_machine_has_written_nothing(
+    machines: Machines, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It carries a change of a state that is not there any more: no writer could open the log. Else it follows.
-
-    A ``large`` state is put before its chunk, under the number that the other machine gives to its own.
-    """
     monkeypatch.setattr(tenure_module, "SILENT_SECONDS", 0.1)
-    ours, theirs = Carrying("a"), Carrying("b")
-    log = machines.writer("a", carried=ours)
-    ours.large = True
-    fill(log, b"0")
-    ours.large, ours.changed = large, True
+    log = machines.writer("a", carried=Carrying("one"))
     with monkeypatch.context() as patch:
         patch.setattr(ObjectStore, "upload", _refuse)
-        log.append(batch_of([b"1"]))
+        log.append(batch_of([b"0"]))
         with pytest.raises(LogWriteError):
             log.cut().result(10)
     machines.kill(log)
-    theirs.changed = changed
-    other = machines.writer("b", wait=5.0, carried=theirs)
-    other.cut(keep=True).result(10)
-    other.close()
-    assert machines.writer("a", carried=Carrying("c")).durable_end == (1 if changed else 2)
-    assert ("were received here and not put there" in caplog.text) == changed
+    machines.writer("b", wait=5.0, carried=Carrying("two")).close()
+    again = machines.writer("a")
+    assert (again.durable_end, again.saved) == (1, b"one")
 
 
 def _refuse(*_: object) -> None:
@@ -742,22 +726,6 @@ def _no_answer(*_: object, **__: object) -> None:
     raise DiskFaultError("listing: no answer")
 
 
-def test_state_is_what_the_storage_has(machines: Machines) -> None:
-    log = machines.writer("a")
-    storage = log._storage
-    assert isinstance(storage, StoredLog)
-    file = StateFile(3, 0)
-    storage.write_state(file, b"whole", True)
-    machines.kill(log)
-    (machines.path / "a" / "0" / file.name).write_bytes(b"tor")
-    again = machines.storage("a")
-    again.open_log()
-    lock = again.lock(0.0)
-    assert again.read_state(file) == b"whole"
-    assert machines.storage("reader").read_state(file) == b"whole"
-    lock.release()
-
-
 def test_a_chunk_that_is_deleted_while_it_is_read_is_no_damage(
     machines: Machines, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -784,15 +752,15 @@ def test_an_opening_that_is_repeated_deletes_what_is_committed(
     fill(log, b"0")
     fill(log, b"1")
     log.close()
-    removed, attempts = StoredLog.remove_states, []
+    removed, attempts = StoredLog.remove_temporaries, []
 
-    def refused(self: StoredLog, but: int | None) -> None:
-        attempts.append(but)
+    def refused(self: StoredLog) -> None:
+        attempts.append(self)
         if len(attempts) == 1:
             raise DiskFaultError("deleting: no answer")
-        removed(self, but)
+        removed(self)
 
-    monkeypatch.setattr(StoredLog, "remove_states", refused)
+    monkeypatch.setattr(StoredLog, "remove_temporaries", refused)
     log = machines.writer("b", retry_timeout=30.0)
     assert len(attempts) >= 2
     for value in (b"2", b"3", b"4"):

@@ -116,18 +116,12 @@ def lost_in_tables(log: Path) -> int:
     missing = 0
     for partition in LogStorage(str(log)).partitions():
         storage = LogStorage(str(log), partition)
-        full, delta = saved(storage)
         missing += sum(
             gap["messages"]
-            for gap in read_gaps(full, delta, states_beside(storage, True))
+            for gap in read_gaps(read_saved_state(storage), states_beside(storage, True))
             if gap["healed"] is None
         )
     return missing
-
-
-def saved(storage: LogStorage) -> tuple[bytes | None, bytes | None]:
-    found = read_saved_state(storage)
-    return found.full, found.delta
 
 
 def send(pubs: list[tuple[Socket, str]], *numbers: int) -> None:

@@ -9,7 +9,6 @@ from typing import Any, cast
 import pytest
 
 from tests.support import batch_of, stop_sooner, wait_for
-from zmq_datasource.acknowledged.transactions import CommittedTransactions
 from zmq_datasource.counters import SourceCounters
 from zmq_datasource.errors import EndpointError, LogWriteError, MessageLossError
 from zmq_datasource.log.filler import FillerFacts
@@ -46,7 +45,7 @@ class Filler:
         self.messages -= 1
         return 1
 
-    def cut(self, keep: bool) -> Future[int]:
+    def cut(self) -> Future[int]:
         self.asked.append("cut")
         done: Future[int] = Future()
         done.set_result(7)
@@ -79,7 +78,7 @@ def log() -> Any:
 
 def thread_of(filler: Filler, log: Any, counters: SourceCounters | None = None) -> ReceivingThread:
     counters = counters or SourceCounters()
-    return ReceivingThread(filler, log, CommittedTransactions(counters, 1), counters, flush_interval=3600.0)
+    return ReceivingThread(filler, log, counters, flush_interval=3600.0)
 
 
 @pytest.fixture(autouse=True)
@@ -135,7 +134,7 @@ def test_while_the_disk_has_enough_to_do_what_comes_is_gathered() -> None:
     filler, busy = Filler(), log()
     busy.busy, busy.open_bytes = True, 1
     counters = SourceCounters()
-    thread = ReceivingThread(filler, busy, CommittedTransactions(counters, 1), counters, flush_interval=0.0)
+    thread = ReceivingThread(filler, busy, counters, flush_interval=0.0)
     thread.start()
     wait_for(lambda: filler.asked.count("receive") > 10, "some rounds")
     assert "cut" not in filler.asked

@@ -265,10 +265,10 @@ class ReceiversChange(Topology):
         counted = 0
         for partition in self.storage().partitions():
             saved = read_saved_state(self.storage().of(partition))
-            for gap in read_gaps(saved.full, saved.delta):
+            for gap in read_gaps(saved):
                 if gap["healed"] is None:
                     lost |= {(gap["publisher"], number) for number in range(gap["first"], gap["last"] + 1)}
-            _, totals = read_counters(saved.full, saved.delta)
+            _, totals = read_counters(saved)
             counted += 0 if totals is None else totals.lost
         return lost, counted
 

@@ -36,6 +36,7 @@ __all__ = [
     "overwrite",
     "pick",
     "read_log",
+    "state_of",
 ]
 
 KINDS = ("flip", "cut", "empty", "delete", "restore")
@@ -44,8 +45,8 @@ KINDS = ("flip", "cut", "empty", "delete", "restore")
 VICTIMS: Mapping[str, tuple[str, ...]] = {
     # The rows of a chunk; a flip hits what precedes the footer.
     "chunk": ("*/[0-9]*.arrow", "*/chunks/*/[0-9]*.arrow"),
-    # The state of the writer: state files, and the newest chunk, whose footer carries the state.
-    "state": ("*/state-*.json", "*/states/*/state-*.json", "*/[0-9]*.arrow", "*/chunks/*/[0-9]*.arrow"),
+    # The state of the writer, which the newest chunk carries with its last batch.
+    "state": ("*/[0-9]*.arrow", "*/chunks/*/[0-9]*.arrow"),
     "open-chunk": ("*/.open-*.arrow",),
     "position": ("readers/*.json",),
     "subscriptions": ("*/subscriptions.json",),
@@ -73,11 +74,13 @@ KNOWN_HOLES: Mapping[str, str] = {
     ),
 }
 
-# Files of which there are older copies; a chunk and ``log.json`` never change, and a state file has a name of its own.
+# Files of which there are older copies; a chunk and ``log.json`` never change.
 _CHANGING = ("position", "subscriptions")
 _CHUNK = re.compile(r"([0-9]{20})-([0-9]{20})\.arrow")
 # At the end of an Arrow file: the length of the footer, and the magic.
 _LENGTH_BYTES, _MAGIC_BYTES = 4, 6
+# What a message begins with, and the name of the state among the metadata of a batch.
+_CONTINUATION, _STATE_KEY = b"\xff" * 4, b"\5\0\0\0state\0"
 
 
 def has_hole(kind: str, victim: str, *, is_stored: bool = False) -> bool:
@@ -181,9 +184,8 @@ def pick(root: Path, kind: str, victim: str, chance: random.Random) -> Path | No
     """One file of a victim, or None; of chunks every second time the newest, which no query may have read yet."""
     found = find(root, victim)
     if victim == "state":
-        files = [path for path in found if path.suffix == ".json"]
-        # All but the footer of the newest chunk is damaged as a chunk.
-        found = files or [path for path in found if kind == "flip"][-1:]
+        # The rest of the newest chunk is damaged as a chunk.
+        found = [path for path in found if kind == "flip"][-1:]
     if victim == "chunk" and f"{kind} newest chunk" in KNOWN_HOLES:
         found = found[:-1]
     if not found:
@@ -208,8 +210,7 @@ def do(
     place, after = "", None
     match kind:
         case "flip":
-            low, high = _region(before, victim)
-            place, after = flip(before, chance.randrange(low, high), chance.randrange(8))
+            place, after = flip(before, chance.choice(_region(before, victim)), chance.randrange(8))
         case "cut":
             size = chance.randrange(len(before))
             place, after = f"to {size} of {len(before)} bytes", before[:size]
@@ -242,12 +243,17 @@ def footer_of(content: bytes) -> range:
     return range(max(end - length, 0), len(content))
 
 
-def _region(content: bytes, victim: str) -> tuple[int, int]:
+def state_of(content: bytes) -> range:
+    """The bytes of the message of a chunk's last batch that say what it is, and carry the state."""
+    start = content.rindex(_CONTINUATION, 0, content.rindex(_STATE_KEY))
+    return range(start, start + 8 + int.from_bytes(content[start + 4 : start + 8], "little"))
+
+
+def _region(content: bytes, victim: str) -> range:
     """Where a flip hits: in a chunk its rows or its state, elsewhere anything."""
     if not content.startswith(b"ARROW1") or victim == "open-chunk":
-        return 0, len(content)
-    footer = footer_of(content)
-    return (footer.start, footer.stop) if victim == "state" else (0, footer.start)
+        return range(len(content))
+    return state_of(content) if victim == "state" else range(footer_of(content).start)
 
 
 def overwrite(path: Path, content: bytes) -> None:

@@ -51,7 +51,6 @@ _STAGES = (
 )
 _JOURNALS = ("log.group", "log.open_chunk", "log.recovery", "log.small_file", "log.position")
 _SERVES = ("log.subscriptions", "proxy.group", "proxy.acked")
-_CROWD, _CROWD_STEP = 6000, 500
 # Of the victims of damage at rest, those that every log has.
 _FILES = ("chunk", "state", "position", "log.json")
 # Longer than walFlushInterval.
@@ -304,11 +303,6 @@ class PubSub(_Plain):
         self.receiving = receiving
         super().__init__(world, seconds)
         self.reaches("source", "source.dead_letters")
-        # So many that what has changed of the sequences is a state of its own.
-        self._crowd = itertools.count()
-        self._crowd_size = _CROWD if world.extras.random() < 0.5 else 0
-        if self._crowd_size:
-            self.reaches("source", "log.state", *(() if self._store is None else ("log.stored_state",)))
         self._stranger: zmq.Socket[bytes] | None = None
 
     def reads(self) -> dict[str, str]:
@@ -323,23 +317,18 @@ class PubSub(_Plain):
         return storage_at(str(self.wal), store=store)
 
     def load(self) -> None:
-        """A stranger, whose messages do not fit, and a crowd of publishers that send one message each."""
+        """A stranger, whose messages do not fit."""
         if self._stranger is None:
             self._stranger = self.world.keep(self.world.keep(zmq.Context()).socket(zmq.PUB))
             self._stranger.setsockopt(zmq.LINGER, 0)
             self._stranger.setsockopt(zmq.SNDHWM, 0)
             self._stranger.connect(self.at)
         self._stranger.send(b"what no publisher sends")
-        if not any(self._malformed.glob("*.parquet")):
-            return  # perhaps it is not connected yet
-        for number in itertools.islice(self._crowd, _CROWD_STEP):
-            if number < self._crowd_size:
-                self._stranger.send_multipart([b"", b"crowd-%d" % number, bytes(8), b"here"])
 
     def finish(self) -> None:
         def kept() -> bool:
             self.load()
-            return next(self._crowd) >= max(1, self._crowd_size)
+            return any(self._malformed.glob("*.parquet"))
 
         self.world.wait_for(kept, "a message that does not fit is kept as a dead letter")
         assert self._stranger is not None
@@ -356,7 +345,7 @@ class PubSub(_Plain):
         saved = read_saved_state(self.storage())
         missing = {
             (gap["publisher"], number)
-            for gap in read_gaps(saved.full, saved.delta)
+            for gap in read_gaps(saved)
             if gap["healed"] is None
             for number in range(gap["first"], gap["last"] + 1)
         }
@@ -429,7 +418,7 @@ class VllmReplay(Topology):
         if not any(event.seconds > 10 for event in self.world.events):
             return set()
         saved = read_saved_state(LogStorage(str(self.wal)))
-        gaps = [gap for gap in read_gaps(saved.full, saved.delta) if gap["healed"] is None]
+        gaps = [gap for gap in read_gaps(saved) if gap["healed"] is None]
         return {number for gap in gaps for number in range(gap["first"], gap["last"] + 1)}
 
 

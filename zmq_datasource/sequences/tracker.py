@@ -6,6 +6,7 @@ A *position* is a number that never wraps: a counter's number plus its whole tur
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from typing import cast
 
 from msgspec.structs import replace
 
@@ -284,9 +285,10 @@ class SequenceTracker:
 
     def next_numbers(self) -> list[int]:
         """The same of all counters, in the order of ``expected``."""
-        return [
-            self._ahead[key].expected if number is None else number for key, number in self.expected.items()
-        ]
+        numbers = list(self.expected.values())
+        if self._ahead:
+            numbers = list(map(self.next_number, self.expected))
+        return cast("list[int]", numbers)  # without a replay ahead there is no None
 
     def _comes_after_replay(self, key: Key, position: int, expected: int) -> bool:
         """Whether the live flow, in its order, is still behind what a replay has brought.
