@@ -107,6 +107,23 @@ def test_a_changed_byte_ends_what_counts(tmp_path: Path) -> None:
     assert [v for b in batches for v in b.column("value").to_pylist()] == [b"first-value"]
 
 
+@pytest.mark.parametrize("sync", [False, True])
+@pytest.mark.parametrize("values", [[b"a"], [b"a", b"b"]])
+def test_an_open_chunk_that_was_copied_to_another_place_is_named(
+    tmp_path: Path, values: list[bytes], sync: bool
+) -> None:
+    log = writer(tmp_path / "log")
+    for value in values:
+        append(log, value)
+    left = crash(tmp_path / "log", tmp_path / "left")
+    log.close()
+    (left / "1").mkdir()
+    shutil.move(left / "0" / growing_name(0), left / "1" / growing_name(0))
+    elsewhere = LogStorage(str(left), 1)
+    with pytest.raises(DamagedChunkError, match=r"/1/\.open.* was written as the ids 0 to 0 of partition 0"):
+        LogWriter(elsewhere, chunk_bytes=1 << 30, max_bytes=1 << 30, sync=sync).open()
+
+
 def damaged(path: Path) -> Path:
     """A log whose writer was killed, with three groups in its open chunk, the second of which was changed."""
     log = writer(path / "log")

@@ -462,6 +462,24 @@ def test_a_log_that_was_only_here_is_put_there(machines: Machines) -> None:
 
 
 @pytest.mark.parametrize("machine", ["a", "b"], ids=["with its copy", "elsewhere"])
+def test_a_log_of_format_1_is_refused_with_what_to_do(machines: Machines, machine: str) -> None:
+    log = machines.writer("a")
+    fill(log, b"0")
+    log.close()
+    store = ObjectStore(machines.location)
+    store.delete(stored_log_name(log.log_id))
+    store.put(f"log-1-{log.log_id}.json", b"{}")
+
+    drain = (
+        r"store.*version 1, .* to its end with the release that wrote it; .* new walStore .* new walLocation"
+    )
+    with pytest.raises(LogFormatError, match=drain):
+        machines.writer(machine)
+    with pytest.raises(LogFormatError, match=drain):
+        machines.storage("reader").log_id()
+
+
+@pytest.mark.parametrize("machine", ["a", "b"], ids=["with its copy", "elsewhere"])
 def test_chunks_in_a_storage_that_has_lost_the_logs_id_are_refused(machines: Machines, machine: str) -> None:
     log = machines.writer("a")
     for value in (b"0", b"1"):

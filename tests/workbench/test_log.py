@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -96,6 +98,18 @@ def test_verify_names_the_file_and_the_ids_of_what_is_damaged(tmp_path: Path) ->
     (tmp_path / "readers").mkdir(exist_ok=True)
     (tmp_path / "readers" / "desk.json").write_text("no record")
     assert "desk.json" in run("verify", tmp_path).output
+
+
+def test_verify_names_chunks_that_were_copied_to_another_partition(tmp_path: Path) -> None:
+    log = filled(tmp_path, 1)
+    log.append(batch_of([b"in the open chunk"]))
+    log.flush().result(30)
+    shutil.copytree(tmp_path / "0", tmp_path / "1")
+    log.close()
+    output = run("verify", tmp_path).output
+    assert re.search(r"/1/0.*arrow: .* was written as the ids 0 to 0 of partition 0", output)
+    assert re.search(r"/1/\.open-.*arrow: .* was written as the ids 1 to 1 of partition 0", output)
+    assert "/0/" not in output
 
 
 def test_cat_prints_messages_as_text_or_hexadecimal(tmp_path: Path) -> None:

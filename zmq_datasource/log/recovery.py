@@ -133,7 +133,10 @@ def _recover_open_chunk(storage: LogStorage, first: int, index: ChunkIndex, pers
         return
     path = storage.path_of(growing_name(first))
     content = storage.open_chunk_files().read(first)
-    groups = read_groups(content, storage.partition, first)
+    try:
+        groups = read_groups(content, storage.partition, first)
+    except DamagedChunkError as e:
+        raise DamagedChunkError(f"opening {path}: {e}") from e
     damaged = groups.damaged
     rows = sum(batch.num_rows for batch in groups.batches)
     if damaged:
