@@ -168,7 +168,7 @@ def _sealed_chunk() -> tuple[bytes, list[bytes]]:
     values = [b"%d" % number * number for number in range(30)]
     batches = [batch_of(values[begin : begin + 10]) for begin in range(0, 30, 10)]
     file = pa.BufferOutputStream()
-    write_batches(file, batches, {b"state": b"{}", **Place(0, 0, len(values)).to_metadata()})
+    write_batches(file, Place(0, 0, len(values)), batches, {b"state": b"{}"})
     return file.getvalue().to_pybytes(), values
 
 

@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.ipc
@@ -16,7 +17,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.support import DATA, batch_of, flips, log_rows
+from tests.support import DATA, REPOSITORY, batch_of, flips, log_rows
 from zmq_datasource.errors import (
     DamagedChunkError,
     DataLossError,
@@ -70,6 +71,18 @@ def test_a_chunk_is_an_arrow_file_that_others_can_read(storage: LogStorage) -> N
     assert table.column("value").to_pylist() == values(storage, name, 0, 7)
 
 
+def test_the_documented_lines_add_partition_and_id(storage: LogStorage) -> None:
+    _, lines, _ = (REPOSITORY / "docs" / "log-format.md").read_text().split("```", 2)
+    partition = storage.of(2)
+    partition.lock(0).release()
+    for first in (0, 3):
+        write_chunk(partition, first, [batch_of([b"v"] * 3)], {}, sync=False)
+    found: dict[str, Any] = {}
+    exec(lines.removeprefix("python").replace("/data/wal/weather/0", partition.path_of("")), found)
+    messages = found["messages"].select(["partition", "id", "value"])
+    assert messages.to_pydict() == {"partition": [2] * 6, "id": list(range(6)), "value": [b"v"] * 6}
+
+
 def test_rows_have_the_ids_that_the_name_says_and_the_framing(storage: LogStorage) -> None:
     batch = decode_plain(raw_of([[b"topic", b"value %d" % i] for i in range(4)]), [(0, 4)])
     framed = batch.replace_schema_metadata({FRAMING: b"sequenced"})
@@ -110,8 +123,8 @@ def test_a_truncated_chunk_is_named(storage: LogStorage, length: int) -> None:
 
 
 def test_a_chunk_with_fewer_rows_than_its_name_says_is_damaged(storage: LogStorage) -> None:
-    name, place = chunk_name(0, 9), Place(0, 0, 9).to_metadata()
-    storage.write_chunk(name, lambda file: write_batches(file, [batch_of([b"v"] * 5)], place), sync=False)
+    name, rows = chunk_name(0, 9), batch_of([b"v"] * 5)
+    storage.write_chunk(name, lambda file: write_batches(file, Place(0, 0, 9), [rows]), sync=False)
     with pytest.raises(DamagedChunkError, match="ends at id 5, its name says 9"):
         values(storage, name, 0, 9)
 
@@ -177,7 +190,7 @@ def test_a_missing_chunk_is_data_loss_and_says_where_to_look(storage: LogStorage
 def test_a_fingerprint_survives_the_way_through_a_file(messages: list[bytes | list[bytes]]) -> None:
     batch = decode_plain(raw_of(messages), [(7, len(messages))])
     sink = pa.BufferOutputStream()
-    write_batches(sink, [batch])
+    write_batches(sink, Place(0, 0, len(messages)), [batch])
     read, _ = pa.ipc.open_file(sink.getvalue()).get_batch_with_custom_metadata(0)
     assert fingerprint(read, 5) == fingerprint(batch, 5) != fingerprint(batch, 6)
     assert read.equals(batch)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from tests.support import batch_of
 from zmq_datasource.errors import DamagedChunkError, DataLossError
-from zmq_datasource.log.chunk import write_batches, write_chunk
+from zmq_datasource.log.chunk import Place, write_batches, write_chunk
 from zmq_datasource.log.layout import Chunk, chunk_name
 from zmq_datasource.log.reader import first_since, read_index
 from zmq_datasource.log.storage import LogStorage
@@ -115,7 +115,7 @@ class ChunksInMemory(CountingOpens):
                 past = PastTimes()
             out = pa.BufferOutputStream()
             metadata = {} if counted == "not" else past.to_metadata()
-            write_batches(out, [batch_of([b"v"], time)], metadata)
+            write_batches(out, Place(0, first, first + 1), [batch_of([b"v"], time)], metadata)
             self.content[chunk_name(first, first + 1)] = out.getvalue()
             if counted != "not":
                 past = past.and_then(time)

@@ -209,8 +209,7 @@ def read_groups(content: pa.Buffer, partition: int, first: int) -> Groups:
         # Torn, or damaged, which Arrow's reader of streams answers with errors of many kinds.
         pass
     if elsewhere is not None:
-        raise DamagedChunkError.of(str(elsewhere)
-        )
+        raise DamagedChunkError.of(str(elsewhere))
     behind = max(_ends_of_later_groups(content, read_to, end), default=end)
     return Groups(whole, written[: len(whole)], facts, range(end, behind))
 

@@ -34,6 +34,7 @@ from zmq_datasource.host.limited_logging import LimitedLog
 from zmq_datasource.log.deletions import begin_of
 from zmq_datasource.log.files import open_file
 from zmq_datasource.log.layout import parse_chunk_name
+from zmq_datasource.log.reader_records import ReaderRecords
 from zmq_datasource.log.storage import LogStorage
 from zmq_datasource.source.chunk_protocol import (
     BEGIN,
@@ -202,8 +203,8 @@ class ChunkServer:
             raise ValueError("a request with another secret")
         if request.log_id != self.access.log_id:
             raise ValueError("a request for another log")
-        known = request.name == BEGIN or parse_skipped(request.name) or parse_chunk_name(request.name)
-        if not known:
+        is_chunk = parse_chunk_name(request.name) is not None
+        if not (is_chunk or request.name == BEGIN or parse_skipped(request.name)):
             raise ValueError(f"a request for {request.name!r}, which is no chunk")
         return request
 
@@ -226,7 +227,7 @@ class ChunkServer:
             begin = begin_of(storage, self.access.log_id)
             return [] if begin is None else [str(begin).encode()]
         if (skipped := parse_skipped(request.name)) is not None:
-            storage.write_skipped(*skipped)
+            ReaderRecords(storage).write_skipped(*skipped)
             return []
         with open(open_file(storage.path_of(request.name)), "rb", buffering=0) as file:
             return list(iter(lambda: file.read(FRAME_BYTES), b""))
