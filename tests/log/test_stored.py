@@ -39,6 +39,7 @@ from zmq_datasource.log.retention import Retention
 from zmq_datasource.log.storage import LogStorage
 from zmq_datasource.log.stored import StoredLog, storage_at
 from zmq_datasource.log.writer import LogWriter
+from zmq_datasource.options.offsets import Offset
 from zmq_datasource.options.types import Location, Position
 from zmq_datasource.workbench.log import seek_reader
 
@@ -428,6 +429,34 @@ def test_a_reader_that_is_put_back_during_a_deletion_is_put_behind_it(machines: 
     seeking.join(10)
     assert places == [{0: 1}]
     assert machines.storage("looking").readers()["far"].next == {0: 1}
+
+
+def test_a_seek_whose_id_is_deleted_meanwhile_leaves_the_reader_where_it_was(machines: Machines) -> None:
+    here = machines.storage("a")
+    log = machines.writer("a", here)
+    for value in (b"0", b"1"):
+        fill(log, value)
+    elsewhere = machines.storage("reader")
+    position = Reader(elsewhere, "far", 1e9)
+    position.move({0: 2}, lazily=False)
+    position.end()
+    before = machines.storage("looking").readers()["far"]
+    here.announce_deletion()
+    errors: list[OptionError] = []
+
+    def seek() -> None:
+        with pytest.raises(OptionError) as e:
+            seek_reader(elsewhere, "far", Position(None, Offset(None, {0: 0})))
+        errors.append(e.value)
+
+    seeking = threading.Thread(target=seek)
+    seeking.start()
+    wait_for(lambda: machines.storage("looking").readers()["far"].next == {0: 0}, "the first record")
+    ObjectStore(machines.location).delete(here.chunk_key(here.succession().newest, Chunk(0, 1, 0, 0.0).name))
+    here.end_deletion()
+    seeking.join(10)
+    assert "has the ids 1 to 1" in str(errors[0])
+    assert machines.storage("looking").readers()["far"] == before
 
 
 def test_ids_that_a_query_has_read_are_not_given_again(machines: Machines) -> None:
