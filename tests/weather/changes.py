@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import random
 import shutil
 import signal
 import time
 from collections import Counter
-from collections.abc import Mapping
 from contextlib import ExitStack, suppress
+from functools import partial
 from pathlib import Path
 
 from tests.support.publishers import Publisher
 from tests.weather.faults import STORE_FAULTS, Faults
 from tests.weather.machine import BrokenPromiseError, World
-from tests.weather.topologies import DealerRouter, Topology, TwoQueries
+from tests.weather.topologies import DealerRouter, Topology, TwoQueries, VllmReplay
+from zmq_datasource.errors import LogError, MessageLossError
 from zmq_datasource.log.state import read_saved_state
 from zmq_datasource.log.storage import LogStorage
 from zmq_datasource.log.stored import storage_at
@@ -22,13 +24,6 @@ from zmq_datasource.source.kept import read_counters, read_gaps
 
 __all__ = ["CHANGES"]
 
-# Weather of this module that the package does not stand yet, with the line of issue 30. Remove an entry with its mend.
-KNOWN_HOLES: Mapping[str, str] = {
-    "moved": "issue 30 line 1: the root of a store that is away is made again",
-    "unmounted": "issue 30 line 1: likewise, below the mount point",
-    "emptied": "issue 30 line 1: likewise, beside what is lost",
-    "history": "issue 30 line 4: the walRetention of the query that receives decides for all",
-}
 # The path is missing; an empty directory is in its place, as at a mount point; the directories have no files.
 _AWAY = ("moved", "unmounted", "emptied")
 # How long after the store is back a query may end with an error about it.
@@ -100,14 +95,55 @@ class StoreAway(DealerRouter):
         self.world.troubles["store"] = _Store(root, page)
         # The store is there before it goes away.
         self.world.wait_for(lambda: any(root.glob("log-*.json")), "there is a log", 30)
-        kinds = [kind for kind in (*STORE_FAULTS, *_AWAY) if kind not in KNOWN_HOLES]
-        self.may("store", *kinds, *kinds, *kinds)
+        self.may("store", *(*STORE_FAULTS, *_AWAY) * 3)
 
     def reads(self) -> dict[str, str]:
         return {"walLocation": str(self.world.directory / "reads"), "walStore": self.store}
 
     def storage(self) -> LogStorage:
         return storage_at(str(self.wal), store=Location(self.store))
+
+
+def _draw_own(chance: random.Random) -> tuple[dict[str, str], dict[str, str]]:
+    """What two queries of a feed differ in: what concerns each of them, and how long the log is kept."""
+    return (
+        {
+            "walRetention": "0s",
+            "failOnDataLoss": "true",
+            "maxMessagesPerTrigger": str(chance.choice((50, 5000))),
+        },
+        {"walRetention": "1d", "failOnDataLoss": "false", "minPartitions": str(chance.choice((1, 3)))},
+    )
+
+
+def _start_both(topology: Topology, second: Path, *options: dict[str, str]) -> None:
+    """Start two queries that begin at ``earliest``, one after the other."""
+    world = topology.world
+    queries = (("source", topology.query), ("second", second))
+    for count, ((name, directory), own) in enumerate(zip(queries, options, strict=True), 1):
+        world.process(
+            name,
+            "source",
+            topology.wal,
+            directory=str(directory),
+            options={"walLocation": str(topology.wal), "startingOffsets": "earliest", **own},
+        )
+        there = partial(_has_readers, topology, count)
+        world.wait_for(there, f"the query {name} has a position", 30)
+        topology.may(name, "kill", "stop", "slow", "clock-back")
+        world.may_be_damaged(name, topology.wal, "chunk", "log.json")
+
+
+def _has_readers(topology: Topology, count: int) -> bool:
+    with suppress(LogError):  # there is no log yet
+        return len(topology.storage().readers()) >= count
+    return False
+
+
+def _check_kept(topology: Topology) -> None:
+    earliest = min(chunk.first for chunk in topology.storage().of(0).chunks())
+    if earliest:
+        raise BrokenPromiseError(f"one query keeps messages for a day, and the ids below {earliest} are gone")
 
 
 class MixedOptions(TwoQueries):
@@ -117,41 +153,72 @@ class MixedOptions(TwoQueries):
 
     def start_receivers(self) -> None:
         self.second = self.world.directory / "second"
-        chance = self.world.random
-        feed = {
-            "socketType": "PULL",
-            "bind": self.at[0],
-            "walLocation": str(self.wal),
-            "startingOffsets": "earliest",
-        }
-        own = (
-            {
-                "walRetention": "0s",
-                "failOnDataLoss": "true",
-                "maxMessagesPerTrigger": str(chance.choice((50, 5000))),
-            },
-            {"walRetention": "1d", "failOnDataLoss": "false", "minPartitions": str(chance.choice((1, 3)))},
-        )
         self.names = ("source", "second")
-        self.world.process("source", "source", self.wal, directory=str(self.query), options=feed | own[0])
-        self.world.wait_for(lambda: self.log_has_readers(1), "the first query has a position", 30)
-        self.world.process("second", "source", self.wal, directory=str(self.second), options=feed | own[1])
-        self.world.wait_for(lambda: self.log_has_readers(2), "the second query has a position", 30)
-        for name in self.names:
-            self.may(name, "kill", "stop", "slow", "clock-back")
-            self.world.may_be_damaged(name, self.wal, "chunk", "log.json")
-
-    def log_has_readers(self, count: int) -> bool:
-        return len(list(self.wal.glob("readers/*.json"))) >= count
+        feed = {"socketType": "PULL", "bind": self.at[0]}
+        _start_both(self, self.second, *(feed | own for own in _draw_own(self.world.random)))
 
     def check(self) -> str:
         words = super().check()
-        earliest = min(chunk.first for chunk in self.storage().of(0).chunks())
-        if earliest and "history" not in KNOWN_HOLES:
+        _check_kept(self)
+        return words
+
+
+class _Losses:
+    """No weather of its own: a query with ``onLoss=fail`` may end because of a loss, and goes on after it."""
+
+    def begin(self, _: str) -> None: ...
+
+    def end(self, _: str) -> None: ...
+
+    def explains(self, error: str) -> bool:
+        return MessageLossError.__name__ in error
+
+
+class MixedReplays(VllmReplay):
+    """Two queries on a vLLM feed, one with a replay, each with another ``onLoss``: nothing is lost all the same."""
+
+    name = "mixed-replays"
+
+    def start(self, live: str, replay: str) -> None:
+        self.second = self.world.directory / "second"
+        chance = self.world.random
+        own = _draw_own(chance)
+        # Spark wraps the error that says why the query has failed.
+        on_loss = chance.sample(("count", "warn", *(() if self.world.jvm else ("fail",))), 2)
+        feed = {"socketType": "SUB", "connect": live, "framing": "vllm"}
+        replays = chance.randrange(2)
+        options = [feed | own[number] | {"onLoss": on_loss[number]} for number in range(2)]
+        options[replays]["replayEndpoint"] = replay
+        self.unfailing = [
+            name for name, word in zip(("source", "second"), on_loss, strict=True) if word != "fail"
+        ]
+        self.world.troubles["losses"] = _Losses()
+        _start_both(self, self.second, *options)
+
+    def load(self) -> None:
+        super().load()
+        if self.world.random.random() < 0.1:  # these come from a replay alone
+            self.sent = int(self.publisher.ask("skip 5")["next"])
+
+    def finish(self) -> None:
+        self.sent = int(self.publisher.ask("send 1")["next"])  # shows what was left out before it
+        self.wait_until_through(self.query, self.second)
+        self.world.stop("source", "second")
+
+    def check(self) -> str:
+        words = super().check()
+        one, other = self.output(), self.output(self.second)
+        if one != other:
             raise BrokenPromiseError(
-                f"one query keeps messages for a day, and the ids below {earliest} are gone"
+                f"one query has {len(one)} rows, the other {len(other)}, and not the same"
             )
-        return f"{words}, kept from id {earliest} on"
+        for name in self.unfailing:
+            if MessageLossError.__name__ in (self.world.directory / f"{name}.log").read_text(
+                errors="replace"
+            ):
+                raise BrokenPromiseError(f"{name} has not onLoss=fail, and failed because of a loss")
+        _check_kept(self)
+        return words
 
 
 class _Receivers:
@@ -274,5 +341,5 @@ class ReceiversChange(Topology):
 
 
 CHANGES: dict[str, type[Topology]] = {
-    topology.name: topology for topology in (StoreAway, MixedOptions, ReceiversChange)
+    topology.name: topology for topology in (StoreAway, MixedOptions, MixedReplays, ReceiversChange)
 }

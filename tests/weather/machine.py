@@ -55,6 +55,8 @@ _WAYS_OUT = ("failOnDataLoss", "checkpoint", "walLocation")
 ARMED = Path(__file__).parent / "armed"
 # The frame that a COMMIT begins with, and its flags and length on the wire. (docs/protocol.md)
 _COMMIT = re.compile(rb"\x01\x05ZDS.M", re.DOTALL)
+# How Python names an error of the package at the end of its traceback; some are defined beside what raises them.
+_ERROR = re.compile(r"zmq_datasource\.[\w.]+Error: ")
 # What makes a log, and how often a strike is armed before its first start.
 _MAKERS, _FIRST_CHANCE = ("source", "stored-source", "receive", "proxy"), 0.15
 _OPENING_SECONDS = 0.2
@@ -208,7 +210,7 @@ class Process:
         """The error of the package that it ended with; empty for any other end."""
         lines = (self._world.directory / f"{self.name}.log").read_text(errors="replace").splitlines()
         last = lines[-1] if lines else ""
-        return last if last.startswith("zmq_datasource.errors.") else ""
+        return last if _ERROR.match(last) else ""
 
     def refusal(self) -> str:
         """The same, if it names a way out."""

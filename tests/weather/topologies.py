@@ -372,34 +372,44 @@ class VllmReplay(Topology):
         self.publisher: Publisher = world.keep(
             Publisher("vllm", live, replay=replay, sndhwm=sndhwm, buffer=1_000_000)
         )
-        self.source(
-            socketType="SUB",
-            connect=world.middlebox("live", live),
-            replayEndpoint=world.middlebox("replay", replay),
-            framing="vllm",
-            walRetention=world.retention,
-        )
+        for box in ("live", "replay"):
+            self.may(box, *_NETWORK)
+        self.start(world.middlebox("live", live), world.middlebox("replay", replay))
         self.publisher.ask("wait-subscriber")
         self.publisher.ask("send 1")
         world.wait_for(lambda: bool(read_output(self.query)), "the first message is read", 30)
         self.sent = 1
-        self.may("live", *_NETWORK)
-        self.may("replay", *_NETWORK)
+
+    def start(self, live: str, replay: str) -> None:
+        """Start what subscribes to the publisher."""
+        self.source(
+            socketType="SUB",
+            connect=live,
+            replayEndpoint=replay,
+            framing="vllm",
+            walRetention=self.world.retention,
+        )
         self.may("source", *_DISK, *_PROCESS, *_POWER, *_CLOCK)
         self.reaches("source", *_RECEIVES, *_READS)
-        world.may_be_damaged("source", self.wal, *_FILES)
+        self.world.may_be_damaged("source", self.wal, *_FILES)
 
     def load(self) -> None:
         burst = self.world.random.choice((1, 50, 500))
         self.sent = int(self.publisher.ask(f"send {burst}")["next"])
 
     def finish(self) -> None:
+        self.wait_until_through(self.query)
+        self.world.stop("source")
+
+    def wait_until_through(self, *queries: Path) -> None:
+        """Until all have read what was received, which is all that was sent and not given up."""
+
         def through() -> bool:
             known = len(read_output(self.query)) + len(self.given_up())
-            return self.read_through() and (known >= self.sent or bool(self.world.lied_to))
+            read = all(self.read_through(query) for query in queries)
+            return read and (known >= self.sent or bool(self.world.lied_to))
 
         self.world.wait_for(through, f"the query has all of {self.sent} messages")
-        self.world.stop("source")
 
     def check(self) -> str:
         numbers = [row[2] for row in self.output()]
