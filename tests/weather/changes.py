@@ -12,6 +12,7 @@ from functools import partial
 from pathlib import Path
 
 from tests.support.publishers import Publisher
+from tests.weather.engine import read_end
 from tests.weather.faults import STORE_FAULTS, Faults
 from tests.weather.machine import BrokenPromiseError, World
 from tests.weather.topologies import DealerRouter, Topology, TwoQueries, VllmReplay
@@ -93,8 +94,9 @@ class StoreAway(DealerRouter):
             },
         )
         self.world.troubles["store"] = _Store(root, page)
-        # The store is there before it goes away.
-        self.world.wait_for(lambda: any(root.glob("log-*.json")), "there is a log", 30)
+        # Its writer is there before the store goes away. Before its first claim a machine cannot tell an
+        # emptied store from a new one, and begins the log again in it.
+        self.world.wait_for(lambda: read_end(self.query) is not None, "the query has begun", 30)
         self.may("store", *(*STORE_FAULTS, *_AWAY) * 3)
 
     def reads(self) -> dict[str, str]:
