@@ -177,7 +177,7 @@ def test_a_location_that_hangs_holds_nobody_up(
         let_go.wait(30)
 
     monkeypatch.setattr(source_module.MetricsStore, "write_report", hang)
-    monkeypatch.setattr(source_module, "_CLOSE_SECONDS", 0.1)
+    monkeypatch.setattr(source_module.SourceMonitor, "close_seconds", 0.1)
     options = {"metricsLocation": tmp_path / "metrics", "metricsInterval": "100ms"}
     with monitored(tmp_path / "wal", endpoint, **options) as (ingest, monitor):
         assert hanging.wait(10)
@@ -194,7 +194,7 @@ def test_a_location_that_hangs_is_told_once(
     _, endpoint = bound(context, zmq.PUSH)
     let_go = threading.Event()
     monkeypatch.setattr(source_module.MetricsStore, "write_report", lambda *_: let_go.wait(30))
-    monkeypatch.setattr(source_module, "_HANGING_SECONDS", 0.05)
+    monkeypatch.setattr(source_module.SourceMonitor, "hanging_seconds", 0.05)
     options = {"metricsLocation": tmp_path / "metrics", "metricsInterval": "100ms"}
     with monitored(tmp_path / "wal", endpoint, **options) as (_, monitor):
         wait_for(lambda: monitor.metrics()["metricsFailures"] == 1, "a failure")

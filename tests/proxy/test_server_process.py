@@ -20,7 +20,7 @@ from zmq_datasource.log.storage import LogStorage
 from zmq_datasource.log.writer import LogWriter
 from zmq_datasource.options import ProxyOptions
 from zmq_datasource.options.parser import parse
-from zmq_datasource.proxy import process, server, subscriptions
+from zmq_datasource.proxy import process, server
 from zmq_datasource.proxy.subscriptions import READER, Subscription, Subscriptions
 from zmq_datasource.proxy.view import Progress
 
@@ -121,7 +121,7 @@ def test_what_a_killed_server_process_has_held_stays_until_the_live_process_has_
         it = server.enter(options, Progress(0, 0, None))
         position = storage.reader(READER)
         assert (None if position is None else position.next) == ({0: 0} if name == "me" else None)
-        monkeypatch.setattr(subscriptions, "_HOLD_SECONDS", 0.0)
+        monkeypatch.setattr(Subscriptions, "hold_seconds", 0.0)
         it.step()
         assert storage.reader(READER) is None
         it._subscriptions.remove("me")

@@ -94,8 +94,8 @@ def test_clients_of_a_replay_that_read_nothing_hold_no_place_for_ever(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    monkeypatch.setattr(replays, "_MOST_CLIENTS", 2)
-    monkeypatch.setattr(replays, "_LOOK_SECONDS", 0.05)
+    monkeypatch.setattr(replays.ReplayServer, "most_clients", 2)
+    monkeypatch.setattr(replays.ReplayServer, "look_seconds", 0.05)
     for module in (replays, wire_module):
         monkeypatch.setattr(module, "PATIENCE_SECONDS", 1.0)
     sides = endpoints("pull", "replay")

@@ -31,7 +31,7 @@ from zmq_datasource.options import ProxyOptions
 from zmq_datasource.options.parser import parse
 from zmq_datasource.proxy.server import Server
 from zmq_datasource.proxy.view import Progress
-from zmq_datasource.source import feed as feed_module
+from zmq_datasource.source.feed import Feed
 from zmq_datasource.source.ingest import Ingest
 
 
@@ -142,7 +142,7 @@ def test_a_query_that_is_stopped_while_it_takes_over_seals_what_it_has_taken(
     context: Context, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It drains for longer than a thread is waited for."""
-    monkeypatch.setattr(feed_module, "_JOIN_SECONDS", 0.5)
+    monkeypatch.setattr(Feed, "join_seconds", 0.5)
     stop_sooner(monkeypatch, 1.0)
     push, endpoint = bound(context, zmq.PUSH)
     with (
@@ -270,9 +270,7 @@ def test_a_proxy_keeps_nothing_for_a_query_that_is_gone(tmp_path: Path) -> None:
         server.step()
         assert server.status()["hold"] == 0
         os.utime(LogStorage(str(tmp_path)).reader_path("desk"), (1, 1))
-        server._next_look = 0.0
-        server.step()
-        assert server.status()["hold"] == 4
+        wait_for(lambda: server.step() or server.status()["hold"] == 4, "that it holds nothing below the end")
 
 
 def test_a_passing_fault_of_the_disk_ends_no_query_that_follows(

@@ -36,8 +36,9 @@ from zmq_datasource.log.storage import LogStorage
 from zmq_datasource.log.writer import LogWriter
 from zmq_datasource.options import BatchReadOptions
 from zmq_datasource.options.parser import parse
-from zmq_datasource.source import feeds as feeds_module
 from zmq_datasource.source.feed import Feed
+from zmq_datasource.source.feeds import Feeds
+from zmq_datasource.source.idle_partitions import IdlePartition
 from zmq_datasource.source.ingest import Ingest
 from zmq_datasource.spark.batch_reader import ZmqLogReader
 
@@ -50,7 +51,7 @@ def _in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("signal.signal", lambda *_: None)  # pytest's own process keeps its handlers
     stop_sooner(monkeypatch)
     take_over(monkeypatch, standby=0.01)
-    monkeypatch.setattr(feeds_module, "_LOOKING_SECONDS", 0.01)
+    monkeypatch.setattr(Feeds, "look_seconds", 0.01)
 
 
 class Several(Query):
@@ -673,7 +674,7 @@ def test_what_is_done_in_a_partition_without_a_receiver_is_deleted(
     context: Context, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """But for the newest chunk, which has the numbers of its publishers; and not what another query needs."""
-    monkeypatch.setattr("zmq_datasource.source.idle_partitions._LOOKING_SECONDS", 0.0)
+    monkeypatch.setattr(IdlePartition, "look_seconds", 0.0)
     push, endpoint = bound(context, zmq.PUSH)
     for _ in range(5):
         fill(tmp_path, 0, b"0")
@@ -708,7 +709,7 @@ def test_what_is_done_in_a_partition_without_a_receiver_is_deleted(
 def test_the_retention_holds_in_a_partition_without_a_receiver(
     context: Context, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("zmq_datasource.source.idle_partitions._LOOKING_SECONDS", 0.0)
+    monkeypatch.setattr(IdlePartition, "look_seconds", 0.0)
     push, endpoint = bound(context, zmq.PUSH)
     for _ in range(3):
         fill(tmp_path, 1, b"0")

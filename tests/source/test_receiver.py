@@ -120,7 +120,7 @@ def test_a_round_over_many_sockets_is_bounded_as_a_whole_and_takes_them_in_turn(
             assert publisher.recv() == b"\x01"
             for sequence in range(each):
                 publisher.send_multipart([b"t", sequence.to_bytes(8, "big"), b"%d" % i + b" " * size])
-        wait_for(lambda: all(c.socket.poll(0) for c in receiver._channels), "messages on every socket")
+        wait_for(lambda: all(c.socket.poll(0) for c in receiver.channels), "messages on every socket")
         order = []
         while len(order) < each * len(publishers):
             before = receiver.pending_bytes

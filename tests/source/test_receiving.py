@@ -12,7 +12,6 @@ from tests.support import batch_of, stop_sooner, wait_for
 from zmq_datasource.counters import SourceCounters
 from zmq_datasource.errors import EndpointError, LogWriteError, MessageLossError
 from zmq_datasource.log.filler import FillerFacts
-from zmq_datasource.source import receiving
 from zmq_datasource.source.log_receiver import LogReceiver
 from zmq_datasource.source.receiving import ReceivingThread
 
@@ -84,7 +83,7 @@ def thread_of(filler: Filler, log: Any, counters: SourceCounters | None = None) 
 @pytest.fixture(autouse=True)
 def _stop_sooner(monkeypatch: pytest.MonkeyPatch) -> None:
     stop_sooner(monkeypatch)
-    monkeypatch.setattr(receiving, "_PAUSE_TICK", 0.001)
+    monkeypatch.setattr(ReceivingThread, "tick_seconds", 0.001)
 
 
 def test_a_socket_that_cannot_be_opened_is_an_error_of_the_start() -> None:

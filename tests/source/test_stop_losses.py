@@ -21,6 +21,7 @@ from zmq_datasource.monitoring.source import SourceMonitor
 from zmq_datasource.source import log_receiver
 from zmq_datasource.source.follow import FollowingSource
 from zmq_datasource.source.ingest import Ingest
+from zmq_datasource.source.receiving import ReceivingThread
 from zmq_datasource.source.stop_losses import StopRecord, read_record
 
 Context = zmq.Context[Socket]
@@ -136,7 +137,7 @@ def test_a_full_disk_has_room_for_what_a_stop_could_not_seal(
     context: Context, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The number is exact."""
-    monkeypatch.setattr("zmq_datasource.source.receiving._REFUSED_SECONDS", 0.2)
+    monkeypatch.setattr(ReceivingThread, "refused_seconds", 0.2)
     monkeypatch.setattr("zmq_datasource.log.writer._CLOSE_SECONDS", 0.2)
     push, endpoint = bound(context, zmq.PUSH)
     with tiny_disk(tmp_path / "tiny", "4m") as disk:

@@ -13,7 +13,7 @@ import pytest
 import zmq
 
 from tests.source.test_feed import Query, send
-from tests.support import Socket, bound, free_endpoint, stream_options, wait_for
+from tests.support import Socket, bound, free_endpoint, stop_sooner, stream_options, take_over, wait_for
 from tests.support.publishers import Publisher
 from zmq_datasource.errors import MessageLossError
 from zmq_datasource.log.reader import read_index
@@ -26,9 +26,9 @@ Context = zmq.Context[Socket]
 @pytest.fixture(autouse=True)
 def _in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("signal.signal", lambda *_: None)  # pytest's own process keeps its handlers
-    monkeypatch.setattr("zmq_datasource.source.receiving._QUIET_SECONDS", 0.02)
-    monkeypatch.setattr("zmq_datasource.source.feed._STANDBY_SECONDS", 0.01)
-    monkeypatch.setattr("zmq_datasource.source.ingest._BETTER_SECONDS", 0.1)
+    stop_sooner(monkeypatch)
+    take_over(monkeypatch, standby=0.01)
+    monkeypatch.setattr(Ingest, "better_seconds", 0.1)
 
 
 @contextmanager

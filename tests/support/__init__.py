@@ -29,8 +29,10 @@ from zmq_datasource.options import StreamReadOptions, WriteOptions
 from zmq_datasource.options.parser import parse
 from zmq_datasource.options.types import Location
 from zmq_datasource.source.channel import Channel
+from zmq_datasource.source.feed import Feed
 from zmq_datasource.source.ingest import Ingest
 from zmq_datasource.source.log_receiver import LogReceiver
+from zmq_datasource.source.receiving import ReceivingThread
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 DATA = REPOSITORY / "tests" / "data"
@@ -190,23 +192,23 @@ def fill_disk(disk: Path) -> Path:
 
 def stop_sooner(monkeypatch: pytest.MonkeyPatch, seconds: float = 0.02) -> None:
     """Have receivers that stop wait so long for what may still come; in most tests, senders have ended by then."""
-    monkeypatch.setattr("zmq_datasource.source.receiving._QUIET_SECONDS", seconds)
+    monkeypatch.setattr(ReceivingThread, "quiet_seconds", seconds)
 
 
 def take_over(
     monkeypatch: pytest.MonkeyPatch, standby: float | None = None, takeover: float | None = None
 ) -> None:
     """Have followers of a log look so often whether they may fill it, and give a failing takeover up after so long."""
-    for name, seconds in (("_STANDBY_SECONDS", standby), ("_TAKEOVER_SECONDS", takeover)):
+    for name, seconds in (("standby_seconds", standby), ("takeover_seconds", takeover)):
         if seconds is not None:
-            monkeypatch.setattr(f"zmq_datasource.source.feed.{name}", seconds)
+            monkeypatch.setattr(Feed, name, seconds)
 
 
 def channel_of(ingest: Ingest) -> Channel:
     """The first socket that a log is filled from."""
     filler = ingest.filler
     assert isinstance(filler, LogReceiver)
-    return filler._receiver._channels[0]
+    return filler.receiver.channels[0]
 
 
 def stream_options(**options: Any) -> StreamReadOptions:

@@ -213,7 +213,7 @@ def test_who_has_sent_much_and_is_silent_now_slows_nobody_down(context: Context,
     with Receiver(stream_options(bind=endpoint, socketType="PULL"), SourceCounters()) as receiver:
         push = context.socket(zmq.PUSH)
         push.connect(endpoint)
-        (channel,) = receiver._channels
+        (channel,) = receiver.channels
         careful = []
         for _ in range(5 * LIMIT // len(_FRAME)):
             push.send(_FRAME)

@@ -30,13 +30,18 @@ _log = logging.getLogger(__name__)
 
 _RATE_SECONDS = 10.0
 _RATE_SAMPLE_SECONDS = 0.5
-# How long the end of a query waits for its last report.
-_CLOSE_SECONDS = 2.0
-_HANGING_SECONDS = 10.0
 
 
 class SourceMonitor:
-    """Watches a running source; never in its way."""
+    """Watches a running source; never in its way.
+
+    Attributes:
+        close_seconds: How long the end of a query waits for its last report.
+        hanging_seconds: A write that takes longer than this counts as failed.
+    """
+
+    close_seconds = 2.0
+    hanging_seconds = 10.0
 
     def __init__(self, source: LogSource, options: StreamReadOptions) -> None:
         self._source = source
@@ -64,7 +69,7 @@ class SourceMonitor:
         """Write the last report, unless that takes long; after the source was stopped."""
         self._stopping.set()
         if self._thread is not None:
-            self._thread.join(_CLOSE_SECONDS)
+            self._thread.join(self.close_seconds)
             if self._thread.is_alive():
                 _log.warning("%s does not answer; the last report is lost", self._options.metrics_location)
 
@@ -89,9 +94,9 @@ class SourceMonitor:
 
     def _look_for_a_hanging_write(self) -> None:
         since = self._writing_since
-        if since is not None and time.monotonic() - since >= _HANGING_SECONDS:
+        if since is not None and time.monotonic() - since >= self.hanging_seconds:
             self._writing_since = None  # reported once
-            self._fail(f"{self._options.metrics_location} has not answered for {_HANGING_SECONDS:.0f} s")
+            self._fail(f"{self._options.metrics_location} has not answered for {self.hanging_seconds:.0f} s")
 
     def _facts(self) -> dict[str, Any]:
         facts = self._source.facts()

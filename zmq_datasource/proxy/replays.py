@@ -34,11 +34,8 @@ __all__ = ["ReplayServer"]
 
 _TURN_ROWS, _TURN_BYTES = 256, 4 << 20
 _MOST_REQUEST_BYTES, _MOST_REQUEST_FRAMES = 1024, 2
-# Who is served, or still has to take what it was given.
-_MOST_CLIENTS = 64
 # What waits for a client: so many messages, and so many bytes (where the system tells) beside those of one message.
 _SNDHWM, _WINDOW = 50, 4 << 20
-_LOOK_SECONDS = 1.0
 
 
 @dataclass
@@ -62,9 +59,16 @@ class ReplayServer:
         options: Where it is bound.
         view: The log.
 
+    Attributes:
+        most_clients: How many are served at once, with those that still have to take what they were given.
+        look_seconds: How often it looks for clients that take nothing.
+
     Raises:
         OptionError, EndpointError: It cannot be opened as asked.
     """
+
+    most_clients = 64
+    look_seconds = 1.0
 
     def __init__(self, options: ProxyOptions, view: LogView) -> None:
         self._view = view
@@ -97,7 +101,7 @@ class ReplayServer:
             self._faults.warn("a request for a replay makes no sense: %d frames", len(frames))
             return
         if peer not in self._replays and self._are_too_many():
-            self._faults.warn("a replay is refused: %d others are served", _MOST_CLIENTS)
+            self._faults.warn("a replay is refused: %d others are served", self.most_clients)
             return
         self.requests += 1
         start = int.from_bytes(wanted[:8], "big")
@@ -112,10 +116,10 @@ class ReplayServer:
 
     def _are_too_many(self) -> bool:
         in_use = self._wires_in_use
-        if len(in_use) + len(self._wires.left_over(in_use)) < _MOST_CLIENTS:
+        if len(in_use) + len(self._wires.left_over(in_use)) < self.most_clients:
             return False
         self._wires.look(in_use, time.monotonic())  # who has taken all by now makes place
-        return len(in_use) + len(self._wires.left_over(in_use)) >= _MOST_CLIENTS
+        return len(in_use) + len(self._wires.left_over(in_use)) >= self.most_clients
 
     @property
     def _wires_in_use(self) -> list[Wire]:
@@ -144,7 +148,7 @@ class ReplayServer:
                 self._fail(peer, e)
         now = time.monotonic()
         if now >= self._next_look:
-            self._next_look = now + _LOOK_SECONDS
+            self._next_look = now + self.look_seconds
             self._wires.look(self._wires_in_use, now)
         return busy
 

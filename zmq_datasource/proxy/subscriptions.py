@@ -32,8 +32,6 @@ _WARNING_AT = 0.8
 _LAZY_SECONDS = 1.0
 # The place that a new subscription takes is marked as that of a reader of this name.
 READER = "durable"
-# The writer hears four times a second what is needed.
-_HOLD_SECONDS = 3.0
 # For as long a place stays marked if the server process does not come back.
 _HELD_SECONDS = 7 * 86_400.0
 # How soon after the disk refused it is asked again.
@@ -87,11 +85,14 @@ class Subscriptions:
 
     Attributes:
         topic_bytes: What all topics take, see ``size_of``.
+        hold_seconds: How long ``hold`` keeps what a new one needs: the writer hears four times a second of it.
 
     Raises:
         LogFormatError: The file is not what was written.
         DataLossError: Somebody has acknowledged more than the log has: its ids would be given again.
     """
+
+    hold_seconds = 3.0
 
     def __init__(
         self,
@@ -199,7 +200,7 @@ class Subscriptions:
 
     def let_go(self) -> None:
         """The writer has heard by now, many times, which of the subscriptions needs the earliest message."""
-        if self._held_from is not None and self._clock() - self._held_since >= _HOLD_SECONDS:
+        if self._held_from is not None and self._clock() - self._held_since >= self.hold_seconds:
             self._records.remove(READER)
             self._held_from = None
 

@@ -37,13 +37,8 @@ __all__ = ["Feed"]
 
 _log = logging.getLogger(__name__)
 
-# How often a query that follows looks whether the log's lock is free.
-_STANDBY_SECONDS = 0.25
-# A process that ends may hold the port for a moment longer than the log.
-_TAKEOVER_SECONDS = 15.0
 # Who has had the log's lock for so long, receives.
 _SETTLED_SECONDS = 2.0
-_JOIN_SECONDS = 5.0
 
 
 class Feed:
@@ -52,7 +47,17 @@ class Feed:
     Args:
         options: Of the query.
         partition: Which log partition. One beyond those that the query's receivers fill is only read.
+
+    Attributes:
+        standby_seconds: How often a query that follows looks whether the log's lock is free.
+        takeover_seconds: How long it tries again to receive in place of a process that has ended: that one may
+            hold the port for a moment longer than the log.
+        join_seconds: How long ``stop`` waits for an attempt to do so.
     """
+
+    standby_seconds = 0.25
+    takeover_seconds = 15.0
+    join_seconds = 5.0
 
     def __init__(self, options: StreamReadOptions, partition: int = PARTITION) -> None:
         self._options = options
@@ -225,7 +230,7 @@ class Feed:
         """
         self._stopping.set()
         if self._standby.ident is not None:
-            self._standby.join(_JOIN_SECONDS)
+            self._standby.join(self.join_seconds)
         self._source.stop()
 
     # The standing-by thread.
@@ -234,7 +239,7 @@ class Feed:
         failing: float | None = None
         received: float | None = None
         foreign = False
-        while not self._stopping.wait(_STANDBY_SECONDS):
+        while not self._stopping.wait(self.standby_seconds):
             now = time.monotonic()
             try:
                 if self._is_received():
@@ -263,7 +268,7 @@ class Feed:
                     continue  # another one was quicker
                 failing = time.monotonic() if failing is None else failing
                 patience = self._options.wal_retry_timeout if isinstance(e, DiskFaultError) else 0.0
-                if time.monotonic() - failing >= max(_TAKEOVER_SECONDS, patience):
+                if time.monotonic() - failing >= max(self.takeover_seconds, patience):
                     self._failure = e
                     return
                 self._faults.warn("receiving in place of a process that has ended: %s", e)

@@ -31,7 +31,6 @@ __all__ = ["Feeds", "side_by_side"]
 
 _log = logging.getLogger(__name__)
 
-_LOOKING_SECONDS = 1.0
 _TICK_SECONDS = 0.005
 _JOIN_SECONDS = 0.1
 
@@ -43,7 +42,10 @@ class Feeds:
         parts: By log partition, in order; from ``open`` on.
         storage: Where the log is.
         reader: The query's own record; from ``open`` on.
+        look_seconds: How often it looks for partitions that other processes have added.
     """
+
+    look_seconds = 1.0
 
     reader: Reader
 
@@ -110,7 +112,7 @@ class Feeds:
             self._stop_all(opened.values(), e)  # all of them or none: nobody would hear of these
             raise
         self.parts = dict(sorted({**self.parts, **opened}.items()))
-        self._next_look = time.monotonic() + _LOOKING_SECONDS
+        self._next_look = time.monotonic() + self.look_seconds
         return list(opened.values())
 
     def look_for_new(self) -> list[Feed]:
@@ -123,7 +125,7 @@ class Feeds:
         try:
             opened = self._open_others()
         except DiskFaultError as e:
-            self._next_look = time.monotonic() + _LOOKING_SECONDS
+            self._next_look = time.monotonic() + self.look_seconds
             self._faults.warn("looking for new partitions of %s: %s", self.storage, e)
             return []
         for feed in opened:

@@ -14,8 +14,6 @@ from zmq_datasource.source.terms import feed_of
 
 __all__ = ["IdlePartition"]
 
-_LOOKING_SECONDS = 10.0
-
 
 class IdlePartition:
     """One of them, as a process sees it that receives the feed's other partitions, or follows them.
@@ -25,7 +23,12 @@ class IdlePartition:
     Args:
         storage: Of the partition.
         options: Of the feed.
+
+    Attributes:
+        look_seconds: How often it looks for what can be deleted.
     """
+
+    look_seconds = 10.0
 
     def __init__(self, storage: LogStorage, options: StreamReadOptions) -> None:
         self._storage = storage
@@ -43,7 +46,7 @@ class IdlePartition:
         """
         if time.monotonic() < self._next_look:
             return
-        self._next_look = time.monotonic() + _LOOKING_SECONDS + self._storage.leisure
+        self._next_look = time.monotonic() + self.look_seconds + self._storage.leisure
         options, readers = self._options, self._readers
         needed, index = readers.needed(), read_index(self._storage)
         retention = max(float(options.wal_retention), readers.retention)

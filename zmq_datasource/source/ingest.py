@@ -44,8 +44,6 @@ _log = logging.getLogger(__name__)
 _SEAL_SECONDS = 120.0
 _SEAL_TICK = 0.1
 _LOCK_TICK = 0.05
-# How often a writer looks for a query that would receive the feed better.
-_BETTER_SECONDS = 1.0
 
 
 class SharedOtherwiseError(LogLockedError):
@@ -58,8 +56,12 @@ class Ingest:
     Args:
         options: Of the whole feed.
         partition: Which log partition is filled; of several receivers, with the share of the one with this number.
+
+    Attributes:
+        better_seconds: How often it looks for a query that would receive the feed better.
     """
 
+    better_seconds = 1.0
     reader = None  # it is for any query, or none
 
     def __init__(self, options: StreamReadOptions, partition: int = PARTITION) -> None:
@@ -259,7 +261,7 @@ class Ingest:
         """
         if not self._options.replay_endpoint and time.monotonic() >= self._next_better:
             self._better = self.readers.replaying()
-            self._next_better = time.monotonic() + _BETTER_SECONDS + self.storage.leisure
+            self._next_better = time.monotonic() + self.better_seconds + self.storage.leisure
         return self._better
 
     def commit_readers(self) -> int | None:

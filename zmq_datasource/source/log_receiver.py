@@ -24,10 +24,13 @@ class LogReceiver:
         receiver: Not yet open.
         log: Open before the block.
         kind: SUB or PULL.
+
+    Attributes:
+        receiver: What it was given.
     """
 
     def __init__(self, receiver: Receiver, log: LogWriter, kind: str) -> None:
-        self._receiver = receiver
+        self.receiver = receiver
         self._log = log
         self._kind = kind
         self.drain_seconds = _DRAIN_SECONDS[kind]
@@ -41,7 +44,7 @@ class LogReceiver:
         Raises:
             OptionError, EndpointError: They cannot be opened as asked.
         """
-        self._receiver.__enter__()
+        self.receiver.__enter__()
         return self
 
     def __exit__(
@@ -50,13 +53,13 @@ class LogReceiver:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self._left = self._kind == "PULL" and self._receiver.waiting
-        self._receiver.__exit__(kind, error, trace)
+        self._left = self._kind == "PULL" and self.receiver.waiting
+        self.receiver.__exit__(kind, error, trace)
 
     def receive(self) -> int:
         """One round; a batch that is ready is appended."""
-        taken = self._receiver.receive()
-        if self._receiver.batch_ready:
+        taken = self.receiver.receive()
+        if self.receiver.batch_ready:
             self._append()
         return taken
 
@@ -66,25 +69,25 @@ class LogReceiver:
         return self._log.cut()
 
     def _append_rest(self) -> None:
-        if self._receiver.pending or self._receiver.batch_ready:
+        if self.receiver.pending or self.receiver.batch_ready:
             self._append()
 
     def _append(self) -> None:
         self._appending = True
-        received = self._receiver.pending
+        received = self.receiver.pending
         try:
-            messages = self._receiver.take()
+            messages = self.receiver.take()
             received = messages.num_rows  # without those that are no rows
             self._log.append(messages)
         except Exception:
             self._refused += received
             raise
         self._appending = False
-        if self._receiver.failure is not None:
-            raise self._receiver.failure
+        if self.receiver.failure is not None:
+            raise self.receiver.failure
 
     def hold_still(self) -> None:
-        self._receiver.hold_still()
+        self.receiver.hold_still()
 
     def settle(self, patience: float) -> None:
         """Append the rest; no sender waits for an answer."""
@@ -92,10 +95,10 @@ class LogReceiver:
 
     def still_asking(self) -> bool:
         """Whether more may come by a replay."""
-        return self._receiver.still_asking()
+        return self.receiver.still_asking()
 
     def facts(self) -> FillerFacts:
-        pending, tracker = self._receiver.pending, self._receiver.intake.tracker
+        pending, tracker = self.receiver.pending, self.receiver.intake.tracker
         if tracker is None:
             return FillerFacts(pending, self._appending, self._refused, self._left)
         known = len(tracker.expected), len(tracker.gaps)

@@ -59,6 +59,7 @@ class Receiver:
 
     Attributes:
         intake: Reads and tracks what comes; restore it, if at all, before the receiver is opened.
+        channels: Its sockets.
     """
 
     def __init__(
@@ -75,11 +76,11 @@ class Receiver:
         self._batch_bytes = min(batch_bytes, BATCH_BYTES)
         self._clock = clock
         self.intake = Intake(options, counters)
-        self._channels = make_channels(options, counters)
+        self.channels = make_channels(options, counters)
         self._poller: zmq.Poller | None = None
         self._inbox = Inbox()
         self._arrivals: list[Arrival] = []
-        self._replayers = [c.replayer for c in self._channels if c.replayer is not None]
+        self._replayers = [c.replayer for c in self.channels if c.replayer is not None]
         self._turn = 0  # the channel that a round begins with
         self._next_housekeeping = 0.0
         self._silent_from = time.monotonic() + _SILENT_SECONDS
@@ -95,11 +96,11 @@ class Receiver:
             if dead_letters is not None:
                 stack.enter_context(dead_letters)
             self._incidents = Incidents(self._options, self.intake.tracker, dead_letters)
-            for channel in self._channels:
+            for channel in self.channels:
                 channel.open()
                 stack.callback(channel.close)
             self._opened = stack.pop_all()
-        self._counters.rcvhwm = int(self._channels[0].socket.getsockopt(zmq.RCVHWM))
+        self._counters.rcvhwm = int(self.channels[0].socket.getsockopt(zmq.RCVHWM))
         self._ask_for_history()
         self._watch_sockets()
         return self
@@ -124,7 +125,7 @@ class Receiver:
         self._counters.dead_letters_lost += count
 
     def _ask_for_history(self) -> None:
-        for channel in self._channels:
+        for channel in self.channels:
             if channel.replayer is not None:
                 start = self.intake.first_sequence(channel.name)
                 if start is not None:
@@ -132,10 +133,10 @@ class Receiver:
 
     def _watch_sockets(self) -> None:
         """Wait for all sockets at once, where there is more than one; not for a flow that is held."""
-        if len(self._channels) == 1 and not self._replayers:
+        if len(self.channels) == 1 and not self._replayers:
             return
         self._poller = zmq.Poller()
-        for channel in self._channels:
+        for channel in self.channels:
             if not channel.held:
                 self._poller.register(channel.socket, zmq.POLLIN)
         for replayer in self._replayers:
@@ -154,7 +155,7 @@ class Receiver:
     @property
     def waiting(self) -> bool:
         """Whether libzmq holds messages that were not received."""
-        return any(channel.waiting for channel in self._channels)
+        return any(channel.waiting for channel in self.channels)
 
     @property
     def batch_ready(self) -> bool:
@@ -183,13 +184,13 @@ class Receiver:
             self._next_housekeeping = now + _HOUSEKEEPING_SECONDS
         room = min(ROUND_BYTES, self._batch_bytes)
         if self._poller is None:
-            channel = self._channels[0]
+            channel = self.channels[0]
             channel.wait_up_to(SILENT_MS if now >= self._silent_from else WAIT_MS)
             return self._receive_from(channel, most, room, True)
         taken = 0
         ready = dict(self._poller.poll(WAIT_MS))
-        for _ in self._channels:
-            channel, replayer = self._channels[self._turn], self._channels[self._turn].replayer
+        for _ in self.channels:
+            channel, replayer = self.channels[self._turn], self.channels[self._turn].replayer
             if replayer is not None and replayer.socket in ready:
                 before = replayer.session.pending_bytes
                 taken += replayer.receive(most, before + room)
@@ -198,7 +199,7 @@ class Receiver:
                 before = self._inbox.size
                 taken += self._receive_from(channel, most, room, False)
                 room -= self._inbox.size - before
-            self._turn = (self._turn + 1) % len(self._channels)
+            self._turn = (self._turn + 1) % len(self.channels)
             if room <= 0:  # the others come first in the next round
                 break
         return taken
@@ -226,7 +227,7 @@ class Receiver:
             batch, findings = self.intake.read(self._inbox.hand_over(), arrivals)
             batches.append(batch)
             self._note(findings)
-        for channel in self._channels:
+        for channel in self.channels:
             if channel.replayer is not None:
                 batches += self._take_replayed(channel, channel.replayer)
         if len(batches) == 1:
@@ -279,14 +280,14 @@ class Receiver:
 
     def keep_alive(self) -> None:
         """Let libzmq and the connections do their work without receiving; see ``Channel.keep_alive``."""
-        for channel in self._channels:
+        for channel in self.channels:
             channel.keep_alive()
-        count_connections(self._counters, [channel.opened.watch for channel in self._channels])
+        count_connections(self._counters, [channel.opened.watch for channel in self.channels])
         self._incidents.flush()
 
     def report_absent(self) -> None:
         """Say, at the end of a read, at which endpoints nobody has answered."""
-        for channel in self._channels:
+        for channel in self.channels:
             channel.opened.watch.update()
             channel.opened.watch.report_absent(leaving=True)
 

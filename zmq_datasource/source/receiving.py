@@ -30,12 +30,9 @@ _PAUSES = {
     "logFull": "the log has reached walMaxBytes",
     "slowDisk": "the disk is slower than the feed",
 }
-_PAUSE_TICK = 0.02
 _PAUSE_LINE_SECONDS = 10.0
-# After a stop, what libzmq and the kernel hold is taken until this long nothing came, or the filler's time is over.
-_QUIET_SECONDS = 0.2
-# How long what is under way is waited for at the end, and a disk that refuses.
-_SETTLE_SECONDS, _REFUSED_SECONDS = 120.0, 5.0
+# How long what is under way is waited for at the end.
+_SETTLE_SECONDS = 120.0
 
 
 class ReceivingThread:
@@ -52,7 +49,15 @@ class ReceivingThread:
         last_received: When a message last came, monotonic.
         cut_off: Whether messages still came when the time to drain the sockets after a stop was over.
         heard: Set when a message has come, or receiving has ended; for the calling thread to clear and wait for.
+        tick_seconds: How often a pause looks whether its cause is over.
+        quiet_seconds: After a stop, what libzmq and the kernel hold is taken until nothing came for this long, or the
+            filler's time is over.
+        refused_seconds: How long the end waits for a disk that refuses.
     """
+
+    tick_seconds = 0.02
+    quiet_seconds = 0.2
+    refused_seconds = 5.0
 
     def __init__(
         self,
@@ -189,7 +194,7 @@ class ReceivingThread:
                 )
                 counters.pauses[cause] += 1
                 counters.paused_by = cause
-            if self._stopping.wait(_PAUSE_TICK):
+            if self._stopping.wait(self.tick_seconds):
                 break
             if self._log.failure is not None:
                 raise self._log.failure
@@ -209,16 +214,16 @@ class ReceivingThread:
 
     def _drain(self) -> None:
         """Take what libzmq and the kernel still hold; time bounds it, not the log's size."""
-        self._log.end_within(_REFUSED_SECONDS)
+        self._log.end_within(self.refused_seconds)
         quiet_from = time.monotonic()
         deadline = quiet_from + self._filler.drain_seconds  # a feed that goes on for ever is left after this
         came_at = -math.inf
-        while time.monotonic() - quiet_from < _QUIET_SECONDS:
+        while time.monotonic() - quiet_from < self.quiet_seconds:
             if time.monotonic() >= deadline:
-                self.cut_off = time.monotonic() - came_at < _QUIET_SECONDS
+                self.cut_off = time.monotonic() - came_at < self.quiet_seconds
                 break
             if self._log.slow or self._log.fault:
-                time.sleep(_PAUSE_TICK)
+                time.sleep(self.tick_seconds)
                 quiet_from = time.monotonic()
                 continue
             if self._filler.receive():
