@@ -20,9 +20,7 @@ TESTS = Path(__file__).parent
 # 33: the server of durable subscribers, protocol 1 and the credit of transactions (proxy, acknowledged);
 # 34: the doctor (workbench), and the files of metrics that need the one before (monitoring/test_store).
 REACHES: dict[str, int] = {
-    "acknowledged/test_acknowledged.py": 2,
-    "acknowledged/test_acknowledged_faults.py": 2,
-    "acknowledged/test_producer.py": 5,
+    "acknowledged/test_producer.py": 2,
     "acknowledged/test_reception.py": 1,
     "fuzz/targets.py": 2,
     "log/test_disk_faults.py": 2,
@@ -37,8 +35,7 @@ REACHES: dict[str, int] = {
     "monitoring/test_batches.py": 3,
     "monitoring/test_prometheus.py": 1,
     "monitoring/test_store.py": 2,
-    "proxy/test_durable.py": 2,
-    "proxy/test_server_process.py": 2,
+    "proxy/test_durable.py": 1,
     "sink/test_lost_connections.py": 7,
     "source/test_feed_faults.py": 2,
     "source/test_stop_losses.py": 2,

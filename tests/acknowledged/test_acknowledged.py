@@ -6,7 +6,7 @@ import shutil
 import socket as stdlib_socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -26,7 +26,7 @@ from tests.support import (
     write_options,
 )
 from zmq_datasource.acknowledged.acceptor import Acceptor
-from zmq_datasource.acknowledged.protocol import Data
+from zmq_datasource.acknowledged.protocol import Data, decode
 from zmq_datasource.acknowledged.reception import AcceptorTerms, Reception
 from zmq_datasource.acknowledged.sessions import SenderBounds
 from zmq_datasource.acknowledged.uplink import Uplink
@@ -268,14 +268,15 @@ def test_a_sender_has_never_more_on_its_way_than_its_credit(
 ) -> None:
     endpoint = free_endpoint()
     stalled = threading.Event()
-    data = Reception._data
+    take = Reception.take
 
-    def slow(self: Reception, peer: bytes, message: Data, buffers: Any, now: float) -> None:
-        if message.index:  # with the first comes the credit
+    def take_slowly(self: Reception, peer: bytes, frames: Sequence[bytes], *given: Any) -> None:
+        message, _ = decode(frames)
+        if isinstance(message, Data) and message.index:  # with the first comes the credit
             stalled.wait(20)
-        data(self, peer, message, buffers, now)
+        take(self, peer, frames, *given)
 
-    monkeypatch.setattr(Reception, "_data", slow)
+    monkeypatch.setattr(Reception, "take", take_slowly)
     accept_with(monkeypatch, SenderBounds(window=2 << 20))
     big = pa.record_batch({"value": [b"x" * 100_000] * 100})
     with receiving(tmp_path, endpoint), uplink(endpoint) as link:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -24,6 +24,8 @@ from zmq_datasource import Producer, RowError, TransactionError
 from zmq_datasource.acknowledged import reception
 from zmq_datasource.acknowledged.acceptor import Acceptor
 from zmq_datasource.acknowledged.digests import as_text, digest_of
+from zmq_datasource.acknowledged.protocol import Commit, decode
+from zmq_datasource.acknowledged.reception import Reception
 from zmq_datasource.acknowledged.sessions import SENDER_BOUNDS, SenderBounds, Sessions
 from zmq_datasource.acknowledged.transactions import CommittedTransactions, Transaction
 from zmq_datasource.counters import SourceCounters
@@ -132,10 +134,11 @@ def test_other_rows_under_a_number_that_is_being_committed_are_refused(
         go_on.wait(20)
         return write(*args)
 
-    with receiving(tmp_path, endpoint) as ingest, ThreadPoolExecutor(2) as pool:
+    with receiving(tmp_path, endpoint), ThreadPoolExecutor(2) as pool:
         one, other = stage(endpoint, "a", number=3), stage(endpoint, "b", number=3)
         older = stage(endpoint, "c", number=2)
         monkeypatch.setattr(LogStorage, "write_chunk", slowly)
+        asking = peers_that_commit(monkeypatch)
         first = pool.submit(lambda: commit_with_digest(endpoint, one, "a", 3))
         assert writing.wait(10)
         with pytest.raises(TransactionError, match="conflict"):
@@ -143,11 +146,25 @@ def test_other_rows_under_a_number_that_is_being_committed_are_refused(
         with pytest.raises(TransactionError, match="conflict"):
             commit_with_digest(endpoint, older, "c", 2)
         same = pool.submit(lambda: commit_with_digest(endpoint, one, "a", 3))
-        running = acceptor_of(ingest).reception._committer._running
-        wait_for(lambda: len(running) == 1 and len(running[0].peers) == 2, "the same to be asked twice")
+        wait_for(lambda: len(asking) == 4, "the same to be asked twice")
         go_on.set()
         assert (first.result(20), same.result(20)) == (False, False)
     assert values(tmp_path) == ["a"]
+
+
+def peers_that_commit(monkeypatch: pytest.MonkeyPatch) -> set[bytes]:
+    """Those whose commits are taken in from now on."""
+    peers: set[bytes] = set()
+    take = Reception.take
+
+    def note(self: Reception, peer: bytes, frames: Sequence[bytes], *given: Any) -> None:
+        take(self, peer, frames, *given)
+        message, _ = decode(frames)
+        if isinstance(message, Commit):
+            peers.add(peer)
+
+    monkeypatch.setattr(Reception, "take", note)
+    return peers
 
 
 def commit_with_digest(endpoint: str, attempt: str, value: str, number: int) -> bool:

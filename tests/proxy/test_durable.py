@@ -26,7 +26,8 @@ from zmq_datasource import (
 from zmq_datasource.log.storage import LogStorage
 from zmq_datasource.log.writer import LogWriter
 from zmq_datasource.messages.raw import RawMessages
-from zmq_datasource.proxy import durable, durable_session, replays
+from zmq_datasource.proxy import durable_session, replays
+from zmq_datasource.proxy.durable import DurableServer
 from zmq_datasource.proxy.durable_protocol import session_number
 from zmq_datasource.proxy.pipes import start_line
 from zmq_datasource.proxy.router import Request, Router
@@ -895,7 +896,7 @@ def test_the_topics_of_all_durable_subscriptions_have_a_bound(
 def test_subscribers_that_take_nothing_cost_bounded_memory_though_they_say_they_do(
     context: zmq.Context[Socket], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(durable, "_WINDOW", 2 << 20)
+    monkeypatch.setattr(DurableServer, "window", 2 << 20)
     size = 256 << 10
     with ProxyThreads(tmp_path, endpoints(*SIDES), **{"zmq.sndbuf": 64 << 10}) as proxy:
         feed(context, proxy, *([b"t", bytes(size)] for _ in range(100)))

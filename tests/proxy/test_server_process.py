@@ -124,8 +124,8 @@ def test_what_a_killed_server_process_has_held_stays_until_the_live_process_has_
         monkeypatch.setattr(Subscriptions, "hold_seconds", 0.0)
         it.step()
         assert storage.reader(READER) is None
-        it._subscriptions.remove("me")
-        it._subscriptions.save()
+        it.subscriptions.remove("me")
+        it.subscriptions.save()
         storage.write_reader(READER, ReaderRecord({0: 0}, 1e9))
         it.__exit__()
 

@@ -153,6 +153,12 @@ class MixedOptions(TwoQueries):
 
     name = "mixed-options"
 
+    def __init__(self, world: World, seconds: float) -> None:
+        super().__init__(world, seconds)
+        # Without one, a query with failOnDataLoss=false makes another log in place of a lost log.json, which the
+        # other query refuses.
+        world.wait_for(lambda: any(self.storage().chunks()), "there is a chunk", 30)
+
     def start_receivers(self) -> None:
         self.second = self.world.directory / "second"
         self.names = ("source", "second")

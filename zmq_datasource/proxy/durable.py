@@ -58,9 +58,9 @@ from zmq_datasource.transport.kernel import find_dead_peers
 
 __all__ = ["DurableServer"]
 
-# Bytes that one subscriber may have read ahead and on the way; and all together, beside a little for each, so that
-# those who take nothing leave something for the others. One message always.
-_WINDOW, _BUDGET = 16 << 20, 128 << 20
+# Bytes that all subscribers together may have read ahead and on the way, beside a little for each, so that those who
+# take nothing leave something for the others. One message always.
+_BUDGET = 128 << 20
 _TURN_MESSAGES = 256
 # For taking requests, until subscribers get their turn.
 _TURN_SECONDS = 0.005
@@ -86,9 +86,14 @@ class DurableServer:
         view: The log.
         subscriptions: Who is known.
 
+    Attributes:
+        window: Bytes that one subscriber may have read ahead and on the way.
+
     Raises:
         OptionError, EndpointError: It cannot be opened as asked.
     """
+
+    window = 16 << 20
 
     def __init__(self, options: ProxyOptions, view: LogView, subscriptions: Subscriptions) -> None:
         self._view = view
@@ -420,7 +425,7 @@ class DurableServer:
     @property
     def _share(self) -> int:
         """What one may hold: as much as the others leave."""
-        return max(LEAST, min(_WINDOW, _BUDGET - self._held))
+        return max(LEAST, min(self.window, _BUDGET - self._held))
 
     def _owe(self, peer: bytes, answer: FromProxy) -> None:
         """Answer a peer that has no session any more, now or once there is room."""

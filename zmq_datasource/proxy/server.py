@@ -46,7 +46,12 @@ class Server:
     Args:
         options: What was asked for.
         progress: How far the log is.
+
+    Attributes:
+        subscriptions: Who is known; from the block's beginning on.
     """
+
+    subscriptions: Subscriptions
 
     def __init__(self, options: ProxyOptions, progress: Progress) -> None:
         self._options = options
@@ -75,12 +80,10 @@ class Server:
             self._view = LogView(self._storage)
             self._view.follow(self._progress)  # before anybody's position is compared with its end
             # Also of a proxy that serves none of them for now: what they need stays.
-            self._subscriptions = Subscriptions(
-                self._storage, self._view.end, self._options.subscriber_expiry
-            )
-            self._subscriptions.hold_on()
+            self.subscriptions = Subscriptions(self._storage, self._view.end, self._options.subscriber_expiry)
+            self.subscriptions.hold_on()
             if self._options.durable:
-                self._durable = DurableServer(self._options, self._view, self._subscriptions)
+                self._durable = DurableServer(self._options, self._view, self.subscriptions)
                 stack.callback(self._durable.router.close)
                 self._poller.register(self._durable.router.socket, zmq.POLLIN)
             if self._options.replay:
@@ -91,9 +94,9 @@ class Server:
         return self
 
     def __exit__(self, *_: object) -> None:
-        if len(self._subscriptions):
-            self._subscriptions.change(urgent=True)
-            self._subscriptions.save()
+        if len(self.subscriptions):
+            self.subscriptions.change(urgent=True)
+            self.subscriptions.save()
         self._stack.close()
 
     @property
@@ -147,8 +150,8 @@ class Server:
             self._next_look = now + _LOOK_SECONDS
             self._look_at_readers()
             if self._durable is None:
-                self._subscriptions.expire()
-                self._subscriptions.save()
+                self.subscriptions.expire()
+                self.subscriptions.save()
         busy = False
         if self._durable is not None:
             busy = self._durable.step()
@@ -158,7 +161,7 @@ class Server:
 
     def _look_at_readers(self) -> None:
         try:
-            self._subscriptions.let_go()
+            self.subscriptions.let_go()
             needed = self._positions.needed()
             self._readers = [] if needed is None else [needed]
         except LogError as e:  # what it may still need stays
@@ -174,7 +177,7 @@ class Server:
         hold = None
         if self._readers is not None:
             needed = list(self._readers)
-            if (earliest := self._subscriptions.earliest_needed) is not None:
+            if (earliest := self.subscriptions.earliest_needed) is not None:
                 needed.append(earliest)
             hold = min(needed, default=self._view.end)
         replays = self._replays
