@@ -121,7 +121,7 @@ def write_chunk(
     """
     content = encode_chunk(batches, {**facts.to_metadata(), **state})
     storage.put_chunk(facts.first, content)
-    return Chunk(facts.first, facts.end, sum(map(len, content)), time.time())
+    return Chunk(facts.first, facts.end, sum(map(len, content)), time.time(), facts.incarnation)
 
 
 def times_of(batches: Sequence[pa.RecordBatch]) -> Times:

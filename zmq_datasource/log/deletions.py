@@ -1,8 +1,9 @@
 """Ids that the log's writer deletes between the planning of a read and the read itself.
 
 The writer deletes from the front: because the log is full (``whenFull=discard``), or because no query needs the ids and
-``walRetention`` has passed. A chunk that is missing is only taken for deleted if the log is there, with the same id,
-and begins after that chunk. A directory that was unmounted, or a chunk that is missing in the middle, stays an error.
+``walRetention`` has passed. A chunk that is missing is taken for deleted if the log begins after it, and for lost if
+the log begins before it. Either way reading goes on after it with ``failOnDataLoss=false``, if the log is there, with
+the same id: a directory that was unmounted stays an error.
 """
 
 from __future__ import annotations
@@ -66,21 +67,22 @@ class Deletions:
         self._reader = reader
 
     def skip(self, first: int, chunk_end: int, end: int, gone: DataLossError) -> int:
-        """Where to go on reading up to ``end``, after the chunk that has ``first`` and ends at ``chunk_end`` is gone.
+        """Where to go on reading up to ``end``, if there are no rows from ``first`` on to the end of its chunk.
 
         Raises:
-            DataLossError: ``gone``, if the log's writer did not delete the chunk; or that the writer deleted the chunk
-                and ``failOnDataLoss`` is true.
+            DataLossError: ``gone``, if the log is not there, or a chunk in its middle is missing and ``failOnDataLoss``
+                is true; or that the writer deleted the chunk and ``failOnDataLoss`` is true.
         """
         begin = self._begin(gone)
-        if begin < chunk_end:
+        is_deleted = begin >= chunk_end
+        if self._fails and not is_deleted:
             raise gone
-        skipped = min(begin, end)
         if self._fails:
-            raise deleted(self._storage, first, skipped) from gone
+            raise deleted(self._storage, first, min(begin, end)) from gone
+        skipped = min(begin, end) if is_deleted else chunk_end
         _log.warning(
             "data loss: %s; going on after them because failOnDataLoss=false",
-            _what(self._storage, first, skipped),
+            _what(self._storage, first, skipped) if is_deleted else gone,
         )
         if self._reader is not None:
             try:

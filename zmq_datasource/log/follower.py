@@ -15,6 +15,7 @@ from contextlib import suppress
 from zmq_datasource.errors import DataLossError, DiskFaultError, LogFormatError
 from zmq_datasource.log.chunk import read_facts
 from zmq_datasource.log.contents import ReadableLog
+from zmq_datasource.log.facts import Incarnations
 from zmq_datasource.log.files import MOUNT_AGAIN
 from zmq_datasource.log.reader import chunks_of, read_index
 from zmq_datasource.log.storage import LogStorage
@@ -76,6 +77,20 @@ class LogFollower(ReadableLog):
         self._take_up_new(anew or began >= self._next_listing)
         self._next_look = began + LOOKING_SECONDS
 
+    def _check_line(self, message_id: int, incarnations: Incarnations) -> None:
+        """Make sure that what has come follows what was known, and is not in its place.
+
+        Raises:
+            DataLossError: An older copy of the log was restored and received into.
+        """
+        known, found = self.incarnations.of(message_id), incarnations.of(message_id)
+        if known is not None and found is not None and known != found:
+            raise DataLossError(
+                f"reading along {self._storage}: id {message_id} was written by {known} and is now by {found}: an "
+                "older copy of the log was restored and received into. Restore the log that the query has read, or give the "
+                "query a new checkpoint"
+            )
+
     def _forget_deleted(self) -> None:
         contents = self._contents
         chunks = contents.covering(contents.earliest, contents.end)
@@ -109,7 +124,8 @@ class LogFollower(ReadableLog):
             if entries[0].first == newest.end:
                 with suppress(FileNotFoundError):  # deleted meanwhile, so there is a newer one
                     facts = read_facts(storage, entries[-1].first)
-                    contents.follow(chunks_of(entries, facts.end), facts.incarnations)
+                    self._check_line(newest.end - 1, facts.incarnations)
+                    contents.follow(chunks_of(entries, facts.end, facts.incarnations), facts.incarnations)
                     return
         if storage.find_chunk(newest.first) is None:  # it and its successor were deleted since
             self._begin_anew()

@@ -91,8 +91,9 @@ class ChunkIndex:
         at = bisect_right(self._firsts, limit) - 1
         if at < 0:
             return self._bytes - self.size
-        first, end, size, _ = self._chunks[at]
-        return self._bytes_before[at] + size * (min(limit, end) - first) / (end - first)
+        chunk = self._chunks[at]
+        share = (min(limit, chunk.end) - chunk.first) / (chunk.end - chunk.first)
+        return self._bytes_before[at] + chunk.size * share
 
     def sealed_by(self, now: float) -> None:
         """No chunk was sealed later than now, whatever the clock said then."""

@@ -61,13 +61,15 @@ class Chunk(NamedTuple):
 
     Its name says only ``first``. The end is the first id of the next chunk, and of the newest what its file says.
 
-    ``sealed_at`` is the object's modification time in seconds since the epoch.
+    ``sealed_at`` is the object's modification time in seconds since the epoch, and ``writer`` the incarnation that has
+    given out the ids, where that is known.
     """
 
     first: int
     end: int
     size: int
     sealed_at: float
+    writer: str | None = None
 
     @property
     def name(self) -> str:

@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 
 from zmq_datasource.errors import DamagedChunkError, DataLossError, LogFormatError
 from zmq_datasource.log.chunk import OpensChunks, read_chunk, read_facts
-from zmq_datasource.log.facts import Incarnations
+from zmq_datasource.log.facts import NO_INCARNATIONS, Incarnations
 from zmq_datasource.log.index import ChunkIndex
 from zmq_datasource.log.layout import Chunk
 from zmq_datasource.log.storage import ChunkEntry, LogStorage
@@ -44,11 +44,12 @@ _TRUE = number(1).cast(pa.bool_())
 
 
 class Slice(NamedTuple):
-    """The ids ``[start, end)`` of one chunk."""
+    """The ids ``[start, end)`` of one chunk, which this incarnation has written, where that is known."""
 
     name: str
     start: int
     end: int
+    writer: str | None = None
 
 
 def read_index(storage: LogStorage) -> ChunkIndex:
@@ -73,7 +74,7 @@ def _index_of(storage: LogStorage, entries: list[ChunkEntry]) -> ChunkIndex:
     newest = read_facts(storage, entries[-1].first)
     while len(entries) > 1 and _is_stray(storage, entries[0].first, newest.incarnations):
         del entries[0]
-    return ChunkIndex(chunks_of(entries, newest.end), newest.incarnations)
+    return ChunkIndex(chunks_of(entries, newest.end, newest.incarnations), newest.incarnations)
 
 
 def _is_stray(storage: LogStorage, first: int, incarnations: Incarnations) -> bool:
@@ -85,15 +86,20 @@ def _is_stray(storage: LogStorage, first: int, incarnations: Incarnations) -> bo
         return False
 
 
-def chunks_of(entries: Sequence[ChunkEntry], end: int) -> list[Chunk]:
+def chunks_of(
+    entries: Sequence[ChunkEntry], end: int, incarnations: Incarnations = NO_INCARNATIONS
+) -> list[Chunk]:
     """Successive chunks, the last of which ends there."""
     ends = [*(entry.first for entry in entries[1:]), end]
-    return [Chunk(it.first, e, it.size, it.sealed_at) for it, e in zip(entries, ends, strict=True)]
+    return [
+        Chunk(it.first, e, it.size, it.sealed_at, incarnations.of(it.first))
+        for it, e in zip(entries, ends, strict=True)
+    ]
 
 
 def slices(chunks: Sequence[Chunk], start: int, end: int) -> list[Slice]:
     """Cut ``[start, end)`` at the borders of the chunks that cover it."""
-    return [Slice(chunk.name, max(start, chunk.first), min(end, chunk.end)) for chunk in chunks]
+    return [Slice(it.name, max(start, it.first), min(end, it.end), it.writer) for it in chunks]
 
 
 def split_range(
@@ -136,7 +142,11 @@ def split_range(
         borders.append(min(max(piece.start + into, borders[-1] + 1), end - parts + part))
     borders.append(end)
     return [
-        [Slice(p.name, max(p.start, low), min(p.end, high)) for p in pieces if p.start < high and p.end > low]
+        [
+            p._replace(start=max(p.start, low), end=min(p.end, high))
+            for p in pieces
+            if p.start < high and p.end > low
+        ]
         for low, high in itertools.pairwise(borders)
     ]
 
@@ -217,7 +227,9 @@ def read_slices(
         if next_id >= piece.end:
             continue
         try:
-            for batch in read_chunk(storage, piece.name, next_id, piece.end, whole=whole):
+            for batch in read_chunk(
+                storage, piece.name, next_id, piece.end, writer=piece.writer, whole=whole
+            ):
                 next_id += batch.num_rows
                 yield batch
         except DataLossError as e:

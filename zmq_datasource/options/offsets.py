@@ -5,6 +5,9 @@ compares offsets as JSON text, so ``to_json`` has one text for one offset.
 
 A query's first batch has no offset before it in the checkpoint: after a crash Spark asks for a beginning again, and
 knows only the end that it had logged. So that end carries the beginning (``began``).
+
+An older copy of a log that is received into gives ids a second time. So an offset also names the writer of the last
+message that was read (``writers``, see ``log.facts``), and is refused by a log in which another one has written it.
 """
 
 from __future__ import annotations
@@ -12,7 +15,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from zmq_datasource.errors import OptionError
@@ -33,11 +36,13 @@ class Offset:
         log: The log's id; None (only in a user's ``startingOffsets``) means any log.
         next: By log partition, the first id that was not read yet.
         began: By log partition, where the query began; only in the offsets up to the end of its first batch.
+        writers: By log partition, the incarnation that has written the message before ``next``, where it is known.
     """
 
     log: str | None
     next: Mapping[int, int]
     began: Mapping[int, int] | None = None
+    writers: Mapping[int, str] = field(default_factory=dict)
 
     @property
     def at_the_beginning(self) -> bool:
@@ -46,8 +51,12 @@ class Offset:
 
     def to_json(self) -> dict[str, Any]:
         """Plain data whose JSON text is canonical: sorted keys, whole numbers, no counters."""
-        began = {} if self.began is None else {"began": _by_name(self.began)}
-        return {"log": self.log, "next": _by_name(self.next), **began}
+        data: dict[str, Any] = {"log": self.log, "next": _by_name(self.next)}
+        if self.began is not None:
+            data["began"] = _by_name(self.began)
+        if self.writers:
+            data["writers"] = {str(partition): self.writers[partition] for partition in sorted(self.writers)}
+        return data
 
     @classmethod
     def from_json(cls, data: object) -> Offset:
@@ -62,28 +71,42 @@ class Offset:
             except (ValueError, RecursionError) as e:
                 raise OptionError(f"reading offset {data!r}: {e}; it looks like {_EXAMPLE}") from e
         match data:
-            case {"next": {**nexts}, **rest} if nexts and set(rest) <= {"log", "began"}:
+            case {"next": {**nexts}, **rest} if nexts and set(rest) <= {"log", "began", "writers"}:
                 pass
             case _:
                 raise OptionError(f"reading offset {data!r}: it must look like {_EXAMPLE}")
-        log, began = rest.get("log"), rest.get("began")
+        log, began, writers = rest.get("log"), rest.get("began"), rest.get("writers", {})
         if not (log is None or isinstance(log, str)):
             raise OptionError(f"reading offset {data!r}: the log id must be text")
         if not (began is None or isinstance(began, dict)):
             raise OptionError(f"reading offset {data!r}: began must be an object, like next")
-        return cls(log, _by_number(data, nexts), None if began is None else _by_number(data, began))
+        if not (isinstance(writers, dict) and all(isinstance(name, str) for name in writers.values())):
+            raise OptionError(
+                f"reading offset {data!r}: writers must be an object with text for each log partition"
+            )
+        return cls(
+            log,
+            _by_number(data, nexts),
+            None if began is None else _by_number(data, began),
+            {_partition(data, name): writer for name, writer in writers.items()},
+        )
 
 
 def _by_name(ids: Mapping[int, int]) -> dict[str, int]:
     return {str(partition): ids[partition] for partition in sorted(ids)}
 
 
+def _partition(data: object, name: object) -> int:
+    if not (isinstance(name, str) and re.fullmatch("[0-9]{1,9}", name)):
+        raise OptionError(f"reading offset {data!r}: {name!r} is no log partition")
+    return int(name)
+
+
 def _by_number(data: object, ids: Mapping[object, object]) -> dict[int, int]:
     parsed: dict[int, int] = {}
-    for partition, message_id in ids.items():
-        if not (isinstance(partition, str) and re.fullmatch("[0-9]{1,9}", partition)):
-            raise OptionError(f"reading offset {data!r}: {partition!r} is no log partition")
+    for name, message_id in ids.items():
+        partition = _partition(data, name)
         if not isinstance(message_id, int) or isinstance(message_id, bool) or not 0 <= message_id < 2**63:
             raise OptionError(f"reading offset {data!r}: {message_id!r} is no message id")
-        parsed[int(partition)] = message_id
+        parsed[partition] = message_id
     return parsed

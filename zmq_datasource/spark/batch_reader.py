@@ -152,6 +152,12 @@ class ZmqLogReader(DataSourceReader):
             begins = f"begins at id {index.earliest} and {held}"
             option = "endingOffsets" if is_end else "startingOffsets"
             problem = f"{option} says {wanted}, and log {root}, partition {partition}, {begins}"
+        writer, ours = offset.writers.get(partition), index.incarnations.of(wanted - 1)
+        if problem is None and None not in (writer, ours) and writer != ours:
+            problem = (
+                f"id {wanted - 1} of log {root}, partition {partition}, was written by {ours}, and the offset names "
+                f"{writer}: an older copy of the log was restored and received into"
+            )
         if problem is None:
             return wanted
         if self._options.fail_on_data_loss:

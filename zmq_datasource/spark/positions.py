@@ -68,7 +68,12 @@ class Positions:
 
     def offset(self, nexts: Mapping[int, int]) -> dict[str, Any]:
         """The offset for an id in each partition."""
-        return Offset(self._feeds.log_id, nexts).to_json()
+        return Offset(self._feeds.log_id, nexts, writers=self._writers(nexts)).to_json()
+
+    def _writers(self, nexts: Mapping[int, int]) -> dict[int, str]:
+        """The writer of the message before each of these ids, where it is known."""
+        found = {p: self._parts[p].log.incarnations.of(next_id - 1) for p, next_id in nexts.items()}
+        return {p: writer for p, writer in found.items() if writer is not None}
 
     def initial(self) -> dict[str, Any]:
         """Where a query without a checkpoint begins. Chosen once; a named reader finds the choice of its last run.
@@ -84,7 +89,9 @@ class Positions:
             else:
                 self._initial = self._first_ids()
             self._feeds.begin(self._initial)
-        return Offset(self._feeds.log_id, self._initial, began=self._initial).to_json()
+        return Offset(
+            self._feeds.log_id, self._initial, self._initial, self._writers(self._initial)
+        ).to_json()
 
     def _first_ids(self) -> dict[int, int]:
         position = self._feeds.parts[PARTITION].starting_position
@@ -138,13 +145,23 @@ class Positions:
         began = {p: begins[p] for p in nexts}
         if offset.log == self._feeds.log_id and nexts == offset.next == began:
             return start
-        return Offset(self._feeds.log_id, nexts, began if offset.at_the_beginning else None).to_json()
+        if offset.log == self._feeds.log_id:  # what is the same keeps its text
+            same = {p for p in nexts if nexts[p] == offset.next.get(p)}
+            writers = self._writers({p: nexts[p] for p in nexts if p not in same})
+            writers |= {p: writer for p, writer in offset.writers.items() if p in same}
+        else:
+            writers = self._writers(nexts)
+        return Offset(
+            self._feeds.log_id, nexts, began if offset.at_the_beginning else None, writers
+        ).to_json()
 
     def begin_of(self, start: dict[str, Any], end: dict[str, Any]) -> Offset:
         """The offset at which a batch begins."""
         first, last = Offset.from_json(start), Offset.from_json(end)
         if first.at_the_beginning and last.began is not None:
-            return Offset(last.log, last.began)  # a repeated first batch: see ``options.offsets``
+            return Offset(
+                last.log, last.began, writers=first.writers
+            )  # a repeated first batch: see ``options.offsets``
         return first
 
     def ranges(self, start: dict[str, Any], end: dict[str, Any]) -> dict[int, tuple[int, int]]:
@@ -254,6 +271,11 @@ class _PartitionLog:
                 f"{log.durable_end}; its newest chunks are gone. Restore them, or give the query a new walLocation and "
                 "a new checkpoint"
             )
+        writer, ours = offset.writers.get(self._partition), log.incarnations.of(next_id - 1)
+        if writer is not None and ours is not None and writer != ours:
+            begin = max(log.incarnations.first_of(next_id - 1), log.earliest)
+            self._lose_line(begin, next_id, writer, ours)
+            return begin
         return next_id
 
     def ends_here(self, offset: Offset) -> bool:
@@ -277,6 +299,21 @@ class _PartitionLog:
             self._source.counters.data_losses += 1
             self._source.counters.expired += new
             _log.warning("data loss: %s; going on because failOnDataLoss=false", what)
+
+    def _lose_line(self, begin: int, next_id: int, writer: str, ours: str) -> None:
+        what = (
+            f"the ids {begin} to {next_id - 1} in {self._source.storage} are not those that this query has read: "
+            f"they were written by {ours}, and the offset names {writer}. An older copy of the log was restored and "
+            "received into"
+        )
+        if self._options.fail_on_data_loss:
+            raise DataLossError(
+                f"reading: {what}. Restore the log that the query has read, or give the query a new checkpoint. {_GO_ON}"
+            )
+        if writer not in self._lost_logs:
+            self._lost_logs.add(writer)
+            self._source.counters.data_losses += 1
+            _log.warning("data loss: %s; going on with id %d because failOnDataLoss=false", what, begin)
 
     def _why_lost(self) -> str:
         if self._options.reader is None:
