@@ -391,7 +391,6 @@ def test_ids_that_no_query_has_read_are_free(context: Context, tmp_path: Path) -
         assert ingest.resumed_at == 2
 
 
-@pytest.mark.xfail(strict=True, reason="issue 30 line 8: offsets carry no incarnation; mended with issue 32")
 def test_a_query_on_an_older_copy_is_refused_though_its_ids_were_given_again(
     context: Context, tmp_path: Path
 ) -> None:

@@ -830,12 +830,6 @@ def test_a_restored_copy_of_the_log_is_no_place_for_the_ids_after_it(
             it.step()
 
 
-@pytest.mark.xfail(
-    strict=True,
-    raises=pytest.fail.Exception,
-    reason="issue 30 line 8: an id has one value in one query and another value in a query that received into an older "
-    "copy of the log; mended with issue 32",
-)
 def test_an_offset_is_refused_by_a_copy_that_gave_its_ids_to_other_messages(
     context: Context, tmp_path: Path
 ) -> None:

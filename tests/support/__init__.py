@@ -20,8 +20,9 @@ import zmq
 from zmq.utils.monitor import recv_monitor_message
 
 from tests.support.ports import free_port
+from zmq_datasource.log.bucket_store import bucket_at
 from zmq_datasource.log.reader import read_index, read_slices, slices
-from zmq_datasource.log.stored import storage_at
+from zmq_datasource.log.storage import LogStorage
 from zmq_datasource.messages.framing import decode_plain
 from zmq_datasource.messages.raw import raw_of
 from zmq_datasource.messages.schemas import LOG_SCHEMA
@@ -250,7 +251,7 @@ def flips(path: Path, positions: Iterable[int], bit: int) -> Iterator[int]:
 
 def log_rows(location: Path | str, partition: int = 0, store: str | None = None) -> pa.Table:
     """All rows of a log, as its readers see them."""
-    storage = storage_at(str(location), partition, None if store is None else Location(store))
+    storage = LogStorage(str(location) if store is None else bucket_at(Location(store)), partition)
     index = read_index(storage)
     pieces = slices(index.covering(index.earliest, index.end), index.earliest, index.end)
     batches = list(read_slices(storage, pieces))

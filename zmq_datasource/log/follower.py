@@ -87,8 +87,8 @@ class LogFollower(ReadableLog):
         if known is not None and found is not None and known != found:
             raise DataLossError(
                 f"reading along {self._storage}: id {message_id} was written by {known} and is now by {found}: an "
-                "older copy of the log was restored and received into. Restore the log that the query has read, or give the "
-                "query a new checkpoint"
+                "older copy of the log was restored and received into. Restore the log that the query has read, or "
+                "give the query a new checkpoint"
             )
 
     def _forget_deleted(self) -> None:

@@ -308,7 +308,8 @@ class _PartitionLog:
         )
         if self._options.fail_on_data_loss:
             raise DataLossError(
-                f"reading: {what}. Restore the log that the query has read, or give the query a new checkpoint. {_GO_ON}"
+                f"reading: {what}. Restore the log that the query has read, or give the query a new checkpoint. "
+                f"{_GO_ON}"
             )
         if writer not in self._lost_logs:
             self._lost_logs.add(writer)
