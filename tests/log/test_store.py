@@ -2,27 +2,35 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import pickle
+import re
 import signal
 import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TypeVar
 
 import pyarrow as pa
 import pytest
 
 from tests.support import REPOSITORY, wait_for
+from tests.support.middlebox import Middlebox
 from tests.support.s3 import S3Server
-from zmq_datasource.errors import DiskFaultError, LogLockedError
-from zmq_datasource.log.bucket_store import BucketStore
+from zmq_datasource.errors import DiskFaultError, LogFormatError, LogLockedError, LogWriteError, OptionError
+from zmq_datasource.host import failpoints
+from zmq_datasource.log.bucket_store import SILENT_SECONDS, BucketStore
 from zmq_datasource.log.directory_store import DirectoryStore
-from zmq_datasource.log.store import Entry, Holding, KeyTakenError, Store
+from zmq_datasource.log.store import Entry, Hold, KeyTakenError, Store
 from zmq_datasource.options.types import Location
+
+T = TypeVar("T")
 
 KEY = "0/00000000000000000000.arrow"
 
@@ -164,6 +172,15 @@ def test_a_deleted_object_is_gone_and_can_be_deleted_again(store: Store) -> None
     store.delete(KEY)
     store.delete("7/no-such-directory")
     assert names(store, "0") == set()
+
+
+def test_a_key_may_have_any_characters(store: Store) -> None:
+    name = "a b%2F+ü?&=#~.json"
+    store.put(f"readers/{name}", b"{}")
+    assert names(store, "readers") == {name}
+    assert content(store, f"readers/{name}") == b"{}"
+    store.delete(f"readers/{name}")
+    assert names(store, "readers") == set()
 
 
 def test_a_store_can_be_pickled(store: Store) -> None:
@@ -363,4 +380,355 @@ def test_a_stopped_holder_of_a_directory_keeps_it(tmp_path: Path) -> None:
         process.send_signal(signal.SIGSTOP)
         with pytest.raises(LogLockedError, match=f"process {process.pid} on "):
             store.hold("0/writer.lock", 0.3)
-        assert store.holder("0/writer.lock") == Holding(store.holder("0/writer.lock").who, "")  # type: ignore[union-attr]
+        found = store.holder("0/writer.lock")
+        assert found is not None
+        assert f"process {process.pid} on " in found.who
+
+
+# Faults.
+
+
+def reaching(monkeypatch: pytest.MonkeyPatch, name: str, act: Callable[[], None]) -> None:
+    """Do something at a failpoint, once."""
+    left = [act]
+
+    def reach(reached: str) -> None:
+        if reached == name and left:
+            left.pop()()
+
+    monkeypatch.setattr(failpoints, "reach", reach)
+
+
+def refuse(code: int = errno.EIO) -> None:
+    raise OSError(code, os.strerror(code))
+
+
+def steps(store: Store, *names: str) -> list[str]:
+    """The failpoints of a store, of those that these steps have."""
+    of_directory = {"before_write", "after_write", "after_sync", "before_link", "after_link", "after_unlink"}
+    of_directory |= {"before_rename", "after_rename", "before_delete", "after_delete"}
+    of_bucket = {"before_put", "after_put", "before_delete", "after_delete"}
+    own = of_directory if isinstance(store, DirectoryStore) else of_bucket
+    return [f"log.store.{name}" for name in names if name in own]
+
+
+def test_a_new_object_that_was_refused_at_any_step_is_put_by_the_next_call(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    points = steps(
+        store,
+        *("before_write", "after_write", "after_sync", "before_link", "after_link", "after_unlink"),
+        *("before_put", "after_put"),
+    )
+    for number, point in enumerate(points):
+        key, mine = f"0/{number}", [b"mine", b"%d" % number]
+        with monkeypatch.context() as patch:
+            reaching(patch, point, refuse)
+            with pytest.raises(DiskFaultError, match=f"0/{number}: "):
+                store.put_new(key, mine)
+        store.put_new(key, mine)
+        assert content(store, key) == b"".join(mine)
+        with pytest.raises(KeyTakenError):
+            store.put_new(key, [b"other"])
+    assert names(store, "0") == {str(number) for number in range(len(points))}
+
+
+def test_an_object_is_the_old_or_the_new_one_wherever_its_replacement_was_refused(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    points = steps(
+        store,
+        "before_write",
+        "after_write",
+        "after_sync",
+        "before_rename",
+        "after_rename",
+        "before_put",
+        "after_put",
+    )
+    store.put("readers/a", b"0")
+    for number, point in enumerate(points):
+        with monkeypatch.context() as patch:
+            reaching(patch, point, refuse)
+            with pytest.raises(DiskFaultError, match="readers/a: "):
+                store.put("readers/a", b"%d" % (number + 1))
+        assert content(store, "readers/a") in (b"%d" % number, b"%d" % (number + 1))
+        store.put("readers/a", b"%d" % (number + 1))
+        assert content(store, "readers/a") == b"%d" % (number + 1)
+
+
+def test_a_deletion_that_was_refused_is_done_by_the_next_call(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for point in steps(store, "before_delete", "after_delete"):
+        store.put("readers/a", b"0")
+        with monkeypatch.context() as patch:
+            reaching(patch, point, refuse)
+            with pytest.raises(DiskFaultError, match="readers/a: "):
+                store.delete("readers/a")
+        store.delete("readers/a")
+        assert names(store, "readers") == set()
+
+
+KILLED = """
+import os, pickle, signal, sys
+from zmq_datasource.host import failpoints
+def reach(name):
+    if name == sys.argv[2]:
+        os.kill(os.getpid(), signal.SIGKILL)
+failpoints.reach = reach
+store = pickle.loads(bytes.fromhex(sys.argv[1]))
+store.put_new(sys.argv[3], [b"mine", b"and more"])
+"""
+
+
+def test_a_new_object_of_a_process_that_was_killed_is_whole_or_not_there(store: Store) -> None:
+    points = steps(store, "after_write", "after_sync", "before_link", "after_link", "before_put", "after_put")
+    for number, point in enumerate(points):
+        key = f"0/{number}"
+        with running(KILLED, pickle.dumps(store).hex(), point, key) as process:
+            assert process.wait(60) == -signal.SIGKILL
+        assert (str(number) in names(store, "0")) == (point in steps(store, "after_link", "after_put"))
+        store.put_new(key, [b"mineand more"])
+        assert content(store, key) == b"mineand more"
+    if isinstance(store, DirectoryStore):
+        store.clean("0")
+        assert names(store, "0") == set(os.listdir(store.root / "0"))
+
+
+def test_a_full_disk_takes_a_small_object_in_place_of_another(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    store = DirectoryStore(tmp_path / "log")
+    store.create("readers")
+    store.put("readers/a", b'{"next": 10}')
+    reaching(monkeypatch, "log.store.after_write", lambda: refuse(errno.ENOSPC))
+    store.put("readers/a", b'{"next": 9}')
+    assert content(store, "readers/a") == b'{"next": 9} '
+    reaching(monkeypatch, "log.store.after_write", lambda: refuse(errno.ENOSPC))
+    with pytest.raises(DiskFaultError, match="free space there"):
+        store.put("readers/b", b"{}")
+
+
+def test_a_file_system_without_hard_links_is_refused_with_what_to_do(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    store = DirectoryStore(tmp_path / "log")
+    store.create("0")
+    monkeypatch.setattr(os, "link", lambda *_: refuse(errno.EPERM))
+    with pytest.raises(LogWriteError, match="must have hard links: set another walLocation") as raised:
+        store.put_new(KEY, [b"1"])
+    assert not isinstance(raised.value, DiskFaultError)
+
+
+def test_a_key_that_is_no_file_is_refused(tmp_path: Path) -> None:
+    store = DirectoryStore(tmp_path / "log")
+    store.create("0")
+    os.mkfifo(tmp_path / "log" / KEY)
+    with pytest.raises(LogFormatError, match="a pipe or a device"):
+        store.open(KEY)
+    with pytest.raises(LogWriteError, match="a pipe or a device"):
+        store.put_new(KEY, [b"1"])
+
+
+def test_a_put_that_arrives_a_second_time_changes_nothing(server: S3Server, bucket: BucketStore) -> None:
+    """A network holds it, and its sender has lost the connection and put the object once more."""
+    with Middlebox(server.endpoint) as box:
+        path = str(bucket).removeprefix("s3://bucket/")
+        far = BucketStore(Location(server.location(path, box.endpoint)))
+        far.list()
+        box.hold_back(re.compile(rb"PUT .*arrow"), 1.5, loses=True)
+        repeated(lambda: far.put_new(KEY, [b"123"]))
+        bucket.delete(KEY)
+        bucket.put_new(KEY, [b"another one has taken it meanwhile"])
+        wait_for(lambda: box.held_back[1] == 1, "the put is held")
+        time.sleep(2.5)
+        assert content(bucket) == b"another one has taken it meanwhile"
+
+
+def repeated(call: Callable[[], T], seconds: float = 60.0) -> T:
+    """Repeat a call as those who use a store do."""
+    deadline = time.monotonic() + seconds
+    while True:
+        try:
+            return call()
+        except DiskFaultError:
+            if time.monotonic() >= deadline:
+                raise
+            time.sleep(0.1)
+
+
+def test_a_server_that_is_killed_in_the_middle_of_a_put_gets_it_again(
+    server: S3Server, bucket: BucketStore
+) -> None:
+    large = os.urandom(6 << 20)
+    bucket.put_new("0/before", [large])
+    with (
+        Middlebox(server.endpoint) as box,
+        ThreadPoolExecutor() as pool,
+        bucket.open("0/before", whole=False) as file,
+    ):
+        path = str(bucket).removeprefix("s3://bucket/")
+        far = BucketStore(Location(server.location(path, box.endpoint)))
+        far.list()
+        box.bytes_per_second = 4 << 20
+        before = box.taken
+        put = pool.submit(far.put_new, KEY, [large])
+        wait_for(lambda: box.taken > before + (2 << 20), "half of it")
+        server.kill()
+        with pytest.raises(DiskFaultError):
+            put.result(60)
+        with pytest.raises(DiskFaultError, match="listing"):
+            bucket.list("0")
+        with pytest.raises(DiskFaultError, match="reading"):
+            file.read(10)
+        server.start()
+        assert file.read(10) == large[:10]
+        assert names(bucket, "0") == {"before"}
+        box.bytes_per_second = 0
+        repeated(lambda: far.put_new(KEY, [large]))
+        assert content(bucket) == large
+
+
+def test_a_server_that_does_not_answer_is_a_fault_within_some_seconds(
+    server: S3Server, bucket: BucketStore
+) -> None:
+    bucket.put_new(KEY, [b"123"])
+    bucket.put_new("0/large", [os.urandom(4 << 20)])
+    with Middlebox(server.endpoint) as box, ThreadPoolExecutor(8) as pool:
+        path = str(bucket).removeprefix("s3://bucket/")
+        far = BucketStore(Location(server.location(path, box.endpoint)))
+        assert content(far) == b"123"
+        box.bytes_per_second, before = 1 << 20, box.bytes
+        half = pool.submit(far.open, "0/large")
+        wait_for(lambda: box.bytes > before + (1 << 20), "half of it")
+        box.black_hole = True
+        began = time.monotonic()
+        calls = [
+            half,
+            pool.submit(far.put_new, "0/other", [b"123"]),
+            pool.submit(far.put, "readers/a", b"123"),
+            pool.submit(far.open, KEY),
+            pool.submit(far.list, "0"),
+            pool.submit(far.delete, KEY),
+            pool.submit(far.hold, "0/writer.lock", 0.0),
+        ]
+        for call in calls:
+            assert isinstance(call.exception(60), DiskFaultError)
+        assert time.monotonic() - began < 15
+        box.clear()
+        repeated(lambda: far.put_new("0/other", [b"123"]))
+
+
+def test_a_large_object_that_is_deleted_while_it_is_read_is_a_file_not_found(bucket: BucketStore) -> None:
+    bucket.put_new(KEY, [os.urandom(2 << 20)])
+    with bucket.open(KEY, whole=False) as file:
+        bucket.delete(KEY)
+        file.seek(0)
+        with pytest.raises(FileNotFoundError):
+            file.read(10)
+
+
+def test_a_bucket_that_is_not_there_is_a_lasting_error_without_a_secret(server: S3Server) -> None:
+    location = server.location("log").replace("s3://bucket", "s3://the-key:the-secret@no-bucket")
+    store = BucketStore(Location(location))
+    for use in (
+        store.create,
+        lambda: store.list("0"),
+        lambda: store.open(KEY),
+        lambda: store.put_new(KEY, [b"1"]),
+        lambda: store.put("log.json", b"1"),
+    ):
+        with pytest.raises(LogWriteError, match="bucket") as raised:
+            use()
+        assert not isinstance(raised.value, DiskFaultError)
+        assert "the-" not in f"{raised.value} {raised.value!r} {store!r} {store} {store.path_of(KEY)}"
+
+
+def test_a_bucket_without_obstore_is_an_error_that_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "obstore", None)
+    with pytest.raises(OptionError, match=r'pip install "zmq_datasource\[bucket\]"'):
+        BucketStore(Location("s3://bucket/log"))
+
+
+FORKED = """
+import os, pickle, sys
+from zmq_datasource.errors import OptionError
+store = pickle.loads(bytes.fromhex(sys.argv[1]))
+store.list()
+if os.fork() == 0:
+    try:
+        store.list()
+    except OptionError as e:
+        print(e, flush=True)
+    os._exit(0)
+os.wait()
+"""
+
+
+def test_a_forked_child_is_refused_a_bucket_that_its_parent_uses(bucket: BucketStore) -> None:
+    with running(FORKED, pickle.dumps(bucket).hex()) as process:
+        assert line_of(process).endswith("Start the process with spawn")
+
+
+# A bucket that is held by a process on another machine.
+
+ELSEWHERE = f"""
+from zmq_datasource.log import bucket_store
+bucket_store.process_mark = lambda: ""
+{HOLDER}
+"""
+
+
+def test_a_killed_holder_of_another_machine_is_followed_when_it_was_silent(bucket: BucketStore) -> None:
+    with running(ELSEWHERE, pickle.dumps(bucket).hex(), "5", "a note") as process:
+        assert line_of(process) == "held"
+        time.sleep(4)
+        process.kill()
+        with pytest.raises(LogLockedError, match=f"process {process.pid} on "):
+            bucket.hold("0/writer.lock", 0.5)
+        began = time.monotonic()
+        hold = bucket.hold("0/writer.lock", 25.0)
+        assert SILENT_SECONDS - 2 < time.monotonic() - began < SILENT_SECONDS + 5
+        assert hold.lost is None
+        hold.release()
+
+
+def test_a_holder_that_stands_still_loses_a_bucket_and_notices(bucket: BucketStore) -> None:
+    with running(HOLDER, pickle.dumps(bucket).hex(), "5", "") as process:
+        assert line_of(process) == "held"
+        process.send_signal(signal.SIGSTOP)
+        hold = bucket.hold("0/writer.lock", 25.0, "mine")
+        process.send_signal(signal.SIGCONT)
+        assert line_of(process).startswith(f"lost process {os.getpid()} on ")
+        assert hold.lost is None
+        assert bucket.note("0/writer.lock") == "mine"
+        hold.release()
+
+
+def test_of_two_standbys_at_once_one_holds_the_bucket(bucket: BucketStore) -> None:
+    bucket.hold("0/writer.lock", 0.0).release()
+
+    def take(note: str) -> Hold | LogLockedError:
+        standby = pickle.loads(pickle.dumps(bucket))
+        try:
+            # S3Mock may send the size of the old object and the content of the new one.
+            return repeated(lambda: standby.hold("0/writer.lock", 3.0, note))
+        except LogLockedError as e:
+            return e
+
+    with ThreadPoolExecutor() as pool:
+        taken = list(pool.map(take, "ab"))
+    holds = [hold for hold in taken if not isinstance(hold, LogLockedError)]
+    assert len(holds) == 1
+    assert bucket.note("0/writer.lock") == "ab"[taken.index(holds[0])]
+    holds[0].release()
+
+
+@pytest.mark.long
+def test_a_holder_that_refreshes_keeps_a_bucket(bucket: BucketStore) -> None:
+    hold = bucket.hold("0/writer.lock", 0.0)
+    with pytest.raises(LogLockedError):
+        pickle.loads(pickle.dumps(bucket)).hold("0/writer.lock", SILENT_SECONDS + 3)
+    assert hold.lost is None
+    hold.release()

@@ -37,10 +37,25 @@ _RECEIVES = (
     "log.chunk.after_write",
     "log.file",
     "log.recovery.after_lock",
+    *("log.store.before_write", "log.store.after_write", "log.store.after_sync", "log.store.after_unlink"),
+    *("log.store.before_link", "log.store.after_link", "log.store.before_rename", "log.store.after_rename"),
 )
-_DELETES = ("log.chunk.before_delete", "log.chunk.after_delete")
+_DELETES = (
+    "log.chunk.before_delete",
+    "log.chunk.after_delete",
+    "log.store.before_delete",
+    "log.store.after_delete",
+)
 _READS = ("log.position", "log.small_file", "weather.")
-_STORES = ("log.file", "log.stored_chunk", "log.claim", "log.pending", "log.tenure", "host.object")
+_STORES = (
+    "log.file",
+    "log.stored_chunk",
+    "log.claim",
+    "log.pending",
+    "log.tenure",
+    "host.object",
+    "log.store",
+)
 _ACCEPTS = (
     *("acknowledged.data.after_append", "acknowledged.staged", "acknowledged.commit.before_append"),
     *("acknowledged.commit.after_append", "acknowledged.committed", "log.staged"),

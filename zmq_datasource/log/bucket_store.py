@@ -56,6 +56,9 @@ _LASTING = re.compile(
 _PASSING = re.compile("RequestTimeTooSkewed|ExpiredToken|TokenExpired")
 _NO_BUCKET = re.compile("NoSuchBucket|ContainerNotFound|The specified bucket does not exist")
 
+# The process whose threads obstore uses; in a forked child a request would wait for ever.
+_threads_of: dict[str, int] = {}
+
 
 class BucketStore:
     """A bucket as a ``Store``.
@@ -184,9 +187,9 @@ class BucketStore:
     @contextmanager
     def _using(self, act: str, is_large: bool = False) -> Iterator[Any]:
         """The connection; its errors as ours, without a secret."""
-        exceptions = self._obstore.exceptions
+        exceptions, connection = self._obstore.exceptions, self._connected(is_large)
         try:
-            yield self._connected(is_large)
+            yield connection
         except FileNotFoundError as e:
             if _NO_BUCKET.search(str(e)):
                 raise LogWriteError(f"{act}: {self._words(e)}") from None
@@ -207,6 +210,11 @@ class BucketStore:
         return self._bucket.without_secrets(str(error).partition("\n\n")[0])
 
     def _connected(self, is_large: bool) -> Any:
+        if _threads_of.setdefault("obstore", os.getpid()) != os.getpid():
+            raise OptionError(
+                f"using object storage in process {os.getpid()}, which was forked after its parent had used it: a fork "
+                "does not take over the threads of obstore. Start the process with spawn"
+            )
         if is_large not in self._connections:
             times = {"timeout": _ALL} if is_large else {"timeout": _ALL, "read_timeout": _ANSWER}
             try:
@@ -378,8 +386,8 @@ class BucketHold:
 
     def _refresh(self) -> None:
         while self._lost is None and not self._ending.wait(_BEAT_SECONDS):
-            failpoints.reach("log.store.before_beat")
             try:
+                failpoints.reach("log.store.before_beat")
                 if self._is_mine():
                     self._record = self._record._replace(beat=self._record.beat + 1)
                     self._store.put(self._key, self._record.content)

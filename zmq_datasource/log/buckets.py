@@ -26,10 +26,6 @@ from zmq_datasource.options.types import Location
 __all__ = ["Bucket"]
 
 _DFS, _BLOB = ".dfs.core.windows.net", ".blob.core.windows.net"
-_SHOWN = {
-    *("scheme", "region", "endpoint_override", "force_virtual_addressing"),
-    *("blob_storage_authority", "blob_storage_scheme"),
-}
 _QUERY = re.compile(r"\?[^\s\"]+")
 
 
@@ -50,6 +46,9 @@ class Bucket(NamedTuple):
     config: Mapping[str, Any]
     secrets: tuple[str, ...]
 
+    def __repr__(self) -> str:
+        return f"Bucket({self.kind!r}, {self.bucket!r}, {self.prefix!r})"
+
     @classmethod
     def read(cls, location: Location) -> Self:
         """The meaning of a URI.
@@ -60,8 +59,9 @@ class Bucket(NamedTuple):
         try:
             parts = _split(location.plain)
             parameters = dict(parse_qsl(parts.query, keep_blank_values=True))
-            secrets = [value for name, value in parameters.items() if name not in _SHOWN]
-            secrets += [unquote(part) for part in (parts.username, parts.password) if part and parts.password]
+            secrets = [parameters.get(name, "") for name in ("sig", "client_secret")]
+            if parts.password:
+                secrets += [unquote(parts.username or ""), unquote(parts.password)]
             reader = _READERS.get(parts.scheme)
             if reader is None:
                 raise ValueError(f"it must be a URI of a bucket ({', '.join(_READERS)})")

@@ -215,13 +215,13 @@ class DirectoryStore:
 
     def delete(self, key: str) -> None:
         path = self.root / key
-        failpoints.reach("log.store.before_delete")
         with writing(f"deleting {path}"):
+            failpoints.reach("log.store.before_delete")
             try:
                 path.unlink()
             except FileNotFoundError:
                 self._check_root()
-        failpoints.reach("log.store.after_delete")
+            failpoints.reach("log.store.after_delete")
 
     def clean(self, prefix: str = "") -> None:
         """Delete the temporary files in a directory, which processes that were killed have left there.

@@ -1,0 +1,94 @@
+"""What a URI of a bucket says."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from zmq_datasource.errors import OptionError
+from zmq_datasource.log.buckets import Bucket
+from zmq_datasource.options.types import Location
+
+
+@pytest.mark.parametrize(
+    ("uri", "kind", "bucket", "prefix", "config"),
+    [
+        ("s3://bucket", "S3Store", "bucket", "", {}),
+        ("s3://bucket/a/b/", "S3Store", "bucket", "a/b", {}),
+        (
+            "s3://AK:se%2Fcret@My.Bucket/a?region=eu-1&endpoint_override=host%3A9&scheme=http",
+            *("S3Store", "My.Bucket", "a"),
+            {
+                **{"access_key_id": "AK", "secret_access_key": "se/cret"},
+                **{"region": "eu-1", "endpoint": "http://host:9"},
+            },
+        ),
+        (
+            "s3://bucket/a?force_virtual_addressing=true&endpoint_override=host",
+            *("S3Store", "bucket", "a"),
+            {"endpoint": "https://bucket.host", "virtual_hosted_style_request": "true"},
+        ),
+        ("gs://bucket/a", "GCSStore", "bucket", "a", {}),
+        (
+            "gcs://anonymous@bucket/a?endpoint_override=host:1&scheme=http",
+            *("GCSStore", "bucket", "a"),
+            {"base_url": "http://host:1", "skip_signature": "true"},
+        ),
+        (
+            "abfs://container@account.dfs.core.windows.net/a/b",
+            *("AzureStore", "container", "a/b"),
+            {"account_name": "account"},
+        ),
+        (
+            "abfss://:a2V5@account.blob.core.windows.net/container/a",
+            *("AzureStore", "container", "a"),
+            {"account_name": "account", "account_key": "a2V5"},
+        ),
+        (
+            "abfs://account:a2V5@container/a?blob_storage_authority=host:1&blob_storage_scheme=http",
+            *("AzureStore", "container", "a"),
+            {"account_name": "account", "account_key": "a2V5", "endpoint": "http://host:1/account"},
+        ),
+        (
+            "abfs://account@container/a?sv=2021&sig=abc%2Fd%3D&se=x",
+            *("AzureStore", "container", "a"),
+            {"account_name": "account", "sas_key": "sv=2021&sig=abc%2Fd%3D&se=x"},
+        ),
+    ],
+)
+def test_a_uri_is_read_as_pyarrow_reads_it(
+    uri: str, kind: str, bucket: str, prefix: str, config: dict[str, Any]
+) -> None:
+    found = Bucket.read(Location(uri))
+    assert found[:3] == (kind, bucket, prefix)
+    assert {name: value for name, value in found.config.items() if name != "disable_bulk_delete"} == config
+    found.connect(client_options={}, retry_config={})
+
+
+@pytest.mark.parametrize(
+    ("uri", "match"),
+    [
+        ("s3://bucket/a?bogus=hidden&region=x", "unknown parameter bogus$"),
+        ("gs://bucket/a?project=hidden", "unknown parameter project$"),
+        ("s3://bucket/a?scheme=ftp", "scheme must be http or https"),
+        ("s3://key:hidden/hidden@bucket/a", "as %2F"),
+        ("s3://[hidden@bucket/a", "it is no URI"),
+        ("s3:///a", "names no bucket"),
+        ("http://bucket/a", "must be a URI of a bucket"),
+        ("/a/directory", "must be a URI of a bucket"),
+    ],
+)
+def test_a_uri_of_no_bucket_is_refused_without_a_secret(uri: str, match: str) -> None:
+    with pytest.raises(OptionError, match=match) as raised:
+        Bucket.read(Location(uri))
+    assert "hidden" not in str(raised.value)
+
+
+def test_a_message_shows_no_secret() -> None:
+    found = Bucket.read(Location("s3://AKIA:se%2Fcret@bucket/a"))
+    text = found.without_secrets("PUT http://AKIA/bucket?X-Amz-Signature=12 se/cret se%2Fcret refused")
+    assert text == "PUT http://***/bucket?*** *** *** refused"
+    assert "cret" not in repr(found)
+    with_token = Bucket.read(Location("abfs://account@container/a?sv=2021&sig=abc%2Fd%3D"))
+    assert "abc" not in with_token.without_secrets("sig=abc%2Fd%3D or abc/d=")
