@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 
+from tests.support import wait_for
 from zmq_datasource.host.processes import is_gone, process_mark
 
 MARK = "from zmq_datasource.host.processes import process_mark; print(process_mark(), flush=True); input()"
@@ -19,8 +20,7 @@ def test_a_process_is_gone_when_it_has_ended_and_not_before() -> None:
         assert mark != process_mark()
         assert not is_gone(mark)
         process.kill()
-        process.stdout.read()  # it has ended, and its parent has not noticed
-        assert is_gone(mark)
+        wait_for(lambda: is_gone(mark), "its end, which its parent has not asked for")
         process.wait()
         assert is_gone(mark)
 

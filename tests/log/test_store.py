@@ -37,7 +37,7 @@ KEY = "0/00000000000000000000.arrow"
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
-    with S3Server(tmp_path_factory.mktemp("s3") / "held") as running_server:
+    with S3Server(tmp_path_factory.mktemp("s3") / "held", atomic=True) as running_server:
         yield running_server
 
 

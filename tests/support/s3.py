@@ -17,12 +17,9 @@ from tests.support.ports import free_port
 __all__ = ["S3Server"]
 
 _BUCKET = "bucket"
-# It looks whether a key is taken and then puts; S3 does both in one step.
-_ONE_AT_A_TIME = (
-    *("--server.tomcat.threads.max=1", "--server.tomcat.threads.min-spare=1"),
-    # Its other port, on which this has no effect.
-    *("--server.ssl.enabled=false", "--com.adobe.testing.s3mock.httpPort=0"),
-)
+# Plain HTTP on the port whose threads can be set.
+_PLAIN = ("--server.ssl.enabled=false", "--com.adobe.testing.s3mock.httpPort=0")
+_ONE_THREAD = ("--server.tomcat.threads.max=1", "--server.tomcat.threads.min-spare=1")
 
 
 class S3Server:
@@ -34,10 +31,15 @@ class S3Server:
         directory: Where it keeps what it holds.
         host: Its address.
         before: Words in front of its command, to run it elsewhere.
+        atomic: Whether of two conditional puts of one key one fails, as on S3. This server looks whether there is such
+            a key and then puts, so it gets one thread, with which it is too slow for pyarrow's many requests.
     """
 
-    def __init__(self, directory: Path, host: str = "127.0.0.1", before: Sequence[str] = ()) -> None:
+    def __init__(
+        self, directory: Path, host: str = "127.0.0.1", before: Sequence[str] = (), atomic: bool = False
+    ) -> None:
         self._host, self._before = host, before
+        self._options = (*_PLAIN, *(_ONE_THREAD if atomic else ()))
         self._jar = fetched(S3MOCK)
         self._directory = directory
         self._port = free_port()
@@ -59,7 +61,7 @@ class S3Server:
             self._process = subprocess.Popen(
                 [
                     *self._before,
-                    *(java, "-Xmx256m", "-XX:TieredStopAtLevel=1", "-jar", self._jar, *_ONE_AT_A_TIME),
+                    *(java, "-Xmx256m", "-XX:TieredStopAtLevel=1", "-jar", self._jar, *self._options),
                     f"--server.port={self._port}",
                 ],
                 stdout=log,
