@@ -22,7 +22,7 @@ from zmq_datasource.errors import DiskFaultError, LogError, LogLockedError, LogW
 from zmq_datasource.host import failpoints
 from zmq_datasource.host.processes import is_gone, process_mark
 from zmq_datasource.host.signals import check_signals
-from zmq_datasource.log.buckets import Bucket
+from zmq_datasource.log.buckets import Bucket, import_obstore
 from zmq_datasource.log.files import this_process
 from zmq_datasource.log.store import Content, Entry, Holding, KeyTakenError, Part
 from zmq_datasource.options.types import Location
@@ -75,7 +75,7 @@ class BucketStore:
     def __init__(self, location: Location) -> None:
         self.location = location
         self._bucket = Bucket.read(location)
-        self._obstore = _obstore()
+        self._obstore = import_obstore()
         self._connections: dict[bool, Any] = {}
         self._seen: dict[str, _Seen] = {}
         self._looking = threading.Lock()
@@ -429,12 +429,3 @@ class _Ranges:
 
 def _name(path: str) -> str:
     return path.rpartition("/")[2]
-
-
-def _obstore() -> Any:
-    try:
-        import obstore  # noqa: PLC0415 - an extra
-        import obstore.store  # noqa: PLC0415
-    except ImportError as e:
-        raise OptionError('a log in a bucket needs obstore; pip install "zmq_datasource[bucket]"') from e
-    return obstore

@@ -23,7 +23,7 @@ from urllib.parse import SplitResult, parse_qsl, quote, unquote, urlsplit
 from zmq_datasource.errors import OptionError
 from zmq_datasource.options.types import Location
 
-__all__ = ["Bucket"]
+__all__ = ["Bucket", "import_obstore"]
 
 _DFS, _BLOB = ".dfs.core.windows.net", ".blob.core.windows.net"
 _QUERY = re.compile(r"\?[^\s\"]+")
@@ -82,10 +82,8 @@ class Bucket(NamedTuple):
 
     def connect(self, **options: Any) -> Any:
         """An obstore store; raises what obstore does."""
-        from obstore import store  # noqa: PLC0415 - an extra
-
         options["client_options"]["allow_http"] = True
-        made = getattr(store, self.kind)
+        made = getattr(import_obstore().store, self.kind)
         return made(self.bucket, prefix=self.prefix or None, config=dict(self.config), **options)
 
     def without_secrets(self, text: str) -> str:
@@ -173,3 +171,17 @@ _READERS: Mapping[str, Callable[[SplitResult, dict[str, str]], _Read]] = {
     "abfs": _read_azure,
     "abfss": _read_azure,
 }
+
+
+def import_obstore() -> Any:
+    """The package obstore, which is an extra.
+
+    Raises:
+        OptionError: It is not installed.
+    """
+    try:
+        import obstore  # noqa: PLC0415 - an extra
+        import obstore.store  # noqa: PLC0415
+    except ImportError as e:
+        raise OptionError('a log in a bucket needs obstore; pip install "zmq_datasource[bucket]"') from e
+    return obstore
