@@ -254,6 +254,24 @@ def test_whenever_it_dies_state_and_rows_belong_together(
     shutil.rmtree(tmp_path)
 
 
+def test_ten_thousand_publishers_and_gaps_cost_a_chunk_half_a_megabyte(tmp_path: Path) -> None:
+    feed = Intake(stream_options(connect="tcp://feed:1", framing="sequenced"), SourceCounters())
+    log = writer(tmp_path, feed)
+    sent: list[RawMessage] = [
+        [b"", b"publisher-%d" % (p * p), p.to_bytes(8, "big"), b"v"] for p in range(10_000)
+    ]
+    log.append(feed.read(raw_of(sent), [Arrival(0, len(sent), "tcp://feed:1")])[0])
+    log.cut().result()
+    log.append(feed.read(raw_of([[b"", b"p", bytes(8), b"v"]]), [Arrival(0, 1, "tcp://feed:1")])[0])
+    log.close()
+    assert newest(tmp_path).stat().st_size < 500_000
+    again = Intake(stream_options(connect="tcp://feed:1", framing="sequenced"), SourceCounters())
+    assert again.restore(saved(tmp_path))
+    assert again.tracker is not None
+    assert feed.tracker is not None
+    assert memory(again.tracker) == memory(feed.tracker)
+
+
 def test_rows_say_how_their_frames_come_back(tmp_path: Path) -> None:
     feed = Intake(stream_options(connect="tcp://feed:1", framing="vllm"), SourceCounters())
     log = writer(tmp_path, feed)

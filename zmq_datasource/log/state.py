@@ -24,7 +24,8 @@ from zmq_datasource.log.storage import LogStorage
 __all__ = ["Carried", "read_saved_state", "state_metadata", "state_of"]
 
 _STATE = b"state"
-# zlib takes five times as long for the same size; more effort of zstd gains nothing (docs/performance.md).
+# Of the state of 10,000 publishers: 100 kB in 1.3 ms; zlib takes five times as long for the same size, lz4 half as long
+# for twice the size, and more effort of zstd gains nothing.
 _CODEC, _LEVEL = "zstd", 1
 _LISTINGS = 10
 
