@@ -18,19 +18,22 @@ from zmq_datasource.errors import LogFormatError, LogWriteError
 from zmq_datasource.log.reader import read_index
 from zmq_datasource.log.storage import LogStorage
 from zmq_datasource.monitoring.source import SourceMonitor
-from zmq_datasource.source import log_receiver
+from zmq_datasource.options import StreamReadOptions
 from zmq_datasource.source.follow import FollowingSource
 from zmq_datasource.source.ingest import Ingest
+from zmq_datasource.source.log_receiver import LogReceiver
 from zmq_datasource.source.receiving import ReceivingThread
 from zmq_datasource.source.stop_losses import StopRecord, read_record
 
 Context = zmq.Context[Socket]
 
 
-@pytest.fixture
-def briefly(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A stop drains the socket for less long."""
-    monkeypatch.setitem(log_receiver._DRAIN_SECONDS, "PULL", 0.5)
+def brief(options: StreamReadOptions) -> Ingest:
+    """A receiver whose stop drains the socket for less long."""
+    ingest = Ingest(options)
+    assert isinstance(ingest.filler, LogReceiver)
+    ingest.filler.drain_seconds = 0.5
+    return ingest
 
 
 @contextmanager
@@ -81,13 +84,12 @@ def test_a_program_that_is_stopped_while_a_push_goes_on_tells_that_messages_were
 
 
 @pytest.mark.parametrize("pause", [0.0, 0.01, 0.05])
-@pytest.mark.usefixtures("briefly")
 def test_each_stop_tells_of_a_sender_that_goes_on(pause: float, context: Context, tmp_path: Path) -> None:
     """Also if the socket happens to be empty at that moment."""
     push, endpoint = bound(context, zmq.PUSH, sndhwm=10)
     with sending(push, pause):
         for run in range(1, 4):
-            ingest = Ingest(stream_options(walLocation=tmp_path, socketType="PULL", connect=endpoint))
+            ingest = brief(stream_options(walLocation=tmp_path, socketType="PULL", connect=endpoint))
             ingest.start()
             before = ingest.log.durable_end
             wait_for(lambda i=ingest, b=before: i.seal() > b, "a message")
@@ -96,12 +98,12 @@ def test_each_stop_tells_of_a_sender_that_goes_on(pause: float, context: Context
 
 
 def test_the_next_run_logs_it_once_and_counts_it(
-    context: Context, tmp_path: Path, caplog: pytest.LogCaptureFixture, briefly: None
+    context: Context, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     push, endpoint = bound(context, zmq.PUSH, sndhwm=10)
     options = stream_options(walLocation=tmp_path, socketType="PULL", connect=endpoint)
     with sending(push, 0.01):
-        first = Ingest(options)
+        first = brief(options)
         first.start()
         wait_for(lambda: first.seal() > 0, "a message")
         first.stop()
@@ -180,12 +182,10 @@ def test_a_record_that_is_none_is_refused_by_name(context: Context, tmp_path: Pa
     assert not LogStorage(str(tmp_path)).is_written()
 
 
-def test_who_only_reads_sees_a_loss_without_another_message(
-    context: Context, tmp_path: Path, briefly: None
-) -> None:
+def test_who_only_reads_sees_a_loss_without_another_message(context: Context, tmp_path: Path) -> None:
     push, endpoint = bound(context, zmq.PUSH, sndhwm=10)
     options = stream_options(walLocation=tmp_path, socketType="PULL", connect=endpoint)
-    ingest = Ingest(options)
+    ingest = brief(options)
     ingest.start()
     with sending(push, 0.01):
         wait_for(lambda: ingest.seal() > 0, "a message")

@@ -34,13 +34,13 @@ _BYTES_PER_SECOND = 100 << 20
 
 def set_limit(monkeypatch: pytest.MonkeyPatch, size: int) -> None:
     monkeypatch.setattr(unfinished, "MAX_MESSAGE_BYTES", size - (1 << 20))
-    monkeypatch.setattr(unfinished, "_IN_KERNEL", 1 << 20)
+    monkeypatch.setattr(unfinished.Unfinished, "in_kernel", 1 << 20)
 
 
 @pytest.fixture(autouse=True)
 def _small_and_soon(monkeypatch: pytest.MonkeyPatch) -> None:
     set_limit(monkeypatch, LIMIT)
-    monkeypatch.setattr(unfinished, "_LOOK_SECONDS", 0.02)
+    monkeypatch.setattr(unfinished.Unfinished, "look_seconds", 0.02)
 
 
 class Endless:
@@ -208,7 +208,10 @@ def test_of_a_message_of_many_frames_a_server_keeps_one_too_many(context: Contex
         assert [len(request.frames) for request in requests] == [8, 8, 7, 1]
 
 
-def test_who_has_sent_much_and_is_silent_now_slows_nobody_down(context: Context, tmp_path: Path) -> None:
+def test_who_has_sent_much_and_is_silent_now_slows_nobody_down(
+    context: Context, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(unfinished.Unfinished, "look_seconds", 0.0)
     endpoint = free_endpoint()
     with Receiver(stream_options(bind=endpoint, socketType="PULL"), SourceCounters()) as receiver:
         push = context.socket(zmq.PUSH)
@@ -219,7 +222,6 @@ def test_who_has_sent_much_and_is_silent_now_slows_nobody_down(context: Context,
             push.send(_FRAME)
             wait_for(receiver.receive, "the message")
             receiver.take()
-            channel._unfinished._next_look = 0.0
             receiver.keep_alive()
-            careful.append(channel._unfinished.careful)
+            careful.append(channel.unfinished.careful)
         assert not any(careful)

@@ -255,7 +255,7 @@ class World:
         jvm: Whether the queries run on Spark itself.
         at_rest: What may be damaged at rest, and which of its kinds; see ``may_be_damaged``.
         damages: The damage that was done to files.
-        refusals: The errors of processes that found a damage.
+        refusals: The errors of processes that found a damage, or what their topology explains.
         troubles: What a topology has of weather of its own, by target.
     """
 
@@ -597,6 +597,7 @@ class World:
                     continue
                 error = process.last_error()
                 if any(trouble.explains(error) for trouble in self.troubles.values()):
+                    self.refusals.append(f"{name}: {error}")
                     self._kill(name, _EXPLAINED_SECONDS, power=False)
                     continue
                 raise BrokenPromiseError(

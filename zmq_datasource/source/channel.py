@@ -36,6 +36,9 @@ class Channel:
         prefixes: The topics of a SUB.
         replayer: Who asks for what is missing, if anybody can.
         counts: Whether it matters by which connection a message came.
+
+    Attributes:
+        unfinished: Watches the socket for messages that do not end; from ``open`` on.
     """
 
     def __init__(
@@ -61,7 +64,7 @@ class Channel:
         """
         self.opened = OpenSocket(self._spec, self._prepare)
         self.socket = self.opened.socket
-        self._unfinished = Unfinished(self.opened)
+        self.unfinished = Unfinished(self.opened)
         if self.replayer is not None:
             self.replayer.open()
 
@@ -103,7 +106,7 @@ class Channel:
         watch.update()
         watch.redial()
         watch.report_absent()
-        self._unfinished.look()
+        self.unfinished.look()
         if self.replayer is not None:
             self.replayer.keep_alive()
             if watch.connections != self._known_connections:
@@ -118,7 +121,7 @@ class Channel:
 
     def take(self, inbox: Inbox, most: int, room: int, wait: bool) -> Taken:
         """Take messages until none is there, or no room: as ``Inbox.take``."""
-        taken = self._unfinished.take(inbox, most, room, wait)
+        taken = self.unfinished.take(inbox, most, room, wait)
         self.opened.watch.taken += taken.messages
         if taken.messages and self.replayer is not None:
             self.replayer.heard()

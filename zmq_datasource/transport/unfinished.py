@@ -32,10 +32,6 @@ from zmq_datasource.transport.peers import PeerWatch
 
 __all__ = ["Unfinished"]
 
-# What the kernel may have received that libzmq has not read.
-_IN_KERNEL = 64 << 20
-_LOOK_SECONDS = 1.0
-
 
 @dataclass
 class _Traffic:
@@ -63,11 +59,16 @@ class Unfinished:
 
     Attributes:
         careful: Whether there is a suspect.
+        in_kernel: Bytes that the kernel may have received and libzmq has not read.
+        look_seconds: How often it looks at the connections.
     """
+
+    in_kernel = 64 << 20
+    look_seconds = 1.0
 
     def __init__(self, opened: OpenSocket, most_bytes: int | None = None) -> None:
         self._most_bytes = MAX_MESSAGE_BYTES if most_bytes is None else min(most_bytes, MAX_MESSAGE_BYTES)
-        self._limit = self._most_bytes + _IN_KERNEL
+        self._limit = self._most_bytes + self.in_kernel
         self._socket = opened.socket
         self._watch: PeerWatch = opened.watch
         self._traffic: dict[int, _Traffic] = {}
@@ -129,7 +130,7 @@ class Unfinished:
         now = time.monotonic()
         if now < self._next_look:
             return
-        self._next_look = now + _LOOK_SECONDS
+        self._next_look = now + self.look_seconds
         self._ends.flush()
         current = connections(self._watch)
         self._traffic = {inode: self._traffic.get(inode) or _Traffic() for inode in self._watch.inodes}
