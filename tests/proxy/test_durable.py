@@ -6,6 +6,7 @@ import json
 import logging
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -732,14 +733,30 @@ def with_full_queue(context: zmq.Context[Socket], proxy: ProxyThreads) -> Socket
 
 
 def test_who_subscribes_anew_while_its_queue_is_full_hears_that_it_is_ready(
-    context: zmq.Context[Socket], tmp_path: Path, caplog: pytest.LogCaptureFixture
+    context: zmq.Context[Socket], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A client whose connection was made anew twice: the messages of the first time leave no room for the answer."""
-    caplog.set_level(logging.INFO)
+    send, is_full, refused = Router.send, threading.Event(), list[bytes]()
+
+    def refuse(router: Router, frames: list[bytes]) -> bool:
+        if not is_full.is_set():
+            return send(router, frames)
+        refused.append(frames[1])
+        return False
+
     with ProxyThreads(tmp_path, endpoints(*SIDES)) as proxy:
-        dealer = with_full_queue(context, proxy)
-        dealer.send_multipart(raw_subscribe(2))
-        wait_for(lambda: caplog.text.count("'raw' is there") == 2, "it has subscribed again")
+        feed(context, proxy, *([b"t", b"%d" % number] for number in range(300)))
+        dealer = context.socket(zmq.DEALER)
+        dealer.connect(proxy.sides["durable"])
+        dealer.send_multipart(raw_subscribe(1))
+        receive_until(dealer, lambda frames: frames[0] == b"MESSAGE", 300)
+        # When a real queue has room again is up to the kernel.
+        monkeypatch.setattr(Router, "send", refuse)
+        is_full.set()
+        for _ in range(2):  # the second one repeats it
+            dealer.send_multipart(raw_subscribe(2))
+        wait_for(lambda: refused.count(b"READY") > 1, "there is no room for the answer")
+        is_full.clear()
         receive_until(dealer, lambda frames: frames[:2] == [b"READY", number(2)])
         again = receive_until(dealer, lambda frames: frames[0] == b"MESSAGE", 300)
         assert [frames[1] for frames in again] == [number(i) for i in range(300)]
