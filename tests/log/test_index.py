@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from zmq_datasource.errors import DataLossError, LogFormatError
 from zmq_datasource.log.index import ChunkIndex
-from zmq_datasource.log.layout import Chunk, chunk_name, parse_chunk_name
+from zmq_datasource.log.layout import Chunk
 from zmq_datasource.log.reader import split_range
 
 
@@ -18,18 +18,6 @@ def index_of(*counts: int, first: int = 0, size: int = 100) -> ChunkIndex:
         chunks.append(Chunk(first, first + count, size, float(first)))
         first += count
     return ChunkIndex(reversed(chunks))
-
-
-def test_a_name_says_the_ids() -> None:
-    assert chunk_name(0, 1000) == "00000000000000000000-00000000000000001000.arrow"
-    assert parse_chunk_name(chunk_name(7, 12)) == (7, 12)
-
-
-@pytest.mark.parametrize(
-    "name", ["x", ".00.arrow", chunk_name(5, 5), chunk_name(5, 4), "." + chunk_name(0, 1)]
-)
-def test_other_files_are_no_chunks(name: str) -> None:
-    assert parse_chunk_name(name) is None
 
 
 def test_ranges_are_half_open() -> None:

@@ -12,26 +12,30 @@ from zmq_datasource.log.layout import (
     parse_partition_name,
 )
 
-ZERO, FIVE, SIX = (f"{number:020d}" for number in (0, 5, 6))
+@pytest.mark.parametrize("first", [0, 5, 10**19])
+def test_a_chunk(first: int) -> None:
+    assert chunk_name(first) == f"{first:020d}.arrow"
+    assert parse_chunk_name(chunk_name(first)) == first
 
 
 @pytest.mark.parametrize(
-    ("name", "ids"),
+    "name",
     [
-        (chunk_name(5, 6), (5, 6)),
-        (f"{FIVE}-{FIVE}.arrow", None),  # of no message
-        (f"{SIX}-{FIVE}.arrow", None),
-        (f"{FIVE}-{SIX}.arrow.tmp", None),
-        (f".{FIVE}-{SIX}.arrow", None),
-        ("5-6.arrow", None),
+        "5.arrow",
+        f"{5:021d}.arrow",
+        f".{5:020d}.arrow",
+        f"{5:020d}.arrow.tmp",
+        f"{5:020d}-{6:020d}.arrow",  # as in format 1
+        f"-{5:019d}.arrow",
+        "x",
     ],
 )
-def test_a_chunk(name: str, ids: tuple[int, int] | None) -> None:
-    assert parse_chunk_name(name) == ids
+def test_what_is_no_chunk(name: str) -> None:
+    assert parse_chunk_name(name) is None
 
 
 def test_an_open_chunk_and_a_partition() -> None:
     assert parse_growing_name(growing_name(5)) == 5
-    assert parse_growing_name(chunk_name(5, 6)) is None
+    assert parse_growing_name(chunk_name(5)) is None
     partitions = {"0": 0, "7": 7, "10": 10, "07": None, "": None, "-1": None, "x": None, "9" * 11: None}
     assert {name: parse_partition_name(name) for name in partitions} == partitions
