@@ -25,11 +25,20 @@ from zmq_datasource.errors import (
     LogFormatError,
     ZmqDataSourceError,
 )
-from zmq_datasource.log.chunk import CHECKSUM, Place, fingerprint, read_chunk, write_batches, write_chunk
+from zmq_datasource.log.chunk import (
+    CHECKSUM,
+    encode_chunk,
+    fingerprint,
+    read_chunk,
+    read_facts,
+    times_of,
+    write_chunk,
+)
+from zmq_datasource.log.facts import ChunkFacts, Incarnations, PastTimes, Times
 from zmq_datasource.log.growing import GrowingChunk
 from zmq_datasource.log.layout import chunk_name
+from zmq_datasource.log.state import read_saved_state
 from zmq_datasource.log.storage import LogStorage
-from zmq_datasource.log.times import TIMES, times_of
 from zmq_datasource.messages.framing import decode_plain
 from zmq_datasource.messages.raw import raw_of
 from zmq_datasource.messages.schemas import FRAMING, LOG_SCHEMA, MESSAGE_SCHEMA
@@ -41,8 +50,22 @@ GOLDEN = DATA / "log-format-2"
 def storage(tmp_path: Path) -> LogStorage:
     made = LogStorage(str(tmp_path / "log"))
     made.open_log()
-    made.lock(0).release()
     return made
+
+
+def partition_of(storage: LogStorage, partition: int) -> LogStorage:
+    made = storage.of(partition)
+    made.open_log()
+    return made
+
+
+def facts(batches: list[pa.RecordBatch], first: int = 0, partition: int = 0, writer: str = "w") -> ChunkFacts:
+    end = first + sum(batch.num_rows for batch in batches)
+    return ChunkFacts(partition, first, end, times_of(batches), PastTimes(), Incarnations(((first, writer),)))
+
+
+def put(storage: LogStorage, batches: list[pa.RecordBatch], first: int = 0, writer: str = "w") -> str:
+    return write_chunk(storage, batches, facts(batches, first, storage.partition, writer), {}).name
 
 
 def write(storage: LogStorage, *sizes: int) -> str:
@@ -51,7 +74,7 @@ def write(storage: LogStorage, *sizes: int) -> str:
         messages = [[b"topic", b"value %d" % i] for i in range(first, first + size)]
         batches.append(decode_plain(raw_of(messages), [(0, size)]))
         first += size
-    return write_chunk(storage, 0, batches, {}, sync=True).name
+    return put(storage, batches)
 
 
 def values(storage: LogStorage, name: str, start: int, end: int) -> list[bytes]:
@@ -73,10 +96,9 @@ def test_a_chunk_is_an_arrow_file_that_others_can_read(storage: LogStorage) -> N
 
 def test_the_documented_lines_add_partition_and_id(storage: LogStorage) -> None:
     _, lines, _ = (REPOSITORY / "docs" / "log-format.md").read_text().split("```", 2)
-    partition = storage.of(2)
-    partition.lock(0).release()
+    partition = partition_of(storage, 2)
     for first in (0, 3):
-        write_chunk(partition, first, [batch_of([b"v"] * 3)], {}, sync=False)
+        put(partition, [batch_of([b"v"] * 3)], first)
     found: dict[str, Any] = {}
     exec(lines.removeprefix("python").replace("/data/wal/weather/0", partition.path_of("")), found)
     messages = found["messages"].select(["partition", "id", "value"])
@@ -86,9 +108,8 @@ def test_the_documented_lines_add_partition_and_id(storage: LogStorage) -> None:
 def test_rows_have_the_ids_that_the_name_says_and_the_framing(storage: LogStorage) -> None:
     batch = decode_plain(raw_of([[b"topic", b"value %d" % i] for i in range(4)]), [(0, 4)])
     framed = batch.replace_schema_metadata({FRAMING: b"sequenced"})
-    partition = storage.of(3)
-    partition.lock(0).release()
-    name = write_chunk(partition, 7, [framed, framed], {b"state": b"x" * 10_000}, sync=False).name
+    partition = partition_of(storage, 3)
+    name = write_chunk(partition, [framed] * 2, facts([framed] * 2, 7, 3), {b"state": b"x" * 10_000}).name
     rows = list(read_chunk(partition, name, 9, 13))
     assert [row.column("id").to_pylist() for row in rows] == [[9, 10], [11, 12]]
     assert all(row.column("partition").to_pylist() == [3, 3] for row in rows)
@@ -122,31 +143,46 @@ def test_a_truncated_chunk_is_named(storage: LogStorage, length: int) -> None:
         values(storage, name, 0, 5)
 
 
-def test_a_chunk_with_fewer_rows_than_its_name_says_is_damaged(storage: LogStorage) -> None:
-    name, rows = chunk_name(0, 9), batch_of([b"v"] * 5)
-    storage.write_chunk(name, lambda file: write_batches(file, Place(0, 0, 9), [rows]), sync=False)
-    with pytest.raises(DamagedChunkError, match="ends at id 5, its name says 9"):
-        values(storage, name, 0, 9)
+def test_a_chunk_with_fewer_rows_than_it_says_is_damaged(storage: LogStorage) -> None:
+    rows = batch_of([b"v"] * 5)
+    storage.put_chunk(0, encode_chunk([rows], facts([rows, rows]).to_metadata()))
+    with pytest.raises(DamagedChunkError, match="ends at id 5, and was written up to id 9"):
+        values(storage, chunk_name(0), 0, 10)
+
+
+def test_a_read_past_the_end_of_a_chunk_says_that_the_next_one_is_missing(storage: LogStorage) -> None:
+    """The names show no hole: each chunk seems to reach to the next one."""
+    name, found = write(storage, 5), []
+    with pytest.raises(DataLossError, match=f"{name}: it holds the ids up to 4, .* from 5 to 9 is missing"):
+        for batch in read_chunk(storage, name, 3, 10):
+            found += batch.column("id").to_pylist()
+    assert found == [3, 4]
+
+
+def test_a_chunk_of_another_writer_is_none_of_the_logs(storage: LogStorage) -> None:
+    name = put(storage, [batch_of([b"v"] * 5)], writer="one")
+    assert [batch.num_rows for batch in read_chunk(storage, name, 0, 5, writer="one")] == [5]
+    with pytest.raises(DataLossError, match=f"{name}: it does not exist"):
+        list(read_chunk(storage, name, 0, 5, writer="another"))
 
 
 @pytest.mark.parametrize("grows", [False, True])
-@pytest.mark.parametrize(("partition", "first", "end"), [(0, 0, 9), (0, 0, 4), (0, 5, 10), (1, 0, 5)])
+@pytest.mark.parametrize(("partition", "first"), [(0, 5), (0, 10**19), (1, 0)])
 def test_a_chunk_that_was_renamed_or_copied_to_another_place_is_named(
-    storage: LogStorage, grows: bool, partition: int, first: int, end: int
+    storage: LogStorage, grows: bool, partition: int, first: int
 ) -> None:
     if grows:
-        growing = GrowingChunk(storage, 0)
-        for size in (2, 3):
-            growing.append([batch_of([b"v"] * size)], {})
-            growing.write(sync=False)
-        name = growing.finish(sync=False).name
+        growing, batches = GrowingChunk(storage, 0), [batch_of([b"v"] * size) for size in (2, 3)]
+        for count in (1, 2):
+            growing.append(batches[count - 1 : count], facts(batches[:count]), {})
+            growing.write()
+        name = growing.finish().name
     else:
         name = write(storage, 5)
-    elsewhere, renamed = storage.of(partition), chunk_name(first, end)
-    elsewhere.lock(0).release()
+    elsewhere, renamed = partition_of(storage, partition), chunk_name(first)
     shutil.move(storage.path_of(name), elsewhere.path_of(renamed))
     with pytest.raises(DamagedChunkError, match="written as the ids 0 to 4 of partition 0") as error:
-        values(elsewhere, renamed, first, end)
+        values(elsewhere, renamed, first, first + 5)
     assert elsewhere.path_of(renamed) in str(error.value)
 
 
@@ -154,21 +190,26 @@ def test_a_batch_in_the_place_of_another_one_is_damage(storage: LogStorage) -> N
     """Batches of one length: a single bit of the footer may have one of them read twice."""
     batches = [batch_of([b"value %d" % i]) for i in range(2)]
     checksums = [{CHECKSUM: fingerprint(batch, before)} for before, batch in enumerate(batches)]
-    metadata = {**Place(0, 0, 2).to_metadata(), TIMES: times_of(batches).to_metadata()}
-
-    def write_swapped(file: pa.NativeFile) -> None:
-        with pa.ipc.new_file(file, MESSAGE_SCHEMA.with_metadata(metadata)) as writer:
-            for batch, checksum in reversed(list(zip(batches, checksums, strict=True))):
-                writer.write_batch(batch, custom_metadata=checksum)
-
-    name = chunk_name(0, 2)
-    storage.write_chunk(name, write_swapped, sync=False)
+    checksums[0] |= facts(batches).to_metadata()
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_file(sink, MESSAGE_SCHEMA) as writer:
+        for batch, checksum in reversed(list(zip(batches, checksums, strict=True))):
+            writer.write_batch(batch, custom_metadata=checksum)
+    storage.put_chunk(0, [sink.getvalue()])
     with pytest.raises(DamagedChunkError, match=r"batch 0 .*its checksum differs"):
-        values(storage, name, 0, 2)
+        values(storage, chunk_name(0), 0, 2)
+
+
+def test_what_a_chunk_says_of_itself_is_checked(storage: LogStorage) -> None:
+    name = put(storage, [batch_of([b"v"])], writer="incarnation")
+    path = Path(storage.path_of(name))
+    path.write_bytes(path.read_bytes().replace(b'"incarnation"', b'"incarnatiom"'))
+    with pytest.raises(DamagedChunkError, match=f"{name}.* what it says of itself .* was changed"):
+        values(storage, name, 0, 1)
 
 
 def test_a_file_of_another_schema_is_damaged(storage: LogStorage) -> None:
-    name = chunk_name(0, 1)
+    name = chunk_name(0)
     other = pa.record_batch({"x": [1]})
     with pa.ipc.new_file(storage.path_of(name), other.schema) as writer:
         writer.write_batch(other)
@@ -178,7 +219,7 @@ def test_a_file_of_another_schema_is_damaged(storage: LogStorage) -> None:
 
 def test_a_missing_chunk_is_data_loss_and_says_where_to_look(storage: LogStorage) -> None:
     with pytest.raises(DataLossError, match="walLocation"):
-        values(storage, chunk_name(0, 5), 0, 5)
+        values(storage, chunk_name(0), 0, 5)
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -189,9 +230,8 @@ def test_a_missing_chunk_is_data_loss_and_says_where_to_look(storage: LogStorage
 )
 def test_a_fingerprint_survives_the_way_through_a_file(messages: list[bytes | list[bytes]]) -> None:
     batch = decode_plain(raw_of(messages), [(7, len(messages))])
-    sink = pa.BufferOutputStream()
-    write_batches(sink, Place(0, 0, len(messages)), [batch])
-    read, _ = pa.ipc.open_file(sink.getvalue()).get_batch_with_custom_metadata(0)
+    content = pa.py_buffer(b"".join(encode_chunk([batch], {})))
+    read, _ = pa.ipc.open_file(content).get_batch_with_custom_metadata(0)
     assert fingerprint(read, 5) == fingerprint(batch, 5) != fingerprint(batch, 6)
     assert read.equals(batch)
 
@@ -209,12 +249,18 @@ def test_the_format_of_a_log_never_changes() -> None:
     assert table.column("topic").to_pylist() == [None, "topic", "", "\ufffd", "a", None]
     assert table.column("value").to_pylist() == [b"one frame", b"value", b"", b"bad topic", b"c", b"\x00\xff"]
     assert table.column("frames").to_pylist()[2:5] == [None, [b"\xff", b"bad topic"], [b"a", b"b", b"c"]]
+    storage, begin = LogStorage(str(GOLDEN)), 1_700_000_000_000_000
+    assert read_saved_state(storage) == b"two"
+    assert read_facts(storage, 4) == ChunkFacts(
+        *(0, 4, 6, Times(begin + 2, begin + 2), PastTimes(1, (begin + 1,))),
+        Incarnations(((0, "1f00ba11"), (4, "2f00ba11"))),
+    )
 
 
 def test_a_log_of_format_1_is_refused_with_what_to_do(tmp_path: Path) -> None:
     location = tmp_path / "log"
     shutil.copytree(DATA / "log-format-1", location)
-    drain = r"log\.json: .* version 1, .* to its end with the release that wrote it; .* new walLocation, .* checkpoint"
+    drain = r"log\.json: .* version 1, .* to its end with the release that wrote it; .* walLocation .* new checkpoint"
     for use in (LogStorage.log_id, LogStorage.open_log):
         with pytest.raises(LogFormatError, match=drain):
             use(LogStorage(str(location)))
@@ -229,6 +275,7 @@ _CUT_WHILE_READ = """
 import os, sys
 from zmq_datasource.errors import LogError
 from zmq_datasource.log.chunk import read_chunk
+from zmq_datasource.log.state import read_saved_state
 from zmq_datasource.log.storage import LogStorage
 
 storage, name = LogStorage(sys.argv[1]), sys.argv[2]
@@ -244,7 +291,7 @@ except LogError as e:
 
 def test_a_chunk_that_is_cut_while_it_is_read_is_an_error_and_no_signal(storage: LogStorage) -> None:
     """An I/O error under a mapped file ends the process by SIGBUS; so does a mapped file that is cut."""
-    name = write_chunk(storage, 0, [batch_of([b"x" * (1 << 20)])] * 3, {}, sync=False).name
+    name = put(storage, [batch_of([b"x" * (1 << 20)])] * 3)
 
     reader = subprocess.run(
         [sys.executable, "-c", _CUT_WHILE_READ, storage.root, name],
@@ -284,7 +331,7 @@ class _FailingDisk(LogStorage):
 
 
 def test_an_io_error_while_rows_are_read_is_waited_out_and_no_damage(storage: LogStorage) -> None:
-    name = write_chunk(storage, 0, [batch_of([b"x"])] * 2, {}, sync=False).name
+    name = put(storage, [batch_of([b"x"])] * 2)
     disk = _FailingDisk(storage.root)
     batches = read_chunk(disk, name, 0, 2)
     next(batches)
@@ -302,7 +349,7 @@ def test_an_io_error_while_rows_are_read_is_waited_out_and_no_damage(storage: Lo
 
 
 def test_of_rows_that_are_skipped_only_the_lengths_are_read(storage: LogStorage) -> None:
-    name = write_chunk(storage, 0, [batch_of([b"x" * (1 << 20)])] * 8, {}, sync=False).name
+    name = put(storage, [batch_of([b"x" * (1 << 20)])] * 8)
     read: list[int] = []
 
     class Counting(io.FileIO):
