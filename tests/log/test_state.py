@@ -18,14 +18,16 @@ from tests.sequences.test_sequences import memory
 from tests.support import batch_of, flips, log_rows, stream_options
 from zmq_datasource.counters import SourceCounters
 from zmq_datasource.errors import DamagedChunkError
-from zmq_datasource.log.chunk import read_metadata, write_chunk
-from zmq_datasource.log.layout import Chunk, chunk_name
+from zmq_datasource.log.chunk import read_metadata, times_of, write_chunk
+from zmq_datasource.log.directory_store import DirectoryStore
+from zmq_datasource.log.facts import ChunkFacts, Incarnations, PastTimes
+from zmq_datasource.log.layout import chunk_name
 from zmq_datasource.log.state import read_saved_state
 from zmq_datasource.log.storage import LogStorage
+from zmq_datasource.log.store import Content
 from zmq_datasource.log.writer import LogWriter
 from zmq_datasource.messages.framing import to_rows
 from zmq_datasource.messages.raw import RawMessage, raw_of
-from zmq_datasource.messages.rows import number_rows
 from zmq_datasource.source.intake import Arrival, Intake
 from zmq_datasource.source.kept import read_gaps
 
@@ -46,6 +48,13 @@ def writer(location: Path, carried: Any, **options: Any) -> LogWriter:
     )
     made.open()
     return made
+
+
+def put(location: Path, first: int, rows: pa.RecordBatch, state: dict[bytes, bytes]) -> None:
+    """A chunk with this entry for the state."""
+    end = first + rows.num_rows
+    facts = ChunkFacts(0, first, end, times_of([rows]), PastTimes(), Incarnations(((first, "w"),)))
+    write_chunk(LogStorage(str(location)), [rows], facts, state)
 
 
 def saved(location: Path) -> bytes:
@@ -117,7 +126,7 @@ def test_a_state_is_text_in_the_file(tmp_path: Path) -> None:
 def test_the_entry_of_a_state_never_changes(tmp_path: Path) -> None:
     log = writer(tmp_path, None)
     entry = {b"state": b"81a7051fd6813cca KLUv/SAFKQAAdGhyZWU="}
-    write_chunk(LogStorage(str(tmp_path)), [number_rows(batch_of([b"v"] * 3), 0, 0)], entry, sync=False)
+    put(tmp_path, 0, batch_of([b"v"] * 3), entry)
     assert saved(tmp_path) == b"three"
     log.close()
 
@@ -127,8 +136,8 @@ def test_an_older_chunk_is_not_taken_for_the_newest(tmp_path: Path) -> None:
     log = writer(tmp_path, Carrying("one"))
     log.append(batch_of([b"v"]))
     log.close()
-    shutil.copy(newest(tmp_path), tmp_path / "0" / chunk_name(1, 2))
-    with pytest.raises(DamagedChunkError, match=chunk_name(1, 2)):
+    shutil.copy(newest(tmp_path), tmp_path / "0" / chunk_name(1))
+    with pytest.raises(DamagedChunkError, match=chunk_name(1)):
         saved(tmp_path)
 
 
@@ -136,8 +145,7 @@ def test_a_chunk_without_the_entry_is_damaged(tmp_path: Path) -> None:
     log = writer(tmp_path, None)
     log.append(batch_of([b"v"]))
     log.close()
-    storage = LogStorage(str(tmp_path))
-    write_chunk(storage, [number_rows(batch_of([b"v"]), 0, 1)], {}, sync=False)
+    put(tmp_path, 1, batch_of([b"v"]), {})
     with pytest.raises(DamagedChunkError, match="there is none"):
         saved(tmp_path)
     with pytest.raises(DamagedChunkError, match="there is none"):
@@ -145,10 +153,12 @@ def test_a_chunk_without_the_entry_is_damaged(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("torn", ["chunk", "state"])
-def test_without_fsync_a_crash_of_the_machine_costs_the_state_and_not_the_log(
-    torn: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+def test_without_fsync_a_newest_chunk_that_a_crash_has_torn_is_refused_with_what_to_do(
+    torn: str, tmp_path: Path
 ) -> None:
-    log = writer(tmp_path, Carrying("one"), sync=False)
+    store = DirectoryStore(tmp_path, sync=False)
+    log = LogWriter(LogStorage(store), chunk_bytes=1 << 20, max_bytes=1 << 30, carried=Carrying("one"))
+    log.open()
     for _ in range(2):
         log.append(batch_of([b"v"]))
         log.cut().result()
@@ -156,23 +166,20 @@ def test_without_fsync_a_crash_of_the_machine_costs_the_state_and_not_the_log(
     content = newest(tmp_path).read_bytes()
     entry = read_metadata(LogStorage(str(tmp_path)), newest(tmp_path).name)[b"state"]
     newest(tmp_path).write_bytes(content[:10] if torn == "chunk" else content.replace(entry, entry[::-1]))
-    log = writer(tmp_path, Carrying("two"), sync=False)
-    assert log.durable_end == (1 if torn == "chunk" else 2)
-    assert log.saved == (b"one" if torn == "chunk" else b"")
-    assert ("begins anew" in caplog.text) == (torn == "state")
-    log.append(batch_of([b"v"]))
-    log.close()
-    assert saved(tmp_path) == b"two"
+    again = LogWriter(LogStorage(store), chunk_bytes=1 << 20, max_bytes=1 << 30)
+    with pytest.raises(DamagedChunkError, match=rf"{chunk_name(1)}.*walSync=false.* set a new walLocation"):
+        again.open()
+    assert newest(tmp_path).name == chunk_name(1)
 
 
 # A crash between any two durable steps.
 
 
-class Photographed(LogStorage):
-    """Copies the log after each step that touches the disk, as a crash would leave it."""
+class Photographed(DirectoryStore):
+    """Copies the log after each new object, as a crash would leave it."""
 
-    def __init__(self, location: str, album: Path) -> None:
-        super().__init__(location)
+    def __init__(self, location: Path, album: Path) -> None:
+        super().__init__(location, sync=False)
         self._album = album
         self.photos: list[Path] = []
 
@@ -181,10 +188,9 @@ class Photographed(LogStorage):
         shutil.copytree(self.root, photo)
         self.photos.append(photo)
 
-    def write_chunk(self, *args: Any) -> Chunk:
-        chunk = super().write_chunk(*args)
+    def put_new(self, key: str, content: Content) -> None:
+        super().put_new(key, content)
         self._photograph()
-        return chunk
 
 
 class Recording(Intake):
@@ -222,8 +228,8 @@ def test_whenever_it_dies_state_and_rows_belong_together(
     tmp_path = tmp_path_factory.mktemp("crash")
     options = {"framing": "sequenced", "deduplicate": "true", "maxGaps": 4}
     feed = Recording(**options)
-    storage = Photographed(str(tmp_path / "log"), tmp_path / "album")
-    log = LogWriter(storage, chunk_bytes=1 << 20, max_bytes=1 << 30, sync=False, carried=feed)
+    store = Photographed(tmp_path / "log", tmp_path / "album")
+    log = LogWriter(LogStorage(store), chunk_bytes=1 << 20, max_bytes=1 << 30, carried=feed)
     log.open()
     for numbers, then in taken:
         messages: list[RawMessage] = [
@@ -238,7 +244,7 @@ def test_whenever_it_dies_state_and_rows_belong_together(
         if then == "commit":
             log.commit(feed.rows)
     log.close()
-    for photo in [*storage.photos, tmp_path / "log"]:
+    for photo in [*store.photos, tmp_path / "log"]:
         again = Recording(**options)
         log = LogWriter(LogStorage(str(photo)), chunk_bytes=1 << 20, max_bytes=1 << 30, carried=again)
         log.open()
@@ -293,8 +299,7 @@ def test_no_flipped_bit_gives_wrong_frames_or_a_wrong_state(framing: str, tmp_pa
     sent: list[RawMessage] = [[b"t", n, b"v"] if framing == "vllm" else [b"t", b"v", n] for n in sequence]
     log.append(feed.read(raw_of(sent), [Arrival(0, 2, "tcp://feed:1")])[0])
     log.close()
-    (chunk,) = LogStorage(str(tmp_path)).chunks()
-    path = tmp_path / "0" / chunk.name
+    path = newest(tmp_path)
     whole, right = path.read_bytes(), saved(tmp_path)
     at_metadata = [at for name in (b"framing", b"state") for at in _places(whole, name)]
     for position in flips(path, sorted({p for at in at_metadata for p in range(at - 8, at + 40)}), 0x01):
@@ -359,8 +364,8 @@ def small_chunk(location: Path, grows: bool) -> Path:
         if grows:
             log.flush().result()
     log.close()
-    (chunk,) = LogStorage(str(location)).chunks()
-    return location / "0" / chunk.name
+    assert len(LogStorage(str(location)).chunks()) == 1
+    return newest(location)
 
 
 @pytest.mark.parametrize("grows", [False, True])

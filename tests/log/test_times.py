@@ -13,11 +13,12 @@ from hypothesis import strategies as st
 
 from tests.support import batch_of
 from zmq_datasource.errors import DamagedChunkError, DataLossError
-from zmq_datasource.log.chunk import Place, write_batches, write_chunk
+from zmq_datasource.log.chunk import encode_chunk, read_facts, times_of, write_chunk
+from zmq_datasource.log.facts import ChunkFacts, Incarnations, PastTimes
 from zmq_datasource.log.layout import Chunk, chunk_name
 from zmq_datasource.log.reader import first_since, read_index
 from zmq_datasource.log.storage import LogStorage
-from zmq_datasource.log.times import TIMES, PastTimes, first_chunk_since, read_times
+from zmq_datasource.log.times import first_chunk_since
 from zmq_datasource.log.writer import LogWriter
 
 
@@ -36,6 +37,11 @@ def written(location: Path, *chunks: list[int], grow: bool = False) -> LogStorag
     return storage
 
 
+def facts(first: int, times: list[int], past: PastTimes) -> ChunkFacts:
+    rows = [batch_of([b"v"], at) for at in times]
+    return ChunkFacts(0, first, first + len(times), times_of(rows), past, Incarnations(((0, "w"),)))
+
+
 def since(storage: LogStorage, time: int) -> int | None:
     index = read_index(storage)
     return first_since(storage, index.covering(index.earliest, index.end), time)
@@ -45,23 +51,24 @@ def since(storage: LogStorage, time: int) -> int | None:
 def test_a_chunk_knows_its_times(tmp_path: Path, grow: bool) -> None:
     """Also one that grows group by group, as a proxy's; the clock may be set back within it."""
     storage = written(tmp_path, [5, 9, 3], [4], grow=grow)
-    assert [tuple(read_times(storage, chunk.name)) for chunk in sorted(storage.chunks())] == [(3, 9), (4, 4)]
+    assert [tuple(read_facts(storage, chunk.first).times) for chunk in storage.chunks()] == [(3, 9), (4, 4)]
 
 
 def test_times_that_were_changed_hide_nothing(tmp_path: Path) -> None:
-    storage = written(tmp_path, [1_000_005])
-    path = Path(storage.path_of(chunk_name(0, 1)))
+    storage = written(tmp_path, [1_000_005], [1_000_006])
+    chunks = read_index(storage).covering(0, 2)
+    path = Path(storage.path_of(chunk_name(0)))
     content = path.read_bytes()
-    assert content.count(b"1000005,1000005") >= 1
-    path.write_bytes(content.replace(b"1000005,1000005", b"1000005,1000001"))
-    with pytest.raises(DamagedChunkError, match="checksum differs"):
-        read_times(storage, chunk_name(0, 1))
+    assert content.count(b"[1000005,1000005]") >= 1
+    path.write_bytes(content.replace(b"[1000005,1000005]", b"[1000005,1000001]"))
+    with pytest.raises(DamagedChunkError, match="was changed after it was written"):
+        first_chunk_since(storage, chunks, 1_000_005)
     path.write_bytes(b"no chunk")
     with pytest.raises(DamagedChunkError):
-        read_times(storage, chunk_name(0, 1))
+        first_chunk_since(storage, chunks, 1_000_005)
     path.unlink()
     with pytest.raises(DataLossError, match="removed"):
-        read_times(storage, chunk_name(0, 1))
+        first_chunk_since(storage, chunks, 1_000_005)
 
 
 @settings(max_examples=100, deadline=None)
@@ -74,18 +81,13 @@ def test_the_first_message_since_a_time_is_found_whatever_the_clock_did(
 ) -> None:
     storage = LogStorage(str(tmp_path_factory.mktemp("log")))
     storage.open_log()
-    storage.lock(0).release()
-    first = 0
+    first, past = 0, PastTimes()
     for times in chunks:
-        first = write_chunk(storage, first, [batch_of([b"v"], at) for at in times], {}, sync=False).end
+        about = facts(first, times, past)
+        first = write_chunk(storage, [batch_of([b"v"], at) for at in times], about, {}).end
+        past = past.and_then(about.times.latest)
     every = [at for times in chunks for at in times]
     assert since(storage, time) == next((n for n, at in enumerate(every) if at >= time), None)
-
-
-def test_metadata_of_times_is_where_others_find_it(tmp_path: Path) -> None:
-    storage = written(tmp_path, [7])
-    with pa.ipc.open_file(storage.path_of(chunk_name(0, 1))) as reader:
-        assert reader.schema.metadata[TIMES].startswith(b"7,7,")
 
 
 class CountingOpens(LogStorage):
@@ -102,23 +104,18 @@ class ChunksInMemory(CountingOpens):
     """Chunks with one message each.
 
     Args:
-        times: Of each chunk: when its message was received, and how its writer counted the chunks before it: from the
-            chunk before, not at all, or from zero.
+        times: Of each chunk: when its message was received, and whether its writer counted on from the chunk before.
     """
 
-    def __init__(self, times: list[tuple[int, str]]) -> None:
+    def __init__(self, times: list[tuple[int, bool]]) -> None:
         super().__init__("/memory")
         self.content: dict[str, pa.Buffer] = {}
         past = PastTimes()
-        for first, (time, counted) in enumerate(times):
-            if counted != "on":
-                past = PastTimes()
-            out = pa.BufferOutputStream()
-            metadata = {} if counted == "not" else past.to_metadata()
-            write_batches(out, Place(0, first, first + 1), [batch_of([b"v"], time)], metadata)
-            self.content[chunk_name(first, first + 1)] = out.getvalue()
-            if counted != "not":
-                past = past.and_then(time)
+        for first, (time, counts_on) in enumerate(times):
+            past = past if counts_on else PastTimes()
+            content = encode_chunk([batch_of([b"v"], time)], facts(first, [time], past).to_metadata())
+            self.content[chunk_name(first)] = pa.py_buffer(b"".join(content))
+            past = past.and_then(time)
 
     def open_chunk(self, name: str, whole: bool = True) -> pa.NativeFile:
         self.opens += 1
@@ -132,21 +129,19 @@ def most_opens(chunks: int) -> int:
 
 @settings(max_examples=150, deadline=None)
 @given(
-    st.lists(
-        st.tuples(st.integers(0, 20), st.sampled_from(["on"] * 8 + ["not", "zero"])), min_size=1, max_size=40
-    ),
+    st.lists(st.tuples(st.integers(0, 20), st.sampled_from([True] * 8 + [False])), min_size=1, max_size=40),
     st.integers(0, 39),
     st.integers(-1, 22),
 )
 def test_the_chunk_of_a_time_is_found_whatever_was_deleted_and_wherever_the_count_began_again(
-    times: list[tuple[int, str]], deleted: int, time: int
+    times: list[tuple[int, bool]], deleted: int, time: int
 ) -> None:
     storage = ChunksInMemory(times)
     kept = [at for at, _ in times][deleted:]
     chunks = [Chunk(first, first + 1, 1, 0.0) for first in range(deleted, len(times))]
     found = first_chunk_since(storage, chunks, time)
     assert found == next((n for n, at in enumerate(kept) if at >= time), len(kept))
-    if all(counted == "on" for _, counted in times):
+    if all(counts_on for _, counts_on in times):
         assert storage.opens <= most_opens(len(kept))
 
 
@@ -159,7 +154,7 @@ def test_a_time_is_found_in_a_long_log_by_opening_few_chunks(grow: bool, tmp_pat
     written(tmp_path, *([time] for time in late), grow=grow)
     storage = CountingOpens(str(tmp_path))
     for first in range(12):
-        Path(storage.path_of(chunk_name(first, first + 1))).unlink()
+        Path(storage.path_of(chunk_name(first))).unlink()
     kept = [*early, *late][12:]
     for time in range(0, 1500, 37):
         storage.opens = 0
