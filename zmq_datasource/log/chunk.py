@@ -28,6 +28,7 @@ from zmq_datasource.messages.schemas import FRAMING, MESSAGE_SCHEMA
 
 __all__ = [
     "CHECKSUM",
+    "NO_ROWS",
     "Memory",
     "OpensChunks",
     "damage_of",
@@ -43,6 +44,7 @@ __all__ = [
 ]
 
 CHECKSUM = b"xxh3"
+NO_ROWS = pa.RecordBatch.from_pylist([], MESSAGE_SCHEMA)
 
 
 class OpensChunks(Protocol):
@@ -165,7 +167,7 @@ def facts_of(storage: OpensChunks, first: int, metadata: Mapping[bytes, bytes]) 
         DamagedChunkError: It is not what was written, or was written for another place.
     """
     try:
-        facts = ChunkFacts.from_metadata(metadata)
+        facts = ChunkFacts.of_whole(metadata)
         facts.check_place(storage.partition, first)
     except ValueError as e:
         raise DamagedChunkError.of(f"opening chunk {storage.path_of(chunk_name(first))}: {e}") from e
@@ -200,7 +202,7 @@ def read_chunk(
                     f"opening chunk {path}: its schema is not that of a chunk: {schema}"
                 )
             lengths = pa.ipc.open_file(file, options=LENGTHS_ONLY)
-            facts = ChunkFacts.from_metadata(patiently(partial(_metadata_of, lengths), storage.patience))
+            facts = ChunkFacts.of_whole(patiently(partial(_metadata_of, lengths), storage.patience))
             facts.check_place(storage.partition, chunk_first)
         except FileNotFoundError as e:
             raise _gone(path, start, end) from e
@@ -232,6 +234,8 @@ def read_chunk(
                     f"reading batch {position} of chunk {path} (ids {first} to {next_id - 1}): its checksum differs; "
                     "the file was changed after it was written"
                 )
+            if not batch.num_rows:  # the end of a chunk that has grown
+                continue
             low, high = max(start - first, 0), min(end - first, batch.num_rows)
             rows = batch.replace_schema_metadata(kept).slice(low, high - low)
             yield number_rows(rows, storage.partition, first + low)

@@ -10,7 +10,8 @@ import pyarrow as pa
 import pyarrow.ipc
 
 from zmq_datasource.errors import LogError, LogLockedError, LogWriteError
-from zmq_datasource.log.chunk import CHECKSUM, Memory, fingerprint
+from zmq_datasource.log.chunk import CHECKSUM, NO_ROWS, Memory, fingerprint
+from zmq_datasource.log.facts import ChunkFacts
 from zmq_datasource.log.layout import Chunk, compact_name
 from zmq_datasource.log.storage import LogStorage
 from zmq_datasource.log.store import Part
@@ -67,19 +68,25 @@ class ChunkFile:
             self.size = self._files.write(self._name, self.size, self._unwritten)
         self._unwritten = []
 
-    def finish(self, first: int, end: int) -> Chunk:
-        """Add the footer, and make the file the chunk of these ids.
+    def finish(self, facts: ChunkFacts, state: Mapping[bytes, bytes]) -> Chunk:
+        """Add the end and the footer, and make the file a chunk.
+
+        Args:
+            facts: What the chunk says of itself. A batch of no rows has it, so that no batch before passes for the
+                last one.
+            state: Its writer's (``log.state``), in the same place.
 
         Raises:
             LogLockedError: Another writer has given out its ids.
             LogWriteError: The file system refused.
         """
         if not self._closed:
+            self.append(NO_ROWS, {**facts.to_metadata(), **state})
             self._writer.close()
             self._closed = True
         self.write()
-        self._storage.put_chunk(first, self._files.path_of(self._name))
-        return Chunk(first, end, self.size, time.time())
+        self._storage.put_chunk(facts.first, self._files.path_of(self._name))
+        return Chunk(facts.first, facts.end, self.size, time.time(), facts.incarnation)
 
     def remove(self) -> None:
         """Delete the file, if there is one."""
@@ -102,13 +109,11 @@ class CompactFile:
         self._storage = storage
         self._pending: list[pa.RecordBatch] = []
         self._pending_bytes = 0
-        self._metadata: Mapping[bytes, bytes] = {}
 
-    def append(self, batches: Sequence[pa.RecordBatch], metadata: Mapping[bytes, bytes]) -> None:
+    def append(self, batches: Sequence[pa.RecordBatch]) -> None:
         """Add a group, for ``write``."""
         self._pending += batches
         self._pending_bytes += sum(batch.get_total_buffer_size() for batch in batches)
-        self._metadata = metadata
 
     def write(self) -> bool:
         """Write what has gathered, if it is enough; False if the disk has refused it."""
@@ -124,19 +129,19 @@ class CompactFile:
     def _write(self) -> None:
         if self._pending:
             batch = pa.concat_batches(self._pending)
-            self._file.append(batch, self._metadata)
+            self._file.append(batch, {})
             self._pending, self._pending_bytes = [], 0
         self._file.write()
 
-    def finish(self, end: int) -> Chunk | None:
-        """Make it the chunk; None if the disk has refused.
+    def finish(self, facts: ChunkFacts, state: Mapping[bytes, bytes]) -> Chunk | None:
+        """Make it the chunk, as ``ChunkFile.finish``; None if the disk has refused.
 
         Raises:
             LogLockedError: Another writer has given out its ids.
         """
         try:
             self._write()
-            return self._file.finish(self._first, end)
+            return self._file.finish(facts, state)
         except LogLockedError:
             raise
         except (LogError, pa.ArrowException) as e:

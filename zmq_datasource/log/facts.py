@@ -8,9 +8,11 @@ from typing import NamedTuple, Self
 import msgspec
 import xxhash
 
-__all__ = ["NO_INCARNATIONS", "ChunkFacts", "Incarnations", "PastTimes", "Times"]
+__all__ = ["GROUP_FIRST", "NO_INCARNATIONS", "ChunkFacts", "Incarnations", "PastTimes", "Times"]
 
 _FACTS = b"chunk"
+# With the last batch of a group of an open chunk: the first id of the group.
+GROUP_FIRST = b"group.first"
 
 
 class Times(NamedTuple):
@@ -116,7 +118,7 @@ class ChunkFacts(msgspec.Struct, frozen=True):
 
     @classmethod
     def from_metadata(cls, metadata: Mapping[bytes, bytes]) -> Self:
-        """Read what ``to_metadata`` wrote.
+        """Read what ``to_metadata`` wrote, with a group or at the end of a chunk.
 
         Raises:
             ValueError: It is something else.
@@ -125,6 +127,17 @@ class ChunkFacts(msgspec.Struct, frozen=True):
         if checksum != xxhash.xxh3_64_hexdigest(text).encode():
             raise ValueError("what it says of itself is missing or was changed after it was written")
         return msgspec.json.decode(text, type=cls)  # its error is a ValueError
+
+    @classmethod
+    def of_whole(cls, metadata: Mapping[bytes, bytes]) -> Self:
+        """Read it at the end of a chunk.
+
+        Raises:
+            ValueError: It is something else, or of a group, so that the end of the chunk is not there.
+        """
+        if GROUP_FIRST in metadata:
+            raise ValueError("its end is missing; the file was changed after it was written")
+        return cls.from_metadata(metadata)
 
     def check_place(self, partition: int, first: int) -> None:
         """Refuse a chunk that has another place than the one it was written for.

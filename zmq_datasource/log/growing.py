@@ -7,6 +7,8 @@ is the footer and its name. The rules:
 * A *group* is what was appended at once. Its last batch is marked with the group's first id, and carries what a chunk
   does: what the chunk says of itself (``log.facts``), as far as it has come, and the writer's whole state
   (``log.state``), which is about the rows up to there.
+* A chunk that has grown ends with a batch of no rows, which carries the same without that mark. So a damaged footer
+  cannot leave groups out unnoticed.
 * After a crash whole groups count, and what follows the last one does not: nobody knows of it. But a
   whole group after one that is not shows that the file was damaged: somebody may know of those ids.
 * What the disk refuses is written again from memory, at the same place: after a failed fsync nobody knows what
@@ -27,9 +29,9 @@ import pyarrow as pa
 import pyarrow.ipc
 
 from zmq_datasource.errors import DamagedChunkError, DiskFaultError, LogFormatError
-from zmq_datasource.log.chunk import Memory, is_intact, write_chunk
+from zmq_datasource.log.chunk import CHECKSUM, NO_ROWS, Memory, fingerprint, is_intact, write_chunk
 from zmq_datasource.log.chunk_file import ChunkFile, CompactFile, is_small
-from zmq_datasource.log.facts import ChunkFacts
+from zmq_datasource.log.facts import GROUP_FIRST, ChunkFacts
 from zmq_datasource.log.files import reading
 from zmq_datasource.log.layout import Chunk, growing_name
 from zmq_datasource.log.state import state_of
@@ -39,7 +41,6 @@ from zmq_datasource.messages.schemas import MESSAGE_SCHEMA
 
 __all__ = ["Groups", "GrowingChunk", "GrowingTail", "Grown", "read_groups", "seal_groups"]
 
-_GROUP_FIRST = b"group.first"
 # A chunk of so many batches, if they are small, is written once more in larger ones.
 _MANY_BATCHES = 8
 _MOST_COMPACT_BYTES = 256 << 20
@@ -75,6 +76,9 @@ class GrowingChunk:
         self._batches = 0
         self._next_check = 0.0
         self._file = ChunkFile(storage, growing_name(first))
+        # As of the last group.
+        self._facts: ChunkFacts | None = None
+        self._state: Mapping[bytes, bytes] = {}
         # While groups are small.
         self._compact: CompactFile | None = CompactFile(storage, first)
 
@@ -92,14 +96,14 @@ class GrowingChunk:
             facts: What the chunk says of itself, with this group.
         """
         begin, self._end = self._end, facts.end
-        metadata = {**facts.to_metadata(), **state}
+        self._facts, self._state = facts, state
         for batch in batches[:-1]:
             self._file.append(batch, {})
-        self._file.append(batches[-1], {**metadata, _GROUP_FIRST: b"%d" % begin})
+        self._file.append(batches[-1], {**facts.to_metadata(), **state, GROUP_FIRST: b"%d" % begin})
         self._batches += len(batches)
         if self._compact is not None:
             if is_small(batches):
-                self._compact.append(batches, metadata)
+                self._compact.append(batches)
             else:
                 self._compact.remove()
                 self._compact = None
@@ -129,13 +133,14 @@ class GrowingChunk:
             LogLockedError: Another writer has given out its ids.
             LogWriteError: The file system refused.
         """
+        assert self._facts is not None, "there is no group"
         if self._compact is not None and self._batches >= _MANY_BATCHES:
-            chunk = self._compact.finish(self._end)
+            chunk = self._compact.finish(self._facts, self._state)
             self._compact = None
             if chunk is not None:
                 self._file.remove()
                 return chunk
-        return self._file.finish(self._first, self._end)
+        return self._file.finish(self._facts, self._state)
 
 
 def _write_compact(
@@ -192,7 +197,7 @@ def read_groups(content: pa.Buffer, partition: int, first: int) -> Groups:
             next_id += batch.num_rows
             pending.append(batch)
             written.append(custom)
-            if _GROUP_FIRST in custom:
+            if GROUP_FIRST in custom:
                 found = ChunkFacts.from_metadata(custom)
                 try:
                     found.check_place(partition, first)
@@ -234,13 +239,15 @@ def seal_groups(storage: LogStorage, first: int, content: pa.Buffer, groups: Gro
         for batch, written in zip(groups.batches, groups.written, strict=True):
             writer.write_batch(batch, custom_metadata=written)
         held = b"".join(memory.take())
+        end = {CHECKSUM: fingerprint(NO_ROWS, facts.end - first), **facts.to_metadata(), **state}
+        writer.write_batch(NO_ROWS, custom_metadata=end)
     if content.slice(0, len(held)).to_pybytes() != held:  # another release of Arrow has written it
         return _write_compact(storage, groups.batches, facts, state)
     files = storage.open_chunk_files()
     files.cut(first, len(held))
     size = files.write(growing_name(first), len(held), memory.take())
     storage.put_chunk(first, files.path_of(growing_name(first)))
-    return Chunk(first, facts.end, size, time.time())
+    return Chunk(first, facts.end, size, time.time(), facts.incarnation)
 
 
 def _ends_of_later_groups(content: pa.Buffer, read_to: int, end: int) -> Iterator[int]:
@@ -266,9 +273,9 @@ def _group_at(content: pa.Buffer, at: int) -> tuple[int, int] | None:
             pa.py_buffer(MESSAGE_SCHEMA.serialize().to_pybytes() + message.serialize().to_pybytes())
         )
         batch, custom = reader.read_next_batch_with_custom_metadata()
-        if custom is None or _GROUP_FIRST not in custom:
+        if custom is None or GROUP_FIRST not in custom:
             return None
-        begin, facts = int(custom[_GROUP_FIRST]), ChunkFacts.from_metadata(custom)
+        begin, facts = int(custom[GROUP_FIRST]), ChunkFacts.from_metadata(custom)
         if not is_intact(batch, custom, facts.end - batch.num_rows - facts.first):
             return None
     except Exception:  # no message begins here, or it is damaged too
