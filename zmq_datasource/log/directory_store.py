@@ -164,9 +164,9 @@ class DirectoryStore:
             if not _linked(file, path) and not _is_same(file, path):
                 raise KeyTakenError(f"writing {path}: there is such a file with other content")
             failpoints.reach("log.store.after_link")
-            file.unlink(missing_ok=True)
-            if self.sync:
+            if self.sync:  # first, so that a call which is repeated finds the file under either name
                 sync_directory(path.parent)
+            file.unlink(missing_ok=True)
 
     def put(self, key: str, content: bytes) -> None:
         path = self.root / key

@@ -244,10 +244,12 @@ def seal_groups(storage: LogStorage, first: int, content: pa.Buffer, groups: Gro
     if content.slice(0, len(held)).to_pybytes() != held:  # another release of Arrow has written it
         return _write_compact(storage, groups.batches, facts, state)
     files = storage.open_chunk_files()
-    files.cut(first, len(held))
-    size = files.write(growing_name(first), len(held), memory.take())
+    rest = memory.take()
+    if storage.find_chunk(first) is None:  # an earlier call may have come that far
+        files.cut(first, len(held))
+        files.write(growing_name(first), len(held), rest)
     storage.put_chunk(first, files.path_of(growing_name(first)))
-    return Chunk(first, facts.end, size, time.time(), facts.incarnation)
+    return Chunk(first, facts.end, len(held) + sum(map(len, rest)), time.time(), facts.incarnation)
 
 
 def _ends_of_later_groups(content: pa.Buffer, read_to: int, end: int) -> Iterator[int]:

@@ -80,8 +80,10 @@ def _index_of(storage: LogStorage, entries: list[ChunkEntry]) -> ChunkIndex:
 def _is_stray(storage: LogStorage, first: int, incarnations: Incarnations) -> bool:
     """Whether a chunk is of another writer than the one that has given out its ids."""
     writer = incarnations.of(first)
+    if writer is None:  # of one that is forgotten, because all of its chunks were deleted
+        return bool(incarnations.writers)
     try:
-        return writer is not None and read_facts(storage, first).incarnation != writer
+        return read_facts(storage, first).incarnation != writer
     except DamagedChunkError:  # its reader hears of it
         return False
 

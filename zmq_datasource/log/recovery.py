@@ -154,8 +154,9 @@ def _recover_open_chunk(storage: LogStorage, first: int, index: ChunkIndex, pers
             f"file: then the ids from {index.end} on are lost and given to other messages, so that each reader of the "
             "log must begin again"
         )
-    if rows:
+    if groups.facts is not None:
         _log.info("%s: recovered the ids %d to %d", storage, first, first + rows - 1)
         failpoints.reach("log.recovery.before_seal")
         index.append(persistence.insist(partial(seal_groups, storage, first, content, groups)))
+        index.incarnations = groups.facts.incarnations
         failpoints.reach("log.recovery.after_seal")
