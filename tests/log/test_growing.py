@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import errno
 import os
-import re
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +14,14 @@ import pytest
 
 from tests.support import batch_of, log_rows
 from zmq_datasource.errors import DamagedChunkError, DiskFaultError, LogFormatError
-from zmq_datasource.log import chunk_file, files
-from zmq_datasource.log import storage as storage_module
+from zmq_datasource.log import directory_store, open_chunk_files
 from zmq_datasource.log.growing import GrowingTail, read_groups
-from zmq_datasource.log.layout import Chunk, growing_name
+from zmq_datasource.log.layout import chunk_name, compact_name, growing_name
+from zmq_datasource.log.open_chunk_files import OpenChunkFiles
+from zmq_datasource.log.reader import read_index
 from zmq_datasource.log.state import read_saved_state
 from zmq_datasource.log.storage import LogStorage
+from zmq_datasource.log.store import Content, Part
 from zmq_datasource.log.writer import LogWriter
 
 
@@ -67,6 +69,27 @@ def test_what_was_flushed_survives_a_kill_and_is_sealed_by_the_next_writer(tmp_p
     assert not list(left.glob("0/.open*"))
 
 
+def test_what_was_recovered_is_its_own_writers_and_stays_when_what_was_before_it_is_deleted(
+    tmp_path: Path,
+) -> None:
+    log = writer(tmp_path / "log")
+    log.append(batch_of([b"a"]))
+    log.close()
+    log = writer(tmp_path / "log")
+    append(log, b"b")
+    left = crash(tmp_path / "log", tmp_path / "left")
+    log.close()
+    again = writer(left)
+    append(again, b"c")
+    again.cut().result()
+    names = [chunk.writer for chunk in read_index(LogStorage(str(left))).covering(0, 3)]
+    assert len(set(names)) == 3
+    assert log_rows(left).column("value").to_pylist() == [b"a", b"b", b"c"]
+    again.commit(1)
+    again.close()
+    assert log_rows(left).column("value").to_pylist() == [b"b", b"c"]
+
+
 def test_the_rest_of_an_open_chunk_is_sealed_with_it(tmp_path: Path) -> None:
     log = writer(tmp_path)
     append(log, b"a")
@@ -86,7 +109,7 @@ def test_of_a_torn_file_the_whole_groups_count(tmp_path: Path) -> None:
         append(log, value)
         assert log.grown is not None
         sizes.append(log.grown.bytes)
-    content = LogStorage(str(tmp_path / "log")).read_growing(0).to_pybytes()
+    content = LogStorage(str(tmp_path / "log")).open_chunk_files().read(0).to_pybytes()
     log.close()
     for size in range(len(content)):
         batches, *_, changed = read_groups(pa.py_buffer(content[:size]), 0, 0)
@@ -99,7 +122,7 @@ def test_a_changed_byte_ends_what_counts(tmp_path: Path) -> None:
     log = writer(tmp_path / "log")
     for value in (b"first-value", b"second-value", b"third-value"):
         append(log, value)
-    content = bytearray(LogStorage(str(tmp_path / "log")).read_growing(0).to_pybytes())
+    content = bytearray(LogStorage(str(tmp_path / "log")).open_chunk_files().read(0).to_pybytes())
     log.close()
     content[content.index(b"second-value")] ^= 1
     batches, *_, changed = read_groups(pa.py_buffer(bytes(content)), 0, 0)
@@ -107,11 +130,8 @@ def test_a_changed_byte_ends_what_counts(tmp_path: Path) -> None:
     assert [v for b in batches for v in b.column("value").to_pylist()] == [b"first-value"]
 
 
-@pytest.mark.parametrize("sync", [False, True])
 @pytest.mark.parametrize("values", [[b"a"], [b"a", b"b"]])
-def test_an_open_chunk_that_was_copied_to_another_place_is_named(
-    tmp_path: Path, values: list[bytes], sync: bool
-) -> None:
+def test_an_open_chunk_that_was_copied_to_another_place_is_named(tmp_path: Path, values: list[bytes]) -> None:
     log = writer(tmp_path / "log")
     for value in values:
         append(log, value)
@@ -121,7 +141,7 @@ def test_an_open_chunk_that_was_copied_to_another_place_is_named(
     shutil.move(left / "0" / growing_name(0), left / "1" / growing_name(0))
     elsewhere = LogStorage(str(left), 1)
     with pytest.raises(DamagedChunkError, match=r"/1/\.open.* was written as the ids 0 to 0 of partition 0"):
-        LogWriter(elsewhere, chunk_bytes=1 << 30, max_bytes=1 << 30, sync=sync).open()
+        LogWriter(elsewhere, chunk_bytes=1 << 30, max_bytes=1 << 30).open()
 
 
 def damaged(path: Path) -> Path:
@@ -142,13 +162,13 @@ def test_a_log_is_opened_though_the_disk_refuses_halfway(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A file has its new name already when its directory cannot be forced to the disk; so it is tried again."""
-    sync = storage_module.sync_directory
+    sync = directory_store.sync_directory
     refused: list[list[Path]] = []
 
     def refuse_once(path: Path) -> None:
-        renamed = [*path.glob("0*.arrow"), *path.glob("*.damaged")]
-        if renamed and renamed not in refused:
-            refused.append(renamed)
+        linked = [*path.glob("0*.arrow")]
+        if linked and not refused:
+            refused.append(linked)
             raise OSError(errno.EIO, "Input/output error")
         sync(path)
 
@@ -157,17 +177,11 @@ def test_a_log_is_opened_though_the_disk_refuses_halfway(
         append(log, value)
     whole = crash(tmp_path / "log", tmp_path / "left")
     log.close()
-    (tmp_path / "other").mkdir()
-    changed = damaged(tmp_path / "other")
-    monkeypatch.setattr(storage_module, "sync_directory", refuse_once)
+    monkeypatch.setattr(directory_store, "sync_directory", refuse_once)
     writer(whole, retry_timeout=10.0).close()
     assert len(refused) == 1
     assert log_rows(whole).column("value").to_pylist() == [b"first", b"second"]
-    log = writer(changed, sync=False, retry_timeout=10.0)  # refused where the rest is renamed
-    assert len(refused) == 2
-    assert log.durable_end == 1
-    log.close()
-    assert len(list(changed.glob("0/*.damaged"))) == 1
+    assert not list(whole.glob("0/.open*"))
 
 
 def test_a_changed_byte_before_what_was_published_is_no_torn_end(tmp_path: Path) -> None:
@@ -176,20 +190,6 @@ def test_a_changed_byte_before_what_was_published_is_no_torn_end(tmp_path: Path)
         with pytest.raises(DamagedChunkError, match=r"ids from 1 on are not .* up to 2, are: .* rename it"):
             writer(left)
     assert len(list(left.glob("0/.open*"))) == 1
-
-
-def test_without_fsync_groups_that_a_crash_has_lost_are_set_aside(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    left = damaged(tmp_path)
-    log = writer(left, sync=False)
-    assert log.durable_end == 1
-    assert re.search(
-        r"of the ids up to 2 some from 1 on are missing\. With walSync=false .* they are lost", caplog.text
-    )
-    log.close()
-    assert len(list(left.glob("0/*.damaged"))) == 1
-    assert log_rows(left).column("value").to_pylist() == [b"first-value"]
 
 
 def after_a_hole(path: Path) -> Path:
@@ -201,7 +201,7 @@ def after_a_hole(path: Path) -> Path:
     append(log, b"3", b"4")
     left = crash(path / "log", path / "left")
     log.close()
-    next(left.glob("0/*1-*3.arrow")).unlink()
+    (left / "0" / chunk_name(1)).unlink()
     return left
 
 
@@ -222,17 +222,6 @@ def test_an_open_chunk_after_a_hole_is_refused(tmp_path: Path) -> None:
     log = writer(left)
     assert log.durable_end == 1
     log.close()
-
-
-def test_without_fsync_an_open_chunk_after_a_hole_is_set_aside(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    left = after_a_hole(tmp_path)
-    log = writer(left, sync=False)
-    assert log.durable_end == 1
-    assert "of the ids up to 4 some from 1 on are missing" in caplog.text
-    log.close()
-    assert len(list(left.glob("0/*.damaged"))) == 1
 
 
 def test_the_last_group_may_be_torn_in_its_middle(tmp_path: Path) -> None:
@@ -257,7 +246,7 @@ def test_a_group_that_the_disk_refused_is_written_again_at_its_place(
     forgets: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """After a failed fsync the system may have thrown away what it was to write."""
-    sync = storage_module.sync_file
+    sync = open_chunk_files.sync_file
     refusals = iter([errno.ENOSPC, errno.EIO, errno.EIO, None, errno.EMFILE])
 
     def refuse(path: Path) -> None:
@@ -269,7 +258,7 @@ def test_a_group_that_the_disk_refused_is_written_again_at_its_place(
 
     log = writer(tmp_path / "log", retry_timeout=30.0)
     append(log, b"a")
-    monkeypatch.setattr(storage_module, "sync_file", refuse)
+    monkeypatch.setattr(open_chunk_files, "sync_file", refuse)
     assert append(log, b"b", b"c") == 3
     assert log.fault is None
     left = crash(tmp_path / "log", tmp_path / "left")
@@ -285,7 +274,7 @@ def test_a_group_that_the_disk_refused_is_written_again_at_its_place(
 def test_a_chunk_whose_renaming_was_not_confirmed_is_there_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    sync = storage_module.sync_directory
+    sync = directory_store.sync_directory
     refusals = iter([errno.EIO, errno.EIO])
 
     def refuse(path: Path) -> None:
@@ -295,7 +284,7 @@ def test_a_chunk_whose_renaming_was_not_confirmed_is_there_once(
 
     log = writer(tmp_path, retry_timeout=30.0)
     append(log, b"a" * 100_000)
-    monkeypatch.setattr(storage_module, "sync_directory", refuse)
+    monkeypatch.setattr(directory_store, "sync_directory", refuse)
     assert log.cut().result() == 1
     refusals = iter([errno.EIO, errno.EIO])
     log.append(batch_of([b"b"]))
@@ -408,7 +397,7 @@ def test_a_compact_chunk_is_written_while_the_chunk_grows(tmp_path: Path) -> Non
     again = writer(crashed)
     assert again.saved == b'{"messages": 600}'
     again.close()
-    for directory, batches in ((tmp_path / "log", 3), (crashed, 1)):
+    for directory, batches in ((tmp_path / "log", 4), (crashed, 1)):
         assert log_rows(directory).column("value").to_pylist() == [b"%d" % i for i in range(600)]
         assert not list(directory.glob("0/.[co]*"))
         (chunk,) = (directory / "0").glob("0*.arrow")
@@ -437,21 +426,23 @@ def test_a_chunk_that_cannot_be_made_compact_stays_as_it_has_grown(
     at: str,
     error: Exception,
 ) -> None:
-    finish = LogStorage.finish_growing
+    write, put_chunk = OpenChunkFiles.write, LogStorage.put_chunk
 
-    def refuse(*_: object) -> None:
-        raise error
-
-    def refuse_the_compact_one(storage: LogStorage, hidden: str, name: str, sync: bool) -> Chunk:
-        if "compact" in hidden:
+    def refuse_to_write(it: OpenChunkFiles, name: str, offset: int, parts: Sequence[Part]) -> int:
+        if name == compact_name(0):
             raise error
-        return finish(storage, hidden, name, sync)
+        return write(it, name, offset, parts)
+
+    def refuse_to_put(it: LogStorage, first: int, content: Content) -> None:
+        if isinstance(content, Path) and content.name == compact_name(first):
+            raise error
+        put_chunk(it, first, content)
 
     log = writer(tmp_path)
     if at == "write":
-        monkeypatch.setattr(chunk_file.CompactFile, "_write", refuse)
+        monkeypatch.setattr(OpenChunkFiles, "write", refuse_to_write)
     else:
-        monkeypatch.setattr(LogStorage, "finish_growing", refuse_the_compact_one)
+        monkeypatch.setattr(LogStorage, "put_chunk", refuse_to_put)
     for i in range(300):
         append(log, b"%d" % i)
     log.cut().result()
@@ -461,6 +452,18 @@ def test_a_chunk_that_cannot_be_made_compact_stays_as_it_has_grown(
     assert not list(tmp_path.glob("0/.[co]*"))
     (said,) = [record for record in caplog.records if "keeps its many small batches" in record.message]
     assert str(error) in said.message
+
+
+def refuse_another_chunk(monkeypatch: pytest.MonkeyPatch) -> None:
+    """There is no room for one that is written as a whole."""
+    put_chunk = LogStorage.put_chunk
+
+    def full(it: LogStorage, first: int, content: Content) -> None:
+        if not isinstance(content, Path):
+            raise DiskFaultError("no room for another chunk")
+        put_chunk(it, first, content)
+
+    monkeypatch.setattr(LogStorage, "put_chunk", full)
 
 
 @pytest.mark.parametrize("torn", [b"", b"torn" * 10_000])
@@ -476,10 +479,7 @@ def test_an_open_chunk_is_sealed_where_there_is_no_room_for_another(
         file.write(torn)
     size = found.stat().st_size - len(torn)
 
-    def full(*_: object) -> None:
-        raise DiskFaultError("no room for another chunk")
-
-    monkeypatch.setattr(LogStorage, "write_chunk", full)
+    refuse_another_chunk(monkeypatch)
     again = writer(crashed)
     assert again.durable_end == 300
     again.close()
@@ -497,34 +497,11 @@ def test_many_small_groups_are_sealed_in_place_where_there_is_no_room_for_a_comp
         append(log, b"small")
     crashed = crash(tmp_path / "log", tmp_path / "crashed")
 
-    def full(*_: object) -> None:
-        raise DiskFaultError("no room for another chunk")
-
-    monkeypatch.setattr(LogStorage, "write_chunk", full)
+    refuse_another_chunk(monkeypatch)
     writer(crashed).close()
     assert log_rows(crashed).column("value").to_pylist() == [b"small"] * 20
     monkeypatch.undo()
     log.close()
-
-
-def test_a_look_at_the_lock_that_finds_no_free_file_may_pass(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As writing itself: it is tried again, and ends no proxy. That look is made before every chunk and group."""
-    storage = LogStorage(str(tmp_path))
-    storage.open_log()
-    lock = storage.lock(0.0)
-
-    def refuse(_: Path) -> bytes:
-        raise OSError(errno.EMFILE, "Too many open files")
-
-    with monkeypatch.context() as fault:
-        fault.setattr(files, "read_file", refuse)
-        for _ in range(2):  # and it is not left out because it was tried before
-            with pytest.raises(DiskFaultError, match="Too many open files"):
-                storage.write_growing(growing_name(0), 0, [b"x"], sync=False)
-    assert storage.write_growing(growing_name(0), 0, [b"x"], sync=False) == 1
-    lock.release()
 
 
 def test_a_feed_that_cannot_be_asked_for_is_no_other_feed(
@@ -539,7 +516,7 @@ def test_a_feed_that_cannot_be_asked_for_is_no_other_feed(
         raise OSError(errno.EMFILE, "Too many open files")
 
     with monkeypatch.context() as fault:
-        fault.setattr(files, "read_file", refuse)
+        fault.setattr(directory_store, "read_file", refuse)
         with pytest.raises(DiskFaultError, match="Too many open files"):
             storage.feed()
     assert storage.feed() == "feed 1"
