@@ -249,9 +249,15 @@ def flips(path: Path, positions: Iterable[int], bit: int) -> Iterator[int]:
             os.pwrite(file.fileno(), right, position)
 
 
-def log_rows(location: Path | str, partition: int = 0, store: str | None = None) -> pa.Table:
+def log_at(location: Path | str, partition: int = 0) -> LogStorage:
+    """A log partition in a directory, or in the bucket of a URI."""
+    is_bucket = "://" in str(location)
+    return LogStorage(bucket_at(Location(str(location))) if is_bucket else str(location), partition)
+
+
+def log_rows(location: Path | str, partition: int = 0) -> pa.Table:
     """All rows of a log, as its readers see them."""
-    storage = LogStorage(str(location) if store is None else bucket_at(Location(store)), partition)
+    storage = log_at(location, partition)
     index = read_index(storage)
     pieces = slices(index.covering(index.earliest, index.end), index.earliest, index.end)
     batches = list(read_slices(storage, pieces))

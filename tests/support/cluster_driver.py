@@ -36,11 +36,10 @@ def main() -> None:
         spark.readStream.format("zmq")
         .option("socketType", "PULL")
         .option("connect", endpoint)
-        .option("walLocation", log)
         .option("walRetention", "1h")
         .option("walFlushInterval", "50ms")
         .option("minPartitions", 2)
-        .options(**({"walStore": store[0]} if store else {}))
+        .options(**({"walStore": store[0]} if store else {"walLocation": log}))
         .load()
     )
     query = (

@@ -1,0 +1,47 @@
+"""A bucket for tests: moto's S3 server, in a thread."""
+
+from __future__ import annotations
+
+import logging
+from typing import Self
+
+import boto3
+from moto.server import ThreadedMotoServer
+
+from tests.support.ports import free_port
+
+__all__ = ["BucketServer"]
+
+_BUCKET = "bucket"
+_ACCESS = {"aws_access_key_id": "any", "aws_secret_access_key": "any", "region_name": "us-east-1"}
+
+
+class BucketServer:
+    """Use it in a ``with`` block; it may be stopped meanwhile, and keeps what it holds."""
+
+    def __init__(self) -> None:
+        self._port = free_port()
+        self._server: ThreadedMotoServer | None = None
+
+    def __enter__(self) -> Self:
+        self.start()
+        boto3.client("s3", endpoint_url=f"http://127.0.0.1:{self._port}", **_ACCESS).create_bucket(Bucket=_BUCKET)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    def start(self) -> None:
+        logging.getLogger("werkzeug").setLevel(logging.WARNING)  # it logs each request
+        self._server = ThreadedMotoServer("127.0.0.1", self._port, verbose=False)
+        self._server.start()
+
+    def stop(self) -> None:
+        """Answer nothing from now on: connections are refused."""
+        if self._server is not None:
+            self._server.stop()
+            self._server = None
+
+    def location(self, path: str) -> str:
+        """A place in the bucket, as a user names it."""
+        return f"s3://any:any@{_BUCKET}/{path}?endpoint_override=127.0.0.1%3A{self._port}&scheme=http&region=us-east-1"
