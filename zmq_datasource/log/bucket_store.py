@@ -45,8 +45,6 @@ SILENT_SECONDS = 12.0
 _LOOKING_SECONDS = 1.0
 # Silence counts only while somebody listens: of two looks farther apart the first one tells nothing.
 _BLIND_SECONDS = 4.0
-# Two processes that take a key at once see each other's record after so long.
-_SETTLING_SECONDS = 1.0
 _JOIN_SECONDS = 5.0
 # Refusals that stay, beside those that obstore has a class for, and one of that class that passes.
 _LASTING = re.compile(
@@ -68,9 +66,14 @@ class BucketStore:
     Args:
         location: Its URI; see ``buckets.Bucket``.
 
+    Attributes:
+        settling_seconds: Two processes that take a key at once see each other's record after so long.
+
     Raises:
         OptionError: The URI is none of a bucket, or ``obstore`` is not installed.
     """
+
+    settling_seconds = 1.0
 
     def __init__(self, location: Location) -> None:
         self.location = location
@@ -254,7 +257,9 @@ class BucketStore:
     def _take(self, key: str, found: _Record | None, mine: _Record) -> bool:
         self._put(key, memoryview(mine.content), "create" if found is None else "overwrite")
         if found is not None:
-            time.sleep(_SETTLING_SECONDS)  # another process may take it at this moment: the last one has it
+            time.sleep(
+                self.settling_seconds
+            )  # another process may take it at this moment: the last one has it
         now = self.record(key)
         return now is not None and now.nonce == mine.nonce
 

@@ -25,8 +25,6 @@ _log = logging.getLogger(__name__)
 MakeRoom = Literal["none", "done", "any"]
 # Room for the chunk that grows, and for what comes meanwhile.
 _RESERVED_CHUNKS = 5
-# Then a round of deletions makes way for readers that wait.
-_ROUND_SECONDS = 3.0
 
 
 class Retention:
@@ -45,7 +43,10 @@ class Retention:
 
     Attributes:
         committed: The first id that somebody still needs.
+        round_seconds: After so long a round of deletions makes way for readers that wait.
     """
+
+    round_seconds = 3.0
 
     def __init__(
         self,
@@ -122,6 +123,7 @@ class Retention:
             if contents.deleting is None and not contents.choose(partial(self._removable, self.committed)):
                 return
             try:
+                self._storage.check_writer()  # a store that has lost the log gets no hold either
                 # A reader that is just coming has either found what there is and said so, or will look after this.
                 with self._records.placing(0.0):
                     self._next_deletion = time.monotonic() + self._storage.leisure
@@ -175,7 +177,7 @@ class Retention:
     def _remove(self, done: int) -> bool:
         """Whether nothing is left, or nothing more can be done now."""
         self._contents.begin_deleting(partial(self._removable, done))
-        deadline = time.monotonic() + _ROUND_SECONDS
+        deadline = time.monotonic() + self.round_seconds
         # Front first, so that a crash in between leaves no hole.
         while (chunk := self._contents.deleting) and (self._make_room == "any" or chunk.end <= done):
             try:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import socket
 import stat
 import tempfile
@@ -47,6 +48,8 @@ from zmq_datasource.log.store import Content, Hold, KeyTakenError, Store
 __all__ = ["ChunkEntry", "LogStorage", "NoLogError", "OvertakenError", "default_location", "describe_firsts"]
 
 _LEISURE_SECONDS = 10.0
+# What said in a bucket, in format 1, which log it is.
+_FORMER_LOG_NAME = re.compile(r"log-([0-9]+)-[0-9a-f]{32}\.json")
 
 
 def default_location(identity: Mapping[str, Any]) -> str:
@@ -190,11 +193,7 @@ class LogStorage:
             case {"format": int(version), "log": str(log)} if version == FORMAT_VERSION:
                 return log
             case {"format": int(version)}:
-                raise LogFormatError(
-                    f"reading {path}: format version {version}, this release reads {FORMAT_VERSION}. Let each query of "
-                    "this log read to its end with the release that wrote it; then set another walLocation or "
-                    "walStore, and a new checkpoint for each of these queries"
-                )
+                raise _other_format(path, version)
             case None:
                 self._refuse_nameless_chunks()
                 raise NoLogError(
@@ -217,11 +216,14 @@ class LogStorage:
             raise DiskFaultError(f"{e}. It was there before. {MOUNT_AGAIN}") from e
 
     def _refuse_nameless_chunks(self) -> None:
-        """Refuse to make a log where chunks are: their ids would be given to other messages.
+        """Refuse to make a log where one is, or where chunks are: their ids would be given to other messages.
 
         Raises:
             LogFormatError: There are some.
         """
+        for entry in self.store.list():
+            if former := _FORMER_LOG_NAME.fullmatch(entry.name):
+                raise _other_format(self.store.path_of(entry.name), int(former[1]))
         found = {p: firsts for p in self.partitions() if (firsts := self.of(p)._firsts())}
         # Another process may have created the log and written chunks since this one looked for ``log.json``.
         if found and self.store.find(LOG_NAME) is None:
@@ -449,6 +451,14 @@ class LogStorage:
     def remove_end(self, token: str) -> None:
         """Forget that: they have ended."""
         self.store.delete(END_PREFIX + token)
+
+
+def _other_format(path: str, version: int) -> LogFormatError:
+    return LogFormatError(
+        f"reading {path}: format version {version}, this release reads {FORMAT_VERSION}. Let each query of this log "
+        "read to its end with the release that wrote it; then set another walLocation or walStore, and a new "
+        "checkpoint for each of these queries"
+    )
 
 
 def describe_firsts(found: Mapping[int, Sequence[int]]) -> str:
