@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import pyarrow as pa
+from zmq_datasource.log.reader_files import ReaderRecord
 
 from zmq_datasource.errors import LogLockedError
 from zmq_datasource.log.layout import Chunk, chunk_name, parse_chunk_name
-from zmq_datasource.log.reader_files import ReaderRecord
 from zmq_datasource.log.storage import LogStorage
 
 

@@ -23,6 +23,7 @@ import pyarrow as pa
 import pytest
 import zmq
 from pyspark.sql import SparkSession
+from zmq_datasource.log.reader_files import ReaderRecord
 
 from tests.support import (
     Socket,
@@ -44,7 +45,6 @@ from zmq_datasource.log import files as files_module
 from zmq_datasource.log import storage as storage_module
 from zmq_datasource.log.chunk import read_chunk, read_metadata
 from zmq_datasource.log.reader import Slice
-from zmq_datasource.log.reader_files import ReaderRecord
 from zmq_datasource.log.storage import LogStorage
 from zmq_datasource.log.times import read_times
 from zmq_datasource.log.writer import LogWriter

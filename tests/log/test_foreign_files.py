@@ -14,11 +14,11 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from zmq_datasource.log.reader_files import ReaderRecord
 
 from tests.support import batch_of, log_rows
 from zmq_datasource.errors import ZmqDataSourceError
 from zmq_datasource.log.follower import LogFollower
-from zmq_datasource.log.reader_files import ReaderRecord
 from zmq_datasource.log.staging import Staging
 from zmq_datasource.log.storage import LogStorage
 from zmq_datasource.log.writer import LogWriter

@@ -8,13 +8,13 @@ from concurrent.futures import Future
 from pathlib import Path
 
 import pytest
+from zmq_datasource.log.reader_files import ReaderRecord
 
 from tests.log.test_stored import Machines, _soon, machines  # noqa: F401 - fixtures
 from tests.support import batch_of, log_rows, stream_options, wait_for
 from zmq_datasource.errors import DiskFaultError, LogFormatError, LogWriteError
 from zmq_datasource.log import tenure as tenure_module
 from zmq_datasource.log.follower import LogFollower
-from zmq_datasource.log.reader_files import ReaderRecord
 from zmq_datasource.log.readers import Reader
 from zmq_datasource.log.storage import LogStorage
 from zmq_datasource.log.writer import LogWriter

@@ -12,6 +12,7 @@ from zmq_datasource.log.layout import (
     parse_partition_name,
 )
 
+
 @pytest.mark.parametrize("first", [0, 5, 10**19])
 def test_a_chunk(first: int) -> None:
     assert chunk_name(first) == f"{first:020d}.arrow"

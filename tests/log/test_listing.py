@@ -12,13 +12,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyspark.sql.streaming.datasource import ReadMaxRows
+from zmq_datasource.log.listing import ChunkListing
 
 from tests.log.test_readers import written
 from tests.support import stream_options
 from zmq_datasource.errors import LogFormatError
 from zmq_datasource.log.contents import ReadableLog
 from zmq_datasource.log.layout import chunk_name
-from zmq_datasource.log.listing import ChunkListing
 from zmq_datasource.log.reader import read_index
 from zmq_datasource.log.storage import LogStorage
 from zmq_datasource.spark.stream_reader import ZmqStreamReader

@@ -14,6 +14,7 @@ import pytest
 import zmq
 from click.testing import CliRunner
 from pyspark.sql.streaming.datasource import ReadMaxRows
+from zmq_datasource.log.reader_files import ReaderRecord
 
 from tests.support import Socket, batch_of, bound, log_rows, stop_sooner, stream_options, wait_for
 from zmq_datasource import receive as receive_module
@@ -21,7 +22,6 @@ from zmq_datasource.cli import main
 from zmq_datasource.errors import DataLossError, DiskFaultError
 from zmq_datasource.log.follower import LogFollower
 from zmq_datasource.log.layout import Chunk
-from zmq_datasource.log.reader_files import ReaderRecord
 from zmq_datasource.log.readers import Reader
 from zmq_datasource.log.storage import LogStorage
 from zmq_datasource.log.writer import LogWriter

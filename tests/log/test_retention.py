@@ -6,6 +6,7 @@ import math
 from typing import Any
 
 import pytest
+from zmq_datasource.log.reader_files import ReaderRecord
 
 from tests.log.files_in_memory import FilesInMemory, removals
 from zmq_datasource.errors import LogFormatError, LogWriteError
@@ -13,7 +14,6 @@ from zmq_datasource.log.contents import Contents
 from zmq_datasource.log.growing import Grown
 from zmq_datasource.log.index import ChunkIndex
 from zmq_datasource.log.layout import Chunk
-from zmq_datasource.log.reader_files import ReaderRecord
 from zmq_datasource.log.retention import Retention
 
 

@@ -1,0 +1,473 @@
+"""A log in a bucket: what is durable is there, and any machine goes on with it.
+
+The bucket is in memory. The real ones are those of ``test_store`` and ``source/test_object_storage``.
+"""
+
+from __future__ import annotations
+
+import threading
+
+import obstore
+import pytest
+
+from tests.log.machines import Machines, MemoryBucket, WatchedBucket, fill, no_answer, numbered
+from tests.support import batch_of, wait_for
+from zmq_datasource.errors import (
+    DataLossError,
+    DiskFaultError,
+    LogFormatError,
+    LogLockedError,
+    LogWriteError,
+    OptionError,
+)
+from zmq_datasource.log.follower import LogFollower
+from zmq_datasource.log.layout import chunk_name
+from zmq_datasource.log.reader import read_index, read_slices, slices
+from zmq_datasource.log.reader_records import ReaderRecord, ReaderRecords
+from zmq_datasource.log.readers import Reader, Readers
+from zmq_datasource.log.retention import Retention
+from zmq_datasource.log.storage import LogStorage
+from zmq_datasource.options.offsets import Offset
+from zmq_datasource.options.types import Position
+from zmq_datasource.workbench.log import seek_reader
+
+
+def watched(storage: LogStorage) -> WatchedBucket:
+    assert isinstance(storage.store, WatchedBucket)
+    return storage.store
+
+
+# Two machines.
+
+
+def test_another_machine_goes_on_where_the_first_has_ended(machines: Machines) -> None:
+    log = machines.writer()
+    fill(log, b"0", b"1")
+    fill(log, b"2")
+    machines.end(log)
+    again = machines.writer()
+    assert (again.log_id, again.durable_end) == (log.log_id, 3)
+    fill(again, b"3")
+    assert machines.rows() == numbered(b"0", b"1", b"2", b"3")
+
+
+def test_a_takeover_costs_the_same_however_many_chunks_there_are(machines: Machines) -> None:
+    costs = []
+    for chunks in (3, 30):
+        log = machines.writer()
+        for _ in range(chunks):
+            fill(log, b"x")
+        machines.end(log)
+        storage = machines.storage()
+        machines.end(machines.writer(storage))
+        costs.append(dict(watched(storage).calls))
+    assert costs[0] == costs[1]
+
+
+def test_a_writer_that_lives_keeps_other_machines_away(machines: Machines) -> None:
+    log = machines.writer()
+    with pytest.raises(LogLockedError, match=r"process \d+ on .* holds it.* no sign of life"):
+        machines.writer()
+    assert machines.storage().is_written()
+    machines.end(log)
+    assert not machines.storage().is_written()
+    machines.writer()
+
+
+def test_two_partitions_are_written_from_two_machines(machines: Machines) -> None:
+    one, two = machines.writer(), machines.writer(machines.storage(1))
+    fill(one, b"0")
+    fill(two, b"1")
+    assert machines.storage().partitions() == [0, 1]
+    assert one.log_id == two.log_id
+
+
+def test_a_machine_elsewhere_follows(machines: Machines) -> None:
+    log = machines.writer()
+    fill(log, b"0")
+    follower = LogFollower(machines.storage())
+    follower.look()
+    assert follower.durable_end == 1
+    fill(log, b"1", b"2")
+    follower.look()
+    assert follower.durable_end == 3
+    log.commit(2)
+    assert machines.rows() == [(1, b"1"), (2, b"2")]
+    follower.look()
+    assert follower.earliest == 1
+
+
+def test_receivers_hear_from_the_bucket_that_they_are_to_end(machines: Machines) -> None:
+    machines.storage().ask_to_end("token")
+    assert machines.storage().is_asked_to_end("token")
+    machines.storage().remove_end("token")
+    assert not machines.storage().is_asked_to_end("token")
+
+
+def test_foreign_objects_are_left_alone(machines: Machines, memory: MemoryBucket) -> None:
+    foreign = ("readme.txt", "0/notes", "0/chunks/readme.txt", "0/5.arrow", "7x/chunks/a", "log-x.json")
+    for key in foreign:
+        obstore.put(memory.held, key, b"foreign")
+    for value in (b"0", b"1"):
+        log = machines.writer()
+        fill(log, value)
+        log.commit(2)
+        machines.end(log)
+    assert machines.rows() == [(1, b"1")]
+    assert machines.storage().partitions() == [0]
+    assert all(bytes(obstore.get(memory.held, key).bytes()) == b"foreign" for key in foreign)
+
+
+# What it is refused for.
+
+
+def test_a_log_of_format_1_is_refused_with_what_to_do(machines: Machines, memory: MemoryBucket) -> None:
+    """It has no log.json in a bucket, and its chunks are elsewhere."""
+    for key in (f"log-1-{'0' * 32}.json", "0/claims/0000000001-ffffffffffffffff.json"):
+        obstore.put(memory.held, key, b"{}")
+    before = memory.names()
+    drain = rf"s3://bucket/log/log-1-{'0' * 32}\.json: .* version 1, .* with the release that wrote it; .* walStore"
+    with pytest.raises(LogFormatError, match=drain):
+        machines.writer()
+    with pytest.raises(LogFormatError, match=drain):
+        machines.storage().log_id()
+    assert memory.names() == before
+
+
+def test_chunks_in_a_bucket_that_has_lost_the_logs_id_are_refused(
+    machines: Machines, memory: MemoryBucket
+) -> None:
+    log = machines.writer()
+    for value in (b"0", b"1"):
+        fill(log, value)
+    machines.end(log)
+    content = bytes(obstore.get(memory.held, "log.json").bytes())
+    obstore.delete(memory.held, "log.json")
+
+    says = r"opening the log in s3://bucket/log: log.json is missing.*ids from 0 on.*Restore log.json"
+    with pytest.raises(LogFormatError, match=says):
+        machines.writer()
+    with pytest.raises(LogFormatError, match=says):
+        machines.storage().log_id()
+    assert "log.json" not in memory.names()
+
+    obstore.put(memory.held, "log.json", content)
+    again = machines.writer()
+    assert (again.log_id, again.durable_end) == (log.log_id, 2)
+
+
+def test_ids_that_a_query_has_read_are_not_given_again(machines: Machines) -> None:
+    log = machines.writer()
+    fill(log, b"0")
+    position = Reader(machines.storage(), "far", 1e9)
+    position.move({0: 5}, lazily=False)
+    position.end()
+    machines.end(log)
+    with pytest.raises(DataLossError, match="has read the ids below 5"):
+        machines.writer()
+
+
+def test_a_chunk_that_is_missing_in_the_middle_is_missed_by_what_reads_it(machines: Machines) -> None:
+    log = machines.writer()
+    for value in (b"0", b"1", b"2"):
+        fill(log, value)
+    machines.end(log)
+    machines.storage().delete_chunk(1)
+    assert machines.writer().durable_end == 3
+    with pytest.raises(DataLossError, match="the chunk with the ids from 1 to 1 is missing"):
+        machines.rows()
+
+
+# A bucket that is away, and back.
+
+
+def test_nothing_counts_as_durable_while_the_bucket_is_away(machines: Machines) -> None:
+    storage = machines.storage()
+    log = machines.writer(storage, retry_timeout=60.0)
+    watched(storage).before = no_answer
+    log.append(batch_of([b"0"]))
+    done = log.cut()
+    wait_for(lambda: log.fault, "a fault")
+    assert not done.done()
+    assert log.durable_end == 0
+    watched(storage).before = None
+    assert done.result(10) == 1
+    assert log.fault is None
+    assert machines.rows() == numbered(b"0")
+
+
+def test_a_chunk_whose_answer_was_lost_is_there_once(machines: Machines) -> None:
+    storage = machines.storage()
+    log = machines.writer(storage, retry_timeout=60.0)
+    fill(log, b"0")
+    put_new, lost = watched(storage).put_new, []
+
+    def put(key: str, content: object) -> None:
+        put_new(key, content)  # type: ignore[arg-type]
+        if not lost:
+            lost.append(key)
+            raise DiskFaultError("the answer was lost")
+
+    watched(storage).put_new = put  # type: ignore[method-assign,assignment]
+    assert fill(log, b"1") == 2
+    assert lost == [f"0/{chunk_name(1)}"]
+    assert fill(log, b"2") == 3
+    assert machines.rows() == numbered(b"0", b"1", b"2")
+
+
+def test_a_bucket_that_stays_away_ends_the_writer(machines: Machines) -> None:
+    storage = machines.storage()
+    log = machines.writer(storage, retry_timeout=0.2)
+    watched(storage).before = no_answer
+    with pytest.raises(LogWriteError, match=r"no answer.*walRetryTimeout"):
+        fill(log, b"0")
+    with pytest.raises(LogWriteError):
+        log.append(batch_of([b"1"]))
+
+
+def test_an_opening_is_repeated_wherever_the_bucket_has_not_answered(machines: Machines) -> None:
+    log = machines.writer()
+    for value in (b"0", b"1"):
+        fill(log, value)
+    machines.end(log)
+    refused = 0
+    for number in range(1000):
+        storage, asked = machines.storage(), []
+
+        def once(verb: str, key: str, number: int = number, asked: list[str] = asked) -> None:
+            asked.append(verb)
+            if len(asked) == number + 1:
+                no_answer(verb, key)
+
+        watched(storage).before = once
+        log = machines.writer(storage, retry_timeout=60.0)
+        watched(storage).before = None
+        assert log.durable_end == number + 2
+        fill(log, b"%d" % (number + 2))
+        machines.end(log)
+        if len(asked) <= number:
+            break
+        refused += 1
+    assert refused > 5
+    assert machines.rows() == numbered(*(b"%d" % n for n in range(refused + 3)))
+
+
+def test_reading_is_tried_again(machines: Machines) -> None:
+    fill(machines.writer(), b"0")
+    storage = machines.storage()
+    index = read_index(storage)
+    pieces = slices(index.covering(0, 1), 0, 1)
+
+    def once(verb: str, key: str) -> None:
+        watched(storage).before = None
+        no_answer(verb, key)
+
+    watched(storage).before = once
+    with pytest.raises(DiskFaultError):  # without patience
+        list(read_slices(storage, pieces))
+    watched(storage).before = once
+    storage.patience = 30.0
+    assert [batch.num_rows for batch in read_slices(storage, pieces)] == [1]
+
+
+# Large chunks, which are read by ranges.
+
+
+def large_chunk(machines: Machines) -> tuple[LogStorage, list[bytes]]:
+    rows = [bytes([i]) * 300_000 for i in range(20)]
+    log = machines.writer(chunk_bytes=1 << 30)
+    for row in rows:
+        log.append(batch_of([row]))
+    log.cut().result(10)
+    return machines.storage(), rows
+
+
+def read_parts(storage: LogStorage) -> list[bytes]:
+    index = read_index(storage)
+    pieces = slices(index.covering(0, index.end), 0, index.end)
+    batches = read_slices(storage, pieces, whole=False)
+    return [value for batch in batches for value in batch.column("value").to_pylist()]
+
+
+def test_a_large_chunk_is_read_by_ranges(machines: Machines) -> None:
+    storage, rows = large_chunk(machines)
+    assert read_parts(storage) == rows
+    assert watched(storage).calls["read_range"] > 5
+
+
+@pytest.mark.parametrize("for_good", [False, True])
+def test_a_bucket_that_goes_away_within_a_large_chunk_is_no_damage(
+    machines: Machines, for_good: bool
+) -> None:
+    storage, rows = large_chunk(machines)
+
+    def interrupt(verb: str, key: str) -> None:
+        count = watched(storage).calls["read_range"]
+        if verb == "read_range" and (count == 5 or (for_good and count > 5)):
+            no_answer(verb, key)
+
+    watched(storage).before = interrupt
+    storage.patience = 0.2 if for_good else 30.0
+    if for_good:
+        with pytest.raises(DiskFaultError, match="no answer"):
+            read_parts(storage)
+    else:
+        assert read_parts(storage) == rows
+
+
+def test_a_chunk_that_is_deleted_while_it_is_read_is_no_damage(
+    machines: Machines, memory: MemoryBucket
+) -> None:
+    storage, _ = large_chunk(machines)
+    storage.patience = 30.0
+
+    def delete(verb: str, key: str) -> None:
+        if watched(storage).calls["read_range"] == 5:
+            obstore.delete(memory.held, key)
+
+    watched(storage).before = delete
+    with pytest.raises(DataLossError, match="it does not exist"):
+        read_parts(storage)
+
+
+# Readers.
+
+
+def test_what_a_query_elsewhere_needs_is_not_deleted(machines: Machines) -> None:
+    log = machines.writer()
+    for value in (b"0", b"1", b"2"):
+        fill(log, value)
+    elsewhere = machines.storage()
+    position = Reader(elsewhere, "far", 1e9)
+    position.place(lambda: {0: read_index(elsewhere).earliest})
+    log.commit(3)
+    assert machines.firsts() == [0, 1, 2]
+    position.move({0: 2}, lazily=False)
+    log.commit(3)
+    assert machines.firsts() == [2]
+    position.discard()
+    assert machines.names("readers") == ["placing.lock"]
+
+
+def test_a_query_that_runs_elsewhere_is_known_to_run(machines: Machines) -> None:
+    fill(machines.writer(), b"0")
+    here = machines.storage()
+    position = Reader(machines.storage(), None, 1e9)
+    position.place(lambda: {0: 0})
+    assert ReaderRecords(here).is_running(position.name)
+    readers = Readers(here, retention=0.0)
+    readers.own = "mine"
+    assert readers.needed() == 0
+    assert not readers.make_room(1)
+    position.end()
+    assert not ReaderRecords(here).is_running(position.name)
+    assert readers.needed() is None  # it has not moved for 0 s, and does not run
+
+
+class Deleting:
+    """A writer of two chunks that deletes the first one, and is stopped after it has read what readers need."""
+
+    def __init__(self, machines: Machines) -> None:
+        storage = machines.storage()
+        self.log = machines.writer(storage)
+        for value in (b"0", b"1"):
+            fill(self.log, value)
+        self._has_asked, self._go_on = threading.Event(), threading.Event()
+        watched(storage).before = self._stop
+        self._thread = threading.Thread(target=self.log.commit, args=(2,))
+
+    def _stop(self, verb: str, _key: str) -> None:
+        if verb == "delete":
+            self._has_asked.set()
+            assert self._go_on.wait(30)
+
+    def begin(self) -> None:
+        self._thread.start()
+        assert self._has_asked.wait(30)
+
+    def end(self) -> None:
+        self._go_on.set()
+        self._thread.join(30)
+
+
+def test_a_query_that_begins_during_a_deletion_begins_behind_it(machines: Machines) -> None:
+    deleting, elsewhere = Deleting(machines), machines.storage()
+    deleting.begin()
+    position = Reader(elsewhere, "far", 1e9)
+    placing = threading.Thread(target=position.place, args=(lambda: {0: read_index(elsewhere).earliest},))
+    placing.start()
+    placing.join(0.2)
+    assert ReaderRecords(elsewhere).read("far") is None
+    deleting.end()
+    placing.join(30)
+    found = ReaderRecords(elsewhere).read("far")
+    assert found is not None
+    assert found.next == {0: 1}
+    position.end()
+
+
+def put_back(machines: Machines, to: Position) -> tuple[dict[int, int] | OptionError, ReaderRecord | None]:
+    """A reader is put back during a deletion; to where, and its record."""
+    position = Reader(machines.storage(), "far", 1e9)
+    deleting = Deleting(machines)
+    position.move({0: 2}, lazily=False)
+    position.end()
+    found: list[dict[int, int] | OptionError] = []
+
+    def seek() -> None:
+        try:
+            found.append(seek_reader(machines.storage(), "far", to))
+        except OptionError as e:
+            found.append(e)
+
+    deleting.begin()
+    seeking = threading.Thread(target=seek)
+    seeking.start()
+    seeking.join(0.2)
+    assert not found
+    deleting.end()
+    seeking.join(30)
+    return found[0], ReaderRecords(machines.storage()).read("far")
+
+
+def test_a_reader_that_is_put_back_during_a_deletion_is_put_behind_it(machines: Machines) -> None:
+    place, record = put_back(machines, Position.read("earliest"))
+    assert place == {0: 1}
+    assert record == ReaderRecord({0: 1}, 1e9, begins=True)
+
+
+def test_a_seek_whose_id_is_deleted_meanwhile_leaves_the_reader_where_it_was(machines: Machines) -> None:
+    error, record = put_back(machines, Position(None, Offset(None, {0: 0})))
+    assert "has the ids 1 to 1" in str(error)
+    assert record == ReaderRecord({0: 2}, 1e9)
+
+
+def test_a_deletion_makes_way_for_readers(machines: Machines, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Retention, "round_seconds", 0.0)
+    log = machines.writer()
+    for value in (b"0", b"1", b"2", b"3"):
+        fill(log, value)
+    log.commit(1)
+    elsewhere = machines.storage()
+    position = Reader(elsewhere, "far", 1e9)
+    position.place(lambda: {0: read_index(elsewhere).earliest})
+    for _ in range(3):
+        log.commit(3)
+    assert machines.firsts() == [1, 2, 3]
+    position.discard()
+    for _ in range(3):
+        log.commit(3)
+    assert machines.firsts() == [3]
+
+
+def test_a_log_that_is_away_deletes_nothing(machines: Machines, memory: MemoryBucket) -> None:
+    log = machines.writer()
+    for value in (b"0", b"1"):
+        fill(log, value)
+    memory.empty()
+    log.commit(2)
+    assert memory.names() == []
+    assert log.earliest == 0
+    memory.restore()
+    log.commit(2)
+    assert machines.rows() == [(1, b"1")]
