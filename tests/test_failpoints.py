@@ -24,7 +24,7 @@ from tests.weather.machine import ARMED, World
 from tests.weather.topologies import TOPOLOGIES
 from zmq_datasource.host import failpoints
 
-_NAME, _OTHER = "log.file.after_sync", "log.file.after_write"
+_NAME, _OTHER = "log.store.after_sync", "log.store.after_write"
 
 
 def _run(page: Path, *names: str) -> int:

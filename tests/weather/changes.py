@@ -13,14 +13,11 @@ from pathlib import Path
 
 from tests.support.publishers import Publisher
 from tests.weather.engine import read_end
-from tests.weather.faults import STORE_FAULTS, Faults
 from tests.weather.machine import BrokenPromiseError, World
 from tests.weather.topologies import DealerRouter, Topology, TwoQueries, VllmReplay
-from zmq_datasource.errors import LogError, MessageLossError
+from zmq_datasource.errors import MessageLossError
+from zmq_datasource.log.reader_records import ReaderRecords
 from zmq_datasource.log.state import read_saved_state
-from zmq_datasource.log.storage import LogStorage
-from zmq_datasource.log.stored import storage_at
-from zmq_datasource.options.types import Location
 from zmq_datasource.source.kept import read_counters, read_gaps
 
 __all__ = ["CHANGES"]
@@ -31,20 +28,16 @@ _AWAY = ("moved", "unmounted", "emptied")
 _AFTER_SECONDS = 15.0
 
 
-class _Store:
-    """A store that goes away and comes back."""
+class _Directory:
+    """The directory of a log that goes away and comes back."""
 
-    def __init__(self, root: Path, page: Path) -> None:
+    def __init__(self, root: Path) -> None:
         self._root, self._away = root, root.with_name(f"{root.name}.away")
-        self._faults = Faults(page)
         self._is_away = False
         self._troubled_until = 0.0
 
     def begin(self, kind: str) -> None:
         self._troubled_until = float("inf")
-        if kind in STORE_FAULTS:
-            self._faults.disk = kind
-            return
         self._root.rename(self._away)
         self._is_away = True
         if kind != "moved":
@@ -54,11 +47,9 @@ class _Store:
                 if path.is_dir():
                     (self._root / path.relative_to(self._away)).mkdir(parents=True, exist_ok=True)
 
-    def end(self, kind: str) -> None:
+    def end(self, _: str) -> None:
         self._troubled_until = time.monotonic() + _AFTER_SECONDS
-        if kind in STORE_FAULTS:
-            self._faults.disk = "none"
-        elif self._is_away:
+        if self._is_away:
             # What was written meanwhile is below the mount point, where it is not seen any more.
             while True:
                 shutil.rmtree(self._root, ignore_errors=True)
@@ -72,38 +63,20 @@ class _Store:
 
 
 class StoreAway(DealerRouter):
-    """DEALER → ROUTER with a log in a store that is away for a while: each batch whole and once all the same."""
+    """DEALER → ROUTER, and the log's directory or bucket is away for a while: each batch whole and once."""
 
     name = "store-away"
 
     def source(self, name: str = "source", **options: str) -> None:
-        options.pop("serveLog", None)  # executors read a store themselves
-        root, page = self.world.directory / "store", self.world.directory / "store.faults"
-        self.store = f"file://{root}"
-        self.world.process(
-            name,
-            "stored-source",
-            self.wal,
-            directory=str(self.query),
-            store_faults=str(page),
-            options={
-                "walLocation": str(self.wal),
-                "walStore": self.store,
-                "failOnDataLoss": "true",
-                **options,
-            },
-        )
-        self.world.troubles["store"] = _Store(root, page)
-        # Its writer is there before the store goes away. Before its first claim a machine cannot tell an
-        # emptied store from a new one, and begins the log again in it.
+        if self.world.random.random() < 0.5:
+            options.pop("serveLog", None)  # executors read a bucket themselves
+            super().source(name, **options, walStore=self.in_bucket(name)[0])
+        else:
+            super().source(name, **options)
+            self.world.troubles["store"] = _Directory(self.wal)
+            self.may("store", *_AWAY * 5)
+        # There is a log before it goes away: an emptied store looks like a new one to a program that has none.
         self.world.wait_for(lambda: read_end(self.query) is not None, "the query has begun", 30)
-        self.may("store", *(*STORE_FAULTS, *_AWAY) * 3)
-
-    def reads(self) -> dict[str, str]:
-        return {"walLocation": str(self.world.directory / "reads"), "walStore": self.store}
-
-    def storage(self) -> LogStorage:
-        return storage_at(str(self.wal), store=Location(self.store))
 
 
 def _draw_own(chance: random.Random) -> tuple[dict[str, str], dict[str, str]]:
@@ -130,17 +103,13 @@ def _start_both(topology: Topology, second: Path, *options: dict[str, str]) -> N
             directory=str(directory),
             options={"walLocation": str(topology.wal), "startingOffsets": "earliest", **own},
         )
-        there = partial(_has_readers, topology, count)
-        world.wait_for(there, f"the query {name} has a position", 30)
+        has_record = partial(
+            topology.sees, lambda log, number=count: len(ReaderRecords(log).names()) >= number
+        )
+        world.wait_for(has_record, f"the query {name} has a position", 30)
         topology.may(name, "kill", "stop", "slow", "clock-back")
         # Not log.json, which has no checksum: with failOnDataLoss=false a query takes another id for another log.
         world.may_be_damaged(name, topology.wal, "chunk")
-
-
-def _has_readers(topology: Topology, count: int) -> bool:
-    with suppress(LogError):  # there is no log yet
-        return len(topology.storage().readers()) >= count
-    return False
 
 
 def _check_kept(topology: Topology) -> None:

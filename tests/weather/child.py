@@ -16,7 +16,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from tests.weather.faults import install, install_store
+from tests.weather.faults import Faults, install
 
 
 def _source(settings: dict[str, Any], stopped: threading.Event) -> None:
@@ -33,27 +33,31 @@ def _source(settings: dict[str, Any], stopped: threading.Event) -> None:
     Source(Path(settings["directory"]), options, sees_log="serveLog" not in options).run(stopped.is_set)
 
 
-def _stored_source(settings: dict[str, Any], stopped: threading.Event) -> None:
-    """The same with a log in object storage, beside other machines that are quick to take a silent one for dead.
+def _machine(settings: dict[str, Any], stopped: threading.Event) -> None:
+    """The same with a log in a bucket, beside other machines that are quick to take a silent one for dead.
 
     One that has lost the log to another ends with an error, and is started again. So is one that finds the port taken:
     two machines would have a port each.
     """
     from tests.weather.engine import Source  # noqa: PLC0415
     from zmq_datasource.errors import EndpointError, LogLockedError  # noqa: PLC0415
-    from zmq_datasource.log import stored, tenure  # noqa: PLC0415
+    from zmq_datasource.log.bucket_store import BucketStore  # noqa: PLC0415
 
-    if "store_faults" in settings:
-        install_store(Path(settings["store_faults"]))
-    tenure._BEAT_SECONDS, tenure._LOOKING_SECONDS = 0.3, 0.1
-    tenure.SILENT_SECONDS = stored.SILENT_SECONDS = 1.5
-    stored._SETTLING_SECONDS = 6.5
+    BucketStore.beat_seconds, BucketStore.looking_seconds = 0.3, 0.1
+    BucketStore.silent_seconds, BucketStore.settling_seconds = 1.5, 0.3
     while not stopped.is_set():
         try:
             Source(Path(settings["directory"]), settings["options"]).run(stopped.is_set)
         except (EndpointError, LogLockedError) as e:
             logging.getLogger(__name__).warning("started again after: %s", e)
             stopped.wait(0.2)
+
+
+def _bucket(settings: dict[str, Any], stopped: threading.Event) -> None:
+    """The server of a bucket."""
+    from tests.weather.bucket import serve  # noqa: PLC0415
+
+    serve(Path(settings["root"]), settings["endpoint"], Faults(Path(sys.argv[2])), stopped)
 
 
 def _receive(settings: dict[str, Any], stopped: threading.Event) -> None:
@@ -152,7 +156,8 @@ def _durable(settings: dict[str, Any], stopped: threading.Event) -> None:
 
 _ROLES = {
     "source": _source,
-    "stored-source": _stored_source,
+    "machine": _machine,
+    "bucket": _bucket,
     "receive": _receive,
     "proxy": _proxy,
     "sink": _sink,

@@ -41,16 +41,16 @@ __all__ = [
 
 KINDS = ("flip", "cut", "empty", "delete", "restore")
 
-# Files of each victim, below the directory of a log or the root of its store.
+# Files of each victim, below the directory of a log; in the weather that of a bucket has the same names.
 VICTIMS: Mapping[str, tuple[str, ...]] = {
     # The rows of a chunk; a flip hits what precedes the footer.
-    "chunk": ("*/[0-9]*.arrow", "*/chunks/*/[0-9]*.arrow"),
+    "chunk": ("*/[0-9]*.arrow",),
     # The state of the writer, which the newest chunk carries with its last batch.
-    "state": ("*/[0-9]*.arrow", "*/chunks/*/[0-9]*.arrow"),
+    "state": ("*/[0-9]*.arrow",),
     "open-chunk": ("*/.open-*.arrow",),
     "position": ("readers/*.json",),
     "subscriptions": ("*/subscriptions.json",),
-    "log.json": ("log.json", "log-*.json"),
+    "log.json": ("log.json",),
 }
 
 _32, _33 = (f"mended with issue {number}" for number in (32, 33))
@@ -68,31 +68,20 @@ KNOWN_HOLES: Mapping[str, str] = {
     "empty open-chunk": f"issue 30 line C: likewise, if no subscriber has acknowledged any of it; {_32}",
     "delete open-chunk": f"issue 30 line C: likewise, if no subscriber has acknowledged any of it; {_32}",
     "delete newest chunk": f"issue 30 line C: a lost newest chunk that no query has read is not missed; {_32}",
-    "delete newest chunk of a store": (
-        "issue 30 line D: the machine that refuses the log has claimed the ids of the lost chunk, which does not count "
-        f"any more when it is restored; {_32}"
-    ),
 }
 
 # Files of which there are older copies; a chunk and ``log.json`` never change.
 _CHANGING = ("position", "subscriptions")
-_CHUNK = re.compile(r"([0-9]{20})-([0-9]{20})\.arrow")
+_CHUNK = re.compile(r"([0-9]{20})\.arrow")
 # At the end of an Arrow file: the length of the footer, and the magic.
 _LENGTH_BYTES, _MAGIC_BYTES = 4, 6
 # What a message begins with, and the name of the state among the metadata of a batch.
 _CONTINUATION, _STATE_KEY = b"\xff" * 4, b"\5\0\0\0state\0"
 
 
-def has_hole(kind: str, victim: str, *, is_stored: bool = False) -> bool:
-    """Whether the drawn weather leaves a damage out, because of a known hole or because there is none.
-
-    Args:
-        is_stored: Whether the file is in a store.
-    """
-    if kind == "restore" and victim not in _CHANGING:
-        return True
-    names = [victim, *([f"{victim} of a store"] if is_stored else [])]
-    return any(f"{kind} {name}" in KNOWN_HOLES for name in names)
+def has_hole(kind: str, victim: str) -> bool:
+    """Whether the drawn weather leaves a damage out, because of a known hole or because there is none."""
+    return (kind == "restore" and victim not in _CHANGING) or f"{kind} {victim}" in KNOWN_HOLES
 
 
 class Damage(NamedTuple):
@@ -116,10 +105,10 @@ class Damage(NamedTuple):
         return f"{self.kind} {self.path.parent.name}/{self.path.name}{f' {self.place}' if self.place else ''}"
 
     @property
-    def ids(self) -> range | None:
-        """The ids of the messages in the file; None for another file than a sealed chunk."""
+    def first(self) -> int | None:
+        """The first id of the messages in the file; None for another file than a sealed chunk."""
         match = _CHUNK.fullmatch(self.path.name)
-        return None if match is None else range(int(match[1]), int(match[2]))
+        return None if match is None else int(match[1])
 
     @property
     def is_there(self) -> bool:
@@ -140,11 +129,10 @@ class Damage(NamedTuple):
             return True
         if self.victim == "log.json":
             return str(self.path.parent) in message
-        ids = self.ids
-        if ids is None:
+        if self.first is None:
             # Nothing tells that a position or an open chunk was there: the error names the messages that it costs.
             return re.search(r"\bids? (below )?[0-9]+", message) is not None
-        return re.search(rf"\b{ids.start}\b", message) is not None
+        return re.search(rf"\b{self.first}\b", message) is not None
 
 
 class Copies:

@@ -66,42 +66,24 @@ POINTS: Mapping[str, Point] = {
     "acknowledged.data.before_send": _STEP,
     "acknowledged.end.after_staged": _STEP,
     "acknowledged.staged.before_answer": _STEP,
-    "host.object.after_move": _IO,
-    "host.object.before_move": Point(fails=True, weight=3),
-    "host.object.before_write": _IO,
     "log.chunk.after_delete": _STEP,
-    "log.chunk.after_write": _IO,
+    "log.chunk.after_put": Point(weight=2),
     "log.chunk.before_delete": _STEP,
-    "log.chunk.before_write": _IO,
-    "log.claim.after_confirm": Point(opens=True),
-    "log.claim.after_put": Point(opens=True),
-    "log.claim.before_confirm": Point(opens=True),
-    "log.claim.before_put": Point(opens=True),
-    "log.file.after_rename": _IO,
-    "log.file.after_sync": _IO,
-    "log.file.after_write": _IO,
+    "log.chunk.before_put": Point(weight=4),
     "log.group.after_sync": Point(fails=True, weight=2),
     "log.group.after_write": _IO,
     "log.group.before_write": _IO,
-    "log.identity.after_link": Point(fails=True, creates=True),
-    "log.identity.before_link": Point(fails=True, creates=True),
-    "log.open_chunk.after_rename": _IO,
+    "log.identity.after_put": Point(creates=True),
+    "log.identity.before_put": Point(creates=True),
     "log.open_chunk.before_remove": _STEP,
-    "log.open_chunk.before_rename": _IO,
-    "log.pending.before_put": Point(opens=True),
     "log.position.after_write": _STEP,
     "log.position.before_write": _STEP,
     "log.recovery.after_lock": Point(fails=True, opens=True),
     "log.recovery.after_seal": Point(fails=True, opens=True, weight=2),
     "log.recovery.before_seal": Point(fails=True, opens=True, weight=2),
-    "log.small_file.after_rename": _IO,
-    "log.small_file.after_sync": _IO,
-    "log.small_file.before_write": _IO,
     "log.staged.after_rename": _IO,
     "log.staged.after_sync": _IO,
     "log.staged.before_sync": _IO,
-    "log.state.after_write": _STEP,
-    "log.state.before_write": _IO,
     "log.store.after_delete": _IO,
     "log.store.after_link": _IO,
     "log.store.after_put": _IO,
@@ -116,17 +98,8 @@ POINTS: Mapping[str, Point] = {
     "log.store.before_release": _STEP,
     "log.store.before_rename": _IO,
     "log.store.before_write": _IO,
-    "log.stored_chunk.after_check": _STEP,
-    "log.stored_chunk.after_put": Point(weight=2),
-    "log.stored_chunk.before_put": Point(weight=4),
-    "log.stored_deletion.after_announce": _STEP,
-    "log.stored_deletion.before_end": _STEP,
-    "log.stored_identity.after_put": Point(creates=True),
-    "log.stored_state.after_put": _STEP,
     "log.subscriptions.after_write": _STEP,
     "log.subscriptions.before_write": _STEP,
-    "log.tenure.before_beat": _STEP,
-    "log.tenure.before_forget": _STEP,
     "monitoring.metrics.after_move": _IO,
     "monitoring.metrics.before_move": _IO,
     "monitoring.metrics.before_write": _IO,
@@ -313,10 +286,9 @@ def draw_strikes(
         yield Drawn(at, "failpoint", target, chance.uniform(low, high), strike)
 
 
-def draw_first(chance: random.Random, stored: bool) -> Strike:
-    """A strike at a process that makes a log, with ``stored`` also in object storage."""
-    names = [name for name in _NAMES if POINTS[name].creates and (stored or ".stored" not in name)]
-    return _strike(chance, chance.choice(names), False)
+def draw_first(chance: random.Random) -> Strike:
+    """A strike at a process that makes a log."""
+    return _strike(chance, chance.choice([name for name in _NAMES if POINTS[name].creates]), False)
 
 
 def _strike(chance: random.Random, name: str, may_lose_power: bool) -> Strike:

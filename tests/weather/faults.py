@@ -19,14 +19,14 @@ import time
 from pathlib import Path
 from typing import Any
 
-__all__ = ["DISK_FAULTS", "STORE_FAULTS", "Faults", "install", "install_store", "lose_power"]
+__all__ = ["DISK_FAULTS", "SLOW_SECONDS", "STORE_FAULTS", "Faults", "install", "lose_power"]
 
-# Of a store: each change is refused, each request takes long, each put arrives and its answer is lost.
+# Of a bucket: each change is refused, each request takes long, each change is done and its answer is lost.
 STORE_FAULTS = ("read-only", "slow-store", "lost-answer")
 # ``lie``: what is forced to the disk is not.
 DISK_FAULTS = ("none", "enospc", "eio", "emfile", "slow", "lie", *STORE_FAULTS)
 _PAGE = struct.Struct("<Bd")
-_SLOW_SECONDS = 0.4
+SLOW_SECONDS = 0.4
 
 
 class Faults:
@@ -56,63 +56,85 @@ class Faults:
         _PAGE.pack_into(self._page, 0, _PAGE.unpack_from(self._page)[0], seconds)
 
     def meet(self, act: str) -> None:
-        """What the disk has to say to an act: ``open``, ``write``, ``fsync``, ``rename`` or ``read rows``."""
+        """What the disk has to say to an act: ``open``, ``write``, ``fsync``, ``link``, ``rename`` or ``read rows``."""
         match self.disk:
-            case "enospc" if act in ("open", "write", "fsync"):
+            case "enospc" if act in ("open", "write", "fsync", "link"):
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-            case "eio" if act in ("write", "fsync", "read rows"):
+            case "eio" if act in ("write", "fsync", "link", "read rows"):
                 raise OSError(errno.EIO, os.strerror(errno.EIO))
             case "emfile" if act == "open":
                 raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
             case "slow" if act == "fsync":
-                time.sleep(_SLOW_SECONDS)
+                time.sleep(SLOW_SECONDS)
 
 
 def install(page: Path, root: Path) -> None:
     """Put this process' disk, below ``root``, and its clock under the weather."""
-    faults = Faults(page)
-    below = f"{root}{os.sep}"
+    disk, real_time = _Disk(page, root), time.time
+    time.time = lambda: real_time() + disk.faults.clock
+    _install_contents(disk)
+    _install_names(disk)
 
-    def concerns(path: object) -> bool:
-        return isinstance(path, (str, os.PathLike)) and os.fspath(path).startswith(below)  # type: ignore[arg-type]
 
-    real_open, real_fsync, real_rename, real_time = builtins.open, os.fsync, os.rename, time.time
-    real_os_open, real_pwritev = os.open, os.pwritev
-    notes = os.open(_notes(page), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+class _Disk:
+    """What is below one directory, and the notes of what is done there."""
 
-    def note(*words: object) -> None:
-        os.write(notes, json.dumps(words).encode() + b"\n")
+    def __init__(self, page: Path, root: Path) -> None:
+        self.faults = Faults(page)
+        self._below = f"{root}{os.sep}"
+        self._notes = os.open(_notes(page), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
 
-    class File(io.FileIO):
-        def write(self, content: Any) -> int:
-            note("written", str(self.name))
-            try:
-                faults.meet("write")
-            except OSError:
-                # What a full disk takes before it says so is there, and torn.
-                super().write(memoryview(content).cast("B")[: memoryview(content).nbytes // 2])
-                raise
-            return super().write(content)
+    def has(self, path: object) -> bool:
+        return isinstance(path, (str, os.PathLike)) and os.fspath(path).startswith(self._below)  # type: ignore[arg-type]
+
+    def note(self, *words: object) -> None:
+        os.write(self._notes, json.dumps(words).encode() + b"\n")
+
+    def meet_opening(self, creates: bool) -> None:
+        """What the disk has to say if a file is opened."""
+        self.faults.meet("open" if creates or self.faults.disk == "emfile" else "read")
+
+
+def _path_of(descriptor: int) -> str:
+    return os.readlink(f"/proc/self/fd/{descriptor}")
+
+
+class _Written(io.FileIO):
+    """A file that is written."""
+
+    def __init__(self, file: int | str, disk: _Disk) -> None:
+        super().__init__(file, "w")
+        self._disk = disk
+
+    def write(self, content: Any) -> int:
+        self._disk.note("written", _path_of(self.fileno()))
+        try:
+            self._disk.faults.meet("write")
+        except OSError:
+            # What a full disk takes before it says so is there, and torn.
+            super().write(memoryview(content).cast("B")[: memoryview(content).nbytes // 2])
+            raise
+        return super().write(content)
+
+
+def _install_contents(disk: _Disk) -> None:
+    """What is written, forced to the disk, and read by Arrow."""
+    real_open, real_pwritev, real_fsync = builtins.open, os.pwritev, os.fsync
 
     def open_(path: Any, mode: str = "r", *args: Any, **kwargs: Any) -> Any:
-        if not concerns(path):
+        is_number = isinstance(path, int)
+        if not disk.has(_path_of(path) if is_number else path):
             return real_open(path, mode, *args, **kwargs)
-        faults.meet("open" if faults.disk == "emfile" or "r" not in mode else "read")
-        if mode == "wb":
-            return File(path, "w")
-        return real_open(path, mode, *args, **kwargs)
-
-    def os_open(path: Any, *args: Any, **kwargs: Any) -> int:
-        if concerns(path):
-            faults.meet("open" if faults.disk == "emfile" else "read")
-        return real_os_open(path, *args, **kwargs)
+        if not is_number:
+            disk.meet_opening("r" not in mode)
+        return _Written(path, disk) if mode == "wb" else real_open(path, mode, *args, **kwargs)
 
     def pwritev(descriptor: int, parts: Any, offset: int) -> int:
-        path = os.readlink(f"/proc/self/fd/{descriptor}")
-        if concerns(path):
-            note("written", path)
+        path = _path_of(descriptor)
+        if disk.has(path):
+            disk.note("written", path)
             try:
-                faults.meet("write")
+                disk.faults.meet("write")
             except OSError:
                 content = b"".join(parts)
                 real_pwritev(descriptor, [content[: len(content) // 2]], offset)
@@ -121,35 +143,53 @@ def install(page: Path, root: Path) -> None:
 
     def fsync(descriptor: Any) -> None:
         number = descriptor if isinstance(descriptor, int) else descriptor.fileno()
-        path = os.readlink(f"/proc/self/fd/{number}")
-        if concerns(path + os.sep):
-            faults.meet("fsync")
-            if faults.disk == "lie":
+        path = _path_of(number)
+        if disk.has(path + os.sep):
+            disk.faults.meet("fsync")
+            if disk.faults.disk == "lie":
                 return
-            note("forced", path, os.fstat(number).st_size)
+            disk.note("forced", path, os.fstat(number).st_size)
         real_fsync(descriptor)
 
-    def rename(source: Any, target: Any, **kwargs: Any) -> None:
-        if concerns(source):
-            faults.meet("rename")
-            note("renamed", str(source), str(target))
-        real_rename(source, target, **kwargs)
-
     builtins.open = io.open = open_  # type: ignore[assignment]
-    os.fsync, os.rename, os.open, os.pwritev = fsync, rename, os_open, pwritev
-    time.time = lambda: real_time() + faults.clock
+    os.pwritev, os.fsync = pwritev, fsync
 
     import pyarrow as pa  # noqa: PLC0415 - only now
 
     real_file = pa.OSFile
 
     def os_file(path: str, mode: str = "rb", **kwargs: Any) -> Any:
-        if not concerns(path):
+        if not disk.has(path):
             return real_file(path, mode, **kwargs)
-        faults.meet("open" if mode == "wb" or faults.disk == "emfile" else "read")
-        return pa.PythonFile(File(path, "w") if mode == "wb" else _Rows(path, faults), mode=mode[0])
+        disk.meet_opening(mode == "wb")
+        return pa.PythonFile(_Written(path, disk) if mode == "wb" else _Rows(path, disk.faults), mode=mode[0])
 
     pa.OSFile = os_file
+
+
+def _install_names(disk: _Disk) -> None:
+    """What gives a file a name."""
+    real_open, real_link, real_rename = os.open, os.link, os.rename
+
+    def open_(path: Any, flags: int, *args: Any, **kwargs: Any) -> int:
+        if disk.has(path):
+            disk.meet_opening(bool(flags & os.O_CREAT) and not os.path.exists(path))
+        return real_open(path, flags, *args, **kwargs)
+
+    def link(source: Any, target: Any, **kwargs: Any) -> None:
+        if disk.has(source):
+            disk.faults.meet("link")
+        real_link(source, target, **kwargs)
+        if disk.has(source):
+            disk.note("renamed", str(source), str(target))
+
+    def rename(source: Any, target: Any, **kwargs: Any) -> None:
+        if disk.has(source):
+            disk.faults.meet("rename")
+            disk.note("renamed", str(source), str(target))
+        real_rename(source, target, **kwargs)
+
+    os.open, os.link, os.rename = open_, link, rename
 
 
 class _Rows(io.FileIO):
@@ -162,55 +202,6 @@ class _Rows(io.FileIO):
     def read(self, size: int = -1) -> bytes:
         self._faults.meet("read rows")
         return super().read(-1 if size is None else size)
-
-
-class _Store:
-    """pyarrow's local file system, in the place of object storage that has faults."""
-
-    def __init__(self, system: Any, faults: Faults) -> None:
-        self._system, self._faults = system, faults
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._system, name)
-
-    def _meet(self, changes: bool) -> None:
-        if self._faults.disk == "slow-store":
-            time.sleep(_SLOW_SECONDS)
-        if self._faults.disk == "read-only" and changes:
-            raise OSError(errno.EROFS, os.strerror(errno.EROFS))
-
-    def get_file_info(self, about: Any) -> Any:
-        self._meet(changes=False)
-        return self._system.get_file_info(about)
-
-    def create_dir(self, *args: Any, **kwargs: Any) -> None:
-        self._meet(changes=True)
-        self._system.create_dir(*args, **kwargs)
-
-    def delete_file(self, path: str) -> None:
-        self._meet(changes=True)
-        self._system.delete_file(path)
-
-    def move(self, source: str, target: str) -> None:
-        self._meet(changes=True)
-        self._system.move(source, target)
-        if self._faults.disk == "lost-answer":
-            raise OSError(errno.ETIMEDOUT, os.strerror(errno.ETIMEDOUT))
-
-
-def install_store(page: Path) -> None:
-    """Put what this process keeps in a store (a ``file://`` URI) under the weather of a page of its own."""
-    from pyarrow import fs  # noqa: PLC0415
-
-    faults, real = Faults(page), fs.FileSystem
-
-    class FileSystem:
-        @staticmethod
-        def from_uri(uri: str) -> tuple[Any, str]:
-            system, path = real.from_uri(uri)
-            return (_Store(system, faults) if uri.startswith("file://") else system), path
-
-    fs.FileSystem = FileSystem
 
 
 def _notes(page: Path) -> Path:
@@ -244,5 +235,10 @@ def lose_power(page: Path, chance: random.Random) -> None:
             os.truncate(path, chance.randint(min(least, os.path.getsize(path)), os.path.getsize(path)))
     for old, new in reversed(renamed):
         if os.path.exists(new) and chance.random() < 0.5:
-            os.rename(new, old)
+            if os.path.exists(old) and os.path.samefile(
+                old, new
+            ):  # linked, and the first name is not deleted yet
+                os.unlink(new)
+            else:
+                os.rename(new, old)
     notes.unlink()

@@ -23,7 +23,7 @@ from tests.support import REPOSITORY, free_endpoint
 from tests.support.middlebox import Middlebox
 from tests.weather.damage import KINDS, Copies, Damage, do, has_hole, pick, read_log
 from tests.weather.failpoints import LATE_COMMITS, POINTS, Count, Page, Strike, draw_first
-from tests.weather.faults import Faults, lose_power
+from tests.weather.faults import DISK_FAULTS, STORE_FAULTS, Faults, lose_power
 from zmq_datasource.errors import ZmqDataSourceError
 
 __all__ = [
@@ -58,7 +58,7 @@ _COMMIT = re.compile(rb"\x01\x05ZDS.M", re.DOTALL)
 # How Python names an error of the package at the end of its traceback; some are defined beside what raises them.
 _ERROR = re.compile(r"zmq_datasource\.[\w.]+Error: ")
 # What makes a log, and how often a strike is armed before its first start.
-_MAKERS, _FIRST_CHANCE = ("source", "stored-source", "receive", "proxy"), 0.15
+_MAKERS, _FIRST_CHANCE = ("source", "machine", "receive", "proxy"), 0.15
 _OPENING_SECONDS = 0.2
 
 
@@ -308,9 +308,8 @@ class World:
         return box.endpoint
 
     def process(self, name: str, role: str, disk: Path | None = None, /, **settings: Any) -> Process:
-        stored = "walStore" in settings.get("options", {})
         if role in _MAKERS and self.strikes_first and self._first.random() < _FIRST_CHANCE:
-            event = Event(0.0, "failpoint", name, _OPENING_SECONDS, draw_first(self._first, stored))
+            event = Event(0.0, "failpoint", name, _OPENING_SECONDS, draw_first(self._first))
             self.events.append(event)
             self._arm(Page(self.directory / f"{name}.failpoints"), event)
         on_spark = self.jvm and role == "source"
@@ -329,18 +328,16 @@ class World:
         """Enter something that is to be left at the end."""
         return self._stack.enter_context(closing)
 
-    def may_be_damaged(self, name: str, root: Path, *victims: str, is_stored: bool = False) -> None:
+    def may_be_damaged(self, name: str, root: Path, *victims: str) -> None:
         """Let files be damaged below a root, while a process is down (``name/victim``) and while it runs (``victim``).
 
         Args:
             victims: Keys of ``damage.VICTIMS``.
-            is_stored: Whether the root is that of a store.
         """
         for victim in victims:
             for target in (f"{name}/{victim}", victim):
                 self._rests[target] = root
-                kinds = [kind for kind in KINDS if not has_hole(kind, victim, is_stored=is_stored)]
-                self.at_rest += [(kind, target) for kind in kinds]
+                self.at_rest += [(kind, target) for kind in KINDS if not has_hole(kind, victim)]
 
     def lossy(self, *kinds: str) -> bool:
         """Whether some weather of these kinds was drawn, as ``kind target``.
@@ -414,8 +411,8 @@ class World:
             case "stop":
                 self.processes[event.target].signal(signal.SIGSTOP)
                 self._stopped.add(event.target)
-            case "enospc" | "eio" | "emfile" | "slow":
-                self.processes[event.target].faults.disk = event.kind
+            case fault if fault in DISK_FAULTS:
+                self.processes[event.target].faults.disk = fault
             case "lying-disk":
                 self.processes[event.target].faults.disk = "lie"
             case "clock-back":
@@ -450,7 +447,7 @@ class World:
                 self.troubles[event.target].end(trouble)
             case "stop":
                 self._resume(event.target)
-            case "enospc" | "eio" | "emfile" | "slow":
+            case fault if fault in DISK_FAULTS:
                 self.processes[event.target].faults.disk = "none"
             case "lying-disk":  # found out when the power is lost
                 self._kill(event.target, 0.5, power=True)
@@ -566,8 +563,8 @@ class World:
         for damage in there:
             if (
                 damage.after is not None
-                or damage.ids is None
-                or damage.ids.start > min(lowest.values(), default=-1)
+                or damage.first is None
+                or damage.first > min(lowest.values(), default=-1)
             ):
                 damage.heal()
 
@@ -657,7 +654,7 @@ _LENGTHS = {
     "throttle": (0.5, 3.0),
     "half-open": (0.5, 4.0),
     "black-hole": (0.3, 4.0),
-    **dict.fromkeys(("moved", "unmounted", "emptied", "read-only", "slow-store", "lost-answer"), (0.5, 3.0)),
+    **dict.fromkeys(("moved", "unmounted", "emptied", *STORE_FAULTS), (0.5, 3.0)),
     "other-number": (0.0, 1.5),
 }
 

@@ -15,12 +15,17 @@ from pyarrow import parquet
 
 from tests.support import log_rows
 from tests.support.publishers import Publisher
+from tests.weather.bucket import location_in
 from tests.weather.engine import read_end, read_output
 from tests.weather.failpoints import POINTS
+from tests.weather.faults import STORE_FAULTS
 from tests.weather.machine import BrokenPromiseError, World
+from zmq_datasource.errors import LogError
+from zmq_datasource.log.bucket_store import bucket_at
+from zmq_datasource.log.reader import read_index
+from zmq_datasource.log.reader_records import ReaderRecords
 from zmq_datasource.log.state import read_saved_state
 from zmq_datasource.log.storage import LogStorage
-from zmq_datasource.log.stored import storage_at
 from zmq_datasource.options.types import Location
 from zmq_datasource.source.kept import read_gaps
 
@@ -32,29 +37,23 @@ _PROCESS = ("kill", "stop")
 _POWER = ("power", "lying-disk")
 _CLOCK = ("clock-back", "clock-ahead")
 # Failpoints, by what a process does.
-_RECEIVES = (
-    "log.chunk.before_write",
-    "log.chunk.after_write",
-    "log.file",
-    "log.recovery.after_lock",
-    *("log.store.before_write", "log.store.after_write", "log.store.after_sync", "log.store.after_unlink"),
-    *("log.store.before_link", "log.store.after_link", "log.store.before_rename", "log.store.after_rename"),
+_FILES_PUT = (
+    *("log.store.before_write", "log.store.after_write", "log.store.after_sync"),
+    *("log.store.before_link", "log.store.after_link", "log.store.after_unlink"),
 )
+_FILES_REPLACED = ("log.store.before_rename", "log.store.after_rename")
+_PUTS = ("log.chunk.before_put", "log.chunk.after_put")
+_RECEIVES = (*_PUTS, *_FILES_PUT, "log.recovery.after_lock")
 _DELETES = (
-    "log.chunk.before_delete",
-    "log.chunk.after_delete",
+    *("log.chunk.before_delete", "log.chunk.after_delete"),
     "log.store.before_delete",
     "log.store.after_delete",
 )
-_READS = ("log.position", "log.small_file", "weather.")
-_STORES = (
-    "log.file",
-    "log.stored_chunk",
-    "log.claim",
-    "log.pending",
-    "log.tenure",
-    "host.object",
-    "log.store",
+_READS = ("log.position", *_FILES_REPLACED, "weather.")
+_READS_BUCKET = ("log.position", "weather.")
+_IN_BUCKET = (
+    *("log.store.before_put", "log.store.after_put", "log.store.before_beat", "log.store.before_release"),
+    *(*_PUTS, "log.recovery.after_lock"),
 )
 _ACCEPTS = (
     *("acknowledged.data.after_append", "acknowledged.staged", "acknowledged.commit.before_append"),
@@ -64,7 +63,7 @@ _STAGES = (
     *("acknowledged.data.before_send", "acknowledged.end", "acknowledged.commit.before_send"),
     "acknowledged.commit.after_committed",
 )
-_JOURNALS = ("log.group", "log.open_chunk", "log.recovery", "log.small_file", "log.position")
+_JOURNALS = ("log.group", "log.open_chunk", "log.recovery", *_FILES_PUT, *_FILES_REPLACED, "log.position")
 _SERVES = ("log.subscriptions", "proxy.group", "proxy.acked")
 # Of the victims of damage at rest, those that every log has.
 _FILES = ("chunk", "state", "position", "log.json")
@@ -91,6 +90,7 @@ class Topology:
         self.possible: list[tuple[str, str]] = []
         self.reachable: list[tuple[str, str]] = []
         self.commits: tuple[str, ...] = ()
+        self.store = ""  # where the log is, if it is in a bucket
 
     def may(self, target: str, *kinds: str) -> None:
         self.possible += [(kind, target) for kind in kinds]
@@ -125,7 +125,7 @@ class Topology:
 
     def reads(self) -> dict[str, str]:
         """The options of a batch query that reads the log."""
-        return {"walLocation": str(self.wal)}
+        return {"walStore": self.store} if self.store else {"walLocation": str(self.wal)}
 
     def known(self) -> dict[tuple[int, int], str]:
         """The values that the query has got, by partition and id."""
@@ -139,7 +139,11 @@ class Topology:
             "source",
             self.wal,
             directory=str(self.query),
-            options={"walLocation": str(self.wal), "failOnDataLoss": "true", **options},
+            options={
+                **({} if "walStore" in options else {"walLocation": str(self.wal)}),
+                "failOnDataLoss": "true",
+                **options,
+            },
         )
 
     def metrics(self, *processes: str) -> dict[str, str]:
@@ -164,21 +168,59 @@ class Topology:
 
     def read_through(self, query: Path | None = None) -> bool:
         """Whether a query has committed all that the log has, and there is something."""
-        storage = self.storage()
-        ends = {
-            str(partition): max((chunk.end for chunk in storage.of(partition).chunks()), default=0)
-            for partition in storage.partitions()
-        }
         done = (read_end(query or self.query) or {"next": {}})["next"]
-        read = all(done.get(partition, 0) == end for partition, end in ends.items())
-        return read and (any(ends.values()) or bool(self.world.lied_to))
+
+        def is_read(log: LogStorage) -> bool:
+            ends = {str(number): read_index(log.of(number)).end for number in log.partitions()}
+            read = all(done.get(partition, 0) == end for partition, end in ends.items())
+            return read and (any(ends.values()) or bool(self.world.lied_to))
+
+        return self.sees(is_read)
+
+    def sees(self, what: Callable[[LogStorage], bool]) -> bool:
+        """Whether something is so in the log; not while there is none, it is damaged, or its store is away."""
+        try:
+            return what(self.storage())
+        except LogError:
+            return False
 
     def storage(self) -> LogStorage:
-        """The log, as somebody sees it who only reads."""
-        return LogStorage(str(self.wal))
+        """The log, as a process sees it that only reads."""
+        return LogStorage(bucket_at(Location(self.store)) if self.store else str(self.wal))
+
+    def files(self) -> Path:
+        """Where the files of the log are."""
+        return self.world.directory / "bucket" / "log" if self.store else self.wal
+
+    def in_bucket(self, *machines: str) -> list[str]:
+        """Have the log in a bucket, whose server and network have weather; the ``walStore`` of each machine."""
+        endpoint = self.world.endpoint()
+        self.store = location_in(endpoint, "log")
+        self.world.process("bucket", "bucket", endpoint=endpoint, root=str(self.world.directory / "bucket"))
+        self.world.wait_for(lambda: self.sees(lambda log: not log.partitions()), "the bucket is there", 30)
+        self.world.troubles["store of the log"] = _BucketTroubles(self.world)
+        self.may("bucket", *_PROCESS, *STORE_FAULTS)
+        wires = [f"bucket-{machine}" for machine in machines]
+        for wire in wires:
+            self.may(wire, *_NETWORK)
+        return [location_in(self.world.middlebox(wire, endpoint), "log") for wire in wires]
 
     def ended(self, name: str) -> Callable[[], bool]:
         return lambda: self.world.processes[name].ended
+
+
+class _BucketTroubles:
+    """No weather of its own: a query may end with an error about the bucket if that had weather, and goes on later."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+
+    def begin(self, _: str) -> None: ...
+
+    def end(self, _: str) -> None: ...
+
+    def explains(self, error: str) -> bool:
+        return "@bucket/log" in error and any(e.target.startswith("bucket") for e in self._world.events)
 
 
 def _holes(numbers: list[int]) -> str:
@@ -200,8 +242,7 @@ class _Plain(_SinkToSource):
 
     kinds: ClassVar[tuple[str, str]]
     framing: ClassVar[str]
-    receiving: Mapping[str, str] = {}
-    reached: tuple[str, ...] = _RECEIVES
+    reached: tuple[str, ...] = (*_RECEIVES, *_READS)
 
     def __init__(self, world: World, seconds: float) -> None:
         super().__init__(world, seconds)
@@ -218,7 +259,7 @@ class _Plain(_SinkToSource):
             framing=self.framing,
             walRetention=world.retention,
             **more,
-            **self.receiving,
+            **self.receiving(),
             **measured,
             **({"metricsInterval": "1s"} if measured else {}),
         )
@@ -250,10 +291,14 @@ class _Plain(_SinkToSource):
         )
         self.may("wire", *_NETWORK)
         self.may("source", *_DISK, *_PROCESS, *_POWER, *_CLOCK)
-        world.may_be_damaged("source", self.wal, *_FILES)
+        world.may_be_damaged("source", self.files(), *_FILES)
         self.may("sink", *_PROCESS)
-        self.reaches("source", *self.reached, *_READS)
+        self.reaches("source", *self.reached)
         self.reaches("sink", "spark.", *(() if self.letters is None else ("sink.dead_letters",)))
+
+    def receiving(self) -> Mapping[str, str]:
+        """More options of the source."""
+        return {}
 
     def accounts(self) -> list[dict[str, Any]]:
         accounts = [json.loads(line) for line in self.journal.read_text().splitlines()]
@@ -310,26 +355,16 @@ class PubSub(_Plain):
 
     def __init__(self, world: World, seconds: float) -> None:
         self._malformed = world.directory / "malformed"
-        receiving = {"deadLetterLocation": str(self._malformed)}
-        self._store = f"file://{world.directory}/store" if world.extras.random() < 0.4 else None
-        if self._store is not None:
-            receiving["walStore"] = self._store
-            self.reached = _STORES
-        self.receiving = receiving
         super().__init__(world, seconds)
         self.reaches("source", "source.dead_letters")
         self._stranger: zmq.Socket[bytes] | None = None
 
-    def reads(self) -> dict[str, str]:
-        return (
-            super().reads()
-            if self._store is None
-            else {"walLocation": str(self.wal), "walStore": self._store}
-        )
-
-    def storage(self) -> LogStorage:
-        store = None if self._store is None else Location(self._store)
-        return storage_at(str(self.wal), store=store)
+    def receiving(self) -> Mapping[str, str]:
+        letters = {"deadLetterLocation": str(self._malformed)}
+        if self.world.extras.random() >= 0.4:
+            return letters
+        self.reached = (*_IN_BUCKET, *_READS_BUCKET)
+        return letters | {"walStore": self.in_bucket("source")[0]}
 
     def load(self) -> None:
         """A stranger, whose messages do not fit."""
@@ -406,7 +441,7 @@ class VllmReplay(Topology):
         )
         self.may("source", *_DISK, *_PROCESS, *_POWER, *_CLOCK)
         self.reaches("source", *_RECEIVES, *_READS)
-        self.world.may_be_damaged("source", self.wal, *_FILES)
+        self.world.may_be_damaged("source", self.files(), *_FILES)
 
     def load(self) -> None:
         burst = self.world.random.choice((1, 50, 500))
@@ -442,7 +477,7 @@ class VllmReplay(Topology):
         """What is counted as lost. Only a replay endpoint that is away for long, or a source that is, explains it."""
         if not any(event.seconds > 10 for event in self.world.events):
             return set()
-        saved = read_saved_state(LogStorage(str(self.wal)))
+        saved = read_saved_state(self.storage())
         gaps = [gap for gap in read_gaps(saved) if gap["healed"] is None]
         return {number for gap in gaps for number in range(gap["first"], gap["last"] + 1)}
 
@@ -481,7 +516,7 @@ class DealerRouter(_SinkToSource):
         )
         self.may("wire", *_NETWORK)
         self.may("source", *_DISK, *_PROCESS, *_POWER, *_CLOCK)
-        world.may_be_damaged("source", self.wal, *_FILES)
+        world.may_be_damaged("source", self.files(), *_FILES)
         self.may("sink", *_PROCESS)
         self.reaches("source", *_RECEIVES, *_READS, *_ACCEPTS, *_DELETES)
         self.reaches("sink", "spark.", *_STAGES)
@@ -530,7 +565,7 @@ class ProducerReceive(Topology):
             rows=self.rows,
             pause=seconds / self.transactions,
         )
-        world.wait_for(lambda: any(LogStorage(str(self.wal)).chunks()), "there is a log", 30)
+        world.wait_for(lambda: self.sees(lambda log: any(log.chunks())), "there is a log", 30)
         self.source()
         self.may("wire", *_NETWORK)
         self.may("receive", *_DISK, *_PROCESS, *_POWER, *_CLOCK)
@@ -726,20 +761,29 @@ class _SharedFeed(Topology):
         """Until nothing can be deleted that a query with a name has not read."""
         if self.names:
             self.world.wait_for(
-                lambda: self.storage().readers().keys() >= set(self.names), "both queries are there", 60
+                lambda: self.sees(lambda log: {*ReaderRecords(log).names()} >= {*self.names}),
+                "both queries are there",
+                60,
             )
+
+    def may_lose(self) -> bool:
+        """Whether a receiver may have ended with what it held."""
+        return self.world.lossy(*(f"{how} {name}" for how in self.loses for name in self.receivers))
 
     def read_by(self, *queries: Path) -> None:
         """Wait until all have read what was received, and nothing more has been sealed for a while."""
         self.world.wait_for(self.ended("sink"), "the sink has sent all of its batches")
         seen: tuple[Any, float] = (None, 0.0)
 
-        def settled() -> bool:
+        def note(log: LogStorage) -> bool:
             nonlocal seen
-            storage = self.storage()
-            ends = [len(storage.of(partition).names()) for partition in storage.partitions()]
-            if ends != seen[0]:
-                seen = ends, time.monotonic()
+            chunks = [log.of(partition).chunks() for partition in log.partitions()]
+            if chunks != seen[0]:
+                seen = chunks, time.monotonic()
+            return True
+
+        def settled() -> bool:
+            self.sees(note)
             quiet = time.monotonic() - seen[1] > _QUIET_SECONDS
             return quiet and all(self.read_through(query) for query in queries)
 
@@ -755,9 +799,7 @@ class _SharedFeed(Topology):
         }
         missing = sorted(value for value in due - came.keys() if not self.world.discarded(value))
         # What a receiver had and not sealed dies with it.
-        if missing and not self.world.lossy(
-            *(f"{how} {name}" for how in self.loses for name in self.receivers)
-        ):
+        if missing and not self.may_lose():
             raise BrokenPromiseError(f"{len(missing)} of {len(due)} rows never came, {missing[:3]}")
 
 
@@ -799,59 +841,42 @@ class TwoQueries(_SharedFeed):
         return f"{len(one)} rows, to both"
 
 
-class TwoMachines(_SharedFeed):
-    """Two queries on two machines whose log is in object storage: one that stalls is taken for dead, and comes back."""
+class TwoMachines(TwoQueries):
+    """Two queries on two machines with a log in a bucket: one that stalls is taken for dead, and comes back.
+
+    Each machine has a network to the bucket of its own, so that one may be cut off while the other one is not.
+    """
 
     name = "two-machines"
-    receivers, wires = ("source", "second"), 1
     # Another machine has gone on by the time it comes back.
     loses = ("kill", "stop", "power", "slow", "enospc", "eio", "emfile")
 
     def start_receivers(self) -> None:
         self.second = self.world.directory / "second"
-        self.store = f"file://{self.world.directory}/store"
+        stores = self.in_bucket("source", "second")
         keeping = self.draw_keeping()
-        for name, directory in (("source", self.query), ("second", self.second)):
-            wal = self.world.directory / f"wal-{name}"
+        for name, directory, store in zip(self.receivers, (self.query, self.second), stores, strict=True):
+            options = {
+                "socketType": "PULL",
+                "bind": self.at[0],
+                "walStore": store,
+                "startingOffsets": "earliest",
+            }
             self.world.process(
                 name,
-                "stored-source",
-                wal,
+                "machine",
+                self.world.directory / f"disk-{name}",
                 directory=str(directory),
-                options={
-                    "socketType": "PULL",
-                    "bind": self.at[0],
-                    "walLocation": str(wal),
-                    "walStore": self.store,
-                    "startingOffsets": "earliest",
-                    **keeping[name],
-                },
+                options=options | keeping[name],
             )
             self.may(name, *_DISK, *_PROCESS, *_CLOCK)
-            deletes = (*_DELETES, "log.stored_deletion") if self.names else ()
-            self.reaches(name, *_STORES, *_READS, *deletes, "source.takeover")
-            self.world.may_be_damaged(name, wal, "chunk")
-        self.world.may_be_damaged("source", self.world.directory / "store", *_FILES, is_stored=True)
+            deletes = _DELETES if self.names else ()
+            self.reaches(name, *_IN_BUCKET, *_READS_BUCKET, *deletes, "source.takeover")
+        self.world.may_be_damaged("source", self.files(), *_FILES)
         self.wait_for_readers()
 
-    def reads(self) -> dict[str, str]:
-        return {"walLocation": str(self.world.directory / "reads"), "walStore": self.store}
-
-    def storage(self) -> LogStorage:
-        return storage_at(str(self.wal), store=Location(self.store))
-
-    def finish(self) -> None:
-        self.read_by(self.query, self.second)
-        self.world.stop("source", "second")
-
-    def check(self) -> str:
-        one, other = self.output(), self.output(self.second)
-        if one != other:
-            raise BrokenPromiseError(
-                f"one query has {len(one)} rows, the other {len(other)}, and not the same"
-            )
-        self.check_rows(one)
-        return f"{len(one)} rows, to both"
+    def may_lose(self) -> bool:
+        return super().may_lose() or any(event.target.startswith("bucket") for event in self.world.events)
 
 
 class ReceiversShare(_SharedFeed):
@@ -878,7 +903,7 @@ class ReceiversShare(_SharedFeed):
             self.may(f"receive-{partition}", *_DISK, *_PROCESS, *_CLOCK)
             self.reaches(f"receive-{partition}", *_RECEIVES)
             self.world.may_be_damaged(f"receive-{partition}", self.wal, *_FILES)
-        self.world.wait_for(lambda: LogStorage(str(self.wal)).partitions() == [0, 1], "there is a log", 30)
+        self.world.wait_for(lambda: self.sees(lambda log: log.partitions() == [0, 1]), "there is a log", 30)
         self.source()
         self.may("source", *_PROCESS)
         self.reaches("source", *_READS)

@@ -38,11 +38,8 @@ _ANSWER, _ALL, _LARGE_BYTES = "10s", "60s", 4 << 20
 # A server that refuses at once is asked a second time. All else the caller repeats.
 _RETRIES = {"max_retries": 1, "retry_timeout": timedelta(seconds=5)}
 
-# A holder refreshes its key so often.
-_BEAT_SECONDS = 3.0
-# After so long without that another process may take it. Shorter than ``LOCK_WAIT_SECONDS``.
+# Shorter than ``LOCK_WAIT_SECONDS``.
 SILENT_SECONDS = 12.0
-_LOOKING_SECONDS = 1.0
 # Silence counts only while somebody listens: of two looks farther apart the first one tells nothing.
 _BLIND_SECONDS = 4.0
 _JOIN_SECONDS = 5.0
@@ -67,13 +64,17 @@ class BucketStore:
         location: Its URI; see ``buckets.Bucket``.
 
     Attributes:
+        beat_seconds: A holder refreshes its key so often.
+        silent_seconds: After so long without that another process may take it.
+        looking_seconds: A process that waits for a key looks so often.
         settling_seconds: Two processes that take a key at once see each other's record after so long.
 
     Raises:
         OptionError: The URI is none of a bucket, or ``obstore`` is not installed.
     """
 
-    settling_seconds = 1.0
+    beat_seconds, silent_seconds = 3.0, SILENT_SECONDS
+    looking_seconds = settling_seconds = 1.0
 
     def __init__(self, location: Location) -> None:
         self.location = location
@@ -249,10 +250,10 @@ class BucketStore:
             if is_held and found is not None and time.monotonic() >= deadline:
                 raise LogLockedError(
                     f"holding {self.path_of(key)}: {found.who} holds it. It counts as gone when it has given no sign "
-                    f"of life for {SILENT_SECONDS:.0f} s"
+                    f"of life for {self.silent_seconds:.0f} s"
                 )
             check_signals()
-            time.sleep(min(_LOOKING_SECONDS, max(0.01, deadline - time.monotonic())))
+            time.sleep(min(self.looking_seconds, max(0.01, deadline - time.monotonic())))
 
     def _take(self, key: str, found: _Record | None, mine: _Record) -> bool:
         self._put(key, memoryview(mine.content), "create" if found is None else "overwrite")
@@ -274,7 +275,7 @@ class BucketStore:
             is_same = seen is not None and seen.record == found and now - seen.last < _BLIND_SECONDS
             since = seen.since if seen is not None and is_same else now
             self._seen[key] = _Seen(found, since, now)
-            return found, now - since < SILENT_SECONDS
+            return found, now - since < self.silent_seconds
 
     def holder(self, key: str) -> Holding | None:
         found, is_held = self._look(key)
@@ -375,7 +376,7 @@ class BucketHold:
             if self._is_mine():
                 self._store.put(self._key, self._record._replace(nonce="").content)
         except LogError as e:
-            _log.warning("%s; another process can hold it in %.0f s", e, SILENT_SECONDS)
+            _log.warning("%s; another process can hold it in %.0f s", e, self._store.silent_seconds)
         _held.discard(self._record.nonce)
 
     def _end(self) -> None:
@@ -390,7 +391,7 @@ class BucketHold:
         return found is not None and self._lost is None
 
     def _refresh(self) -> None:
-        while self._lost is None and not self._ending.wait(_BEAT_SECONDS):
+        while self._lost is None and not self._ending.wait(self._store.beat_seconds):
             try:
                 failpoints.reach("log.store.before_beat")
                 if self._is_mine():
