@@ -23,6 +23,8 @@ from zmq_datasource.log.storage import LogStorage
 __all__ = ["LOOKING_SECONDS", "LogFollower"]
 
 LOOKING_SECONDS = 0.05
+# Requests to a bucket are paid for.
+_LOOKING_IN_A_BUCKET_SECONDS = 1.0
 _LISTING_SECONDS = 1.0
 # A directory is not listed in one moment: a chunk is missing if it is not there each time.
 _LISTINGS = 10
@@ -42,6 +44,7 @@ class LogFollower(ReadableLog):
         super().__init__()
         self._storage = storage
         self._clock = clock
+        self._seconds = _LOOKING_IN_A_BUCKET_SECONDS if storage.leisure else LOOKING_SECONDS
         self._looking = threading.Lock()  # Spark's calls and the metrics' thread meet here
         self._next_look = self._next_listing = 0.0
         self.log_id = storage.log_id()
@@ -75,7 +78,7 @@ class LogFollower(ReadableLog):
             )
         self._forget_deleted()
         self._take_up_new(anew or began >= self._next_listing)
-        self._next_look = began + LOOKING_SECONDS
+        self._next_look = began + self._seconds
 
     def _check_line(self, message_id: int, incarnations: Incarnations) -> None:
         """Make sure that what has come follows what was known, and is not in its place.

@@ -36,6 +36,8 @@ _LAZY_SECONDS = 1.0
 _AGAIN_SECONDS = 60.0
 # A writer that deletes, or another reader that writes its record, is done with that soon.
 _PLACING_SECONDS = 30.0
+# So old may records be that decide nothing by themselves.
+_FOUND_SECONDS = 1.0
 
 
 class Reader:
@@ -179,6 +181,7 @@ class Readers:
         self._retention = retention
         self._clock = clock
         self._opened_at = clock()
+        self._found: tuple[float, dict[str, ReaderRecord]] = -math.inf, {}
         self.own: str | None = None
         self.retention = 0.0
 
@@ -190,13 +193,19 @@ class Readers:
         """
         self._opened_at = self._clock()
 
-    def others(self) -> dict[str, ReaderRecord]:
+    def others(self, fresh: bool = True) -> dict[str, ReaderRecord]:
         """The records of all readers but the one in this process, by name.
+
+        Args:
+            fresh: Whether they are read now. Else those of a moment ago do where the log is in a bucket.
 
         Raises:
             LogError: A record cannot be read.
         """
-        records = self._records.all()
+        now = time.monotonic()
+        if fresh or not self._storage.leisure or now - self._found[0] >= _FOUND_SECONDS:
+            self._found = now, self._records.all()
+        records = dict(self._found[1])
         records.pop(self.own or "", None)
         wanted = [record.terms.retention for record in records.values() if record.terms is not None]
         self.retention = max(wanted, default=0.0)
@@ -213,15 +222,18 @@ class Readers:
                 return name
         return None
 
-    def needed(self) -> int | None:
+    def needed(self, fresh: bool = True) -> int | None:
         """The first id of the partition that another reader still needs; None if there is no other reader.
 
         Drops the readers whose time is over, if another reader is left.
 
+        Args:
+            fresh: As for ``others``.
+
         Raises:
             LogError: A record cannot be read, or one that is to be dropped cannot be removed.
         """
-        records = self.others()
+        records = self.others(fresh)
         late = {name: why for name, record in records.items() if (why := self._why_late(name, record))}
         if self.own is not None or len(late) < len(records):
             for name, why in late.items():

@@ -188,7 +188,7 @@ class Sealer:
 
     def _look_whether_lost(self) -> None:
         """One that has nothing to write is to hear of it, too, when another process has taken the log."""
-        if self.failure is None and self._hold is not None:
+        if self.failure is None and self._hold is not None and self._hold.lost:
             try:
                 self._storage.check_writer()
             except LogLockedError as e:

@@ -272,13 +272,13 @@ class Ingest:
         Returns:
             How far all of them have come; None if there are none, and nothing is deleted.
         """
-        needed = self.readers.needed()
+        needed = self.readers.needed(fresh=False)  # what is deleted is decided once more
         return None if needed is None else self._commit(self.log.durable_end, needed)
 
     def commit(self, end: int) -> None:
         """Delete what is below ``end``, which the query in this process has read, and what no other reader needs."""
         try:
-            self._commit(end, self.readers.needed())
+            self._commit(end, self.readers.needed(fresh=False))  # what is deleted is decided once more
         except LogFormatError as e:  # what the damaged record may still say is kept
             self._reader_faults.warn("%s", e)
 
