@@ -71,6 +71,8 @@ class Feed:
         self._failure: Exception | None = None
         self._faults = LimitedLog(__name__, "attempts to receive in place of another process")
         self.storage = log_storage(options, partition)
+        if self.storage.leisure:  # requests to a bucket are paid for
+            self.standby_seconds = _STANDBY_IN_A_BUCKET_SECONDS
         if (options.connect or options.bind) and partition >= options.receivers:
             self._idle = IdlePartition(self.storage, options)
         self.starting_position = options.start or Position(
