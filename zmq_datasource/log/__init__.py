@@ -11,8 +11,8 @@ A log is a set of whole objects in a store, which is a directory or a bucket. Bo
 
 The rules:
 
-* A store has six verbs: ``list``, ``open``, ``put_new``, ``put``, ``delete``, ``hold``. ``put_new`` makes an object only
-  if its key is free.
+* A store has six verbs: ``list``, ``open``, ``put_new``, ``put``, ``delete``, ``hold``. Of these, ``put_new`` makes an
+  object only if its key is free.
 * The writer that puts a chunk's key first has given out its ids. The other writer finds the key taken, and stops. No
   lock and no clock protects the log: ``hold`` only says when a standby may begin.
 * Before and after each put, the writer checks that its last chunk is still there. A store without it was unmounted or
@@ -34,8 +34,8 @@ Layers, from below:
   all, ``contents`` what a process knows of a partition while that changes.
 * The writer: ``recovery`` takes a partition over, ``writer`` counts messages and cuts chunks, ``sealer`` writes them in
   a thread of its own, ``retention`` deletes. ``filler`` and ``carried`` are what a writer asks of its room.
-* The reader: ``reader`` reads a range of ids, ``follower`` finds new chunks, ``times`` finds a time, ``deletions`` decides
-  what happens if a chunk is gone. ``reader_records`` are the records of all readers.
+* The reader: ``reader`` reads a range of ids, ``follower`` finds new chunks, ``times`` finds a time, ``deletions``
+  decides what happens if a chunk is gone. ``reader_records`` are the records of all readers.
 * Transactions that are not committed: ``staging``.
 
 The partitions of one log have a ``LogStorage`` (``LogStorage.of``) and a writer each, and share ``log.json`` and the

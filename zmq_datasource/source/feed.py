@@ -37,6 +37,7 @@ __all__ = ["Feed"]
 
 _log = logging.getLogger(__name__)
 
+_STANDBY_IN_A_BUCKET_SECONDS = 2.0
 # Who has had the log's lock for so long, receives.
 _SETTLED_SECONDS = 2.0
 
