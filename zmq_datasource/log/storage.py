@@ -196,8 +196,9 @@ class LogStorage:
                 raise _other_format(path, version)
             case None:
                 self._refuse_nameless_chunks()
+                where = "bucket" if self.directory is None else "directory"
                 raise NoLogError(
-                    f"reading {path}: there is no log here, or it is not reachable from this machine "
+                    f"reading {path}: there is no log in this {where}, or it is not reachable from this machine "
                     f"({socket.gethostname()}). Start what fills it (a query with connect or bind, zmq-datasource "
                     "receive, a proxy), or correct walLocation, which all machines that read it must share, or walStore"
                 )
