@@ -66,7 +66,7 @@ def test_a_takeover_costs_the_same_however_many_chunks_there_are(machines: Machi
 
 def test_a_writer_that_lives_keeps_other_machines_away(machines: Machines) -> None:
     log = machines.writer()
-    with pytest.raises(LogLockedError, match=r"process \d+ on .* holds it.* no sign of life"):
+    with pytest.raises(LogLockedError, match=r"held by process \d+ on .* no sign of life"):
         machines.writer()
     assert machines.storage().is_written()
     machines.end(log)

@@ -238,7 +238,7 @@ def test_a_chunk_that_cannot_be_deleted_is_reported_and_tried_again(
 
 def test_a_second_writer_is_told_who_the_first_is(tmp_path: Path) -> None:
     log = writer(tmp_path)
-    with pytest.raises(LogLockedError, match=rf"process {os.getpid()} on .* holds it; .* walLocation"):
+    with pytest.raises(LogLockedError, match=rf"held by process {os.getpid()} on .*; .* walLocation"):
         writer(tmp_path)
     log.close()
     writer(tmp_path).close()

@@ -16,6 +16,7 @@ from pyspark.sql import SparkSession
 
 from tests.support import Socket, bound, crash_driver, log_rows, offer, wait_for
 from tests.support.streams import ids_and_numbers, wait_until_released
+from zmq_datasource.log.reader import read_index
 from zmq_datasource.log.storage import LogStorage
 
 pytestmark = pytest.mark.spark
@@ -130,7 +131,7 @@ def test_kills_cost_no_message_of_the_log_and_double_none(
 
 
 def durable(log: Path) -> int:
-    return max((chunk.end for chunk in LogStorage(str(log)).chunks()), default=0)
+    return read_index(LogStorage(str(log))).end
 
 
 def test_a_jvm_that_is_told_to_end_leaves_nothing_of_a_stopped_feed_behind(

@@ -1,4 +1,4 @@
-"""A log in object storage, as a user of Spark sees it: received by one query, read by others without its directory."""
+"""A log in a bucket, as a user of Spark sees it: received by one query, read by others without its directory."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import zmq
 from pyspark.sql import SparkSession
 
 from tests.support import Socket, bound, wait_for
+from tests.support.bucket_server import BucketServer
 from tests.support.middlebox import Middlebox
 from tests.support.s3 import S3Server
 from tests.support.streams import feed, ids_and_numbers, rows_read, running, wait_for_rows
@@ -20,11 +21,12 @@ pytestmark = pytest.mark.spark
 Context = zmq.Context[Socket]
 
 
-@pytest.fixture(params=["directory", pytest.param("s3", marks=pytest.mark.long)])
+@pytest.fixture(params=["moto", pytest.param("s3", marks=pytest.mark.long)])
 def store(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """A location in object storage; a directory keeps S3's promises, too."""
-    if request.param == "directory":
-        yield f"file://{tmp_path}/store"
+    """A location in a bucket."""
+    if request.param == "moto":
+        with BucketServer() as bucket:
+            yield bucket.location("log")
         return
     with S3Server(tmp_path / "s3") as server:
         # The session's processes were started before: they get the keys from the location.
@@ -35,7 +37,7 @@ def test_a_query_receives_and_others_read_what_is_in_the_storage(
     spark: SparkSession, context: Context, tmp_path: Path, store: str
 ) -> None:
     push, endpoint = bound(context, zmq.PUSH)
-    received = feed(spark, connect=endpoint, walLocation=tmp_path / "a", walStore=store, walRetention="1h")
+    received = feed(spark, connect=endpoint, walStore=store, walRetention="1h")
     elsewhere = spark.readStream.format("zmq").option("walStore", store)
     with running(received, tmp_path / "one") as query:
         for number in range(500):
@@ -54,8 +56,8 @@ def test_a_query_receives_and_others_read_what_is_in_the_storage(
     assert batch.load().count() == 1000
     assert batch.option("startingOffsets", '{"next": {"0": 990}}').load().count() == 10
     assert spark.read.format("zmq").option("walStore", store).option("view", "gaps").load().count() == 0
-    # Another machine, which has no directory yet, goes on from the same checkpoint.
-    moved = feed(spark, connect=endpoint, walLocation=tmp_path / "b", walStore=store, walRetention="1h")
+    # Another machine goes on from the same checkpoint.
+    moved = feed(spark, connect=endpoint, walStore=store, walRetention="1h")
     with running(moved, tmp_path / "one") as query:
         for number in range(1000, 1200):
             push.send(b"%d" % number)
@@ -95,7 +97,6 @@ def test_a_cut_between_the_workers_and_the_storage_costs_nothing(
         received = feed(
             spark,
             connect=endpoint,
-            walLocation=tmp_path / "a",
             walStore=located(server.endpoint),
             walRetention="1h",
         )

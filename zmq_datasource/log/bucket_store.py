@@ -249,7 +249,7 @@ class BucketStore:
                 return
             if is_held and found is not None and time.monotonic() >= deadline:
                 raise LogLockedError(
-                    f"holding {self.path_of(key)}: {found.who} holds it. It counts as gone when it has given no sign "
+                    f"{self.path_of(key)} is held by {found.who}. It counts as gone when it has given no sign "
                     f"of life for {self.silent_seconds:.0f} s"
                 )
             check_signals()

@@ -256,7 +256,7 @@ class DirectoryStore:
                     file = self._lock_file(path)
                     continue
                 if time.monotonic() >= deadline:
-                    raise LogLockedError(f"holding {path}: {_who(_content(file))} holds it")
+                    raise LogLockedError(f"{path} is held by {_who(_content(file))}")
                 if not warned:
                     warned = True
                     _log.info("%s: another process holds it; waiting for up to %.0f s", path, wait)

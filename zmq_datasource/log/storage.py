@@ -374,8 +374,9 @@ class LogStorage:
         try:
             self._writer = self.store.hold(self.key(LOCK_NAME), wait, feed)
         except LogLockedError as e:
+            option = "walStore" if self.directory is None else "walLocation"
             raise LogLockedError(
-                f"opening {self}: {e}; stop that query or proxy, or give this one a walLocation or walStore of its own"
+                f"opening {self}: {e}; stop that query or proxy, or give this one a {option} of its own"
             ) from e
         return self._writer
 
