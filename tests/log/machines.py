@@ -99,10 +99,11 @@ class MemoryBucket:
             self._away[key] = bytes(obstore.get(self.held, key).bytes())
             obstore.delete(self.held, key)
 
-    def restore(self) -> None:
-        """Put back what ``empty`` has deleted."""
+    def restore(self, name: str = "") -> None:
+        """Put back what ``empty`` has deleted; only what ends in this name."""
         for key, content in self._away.items():
-            obstore.put(self.held, key, content)
+            if key.endswith(name):
+                obstore.put(self.held, key, content)
 
 
 class Machines:

@@ -14,14 +14,13 @@ import pytest
 import zmq
 from click.testing import CliRunner
 from pyspark.sql.streaming.datasource import ReadMaxRows
-from zmq_datasource.log.reader_files import ReaderRecord
 
 from tests.support import Socket, batch_of, bound, log_rows, stop_sooner, stream_options, wait_for
 from zmq_datasource import receive as receive_module
 from zmq_datasource.cli import main
 from zmq_datasource.errors import DataLossError, DiskFaultError
-from zmq_datasource.log.follower import LogFollower
-from zmq_datasource.log.layout import Chunk
+from zmq_datasource.log.layout import chunk_name
+from zmq_datasource.log.reader_records import ReaderRecord, ReaderRecords
 from zmq_datasource.log.readers import Reader
 from zmq_datasource.log.storage import LogStorage
 from zmq_datasource.log.writer import LogWriter
@@ -97,8 +96,8 @@ def values(it: ZmqStreamReader, start: dict[str, Any], end: dict[str, Any]) -> l
     return [value for batch in batches for value in batch.column("value").to_pylist()]
 
 
-def chunks(location: Path) -> list[Chunk]:
-    return sorted(LogStorage(str(location)).chunks())
+def chunks(location: Path) -> list[Path]:
+    return [location / "0" / chunk_name(chunk.first) for chunk in LogStorage(str(location)).chunks()]
 
 
 # Where a query begins.
@@ -148,7 +147,7 @@ def test_a_full_log_that_nobody_has_read_says_so(
     try:
         push.send(b"x" * 60_000)
         wait_for(lambda: "no query has read it yet" in caplog.text, "the warning")
-        LogStorage(str(tmp_path)).write_reader("slow", ReaderRecord({0: 0}, 1e9))
+        ReaderRecords(LogStorage(str(tmp_path))).write("slow", ReaderRecord({0: 0}, 1e9))
         wait_for(lambda: "reader slow still needs the messages from id 0" in caplog.text, "the slow reader")
         assert f"zmq-datasource log readers drop {tmp_path} slow" in caplog.text
     finally:
@@ -217,7 +216,7 @@ def test_a_query_that_comes_again_under_another_name_keeps_what_it_goes_on_with(
         end = it.latestOffset(begin, ALL)
     with reader(tmp_path, reader="renamed") as it:  # the batch was planned, not committed
         shares = it.partitions(begin, end)
-        LogStorage(str(tmp_path)).write_reader("query", ReaderRecord({0: 5}))
+        ReaderRecords(LogStorage(str(tmp_path))).write("query", ReaderRecord({0: 5}))
         log.commit(5)
         assert [batch.num_rows for share in shares for batch in it.read(share)] == [1] * 5
     log.close()
@@ -225,7 +224,7 @@ def test_a_query_that_comes_again_under_another_name_keeps_what_it_goes_on_with(
 
 def test_a_writer_deletes_nothing_while_a_reader_marks_its_place(tmp_path: Path) -> None:
     log, storage = written(tmp_path, 5), LogStorage(str(tmp_path))
-    with storage.placing(0.0):
+    with ReaderRecords(storage).placing(0.0):
         log.commit(5)
         assert len(chunks(tmp_path)) == 5
     log.retention.remove_expired()
@@ -239,7 +238,7 @@ def test_a_beginning_that_is_gone_is_told(tmp_path: Path) -> None:
     with reader(tmp_path, reader="desk") as it:
         it.latestOffset(it.initialOffset(), ALL)
     for chunk in chunks(tmp_path)[:3]:
-        (tmp_path / "0" / chunk.name).unlink()
+        chunk.unlink()
     with (
         reader(tmp_path, reader="desk") as it,
         pytest.raises(DataLossError, match="ids 0 to 2 are no longer"),
@@ -249,40 +248,6 @@ def test_a_beginning_that_is_gone_is_told(tmp_path: Path) -> None:
         assert it.initialOffset()["next"] == {"0": 3}
     with reader(tmp_path, reader="desk", startingOffsets="earliest") as it:
         assert it.initialOffset()["next"] == {"0": 3}
-
-
-def test_an_older_listing_does_not_replace_a_newer_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    log = written(tmp_path, 2)
-    followed = LogFollower(LogStorage(str(tmp_path)))
-    followed.refresh()
-    listed, go_on = threading.Event(), threading.Event()
-    list_names = LogStorage.names
-
-    def slow(storage: LogStorage) -> set[str]:
-        found = list_names(storage)
-        if threading.current_thread() is metrics:
-            listed.set()
-            assert go_on.wait(30)
-        return found
-
-    def refresh() -> None:
-        followed._next_look = 0.0
-        followed.refresh()
-
-    monkeypatch.setattr(LogStorage, "names", slow)
-    metrics, spark = threading.Thread(target=refresh), threading.Thread(target=refresh)
-    metrics.start()
-    assert listed.wait(30)
-    write(log, 1)
-    spark.start()
-    spark.join(0.2)  # it may have to wait for the other
-    go_on.set()
-    metrics.join(30)
-    spark.join(30)
-    assert followed.durable_end == 3
-    log.close()
 
 
 def test_who_follows_a_log_waits_for_a_chunk_too(tmp_path: Path) -> None:
@@ -352,7 +317,7 @@ def test_ids_of_lost_chunks_that_a_query_has_read_are_not_given_again(
     with reader(tmp_path, **({} if along else options), startingOffsets="earliest") as it:
         end = until(it, it.initialOffset(), 3)
         it.latestOffset(end, ALL)  # Spark asks for more: the batch is done
-    (tmp_path / "0" / chunks(tmp_path)[-1].name).unlink()
+    chunks(tmp_path)[-1].unlink()
     with (
         reader(tmp_path, **options) as it,
         pytest.raises(DataLossError, match="has read the ids below 3"),
@@ -376,7 +341,7 @@ def test_available_now_does_not_go_on_in_a_log_whose_newest_chunk_is_lost(
         end = it.latestOffset(begin, ALL)
         assert values(it, begin, end) == [b"0", b"1", b"2"]
         assert it.latestOffset(end, ALL) == end
-    (tmp_path / "0" / chunks(tmp_path)[-1].name).unlink()
+    chunks(tmp_path)[-1].unlink()
     with reader(tmp_path, **options) as it, pytest.raises(DataLossError):
         it.latestOffset(end, ALL)
     assert log_rows(tmp_path).num_rows == 2
@@ -386,7 +351,7 @@ def test_ids_that_no_query_has_read_are_free(context: Context, tmp_path: Path) -
     push, endpoint = bound(context, zmq.PUSH)
     with receiving(tmp_path, endpoint, walSync=False) as ingest:
         sealed(ingest, push, 3)
-    (tmp_path / "0" / chunks(tmp_path)[-1].name).unlink()
+    chunks(tmp_path)[-1].unlink()
     with receiving(tmp_path, endpoint, walSync=False) as ingest:
         assert ingest.resumed_at == 2
 
@@ -451,13 +416,13 @@ def test_a_position_that_the_disk_refuses_is_tried_again_in_a_while(
     position = Reader(LogStorage(str(tmp_path)), "one", 1e9)
     attempts = []
 
-    def refuse(storage: LogStorage, name: str, record: ReaderRecord) -> None:
+    def refuse(records: ReaderRecords, name: str, record: ReaderRecord) -> None:
         attempts.append(record)
         raise DiskFaultError("no")
 
     try:
         with monkeypatch.context() as fault:
-            fault.setattr(LogStorage, "write_reader", refuse)
+            fault.setattr(ReaderRecords, "write", refuse)
             for number in range(10):
                 position.move({0: number}, lazily=True)
         assert (len(attempts), caplog.text.count("recording the position")) == (1, 1)

@@ -1,8 +1,9 @@
 """A log that another process writes, as a reader sees it: looked at now and then, never locked.
 
-The next chunk can only be at the id where the newest one ends. So a look costs two requests, however many chunks there
-are: whether that chunk is there, and whether the first one still is. Once in a while the names behind the newest are
-listed all the same: a shared file system remembers for up to a minute that a name was not there.
+The next chunk can only be at the id where the newest one ends. So a look costs three requests, however many chunks
+there are: which log it is, whether the first chunk still is there, and whether the next one is. Once in a while the
+names behind the newest are listed all the same: a shared file system remembers for up to a minute that a name was not
+there.
 """
 
 from __future__ import annotations
@@ -26,6 +27,8 @@ LOOKING_SECONDS = 0.05
 # Requests to a bucket are paid for.
 _LOOKING_IN_A_BUCKET_SECONDS = 1.0
 _LISTING_SECONDS = 1.0
+# After so many chunks that are gone all chunks are listed.
+_FEW = 10
 # A directory is not listed in one moment: a chunk is missing if it is not there each time.
 _LISTINGS = 10
 
@@ -96,20 +99,30 @@ class LogFollower(ReadableLog):
 
     def _forget_deleted(self) -> None:
         contents = self._contents
-        chunks = contents.covering(contents.earliest, contents.end)
         gone = 0
-        while gone < len(chunks) and self._storage.find_chunk(chunks[gone].first) is None:
+        for chunk in contents.covering(contents.earliest, contents.end):
+            if self._storage.find_chunk(chunk.first) is not None:
+                contents.forget(gone)
+                return
             gone += 1
-        if gone < len(chunks) or not chunks:
-            contents.forget(gone)
-            return
-        index = read_index(self._storage)
-        if index.end < chunks[-1].end:  # the newest always stays
-            raise DiskFaultError(f"reading {self._storage}: no chunk is there any more. {MOUNT_AGAIN}")
-        contents.replace(index)
+            if gone == _FEW:
+                break
+        if gone:
+            self._begin_anew()
 
     def _begin_anew(self) -> None:
-        self._contents.replace(read_index(self._storage))
+        """List all there is.
+
+        Raises:
+            DiskFaultError: What was known is not there, nor what has followed it.
+        """
+        index, newest = read_index(self._storage), self.newest
+        if newest is not None:
+            if index.end < newest.end:  # the newest always stays
+                raise DiskFaultError(f"reading {self._storage}: no chunk is there any more. {MOUNT_AGAIN}")
+            self._check_line(newest.end - 1, index.incarnations)
+        self._contents.replace(index)
+        self._next_listing = self._clock() + _LISTING_SECONDS
 
     def _take_up_new(self, listing: bool) -> None:
         contents, storage = self._contents, self._storage

@@ -1,0 +1,294 @@
+"""Following a log costs what is new in it, not what it holds; and nothing new stays unseen. No JVM."""
+
+from __future__ import annotations
+
+import shutil
+import threading
+from collections import Counter
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pyspark.sql.streaming.datasource import ReadMaxRows
+
+from tests.log.machines import Machines, MemoryBucket, Watched, WatchedDirectory, fill
+from tests.log.test_readers import written
+from tests.support import stream_options
+from zmq_datasource.errors import DataLossError, DiskFaultError, LogFormatError
+from zmq_datasource.log.directory_store import DirectoryStore
+from zmq_datasource.log.follower import LOOKING_SECONDS, LogFollower
+from zmq_datasource.log.layout import chunk_name
+from zmq_datasource.log.reader import read_index
+from zmq_datasource.spark.stream_reader import ZmqStreamReader
+
+WITHOUT_NEWS = {"open": 1, "find": 2}
+
+
+class Followed:
+    """A log with chunks of a message each, and a follower with a clock of its own."""
+
+    def __init__(self, machines: Machines, chunks: int) -> None:
+        self.log = machines.writer()
+        self.machines = machines
+        self.write(chunks)
+        self.now = 0.0
+        storage = machines.storage()
+        assert isinstance(storage.store, Watched)
+        self.store = storage.store
+        self.follower = LogFollower(storage, lambda: self.now)
+        self.follower.refresh()
+
+    def write(self, chunks: int) -> None:
+        for _ in range(chunks):
+            fill(self.log, b"x" * (1 + self.log.durable_end))
+
+    def remove(self, first: int) -> None:
+        self.machines.storage().delete_chunk(first)
+
+    def look(self) -> Counter[str]:
+        """Look for changes; what that has cost."""
+        self.store.calls.clear()
+        self.now += LOOKING_SECONDS
+        self.follower.refresh()
+        return self.store.calls
+
+    def is_all(self) -> bool:
+        """Whether it is what a listing of everything finds."""
+        index, seen = read_index(self.machines.storage()), self.follower
+        return (seen.earliest, seen.durable_end, seen.size, seen.incarnations) == (
+            *(index.earliest, index.end, index.size),
+            index.incarnations,
+        ) and seen.covering(0, seen.durable_end) == index.covering(0, index.end)
+
+
+def test_a_look_without_news_costs_three_requests(anywhere: Machines) -> None:
+    followed = Followed(anywhere, 50)
+    for _ in range(10):
+        assert followed.look() == WITHOUT_NEWS
+    assert followed.is_all()
+
+
+def test_refreshing_twice_at_once_costs_nothing(anywhere: Machines) -> None:
+    followed = Followed(anywhere, 1)
+    followed.look()
+    followed.store.calls.clear()
+    followed.follower.refresh()
+    assert not followed.store.calls
+
+
+def test_what_is_new_costs_one_listing_and_the_newest_of_it(anywhere: Machines) -> None:
+    followed = Followed(anywhere, 50)
+    followed.write(2)
+    assert followed.look() == {"open": 2, "find": 2, "list": 1}
+    assert followed.is_all()
+    assert followed.look() == WITHOUT_NEWS
+
+
+def test_what_is_gone_at_the_front_is_gone(anywhere: Machines) -> None:
+    followed = Followed(anywhere, 50)
+    followed.log.commit(2)
+    followed.write(1)
+    assert followed.look() == {"open": 2, "find": 4, "list": 1}
+    assert followed.follower.earliest == 2
+    assert followed.is_all()
+
+
+def test_a_reader_that_was_away_finds_only_newer_chunks(anywhere: Machines) -> None:
+    followed = Followed(anywhere, 50)
+    followed.write(50)
+    followed.log.commit(99)
+    assert followed.look()["find"] < 20
+    assert (followed.follower.earliest, followed.follower.durable_end) == (99, 100)
+    assert followed.is_all()
+
+
+def test_a_file_system_that_remembers_that_a_name_was_not_there_hides_nothing_for_long(
+    anywhere: Machines, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    followed = Followed(anywhere, 5)
+    followed.look()
+    find, began = followed.store.find, followed.now
+    hidden = f"0/{chunk_name(5)}"
+    monkeypatch.setattr(followed.store, "find", lambda key: None if key == hidden else find(key))
+    followed.write(1)
+    while followed.follower.durable_end < 6:
+        followed.look()
+        assert followed.now - began < 1.5
+
+
+def test_a_chunk_that_is_missing_in_the_middle_is_not_seen_here(anywhere: Machines) -> None:
+    """Its predecessor seems to reach to the next one; what reads past that gets an error."""
+    followed = Followed(anywhere, 5)
+    followed.remove(2)
+    followed.write(1)
+    followed.look()
+    assert (followed.follower.earliest, followed.follower.durable_end) == (0, 6)
+    with pytest.raises(DataLossError, match="from 2 to 2 is missing"):
+        anywhere.rows()
+
+
+def test_ids_that_are_missing_behind_the_newest_chunk_are_named(anywhere: Machines) -> None:
+    followed = Followed(anywhere, 5)
+    followed.write(2)
+    followed.remove(5)
+    followed.now += 10.0  # the chunk after the newest one is not there, so it is found by a listing
+    with pytest.raises(LogFormatError, match=rf"ids 5 to 5 are missing, before chunk .*{chunk_name(6)}"):
+        followed.look()
+    assert followed.follower.durable_end == 5
+    followed.log.commit(6)
+    followed.remove(4)  # a writer deletes from the front: now it was away
+    followed.look()
+    assert (followed.follower.earliest, followed.follower.durable_end) == (6, 7)
+
+
+class Places:
+    """A log that is emptied, and comes back."""
+
+    def __init__(self, machines: Machines, memory: MemoryBucket, path: Path) -> None:
+        self._bucket = None if isinstance(machines.connect(), DirectoryStore) else memory
+        self._path = path
+
+    def empty(self) -> None:
+        if self._bucket is not None:
+            self._bucket.empty()
+            return
+        shutil.copytree(self._path / "log", self._path / "away")
+        for path in (self._path / "log").rglob("*.*"):
+            path.unlink()
+
+    def restore(self, name: str) -> None:
+        """Put back what has such a name."""
+        if self._bucket is not None:
+            self._bucket.restore(name)
+            return
+        for path in (self._path / "away").rglob(f"*{name}"):
+            if path.is_file():
+                shutil.copy(path, self._path / "log" / path.relative_to(self._path / "away"))
+
+
+def test_a_store_that_is_emptied_and_comes_back_piece_by_piece_never_ends_earlier(
+    anywhere: Machines, memory: MemoryBucket, tmp_path: Path
+) -> None:
+    followed = Followed(anywhere, 3)
+    anywhere.end(followed.log)
+    places = Places(anywhere, memory, tmp_path)
+    places.empty()
+    for name in ("log.json", chunk_name(1)):
+        for _ in range(2):
+            with pytest.raises(DiskFaultError, match="Mount or restore it"):
+                followed.look()
+            with pytest.raises(DiskFaultError, match="Mount or restore it"):
+                followed.follower.look()
+            assert (followed.follower.earliest, followed.follower.durable_end) == (0, 3)
+        places.restore(name)
+    places.restore(chunk_name(2))
+    places.restore(chunk_name(0))
+    followed.log = anywhere.writer()
+    followed.write(1)
+    followed.look()
+    assert [chunk[:2] for chunk in followed.follower.covering(0, 4)] == [(0, 1), (1, 2), (2, 3), (3, 4)]
+
+
+def test_another_log_in_its_place_is_refused(
+    anywhere: Machines, memory: MemoryBucket, tmp_path: Path
+) -> None:
+    followed = Followed(anywhere, 3)
+    anywhere.end(followed.log)
+    Places(anywhere, memory, tmp_path).empty()
+    anywhere.writer()
+    with pytest.raises(DataLossError, match="it was made anew"):
+        followed.look()
+    assert followed.follower.durable_end == 3
+
+
+def test_an_older_copy_that_was_received_into_is_refused(
+    anywhere: Machines, memory: MemoryBucket, tmp_path: Path
+) -> None:
+    """Its last chunks are gone, and their ids were given to other messages."""
+    followed = Followed(anywhere, 3)
+    anywhere.end(followed.log)
+    for first in (1, 2):
+        followed.remove(first)
+    followed.log = anywhere.writer()
+    followed.write(3)
+    with pytest.raises(DataLossError, match=r"id 2 was written by .* and is now by"):
+        followed.look()
+
+
+@given(st.lists(st.sampled_from(["write", "delete", "look", "wait", "restart"]), max_size=40))
+@settings(max_examples=60, deadline=None)
+def test_after_each_look_it_is_what_a_listing_of_everything_finds(steps: list[str]) -> None:
+    with TemporaryDirectory() as root:
+        machines = Machines(lambda: WatchedDirectory(root, sync=False))
+        followed = Followed(machines, 1)
+        try:
+            for step in steps:
+                if step == "write":
+                    followed.write(1)
+                elif step == "delete":
+                    followed.log.commit(followed.log.earliest + 1)
+                elif step == "wait":
+                    followed.now += 1.0
+                elif step == "restart":
+                    machines.end(followed.log)
+                    followed.log = machines.writer()
+                else:
+                    followed.look()
+                    assert followed.is_all()
+            followed.look()
+            assert followed.is_all()
+        finally:
+            followed.log.close()
+
+
+def test_an_older_look_does_not_replace_a_newer_one(tmp_path: Path) -> None:
+    machines = Machines(lambda: WatchedDirectory(tmp_path))
+    followed = Followed(machines, 2)
+    listed, go_on = threading.Event(), threading.Event()
+
+    def slow(verb: str, key: str) -> None:
+        if threading.current_thread() is metrics and key == f"0/{chunk_name(2)}":
+            listed.set()
+            assert go_on.wait(30)
+
+    followed.store.before = slow
+    metrics, spark = threading.Thread(target=followed.look), threading.Thread(target=followed.look)
+    metrics.start()
+    assert listed.wait(30)
+    followed.write(1)
+    spark.start()
+    spark.join(0.2)  # it may have to wait for the other
+    go_on.set()
+    metrics.join(30)
+    spark.join(30)
+    assert followed.follower.durable_end == 3
+    followed.log.close()
+
+
+def test_a_trigger_without_news_lists_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    written(tmp_path, 5).close()
+    lists: list[str] = []
+    list_directory = DirectoryStore.list
+
+    def counted(store: DirectoryStore, prefix: str = "", after: str = "") -> Any:
+        lists.append(prefix)
+        return list_directory(store, prefix, after)
+
+    monkeypatch.setattr("signal.signal", lambda *_: None)
+    it = ZmqStreamReader(stream_options(walLocation=tmp_path))
+    try:
+        begin = it.initialOffset()
+        end = it.latestOffset(begin, ReadMaxRows(1))
+        for _ in range(3):
+            it.latestOffset(end, ReadMaxRows(1))
+            it.reportLatestOffset()
+        monkeypatch.setattr(DirectoryStore, "list", counted)
+        for _ in range(20):
+            assert it.latestOffset(end, ReadMaxRows(1)) == end
+            it.reportLatestOffset()
+        assert lists.count("0") <= 2  # one a second
+    finally:
+        it.stop()
