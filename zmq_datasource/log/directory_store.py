@@ -108,12 +108,16 @@ class DirectoryStore:
             for entry in found:
                 if entry.name.startswith(_HIDDEN) or entry.name <= after:
                     continue
-                with suppress(FileNotFoundError):  # it was deleted meanwhile
-                    if entry.is_dir():
-                        yield Entry(entry.name, 0, 0.0, True)
-                    else:
-                        about = entry.stat()
-                        yield Entry(entry.name, about.st_size, about.st_mtime, False)
+                try:
+                    is_directory, about = entry.is_dir(), entry.stat()
+                except FileNotFoundError:
+                    if entry.is_symlink():  # opening it fails, and is not left out
+                        yield Entry(entry.name, 0, 0.0, False)
+                    continue  # it was deleted meanwhile
+                if is_directory:
+                    yield Entry(entry.name, 0, 0.0, True)
+                else:
+                    yield Entry(entry.name, about.st_size, about.st_mtime, False)
 
     def find(self, key: str) -> Entry | None:
         path = self.root / key
@@ -148,8 +152,12 @@ class DirectoryStore:
             while not _linked(temporary, path):
                 try:
                     same = _holds(path, content)
-                except FileNotFoundError:  # it was deleted meanwhile
-                    continue
+                except FileNotFoundError as e:
+                    if path.is_symlink():
+                        raise LogWriteError(
+                            f"writing {path}: there is a link, and no file where it leads"
+                        ) from e
+                    continue  # it was deleted meanwhile
                 if not same:
                     raise KeyTakenError(f"writing {path}: there is such a file with other content")
                 if self.sync:  # the earlier call may have ended before that
