@@ -1,4 +1,4 @@
-"""A partition's storage that only counts: for what decides about files and reads none."""
+"""A partition's storage that only counts: for what decides about chunks and reads none."""
 
 from __future__ import annotations
 
@@ -6,12 +6,13 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-import pyarrow as pa
-from zmq_datasource.log.reader_files import ReaderRecord
+import pytest
 
 from zmq_datasource.errors import LogLockedError
-from zmq_datasource.log.layout import Chunk, chunk_name, parse_chunk_name
+from zmq_datasource.log.layout import chunk_name
+from zmq_datasource.log.reader_records import ReaderRecord, ReaderRecords
 from zmq_datasource.log.storage import LogStorage
+from zmq_datasource.log.store import Content
 
 
 class FilesInMemory(LogStorage):
@@ -20,44 +21,57 @@ class FilesInMemory(LogStorage):
     Attributes:
         did: What was asked of it, in order.
         refuses: Raised by what writes or deletes, once for each.
-        marks: What readers still need.
-        placed: Whether somebody marks a place.
+        before_put: Called before a chunk is written.
     """
 
     def __init__(self) -> None:
         super().__init__("/nowhere")
         self.did: list[str] = []
         self.refuses: list[Exception] = []
-        self.marks: dict[str, int] = {}
-        self.placed = False
+        self.before_put: Callable[[], object] = lambda: None
 
     def _do(self, what: str) -> None:
         if self.refuses:
             raise self.refuses.pop(0)
         self.did.append(what)
 
-    def write_chunk(self, name: str, write: Callable[[pa.NativeFile], None], sync: bool) -> Chunk:
-        self._do(f"write {name}")
-        ids = parse_chunk_name(name)
-        assert ids is not None
-        return Chunk(*ids, 100, 0.0)
+    def put_chunk(self, first: int, content: Content) -> None:
+        self.before_put()
+        self._do(f"write {chunk_name(first)}")
 
-    def remove_chunk(self, name: str) -> None:
-        self._do(f"remove {name}")
+    def delete_chunk(self, first: int) -> None:
+        self._do(f"delete {chunk_name(first)}")
 
-    def readers(self) -> dict[str, ReaderRecord]:
-        return {name: ReaderRecord({self.partition: needed}, 1e9) for name, needed in self.marks.items()}
 
-    def moved_at(self, name: str) -> float | None:
-        return time.time()
+class RecordsInMemory:
+    """The records of readers, in place of those of all logs.
+
+    Attributes:
+        needs: What readers still need, by name.
+        placed: Whether a reader writes its first record.
+        error: Raised by what reads them.
+    """
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.needs: dict[str, int] = {}
+        self.placed = False
+        self.error: Exception | None = None
+        monkeypatch.setattr(ReaderRecords, "all", lambda _: self._all())
+        monkeypatch.setattr(ReaderRecords, "written_at", lambda *_: time.time())
+        monkeypatch.setattr(ReaderRecords, "placing", lambda *_: self._placing())
+
+    def _all(self) -> dict[str, ReaderRecord]:
+        if self.error is not None:
+            raise self.error
+        return {name: ReaderRecord({0: needed}, 1e9) for name, needed in self.needs.items()}
 
     @contextmanager
-    def placing(self, wait: float) -> Iterator[None]:
+    def _placing(self) -> Iterator[None]:
         if self.placed:
-            raise LogLockedError("somebody marks a place")
+            raise LogLockedError("a reader writes its first record")
         yield
 
 
-def removals(*firsts: int) -> list[str]:
-    """What deleting the chunks of ten ids that begin there leaves in ``did``."""
-    return [f"remove {chunk_name(first, first + 10)}" for first in firsts]
+def deletions(*firsts: int) -> list[str]:
+    """What deleting the chunks that begin there leaves in ``did``."""
+    return [f"delete {chunk_name(first)}" for first in firsts]

@@ -14,11 +14,12 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from zmq_datasource.log.reader_files import ReaderRecord
 
 from tests.support import batch_of, log_rows
 from zmq_datasource.errors import ZmqDataSourceError
 from zmq_datasource.log.follower import LogFollower
+from zmq_datasource.log.layout import SUBSCRIPTIONS_NAME, chunk_name
+from zmq_datasource.log.reader_records import ReaderRecord, ReaderRecords
 from zmq_datasource.log.staging import Staging
 from zmq_datasource.log.storage import LogStorage
 from zmq_datasource.log.writer import LogWriter
@@ -56,10 +57,10 @@ INSTEAD: dict[str, Callable[[Path], object]] = {
 PLACES = (
     "log.json",
     "0",
-    f"0/{ROWS // CHUNKS:020d}-{2 * ROWS // CHUNKS:020d}.arrow",
-    f"0/{2 * ROWS // CHUNKS:020d}-{ROWS:020d}.arrow",
+    f"0/{chunk_name(ROWS // CHUNKS)}",
+    f"0/{chunk_name(2 * ROWS // CHUNKS)}",
     "0/writer.lock",
-    "readers.lock",
+    "readers/placing.lock",
     "readers",
     "readers/billing.json",
     "0/subscriptions.json",
@@ -72,9 +73,10 @@ STRANGE = (
     b"\xff-\xfe.json",
     b"\n",
     b"x" * 255,
-    b"00000000000000000004-00000000000000000008.arrow.tmp",
-    "\u0660".encode() * 20 + b"-" + b"9" * 20 + b".arrow",
-    b"9" * 20 + b"-" + b"0" * 20 + b".arrow",
+    b"00000000000000000004.arrow.tmp",
+    b"00000000000000000004-00000000000000000008.arrow",
+    "\u0660".encode() * 20 + b".arrow",
+    b"9" * 21 + b".arrow",
     b"1",
     "\u0661".encode(),
     b"007",
@@ -100,10 +102,10 @@ def location(tmp_path: Path) -> Path:
     for _ in range(CHUNKS):
         _fill(log, ROWS // CHUNKS)
     log.close()
-    storage.write_reader("billing", ReaderRecord({0: 3}, 60.0, begins=True))
-    storage.write_subscriptions(b"{}")
-    storage.create_staged(ATTEMPT).close()
-    storage.finish_staged(ATTEMPT, sync=False)
+    ReaderRecords(storage).write("billing", ReaderRecord({0: 3}, 60.0, begins=True))
+    storage.write_json(storage.key(SUBSCRIPTIONS_NAME), {})
+    storage.staged_files().create(ATTEMPT).close()
+    storage.staged_files().finish(ATTEMPT)
     return tmp_path / "log"
 
 
@@ -129,17 +131,14 @@ def _use(location: Path) -> list[str]:
     def look() -> None:
         storage = LogStorage(str(location))
         assert storage.partitions() in ([0], [])
-        for ask in (
-            storage.readers,
-            storage.read_subscriptions,
-            storage.staged,
-            storage.growing,
-        ):
-            ask()
+        ReaderRecords(storage).all()
+        storage.read_json(storage.key(SUBSCRIPTIONS_NAME))
+        storage.open_chunks()
         storage.is_written()
         storage.feed()
-        if storage.staged():
-            Staging(storage).recover(0.0)
+        staged = storage.staged_files()
+        if staged.names():
+            Staging(staged).recover(0.0)
 
     errors = []
     for act in (read, follow, look, write, read):

@@ -1,4 +1,4 @@
-"""A directory or a storage that goes away: unmounted, removed, emptied. Nothing is begun in its place."""
+"""A directory or a bucket that goes away: unmounted, removed, emptied. Nothing is begun in its place."""
 
 from __future__ import annotations
 
@@ -8,13 +8,11 @@ from concurrent.futures import Future
 from pathlib import Path
 
 import pytest
-from zmq_datasource.log.reader_files import ReaderRecord
 
-from tests.log.test_stored import Machines, _soon, machines  # noqa: F401 - fixtures
+from tests.log.machines import Machines, MemoryBucket
 from tests.support import batch_of, log_rows, stream_options, wait_for
-from zmq_datasource.errors import DiskFaultError, LogFormatError, LogWriteError
-from zmq_datasource.log import tenure as tenure_module
-from zmq_datasource.log.follower import LogFollower
+from zmq_datasource.errors import DiskFaultError, LogWriteError
+from zmq_datasource.log.reader_records import ReaderRecord, ReaderRecords
 from zmq_datasource.log.readers import Reader
 from zmq_datasource.log.storage import LogStorage
 from zmq_datasource.log.writer import LogWriter
@@ -121,7 +119,7 @@ def test_what_is_committed_stays_known_while_its_directory_is_away(tmp_path: Pat
     log = open_log(place.path)
     for value in (b"0", b"1", b"2"):
         put(log, value).result(10)
-    LogStorage(str(place.path)).write_reader("slow", ReaderRecord({0: 1}, 1e9))
+    ReaderRecords(LogStorage(str(place.path))).write("slow", ReaderRecord({0: 1}, 1e9))
     place.goes()
     log.commit(3)
     place.returns()
@@ -168,111 +166,39 @@ def test_a_position_is_not_recorded_where_the_log_is_not(tmp_path: Path, left: L
     held.end()
 
 
-# In object storage.
+# In a bucket.
 
 
-def stored(machines: Machines, left: Left) -> Place:  # noqa: F811
-    return Place(machines.path / "store", left)
-
-
-@ways
-def test_a_store_that_was_unmounted_is_refused(
-    machines: Machines,  # noqa: F811
-    left: Left,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """What is put below the mount point is nowhere for the machine that takes over."""
-    monkeypatch.setattr(tenure_module, "_BEAT_SECONDS", 0.05)
-    store = stored(machines, left)
-    log = machines.writer("a", retry_timeout=60.0)
+def test_a_bucket_that_is_emptied_is_waited_for(machines: Machines, memory: MemoryBucket) -> None:
+    """What is put there meanwhile would be the beginning of another log."""
+    log = machines.writer(retry_timeout=60.0)
     put(log, b"0").result(10)
-    store.goes()
+    memory.empty()
     pending = put(log, b"1")
     wait_for(lambda: log.fault, "a fault")
-    assert store.files == []
+    assert "Mount or restore it" in log.fault
+    assert memory.names() == []
     assert log.durable_end == 1
 
-    store.returns()
+    memory.restore()
 
     assert pending.result(30) == 2
     assert machines.rows() == [(0, b"0"), (1, b"1")]
-    log.close()
-    machines.running.remove(log)
-    assert machines.writer("b").durable_end == 2
+    machines.end(log)
+    assert machines.writer().durable_end == 2
 
 
-@ways
-def test_a_store_that_stays_away_ends_the_writer(machines: Machines, left: Left) -> None:  # noqa: F811
-    store = stored(machines, left)
-    log = machines.writer("a", retry_timeout=0.2)
+def test_a_bucket_that_stays_empty_ends_the_writer_and_nothing_is_put_there(
+    machines: Machines, memory: MemoryBucket
+) -> None:
+    log = machines.writer(retry_timeout=0.2)
     put(log, b"0").result(10)
-    store.goes()
-    with pytest.raises(LogWriteError, match="walRetryTimeout"):
+    memory.empty()
+    with pytest.raises(LogWriteError, match=r"Mount or restore it.*walRetryTimeout"):
         put(log, b"1").result(30)
-    assert store.files == []
     with pytest.raises(LogWriteError):
-        log.close()
-    machines.running.remove(log)
-    store.returns()
-    # The next run of this machine puts there what the first has sealed and not put there.
-    again = machines.writer("a")
-    assert machines.rows() == [(0, b"0"), (1, b"1")]
-    assert again.durable_end == 2
-
-
-@ways
-def test_a_restart_without_the_store_is_refused_and_deletes_no_copy(
-    machines: Machines,  # noqa: F811
-    left: Left,
-) -> None:
-    store = stored(machines, left)
-    log = machines.writer("a")
-    for value in (b"0", b"1"):
-        put(log, value).result(10)
-    log.close()
-    machines.running.remove(log)
-    copy = sorted(path.name for path in (machines.path / "a" / "0").glob("*.arrow"))
-    store.goes()
-    with pytest.raises(LogFormatError, match="mount it again"):
-        machines.writer("a")
-    assert store.files == []
-    assert sorted(path.name for path in (machines.path / "a" / "0").glob("*.arrow")) == copy
-    store.returns()
-    assert machines.writer("a").durable_end == 2
-    assert machines.rows() == [(0, b"0"), (1, b"1")]
-
-
-@ways
-def test_what_is_committed_is_not_deleted_here_while_the_store_is_away(
-    machines: Machines,  # noqa: F811
-    left: Left,
-) -> None:
-    store = stored(machines, left)
-    log = machines.writer("a")
-    for value in (b"0", b"1", b"2"):
-        put(log, value).result(10)
-    copy = sorted((machines.path / "a" / "0").glob("*.arrow"))
-    store.goes()
-    log.commit(3)
-    assert sorted((machines.path / "a" / "0").glob("*.arrow")) == copy
-    assert log.earliest == 0
-    store.returns()
-    log.commit(3)
-    assert machines.rows() == [(2, b"2")]
-
-
-@ways
-def test_who_reads_a_store_that_goes_away_waits_for_it(machines: Machines, left: Left) -> None:  # noqa: F811
-    store = stored(machines, left)
-    log = machines.writer("a")
-    put(log, b"0").result(10)
-    reader = LogFollower(machines.storage("reader"))
-    reader.look()
-    store.goes()
-    with pytest.raises(DiskFaultError):
-        reader.look()
-    assert reader.durable_end == 1
-    store.returns()
-    put(log, b"1").result(10)
-    reader.look()
-    assert reader.durable_end == 2
+        machines.end(log)
+    assert memory.names() == []
+    memory.restore()
+    put(machines.writer(), b"again").result(10)
+    assert machines.rows() == [(0, b"0"), (1, b"again")]

@@ -6,15 +6,20 @@ import math
 from typing import Any
 
 import pytest
-from zmq_datasource.log.reader_files import ReaderRecord
 
-from tests.log.files_in_memory import FilesInMemory, removals
+from tests.log.files_in_memory import FilesInMemory, RecordsInMemory, deletions
 from zmq_datasource.errors import LogFormatError, LogWriteError
 from zmq_datasource.log.contents import Contents
 from zmq_datasource.log.growing import Grown
 from zmq_datasource.log.index import ChunkIndex
 from zmq_datasource.log.layout import Chunk
 from zmq_datasource.log.retention import Retention
+
+
+@pytest.fixture(autouse=True)
+def records(monkeypatch: pytest.MonkeyPatch) -> RecordsInMemory:
+    """Of the readers of each log."""
+    return RecordsInMemory(monkeypatch)
 
 
 class Clock:
@@ -41,7 +46,7 @@ class Log:
 def test_a_commit_deletes_what_lies_wholly_below_it() -> None:
     log = Log(4)
     log.retention.commit(25)
-    assert log.files.did == removals(0, 10)
+    assert log.files.did == deletions(0, 10)
     assert (log.contents.earliest, log.contents.end, log.contents.size) == (20, 40, 200)
 
 
@@ -50,7 +55,7 @@ def test_a_commit_never_goes_back_and_the_newest_chunk_stays() -> None:
     log.retention.commit(30)
     log.retention.commit(10)
     assert log.retention.committed == 30
-    assert log.files.did == removals(0, 10)
+    assert log.files.did == deletions(0, 10)
 
 
 def test_who_holds_may_go_back_and_deletes_nothing_itself() -> None:
@@ -59,7 +64,7 @@ def test_who_holds_may_go_back_and_deletes_nothing_itself() -> None:
     log.retention.hold_from(10)
     assert log.files.did == []
     log.retention.remove_expired()
-    assert log.files.did == removals(0)
+    assert log.files.did == deletions(0)
 
 
 def test_what_is_committed_stays_for_its_retention() -> None:
@@ -68,7 +73,7 @@ def test_what_is_committed_stays_for_its_retention() -> None:
     assert log.files.did == []
     log.clock.now += 40  # the first is 70 seconds old, the second 60
     log.retention.remove_expired()
-    assert log.files.did == removals(0, 10)
+    assert log.files.did == deletions(0, 10)
 
 
 def test_a_clock_that_is_set_back_begins_the_retention_of_what_is_there_again() -> None:
@@ -81,7 +86,7 @@ def test_a_clock_that_is_set_back_begins_the_retention_of_what_is_there_again() 
     assert log.files.did == []
     log.clock.now += 1
     log.retention.remove_expired()
-    assert log.files.did == removals(0, 10)
+    assert log.files.did == deletions(0, 10)
 
 
 def test_without_a_retention_no_clock_is_asked() -> None:
@@ -90,44 +95,40 @@ def test_without_a_retention_no_clock_is_asked() -> None:
 
     log = Log(2, clock=clock)
     log.retention.commit(20)
-    assert log.files.did == removals(0)
+    assert log.files.did == deletions(0)
 
 
-def test_what_a_reader_needs_stays() -> None:
+def test_what_a_reader_needs_stays(records: RecordsInMemory) -> None:
     log = Log(4)
-    log.files.marks = {"one": 10, "other": 35}
+    records.needs = {"one": 10, "other": 35}
     log.retention.commit(40)
-    assert log.files.did == removals(0)
-    log.files.marks = {}
+    assert log.files.did == deletions(0)
+    records.needs = {}
     log.retention.remove_expired()
-    assert log.files.did == removals(0, 10, 20)
+    assert log.files.did == deletions(0, 10, 20)
 
 
 def test_nothing_goes_while_readers_cannot_be_asked(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    records: RecordsInMemory, caplog: pytest.LogCaptureFixture
 ) -> None:
     log = Log(3)
-
-    def damaged() -> dict[str, ReaderRecord]:
-        raise LogFormatError("reading one.json: it is no record of a reader")
-
-    with monkeypatch.context() as fault:
-        fault.setattr(log.files, "readers", damaged)
-        log.retention.commit(30)
+    records.error = LogFormatError("reading one.json: it is no record of a reader")
+    log.retention.commit(30)
+    records.error = None
     assert log.files.did == []
     assert "no record" in caplog.text
     log.retention.remove_expired()
-    assert log.files.did == removals(0, 10)
+    assert log.files.did == deletions(0, 10)
 
 
-def test_nothing_goes_while_a_reader_marks_its_place() -> None:
+def test_nothing_goes_while_a_reader_writes_its_first_record(records: RecordsInMemory) -> None:
     log = Log(3)
-    log.files.placed = True
+    records.placed = True
     log.retention.commit(30)
     assert (log.files.did, log.contents.earliest) == ([], 0)
-    log.files.placed = False
+    records.placed = False
     log.retention.remove_expired()
-    assert log.files.did == removals(0, 10)
+    assert log.files.did == deletions(0, 10)
 
 
 def test_a_file_that_cannot_be_deleted_counts_and_is_tried_again(caplog: pytest.LogCaptureFixture) -> None:
@@ -137,17 +138,17 @@ def test_a_file_that_cannot_be_deleted_counts_and_is_tried_again(caplog: pytest.
     assert "Permission denied" in caplog.text
     assert (log.contents.earliest, log.contents.size, log.contents.count) == (20, 300, 3)
     log.retention.remove_expired()
-    assert log.files.did == removals(0, 10)  # the front first, so that a crash in between leaves no hole
+    assert log.files.did == deletions(0, 10)  # the front first, so that a crash in between leaves no hole
     assert (log.contents.size, log.contents.count) == (100, 1)
 
 
-def test_who_comes_while_a_file_could_not_be_deleted_keeps_it() -> None:
+def test_who_comes_while_a_file_could_not_be_deleted_keeps_it(records: RecordsInMemory) -> None:
     log = Log(3)
     log.files.refuses = [LogWriteError("removing chunk: Permission denied")]
     log.retention.commit(30)
-    log.files.marks = {"late": 10}
+    records.needs = {"late": 10}
     log.retention.remove_expired()
-    assert log.files.did == removals(0)
+    assert log.files.did == deletions(0)
 
 
 @pytest.mark.parametrize(("make_room", "committed", "gone"), [("none", 20, []), ("done", 20, [0, 10])])
@@ -157,21 +158,21 @@ def test_what_is_committed_makes_room_before_its_time(
     log = Log(4, seconds=1e9, max_bytes=700, make_room=make_room)  # five chunks more are to fit
     log.retention.hold_from(committed)
     log.retention.make_room()
-    assert log.files.did == removals(*gone)
+    assert log.files.did == deletions(*gone)
 
 
 def test_only_as_much_makes_room_as_is_needed() -> None:
     log = Log(4, seconds=1e9, max_bytes=800, make_room="done")
     log.retention.hold_from(40)
     log.retention.make_room()
-    assert log.files.did == removals(0)
+    assert log.files.did == deletions(0)
 
 
-def test_with_any_the_oldest_make_room_though_somebody_needs_them() -> None:
+def test_with_any_the_oldest_make_room_though_somebody_needs_them(records: RecordsInMemory) -> None:
     log = Log(4, seconds=1e9, max_bytes=700, make_room="any")
-    log.files.marks = {"one": 0}
+    records.needs = {"one": 0}
     log.retention.make_room()
-    assert log.files.did == removals(0, 10)
+    assert log.files.did == deletions(0, 10)
 
 
 def test_a_log_is_full_of_all_that_takes_room() -> None:

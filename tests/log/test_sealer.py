@@ -3,31 +3,29 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import Future
 
-import pyarrow as pa
 import pytest
 
 from tests.log.files_in_memory import FilesInMemory
 from tests.support import batch_of, wait_for
 from zmq_datasource.errors import DiskFaultError, LogWriteError
 from zmq_datasource.log.contents import Contents
-from zmq_datasource.log.files import WriterLock
-from zmq_datasource.log.layout import Chunk, chunk_name
+from zmq_datasource.log.facts import Incarnations, PastTimes
+from zmq_datasource.log.layout import chunk_name
 from zmq_datasource.log.persistence import Persistence
 from zmq_datasource.log.retention import Retention
 from zmq_datasource.log.sealer import Job, Sealer
-from zmq_datasource.log.times import PastTimes
 
 ROWS = batch_of([b"x"] * 10)
 
 
-class Lock(WriterLock):
-    held = True
+class Held:
+    """A hold of no key."""
 
-    def __init__(self) -> None:
-        """Of no file."""
+    lost = None
+    held = True
 
     def release(self) -> None:
         self.held = False
@@ -37,10 +35,11 @@ class Sealing:
     """A sealer on files in memory, which is handed chunks of ten ids."""
 
     def __init__(self, seconds: float) -> None:
-        self.files, self.contents, self.lock = FilesInMemory(), Contents(), Lock()
+        self.files, self.contents, self.lock = FilesInMemory(), Contents(), Held()
         retention = Retention(self.files, self.contents, seconds=0.0, max_bytes=1 << 30, chunk_bytes=1 << 20)
-        self.sealer = Sealer(self.files, self.contents, retention, Persistence(seconds), sync=True)
-        self.sealer.start(self.lock, PastTimes())
+        self.sealer = Sealer(self.files, self.contents, retention, Persistence(seconds))
+        self.retention = retention
+        self.sealer.start(self.lock, PastTimes(), Incarnations(((0, "w"),)))
         self._next = 0
 
     def cut(self, rows: bool = True) -> Future[int]:
@@ -63,7 +62,7 @@ def sealing() -> Iterator[Sealing]:
 def test_chunks_are_written_in_the_order_in_which_they_were_cut(sealing: Sealing) -> None:
     done = [sealing.cut() for _ in range(5)]
     assert [each.result(10) for each in done] == [10, 20, 30, 40, 50]
-    assert sealing.files.did == [f"write {chunk_name(n, n + 10)}" for n in range(0, 50, 10)]
+    assert sealing.files.did == [f"write {chunk_name(n)}" for n in range(0, 50, 10)]
     assert (sealing.contents.end, sealing.contents.unwritten_bytes) == (50, 0)
 
 
@@ -90,14 +89,9 @@ def test_nothing_is_sealed_behind_what_could_not_be(error: Exception, sealing: S
     assert sealing.contents.unwritten_bytes == 2 * ROWS.nbytes
 
 
-def test_what_is_not_written_yet_is_counted(sealing: Sealing, monkeypatch: pytest.MonkeyPatch) -> None:
-    write, go_on = sealing.files.write_chunk, threading.Event()
-
-    def waiting(name: str, rows: Callable[[pa.NativeFile], None], sync: bool) -> Chunk:
-        go_on.wait(30)
-        return write(name, rows, sync)
-
-    monkeypatch.setattr(sealing.files, "write_chunk", waiting)
+def test_what_is_not_written_yet_is_counted(sealing: Sealing) -> None:
+    go_on = threading.Event()
+    sealing.files.before_put = lambda: go_on.wait(30)
     assert sealing.sealer.unwritten == 0
     sealing.cut()
     assert sealing.sealer.unwritten == 1
@@ -108,16 +102,9 @@ def test_what_is_not_written_yet_is_counted(sealing: Sealing, monkeypatch: pytes
     wait_for(lambda: sealing.sealer.unwritten == 0, "all is written")
 
 
-def test_a_disk_that_does_not_answer_ends_the_wait_for_it_and_not_the_lock(
-    sealing: Sealing, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    write, go_on = sealing.files.write_chunk, threading.Event()
-
-    def waiting(name: str, rows: Callable[[pa.NativeFile], None], sync: bool) -> Chunk:
-        go_on.wait(30)
-        return write(name, rows, sync)
-
-    monkeypatch.setattr(sealing.files, "write_chunk", waiting)
+def test_a_disk_that_does_not_answer_ends_the_wait_for_it_and_not_the_lock(sealing: Sealing) -> None:
+    go_on = threading.Event()
+    sealing.files.before_put = lambda: go_on.wait(30)
     last = sealing.cut()
     with pytest.raises(LogWriteError, match="the disk did not answer for 0 s"):
         sealing.sealer.end(seconds=0.01)
@@ -143,7 +130,7 @@ def test_what_cannot_be_tidied_up_ends_nothing(sealing: Sealing, monkeypatch: py
     def fail() -> None:
         raise RuntimeError("unexpected")
 
-    monkeypatch.setattr(sealing.sealer._retention, "make_room", fail)
+    monkeypatch.setattr(sealing.retention, "make_room", fail)
     assert sealing.cut().result(10) == 10
     assert sealing.cut().result(10) == 20
     attempts = iter([DiskFaultError("full"), None])
