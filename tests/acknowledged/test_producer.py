@@ -34,7 +34,7 @@ from zmq_datasource import (
 )
 from zmq_datasource.acknowledged.protocol import Committed, decode
 from zmq_datasource.acknowledged.reception import Reception
-from zmq_datasource.log.reader_files import ReaderRecord
+from zmq_datasource.log.reader_records import ReaderRecord, ReaderRecords
 from zmq_datasource.log.storage import LogStorage
 from zmq_datasource.spark.stream_reader import ZmqStreamReader
 
@@ -534,11 +534,11 @@ def test_a_reader_that_has_not_committed_keeps_what_it_needs(tmp_path: Path) -> 
             producer.flush()
         ingest.commit_readers()
         assert ingest.log.earliest == 0
-        storage.write_reader("fast", ReaderRecord({0: 3}, 1e9))
-        storage.write_reader("slow", ReaderRecord({0: 1}, 1e9))
+        ReaderRecords(storage).write("fast", ReaderRecord({0: 3}, 1e9))
+        ReaderRecords(storage).write("slow", ReaderRecord({0: 1}, 1e9))
         ingest.commit_readers()
         assert ingest.log.earliest == 1
-        assert {name: record.needs(0) for name, record in storage.readers().items()} == {
+        assert {name: record.needs(0) for name, record in ReaderRecords(storage).all().items()} == {
             "fast": 3,
             "slow": 1,
         }

@@ -35,7 +35,7 @@ from zmq_datasource import Producer
 from zmq_datasource.errors import DataLossError, EndpointError, LogLockedError, OptionError
 from zmq_datasource.log import readers as readers_module
 from zmq_datasource.log.reader import read_index
-from zmq_datasource.log.reader_files import ReaderRecord
+from zmq_datasource.log.reader_records import ReaderRecord, ReaderRecords
 from zmq_datasource.log.readers import Readers
 from zmq_datasource.log.storage import LogStorage
 from zmq_datasource.log.writer import LogWriter
@@ -137,7 +137,7 @@ def send(sock: Socket, start: int, end: int) -> None:
 
 
 def positions(location: Path) -> list[str]:
-    return LogStorage(str(location)).reader_names()
+    return ReaderRecords(LogStorage(str(location))).names()
 
 
 def ends_at(location: Path, end: int) -> bool:
@@ -609,14 +609,15 @@ def test_a_lock_whose_file_was_removed_locks_nobody_out_of_nothing(tmp_path: Pat
     """Of two that come just then, one has the name."""
     storage = LogStorage(str(tmp_path))
     storage.open_log()
-    holder = storage.lock_reader("desk", 0.0)
-    storage.remove_reader_lock("desk")
-    again = storage.lock_reader("desk", 0.0)
+    records = ReaderRecords(storage)
+    holder = records.hold("desk", 0.0)
+    records.remove_hold("desk")
+    again = records.hold("desk", 0.0)
     holder.release()
     with pytest.raises(LogLockedError):
-        storage.lock_reader("desk", 0.0)
+        records.hold("desk", 0.0)
     again.release()
-    storage.lock_reader("desk", 0.0).release()
+    records.hold("desk", 0.0).release()
 
 
 # Readers that do not run.
@@ -639,14 +640,15 @@ def test_a_named_reader_is_dropped_after_its_timeout(
 ) -> None:
     storage, clock = LogStorage(str(tmp_path)), Clock()
     storage.open_log()
+    records = ReaderRecords(storage)
     readers = Readers(storage, 0.0, clock)
     for name, needed in (("gone", 1), ("runs", 2), ("fresh", 3)):
-        storage.write_reader(name, record(needed, 100.0))
-    lock = storage.lock_reader("runs", 0.0)
+        records.write(name, record(needed, 100.0))
+    lock = records.hold("runs", 0.0)
     clock.now += 50
     assert readers.needed() == 1
     clock.now += 100
-    os.utime(storage.reader_path("fresh"), (clock.now, clock.now))
+    os.utime(records.path_of("fresh"), (clock.now, clock.now))
     assert readers.needed() == 2
     assert "dropped the position of reader 'gone'" in caplog.text
     assert "readerTimeout" in caplog.text
@@ -658,9 +660,10 @@ def test_a_named_reader_is_dropped_after_its_timeout(
 def test_a_reader_without_a_name_is_dropped_after_the_retention(tmp_path: Path) -> None:
     storage, clock = LogStorage(str(tmp_path)), Clock()
     storage.open_log()
+    records = ReaderRecords(storage)
     readers = Readers(storage, 100.0, clock)
-    storage.write_reader("unnamed", record(1))
-    storage.write_reader("named", record(2, 1e9))
+    records.write("unnamed", record(1))
+    records.write("named", record(2, 1e9))
     clock.now += 150
     readers.opened()  # the writer was away, too
     assert readers.needed() == 1
@@ -675,10 +678,11 @@ def test_without_a_retention_a_query_that_has_ended_holds_nothing_beside_one_tha
 ) -> None:
     storage, clock = LogStorage(str(tmp_path)), Clock()
     storage.open_log()
+    records = ReaderRecords(storage)
     readers = Readers(storage, 0.0, clock)
     for name, needed in (("before", 1), ("now", 3)):
-        storage.write_reader(name, record(needed))
-    lock = storage.lock_reader("now", 0.0)
+        records.write(name, record(needed))
+    lock = records.hold("now", 0.0)
     clock.now += 1
     assert readers.needed() == 3
     assert positions(tmp_path) == ["now"]
@@ -689,9 +693,10 @@ def test_what_the_last_reader_of_a_log_has_not_read_stays(tmp_path: Path) -> Non
     """Nothing else has a use for the room."""
     storage, clock = LogStorage(str(tmp_path)), Clock()
     storage.open_log()
+    records = ReaderRecords(storage)
     readers = Readers(storage, 100.0, clock)
-    storage.write_reader("unnamed", record(1))
-    storage.write_reader("named", record(2, 100.0))
+    records.write("unnamed", record(1))
+    records.write("named", record(2, 100.0))
     clock.now += 150
     assert readers.needed() == 1
     readers.own = "mine"
@@ -701,21 +706,22 @@ def test_what_the_last_reader_of_a_log_has_not_read_stays(tmp_path: Path) -> Non
 def test_a_reader_without_a_name_makes_room_for_one_that_runs_when_the_log_is_full(tmp_path: Path) -> None:
     storage = LogStorage(str(tmp_path))
     storage.open_log()
+    records = ReaderRecords(storage)
     readers = Readers(storage)
-    storage.write_reader("unnamed", record(1))
-    storage.write_reader("other", record(3))
+    records.write("unnamed", record(1))
+    records.write("other", record(3))
     assert not readers.make_room(2)  # no other one runs
-    lock = storage.lock_reader("other", 0.0)
+    lock = records.hold("other", 0.0)
     assert not readers.make_room(1)  # it is not in the way
     assert not readers.make_room(4)  # not alone
     assert readers.needed() == 1
     assert readers.make_room(2)
     assert readers.needed() == 3
-    storage.write_reader("named", record(2, 1e9))
+    records.write("named", record(2, 1e9))
     assert not readers.make_room(3)
     lock.release()
     readers.own = "mine"
-    storage.write_reader("first", record(0))
+    records.write("first", record(0))
     assert readers.make_room(1)
     assert readers.needed() == 2
 
@@ -724,10 +730,11 @@ def test_a_partition_that_a_reader_has_never_seen_is_kept_whole_for_it(tmp_path:
     """It was stopped before there was a second receiver: all of that one's messages are new to it."""
     first = LogStorage(str(tmp_path))
     first.open_log()
+    records = ReaderRecords(first)
     readers = Readers(first.of(1))
-    first.write_reader("runs", ReaderRecord({0: 9, 1: 9}))
-    lock = first.lock_reader("runs", 0.0)
-    first.write_reader("stopped", record(5))
+    records.write("runs", ReaderRecord({0: 9, 1: 9}))
+    lock = records.hold("runs", 0.0)
+    records.write("stopped", record(5))
     assert readers.needed() == 0
     assert readers.make_room(9)
     assert readers.needed() == 9

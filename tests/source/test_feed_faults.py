@@ -23,7 +23,7 @@ from tests.source.test_feed import (
 )
 from tests.support import Connections, batch_of, bound, free_endpoint, stop_sooner, take_over, wait_for
 from zmq_datasource.errors import DataLossError, DiskFaultError, EndpointError, LogLockedError, OptionError
-from zmq_datasource.log.reader_files import ReaderRecord
+from zmq_datasource.log.reader_records import ReaderRecord, ReaderRecords
 from zmq_datasource.log.readers import Readers
 from zmq_datasource.log.storage import LogStorage
 from zmq_datasource.log.writer import LogWriter
@@ -196,7 +196,7 @@ def test_a_query_that_is_refused_leaves_no_position(tmp_path: Path) -> None:
         other = {"log": "another", "next": {"0": 1}}
         with querying(tmp_path, other) as query, pytest.raises(DataLossError):
             query.step()
-    assert LogStorage(str(tmp_path)).reader_names() == []
+    assert ReaderRecords(LogStorage(str(tmp_path))).names() == []
 
 
 # What is kept for whom.
@@ -228,15 +228,16 @@ def test_a_full_log_drops_only_those_that_keep_it_full(context: Context, tmp_pat
 def test_room_is_made_by_dropping_no_more_than_that_takes(tmp_path: Path) -> None:
     storage = LogStorage(str(tmp_path))
     storage.open_log()
+    records = ReaderRecords(storage)
     readers = Readers(storage)
     readers.own = "mine"
     for name, needed in (("slow", 1), ("restarts", 9)):
-        storage.write_reader(name, ReaderRecord({0: needed}))
+        records.write(name, ReaderRecord({0: needed}))
     assert readers.make_room(5)
     assert positions(tmp_path) == ["restarts"]
     assert not readers.make_room(5)
-    storage.write_reader("slow", ReaderRecord({0: 1}))
-    storage.write_reader("named", ReaderRecord({0: 2}, 1e9))
+    records.write("slow", ReaderRecord({0: 1}))
+    records.write("named", ReaderRecord({0: 2}, 1e9))
     assert not readers.make_room(5)  # what the named one needs stays, so dropping the other gains nothing
     assert positions(tmp_path) == ["named", "restarts", "slow"]
 
@@ -247,7 +248,7 @@ def test_the_time_of_a_query_that_does_not_run_begins_when_it_stops(
     """Its feed was silent for long, so its position had not moved."""
     storage = LogStorage(str(tmp_path))
     filled(tmp_path, 4).close()
-    path = storage.reader_path("desk")
+    path = ReaderRecords(storage).path_of("desk")
     with querying(tmp_path, reader="desk") as query:
         query.until(4)
         query.step()
@@ -269,7 +270,7 @@ def test_a_proxy_keeps_nothing_for_a_query_that_is_gone(tmp_path: Path) -> None:
     with Server(parse(ProxyOptions, options), Progress(0, 4, None)) as server:
         server.step()
         assert server.status()["hold"] == 0
-        os.utime(LogStorage(str(tmp_path)).reader_path("desk"), (1, 1))
+        os.utime(ReaderRecords(LogStorage(str(tmp_path))).path_of("desk"), (1, 1))
         wait_for(lambda: server.step() or server.status()["hold"] == 4, "that it holds nothing below the end")
 
 

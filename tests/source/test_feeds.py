@@ -31,7 +31,7 @@ from tests.support import (
     wait_for,
 )
 from zmq_datasource.errors import DataLossError, DiskFaultError, EndpointError, LogLockedError, OptionError
-from zmq_datasource.log.reader_files import ReaderRecord
+from zmq_datasource.log.reader_records import ReaderRecord, ReaderRecords
 from zmq_datasource.log.storage import LogStorage
 from zmq_datasource.log.writer import LogWriter
 from zmq_datasource.options import BatchReadOptions
@@ -253,7 +253,7 @@ def test_a_query_that_follows_takes_up_the_partitions_that_come(tmp_path: Path) 
         fill(tmp_path, 2, b"4")
         query.until(5)
         checkpoint, name = query.checkpoint, query.name
-    assert LogStorage(str(tmp_path)).readers()[name].next == {0: 2, 1: 0, 2: 3}
+    assert ReaderRecords(LogStorage(str(tmp_path))).all()[name].next == {0: 2, 1: 0, 2: 3}
     fill(tmp_path, 0, b"5")
     with several(tmp_path, checkpoint) as query:
         query.until(1)
@@ -681,7 +681,7 @@ def test_what_is_done_in_a_partition_without_a_receiver_is_deleted(
         fill(tmp_path, 1, b"0", b"0")
     idle = LogStorage(str(tmp_path), 1)
     log = LogStorage(str(tmp_path))
-    log.write_reader("slow", ReaderRecord({0: 4, 1: 4}, 1e9))
+    ReaderRecords(log).write("slow", ReaderRecord({0: 4, 1: 4}, 1e9))
     with several(tmp_path, connect=endpoint, startingOffsets="earliest", walFlushInterval="20ms") as query:
         query.until(15)
         count = 15
@@ -694,7 +694,7 @@ def test_what_is_done_in_a_partition_without_a_receiver_is_deleted(
             return sorted(chunk.first for chunk in idle.chunks())
 
         wait_for(lambda: chunks_after_a_batch() == [4, 6, 8], "that two are deleted")
-        log.remove_reader("slow")
+        ReaderRecords(log).remove("slow")
         wait_for(lambda: chunks_after_a_batch() == [8], "that the others are")
         assert not idle.is_written()
         checkpoint = query.checkpoint
@@ -729,7 +729,7 @@ def test_a_program_deletes_what_is_done_in_a_partition_without_a_receiver(
         fill(tmp_path, 0, b"0")
         fill(tmp_path, 1, b"0")
     idle = LogStorage(str(tmp_path), 1)
-    LogStorage(str(tmp_path)).write_reader("query", ReaderRecord({0: 3, 1: 3}, 1e9))
+    ReaderRecords(LogStorage(str(tmp_path))).write("query", ReaderRecord({0: 3, 1: 3}, 1e9))
     command = [sys.executable, "-m", "zmq_datasource", "receive", "--socket-type", "PULL"]
     program = subprocess.Popen(
         [*command, "--connect", endpoint, "--wal-location", str(tmp_path), "--wal-retention", "0s"]
