@@ -14,7 +14,8 @@ from tests.support import batch_of
 from zmq_datasource.acknowledged.protocol import Data, decode, rows_of
 from zmq_datasource.counters import SourceCounters
 from zmq_datasource.errors import DamagedChunkError, OptionError, ProtocolError
-from zmq_datasource.log.chunk import Place, read_chunk, write_batches
+from zmq_datasource.log.chunk import encode_chunk, read_chunk, times_of
+from zmq_datasource.log.facts import ChunkFacts, Incarnations, PastTimes
 from zmq_datasource.log.growing import read_groups
 from zmq_datasource.log.layout import chunk_name
 from zmq_datasource.log.storage import LogStorage
@@ -137,7 +138,7 @@ def _open_chunk() -> tuple[bytes, list[bytes]]:
         for begin in range(0, 30, 10):
             log.append(batch_of(values[begin : begin + 10]))
             log.flush().result()
-        content = storage.read_growing(0).to_pybytes()
+        content = storage.open_chunk_files().read(0).to_pybytes()
         log.close()
     return content, values
 
@@ -167,9 +168,8 @@ def _sealed_chunk() -> tuple[bytes, list[bytes]]:
     """A chunk of three batches, and its values."""
     values = [b"%d" % number * number for number in range(30)]
     batches = [batch_of(values[begin : begin + 10]) for begin in range(0, 30, 10)]
-    file = pa.BufferOutputStream()
-    write_batches(file, Place(0, 0, len(values)), batches, {b"state": b"{}"})
-    return file.getvalue().to_pybytes(), values
+    facts = ChunkFacts(0, 0, len(values), times_of(batches), PastTimes(), Incarnations(((0, "fuzz"),)))
+    return b"".join(encode_chunk(batches, facts.to_metadata())), values
 
 
 class _InMemory:
@@ -192,7 +192,7 @@ def sealed(data: bytes) -> None:
     content, values = _sealed_chunk()
     chunks, read = _InMemory(_damaged(content, data)), []
     with suppress(DamagedChunkError):
-        for batch in read_chunk(chunks, chunk_name(0, len(values)), 0, len(values)):
+        for batch in read_chunk(chunks, chunk_name(0), 0, len(values)):
             read += batch.column("value").to_pylist()
     assert read == values[: len(read)], "other rows than were written"
 

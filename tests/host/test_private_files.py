@@ -27,7 +27,7 @@ def place(tmp_path: Path) -> Iterator[Path]:
     before = os.umask(0)
     try:
         place = tmp_path / "place"
-        for path in (place, place / "log", place / "log" / "0", place / "store"):
+        for path in (place, place / "log", place / "log" / "0"):
             path.mkdir()
         yield place
     finally:
@@ -41,11 +41,9 @@ def files(place: Path) -> set[str]:
     return {path.name for path in found}
 
 
-@pytest.mark.parametrize("stored", [False, True])
-def test_the_log_of_a_query(context: Context, place: Path, stored: bool) -> None:
+def test_the_log_of_a_query(context: Context, place: Path) -> None:
     push, endpoint = bound(context, zmq.PUSH)
-    where = {"walStore": f"file://{place}/store"} if stored else {}
-    with querying(place / "log", connect=endpoint, framing="sequenced", **where) as query:
+    with querying(place / "log", connect=endpoint, framing="sequenced") as query:
         query.step()
         push.send(b"no sequence")
         for number in range(10):
@@ -53,7 +51,7 @@ def test_the_log_of_a_query(context: Context, place: Path, stored: bool) -> None
         query.until(10)
         files(place)
     names = files(place)
-    assert {"readers.lock", "writer.lock"} <= names
+    assert {"placing.lock", "writer.lock"} <= names
     assert {".arrow", ".json", ".lock", ".parquet"} <= {Path(name).suffix for name in names}
 
 
