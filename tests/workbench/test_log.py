@@ -1,4 +1,4 @@
-"""``zmq-datasource log``: what it shows of a real log, in a directory and in object storage, and what it changes."""
+"""``zmq-datasource log``: what it shows of a real log, in a directory and in a bucket, and what it changes."""
 
 from __future__ import annotations
 
@@ -15,9 +15,11 @@ import zmq
 from click.testing import CliRunner, Result
 
 from tests.source.test_feed import Context, filled, numbered, querying, send
-from tests.support import batch_of, bound, wait_for
+from tests.support import batch_of, bound
+from tests.support.bucket_server import BucketServer
 from zmq_datasource.cli import main
-from zmq_datasource.log.stored import storage_at
+from zmq_datasource.log.bucket_store import bucket_at
+from zmq_datasource.log.storage import LogStorage
 from zmq_datasource.log.writer import LogWriter
 from zmq_datasource.options.types import Location
 
@@ -74,11 +76,15 @@ def test_showing_a_log_changes_nothing_in_it(tmp_path: Path) -> None:
 
 
 def test_a_place_without_a_log_is_an_error(tmp_path: Path) -> None:
-    for command in ((), ("verify",), ("cat",)):
-        result = run(*command, tmp_path / "none")
-        assert result.exit_code == 1
-        assert "there is no log in this directory" in result.output
-    assert not (tmp_path / "none").exists()
+    for place, why in (
+        (tmp_path / "none", "this directory is not there"),
+        (tmp_path, "there is no log here"),
+    ):
+        for command in ((), ("verify",), ("cat",)):
+            result = run(*command, place)
+            assert result.exit_code == 1
+            assert why in result.output
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_verify_names_the_file_and_the_ids_of_what_is_damaged(tmp_path: Path) -> None:
@@ -94,7 +100,7 @@ def test_verify_names_the_file_and_the_ids_of_what_is_damaged(tmp_path: Path) ->
     path.unlink()
     result = run("verify", tmp_path)
     assert result.exit_code == 1
-    assert "ids 1 to 1 are missing" in result.output
+    assert "the chunk with the ids from 1 to 1 is missing" in result.output
     (tmp_path / "readers").mkdir(exist_ok=True)
     (tmp_path / "readers" / "desk.json").write_text("no record")
     assert "desk.json" in run("verify", tmp_path).output
@@ -189,14 +195,16 @@ def test_a_place_that_the_log_does_not_have_is_refused(tmp_path: Path) -> None:
         assert why in result.output
 
 
-def test_a_log_in_object_storage_is_shown_like_one_in_a_directory(tmp_path: Path) -> None:
-    store = Location(f"file://{tmp_path}/store")
-    log = LogWriter(storage_at(str(tmp_path / "here"), 0, store), chunk_bytes=1 << 20, max_bytes=1 << 30)
-    log.open()
-    log.append(batch_of([b"0", b"1"]))
-    wait_for(lambda: log.cut().result(30) == 2, "a chunk in the store")
-    assert shown(store)["partitions"][0]["end"] == 2
-    assert shown(store)["partitions"][0]["writer"] is not None
-    assert "no damage found" in run("verify", store).output
-    assert len(run("cat", store).output.splitlines()) == 2
-    log.close()
+def test_a_log_in_a_bucket_is_shown_like_one_in_a_directory() -> None:
+    with BucketServer() as server:
+        location = Location(server.location("log"))
+        log = LogWriter(LogStorage(bucket_at(location)), chunk_bytes=1 << 20, max_bytes=1 << 30)
+        log.open()
+        log.append(batch_of([b"0", b"1"]))
+        log.cut().result(30)
+        there = shown(location.plain)["partitions"][0]
+        assert there["end"] == 2
+        assert there["writer"] is not None
+        assert "no damage found" in run("verify", location.plain).output
+        assert len(run("cat", location.plain).output.splitlines()) == 2
+        log.close()

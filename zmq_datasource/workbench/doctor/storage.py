@@ -17,7 +17,7 @@ from zmq_datasource.workbench.doctor.directory import Promise
 
 __all__ = ["examine_storage"]
 
-_ROUNDS = 10
+ROUNDS = 10
 _CHUNK_BYTES = 1 << 20
 # How long a query has been away is told by the bucket's clock.
 _CLOCK_SECONDS = 60.0
@@ -33,7 +33,7 @@ def examine_storage(location: Location) -> list[Promise]:
         LogError: The bucket cannot be used at all; says why.
     """
     store, other = BucketStore(location), BucketStore(location)
-    keys = [f"doctor-{uuid.uuid4().hex[:8]}-{number}" for number in range(_ROUNDS)]
+    keys = [f"doctor-{uuid.uuid4().hex[:8]}-{number}" for number in range(ROUNDS)]
     try:
         return list(_try(store, other, keys))
     finally:
@@ -89,7 +89,7 @@ def _is_refused(store: Store, key: str) -> bool:
 def _kept(name: str, failures: int, kept: str, broken: str) -> Promise:
     if failures:
         return Promise(
-            name, "broken", f"{failures} of {_ROUNDS} times it {broken}; a log there would lose messages"
+            name, "broken", f"{failures} of {ROUNDS} times it {broken}; a log there would lose messages"
         )
     return Promise(name, "kept", kept)
 
