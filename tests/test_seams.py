@@ -44,8 +44,6 @@ REACHES: dict[str, int] = {
     "transport/test_authentication.py": 3,
     "transport/test_handles.py": 1,
     "transport/test_sockets.py": 2,
-    "weather/child.py": 3,
-    "workbench/test_storage.py": 1,
 }
 
 

@@ -14,8 +14,8 @@ import pytest
 from tests.support import wait_for
 from tests.support.proxies import endpoints
 from zmq_datasource.errors import DiskFaultError, LogWriteError, SocketError
-from zmq_datasource.log.layout import LOCK_WAIT_SECONDS
-from zmq_datasource.log.reader_files import ReaderRecord
+from zmq_datasource.log.layout import LOCK_WAIT_SECONDS, SUBSCRIPTIONS_NAME
+from zmq_datasource.log.reader_records import ReaderRecord, ReaderRecords
 from zmq_datasource.log.storage import LogStorage
 from zmq_datasource.log.writer import LogWriter
 from zmq_datasource.options import ProxyOptions
@@ -110,6 +110,7 @@ def test_what_a_killed_server_process_has_held_stays_until_the_live_process_has_
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     storage = opened(tmp_path)
+    records = ReaderRecords(storage)
     known = Subscriptions(storage, 0, 1000.0)
     known.add(Subscription("me", (), 0, created=0.0))
     known.hold(0)
@@ -119,20 +120,20 @@ def test_what_a_killed_server_process_has_held_stays_until_the_live_process_has_
     )
     for name in ("me", "nobody"):
         it = server.enter(options, Progress(0, 0, None))
-        position = storage.reader(READER)
+        position = records.read(READER)
         assert (None if position is None else position.next) == ({0: 0} if name == "me" else None)
         monkeypatch.setattr(Subscriptions, "hold_seconds", 0.0)
         it.step()
-        assert storage.reader(READER) is None
+        assert records.read(READER) is None
         it.subscriptions.remove("me")
         it.subscriptions.save()
-        storage.write_reader(READER, ReaderRecord({0: 0}, 1e9))
+        records.write(READER, ReaderRecord({0: 0}, 1e9))
         it.__exit__()
 
 
 def opened(location: Path) -> LogStorage:
     storage = LogStorage(str(location))
-    log = LogWriter(storage, chunk_bytes=1 << 20, max_bytes=1 << 30, retention=0, sync=False)
+    log = LogWriter(storage, chunk_bytes=1 << 20, max_bytes=1 << 30, retention=0)
     log.open(LOCK_WAIT_SECONDS)
     log.close()
     return storage
@@ -143,14 +144,14 @@ def test_a_disk_that_refuses_while_the_server_process_starts_is_tried_again(
 ) -> None:
     opened(tmp_path)
     faults = [DiskFaultError("too many open files")] * 2
-    read = LogStorage.read_subscriptions
+    read = LogStorage.read
 
-    def refuse(self: LogStorage) -> bytes | None:
-        if faults:
+    def refuse(self: LogStorage, key: str) -> bytes | None:
+        if faults and key.endswith(SUBSCRIPTIONS_NAME):
             raise faults.pop()
-        return read(self)
+        return read(self, key)
 
-    monkeypatch.setattr(LogStorage, "read_subscriptions", refuse)
+    monkeypatch.setattr(LogStorage, "read", refuse)
     given = {"walLocation": str(tmp_path), "walSync": "false", **endpoints("pull", "durable")}
     server.enter(parse(ProxyOptions, given), Progress(0, 0, None)).__exit__()
     assert not faults

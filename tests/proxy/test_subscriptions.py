@@ -10,6 +10,8 @@ import pytest
 
 from zmq_datasource import DataLossError, LogFormatError
 from zmq_datasource.errors import DiskFaultError
+from zmq_datasource.log.directory_store import DirectoryStore
+from zmq_datasource.log.reader_records import ReaderRecords
 from zmq_datasource.log.storage import LogStorage
 from zmq_datasource.proxy.subscriptions import READER, Subscription, Subscriptions, size_of
 
@@ -23,23 +25,23 @@ class Clock:
         return self.now
 
 
-class Disk(LogStorage):
+class Disk(DirectoryStore):
     """A log's directory; it can refuse, and let time pass."""
 
     fault: str | None = None
     passes: Callable[[], None] = staticmethod(lambda: None)
 
-    def write_subscriptions(self, content: bytes) -> None:
+    def put(self, key: str, content: bytes) -> None:
         if self.fault:
             raise DiskFaultError(self.fault)
         self.passes()
-        super().write_subscriptions(content)
+        super().put(key, content)
 
 
 @pytest.fixture
 def disk(tmp_path: Path) -> Disk:
     disk = Disk(str(tmp_path))
-    disk.open_log()
+    LogStorage(disk).open_log()
     return disk
 
 
@@ -50,12 +52,12 @@ def clock() -> Clock:
 
 @pytest.fixture
 def known(disk: Disk, clock: Clock) -> Subscriptions:
-    return Subscriptions(disk, 100, EXPIRY, clock)
+    return Subscriptions(LogStorage(disk), 100, EXPIRY, clock)
 
 
 def on_disk(disk: Disk) -> dict[str, Subscription]:
     """By name, as a proxy reads them that begins now."""
-    return {subscription.name: subscription for subscription in Subscriptions(disk, 100, EXPIRY)}
+    return {subscription.name: subscription for subscription in Subscriptions(LogStorage(disk), 100, EXPIRY)}
 
 
 def add(known: Subscriptions, name: str, position: int = 7) -> Subscription:
@@ -69,7 +71,7 @@ def add(known: Subscriptions, name: str, position: int = 7) -> Subscription:
 
 def test_nothing_is_written_where_nothing_has_changed(known: Subscriptions, disk: Disk) -> None:
     assert known.save() is False
-    assert disk.read_subscriptions() is None
+    assert disk.find("0/subscriptions.json") is None
 
 
 def test_a_new_one_is_written_at_once(known: Subscriptions, disk: Disk) -> None:
@@ -115,7 +117,7 @@ def test_topics_that_change_are_written_once_a_second_and_all_topics_are_counted
     clock.now += 1
     assert known.save() is True
     assert on_disk(disk)["me"].topics == (b"abc", b"d")
-    assert Subscriptions(disk, 100, EXPIRY).topic_bytes == known.topic_bytes
+    assert Subscriptions(LogStorage(disk), 100, EXPIRY).topic_bytes == known.topic_bytes
     known.remove("me")
     known.remove("me")
     assert known.topic_bytes == size_of(other.topics)
@@ -212,11 +214,11 @@ def test_a_fault_that_nobody_waits_for_is_nobodys_matter(
 def test_a_file_that_makes_no_sense_is_an_error(known: Subscriptions, disk: Disk) -> None:
     add(known, "me")
     known.save()
-    path = Path(disk.subscriptions_path())
+    path = disk.root / "0" / "subscriptions.json"
     kept = json.loads(path.read_bytes())
     for change, problem in (
         ({"format": 2}, "format 2, this release reads 1"),
-        ({"log": "another"}, f"it is about log another, and this is {disk.log_id()}; remove it"),
+        ({"log": "another"}, f"it is about log another, and this is {LogStorage(disk).log_id()}; remove it"),
         ({"subscriptions": 7}, "without it all durable subscribers begin anew"),
     ):
         path.write_text(json.dumps({**kept, **change}))
@@ -266,7 +268,7 @@ def test_who_is_away_too_long_is_forgotten_after_a_warning(
     known.save()
     # The time while no proxy runs does not count.
     clock.now += 5000
-    again = Subscriptions(disk, 100, EXPIRY, clock)
+    again = Subscriptions(LogStorage(disk), 100, EXPIRY, clock)
     assert {s.name for s in again} == {"here", "away"}
     again.expire()
     assert {s.name for s in again} == {"here", "away"}
@@ -331,7 +333,7 @@ def test_a_name_that_is_used_again_begins_anew(
 def test_times_are_told_in_their_own_unit(
     disk: Disk, clock: Clock, caplog: pytest.LogCaptureFixture, seconds: float, words: str
 ) -> None:
-    known = Subscriptions(disk, 100, seconds, clock)
+    known = Subscriptions(LogStorage(disk), 100, seconds, clock)
     add(known, "me")
     clock.now += seconds
     known.expire()
@@ -354,7 +356,7 @@ def test_the_beginning_of_a_new_one_is_held_until_the_writer_has_heard_of_it(
     known: Subscriptions, disk: Disk, clock: Clock
 ) -> None:
     def held() -> int | None:
-        record = disk.reader(READER)
+        record = ReaderRecords(LogStorage(disk)).read(READER)
         return None if record is None else record.needs(0)
 
     known.let_go()  # nothing yet
