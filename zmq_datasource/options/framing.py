@@ -125,7 +125,7 @@ class FramingOptions(SocketOptions, frozen=True, kw_only=True, rename="camel"):
         _plain(
             "Where messages that do not fit the framing are kept, with the reason and all frames. They are Parquet "
             "files at a path or URI of a file system that pyarrow knows (`file`, `s3`, `gs`, `hdfs`). If it is not "
-            "set, a query keeps up to 64 MiB of them beside the log, in `<walLocation>/<partition>/dead-letters`."
+            "set, a query keeps up to 64 MiB of them beside the log, in `<log>/<partition>/dead-letters`."
         ),
     ] = None
     topic_frame: Annotated[

@@ -310,7 +310,8 @@ class ReadOptions(FramingOptions, frozen=True, kw_only=True, rename="camel"):
         doc(
             "If true, each chunk is forced to the disk (fsync). If false, a crash of the operating system can "
             "lose messages that Spark already has. After such a loss no process can write to this log, because it "
-            "would give the ids of the lost messages to new ones: use a new `walLocation` and new checkpoints.",
+            "would give the ids of the lost messages to new ones: use a new `walLocation` and new checkpoints. Has no "
+            "effect with `walStore`.",
             Role.STREAM,
             Role.WRITER,
         ),
@@ -319,9 +320,9 @@ class ReadOptions(FramingOptions, frozen=True, kw_only=True, rename="camel"):
     wal_retry_timeout: Annotated[
         Duration,
         doc(
-            "How long writing the log is repeated while the disk is full or has an I/O error, or the process "
-            "has too many open files. Receiving pauses meanwhile. After this time receiving ends, and what "
-            "was received and not sealed is lost.",
+            "How long writing the log is repeated while the disk is full or has an I/O error, the process has too "
+            "many open files, or the bucket (`walStore`) is away. Receiving pauses meanwhile. After this time "
+            "receiving ends, and what was received and not sealed is lost.",
             Role.STREAM,
         ),
     ] = Duration(300)
