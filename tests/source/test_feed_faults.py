@@ -24,7 +24,7 @@ from tests.source.test_feed import (
 from tests.support import Connections, batch_of, bound, free_endpoint, stop_sooner, take_over, wait_for
 from zmq_datasource.errors import DataLossError, DiskFaultError, EndpointError, LogLockedError, OptionError
 from zmq_datasource.log.reader_records import ReaderRecord, ReaderRecords
-from zmq_datasource.log.readers import Readers
+from zmq_datasource.log.readers import Reader, Readers
 from zmq_datasource.log.storage import LogStorage
 from zmq_datasource.log.writer import LogWriter
 from zmq_datasource.options import ProxyOptions
@@ -40,7 +40,7 @@ def _in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("signal.signal", lambda *_: None)  # pytest's own process keeps its handlers
     stop_sooner(monkeypatch)
     take_over(monkeypatch, standby=0.01)
-    monkeypatch.setattr("zmq_datasource.log.readers.LOCK_WAIT_SECONDS", 0.1)
+    monkeypatch.setattr(Reader, "hold_seconds", 0.1)
 
 
 def test_a_query_that_begins_while_nobody_can_read_who_receives_waits(

@@ -23,6 +23,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 
 from zmq_datasource.errors import LogLockedError, LogWriteError
+from zmq_datasource.log.layout import LOCK_WAIT_SECONDS
 from zmq_datasource.log.reader_records import ReaderRecord, ReaderRecords, ReaderTerms
 from zmq_datasource.log.storage import LogStorage
 
@@ -52,10 +53,13 @@ class Reader:
     Attributes:
         name: Under which the record is kept.
         found: The record that an earlier query of this name has left; None if there is none.
+        hold_seconds: How long to wait for a query of this name that is just stopping.
 
     Raises:
         LogLockedError: Another query of this name runs.
     """
+
+    hold_seconds = LOCK_WAIT_SECONDS
 
     def __init__(
         self, storage: LogStorage, name: str | None, timeout: float, terms: ReaderTerms | None = None
@@ -65,7 +69,7 @@ class Reader:
         self._timeout = None if name is None else float(timeout)
         self._terms = terms
         self._records = ReaderRecords(storage)
-        self._hold = self._records.hold(self.name)
+        self._hold = self._records.hold(self.name, self.hold_seconds)
         try:
             self.found = self._records.read(self.name)
         except BaseException:

@@ -159,9 +159,8 @@ class Positions:
         """The offset at which a batch begins."""
         first, last = Offset.from_json(start), Offset.from_json(end)
         if first.at_the_beginning and last.began is not None:
-            return Offset(
-                last.log, last.began, writers=first.writers
-            )  # a repeated first batch: see ``options.offsets``
+            # A repeated first batch: see ``options.offsets``. ``first`` was chosen again, and names other messages.
+            return Offset(last.log, last.began)
         return first
 
     def ranges(self, start: dict[str, Any], end: dict[str, Any]) -> dict[int, tuple[int, int]]:
