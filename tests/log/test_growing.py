@@ -14,13 +14,14 @@ import pytest
 
 from tests.support import batch_of, log_rows
 from zmq_datasource.errors import DamagedChunkError, DiskFaultError, LogFormatError
+from zmq_datasource.host import failpoints
 from zmq_datasource.log import directory_store, open_chunk_files
 from zmq_datasource.log.growing import GrowingTail, read_groups
 from zmq_datasource.log.layout import chunk_name, compact_name, growing_name
 from zmq_datasource.log.open_chunk_files import OpenChunkFiles
 from zmq_datasource.log.reader import read_index
 from zmq_datasource.log.state import read_saved_state
-from zmq_datasource.log.storage import LogStorage
+from zmq_datasource.log.storage import LogStorage, OvertakenError
 from zmq_datasource.log.store import Content, Part
 from zmq_datasource.log.writer import LogWriter
 
@@ -417,7 +418,7 @@ def test_a_burst_after_small_groups_leaves_the_chunk_as_it_has_grown(tmp_path: P
     assert log_rows(tmp_path).column("id").to_pylist() == list(range(302))
 
 
-@pytest.mark.parametrize("at", ["write", "finish"])
+@pytest.mark.parametrize("at", ["beginning", "end"])
 @pytest.mark.parametrize("error", [DiskFaultError("no room"), pa.ArrowInvalid("no such luck")])
 def test_a_chunk_that_cannot_be_made_compact_stays_as_it_has_grown(
     tmp_path: Path,
@@ -426,23 +427,15 @@ def test_a_chunk_that_cannot_be_made_compact_stays_as_it_has_grown(
     at: str,
     error: Exception,
 ) -> None:
-    write, put_chunk = OpenChunkFiles.write, LogStorage.put_chunk
+    write = OpenChunkFiles.write
 
     def refuse_to_write(it: OpenChunkFiles, name: str, offset: int, parts: Sequence[Part]) -> int:
-        if name == compact_name(0):
+        if name == compact_name(0) and (offset or at == "beginning"):
             raise error
         return write(it, name, offset, parts)
 
-    def refuse_to_put(it: LogStorage, first: int, content: Content) -> None:
-        if isinstance(content, Path) and content.name == compact_name(first):
-            raise error
-        put_chunk(it, first, content)
-
     log = writer(tmp_path)
-    if at == "write":
-        monkeypatch.setattr(OpenChunkFiles, "write", refuse_to_write)
-    else:
-        monkeypatch.setattr(LogStorage, "put_chunk", refuse_to_put)
+    monkeypatch.setattr(OpenChunkFiles, "write", refuse_to_write)
     for i in range(300):
         append(log, b"%d" % i)
     log.cut().result()
@@ -452,6 +445,56 @@ def test_a_chunk_that_cannot_be_made_compact_stays_as_it_has_grown(
     assert not list(tmp_path.glob("0/.[co]*"))
     (said,) = [record for record in caplog.records if "keeps its many small batches" in record.message]
     assert str(error) in said.message
+
+
+@pytest.mark.parametrize("groups", [1, 300])
+@pytest.mark.parametrize("step", ["link", "unlink"])
+def test_a_chunk_that_is_there_although_the_disk_has_refused_is_the_writers_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str, groups: int
+) -> None:
+    """It is known by its file, whether it has grown or was made compact."""
+    refused: list[str] = []
+
+    def refuse_once(name: str) -> None:
+        if name == "log.store.after_link" and not refused:
+            refused.append(name)
+            raise OSError(errno.EIO, "Input/output error")
+
+    def refuse_to_remove(it: OpenChunkFiles, name: str) -> None:
+        refused.append(name)
+        raise DiskFaultError("Input/output error")
+
+    log = writer(tmp_path, retry_timeout=20.0)
+    for i in range(groups):
+        append(log, b"%d" % i)
+    if step == "link":
+        monkeypatch.setattr(failpoints, "reach", refuse_once)
+    else:
+        monkeypatch.setattr(OpenChunkFiles, "remove", refuse_to_remove)
+    assert log.cut().result() == groups
+    assert refused
+    append(log, b"more")
+    log.close()
+    assert log_rows(tmp_path).column("id").to_pylist() == list(range(groups + 1))
+
+
+def test_a_key_that_is_taken_by_a_writer_who_has_removed_the_open_chunk_is_no_success(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """This one was stopped before it gave its file the name of a chunk."""
+    log = writer(tmp_path)
+    append(log, b"mine")
+    other = LogStorage(str(tmp_path))
+
+    def overtaken(name: str) -> None:
+        if name == "log.chunk.before_put":
+            monkeypatch.undo()
+            other.open_chunk_files().remove_all()
+            other.put_chunk(0, [b"with another message"])
+
+    monkeypatch.setattr(failpoints, "reach", overtaken)
+    with pytest.raises(OvertakenError):
+        log.cut().result()
 
 
 def refuse_another_chunk(monkeypatch: pytest.MonkeyPatch) -> None:

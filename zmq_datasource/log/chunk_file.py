@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 import pyarrow as pa
 import pyarrow.ipc
 
-from zmq_datasource.errors import LogError, LogLockedError, LogWriteError
+from zmq_datasource.errors import LogError, LogWriteError
 from zmq_datasource.log.chunk import CHECKSUM, NO_ROWS, Memory, fingerprint
 from zmq_datasource.log.facts import ChunkFacts
 from zmq_datasource.log.layout import Chunk, compact_name
@@ -68,8 +68,8 @@ class ChunkFile:
             self.size = self._files.write(self._name, self.size, self._unwritten)
         self._unwritten = []
 
-    def finish(self, facts: ChunkFacts, state: Mapping[bytes, bytes]) -> Chunk:
-        """Add the end and the footer, and make the file a chunk.
+    def end(self, facts: ChunkFacts, state: Mapping[bytes, bytes]) -> None:
+        """Write the end and the footer; ``put`` is next.
 
         Args:
             facts: What the chunk says of itself. A batch of no rows has it, so that no batch before passes for the
@@ -77,7 +77,6 @@ class ChunkFile:
             state: Its writer's (``log.state``), in the same place.
 
         Raises:
-            LogLockedError: Another writer has given out its ids.
             LogWriteError: The file system refused.
         """
         if not self._closed:
@@ -85,12 +84,24 @@ class ChunkFile:
             self._writer.close()
             self._closed = True
         self.write()
+
+    def put(self, facts: ChunkFacts) -> Chunk:
+        """Make the file, which has its end, a chunk.
+
+        Raises:
+            LogLockedError: Another writer has given out its ids.
+            LogWriteError: The file system refused.
+        """
         self._storage.put_chunk(facts.first, self._files.path_of(self._name))
+        self.remove()
         return Chunk(facts.first, facts.end, self.size, time.time(), facts.incarnation)
 
     def remove(self) -> None:
-        """Delete the file, if there is one."""
-        self._files.remove(self._name)
+        """Delete the file under this name, if there is one. What cannot be deleted now, the next writer deletes."""
+        try:
+            self._files.remove(self._name)
+        except LogWriteError as e:
+            _log.warning("%s", e)
 
 
 class CompactFile:
@@ -134,19 +145,19 @@ class CompactFile:
         self._file.write()
 
     def finish(self, facts: ChunkFacts, state: Mapping[bytes, bytes]) -> Chunk | None:
-        """Make it the chunk, as ``ChunkFile.finish``; None if the disk has refused.
+        """Make it the chunk; None if the disk has refused what was to be written.
 
         Raises:
             LogLockedError: Another writer has given out its ids.
+            LogWriteError: The file system refused to make it the chunk, or has made it one all the same.
         """
         try:
             self._write()
-            return self._file.finish(facts, state)
-        except LogLockedError:
-            raise
+            self._file.end(facts, state)
         except (LogError, pa.ArrowException) as e:
             self._give_up(e)
             return None
+        return self._file.put(facts)
 
     def _give_up(self, why: Exception) -> None:
         _log.warning(
@@ -158,12 +169,9 @@ class CompactFile:
         self.remove()
 
     def remove(self) -> None:
-        """Delete what was written of it. (What cannot be deleted now, the writer's next run deletes.)"""
-        try:
-            if self._file.size:
-                self._file.remove()
-        except LogWriteError as e:
-            _log.warning("%s", e)
+        """Delete what was written of it."""
+        if self._file.size:
+            self._file.remove()
 
 
 def is_small(batches: Sequence[pa.RecordBatch]) -> bool:

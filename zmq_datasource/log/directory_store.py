@@ -145,7 +145,7 @@ class DirectoryStore:
     def put_new(self, key: str, content: Content) -> None:
         path = self.root / key
         if isinstance(content, Path):
-            self._rename_new(content, path)
+            self._link_new(content, path)
             return
         with self._written(path, content, self.sync) as temporary:
             failpoints.reach("log.store.before_link")
@@ -165,16 +165,15 @@ class DirectoryStore:
                 break
             failpoints.reach("log.store.after_link")
 
-    def _rename_new(self, file: Path, path: Path) -> None:
-        """Give a file in this file system a name that must be free, in place of its own."""
+    def _link_new(self, file: Path, path: Path) -> None:
+        """Give a file in this file system a second name, which must be free."""
         with writing(f"writing {path}"):
             failpoints.reach("log.store.before_link")
             if not _linked(file, path) and not _is_same(file, path):
                 raise KeyTakenError(f"writing {path}: there is such a file with other content")
             failpoints.reach("log.store.after_link")
-            if self.sync:  # first, so that a call which is repeated finds the file under either name
+            if self.sync:
                 sync_directory(path.parent)
-            file.unlink(missing_ok=True)
 
     def put(self, key: str, content: bytes) -> None:
         path = self.root / key
@@ -391,9 +390,9 @@ def _linked(temporary: Path, path: Path) -> bool:
     try:
         os.link(temporary, path)
     except FileNotFoundError:
-        if temporary.exists() or not path.exists():
+        if not path.exists():
             raise
-        return False  # an earlier call has done all of it
+        return False
     except FileExistsError:
         return False
     except OSError as e:
@@ -406,8 +405,8 @@ def _linked(temporary: Path, path: Path) -> bool:
 
 
 def _is_same(file: Path, path: Path) -> bool:
-    """Whether a file has this name already, from an earlier call."""
-    return not file.exists() or os.path.samefile(file, path)
+    """Whether a file has this name, too."""
+    return file.exists() and os.path.samefile(file, path)
 
 
 def _holds(path: Path, parts: Sequence[Part]) -> bool:

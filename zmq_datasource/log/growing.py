@@ -140,7 +140,8 @@ class GrowingChunk:
             if chunk is not None:
                 self._file.remove()
                 return chunk
-        return self._file.finish(self._facts, self._state)
+        self._file.end(self._facts, self._state)
+        return self._file.put(self._facts)
 
 
 def _write_compact(

@@ -289,7 +289,7 @@ class LogStorage:
 
         Args:
             first: Its first id.
-            content: The file's content, or a synced file beside the chunks, which becomes the chunk.
+            content: The file's content, or a synced file beside the chunks: see ``store.Content``.
 
         Raises:
             OvertakenError: Another writer has put a chunk there.

@@ -18,7 +18,8 @@ from zmq_datasource.errors import LogError
 __all__ = ["Content", "Entry", "Hold", "Holding", "KeyTakenError", "Part", "Store"]
 
 Part: TypeAlias = bytes | pa.Buffer
-# Of an object: its parts, or a file near to the store that is whole and on the disk, and becomes the object.
+# Of an object: its parts, or a file near to the store that is whole and on the disk. The file keeps its own name, by
+# which a call that is repeated knows it; nothing is written to it any more, and the caller removes the name.
 Content: TypeAlias = Sequence[Part] | Path
 
 
