@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import urllib.request
 from typing import Self
 
 import boto3
@@ -25,6 +26,8 @@ class BucketServer:
 
     def __enter__(self) -> Self:
         self.start()
+        # moto keeps what all of its servers in a process hold in one place.
+        urllib.request.urlopen(f"http://127.0.0.1:{self._port}/moto-api/reset", data=b"").close()
         boto3.client("s3", endpoint_url=f"http://127.0.0.1:{self._port}", **_ACCESS).create_bucket(Bucket=_BUCKET)
         return self
 

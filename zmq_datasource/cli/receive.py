@@ -20,9 +20,9 @@ def _read_share(text: str) -> tuple[int, int]:
 @click.command(short_help="Receive into a log, without Spark.")
 @option_of(ReadOptions, "bind", "connect")
 @option_of(ReadOptions, "socket_type", default="ROUTER")
-@option_of(ReadOptions, "wal_location", required=True, help="The log to fill; queries read it.")
+@option_of(ReadOptions, "wal_location", help="The directory of the log to fill; queries read it.")
 @option_of(
-    ReadOptions, "wal_store", help="Object storage in which the log is kept, as in s3://bucket/orders."
+    ReadOptions, "wal_store", help="The bucket of the log, in place of a directory, as in s3://bucket/orders."
 )
 @option_of(
     ReadOptions,
@@ -56,6 +56,8 @@ def receive(others: tuple[str, ...], partition: tuple[int, int] | None, **named:
     given = all_options(ReadOptions, named, others)
     if named["bind"] is None and named["connect"] is None:
         raise click.UsageError("name an endpoint with --bind or --connect")
+    if named["wal_location"] is None and named["wal_store"] is None:
+        raise click.UsageError("name the log with --wal-location or --wal-store")
     number = None
     if partition is not None:
         if "receivers" in map(str.lower, given):

@@ -44,7 +44,7 @@ __all__ = [
 ]
 
 CHECKSUM = b"xxh3"
-NO_ROWS = pa.RecordBatch.from_pylist([], MESSAGE_SCHEMA)
+NO_ROWS = pa.RecordBatch.from_arrays([pa.nulls(0, it.type) for it in MESSAGE_SCHEMA], schema=MESSAGE_SCHEMA)
 
 
 class OpensChunks(Protocol):

@@ -80,6 +80,7 @@ def _recover(storage: LogStorage, persistence: Persistence) -> tuple[ChunkIndex,
                 _recover_open_chunk(storage, first, index, persistence)
             storage.open_chunk_files().remove_all()
         with ReaderRecords(storage).placing():
+            storage.remove_temporaries()
             _check_positions(storage, index.end)
         if not len(index):
             storage.expect(None)

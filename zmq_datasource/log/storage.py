@@ -296,7 +296,9 @@ class LogStorage:
             LogLockedError: Another writer has put later chunks, and this one does not count.
             DiskFaultError: The store refuses for now, or has lost what was in it.
         """
-        self._check_expected()
+        if self._expected and self.store.find(self._expected) is None:
+            self._check_not_fenced(first - 1)
+            self._check_expected()
         name = chunk_name(first)
         failpoints.reach("log.chunk.before_put")
         try:
@@ -357,6 +359,12 @@ class LogStorage:
     def open_chunks(self) -> list[int]:
         """The first ids of the open chunks there are: one at most, unless something went wrong."""
         return [] if self.directory is None else self.open_chunk_files().firsts()
+
+    def remove_temporaries(self) -> None:
+        """Delete what killed processes have left of objects that they were putting. Only for the writer."""
+        if isinstance(self.store, DirectoryStore):
+            for directory in (str(self.partition), READERS_NAME):
+                self.store.clean(directory)
 
     # The one writer.
 

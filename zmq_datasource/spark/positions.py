@@ -336,8 +336,12 @@ class _PartitionLog:
             _log.warning("data loss: %s; going on because failOnDataLoss=false", what)
 
     def _why_another_log(self) -> str:
-        if self._options.wal_location is not None:
-            return "walLocation or the checkpoint was changed, or the log was removed: set back what was changed."
+        options = self._options
+        if options.has_log:
+            named = "walLocation" if options.wal_store is None else "walStore"
+            return (
+                f"{named} or the checkpoint was changed, or the log was removed: set back what was changed."
+            )
         return (
             "Without walLocation, socketType, connect, bind and topics say where the log is, and a log that is "
             "removed with the temporary directory begins anew. If you changed one of these options, set it back, or "
