@@ -188,7 +188,7 @@ class LogStorage:
             LogFormatError: There is not one that this version reads.
         """
         path = self.store.path_of(LOG_NAME)
-        data = self.read_json(LOG_NAME)
+        data = self.read_json(LOG_NAME) if self.store.exists() else None
         match data:
             case {"format": int(version), "log": str(log)} if version == FORMAT_VERSION:
                 return log
@@ -240,12 +240,13 @@ class LogStorage:
         return sorted([*(entry.first for entry in self.chunks()), *self.open_chunks()])
 
     def partitions(self) -> list[int]:
-        """The log partitions that exist, in order.
+        """The log partitions that exist, in order; none where there is no log.
 
         Raises:
             DiskFaultError: They cannot be listed now.
         """
-        names = [parse_partition_name(entry.name) for entry in self.store.list("") if entry.is_directory]
+        entries = self.store.list("") if self.store.exists() else ()
+        names = [parse_partition_name(entry.name) for entry in entries if entry.is_directory]
         return sorted(partition for partition in names if partition is not None)
 
     # Chunks.

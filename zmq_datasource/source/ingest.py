@@ -139,8 +139,6 @@ class Ingest:
 
     def _refuse_another_division(self) -> None:
         """Who shares the feed out among another number of receivers has another part of what is ours."""
-        if not self.storage.store.exists():  # a new log
-            return
         others = [
             self.storage.of(partition)
             for partition in self.storage.partitions()
