@@ -23,7 +23,6 @@ import pyarrow as pa
 import pytest
 import zmq
 from pyspark.sql import SparkSession
-from zmq_datasource.log.reader_files import ReaderRecord
 
 from tests.support import (
     Socket,
@@ -41,14 +40,16 @@ from tests.support import tiny_disk as a_tiny_disk
 from tests.support.proxies import ProxyThreads, endpoints, receive, subscriber
 from zmq_datasource import DurableSubscriber, Producer
 from zmq_datasource.errors import DiskFaultError, LogWriteError, SubscriptionError
-from zmq_datasource.log import files as files_module
-from zmq_datasource.log import storage as storage_module
-from zmq_datasource.log.chunk import read_chunk, read_metadata
+from zmq_datasource.log.chunk import read_chunk, read_facts
+from zmq_datasource.log.directory_store import DirectoryStore
+from zmq_datasource.log.layout import SUBSCRIPTIONS_NAME, chunk_name
 from zmq_datasource.log.reader import Slice
+from zmq_datasource.log.reader_records import ReaderRecord, ReaderRecords
 from zmq_datasource.log.storage import LogStorage
-from zmq_datasource.log.times import read_times
+from zmq_datasource.log.store import Content
 from zmq_datasource.log.writer import LogWriter
 from zmq_datasource.source.ingest import Ingest
+from zmq_datasource.source.receiving import ReceivingThread
 from zmq_datasource.spark.partition_reader import LogInputPartition, read_log_partition
 from zmq_datasource.spark.rows import MessageRows
 from zmq_datasource.spark.worker import set_up_worker
@@ -103,20 +104,20 @@ def numbers(location: Path) -> list[int]:
 
 
 class Refusing:
-    """A fault put into the log's storage: whatever is forced to the disk is refused while ``code`` is set."""
+    """A fault of the disk: whatever is forced to it is refused while ``code`` is set."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.code: int | None = None
         self.refused = 0
-        sync = files_module.sync_file
+        sync = os.fsync
 
-        def refuse(path: Path) -> None:
+        def refuse(descriptor: int) -> None:
             if self.code is not None:
                 self.refused += 1
                 raise OSError(self.code, os.strerror(self.code))
-            sync(path)
+            sync(descriptor)
 
-        monkeypatch.setattr(storage_module, "sync_file", refuse)
+        monkeypatch.setattr(os, "fsync", refuse)
 
 
 @needs_root
@@ -173,14 +174,14 @@ def test_a_query_that_gathers_first_waits_for_its_disk(
 def test_the_end_of_a_query_waits_for_its_disk_and_says_what_is_lost(
     context: Context, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("zmq_datasource.source.receiving._REFUSED_SECONDS", 0.3)
-    monkeypatch.setattr("zmq_datasource.source.log_receiver._DRAIN_SECONDS", {"PULL": 0.3})
+    monkeypatch.setattr(ReceivingThread, "refused_seconds", 0.3)
     refusing = Refusing(monkeypatch)
     push, endpoint = bound(context, zmq.PUSH)
     ingest = Ingest(
         stream_options(connect=endpoint, socketType="PULL", walLocation=tmp_path, walFlushInterval="20ms")
     )
     ingest.start()
+    ingest.filler.drain_seconds = 0.3
     with pushing(push, 10):
         wait_for(lambda: ingest.seal() == 10, "10 messages")
     refusing.code = errno.ENOSPC
@@ -278,12 +279,12 @@ def test_a_query_begins_on_a_full_disk_once_there_is_room(
             threading.Timer(0.2, blocker[0].unlink).start()
         write(*given)
 
-    write = LogStorage.write_reader
-    monkeypatch.setattr(LogStorage, "write_reader", remember)
+    write = ReaderRecords.write
+    monkeypatch.setattr(ReaderRecords, "write", remember)
     try:
         initial = reader.initialOffset()
         assert initial["next"] == {"0": 0}
-        (record,) = LogStorage(str(disk / "log")).readers().values()
+        (record,) = ReaderRecords(LogStorage(str(disk / "log"))).all().values()
         assert (record.next, record.begins) == ({0: 0}, True)
     finally:
         reader.stop()
@@ -314,32 +315,33 @@ def test_a_reader_says_on_a_full_disk_what_it_needs_no_more(disk: Path) -> None:
     """Or its log could not be emptied, and the disk would stay full."""
     storage = LogStorage(str(disk / "log"))
     storage.open_log()
-    storage.write_reader("desk", ReaderRecord({0: 1}))
+    records = ReaderRecords(storage)
+    records.write("desk", ReaderRecord({0: 1}))
     fill_disk(disk)
     for position in (10, 9_999_999, 10_000_000):
-        storage.write_reader("desk", ReaderRecord({0: position}))
-        assert storage.readers()["desk"].next == {0: position}
+        records.write("desk", ReaderRecord({0: position}))
+        assert records.all()["desk"].next == {0: position}
     assert len(list((disk / "log" / "readers").iterdir())) == 1
 
 
 @needs_root
 def test_transactions_wait_for_a_full_disk(context: Context, disk: Path) -> None:
     endpoint = free_endpoint()
-    write = LogStorage.write_chunk
+    put_chunk = LogStorage.put_chunk
     blocker: list[Path] = []
 
-    def full(*given: Any, **named: Any) -> Any:
+    def full(storage: LogStorage, first: int, content: Content) -> None:
         """The disk is full when the chunk comes, not yet when the rows are staged."""
         if not blocker:
             blocker.append(fill_disk(disk))
-        return write(*given, **named)
+        put_chunk(storage, first, content)
 
     with (
         ingesting(disk / "log", bind=endpoint, socketType="ROUTER") as ingest,
         Producer(endpoint, name="desk", sendTimeout="60s") as producer,
         pytest.MonkeyPatch.context() as fault,
     ):
-        fault.setattr(LogStorage, "write_chunk", full)
+        fault.setattr(LogStorage, "put_chunk", full)
 
         def make_room() -> None:
             wait_for(lambda: ingest.counters.paused_by == "diskFault", "the pause")
@@ -392,11 +394,14 @@ def test_durable_subscribers_wait_for_a_disk_that_refuses(
     sides = endpoints("pull", "durable")
     push = context.socket(zmq.PUSH)
     push.connect(sides["pull"])
-    write = LogStorage.write_subscriptions
+    put = DirectoryStore.put
     refusals = 0
 
-    def refuse(*given: Any) -> None:
+    def refuse(store: DirectoryStore, key: str, content: bytes) -> None:
         nonlocal refusals
+        if not key.endswith(SUBSCRIPTIONS_NAME):
+            put(store, key, content)
+            return
         refusals += 1
         raise DiskFaultError("writing subscriptions.json: Input/output error")
 
@@ -404,7 +409,7 @@ def test_durable_subscribers_wait_for_a_disk_that_refuses(
         push.send(b"0")
         first = durable.receive(60)
         assert first is not None
-        monkeypatch.setattr(LogStorage, "write_subscriptions", refuse)
+        monkeypatch.setattr(DirectoryStore, "put", refuse)
         acknowledging = threading.Thread(target=lambda: durable.ack(first, wait=True))
         acknowledging.start()
         wait_for(lambda: refusals, "a refusal")
@@ -412,10 +417,10 @@ def test_durable_subscribers_wait_for_a_disk_that_refuses(
             DurableSubscriber(sides["durable"], "new", timeout=60).__enter__()
         assert acknowledging.is_alive()
         storage = LogStorage(str(tmp_path))
-        assert b'"next":0' in (storage.read_subscriptions() or b"")
-        monkeypatch.setattr(LogStorage, "write_subscriptions", write)
+        assert b'"next":0' in (storage.read(storage.key(SUBSCRIPTIONS_NAME)) or b"")
+        monkeypatch.setattr(DirectoryStore, "put", put)
         acknowledging.join(60)
-        assert b'"next":1' in (storage.read_subscriptions() or b"")
+        assert b'"next":1' in (storage.read(storage.key(SUBSCRIPTIONS_NAME)) or b"")
 
 
 @needs_root
@@ -515,12 +520,15 @@ def test_a_chunk_that_cannot_be_opened_now_is_not_taken_for_damaged(
         log.append(batch_of([b"1", b"2"]))
         log.cut().result(10)
     storage = LogStorage(str(tmp_path))
-    (chunk,) = storage.chunks()
-    reads: list[Callable[[LogStorage, str], object]] = [read_metadata, read_times]
-    for read in (*reads, lambda storage, name: list(read_chunk(storage, name, 0, 2))):
+    name = chunk_name(0)
+    reads: list[Callable[[], object]] = [
+        lambda: read_facts(storage, 0),
+        lambda: list(read_chunk(storage, name, 0, 2)),
+    ]
+    for read in reads:
         with no_free_file(), pytest.raises(DiskFaultError, match="Too many open files"):
-            read(storage, chunk.name)
-    share = LogInputPartition(str(tmp_path), 0, [Slice(chunk.name, 0, 2)], MessageRows(), "a log", True)
+            read()
+    share = LogInputPartition(storage.store, 0, [Slice(name, 0, 2)], MessageRows(), "a log", True)
     caplog.set_level(logging.INFO)
     set_up_worker()  # which a process does once, and reads a file for
     with no_free_file() as end, ThreadPoolExecutor() as pool:
@@ -590,7 +598,10 @@ def test_a_proxy_that_cannot_list_its_log_for_a_moment_goes_on(
     sides, scandir, refused = endpoints("pull", "durable"), os.scandir, []
 
     def refuse(path: Any = ".") -> Any:
-        if str(path) == str(tmp_path / "0") and len(refused) < 3:
+        sealing = (
+            threading.current_thread().name == "zmq-log-sealer"
+        )  # which lists after its first chunk, too
+        if str(path) == str(tmp_path / "0") and not sealing and len(refused) < 3:
             refused.append(path)
             raise OSError(errno.EMFILE, "Too many open files")
         return scandir(path)
