@@ -15,9 +15,12 @@ from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader
 from pyspark.sql.streaming.datasource import ReadMaxRows
 
 from tests.support import batch_of, free_endpoint, stream_options, wait_for
-from zmq_datasource.errors import DataLossError, LogError, LogFormatError
+from zmq_datasource.errors import DataLossError, LogError
 from zmq_datasource.log.deletions import Deletions
+from zmq_datasource.log.directory_store import DirectoryStore
+from zmq_datasource.log.layout import chunk_name
 from zmq_datasource.log.reader import end_within_bytes, first_since, read_index
+from zmq_datasource.log.reader_records import ReaderRecords
 from zmq_datasource.log.storage import LogStorage
 from zmq_datasource.log.writer import LogWriter
 from zmq_datasource.options import BatchReadOptions
@@ -185,7 +188,7 @@ def test_what_cannot_be_recorded_is_logged(
     with querying(log) as query:
         _, _, read = planned(query)
         log.discard(3)
-        monkeypatch.setattr(LogStorage, "write_skipped", refuse)
+        monkeypatch.setattr(ReaderRecords, "write_skipped", refuse)
         assert read() == [4, 5, 6, 7, 8, 9]
     assert "Read-only file system. dataLosses and messagesExpired leave these ids out" in caplog.text
 
@@ -229,7 +232,7 @@ def test_a_time_is_looked_for_in_what_is_left(log: Discarding) -> None:
     assert first_since(log.storage, chunks, 0) == 4
     chunks = read_index(log.storage).covering(4, 10)
     Path(log.storage.path_of(chunks[1].name)).unlink()
-    with pytest.raises(LogFormatError, match="ids 6 to 7 are missing"):
+    with pytest.raises(DataLossError, match=chunks[1].name):
         first_since(log.storage, chunks[1:], 0)
 
 
@@ -278,7 +281,7 @@ def test_a_machine_that_does_not_see_the_log_goes_on_as_one_that_does(log: Disca
     def elsewhere(query: ZmqStreamReader, start: Offset, end: Offset) -> list[LogInputPartition]:
         return [
             LogInputPartition(
-                "/not/on/this/machine",
+                DirectoryStore("/not/on/this/machine"),
                 share.partition,
                 share.pieces,
                 share.rows,
@@ -299,7 +302,7 @@ def test_a_machine_that_does_not_see_the_log_goes_on_as_one_that_does(log: Disca
         assert ids(query, shares) == [4, 5, 6, 7, 8, 9]
         last = counted(query, end, 4)
         shares = elsewhere(query, end, last)
-        without_a_chunk_in_the_middle(log.path, 4)
+        unmounted(log.path)
         with pytest.raises(DataLossError, match=r"opening chunk .*\.arrow of the driver: it does not exist"):
             ids(query, shares)
 
@@ -314,8 +317,8 @@ def without_chunks(path: Path) -> None:
         file.unlink()
 
 
-def without_a_chunk_in_the_middle(path: Path, number: int = 1) -> None:
-    sorted(path.glob("0/*.arrow"))[number].unlink()
+def without_a_chunk_in_the_middle(path: Path) -> None:
+    (path / "0" / chunk_name(2)).unlink()
 
 
 def another_log(path: Path) -> None:
@@ -324,8 +327,13 @@ def another_log(path: Path) -> None:
     (path / "log.json").write_text('{"format": 2, "log": "another"}')
 
 
-@pytest.mark.parametrize("damage", [unmounted, without_chunks, without_a_chunk_in_the_middle, another_log])
-@pytest.mark.parametrize("fails", [False, True])
+@pytest.mark.parametrize(
+    ("damage", "fails"),
+    [
+        *((damage, fails) for damage in (unmounted, without_chunks, another_log) for fails in (False, True)),
+        (without_a_chunk_in_the_middle, True),
+    ],
+)
 def test_ids_that_the_writer_has_not_deleted_are_never_skipped(
     log: Discarding, tmp_path: Path, damage: Callable[[Path], None], fails: bool
 ) -> None:
@@ -335,3 +343,23 @@ def test_ids_that_the_writer_has_not_deleted_are_never_skipped(
     damage(log.path)
     with pytest.raises(DataLossError, match=r"opening chunk .*\.arrow: it does not exist"):
         ids(reader, shares)
+
+
+def test_a_query_that_may_lose_messages_goes_on_after_a_chunk_that_is_missing(
+    log: Discarding, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Also in a later batch, when the first chunk of the log is still there."""
+    with querying(log) as query:
+        _, end, read = planned(query)
+        without_a_chunk_in_the_middle(log.path)
+        assert read() == [0, 1, 4, 5, 6, 7, 8, 9]
+        last = counted(query, end, 2)
+        log.add(3)
+        log.is_listed_by(query)
+        last = query.latestOffset(end, ALL)
+        read = tasks(query, end, last)
+        (log.path / "0" / chunk_name(12)).unlink()
+        assert read() == [10, 11, 14, 15]
+        counted(query, last, 4)
+        assert losses(query) == (2, 4)
+    assert "data loss: the ids 12 to 13 were deleted" in caplog.text

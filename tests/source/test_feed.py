@@ -209,7 +209,7 @@ def test_another_feed_in_the_same_log_is_refused(
         for options in ({"connect": other}, {"connect": endpoint, "framing": "sequenced"}):
             with (
                 querying(tmp_path, **options) as two,
-                pytest.raises(LogLockedError, match="walStore of its own"),
+                pytest.raises(LogLockedError, match="of its own"),
             ):
                 two.step()
 

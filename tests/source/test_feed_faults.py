@@ -254,7 +254,7 @@ def test_the_time_of_a_query_that_does_not_run_begins_when_it_stops(
         query.step()
         os.utime(path, (1, 1))
     assert time.time() - os.stat(path).st_mtime < 60
-    monkeypatch.setattr("zmq_datasource.log.readers._TOUCH_SECONDS", 0.0)
+    monkeypatch.setattr(Reader, "again_seconds", 0.0)
     with querying(tmp_path, query.checkpoint, reader="desk") as query:
         query.step()
         os.utime(path, (1, 1))

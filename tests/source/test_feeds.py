@@ -31,6 +31,7 @@ from tests.support import (
     wait_for,
 )
 from zmq_datasource.errors import DataLossError, DiskFaultError, EndpointError, LogLockedError, OptionError
+from zmq_datasource.log.layout import chunk_name
 from zmq_datasource.log.reader_records import ReaderRecord, ReaderRecords
 from zmq_datasource.log.storage import LogStorage
 from zmq_datasource.log.writer import LogWriter
@@ -523,7 +524,7 @@ def test_what_a_new_partition_has_lost_is_told(tmp_path: Path) -> None:
         checkpoint = query.checkpoint
     for value in (b"1", b"2"):
         fill(tmp_path, 1, value)
-    next((tmp_path / "1").glob("00000000000000000000-*.arrow")).unlink()
+    (tmp_path / "1" / chunk_name(0)).unlink()
     with (
         several(tmp_path, checkpoint) as query,
         pytest.raises(DataLossError, match="partition 1: the query was"),

@@ -33,8 +33,6 @@ _log = logging.getLogger(__name__)
 
 # How often the position of the query that also writes the log is recorded. An older one keeps more than is needed.
 _LAZY_SECONDS = 1.0
-# How often the record of a query that stands still is written again, which says that the query runs.
-_AGAIN_SECONDS = 60.0
 # A writer that deletes, or another reader that writes its record, is done with that soon.
 _PLACING_SECONDS = 30.0
 # So old may records be that decide nothing by themselves.
@@ -54,12 +52,14 @@ class Reader:
         name: Under which the record is kept.
         found: The record that an earlier query of this name has left; None if there is none.
         hold_seconds: How long to wait for a query of this name that is just stopping.
+        again_seconds: How often the record of a query that stands still is written again, which says that it runs.
 
     Raises:
         LogLockedError: Another query of this name runs.
     """
 
     hold_seconds = LOCK_WAIT_SECONDS
+    again_seconds = 60.0
 
     def __init__(
         self, storage: LogStorage, name: str | None, timeout: float, terms: ReaderTerms | None = None
@@ -114,7 +114,7 @@ class Reader:
         """
         record = self._at(begins)
         if record == self._record:
-            self._write_again(_AGAIN_SECONDS)
+            self._write_again(self.again_seconds)
         elif not lazily:
             self._write(record)
         elif time.monotonic() - self._written_at >= max(_LAZY_SECONDS, self._storage.leisure):

@@ -1,12 +1,13 @@
-"""Counts the ids that tasks skipped because the log's writer had deleted them (``failOnDataLoss=false``).
+"""Counts the ids that tasks skipped because they were deleted from the log (``failOnDataLoss=false``).
 
-A task records what it skips in the log (``log/deletions``). The source runner looks for these records after a batch of
-which something is deleted, adds them up, and deletes them.
+A task records what it skips in the log (``log/deletions``). The source runner looks for these records after a batch,
+adds them up, and deletes them.
 """
 
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
@@ -28,7 +29,7 @@ class Skipped:
     def __init__(self) -> None:
         # By partition:
         self._planned: dict[int, int] = {}  # the first id of what was planned since the last look for records
-        self._looked: set[int] = set()  # where the records of an earlier run are counted
+        self._next_look: dict[int, float] = {}  # where the records of an earlier run are counted; monotonic
         self._counted: dict[int, int] = {}  # the id after the last one that was counted
 
     def plan(self, feeds: Feeds, start: Mapping[int, int], begins: Mapping[int, int]) -> None:
@@ -53,9 +54,12 @@ class Skipped:
         for partition, begin in begins.items():
             feed = feeds.parts[partition]
             planned = self._planned.get(partition)
-            if partition in self._looked and (planned is None or feed.log.earliest <= planned):
-                continue
-            self._looked.add(partition)
+            if partition in self._next_look:
+                if planned is None or planned == begin:  # no batch was planned since the last look
+                    continue
+                if feed.log.earliest <= planned and time.monotonic() < self._next_look[partition]:
+                    continue
+            self._next_look[partition] = time.monotonic() + feed.storage.leisure
             if planned is not None:
                 self._planned[partition] = begin
             records = [ids for ids in self._records(feeds, feed) if ids.start < begin]
