@@ -129,7 +129,7 @@ class Damage(NamedTuple):
         if self.path.name in message:
             return True
         if self.victim == "log.json":
-            return str(self.path.parent) in message
+            return "/".join(self.path.parent.parts[-2:]) in message  # that of a bucket begins elsewhere
         if self.first is None:
             # Nothing tells that a position or an open chunk was there: the error names the messages that it costs.
             return re.search(r"\bids? (below )?[0-9]+", message) is not None
