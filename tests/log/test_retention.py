@@ -47,7 +47,7 @@ def test_a_commit_deletes_what_lies_wholly_below_it() -> None:
     log = Log(4)
     log.retention.commit(25)
     assert log.files.did == deletions(0, 10)
-    assert (log.contents.earliest, log.contents.end, log.contents.size) == (20, 40, 200)
+    assert (log.contents.earliest, log.contents.durable_end, log.contents.size) == (20, 40, 200)
 
 
 def test_a_commit_never_goes_back_and_the_newest_chunk_stays() -> None:
@@ -136,10 +136,10 @@ def test_a_file_that_cannot_be_deleted_counts_and_is_tried_again(caplog: pytest.
     log.files.refuses = [LogWriteError("removing chunk: Permission denied")]
     log.retention.commit(30)
     assert "Permission denied" in caplog.text
-    assert (log.contents.earliest, log.contents.size, log.contents.count) == (20, 300, 3)
+    assert (log.contents.earliest, log.contents.size, log.contents.chunks) == (20, 300, 3)
     log.retention.remove_expired()
     assert log.files.did == deletions(0, 10)  # the front first, so that a crash in between leaves no hole
-    assert (log.contents.size, log.contents.count) == (100, 1)
+    assert (log.contents.size, log.contents.chunks) == (100, 1)
 
 
 def test_who_comes_while_a_file_could_not_be_deleted_keeps_it(records: RecordsInMemory) -> None:
@@ -178,11 +178,11 @@ def test_with_any_the_oldest_make_room_though_somebody_needs_them(records: Recor
 def test_a_log_is_full_of_all_that_takes_room() -> None:
     log = Log(3, max_bytes=350)
     assert not log.retention.full
-    log.contents.append(50)
+    log.contents.count_appended(50)
     assert log.retention.full
     log.contents.grow(50, Grown(30, 40, 35))  # on the disk it takes less
     assert not log.retention.full
-    log.contents.append(10)
+    log.contents.count_appended(10)
     assert log.retention.full
     log.contents.seal(10, Chunk(30, 40, 40, 1000.0))
     assert not log.retention.full

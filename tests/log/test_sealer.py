@@ -46,7 +46,7 @@ class Sealing:
         first, size = self._next, ROWS.nbytes if rows else 0
         batches = [ROWS] if rows else []
         self._next += 10 * len(batches)
-        self.contents.append(size)
+        self.contents.count_appended(size)
         done: Future[int] = Future()
         self.sealer.hand_over(Job(batches, size, first, self._next, done, b"state", grows=False, last=True))
         return done
@@ -63,7 +63,7 @@ def test_chunks_are_written_in_the_order_in_which_they_were_cut(sealing: Sealing
     done = [sealing.cut() for _ in range(5)]
     assert [each.result(10) for each in done] == [10, 20, 30, 40, 50]
     assert sealing.files.did == [f"write {chunk_name(n)}" for n in range(0, 50, 10)]
-    assert (sealing.contents.end, sealing.contents.unwritten_bytes) == (50, 0)
+    assert (sealing.contents.durable_end, sealing.contents.unsealed_bytes) == (50, 0)
 
 
 def test_a_cut_without_rows_writes_nothing_and_is_answered_in_its_turn(sealing: Sealing) -> None:
@@ -86,7 +86,7 @@ def test_nothing_is_sealed_behind_what_could_not_be(error: Exception, sealing: S
         failed.result(10)
     assert behind.exception(10) is failed.exception(10) is sealing.sealer.failure
     assert sealing.files.did == []
-    assert sealing.contents.unwritten_bytes == 2 * ROWS.nbytes
+    assert sealing.contents.unsealed_bytes == 2 * ROWS.nbytes
 
 
 def test_what_is_not_written_yet_is_counted(sealing: Sealing) -> None:

@@ -15,13 +15,14 @@ from zmq_datasource.log.growing import Grown
 from zmq_datasource.log.index import ChunkIndex
 from zmq_datasource.log.layout import Chunk
 
-__all__ = ["Contents", "ReadableLog"]
+__all__ = ["Contents"]
 
 
 class Contents:
     """The chunks of a partition, and the bytes of what is no chunk yet or no longer one.
 
-    Every method holds the one lock for a moment, and touches no file.
+    The base of the log that this process writes (``LogWriter``) and of one that it follows (``LogFollower``). Each
+    method holds the one lock for a moment, and touches no file.
 
     Attributes:
         grown: How far the open chunk has come on the disk; None if nothing of it was written.
@@ -57,7 +58,7 @@ class Contents:
 
     # The way of messages: appended, written, sealed.
 
-    def append(self, size: int) -> None:
+    def count_appended(self, size: int) -> None:
         """Count bytes that are in memory and not yet on the disk."""
         with self._lock:
             self._unwritten_bytes += size
@@ -105,12 +106,12 @@ class Contents:
 
     @property
     def earliest(self) -> int:
-        """The first id there is; ``end`` if there is none."""
+        """The first id there is; ``durable_end`` if there is none."""
         with self._lock:
             return self._index.earliest
 
     @property
-    def end(self) -> int:
+    def durable_end(self) -> int:
         """The id after the last one that is sealed."""
         with self._lock:
             return self._index.end
@@ -122,8 +123,8 @@ class Contents:
             return self._index.newest if len(self._index) else None
 
     @property
-    def unwritten_bytes(self) -> int:
-        """Bytes in memory that are not on the disk."""
+    def unsealed_bytes(self) -> int:
+        """Bytes of messages in memory that are not on the disk."""
         with self._lock:
             return self._unwritten_bytes
 
@@ -134,7 +135,7 @@ class Contents:
             return self._index.size + self._deleting_bytes + self._growing_bytes
 
     @property
-    def count(self) -> int:
+    def chunks(self) -> int:
         """How many chunks have a file."""
         with self._lock:
             return len(self._index) + len(self._deleting)
@@ -145,7 +146,7 @@ class Contents:
             return self._index.covering(start, end)
 
     def size_of(self, start: int, end: int) -> int:
-        """Bytes of the ids ``[start, end)`` on the disk."""
+        """Bytes of the ids ``[start, end)`` on the disk, about: within a chunk, messages count as equally long."""
         with self._lock:
             return self._index.size_of(start, end)
 
@@ -163,48 +164,3 @@ class Contents:
     @property
     def _growing_bytes(self) -> int:
         return 0 if self.grown is None else self.grown.bytes
-
-
-class ReadableLog:
-    """What a query may ask of a log partition, whether this process writes it or another does."""
-
-    def __init__(self) -> None:
-        self._contents = Contents()
-
-    @property
-    def earliest(self) -> int:
-        """The first id there is."""
-        return self._contents.earliest
-
-    @property
-    def durable_end(self) -> int:
-        """The id after the last durable one."""
-        return self._contents.end
-
-    @property
-    def incarnations(self) -> Incarnations:
-        """The writers that the partition has had, as far as chunks of theirs are there."""
-        return self._contents.incarnations
-
-    @property
-    def newest(self) -> Chunk | None:
-        """The sealed chunk with the highest ids; None if there is none."""
-        return self._contents.newest
-
-    @property
-    def size(self) -> int:
-        """Bytes of the chunks there are."""
-        return self._contents.size
-
-    @property
-    def chunks(self) -> int:
-        """How many chunks there are."""
-        return self._contents.count
-
-    def covering(self, start: int, end: int) -> Sequence[Chunk]:
-        """The chunks that hold any id of ``[start, end)``."""
-        return self._contents.covering(start, end)
-
-    def size_of(self, start: int, end: int) -> int:
-        """Bytes of the ids ``[start, end)``, about: within a chunk, messages count as equally long."""
-        return self._contents.size_of(start, end)

@@ -15,7 +15,7 @@ from contextlib import suppress
 
 from zmq_datasource.errors import DataLossError, DiskFaultError, LogFormatError
 from zmq_datasource.log.chunk import read_facts
-from zmq_datasource.log.contents import ReadableLog
+from zmq_datasource.log.contents import Contents
 from zmq_datasource.log.facts import Incarnations
 from zmq_datasource.log.files import MOUNT_AGAIN
 from zmq_datasource.log.reader import chunks_of, read_index
@@ -33,7 +33,7 @@ _FEW = 10
 _LISTINGS = 10
 
 
-class LogFollower(ReadableLog):
+class LogFollower(Contents):
     """A log partition that another process writes.
 
     Args:
@@ -41,7 +41,7 @@ class LogFollower(ReadableLog):
     """
 
     full, fault = False, None  # the writer's affair
-    unsealed = unsealed_bytes = 0  # and so is what is not there yet
+    unsealed = 0  # and so is what is not there yet
 
     def __init__(self, storage: LogStorage, clock: Callable[[], float] = time.monotonic) -> None:
         super().__init__()
@@ -98,11 +98,10 @@ class LogFollower(ReadableLog):
             )
 
     def _forget_deleted(self) -> None:
-        contents = self._contents
         gone = 0
-        for chunk in contents.covering(contents.earliest, contents.end):
+        for chunk in self.covering(self.earliest, self.durable_end):
             if self._storage.find_chunk(chunk.first) is not None:
-                contents.forget(gone)
+                self.forget(gone)
                 return
             gone += 1
             if gone == _FEW:
@@ -121,12 +120,12 @@ class LogFollower(ReadableLog):
             if index.end < newest.end:  # the newest always stays
                 raise DiskFaultError(f"reading {self._storage}: no chunk is there any more. {MOUNT_AGAIN}")
             self._check_line(newest.end - 1, index.incarnations)
-        self._contents.replace(index)
+        self.replace(index)
         self._next_listing = self._clock() + _LISTING_SECONDS
 
     def _take_up_new(self, listing: bool) -> None:
-        contents, storage = self._contents, self._storage
-        newest = contents.newest
+        storage = self._storage
+        newest = self.newest
         if newest is None:
             self._begin_anew()
             return
@@ -141,7 +140,7 @@ class LogFollower(ReadableLog):
                 with suppress(FileNotFoundError):  # deleted meanwhile, so there is a newer one
                     facts = read_facts(storage, entries[-1].first)
                     self._check_line(newest.end - 1, facts.incarnations)
-                    contents.follow(chunks_of(entries, facts.end, facts.incarnations), facts.incarnations)
+                    self.follow(chunks_of(entries, facts.end, facts.incarnations), facts.incarnations)
                     return
         if storage.find_chunk(newest.first) is None:  # it and its successor were deleted since
             self._begin_anew()

@@ -152,7 +152,7 @@ class Retention:
         except LogError as e:  # what it may still need stays
             _log.warning("%s", e)
             return self._contents.earliest
-        return self._contents.end if needed is None else needed
+        return self._contents.durable_end if needed is None else needed
 
     def _removable(self, done: int, index: ChunkIndex) -> Sequence[Chunk]:
         """The front chunks that are not needed from id ``done`` on, or whose room is needed more."""

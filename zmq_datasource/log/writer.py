@@ -16,8 +16,7 @@ from functools import partial
 import pyarrow as pa
 
 from zmq_datasource.errors import LogError
-from zmq_datasource.log.contents import ReadableLog
-from zmq_datasource.log.growing import Grown
+from zmq_datasource.log.contents import Contents
 from zmq_datasource.log.persistence import Persistence
 from zmq_datasource.log.readers import Readers
 from zmq_datasource.log.recovery import open_partition
@@ -34,7 +33,7 @@ _CLOSE_SECONDS = 5.0
 _ENOUGH_UNWRITTEN = 2
 
 
-class LogWriter(ReadableLog):
+class LogWriter(Contents):
     """Appends to one log partition. A log with several partitions has a writer for each.
 
     Args:
@@ -73,7 +72,7 @@ class LogWriter(ReadableLog):
         self._chunk_bytes = chunk_bytes
         self.retention = Retention(
             storage,
-            self._contents,
+            self,
             seconds=retention,
             max_bytes=max_bytes,
             chunk_bytes=chunk_bytes,
@@ -82,7 +81,7 @@ class LogWriter(ReadableLog):
             clock=clock,
         )
         self._persistence = Persistence(retry_timeout, self.retention.remove_expired)
-        self._sealer = Sealer(storage, self._contents, self.retention, self._persistence)
+        self._sealer = Sealer(storage, self, self.retention, self._persistence)
         self._carried = carried
         self.log_id = ""
         self.saved = b""
@@ -115,8 +114,8 @@ class LogWriter(ReadableLog):
         self.log_id, self.saved = opened.log_id, opened.saved
         chunks = opened.chunks
         incarnations = chunks.incarnations.and_then(chunks.end, uuid.uuid4().hex[:8], chunks.earliest)
-        self._contents.replace(chunks)
-        self._contents.incarnations = incarnations
+        self.replace(chunks)
+        self.incarnations = incarnations
         self.retention.hold_from(chunks.earliest)
         self._first = self._next = chunks.end
         self._sealer.start(opened.hold, opened.past, incarnations)
@@ -167,7 +166,7 @@ class LogWriter(ReadableLog):
         self._next += sum(messages.num_rows for messages in added)
         self._batches_bytes += size
         self.open_bytes += size
-        self._contents.append(size)
+        self.count_appended(size)
 
     def cut(self) -> Future[int]:
         """Hand the open chunk to the sealing thread.
@@ -243,13 +242,3 @@ class LogWriter(ReadableLog):
     def unsealed(self) -> int:
         """How many messages have an id but are not durable yet."""
         return self._next - self.durable_end
-
-    @property
-    def unsealed_bytes(self) -> int:
-        """Bytes of unsealed messages in memory."""
-        return self._contents.unwritten_bytes
-
-    @property
-    def grown(self) -> Grown | None:
-        """How far the open chunk has come on the disk, if it is written group by group."""
-        return self._contents.grown

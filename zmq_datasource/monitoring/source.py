@@ -21,7 +21,8 @@ from zmq_datasource.monitoring.figures import (
 )
 from zmq_datasource.monitoring.store import MetricsStore, iso
 from zmq_datasource.options import StreamReadOptions
-from zmq_datasource.source.log_source import LogSource
+from zmq_datasource.source.feed import Feed
+from zmq_datasource.source.ingest import Ingest
 from zmq_datasource.transport import core
 
 __all__ = ["SourceMonitor", "SourceMonitors"]
@@ -43,7 +44,7 @@ class SourceMonitor:
     close_seconds = 2.0
     hanging_seconds = 10.0
 
-    def __init__(self, source: LogSource, options: StreamReadOptions) -> None:
+    def __init__(self, source: Feed | Ingest, options: StreamReadOptions) -> None:
         self._source = source
         self._options = options
         self._lock = threading.Lock()  # Spark's calls and the reporting thread meet here
@@ -173,7 +174,7 @@ class SourceMonitor:
         self._faults.flush()
 
 
-def _name(source: LogSource, options: StreamReadOptions) -> str:
+def _name(source: Feed | Ingest, options: StreamReadOptions) -> str:
     name = f"{options.socket_type} {options.endpoints}" if options.endpoints else f"log {source.storage.root}"
     return name if source.reader is None else f"{name} ({source.reader})"  # several may read it
 
@@ -185,14 +186,14 @@ class SourceMonitors:
         sources: By log partition; one at least.
     """
 
-    def __init__(self, sources: Mapping[int, LogSource], options: StreamReadOptions) -> None:
+    def __init__(self, sources: Mapping[int, Feed | Ingest], options: StreamReadOptions) -> None:
         self._options = options
         self._monitors: dict[int, SourceMonitor] = {}
-        self._sources: dict[int, LogSource] = {}
+        self._sources: dict[int, Feed | Ingest] = {}
         self._started = False
         self.take_up(sources)
 
-    def take_up(self, sources: Mapping[int, LogSource]) -> None:
+    def take_up(self, sources: Mapping[int, Feed | Ingest]) -> None:
         """Watch those that have come, too."""
         for partition, source in sources.items():
             if partition not in self._monitors:

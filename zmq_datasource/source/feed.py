@@ -30,7 +30,7 @@ from zmq_datasource.source.follow import FollowingSource
 from zmq_datasource.source.idle_partitions import IdlePartition
 from zmq_datasource.source.ingest import Ingest, SharedOtherwiseError
 from zmq_datasource.source.location import log_storage
-from zmq_datasource.source.log_source import LogSource, SourceFacts
+from zmq_datasource.source.source_facts import SourceFacts
 from zmq_datasource.source.terms import feed_of
 
 __all__ = ["Feed"]
@@ -43,7 +43,9 @@ _SETTLED_SECONDS = 2.0
 
 
 class Feed:
-    """A ``LogSource`` of one query; of the methods ``facts`` may be called by any thread, the rest is for one.
+    """The log partition that one query reads, filled here (``Ingest``) or by another process (``FollowingSource``).
+
+    ``facts`` may be called by any thread, the other methods are for one.
 
     Args:
         options: Of the query.
@@ -65,7 +67,7 @@ class Feed:
         self._is_live = bool(options.connect or options.bind) and partition < options.receivers
         self._idle: IdlePartition | None = None
         self._persistence = Persistence(options.wal_retry_timeout)
-        self._source: LogSource
+        self._source: Ingest | FollowingSource
         self._reader: str | None = None
         self._standby = self._new_standby()
         self._stopping = threading.Event()
@@ -106,7 +108,7 @@ class Feed:
             self._source.readers.own = reader
         self.resumed_at = self._source.log.durable_end
 
-    def _open_source(self) -> LogSource:
+    def _open_source(self) -> Ingest | FollowingSource:
         if not self._is_live:
             return self._open_following()
         ingest = Ingest(self._options, self.storage.partition)

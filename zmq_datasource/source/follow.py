@@ -14,14 +14,14 @@ from zmq_datasource.options import StreamReadOptions
 from zmq_datasource.sequences import Totals
 from zmq_datasource.source.followed_losses import FollowedLosses
 from zmq_datasource.source.kept import read_counters
-from zmq_datasource.source.log_source import SourceFacts
+from zmq_datasource.source.source_facts import SourceFacts
 from zmq_datasource.source.stop_losses import StopRecord, read_record
 
 __all__ = ["FollowingSource"]
 
 
 class FollowingSource:
-    """A ``LogSource`` that reads along; opens no socket and does not keep the log from its writer.
+    """A log partition that another process fills; opens no socket and does not keep the log from its writer.
 
     Args:
         storage: Of the log.

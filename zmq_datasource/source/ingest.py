@@ -29,9 +29,9 @@ from zmq_datasource.source.intake import Intake
 from zmq_datasource.source.kept import states_beside
 from zmq_datasource.source.location import dead_letters_beside, log_storage
 from zmq_datasource.source.log_receiver import LogReceiver
-from zmq_datasource.source.log_source import SourceFacts
 from zmq_datasource.source.receiver import Receiver
 from zmq_datasource.source.receiving import ReceivingThread
+from zmq_datasource.source.source_facts import SourceFacts
 from zmq_datasource.source.stop_losses import StopLoss, StopLosses
 from zmq_datasource.source.terms import compare_terms, feed_of
 from zmq_datasource.transport.spec import SocketSpec
@@ -51,7 +51,7 @@ class SharedOtherwiseError(LogLockedError):
 
 
 class Ingest:
-    """A ``LogSource`` that receives a feed, or one receiver's share of it, from ``start`` to ``stop``.
+    """A log partition that is filled here: receives a feed, or one receiver's share of it, from ``start`` to ``stop``.
 
     Args:
         options: Of the whole feed.
