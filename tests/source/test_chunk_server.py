@@ -23,10 +23,10 @@ from tests.support import REPOSITORY, Socket, batch_of, free_endpoint, wait_for
 from tests.support.middlebox import Middlebox
 from zmq_datasource.errors import DamagedChunkError, DataLossError, DiskFaultError, LogFetchError
 from zmq_datasource.host import failpoints
-from zmq_datasource.log.chunk import read_chunk, write_chunk
+from zmq_datasource.log.chunk import read_chunk, times_of, write_chunk
+from zmq_datasource.log.facts import ChunkFacts, Incarnations, PastTimes
 from zmq_datasource.log.layout import Chunk
 from zmq_datasource.log.storage import LogStorage
-from zmq_datasource.messages.rows import number_rows
 from zmq_datasource.source.chunk_protocol import BEGIN, FRAME_BYTES, Access, Request, pack_head, unpack_head
 from zmq_datasource.source.chunk_server import ChunkServer
 from zmq_datasource.source.remote_chunks import RemoteChunks, chunks_for
@@ -68,12 +68,17 @@ def reached(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
 
 def add(log: LogStorage, first: int, values: list[bytes], batches: int = 1) -> Chunk:
     size = len(values) // batches
-    parts = [
-        number_rows(batch_of(values[begin : begin + size]), log.partition, first + begin)
-        for begin in range(0, len(values), size)
-    ]
+    parts = [batch_of(values[begin : begin + size]) for begin in range(0, len(values), size)]
     Path(log.path_of("")).mkdir(exist_ok=True)
-    return write_chunk(log, parts, {}, False)
+    facts = ChunkFacts(
+        log.partition,
+        first,
+        first + len(values),
+        times_of(parts),
+        PastTimes(),
+        Incarnations(((0, "writer"),)),
+    )
+    return write_chunk(log, parts, facts, {})
 
 
 def read(access: Access, chunk: Chunk, start: int = 0, end: int | None = None, **limits: float) -> pa.Table:

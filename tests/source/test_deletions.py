@@ -133,7 +133,9 @@ def test_a_batch_goes_on_after_ids_that_are_discarded_before_they_are_read(
         assert log.discard(3) == 4
         assert read() == [4, 5, 6, 7, 8, 9]
         assert "deleted the ids 0 to 2 between the planning of the batch and the reading" in caplog.text
-        last = counted(query, end, 4)
+        counted(query, end, 4)
+        log.is_listed_by(query)
+        last = query.latestOffset(end, ALL)
         assert losses(query) == (2, 4)  # of two tasks
         assert "data loss: the ids 3 to 3 were deleted" in caplog.text
         query.commit(end)
@@ -149,7 +151,9 @@ def test_a_batch_of_which_all_is_discarded_has_no_rows(log: Discarding) -> None:
         begin = log.discard(11)
         assert read() == []
         assert read() == []  # Spark may repeat a task
-        last = counted(query, end, 10)
+        counted(query, end, 10)
+        log.is_listed_by(query)
+        last = query.latestOffset(end, ALL)
         assert tasks(query, end, last)()[0] == begin
         assert losses(query) == (2, begin)  # the planning has left out what follows the batch
         with querying(log, reader="other", startingOffsets="earliest") as other:
@@ -300,7 +304,9 @@ def test_a_machine_that_does_not_see_the_log_goes_on_as_one_that_does(log: Disca
         shares = elsewhere(query, start, end)
         log.discard(3)
         assert ids(query, shares) == [4, 5, 6, 7, 8, 9]
-        last = counted(query, end, 4)
+        counted(query, end, 4)
+        log.is_listed_by(query)
+        last = query.latestOffset(end, ALL)
         shares = elsewhere(query, end, last)
         unmounted(log.path)
         with pytest.raises(DataLossError, match=r"opening chunk .*\.arrow of the driver: it does not exist"):

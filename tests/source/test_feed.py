@@ -384,7 +384,9 @@ def test_receive_stands_by_for_another(tmp_path: Path) -> None:
             process.communicate(timeout=10)
 
 
-def test_a_writer_that_has_lost_the_lock_gives_out_no_id_a_second_time(context: Context, tmp_path: Path) -> None:
+def test_a_writer_that_has_lost_the_lock_gives_out_no_id_a_second_time(
+    context: Context, tmp_path: Path
+) -> None:
     """As a host whose lease on a shared file system has ended: another has the lock, and it does not know."""
     push, endpoint = bound(context, zmq.PUSH)
     with querying(tmp_path, connect=endpoint, walFlushInterval="1h") as one:
@@ -404,7 +406,9 @@ def test_a_writer_that_has_lost_the_lock_gives_out_no_id_a_second_time(context: 
 
             wait_for(both_have_some, "something for each of them")
             wait_for(two.step, "rows of the one that has the lock")
-            with pytest.raises(LogLockedError, match="another process has put|has lost the lock, which is held by"):
+            with pytest.raises(
+                LogLockedError, match=r"another process has put|has lost the lock, which is held by"
+            ):
                 wait_for(lambda: one.step() > 10, "an error")
             got = two.rows
             assert [i for i, _ in got] == list(range(10, 10 + len(got)))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -15,11 +15,21 @@ import zmq
 
 from tests.support import Socket, bound, channel_of, log_rows, stop_sooner, stream_options, wait_for
 from zmq_datasource.errors import EndpointError, LogLockedError, LogWriteError
-from zmq_datasource.log import storage as storage_module
+from zmq_datasource.host import failpoints
+from zmq_datasource.log.storage import LogStorage
 from zmq_datasource.source.ingest import Ingest
 from zmq_datasource.source.location import log_storage
 
 Context = zmq.Context[Socket]
+
+
+def at_each_write(monkeypatch: pytest.MonkeyPatch, act: Callable[[], object]) -> None:
+    """Have the store of the log do this before it writes anything."""
+    monkeypatch.setattr(failpoints, "reach", lambda name: name == "log.store.before_write" and act())
+
+
+def fail() -> None:
+    raise OSError(28, "No space left on device")
 
 
 @contextmanager
@@ -112,7 +122,7 @@ def test_a_full_log_holds_the_sender_back_and_nothing_is_lost(context: Context, 
 
 def on_disk(location: Path) -> int:
     # Not by glob, which also lists a chunk that is just being written and has another name soon.
-    return sum(chunk.size for chunk in storage_module.LogStorage(str(location)).chunks())
+    return sum(chunk.size for chunk in LogStorage(str(location)).chunks())
 
 
 @pytest.mark.spark  # takes its time
@@ -135,9 +145,6 @@ def test_a_fault_that_came_before_is_told_to_who_asks(
 ) -> None:
     push, endpoint = bound(context, zmq.PUSH)
 
-    def fail(_: Path) -> None:
-        raise OSError(28, "No space left on device")
-
     ingest = Ingest(
         stream_options(
             connect=endpoint,
@@ -148,7 +155,7 @@ def test_a_fault_that_came_before_is_told_to_who_asks(
         )
     )
     ingest.start()
-    monkeypatch.setattr(storage_module, "sync_file", fail)
+    at_each_write(monkeypatch, fail)
     send_numbers(push, 1)
     wait_for(lambda: ingest.log.failure, "the fault")
     with pytest.raises(LogWriteError, match="No space left"):
@@ -184,10 +191,7 @@ def test_a_disk_that_fails_ends_receiving_with_its_reason(
     send_numbers(push, 5)
     wait_for(lambda: ingest.seal() == 5, "5 durable messages")
 
-    def fail(_: Path) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(storage_module, "sync_file", fail)
+    at_each_write(monkeypatch, fail)
     send_numbers(push, 5)
     with pytest.raises(LogWriteError, match=r"No space left on device.*walRetryTimeout=0\.1s"):
         wait_for(lambda: ingest.seal() == 10, "the failure")
@@ -236,14 +240,9 @@ def test_receiving_never_waits_for_sealing(
 ) -> None:
     push, endpoint = bound(context, zmq.PUSH, sndhwm=100_000)
     go_on = threading.Event()
-    sync = storage_module.sync_file
-
-    def stuck(path: Path) -> None:
-        assert go_on.wait(60)
-        sync(path)
 
     with ingesting(tmp_path, endpoint, walFlushInterval="10ms") as ingest:
-        monkeypatch.setattr(storage_module, "sync_file", stuck)
+        at_each_write(monkeypatch, lambda: go_on.wait(60))
         send_numbers(push, 1)
         wait_for(lambda: ingest.log.unsealed, "a chunk in the hands of the disk")
         try:
@@ -258,6 +257,6 @@ def test_receiving_never_waits_for_sealing(
         finally:
             go_on.set()
         wait_for(lambda: ingest.log.durable_end == 50_021, "the disk caught up")
-    sealed = list(storage_module.LogStorage(str(tmp_path)).chunks())
+    sealed = list(LogStorage(str(tmp_path)).chunks())
     assert len(sealed) <= 6, "what had come meanwhile is sealed together"
     assert len(numbers(tmp_path)) == 50_021

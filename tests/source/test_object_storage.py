@@ -12,12 +12,12 @@ from pathlib import Path
 
 import pytest
 import zmq
+from zmq_datasource.log.tenure import SILENT_SECONDS
 
 from tests.source.test_feed import Context, Query, _in_this_process, querying  # noqa: F401 - a fixture
 from tests.support import bound, wait_for
 from tests.support.middlebox import Middlebox
 from tests.support.s3 import S3Server
-from zmq_datasource.log.tenure import SILENT_SECONDS
 
 pytestmark = pytest.mark.long
 # The server takes a second for a listing where the machine is busy.

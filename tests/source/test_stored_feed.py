@@ -12,18 +12,18 @@ from typing import Any
 
 import pytest
 import zmq
+from zmq_datasource.host.object_store import ObjectStore
+from zmq_datasource.log.claims import new_claim
+from zmq_datasource.log.reader_files import ReaderRecord
+from zmq_datasource.log.stored import StoredLog, storage_at
 
 from tests.log.test_stored import kill
 from tests.source.test_feed import Context, Query, _in_this_process, numbered, querying, send  # noqa: F401 - a fixture
 from tests.support import Connections, bound, free_endpoint, stream_options, wait_for
 from zmq_datasource.errors import LogLockedError, OptionError
-from zmq_datasource.host.object_store import ObjectStore
 from zmq_datasource.log import stored as stored_module
 from zmq_datasource.log import tenure as tenure_module
-from zmq_datasource.log.claims import new_claim
 from zmq_datasource.log.follower import LogFollower
-from zmq_datasource.log.reader_files import ReaderRecord
-from zmq_datasource.log.stored import StoredLog, storage_at
 from zmq_datasource.log.writer import LogWriter
 from zmq_datasource.options.types import Location
 from zmq_datasource.source.ingest import Ingest, SharedOtherwiseError

@@ -28,7 +28,9 @@ class BucketServer:
         self.start()
         # moto keeps what all of its servers in a process hold in one place.
         urllib.request.urlopen(f"http://127.0.0.1:{self._port}/moto-api/reset", data=b"").close()
-        boto3.client("s3", endpoint_url=f"http://127.0.0.1:{self._port}", **_ACCESS).create_bucket(Bucket=_BUCKET)
+        boto3.client("s3", endpoint_url=f"http://127.0.0.1:{self._port}", **_ACCESS).create_bucket(
+            Bucket=_BUCKET
+        )
         return self
 
     def __exit__(self, *_: object) -> None:
