@@ -22,7 +22,6 @@ from zmq_datasource.log.chunk import read_metadata, times_of, write_chunk
 from zmq_datasource.log.directory_store import DirectoryStore
 from zmq_datasource.log.facts import ChunkFacts, Incarnations, PastTimes
 from zmq_datasource.log.layout import chunk_name
-from zmq_datasource.log.reader import read_index
 from zmq_datasource.log.state import read_saved_state
 from zmq_datasource.log.storage import LogStorage
 from zmq_datasource.log.store import Content
@@ -374,13 +373,12 @@ def test_no_flipped_bit_hides_the_state_or_gives_an_older_one(grows: bool, tmp_p
     """Anywhere in the file: in the entry, in what says that there is one, and in what says which batch is the last."""
     path, storage = small_chunk(tmp_path, grows), LogStorage(str(tmp_path))
     right, noticed = saved(tmp_path), 0
-    assert right == b"three"
+    assert right == b"three"  # its checksum covers the end of the chunk
     entry = path.read_bytes().rindex(read_metadata(storage, path.name)[b"state"])
     for bit in range(8):
         for position in flips(path, range(path.stat().st_size), 1 << bit):
             try:
                 assert saved(tmp_path) == right, (position, bit)
-                assert read_index(storage).end == 3, (position, bit)
                 assert position not in range(entry, entry + 20), (position, bit)
             except DamagedChunkError as e:
                 assert path.name in str(e)
