@@ -31,7 +31,7 @@ from zmq_datasource.acknowledged.reception import AcceptorTerms, Reception
 from zmq_datasource.acknowledged.sessions import SenderBounds
 from zmq_datasource.acknowledged.uplink import Uplink
 from zmq_datasource.errors import NoPeerError, RowError, SendTimeoutError, TransactionError
-from zmq_datasource.log.layout import Chunk
+from zmq_datasource.log.staged_files import StagedFiles
 from zmq_datasource.log.storage import LogStorage
 from zmq_datasource.source import ingest as ingest_module
 from zmq_datasource.source.ingest import Ingest
@@ -228,15 +228,15 @@ def test_a_slow_disk_at_the_end_of_one_attempt_holds_nobody_else_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     endpoint = free_endpoint()
-    finish, go_on, forcing = LogStorage.finish_staged, threading.Event(), threading.Event()
+    finish, go_on, forcing = StagedFiles.finish, threading.Event(), threading.Event()
 
-    def slowly(self: LogStorage, attempt: str, sync: bool) -> None:
+    def slowly(self: StagedFiles, attempt: str) -> None:
         if not forcing.is_set():
             forcing.set()
             go_on.wait(20)
-        finish(self, attempt, sync)
+        finish(self, attempt)
 
-    monkeypatch.setattr(LogStorage, "finish_staged", slowly)
+    monkeypatch.setattr(StagedFiles, "finish", slowly)
     with receiving(tmp_path, endpoint):
         staging = threading.Thread(target=stage, args=(endpoint, "slow"), kwargs={"producer": "slow"})
         staging.start()
@@ -485,37 +485,29 @@ def test_a_connection_that_breaks_is_taken_up_where_it_was(tmp_path: Path) -> No
 # A crash between any two durable steps.
 
 
-class Photographed(LogStorage):
-    """Copies the log after each step that touches the disk, as a crash of the receiver would leave it."""
+def photographed(monkeypatch: pytest.MonkeyPatch, log: Path, album: Path) -> list[Path]:
+    """Copies of the log after each step that touches the disk, as a crash of the receiver would leave it."""
+    photos: list[Path] = []
 
-    album: Path
-    photos: list[Path]
+    def then_photographed(step: Callable[..., None]) -> Callable[..., None]:
+        def done(*args: Any) -> None:
+            step(*args)
+            photo = album / str(len(photos))
+            shutil.copytree(log, photo)
+            photos.append(photo)
 
-    def _photograph(self) -> None:
-        photo = self.album / str(len(self.photos))
-        shutil.copytree(self.root, photo)
-        self.photos.append(photo)
+        return done
 
-    def finish_staged(self, *args: Any) -> None:
-        super().finish_staged(*args)
-        self._photograph()
-
-    def remove_staged(self, *args: Any) -> None:
-        super().remove_staged(*args)
-        self._photograph()
-
-    def write_chunk(self, *args: Any) -> Chunk:
-        chunk = super().write_chunk(*args)
-        self._photograph()
-        return chunk
+    for owner, name in ((StagedFiles, "finish"), (StagedFiles, "remove"), (LogStorage, "put_chunk")):
+        monkeypatch.setattr(owner, name, then_photographed(getattr(owner, name)))
+    return photos
 
 
 def test_at_every_step_of_a_commit_a_crash_leaves_all_of_it_or_none(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     endpoint = free_endpoint()
-    Photographed.album, Photographed.photos = tmp_path / "album", []
-    monkeypatch.setattr("zmq_datasource.log.stored.LogStorage", Photographed)
+    photos = photographed(monkeypatch, tmp_path / "log", tmp_path / "album")
     attempts: list[list[str]] = []
     with receiving(tmp_path / "log", endpoint):
         for number in range(3):
@@ -523,9 +515,9 @@ def test_at_every_step_of_a_commit_a_crash_leaves_all_of_it_or_none(
             attempts.append(staged)
             commit(endpoint, staged, 4, number=number)
     monkeypatch.undo()
-    assert len(Photographed.photos) > 10
+    assert len(photos) > 10
     whole = [f"{number}{letter}" for number in range(3) for letter in "abab"]
-    for photo in Photographed.photos:
+    for photo in photos:
         got = values(photo)
         assert got == whole[: len(got)]
         assert len(got) % 4 == 0
@@ -552,15 +544,15 @@ def test_a_commit_is_not_believed_before_it_is_on_disk(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     endpoint = free_endpoint()
-    write, go_on = LogStorage.write_chunk, threading.Event()
+    write, go_on = LogStorage.put_chunk, threading.Event()
     writing = threading.Event()
 
-    def slowly(*args: Any) -> Chunk:
+    def slowly(*args: Any) -> None:
         writing.set()
         go_on.wait(20)
-        return write(*args)
+        write(*args)
 
-    monkeypatch.setattr(LogStorage, "write_chunk", slowly)
+    monkeypatch.setattr(LogStorage, "put_chunk", slowly)
     with receiving(tmp_path, endpoint):
         attempt = stage(endpoint, "a")
         asking = threading.Thread(target=commit, args=(endpoint, [attempt], 1))
@@ -695,15 +687,15 @@ def test_a_stop_answers_the_commits_that_are_under_way(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     endpoint = free_endpoint()
-    write = LogStorage.write_chunk
+    write = LogStorage.put_chunk
     writing = threading.Event()
 
-    def slowly(*args: Any) -> Chunk:
+    def slowly(*args: Any) -> None:
         writing.set()
         time.sleep(0.3)
-        return write(*args)
+        write(*args)
 
-    monkeypatch.setattr(LogStorage, "write_chunk", slowly)
+    monkeypatch.setattr(LogStorage, "put_chunk", slowly)
     answered: list[bool] = []
     with receiving(tmp_path, endpoint):
         attempt = stage(endpoint, "a")

@@ -30,7 +30,7 @@ from zmq_datasource.acknowledged.sessions import SENDER_BOUNDS, SenderBounds, Se
 from zmq_datasource.acknowledged.transactions import CommittedTransactions, Transaction
 from zmq_datasource.counters import SourceCounters
 from zmq_datasource.errors import DamagedChunkError, LogWriteError, ZmqDataSourceError
-from zmq_datasource.log.layout import Chunk
+from zmq_datasource.log.staged_files import StagedFiles
 from zmq_datasource.log.storage import LogStorage
 from zmq_datasource.source.ingest import Ingest
 from zmq_datasource.spark.job import Job
@@ -127,17 +127,17 @@ def test_other_rows_under_a_number_that_is_being_committed_are_refused(
 ) -> None:
     """Two drivers of one query at the same moment."""
     endpoint = free_endpoint()
-    write, writing, go_on = LogStorage.write_chunk, threading.Event(), threading.Event()
+    write, writing, go_on = LogStorage.put_chunk, threading.Event(), threading.Event()
 
-    def slowly(*args: Any) -> Chunk:
+    def slowly(*args: Any) -> None:
         writing.set()
         go_on.wait(20)
-        return write(*args)
+        write(*args)
 
     with receiving(tmp_path, endpoint), ThreadPoolExecutor(2) as pool:
         one, other = stage(endpoint, "a", number=3), stage(endpoint, "b", number=3)
         older = stage(endpoint, "c", number=2)
-        monkeypatch.setattr(LogStorage, "write_chunk", slowly)
+        monkeypatch.setattr(LogStorage, "put_chunk", slowly)
         asking = peers_that_commit(monkeypatch)
         first = pool.submit(lambda: commit_with_digest(endpoint, one, "a", 3))
         assert writing.wait(10)
@@ -391,14 +391,14 @@ def test_data_after_the_end_is_refused_and_the_attempt_is_staged(
 ) -> None:
     """While another thread closes its file."""
     endpoint, attempt = free_endpoint(), uuid.uuid4().hex
-    finish, forcing, go_on = LogStorage.finish_staged, threading.Event(), threading.Event()
+    finish, forcing, go_on = StagedFiles.finish, threading.Event(), threading.Event()
 
     def slowly(*args: Any) -> None:
         forcing.set()
         go_on.wait(20)
         finish(*args)
 
-    monkeypatch.setattr(LogStorage, "finish_staged", slowly)
+    monkeypatch.setattr(StagedFiles, "finish", slowly)
     with receiving(tmp_path, endpoint), raw(context, endpoint) as sender:
         sender.ask("H", "W", attempt=attempt, producer="q")
         sender.data("q", 0, b"a", attempt=attempt)
@@ -459,7 +459,9 @@ def test_an_unexpected_error_refuses_one_message_and_is_told(
     assert values(tmp_path) == ["a"]
 
 
-@pytest.mark.parametrize("where", ["acknowledged.committer.Staging.read", "log.writer.number_rows"])
+@pytest.mark.parametrize(
+    "where", ["acknowledged.committer.Staging.read", "log.writer.LogWriter.append_whole"]
+)
 def test_a_commit_that_meets_an_unexpected_error_may_be_repeated(
     where: str, context: Context, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

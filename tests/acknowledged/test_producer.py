@@ -35,6 +35,7 @@ from zmq_datasource import (
 from zmq_datasource.acknowledged.protocol import Committed, decode
 from zmq_datasource.acknowledged.reception import Reception
 from zmq_datasource.log.reader_records import ReaderRecord, ReaderRecords
+from zmq_datasource.log.readers import Reader
 from zmq_datasource.log.storage import LogStorage
 from zmq_datasource.spark.stream_reader import ZmqStreamReader
 
@@ -479,10 +480,6 @@ def read(it: ZmqStreamReader, start_: dict[str, Any], end: dict[str, Any]) -> li
     return [value.decode() for batch in batches for value in batch.column("value").to_pylist()]
 
 
-def _without_patience(lock: Any) -> Any:
-    return lambda self, path, wait, *texts, **more: lock(self, path, 0.0, *texts, **more)
-
-
 def test_a_query_reads_a_log_that_another_process_fills(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -511,7 +508,7 @@ def test_a_query_reads_a_log_that_another_process_fills(
         )  # the other has not committed anything: but it has not said so
         two.commit(two_newer)
         with pytest.raises(LogLockedError, match="reader of its own"):
-            monkeypatch.setattr(LogStorage, "_lock", _without_patience(LogStorage._lock))
+            monkeypatch.setattr(Reader, "hold_seconds", 0.0)
             follower(tmp_path, reader="two").initialOffset()
         producer.send("c")
         producer.flush()
@@ -527,18 +524,18 @@ def test_a_query_reads_a_log_that_another_process_fills(
 
 def test_a_reader_that_has_not_committed_keeps_what_it_needs(tmp_path: Path) -> None:
     endpoint = free_endpoint()
-    storage = LogStorage(str(tmp_path))
+    records = ReaderRecords(LogStorage(str(tmp_path)))
     with receiving(tmp_path, endpoint) as ingest, Producer(endpoint) as producer:
         for value in "abc":
             producer.send(value)
             producer.flush()
         ingest.commit_readers()
         assert ingest.log.earliest == 0
-        ReaderRecords(storage).write("fast", ReaderRecord({0: 3}, 1e9))
-        ReaderRecords(storage).write("slow", ReaderRecord({0: 1}, 1e9))
+        records.write("fast", ReaderRecord({0: 3}, 1e9))
+        records.write("slow", ReaderRecord({0: 1}, 1e9))
         ingest.commit_readers()
         assert ingest.log.earliest == 1
-        assert {name: record.needs(0) for name, record in ReaderRecords(storage).all().items()} == {
+        assert {name: record.needs(0) for name, record in records.all().items()} == {
             "fast": 3,
             "slow": 1,
         }

@@ -34,6 +34,7 @@ from zmq_datasource.acknowledged.sessions import SENDER_BOUNDS, SenderBounds, Se
 from zmq_datasource.acknowledged.transactions import CommittedTransactions
 from zmq_datasource.counters import SourceCounters
 from zmq_datasource.errors import DiskFaultError, LogWriteError
+from zmq_datasource.log.staged_files import StagedFiles
 from zmq_datasource.log.staging import Part
 from zmq_datasource.log.storage import LogStorage
 
@@ -111,9 +112,9 @@ class Side:
         storage = LogStorage(str(path))
         storage.open_log()
         self.reception = Reception(
-            AcceptorTerms(TIMEOUT, most_staged_bytes, False, most_attempts),
+            AcceptorTerms(TIMEOUT, most_staged_bytes, most_attempts),
             self.counters,
-            storage,
+            storage.staged_files(),
             self.transactions,
             self.log,
             self.disk,
@@ -240,7 +241,7 @@ def test_the_size_of_what_is_staged_is_known_without_asking_the_disk(
     def refuse(*_: object) -> int:
         raise DiskFaultError("Input/output error")
 
-    monkeypatch.setattr(LogStorage, "staged_size", refuse)
+    monkeypatch.setattr(StagedFiles, "size_of", refuse)
     side.data(b"a", b"b")
     assert [type(answer) for answer in [*side.end(2), *side.wait(0)]] == [Staged]
     (file,) = (side.path / "0" / "staging").iterdir()
@@ -436,7 +437,7 @@ def test_a_sender_aborts_its_own_attempts_alone_and_others_cost_no_time(
     side.data(b"a")
     side.end(1)
     side.wait(0)
-    monkeypatch.setattr(LogStorage, "remove_staged", lambda *_: pytest.fail("it looks for a file"))
+    monkeypatch.setattr(StagedFiles, "remove", lambda *_: pytest.fail("it looks for a file"))
     strangers = [f"{number:032x}" for number in range(1000)]
     for producer, number in (("other", 0), ("q", 1)):
         side.tell(Abort(producer=producer, number=number, attempts=[*strangers, ATTEMPT]))

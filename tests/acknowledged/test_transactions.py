@@ -124,8 +124,8 @@ def test_a_repeated_transaction_has_the_same_rows(kept: str | None, asked: str |
 # What is remembered.
 
 
-def committed(limit: int = 10, large: int = 4096, **kept: Transaction) -> CommittedTransactions:
-    it = CommittedTransactions(SourceCounters(), limit, large)
+def committed(limit: int = 10, **kept: Transaction) -> CommittedTransactions:
+    it = CommittedTransactions(SourceCounters(), limit)
     for producer, transaction in kept.items():
         it.commit(producer, transaction)
         it.confirm(producer, transaction)
