@@ -11,7 +11,8 @@ import pyarrow.parquet
 import pytest
 
 import zmq_datasource.source.dead_letters as dead_letters_module
-from tests.support import fill_disk, stream_options, tiny_disk, wait_for
+from tests.support import fill_disk, log_at, stream_options, tiny_disk, wait_for
+from tests.support.bucket_server import BucketServer
 from tests.support.publishers import Publisher
 from zmq_datasource.errors import OptionError
 from zmq_datasource.host.locations import check_location
@@ -212,4 +213,24 @@ def test_malformed_messages_of_a_feed_become_dead_letters(named: bool, tmp_path:
     assert kept["frames"] == [b"\0", b"", b"\1\2"]
     assert kept["reason"] == "the sequence has 0 bytes, 8 expected"
     assert kept["endpoint"] == publisher.endpoint
+    assert ingest.counters.malformed == 1
+
+
+def test_dead_letters_of_a_log_in_a_bucket_are_beside_its_chunks() -> None:
+    with BucketServer() as server, Publisher("vllm") as publisher:
+        place = server.location("log")
+        ingest = Ingest(stream_options(connect=publisher.endpoint, framing="vllm", walStore=place))
+        ingest.start()
+        try:
+            publisher.ask("wait-subscriber")
+            publisher.ask("raw 00 - 0102")
+            publisher.ask("send 1")
+            wait_for(lambda: ingest.seal() == 1, "the good message")
+        finally:
+            ingest.stop()
+        bucket = log_at(place).store
+        (name,) = [it.name for it in bucket.list("0/dead-letters") if it.name.endswith(".parquet")]
+        with bucket.open(f"0/dead-letters/{name}") as file:
+            (kept,) = pyarrow.parquet.read_table(file).to_pylist()
+    assert kept["frames"] == [b"\0", b"", b"\1\2"]
     assert ingest.counters.malformed == 1

@@ -25,6 +25,8 @@ from tests.support import (
     bind_when_free,
     bound,
     free_endpoint,
+    log_at,
+    log_options,
     log_rows,
     stop_sooner,
     stream_options,
@@ -60,11 +62,11 @@ class Query:
         checkpoint: The offset that an earlier run has ended at; None if there was none.
     """
 
-    def __init__(self, location: Path, checkpoint: Offset | None = None, **options: Any) -> None:
+    def __init__(self, location: Path | str, checkpoint: Offset | None = None, **options: Any) -> None:
         if "connect" in options or "bind" in options:
             options = {"socketType": "PULL", "walFlushInterval": "20ms", "walRetention": "0s", **options}
         self.location = location
-        self.reader = ZmqStreamReader(stream_options(walLocation=location, **options))
+        self.reader = ZmqStreamReader(stream_options(**log_options(location), **options))
         self.rows: list[tuple[int, bytes]] = []
         self._checkpoint = checkpoint
 
@@ -118,7 +120,7 @@ def read(reader: ZmqStreamReader, begin: Offset, end: Offset) -> list[tuple[int,
 
 
 @contextmanager
-def querying(location: Path, checkpoint: Offset | None = None, **options: Any) -> Iterator[Query]:
+def querying(location: Path | str, checkpoint: Offset | None = None, **options: Any) -> Iterator[Query]:
     query = Query(location, checkpoint, **options)
     try:
         yield query
@@ -139,8 +141,8 @@ def positions(location: Path) -> list[str]:
     return ReaderRecords(LogStorage(str(location))).names()
 
 
-def ends_at(location: Path, end: int) -> bool:
-    return read_index(LogStorage(str(location))).end == end
+def ends_at(location: Path | str, end: int) -> bool:
+    return read_index(log_at(location)).end == end
 
 
 def filled(location: Path, chunks: int) -> LogWriter:

@@ -17,6 +17,7 @@ from tests.source.test_feed import (
     Query,
     ends_at,
     filled,
+    numbered,
     positions,
     querying,
     send,
@@ -272,6 +273,26 @@ def test_a_proxy_keeps_nothing_for_a_query_that_is_gone(tmp_path: Path) -> None:
         assert server.status()["hold"] == 0
         os.utime(ReaderRecords(LogStorage(str(tmp_path))).path_of("desk"), (1, 1))
         wait_for(lambda: server.step() or server.status()["hold"] == 4, "that it holds nothing below the end")
+
+
+def test_a_query_goes_on_when_its_unmounted_log_returns(context: Context, tmp_path: Path) -> None:
+    push, endpoint = bound(context, zmq.PUSH)
+    place, away = tmp_path / "log", tmp_path / "away"
+    with querying(place, connect=endpoint) as query:
+        query.step()
+        send(push, 0, 5)
+        query.until(5)
+        place.rename(away)
+        place.mkdir()
+        send(push, 5, 8)
+        assert query.reader.feeds is not None
+        log = query.reader.feeds.parts[0].log
+        wait_for(lambda: log.fault, "a fault")
+        assert list(place.iterdir()) == []
+        place.rmdir()
+        away.rename(place)
+        query.until(8)
+    assert query.rows == numbered(8)
 
 
 def test_a_passing_fault_of_the_disk_ends_no_query_that_follows(

@@ -249,9 +249,14 @@ def flips(path: Path, positions: Iterable[int], bit: int) -> Iterator[int]:
             os.pwrite(file.fileno(), right, position)
 
 
+def log_options(location: Path | str) -> dict[str, str]:
+    """The option that names the place of a log: a directory, or the URI of a bucket."""
+    return {"walStore" if "://" in str(location) else "walLocation": str(location)}
+
+
 def log_at(location: Path | str, partition: int = 0) -> LogStorage:
-    """A log partition in a directory, or in the bucket of a URI."""
-    is_bucket = "://" in str(location)
+    """A partition of the log at such a place."""
+    is_bucket = "walStore" in log_options(location)
     return LogStorage(bucket_at(Location(str(location))) if is_bucket else str(location), partition)
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Self
 
 import boto3
@@ -46,6 +48,15 @@ class BucketServer:
         if self._server is not None:
             self._server.stop()
             self._server = None
+
+    @contextmanager
+    def away(self) -> Iterator[None]:
+        """Stopped in this block."""
+        self.stop()
+        try:
+            yield
+        finally:
+            self.start()
 
     def location(self, path: str) -> str:
         """A place in the bucket, as a user names it."""

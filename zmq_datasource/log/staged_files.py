@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import tempfile
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -54,11 +56,8 @@ class StagedFiles:
     def __init__(self, beside: Path | None, sync: bool) -> None:
         self._sync = sync
         if beside is None:
-            # Removed with this object.
-            self._temporary = tempfile.TemporaryDirectory(
-                prefix="zmq_datasource-", ignore_cleanup_errors=True
-            )
-            beside = Path(self._temporary.name)
+            beside = Path(tempfile.mkdtemp(prefix="zmq_datasource-"))
+            weakref.finalize(self, shutil.rmtree, beside, ignore_errors=True)
         self._directory = beside / STAGING_NAME
 
     def __str__(self) -> str:

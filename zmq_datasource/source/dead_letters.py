@@ -226,9 +226,9 @@ class DeadLetters:
         )
         failpoints.reach("source.dead_letters.before_write")
         system, directory = directory_of(self._location)
-        if self._max_bytes is None:
+        if self._max_bytes is None or system.type_name != "local":
             make_directory(system, directory)
-        else:  # beside the log, whose directory is made when the log is opened, and never again
+        else:  # beside a log, whose directory is made when the log is opened, and never again
             with suppress(FileExistsError):
                 os.mkdir(directory, 0o700)
         # Spark leaves out what begins with a dot, so nobody reads half a file.

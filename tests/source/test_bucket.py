@@ -1,0 +1,306 @@
+"""Queries of several machines on one feed whose log is in a bucket. No JVM."""
+
+from __future__ import annotations
+
+import itertools
+import subprocess
+import sys
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import zmq
+
+from tests.source.test_feed import (
+    Context,
+    Query,
+    _in_this_process,  # noqa: F401 - a fixture
+    ends_at,
+    numbered,
+    querying,
+    send,
+)
+from tests.support import (
+    Connections,
+    bound,
+    free_endpoint,
+    log_at,
+    log_options,
+    log_rows,
+    stream_options,
+    wait_for,
+)
+from tests.support.bucket_server import BucketServer
+from zmq_datasource import Producer
+from zmq_datasource.errors import LogLockedError, OptionError, SocketError
+from zmq_datasource.log.bucket_store import BucketStore
+from zmq_datasource.log.storage import LogStorage
+from zmq_datasource.log.writer import LogWriter
+from zmq_datasource.source.ingest import Ingest
+from zmq_datasource.spark.datasource import ZmqDataSource
+
+CHUNK = 256 << 10
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[BucketServer]:
+    with BucketServer() as running:
+        yield running
+
+
+@pytest.fixture
+def bucket(server: BucketServer, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A place for one log."""
+    monkeypatch.setattr(BucketStore, "beat_seconds", 0.1)
+    monkeypatch.setattr(BucketStore, "looking_seconds", 0.05)
+    monkeypatch.setattr(BucketStore, "settling_seconds", 0.05)
+    monkeypatch.setattr(LogStorage, "leisure", 0.0)
+    return server.location(uuid.uuid4().hex)
+
+
+@contextmanager
+def receiving(bucket: str, **options: str) -> Iterator[subprocess.Popen[str]]:
+    """A process that receives until it is killed."""
+    given = {"walFlushInterval": "20ms", **log_options(bucket), **options}
+    process = subprocess.Popen(
+        [sys.executable, "-m", "tests.support.ingest_driver", *(f"{k}={v}" for k, v in given.items())],
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert process.stdout is not None
+        assert process.stdout.readline()
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def values(bucket: str) -> list[int]:
+    return [int(value) for value in log_rows(bucket)["value"].to_pylist()]
+
+
+# Several machines.
+
+
+def test_a_query_goes_on_at_another_machine(context: Context, bucket: str) -> None:
+    push, endpoint = bound(context, zmq.PUSH)
+    with Connections(push) as connections, querying(bucket, connect=endpoint) as query:
+        query.step()
+        send(push, 0, 100)
+        query.until(100)
+        query.reader.stop()
+        with querying(bucket, query.checkpoint, connect=endpoint) as again:
+            again.step()
+            connections.wait_for_only(2)
+            send(push, 100, 200)
+            again.until(100)
+    assert query.rows + again.rows == numbered(200)
+
+
+def test_queries_of_several_machines_get_every_message_and_one_receives(
+    context: Context, bucket: str
+) -> None:
+    push, endpoint = bound(context, zmq.PUSH)
+    with (
+        querying(bucket, connect=endpoint) as one,
+        querying(bucket, connect=endpoint) as two,
+        querying(bucket) as three,
+    ):
+        one.step(), two.step(), three.step()
+        assert (one.receives, two.receives, three.receives) == (True, False, False)
+        send(push, 0, 300)
+        for query in (one, two, three):
+            query.until(300)
+        assert one.rows == two.rows == three.rows == numbered(300)
+
+
+def test_another_machine_takes_over_when_the_one_that_receives_ends(context: Context, bucket: str) -> None:
+    push, endpoint = bound(context, zmq.PUSH)
+    with Connections(push) as connections, querying(bucket, connect=endpoint) as two:
+        with querying(bucket, connect=endpoint) as one:
+            two.step()
+            assert two.receives  # it was the first
+            one.step()
+            send(push, 0, 100)
+            two.until(100), one.until(100)
+            two.reader.stop()
+            wait_for(lambda: one.step() and one.receives, "the other one receives")
+            connections.wait_for_only(2)
+            send(push, 100, 200)
+            one.until(200)
+        assert one.rows == numbered(200)
+
+
+def test_a_query_takes_over_from_a_process_that_was_killed(context: Context, bucket: str) -> None:
+    push, endpoint = bound(context, zmq.PUSH)
+    with (
+        Connections(push) as connections,
+        receiving(bucket, socketType="PULL", connect=endpoint) as receiver,
+        querying(bucket, connect=endpoint, startingOffsets="earliest") as query,
+    ):
+        query.step()
+        assert not query.receives
+        send(push, 0, 100)
+        query.until(100)
+        receiver.kill()
+        wait_for(lambda: query.step() and query.receives, "it receives")
+        connections.wait_for_only(2)
+        send(push, 100, 200)
+        query.until(200)
+    assert query.rows == numbered(200)
+
+
+def test_what_is_known_of_publishers_goes_along(context: Context, bucket: str) -> None:
+    def numbers(*sent: int) -> None:
+        for number in sent:
+            pub.send_multipart([b"t", b"p", number.to_bytes(8, "big"), b"v"])
+
+    pub, endpoint = bound(context, zmq.PUSH)
+    options = {"connect": endpoint, "framing": "sequenced", "onLoss": "count"}
+    with querying(bucket, None, **options) as query:
+        query.step()
+        numbers(0, 1, 2)
+        query.until(3)
+    with querying(bucket, query.checkpoint, **options) as again:
+        again.step()
+        numbers(5, 6)
+        again.until(2)
+        assert again.reader.feeds is not None
+        totals = again.reader.feeds.parts[0].facts().totals
+    assert totals is not None
+    assert totals.lost == 2
+
+
+def test_a_query_whose_feed_is_silent_hears_that_it_has_lost_the_log(context: Context, bucket: str) -> None:
+    _, endpoint = bound(context, zmq.PUSH)
+    store = log_at(bucket).store
+    with (
+        pytest.raises(LogLockedError, match="has lost the lock"),
+        querying(bucket, connect=endpoint) as query,
+    ):
+        query.step()
+        store.delete("0/writer.lock")
+        store.hold("0/writer.lock", 0.0)
+        wait_for(lambda: query.step() < 0, "the error")
+
+
+# A bucket that is away.
+
+
+def test_senders_wait_while_the_bucket_is_away_and_nothing_is_lost(
+    context: Context, server: BucketServer, bucket: str
+) -> None:
+    """Memory fills up to its bound, and what is not in the bucket does not count."""
+    push, endpoint = bound(context, zmq.PUSH, sndhwm=10, sndbuf=4096)
+    options = {"connect": endpoint, "walChunkBytes": CHUNK, "rcvhwm": 10, "zmq_rcvbuf": 4096}
+    numbers = itertools.count()
+
+    def send_one() -> int:
+        push.send(b"%d" % (number := next(numbers)) + b" " * 10_000)
+        return number + 1
+
+    with querying(bucket, **options) as query:
+        query.step()
+        query.until(send_one())
+        with server.away():
+            while push.poll(1000, zmq.POLLOUT):
+                assert send_one() < 5000, "nothing holds the sender back"
+            log = log_of(query)
+            assert log.fault
+            assert CHUNK < log.unsealed_bytes < 6 * CHUNK
+            assert log.durable_end == 1
+        query.until(sent := send_one())
+    assert [(i, int(value)) for i, value in query.rows] == [(i, i) for i in range(sent)]
+
+
+def log_of(query: Query) -> LogWriter:
+    assert query.reader.feeds is not None
+    log = query.reader.feeds.parts[0].log
+    assert isinstance(log, LogWriter)
+    return log
+
+
+def test_a_process_that_is_killed_while_the_bucket_is_away_loses_what_was_not_there(
+    context: Context, server: BucketServer, bucket: str
+) -> None:
+    push, endpoint = bound(context, zmq.PUSH)
+    options = {"socketType": "PULL", "connect": endpoint}
+    with Connections(push) as connections:
+        with receiving(bucket, **options) as receiver:
+            send(push, 0, 100)
+            wait_for(lambda: ends_at(bucket, 100), "what is in the bucket")
+            with server.away():
+                send(push, 100, 200)
+                receiver.kill()
+                receiver.wait()
+        with receiving(bucket, **options):
+            connections.wait_for_only(2)
+            send(push, 200, 300)
+            wait_for(lambda: values(bucket)[-1] == 299, "what was sent afterwards")
+    kept = values(bucket)
+    assert kept[:100] == list(range(100))
+    assert kept[-100:] == list(range(200, 300))
+    assert kept == sorted(set(kept))  # a PUSH sends again what its reader has not taken
+
+
+def test_a_transaction_that_was_acknowledged_is_in_the_bucket_whatever_happens(
+    server: BucketServer, bucket: str
+) -> None:
+    endpoint = free_endpoint()
+    options = {"socketType": "ROUTER", "bind": endpoint}
+    with receiving(bucket, **options) as receiver, Producer(endpoint, name="p", sendTimeout="2s") as producer:
+        for number in range(3):
+            with producer.transaction():
+                producer.send(b"%d" % number)
+        assert values(bucket) == [0, 1, 2]
+        with server.away():
+            with pytest.raises(SocketError), producer.transaction():
+                producer.send(b"3")
+            receiver.kill()
+            receiver.wait()
+        assert values(bucket) == [0, 1, 2]
+        with receiving(bucket, **options):
+            producer.flush()  # which settles it
+            with producer.transaction():
+                producer.send(b"4")
+        assert values(bucket) == [0, 1, 2, 3, 4]
+
+
+def test_acknowledged_rows_are_there_for_a_query_elsewhere(bucket: str) -> None:
+    endpoint = free_endpoint()
+    ingest = Ingest(stream_options(bind=endpoint, socketType="ROUTER", **log_options(bucket)))
+    ingest.start()
+    try:
+        with Producer(endpoint, name="one") as producer, producer.transaction():
+            producer.send(b"0")
+            producer.send(b"1")
+        with querying(bucket) as query:
+            query.until(2)
+        assert query.rows == numbered(2)
+    finally:
+        ingest.stop()
+
+
+# The option.
+
+
+@pytest.mark.parametrize("store", ["ftp://host/x", "relative/path", "file:///mnt/log", "/mnt/log", ""])
+def test_what_is_no_bucket_is_refused(store: str) -> None:
+    with pytest.raises(OptionError, match="walStore"):
+        ZmqDataSource({"walStore": store}).reader(ZmqDataSource({}).schema())
+
+
+def test_what_has_no_effect_with_a_bucket_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(OptionError, match="option serveLog has no effect with walStore"):
+        stream_options(connect="tcp://a:1", walStore="s3://bucket/log", serveLog="tcp://*:5599")
+    with pytest.raises(OptionError, match="each say where the log is"):
+        stream_options(connect="tcp://a:1", walStore="s3://bucket/log", walLocation=tmp_path)
+
+
+def test_secrets_in_its_location_are_not_shown() -> None:
+    location = "s3://key:hunter2@bucket/log"
+    options, storage = stream_options(walStore=location), log_at(location)
+    assert "hunter2" not in f"{storage!r} {storage} {options!r} {storage.path_of('x')} {storage.store!r}"
