@@ -12,12 +12,12 @@ from pathlib import Path
 
 import pytest
 import zmq
-from zmq_datasource.log.tenure import SILENT_SECONDS
 
 from tests.source.test_feed import Context, Query, _in_this_process, querying  # noqa: F401 - a fixture
-from tests.support import bound, wait_for
+from tests.support import bound, log_at, wait_for
 from tests.support.middlebox import Middlebox
 from tests.support.s3 import S3Server
+from zmq_datasource.log.layout import LOG_NAME
 
 pytestmark = pytest.mark.long
 # The server takes a second for a listing where the machine is busy.
@@ -33,6 +33,7 @@ def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[S3Server
 
 
 def until(query: Query, count: int) -> None:
+    wait_for(lambda: log_at(query.location).store.find(LOG_NAME), "the log", _SECONDS)
     wait_for(lambda: query.step() >= count, f"{count} rows", _SECONDS)
 
 
@@ -68,22 +69,11 @@ class Sender:
 
 
 @contextmanager
-def receiving(directory: Path, endpoint: str, store: str) -> Iterator[subprocess.Popen[str]]:
-    with open(directory.with_suffix(".log"), "w") as log:
+def receiving(name: Path, endpoint: str, store: str) -> Iterator[subprocess.Popen[str]]:
+    command = [sys.executable, "-m", "zmq_datasource", "receive", "--socket-type", "PULL"]
+    with open(name.with_suffix(".log"), "w") as log:
         process = subprocess.Popen(
-            [
-                *(
-                    sys.executable,
-                    "-m",
-                    "zmq_datasource",
-                    "receive",
-                    "--socket-type",
-                    "PULL",
-                    "--connect",
-                    endpoint,
-                ),
-                *("--wal-location", directory, "--wal-store", store, "-o", "walFlushInterval=200ms"),
-            ],
+            [*command, "--connect", endpoint, "--wal-store", store, "-o", "walFlushInterval=200ms"],
             text=True,
             stderr=log,
         )
@@ -98,11 +88,10 @@ def receiving(directory: Path, endpoint: str, store: str) -> Iterator[subprocess
 def test_nothing_is_lost_while_the_server_is_away(context: Context, tmp_path: Path, server: S3Server) -> None:
     store = server.location("away")
     with Sender(context) as sender, receiving(tmp_path / "a", sender.endpoint, store) as receiver:
-        with querying(tmp_path / "b", walStore=store) as query:
-            wait_for((tmp_path / "a" / "log.json").exists, "the log")
+        with querying(store) as query:
             until(query, 2000)
             server.kill()
-            time.sleep(8)  # longer than a request is repeated by pyarrow itself
+            time.sleep(8)  # longer than a request is repeated by obstore itself
             assert receiver.poll() is None
             server.start()
             until(query, len(query.rows) + 2000)
@@ -119,9 +108,8 @@ def test_nothing_is_lost_while_the_way_to_the_server_is_cut(
         store = server.location("cut", way.endpoint)
         with (
             receiving(tmp_path / "a", sender.endpoint, store) as receiver,
-            querying(tmp_path / "b", walStore=store) as query,
+            querying(store) as query,
         ):
-            wait_for((tmp_path / "a" / "log.json").exists, "the log")
             until(query, 2000)
             way.black_hole = True
             time.sleep(30)
@@ -137,16 +125,13 @@ def test_another_machine_goes_on_when_a_receiver_is_killed(
     context: Context, tmp_path: Path, server: S3Server
 ) -> None:
     store = server.location("killed")
-    with Sender(context) as sender, querying(tmp_path / "reader", walStore=store) as query:
+    with Sender(context) as sender, querying(store) as query:
         with receiving(tmp_path / "a", sender.endpoint, store) as receiver:
-            wait_for((tmp_path / "a" / "log.json").exists, "the log")
             until(query, 2000)
             receiver.kill()
             receiver.wait()
-        killed = time.monotonic()
         with receiving(tmp_path / "b", sender.endpoint, store):
             until(query, len(query.rows) + 2000)
-            took = time.monotonic() - killed
             sender.end()
             wait_for(
                 lambda: query.step() and query.rows[-1][1] == b"%d" % (sender.sent - 1), "the last", _SECONDS
@@ -156,4 +141,3 @@ def test_another_machine_goes_on_when_a_receiver_is_killed(
     assert ids == list(range(len(ids)))
     # What the killed one had taken and not put there is lost, as with any PULL; nothing comes twice.
     assert numbers == sorted(set(numbers))
-    assert took < SILENT_SECONDS + _SECONDS
