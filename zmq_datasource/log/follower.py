@@ -80,7 +80,8 @@ class LogFollower(Contents):
                 "query a new checkpoint"
             )
         self._forget_deleted()
-        self._take_up_new(anew or began >= self._next_listing)
+        forgetful = not self._storage.leisure  # a bucket shows at once what was put
+        self._take_up_new(anew or (forgetful and began >= self._next_listing))
         self._next_look = began + self._seconds
 
     def _check_line(self, message_id: int, incarnations: Incarnations) -> None:
