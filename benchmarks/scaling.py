@@ -13,6 +13,8 @@ from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
 
+from zmq_datasource.log.reader_files import ReaderPosition
+
 from benchmarks.measure import (
     MEGA,
     Measurement,
@@ -27,7 +29,6 @@ from benchmarks.peers import child, in_process, peer
 from benchmarks.processes import cpu_seconds, per_message
 from zmq_datasource.log.chunk import read_chunk
 from zmq_datasource.log.reader import read_index
-from zmq_datasource.log.reader_files import ReaderPosition
 from zmq_datasource.log.readers import Readers
 from zmq_datasource.log.storage import LogStorage
 from zmq_datasource.log.writer import LogWriter
