@@ -20,7 +20,6 @@ TESTS = Path(__file__).parent
 # 33: the server of durable subscribers, protocol 1 and the credit of transactions (proxy, acknowledged);
 # 34: the doctor (workbench), and the files of metrics that need the one before (monitoring/test_store).
 REACHES: dict[str, int] = {
-    "acknowledged/test_producer.py": 2,
     "acknowledged/test_reception.py": 1,
     "fuzz/targets.py": 2,
     "log/test_readers.py": 2,
@@ -31,9 +30,8 @@ REACHES: dict[str, int] = {
     "monitoring/test_store.py": 2,
     "proxy/test_durable.py": 1,
     "sink/test_lost_connections.py": 7,
-    "source/test_feed_faults.py": 2,
+    "source/test_feed_faults.py": 1,
     "source/test_stop_losses.py": 1,
-    "source/test_stored_feed.py": 6,
     "transport/cores.py": 2,
     "transport/test_authentication.py": 3,
     "transport/test_handles.py": 1,
