@@ -10,29 +10,25 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple
 
 import pyarrow as pa
 
 from zmq_datasource.errors import (
-    DamagedChunkError,
     DataLossError,
-    DiskFaultError,
-    LogError,
     LogFormatError,
     LogLockedError,
     OptionError,
 )
-from zmq_datasource.log.chunk import damage_of, read_facts
 from zmq_datasource.log.follower import LogFollower
-from zmq_datasource.log.growing import read_groups
 from zmq_datasource.log.index import ChunkIndex
-from zmq_datasource.log.layout import SUBSCRIPTIONS_NAME, growing_name
-from zmq_datasource.log.reader import chunks_of, first_since, read_index, read_slices, slices
+from zmq_datasource.log.layout import SUBSCRIPTIONS_NAME
+from zmq_datasource.log.reader import first_since, read_index, read_slices, slices
 from zmq_datasource.log.reader_records import ReaderRecord, ReaderRecords
-from zmq_datasource.log.state import read_saved_state
-from zmq_datasource.log.storage import ChunkEntry, LogStorage
+from zmq_datasource.log.storage import LogStorage
 from zmq_datasource.log.store import Hold
+from zmq_datasource.log.verification import Damage, damage_at, verify_log
 from zmq_datasource.options.types import Position
 from zmq_datasource.proxy.subscriptions import READER, Subscriptions
 
@@ -99,13 +95,6 @@ class ReaderSummary:
     running: bool | None
     seen: float | None
     dropped_at: float | None
-
-
-class Damage(NamedTuple):
-    """A file that is not what was written."""
-
-    file: str
-    what: str
 
 
 class Message(NamedTuple):
@@ -295,69 +284,10 @@ def verify(storage: LogStorage, done: Callable[[str], None] = lambda _: None) ->
     Raises:
         DiskFaultError: A file cannot be read now.
     """
-    try:
-        storage.log_id()
-    except DiskFaultError:
-        raise
-    except LogError as e:
-        yield Damage(storage.root, str(e))
+    yield from verify_log(storage, done)
     for partition in storage.partitions():
-        yield from _verify_partition(storage.of(partition), done)
-    records = ReaderRecords(storage)
-    for name in records.names():
-        yield from _attempt(records.path_of(name), lambda name=name: records.read(name))  # type: ignore[misc]
-        done(records.path_of(name))
-
-
-def _verify_partition(storage: LogStorage, done: Callable[[str], None]) -> Iterator[Damage]:
-    yield from _attempt(storage.path_of(""), lambda: read_index(storage))
-    entries = storage.chunks()
-    for chunk in chunks_of(entries, _end_of(storage, entries)):
-        path = storage.path_of(chunk.name)
-        try:
-            damage = damage_of(storage, chunk)
-        except DataLossError as e:  # its writer has deleted it, or the next one is missing
-            damage = None if storage.find_chunk(chunk.first) is None else str(e)
-        if damage is not None:
-            yield Damage(path, damage)
-        done(path)
-    for first in storage.open_chunks():
-        path = storage.path_of(growing_name(first))
-        with suppress(FileNotFoundError):  # sealed meanwhile
-            content = storage.open_chunk_files().read(first)
-            try:
-                damaged = read_groups(content, storage.partition, first).damaged
-            except DamagedChunkError as e:
-                yield Damage(path, str(e))
-            else:
-                if damaged:
-                    yield Damage(
-                        path, f"the ids {damaged.start} to {damaged.stop - 1} are not what was written"
-                    )
-            done(path)
-    yield from _attempt(storage.path_of("state"), lambda: read_saved_state(storage))
-    yield from _attempt(
-        storage.path_of(SUBSCRIPTIONS_NAME), lambda: Subscriptions(storage, 1 << 62, math.inf)
-    )
-
-
-def _end_of(storage: LogStorage, entries: Sequence[ChunkEntry]) -> int:
-    """Where the newest chunk ends; of one that cannot be read, the id after its first."""
-    if not entries:
-        return 0
-    try:
-        return read_facts(storage, entries[-1].first).end
-    except (LogError, FileNotFoundError):
-        return entries[-1].first + 1
-
-
-def _attempt(path: str, read: Callable[[], object]) -> Iterator[Damage]:
-    try:
-        read()
-    except DiskFaultError:
-        raise
-    except LogError as e:
-        yield Damage(path, str(e))
+        at = storage.of(partition)
+        yield from damage_at(at.path_of(SUBSCRIPTIONS_NAME), partial(Subscriptions, at, 1 << 62, math.inf))
 
 
 # Messages.
