@@ -118,7 +118,7 @@ def lost_in_tables(log: Path) -> int:
         storage = LogStorage(str(log), partition)
         missing += sum(
             gap["messages"]
-            for gap in read_gaps(read_saved_state(storage), states_beside(storage, True))
+            for gap in read_gaps(read_saved_state(storage), states_beside(storage))
             if gap["healed"] is None
         )
     return missing
