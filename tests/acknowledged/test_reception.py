@@ -34,6 +34,7 @@ from zmq_datasource.acknowledged.sessions import SENDER_BOUNDS, SenderBounds, Se
 from zmq_datasource.acknowledged.transactions import CommittedTransactions
 from zmq_datasource.counters import SourceCounters
 from zmq_datasource.errors import DiskFaultError, LogWriteError
+from zmq_datasource.log.chunk_file import FilledFile
 from zmq_datasource.log.staged_files import StagedFiles
 from zmq_datasource.log.staging import Part
 from zmq_datasource.log.storage import LogStorage
@@ -73,13 +74,17 @@ class Log:
 
     def __init__(self) -> None:
         self.full = False
+        self.takes_files = True
         self.rows: list[bytes] = []
+        self.files: list[FilledFile] = []
         self.cuts: list[Future[int]] = []
         self.failure: LogWriteError | None = None
 
-    def append_whole(self, batches: Iterable[pa.RecordBatch]) -> None:
+    def append_whole(self, batches: Iterable[pa.RecordBatch], filled: FilledFile | None = None) -> None:
         if self.failure is not None:
             raise self.failure
+        if filled is not None:
+            self.files.append(filled)
         for batch in batches:
             self.rows += batch.column("value").to_pylist()
 

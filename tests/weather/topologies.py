@@ -58,6 +58,7 @@ _IN_BUCKET = (
 _ACCEPTS = (
     *("acknowledged.data.after_append", "acknowledged.staged", "acknowledged.commit.before_append"),
     *("acknowledged.commit.after_append", "acknowledged.committed", "log.staged"),
+    *("log.group", "log.open_chunk"),  # of a staged file that becomes a chunk
 )
 _STAGES = (
     *("acknowledged.data.before_send", "acknowledged.end", "acknowledged.commit.before_send"),

@@ -3,9 +3,10 @@
 The rules:
 
 * Nothing counts as committed, and nothing is answered, before the chunk is on disk.
-* First everything is read and checked; then rows and note change together. If writing them fails, receiving
-  ends, and the log's next writer finds neither.
-* Transactions that are committed in the same moment share a chunk.
+* First everything is checked, as far as it is read; then rows and note change together. If writing them fails,
+  receiving ends, and the log's next writer finds neither.
+* Transactions that are committed in the same moment share a chunk. The file of a large part that is the first of its
+  transaction becomes a chunk by itself, and what else is to be in that chunk is appended to it.
 * The last transaction of a producer may be asked for again, with the same rows; anything else under its
   number or an older one is refused, at whatever moment it comes.
 """
@@ -18,7 +19,6 @@ from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from zmq_datasource.acknowledged.digests import as_text, digest_of_rows
 from zmq_datasource.acknowledged.protocol import Commit
@@ -26,7 +26,9 @@ from zmq_datasource.acknowledged.transactions import CommittedTransactions, Tran
 from zmq_datasource.counters import SourceCounters
 from zmq_datasource.errors import DamagedChunkError, DiskFaultError, ProtocolError
 from zmq_datasource.host import failpoints
+from zmq_datasource.log.chunk_file import FilledFile
 from zmq_datasource.log.staging import Staging
+from zmq_datasource.messages.columns import data_bytes
 
 __all__ = ["Committer", "Done", "TransactionLog", "UnknownAttemptError"]
 
@@ -35,11 +37,19 @@ class TransactionLog(Protocol):
     """What a committer needs of a log (``log.writer.LogWriter``)."""
 
     @property
+    def takes_files(self) -> bool:
+        """Whether the file of a part may become a chunk; not if the log hands its rows on."""
+
+    @property
     def full(self) -> bool:
         """Whether nothing more is to come for now."""
 
-    def append_whole(self, batches: Iterable[pa.RecordBatch]) -> None:
-        """Append all or, raising an error, nothing."""
+    def append_whole(self, batches: Iterable[pa.RecordBatch], filled: FilledFile | None = None) -> None:
+        """Append all or, raising an error, nothing.
+
+        Args:
+            filled: Rows that come before these, in a file that becomes a chunk; None if ``takes_files`` is false.
+        """
 
     def cut(self) -> Future[int]:
         """Resolves when all that was appended is durable."""
@@ -55,6 +65,15 @@ class Done(NamedTuple):
     message: Commit
     peers: list[bytes]
     again: bool
+
+
+class _Rows(NamedTuple):
+    """What is to be committed: the file of the first part, unless that is read, too, and what was read."""
+
+    filled: FilledFile | None
+    batches: list[pa.RecordBatch]
+    digest: str
+    value_bytes: int
 
 
 @dataclass
@@ -128,17 +147,16 @@ class Committer:
         if self._log.full:
             return self._defer(peer, message)
         try:
-            batches, digest = self._read(message)
+            rows = self._read(message)
         except DiskFaultError:  # no file can be opened now
             return self._defer(peer, message)
-        size = sum(pc.sum(pc.binary_length(b.column("value"))).as_py() or 0 for b in batches)
-        transaction = Transaction(message.number, message.attempts[0], message.rows, digest)
+        transaction = Transaction(message.number, message.attempts[0], message.rows, rows.digest)
         failpoints.reach("acknowledged.commit.before_append")
-        self._log.append_whole(batches)
+        self._log.append_whole(rows.batches, rows.filled)
         # Nothing from here on can fail: rows and note are one.
         self._transactions.commit(message.producer, transaction)
         self._counters.received += message.rows
-        self._counters.bytes += size
+        self._counters.bytes += rows.value_bytes
         self._uncut.append(_Running(message, transaction, [peer]))
         return False
 
@@ -177,8 +195,8 @@ class Committer:
         deferred, self._deferred = self._deferred, []
         return deferred
 
-    def _read(self, message: Commit) -> tuple[list[pa.RecordBatch], str]:
-        """All rows of a transaction in the order of its parts, checked, and their digest.
+    def _read(self, message: Commit) -> _Rows:
+        """All rows of a transaction in the order of its parts, checked.
 
         Raises:
             UnknownAttemptError: Not all of it is here.
@@ -198,18 +216,26 @@ class Committer:
             raise UnknownAttemptError(
                 f"{transaction}: {wanted - len(ours)} of {wanted} attempts are not staged here"
             )
+        filled: FilledFile | None = None
         batches: list[pa.RecordBatch] = []
-        digest = 0
-        for attempt in sorted(ours, key=lambda attempt: ours[attempt].partition):
+        digest = value_bytes = 0
+        for position, attempt in enumerate(sorted(ours, key=lambda attempt: ours[attempt].partition)):
             try:
-                read = self._staging.read(attempt)
+                if position == 0 and self._log.takes_files:
+                    filled = self._staging.filled(attempt)
+                read = [] if position == 0 and filled is not None else self._staging.read(attempt)
             except DamagedChunkError as e:
                 self._staging.remove([attempt])
                 raise UnknownAttemptError(f"{transaction}: {e}") from e
-            known = ours[attempt].digest
-            digest += sum(map(digest_of_rows, read)) if known is None else known
+            part = ours[attempt]
+            digest += sum(map(digest_of_rows, read)) if part.digest is None else part.digest
+            value_bytes += (
+                sum(data_bytes(batch.column("value")) for batch in read)
+                if part.value_bytes is None
+                else part.value_bytes
+            )
             batches += read
-        staged = sum(batch.num_rows for batch in batches)
+        staged = (0 if filled is None else filled.rows) + sum(batch.num_rows for batch in batches)
         if staged != message.rows:
             raise UnknownAttemptError(f"{transaction}: committing {message.rows} rows, {staged} are staged")
         found = as_text(digest)
@@ -218,4 +244,4 @@ class Committer:
                 f"{transaction}: its digest is {message.digest}, but the rows that are staged have {found}; nothing "
                 "was written. docs/protocol.md says how a digest is calculated; a sender may leave it out"
             )
-        return batches, found
+        return _Rows(filled, batches, found, value_bytes)

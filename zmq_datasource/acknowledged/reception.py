@@ -150,7 +150,7 @@ class Reception:
             if now - session.heard > self._terms.transaction_timeout:
                 self._end(session)
         active = {session.part.producer for session in self._sessions}
-        abandoned = self._staging.abandoned(self._terms.transaction_timeout, active, now)
+        abandoned = self._unused(self._staging.abandoned(self._terms.transaction_timeout, active, now))
         if abandoned:
             _log.warning("%d attempts were never committed; they are discarded", len(abandoned))
             self._staging.remove(abandoned)
@@ -289,7 +289,7 @@ class Reception:
                 f"transaction {message.number} of {message.producer} was committed before this attempt began: repeat it"
             )
         if self._attempts >= self._terms.most_attempts:
-            self._staging.remove(self._staging.superseded())
+            self._staging.remove(self._unused(self._staging.superseded()))
             if self._attempts >= self._terms.most_attempts:
                 raise RefusedError(
                     "no_room",
@@ -311,8 +311,13 @@ class Reception:
         """Whether so many bytes more may be staged; attempts that were repeated make room."""
         size += self._sessions.bytes
         if self._staging.bytes + size > self._terms.most_staged_bytes:
-            self._staging.remove(self._staging.superseded())
+            self._staging.remove(self._unused(self._staging.superseded()))
         return self._staging.bytes + size <= self._terms.most_staged_bytes
+
+    def _unused(self, attempts: Sequence[str]) -> list[str]:
+        """Those of some attempts whose transaction is not being committed: the log may be making a chunk of a file."""
+        parts = [(attempt, self._staging.get(attempt)) for attempt in attempts]
+        return [a for a, part in parts if part and not self._committer.is_at(part.producer, part.number)]
 
     def _finish(self, peer: bytes, message: End, now: float) -> None:
         if self._staging.get(message.attempt) is not None:
@@ -348,13 +353,14 @@ class Reception:
         if session.file is None or session.finishing is None:
             return  # it was let go of meanwhile
         try:
-            session.finishing.result()
+            filled = session.finishing.result()
         except LogWriteError as e:
             self._end(session)
             raise RefusedError("storage", str(e)) from e
-        rows, size = session.file.rows, session.file.bytes
-        session.file = None
-        self._staging.add(session.attempt, session.part._replace(rows=rows, digest=session.digest), size, now)
+        file, session.file = session.file, None
+        rows = file.rows
+        part = session.part._replace(rows=rows, digest=session.digest, value_bytes=file.value_bytes)
+        self._staging.add(session.attempt, part, file.bytes, now, filled)
         self._end(session)
         failpoints.reach("acknowledged.staged.before_answer")
         self._answers.add(session.peer, Staged(attempt=session.attempt, rows=rows))

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from zmq_datasource.acknowledged.answers import RefusedError
 from zmq_datasource.acknowledged.protocol import Data
 from zmq_datasource.errors import ProtocolError
+from zmq_datasource.log.chunk_file import FilledFile
 from zmq_datasource.log.staging import Part, StagedFile
 
 __all__ = ["SENDER_BOUNDS", "SenderBounds", "Session", "Sessions"]
@@ -73,7 +74,7 @@ class Session:
     credit: int = 0
     notified: bool = False
     file: StagedFile | None = None
-    finishing: Future[None] | None = None
+    finishing: Future[FilledFile | None] | None = None
 
     def heard_from(self, peer: bytes, now: float) -> None:
         """Its sender is there, perhaps on a new connection."""

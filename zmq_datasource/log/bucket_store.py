@@ -23,7 +23,7 @@ from zmq_datasource.host import failpoints
 from zmq_datasource.host.processes import is_gone, process_mark
 from zmq_datasource.host.signals import check_signals
 from zmq_datasource.log.buckets import Bucket, import_obstore
-from zmq_datasource.log.files import this_process
+from zmq_datasource.log.files import read_file, this_process, writing
 from zmq_datasource.log.store import Content, Entry, Holding, KeyTakenError, Part
 from zmq_datasource.options.types import Location
 
@@ -148,8 +148,10 @@ class BucketStore:
             return memoryview(self._obstore.get_range(bucket, key, start=begin, end=end))
 
     def put_new(self, key: str, content: Content) -> None:
-        parts = [content.read_bytes()] if isinstance(content, Path) else content
-        self._put_new(key, parts)
+        if isinstance(content, Path):
+            with writing(f"writing {self.path_of(key)}"):
+                content = [read_file(content)]
+        self._put_new(key, content)
 
     def _put_new(self, key: str, parts: Sequence[Part]) -> None:
         content = memoryview(parts[0] if len(parts) == 1 else b"".join(parts)).cast("B")

@@ -1,23 +1,28 @@
-"""The file of a chunk, written while its batches come: what it lacks until the end is the footer and its name."""
+"""The file of a chunk, written while its batches come: what it lacks until the end is the footer and its name.
+
+The file of an open chunk, a compact one beside it, and the file of a staged attempt (``log.staging``) are such files.
+"""
 
 from __future__ import annotations
 
 import logging
 import time
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 import pyarrow as pa
 import pyarrow.ipc
 
 from zmq_datasource.errors import LogError, LogWriteError
 from zmq_datasource.log.chunk import CHECKSUM, NO_ROWS, Memory, fingerprint
-from zmq_datasource.log.facts import ChunkFacts
+from zmq_datasource.log.facts import ChunkFacts, Times
 from zmq_datasource.log.layout import Chunk, compact_name
+from zmq_datasource.log.open_chunk_files import OpenChunkFiles
 from zmq_datasource.log.storage import LogStorage
 from zmq_datasource.log.store import Part
 from zmq_datasource.messages.schemas import MESSAGE_SCHEMA
 
-__all__ = ["ChunkFile", "CompactFile", "is_small"]
+__all__ = ["ChunkFile", "CompactFile", "Encoder", "FilledFile", "is_small"]
 
 _log = logging.getLogger(__name__)
 
@@ -27,35 +32,70 @@ _SMALL_BATCH_BYTES = 64 << 10
 _PIECE_BATCHES, _PIECE_BYTES = 256, 1 << 20
 
 
+class Encoder:
+    """Makes the bytes of a chunk's file of its batches, as they come.
+
+    Args:
+        schema: ``MESSAGE_SCHEMA``; its metadata says what the file was made for.
+
+    Attributes:
+        rows: Of the batches so far.
+    """
+
+    def __init__(self, schema: pa.Schema = MESSAGE_SCHEMA) -> None:
+        self._memory = Memory()
+        self._writer = pa.ipc.new_file(self._memory, schema)
+        self._closed = False
+        self.rows = 0
+
+    @property
+    def size(self) -> int:
+        """How many bytes there are so far, taken or not."""
+        return self._memory.tell()
+
+    def append(self, batch: pa.RecordBatch, metadata: Mapping[bytes, bytes]) -> None:
+        """Add a batch, with its checksum and this metadata."""
+        custom = {CHECKSUM: fingerprint(batch, self.rows), **metadata}
+        self._writer.write_batch(batch.replace_schema_metadata(None), custom_metadata=custom)
+        self.rows += batch.num_rows
+
+    def end(self, metadata: Mapping[bytes, bytes]) -> None:
+        """Add a last batch, of no rows, with this metadata, and the footer, unless that is done."""
+        if not self._closed:
+            self.append(NO_ROWS, metadata)
+            self._writer.close()
+            self._closed = True
+
+    def take(self) -> list[Part]:
+        """What has come since the last call."""
+        return self._memory.take()
+
+
 class ChunkFile:
-    """A chunk's file under the hidden name that it has until it is whole.
+    """A chunk's file under the name that it has until it is whole.
 
     What writes to the disk may be called again if the disk has refused it: it is written again from memory, at the
     same place, because after a failed fsync nobody knows what the system still holds of it.
 
     Args:
-        name: The hidden name.
+        files: Where it is.
+        name: The name.
+        encoder: What was taken of it is in the file already; None for a new file.
 
     Attributes:
         size: Bytes that are on the disk.
     """
 
-    def __init__(self, storage: LogStorage, name: str) -> None:
-        self._storage = storage
-        self._files = storage.open_chunk_files()
+    def __init__(self, files: OpenChunkFiles, name: str, encoder: Encoder | None = None) -> None:
+        self._files = files
         self._name = name
-        self._memory = Memory()
-        self._writer = pa.ipc.new_file(self._memory, MESSAGE_SCHEMA)
-        self._rows = 0
+        self._encoder = encoder or Encoder()
         self._unwritten: list[Part] = []
-        self._closed = False
-        self.size = 0
+        self.size = 0 if encoder is None else encoder.size
 
     def append(self, batch: pa.RecordBatch, metadata: Mapping[bytes, bytes]) -> None:
         """Add a batch, with its checksum and this metadata; ``write`` makes it durable."""
-        custom = {CHECKSUM: fingerprint(batch, self._rows), **metadata}
-        self._writer.write_batch(batch.replace_schema_metadata(None), custom_metadata=custom)
-        self._rows += batch.num_rows
+        self._encoder.append(batch, metadata)
 
     def write(self) -> None:
         """Write what was appended.
@@ -63,7 +103,7 @@ class ChunkFile:
         Raises:
             LogWriteError: The file system refused.
         """
-        self._unwritten += self._memory.take()
+        self._unwritten += self._encoder.take()
         if self._unwritten:
             self.size = self._files.write(self._name, self.size, self._unwritten)
         self._unwritten = []
@@ -79,20 +119,17 @@ class ChunkFile:
         Raises:
             LogWriteError: The file system refused.
         """
-        if not self._closed:
-            self.append(NO_ROWS, {**facts.to_metadata(), **state})
-            self._writer.close()
-            self._closed = True
+        self._encoder.end({**facts.to_metadata(), **state})
         self.write()
 
-    def put(self, facts: ChunkFacts) -> Chunk:
+    def put(self, storage: LogStorage, facts: ChunkFacts) -> Chunk:
         """Make the file, which has its end, a chunk.
 
         Raises:
             LogLockedError: Another writer has given out its ids.
             LogWriteError: The file system refused.
         """
-        self._storage.put_chunk(facts.first, self._files.path_of(self._name))
+        storage.put_chunk(facts.first, self._files.path_of(self._name))
         self.remove()
         return Chunk(facts.first, facts.end, self.size, time.time(), facts.incarnation)
 
@@ -102,6 +139,20 @@ class ChunkFile:
             self._files.remove(self._name)
         except LogWriteError as e:
             _log.warning("%s", e)
+
+
+class FilledFile(NamedTuple):
+    """Rows that are on the disk already, in a file that is to become a chunk.
+
+    Attributes:
+        file: Where more rows may be appended.
+        rows: How many it has.
+        times: When they were received.
+    """
+
+    file: ChunkFile
+    rows: int
+    times: Times
 
 
 class CompactFile:
@@ -115,7 +166,7 @@ class CompactFile:
     """
 
     def __init__(self, storage: LogStorage, first: int) -> None:
-        self._file = ChunkFile(storage, compact_name(first))
+        self._file = ChunkFile(storage.open_chunk_files(), compact_name(first))
         self._first = first
         self._storage = storage
         self._pending: list[pa.RecordBatch] = []
@@ -157,7 +208,7 @@ class CompactFile:
         except (LogError, pa.ArrowException) as e:
             self._give_up(e)
             return None
-        return self._file.put(facts)
+        return self._file.put(self._storage, facts)
 
     def _give_up(self, why: Exception) -> None:
         _log.warning(

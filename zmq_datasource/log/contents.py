@@ -124,7 +124,7 @@ class Contents:
 
     @property
     def unsealed_bytes(self) -> int:
-        """Bytes of messages in memory that are not on the disk."""
+        """Bytes of messages in memory that are not on the disk, and of files that are to become chunks."""
         with self._lock:
             return self._unwritten_bytes
 

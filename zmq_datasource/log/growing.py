@@ -75,7 +75,7 @@ class GrowingChunk:
         self._end = self._written_end = first
         self._batches = 0
         self._next_check = 0.0
-        self._file = ChunkFile(storage, growing_name(first))
+        self._file = ChunkFile(storage.open_chunk_files(), growing_name(first))
         # As of the last group.
         self._facts: ChunkFacts | None = None
         self._state: Mapping[bytes, bytes] = {}
@@ -141,7 +141,7 @@ class GrowingChunk:
                 self._file.remove()
                 return chunk
         self._file.end(self._facts, self._state)
-        return self._file.put(self._facts)
+        return self._file.put(self._storage, self._facts)
 
 
 def _write_compact(

@@ -1,4 +1,4 @@
-"""The file of an open chunk, in the directory of its partition: see ``log.growing``."""
+"""Files that grow until they are chunks: an open chunk (``log.growing``), and a staged attempt (``log.staging``)."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ _MOST_PARTS = 1024
 
 
 class OpenChunkFiles:
-    """Files with hidden names, which a writer appends to.
+    """Files in a directory, which a writer appends to.
 
     Args:
-        directory: Of the log partition.
+        directory: Of the log partition; the one below it for staged attempts.
         sync: Whether what is written is forced to the disk.
     """
 

@@ -20,6 +20,7 @@ import pyarrow as pa
 from zmq_datasource.errors import LogError, LogLockedError, LogWriteError
 from zmq_datasource.host.limited_logging import LimitedLog
 from zmq_datasource.log.chunk import times_of, write_chunk
+from zmq_datasource.log.chunk_file import FilledFile
 from zmq_datasource.log.contents import Contents
 from zmq_datasource.log.facts import ChunkFacts, Incarnations, PastTimes, Times
 from zmq_datasource.log.growing import GrowingChunk
@@ -45,13 +46,14 @@ class Job(NamedTuple):
 
     Attributes:
         batches: Rows, which have the ids up to ``end``.
-        size: Their bytes in memory.
+        size: Their bytes in memory, and those of ``filled``.
         first: The chunk's first id.
         end: The id after the last row.
         done: Resolves to ``end``.
         state: The writer's, with these rows; it is compressed here, where nothing is received meanwhile.
         grows: Whether the chunk is written group by group, of which this is one.
         last: Whether the chunk ends with it.
+        filled: A file with rows that come before those of ``batches``; it becomes the chunk.
     """
 
     batches: Sequence[pa.RecordBatch]
@@ -62,6 +64,7 @@ class Job(NamedTuple):
     state: bytes
     grows: bool
     last: bool
+    filled: FilledFile | None = None
 
 
 class Sealer:
@@ -199,14 +202,20 @@ class Sealer:
             raise self.failure
         if job.grows:
             self._grow(job)
+        elif job.filled is not None:
+            self._fill(job, job.filled)
         elif job.batches:
             self._write(job)
         return job.end
 
     def _facts(self, job: Job) -> ChunkFacts:
         """What the chunk says of itself, with the rows of this job."""
-        times = times_of(job.batches)
-        self._times = times if self._times is None else self._times.and_also(times)
+        if job.filled is not None:
+            self._times = job.filled.times
+        if job.batches:
+            times = times_of(job.batches)
+            self._times = times if self._times is None else self._times.and_also(times)
+        assert self._times is not None, "there are rows"
         partition = self._storage.partition
         return ChunkFacts(partition, job.first, job.end, self._times, self._past, self._incarnations)
 
@@ -214,6 +223,13 @@ class Sealer:
         state = state_metadata(job.state, job.end)
         write = partial(write_chunk, self._storage, job.batches, self._facts(job), state)
         self._sealed(job.size, self._persistence.insist(write))
+
+    def _fill(self, job: Job, filled: FilledFile) -> None:
+        file, facts, state = filled.file, self._facts(job), state_metadata(job.state, job.end)
+        for batch in job.batches:
+            file.append(batch, {})
+        self._persistence.insist(partial(file.end, facts, state))
+        self._sealed(job.size, self._persistence.insist(partial(file.put, self._storage, facts)))
 
     def _grow(self, job: Job) -> None:
         growing = self._growing = self._growing or GrowingChunk(self._storage, job.first)

@@ -22,13 +22,14 @@ from zmq_datasource.host.private_files import make_private
 from zmq_datasource.log.files import (
     add_directory,
     open_file,
-    open_to_read,
+    read_file,
     reading,
     sync_directory,
     sync_file,
     writing,
 )
 from zmq_datasource.log.layout import STAGING_NAME, TEMPORARY_PREFIX
+from zmq_datasource.log.open_chunk_files import OpenChunkFiles
 
 __all__ = ["StagedFiles", "bytes_on_disk"]
 
@@ -124,9 +125,13 @@ class StagedFiles:
         finally:
             os.close(file)
 
-    def open(self, attempt: str) -> pa.NativeFile:
-        """Open an attempt for reading."""
-        return open_to_read(self._staged_path(attempt))
+    def read(self, attempt: str) -> pa.Buffer:
+        """What the file of an attempt holds."""
+        return pa.py_buffer(read_file(self._staged_path(attempt)))
+
+    def appended(self, attempt: str) -> tuple[OpenChunkFiles, str]:
+        """Where a finished attempt is appended to, and its name there."""
+        return OpenChunkFiles(self._directory, self._sync), self._staged_path(attempt).name
 
     def remove(self, attempt: str) -> None:
         """Delete an attempt, finished or not."""

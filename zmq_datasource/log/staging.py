@@ -3,12 +3,19 @@
 ``0/staging/<attempt>.arrow`` holds the rows (``messages.schemas.MESSAGE_SCHEMA``) of one attempt at one part
 of a transaction, whole and on disk; its schema's metadata says of which. A file that is being
 written is hidden, and is the trace of a crash if the next writer finds it.
+
+The rules:
+
+* The file is a chunk's (``log.chunk_file``) without its end. A batch of no rows ends the attempt. So a large file can
+  become a chunk by a link, without being written twice: what the chunk lacks is appended to it.
+* What follows that batch is none of the attempt's. So a crash between the two leaves the attempt as it was.
+* Only the process that has written a file appends to it. One that is found by the next writer is read.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from contextlib import suppress
 from typing import NamedTuple
 
@@ -16,9 +23,12 @@ import pyarrow as pa
 import pyarrow.ipc
 
 from zmq_datasource.errors import DamagedChunkError, DiskFaultError, LogWriteError
-from zmq_datasource.log.chunk import CHECKSUM, fingerprint, is_intact
+from zmq_datasource.log.chunk import NO_ROWS, is_intact, times_of
+from zmq_datasource.log.chunk_file import ChunkFile, Encoder, FilledFile
+from zmq_datasource.log.facts import Times
 from zmq_datasource.log.files import is_transient
 from zmq_datasource.log.staged_files import StagedFiles, bytes_on_disk
+from zmq_datasource.messages.columns import data_bytes
 from zmq_datasource.messages.schemas import MESSAGE_SCHEMA
 
 __all__ = ["Part", "StagedFile", "Staging"]
@@ -31,13 +41,19 @@ _MAGIC_BYTES = 8
 
 
 class Part(NamedTuple):
-    """What an attempt is an attempt at, how many rows it has, and their digest; None where it is not known yet."""
+    """What an attempt is an attempt at.
+
+    Attributes:
+        producer, number, partition: The part of a transaction.
+        rows, digest, value_bytes: Of the attempt; None where that is not known yet.
+    """
 
     producer: str
     number: int
     partition: int
     rows: int | None = None
     digest: int | None = None
+    value_bytes: int | None = None
 
 
 class StagedFile:
@@ -45,13 +61,19 @@ class StagedFile:
 
     Attributes:
         rows: Written so far.
+        value_bytes: Of the values in them.
         bytes: What they take on disk.
+        least_chunk_bytes: A smaller file is read at the commit, and transactions of one moment share a chunk. For
+            eight of 1 MiB that takes half as long as eight chunks; for eight of 2 MiB, twice as long.
     """
+
+    least_chunk_bytes = 2 << 20
 
     def __init__(self, files: StagedFiles, attempt: str, part: Part) -> None:
         self._files = files
         self.attempt = attempt
-        self.rows = self.bytes = 0
+        self.value_bytes = self.bytes = 0
+        self._times: Times | None = None
         schema = MESSAGE_SCHEMA.with_metadata(
             {
                 "producer": part.producer,
@@ -60,25 +82,45 @@ class StagedFile:
             }
         )
         self._file = files.create(attempt)
-        self._writer = pa.ipc.new_file(self._file, schema)
+        self._encoder = Encoder(schema)
+
+    @property
+    def rows(self) -> int:
+        return self._encoder.rows
 
     def append(self, batch: pa.RecordBatch) -> None:
-        with self._files.writing(self.attempt):
-            self._writer.write_batch(batch, custom_metadata={CHECKSUM: fingerprint(batch, self.rows)})
-            self.bytes = bytes_on_disk(self._file.tell())
-        self.rows += batch.num_rows
+        if not batch.num_rows:
+            return
+        times = times_of([batch])
+        self._times = times if self._times is None else self._times.and_also(times)
+        self.value_bytes += data_bytes(batch.column("value"))
+        self._write(batch)
 
-    def finish(self) -> None:
+    def _write(self, batch: pa.RecordBatch) -> None:
+        self._encoder.append(batch, {})
+        with self._files.writing(self.attempt):
+            for part in self._encoder.take():
+                self._file.write(part)
+        self.bytes = bytes_on_disk(self._encoder.size)
+
+    def finish(self) -> FilledFile | None:
         """Whole, on disk, and to be found by the next writer.
+
+        Returns:
+            What can become a chunk; None if it is small.
 
         Raises:
             LogWriteError: The file system refused.
         """
+        self._write(NO_ROWS)
         with self._files.writing(self.attempt):
-            self._writer.close()
-            self.bytes = bytes_on_disk(self._file.tell())
             self._file.close()
         self._files.finish(self.attempt)
+        if self._times is None or self._encoder.size < self.least_chunk_bytes:
+            return None
+        return FilledFile(
+            ChunkFile(*self._files.appended(self.attempt), self._encoder), self.rows, self._times
+        )
 
     def discard(self) -> None:
         """Forget it; what cannot be removed now the next writer removes."""
@@ -102,6 +144,7 @@ class Staging:
         self._parts: dict[str, Part] = {}
         self._sizes: dict[str, int] = {}
         self._since: dict[str, float] = {}
+        self._filled: dict[str, FilledFile] = {}
         self.bytes = 0
 
     def __len__(self) -> int:
@@ -127,9 +170,11 @@ class Staging:
                 continue
             self.add(attempt, Part(*names), bytes_on_disk(self._files.size_of(attempt)), now)
 
-    def add(self, attempt: str, part: Part, size: int, now: float) -> None:
-        """Count an attempt that is whole; ``size`` is in bytes on disk."""
+    def add(self, attempt: str, part: Part, size: int, now: float, filled: FilledFile | None = None) -> None:
+        """Count an attempt that is whole; ``size`` is in bytes on disk, and ``filled`` can become a chunk."""
         self._parts[attempt], self._sizes[attempt], self._since[attempt] = part, size, now
+        if filled is not None:
+            self._filled[attempt] = filled
         self.bytes += size
 
     def touch(self, now: float) -> None:
@@ -172,27 +217,41 @@ class Staging:
         assert part.rows is not None
         return part.rows
 
+    def filled(self, attempt: str) -> FilledFile | None:
+        """An attempt whose file can become a chunk, without being read; None if it must be read.
+
+        Raises:
+            DamagedChunkError: The file has not the size of what was written.
+        """
+        filled = self._filled.get(attempt)
+        if filled is not None:
+            try:
+                found = self._files.size_of(attempt)
+            except FileNotFoundError:
+                found = 0
+            if found != filled.file.size:
+                raise self._damaged(attempt, f"it has {found} bytes, and {filled.file.size} were written")
+        return filled
+
     def read(self, attempt: str) -> list[pa.RecordBatch]:
         """The rows of an attempt, read from its file and checked.
 
         Raises:
             DamagedChunkError: The file is not what was written.
         """
-        batches, before = [], 0
         try:
-            with self._files.open(attempt) as file:
-                reader = pa.ipc.open_file(file)
-                for position in range(reader.num_record_batches):
-                    batch, metadata = reader.get_batch_with_custom_metadata(position)
-                    if not is_intact(batch, metadata, before):
-                        raise ValueError(f"the checksum of batch {position} differs")
-                    batches.append(batch.replace_schema_metadata(None))
-                    before += batch.num_rows
-        except (OSError, pa.ArrowException, ValueError) as e:
+            content = self._files.read(attempt)
+        except OSError as e:
             if is_transient(e):
                 raise DiskFaultError(f"opening staged attempt {attempt}: {e}") from e
-            raise DamagedChunkError(f"reading staged attempt {attempt} in {self._files}: {e}") from e
-        return batches
+            raise self._damaged(attempt, str(e)) from e
+        try:
+            return list(_read_batches(content))
+        except Exception as e:  # Arrow's reader of streams answers damage with errors of many kinds
+            raise self._damaged(attempt, str(e)) from e
+
+    def _damaged(self, attempt: str, why: str) -> DamagedChunkError:
+        return DamagedChunkError(f"reading staged attempt {attempt} in {self._files}: {why}")
 
     def remove(self, attempts: list[str]) -> None:
         """Forget attempts: they are committed, aborted, or abandoned."""
@@ -200,6 +259,7 @@ class Staging:
             if self._parts.pop(attempt, None) is not None:
                 self.bytes -= self._sizes.pop(attempt)
                 del self._since[attempt]
+                self._filled.pop(attempt, None)
             try:
                 self._files.remove(attempt)
             except LogWriteError as e:  # the next writer finds it, and what it is
@@ -211,3 +271,22 @@ class Staging:
         for attempt, part in self._parts.items():
             newest[part[:3]] = attempt  # in the order in which they came
         return [attempt for attempt, part in self._parts.items() if newest[part[:3]] != attempt]
+
+
+def _read_batches(content: pa.Buffer) -> Iterator[pa.RecordBatch]:
+    source, before = pa.BufferReader(content), 0
+    source.seek(_MAGIC_BYTES)
+    reader = pa.ipc.open_stream(source)
+    if not reader.schema.equals(MESSAGE_SCHEMA):
+        raise ValueError(f"its schema is another one: {reader.schema}")
+    while True:
+        try:
+            batch, metadata = reader.read_next_batch_with_custom_metadata()
+        except StopIteration:
+            raise ValueError("its end is missing") from None
+        if not is_intact(batch, metadata, before):
+            raise ValueError(f"the checksum of the batch after {before} rows differs")
+        if not batch.num_rows:
+            return
+        yield batch.replace_schema_metadata(None)
+        before += batch.num_rows

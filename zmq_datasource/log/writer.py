@@ -16,6 +16,7 @@ from functools import partial
 import pyarrow as pa
 
 from zmq_datasource.errors import LogError
+from zmq_datasource.log.chunk_file import FilledFile
 from zmq_datasource.log.contents import Contents
 from zmq_datasource.log.persistence import Persistence
 from zmq_datasource.log.readers import Readers
@@ -51,8 +52,11 @@ class LogWriter(Contents):
         retention: Deletes what nobody needs any more.
         log_id: From ``open`` on, the id of the log.
         saved: From ``open`` on, the state that the log kept last; empty if there is none.
-        open_bytes: The size in memory of the open chunk, as far as it has come.
+        open_bytes: The size of the open chunk, as far as it has come.
+        takes_files: Whether rows may come in a file.
     """
+
+    takes_files = True
 
     def __init__(
         self,
@@ -90,6 +94,7 @@ class LogWriter(Contents):
         self._first = self._next = 0
         self.open_bytes = self._batches_bytes = 0
         self._batches: list[pa.RecordBatch] = []
+        self._filled: FilledFile | None = None  # comes before them
         self._grows = False  # whether some of it was handed over already
 
     def open(self, lock_wait: float = 0.0, feed: str = "", check: Callable[[], None] = lambda: None) -> None:
@@ -150,18 +155,27 @@ class LogWriter(Contents):
         if self.open_bytes >= self._chunk_bytes:
             self.cut()
 
-    def append_whole(self, batches: Iterable[pa.RecordBatch]) -> None:
+    def append_whole(self, batches: Iterable[pa.RecordBatch], filled: FilledFile | None = None) -> None:
         """Give messages their ids, and let no cut come between them: they appear together.
+
+        Args:
+            filled: More messages, which come before these; a chunk begins with them, and their file becomes that chunk.
 
         Raises:
             LogWriteError: An earlier chunk could not be sealed, so nothing after it can be.
         """
         if self._sealer.failure is not None:
             raise self._sealer.failure
+        if filled is not None and self._next > self._first:
+            self.cut()
         added = [messages for messages in batches if messages.num_rows]
         # As much as nbytes, for none is a slice, and far quicker.
         size = sum(messages.get_total_buffer_size() for messages in added)
         # Nothing from here on can fail half-way.
+        if filled is not None:
+            self._filled = filled
+            self._next += filled.rows
+            size += filled.file.size
         self._batches += added
         self._next += sum(messages.num_rows for messages in added)
         self._batches_bytes += size
@@ -189,11 +203,14 @@ class LogWriter(Contents):
 
     def _hand_over(self, last: bool) -> Future[int]:
         done: Future[int] = Future()
-        batches, size = self._batches, self._batches_bytes
-        state = self._carried.state() if batches and self._carried is not None else b""
-        self._batches, self._batches_bytes = [], 0
+        batches, size, filled = self._batches, self._batches_bytes, self._filled
+        assert last or filled is None, "a file becomes a chunk at once"
+        has_rows = bool(batches) or filled is not None
+        state = self._carried.state() if has_rows and self._carried is not None else b""
+        self._batches, self._batches_bytes, self._filled = [], 0, None
         self._grows = self._grows or (bool(batches) and not last)
-        self._sealer.hand_over(Job(batches, size, self._first, self._next, done, state, self._grows, last))
+        job = Job(batches, size, self._first, self._next, done, state, self._grows, last, filled)
+        self._sealer.hand_over(job)
         return done
 
     @property

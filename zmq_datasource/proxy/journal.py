@@ -15,6 +15,7 @@ import pyarrow as pa
 
 from zmq_datasource.counters import SourceCounters
 from zmq_datasource.errors import LogWriteError
+from zmq_datasource.log.chunk_file import FilledFile
 from zmq_datasource.log.directory_store import DirectoryStore
 from zmq_datasource.log.layout import LOCK_WAIT_SECONDS
 from zmq_datasource.log.state import Carried
@@ -159,8 +160,11 @@ class Journal:
 
     # committer.TransactionLog
 
-    def append_whole(self, batches: Iterable[pa.RecordBatch]) -> None:
+    takes_files = False  # subscribers get the rows
+
+    def append_whole(self, batches: Iterable[pa.RecordBatch], filled: FilledFile | None = None) -> None:
         """Number the rows of transactions."""
+        assert filled is None, "it takes no files"
         listed = [batch for batch in batches if batch.num_rows]
         messages = [raw_messages(batch) for batch in listed]  # all or nothing: what can fail comes first
         self.log.append_whole(listed)

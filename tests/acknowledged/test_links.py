@@ -1,0 +1,514 @@
+"""A staged file that becomes a chunk: whole or not at all, once, wherever the receiver is killed."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+import uuid
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, Self
+
+import pyarrow as pa
+import pytest
+
+from tests.support import log_at, log_rows
+from tests.support.bucket_server import BucketServer
+from zmq_datasource.acknowledged.protocol import (
+    Abort,
+    Commit,
+    Committed,
+    Data,
+    End,
+    Message,
+    Refusal,
+    Staged,
+    decode,
+    encode,
+    pack_columns,
+)
+from zmq_datasource.acknowledged.reception import AcceptorTerms, Reception
+from zmq_datasource.acknowledged.transactions import CommittedTransactions
+from zmq_datasource.counters import SourceCounters
+from zmq_datasource.errors import DamagedChunkError, LogLockedError, LogWriteError
+from zmq_datasource.host import failpoints
+from zmq_datasource.log.staging import Staging
+from zmq_datasource.log.state import read_saved_state
+from zmq_datasource.log.writer import LogWriter
+
+# Large enough for a chunk of its own, in three data messages.
+LARGE, SMALL = 3000, 3
+_MESSAGE_ROWS, _ROW_BYTES = 1000, 1000
+
+
+class Receiver:
+    """A reception that fills a log, without a socket; in a ``with`` block."""
+
+    def __init__(
+        self, location: Path | str, retry_timeout: float = 0.0, most_staged_bytes: int = 1 << 30
+    ) -> None:
+        self.counters, self.now = SourceCounters(), 0.0
+        self.storage = log_at(location)
+        self.files = self.storage.staged_files()
+        self.transactions = CommittedTransactions(self.counters, 10)
+        self.log = LogWriter(
+            self.storage,
+            chunk_bytes=1 << 26,
+            max_bytes=1 << 40,
+            retry_timeout=retry_timeout,
+            carried=self.transactions,
+        )
+        self._forcing = ThreadPoolExecutor(1)
+        self._most_staged_bytes = most_staged_bytes
+
+    def __enter__(self) -> Self:
+        self.log.open()
+        assert self.transactions.restore(self.log.saved)
+        self.reception = Reception(
+            AcceptorTerms(100.0, self._most_staged_bytes),
+            self.counters,
+            self.files,
+            self.transactions,
+            self.log,
+            self._forcing,
+            lambda: 1.0,
+        )
+        self.reception.recover(0.0)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.reception.close()
+        self._forcing.shutdown()
+        self.log.close()
+
+    def tell(self, *messages: Message, rows: pa.RecordBatch | None = None) -> list[Message]:
+        """Say something; what is answered at once."""
+        for message in messages:
+            buffers = [] if rows is None else [bytes(memoryview(b)) for b in pack_columns(rows)[1]]  # type: ignore[arg-type]
+            self.reception.take(b"p", [bytes(f) for f in encode(message, buffers)], self.now)
+        return self.heard()
+
+    def heard(self) -> list[Message]:
+        return [decode(frames)[0] for _, frames in self.reception.answers()]
+
+    def settled(self) -> list[Message]:
+        """What is answered when all that is under way is done."""
+        answers = self.heard()
+        self.reception.cut()
+        while self.reception.busy:
+            time.sleep(0.001)  # others want the interpreter
+            self.reception.go_on(self.now)
+            answers += self.heard()
+        return answers
+
+    def stage(
+        self, rows: int, number: int = 0, partition: int = 0, producer: str = "q", letter: bytes = b"a"
+    ) -> str:
+        end = self.send(rows, number, partition, producer, letter)
+        assert [*self.tell(end), *self.settled()] == [Staged(attempt=end.attempt, rows=rows)]
+        return end.attempt
+
+    def send(
+        self, rows: int, number: int = 0, partition: int = 0, producer: str = "q", letter: bytes = b"a"
+    ) -> End:
+        """Send data; how to end it."""
+        part: dict[str, Any] = {"producer": producer, "number": number, "partition": partition}
+        part["attempt"] = uuid.uuid4().hex
+        batches = [batch(rows, letter)[at : at + _MESSAGE_ROWS] for at in range(0, rows, _MESSAGE_ROWS)]
+        for index, sent in enumerate(batches):
+            values = pa.record_batch({"value": sent})
+            self.tell(Data(**part, index=index, rows=len(sent), columns=["value"]), rows=values)
+        return End(**part, messages=len(batches), rows=rows)
+
+    def commit(self, attempts: list[str], rows: int, number: int = 0, producer: str = "q") -> list[Message]:
+        """Ask for a commit; ``settled`` has the answer."""
+        return self.tell(Commit(producer=producer, number=number, attempts=attempts, rows=rows))
+
+
+def batch(rows: int, letter: bytes = b"a") -> list[bytes]:
+    return [b"%s%0*d" % (letter, _ROW_BYTES, row) for row in range(rows)]
+
+
+def committed(answers: list[Message]) -> list[tuple[str, int, bool]]:
+    assert all(isinstance(answer, Committed) for answer in answers), answers
+    return [(a.producer, a.number, a.again) for a in answers if isinstance(a, Committed)]
+
+
+def values(location: Path | str) -> list[bytes]:
+    found = log_rows(location)
+    assert found.column("id").to_pylist() == list(range(found.num_rows))
+    return list(found.column("value").to_pylist())
+
+
+def chunks(location: Path) -> list[Path]:
+    return sorted((location / "0").glob("[0-9]*.arrow"))
+
+
+def staged(location: Path) -> list[Path]:
+    return list((location / "0" / "staging").iterdir())
+
+
+def staged_path(location: Path, attempt: str) -> Path:
+    return location / "0" / "staging" / f"{attempt}.arrow"
+
+
+def reads_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Staging, "read", lambda *_: pytest.fail("it reads what is staged"))
+
+
+def test_a_large_part_becomes_a_chunk_by_a_link(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with Receiver(tmp_path) as receiver:
+        attempt = receiver.stage(LARGE)
+        file = staged_path(tmp_path, attempt).stat().st_ino
+        reads_nothing(monkeypatch)
+        receiver.commit([attempt], LARGE)
+        assert committed(receiver.settled()) == [("q", 0, False)]
+        (chunk,) = chunks(tmp_path)
+        assert (chunk.stat().st_ino, chunk.stat().st_nlink) == (file, 1)
+        assert not staged(tmp_path)
+        assert receiver.log.size == chunk.stat().st_size
+        assert receiver.log.unsealed_bytes == 0
+        assert (receiver.counters.received, receiver.counters.bytes) == (LARGE, LARGE * (_ROW_BYTES + 1))
+    assert values(tmp_path) == batch(LARGE)
+    with Receiver(tmp_path) as receiver:  # the chunk says that the transaction is committed
+        assert committed(receiver.commit([attempt], LARGE)) == [("q", 0, True)]
+
+
+def test_what_a_log_hands_on_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A proxy's subscribers get the rows."""
+    monkeypatch.setattr(LogWriter, "takes_files", False)
+    with Receiver(tmp_path) as receiver:
+        attempt = receiver.stage(LARGE)
+        file = staged_path(tmp_path, attempt).stat().st_ino
+        receiver.commit([attempt], LARGE)
+        receiver.settled()
+        assert chunks(tmp_path)[0].stat().st_ino != file
+    assert values(tmp_path) == batch(LARGE)
+
+
+@pytest.mark.parametrize("sizes", [(LARGE, SMALL), (SMALL, LARGE), (LARGE, LARGE, SMALL)])
+def test_several_parts_are_one_chunk_in_their_order(tmp_path: Path, sizes: tuple[int, ...]) -> None:
+    """Those after the first are appended to its file, if that is large."""
+    with Receiver(tmp_path) as receiver:
+        parts = [receiver.stage(n, 0, p, letter=b"%d" % p) for p, n in reversed([*enumerate(sizes)])]
+        first = staged_path(tmp_path, parts[-1]).stat().st_ino
+        receiver.commit(parts, sum(sizes))
+        assert committed(receiver.settled()) == [("q", 0, False)]
+        (chunk,) = chunks(tmp_path)
+        assert (chunk.stat().st_ino == first) is (sizes[0] == LARGE)
+        assert not staged(tmp_path)
+    assert values(tmp_path) == [value for p, n in enumerate(sizes) for value in batch(n, b"%d" % p)]
+
+
+def test_transactions_of_one_moment_keep_their_order_and_each_is_noted_with_its_rows(tmp_path: Path) -> None:
+    """A file begins a chunk, and rows that come after it are in the same one."""
+    sizes = [SMALL, SMALL, LARGE, SMALL, LARGE]
+    with Receiver(tmp_path) as receiver:
+        attempts = [receiver.stage(n, 0, producer=f"q{i}", letter=b"%d" % i) for i, n in enumerate(sizes)]
+        for i, attempt in enumerate(attempts):
+            receiver.commit([attempt], sizes[i], producer=f"q{i}")
+        assert committed(receiver.settled()) == [(f"q{i}", 0, False) for i in range(5)]
+    assert values(tmp_path) == [value for i, n in enumerate(sizes) for value in batch(n, b"%d" % i)]
+    last, second, first = reversed(chunks(tmp_path))
+    for path, count in ((last, 5), (second, 4), (first, 2)):
+        assert set(json.loads(read_saved_state(log_at(tmp_path)))["transactions"]) == {
+            f"q{i}" for i in range(count)
+        }
+        path.unlink()
+
+
+def test_a_staged_file_of_another_process_is_read(tmp_path: Path) -> None:
+    with Receiver(tmp_path) as receiver:
+        attempt = receiver.stage(LARGE)
+    file = staged_path(tmp_path, attempt).stat().st_ino
+    with Receiver(tmp_path) as receiver:
+        receiver.commit([attempt], LARGE)
+        assert committed(receiver.settled()) == [("q", 0, False)]
+        assert chunks(tmp_path)[0].stat().st_ino != file
+    assert values(tmp_path) == batch(LARGE)
+    assert not staged(tmp_path)
+
+
+# Damage and faults of the disk.
+
+
+@pytest.mark.parametrize("damage", ["gone", "empty", "cut"])
+def test_a_staged_file_that_is_not_whole_any_more_is_refused(tmp_path: Path, damage: str) -> None:
+    with Receiver(tmp_path) as receiver:
+        attempt = receiver.stage(LARGE)
+        path = staged_path(tmp_path, attempt)
+        match damage:
+            case "gone":
+                path.unlink()
+            case "empty":
+                path.write_bytes(b"")
+            case "cut":
+                os.truncate(path, path.stat().st_size - 1)
+        (refusal,) = receiver.commit([attempt], LARGE)
+        assert isinstance(refusal, Refusal)
+        assert refusal.code == "unknown"
+        again = receiver.stage(LARGE)
+        receiver.commit([again], LARGE)
+        assert committed(receiver.settled()) == [("q", 0, False)]
+    assert values(tmp_path) == batch(LARGE)
+
+
+def test_a_bit_that_the_disk_flips_in_a_staged_file_is_noticed_in_the_chunk(tmp_path: Path) -> None:
+    """As a bit that it flips later: a file that becomes a chunk by a link is not read."""
+    with Receiver(tmp_path) as receiver:
+        attempt = receiver.stage(LARGE)
+        path = staged_path(tmp_path, attempt)
+        content = path.read_bytes()
+        at = content.index(batch(LARGE)[1500])
+        with path.open("r+b") as file:
+            file.seek(at)
+            file.write(b"b")
+        receiver.commit([attempt], LARGE)
+        assert committed(receiver.settled()) == [("q", 0, False)]
+    with pytest.raises(DamagedChunkError, match=r"ids 1000 to 1999"):
+        values(tmp_path)
+
+
+@pytest.mark.parametrize("sizes", [(LARGE,), (LARGE, LARGE)])
+@pytest.mark.parametrize("waits", [False, True])
+def test_a_disk_that_is_full_at_the_end_of_a_chunk_leaves_the_attempts_as_they_were(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, waits: bool, sizes: tuple[int, ...]
+) -> None:
+    refused: list[str] = []
+
+    def refuse(name: str) -> None:
+        if name == "log.group.after_write" and len(refused) < 3:
+            refused.append(name)
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    def stage_and_commit() -> None:
+        with Receiver(tmp_path, retry_timeout=20.0 if waits else 0.0) as receiver:
+            attempts.extend(receiver.stage(n, partition=p, letter=b"%d" % p) for p, n in enumerate(sizes))
+            sizes_before = [staged_path(tmp_path, attempt).stat().st_size for attempt in attempts]
+            monkeypatch.setattr(failpoints, "reach", refuse)
+            receiver.commit(attempts, sum(sizes))
+            try:
+                assert committed(receiver.settled()) == [("q", 0, False)]
+            finally:
+                if not waits:
+                    assert [staged_path(tmp_path, a).stat().st_size for a in attempts] == sizes_before
+
+    attempts: list[str] = []
+    if waits:
+        stage_and_commit()
+    else:
+        with pytest.raises(LogWriteError, match="No space left"):
+            stage_and_commit()
+        monkeypatch.undo()
+        assert not chunks(tmp_path)
+        with Receiver(tmp_path) as receiver:
+            receiver.commit(attempts, sum(sizes))
+            assert committed(receiver.settled()) == [("q", 0, False)]
+    assert len(refused) == (3 if waits else 1)
+    assert values(tmp_path) == [value for p, n in enumerate(sizes) for value in batch(n, b"%d" % p)]
+    assert not staged(tmp_path)
+
+
+def test_what_was_appended_to_a_staged_file_is_none_of_its_rows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However far a crash has let it come."""
+    path = tmp_path / "log"
+    with Receiver(path) as receiver:
+        first, second = receiver.stage(LARGE), receiver.stage(LARGE, partition=1, letter=b"b")
+        file = staged_path(path, first)
+        whole = file.stat().st_size
+        kept: list[bytes] = []
+
+        def keep(name: str) -> None:
+            if name == "log.chunk.before_put":
+                kept.append(file.read_bytes())
+
+        monkeypatch.setattr(failpoints, "reach", keep)
+        receiver.commit([first, second], 2 * LARGE)
+        receiver.settled()
+        monkeypatch.undo()
+    ((content),) = kept
+    assert len(content) > 2 * whole - 10_000
+    for size in (whole, whole + 1, whole + 700, 2 * whole - 5000, len(content) - 1, len(content)):
+        log = tmp_path / f"after{size}"
+        with Receiver(log) as receiver:
+            second = receiver.stage(LARGE, partition=1, letter=b"b")
+        staged_path(log, first).write_bytes(content[:size])
+        with Receiver(log) as receiver:
+            receiver.commit([first, second], 2 * LARGE)
+            assert committed(receiver.settled()) == [("q", 0, False)]
+        assert values(log) == batch(LARGE) + batch(LARGE, b"b")
+
+
+# Two at a time.
+
+
+class Stopped:
+    """Stops the first thread that comes to a failpoint, until it is to go on."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, point: str) -> None:
+        self._point = point
+        self._there, self._go_on = threading.Event(), threading.Event()
+        monkeypatch.setattr(failpoints, "reach", self._stop)
+
+    def _stop(self, name: str) -> None:
+        if name == self._point and not self._there.is_set():
+            self._there.set()
+            assert self._go_on.wait(30)
+
+    def wait(self) -> None:
+        assert self._there.wait(30)
+
+    def go_on(self) -> None:
+        self._go_on.set()
+
+
+@pytest.mark.parametrize("point", ["log.group.before_write", "log.store.before_link", "log.chunk.after_put"])
+def test_what_becomes_a_chunk_is_not_discarded_meanwhile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, point: str
+) -> None:
+    """By a newer attempt that wants its room, by its sender, or because it takes long."""
+    with Receiver(tmp_path, most_staged_bytes=10 << 20) as receiver:
+        one, other = receiver.stage(LARGE), receiver.stage(LARGE)
+        stopped = Stopped(monkeypatch, point)
+        receiver.commit([one], LARGE)
+        receiver.reception.cut()
+        stopped.wait()
+        receiver.tell(Abort(producer="q", number=0, attempts=[one]))
+        receiver.send(LARGE, producer="p")  # for which there is no room
+        receiver.now = 1000.0
+        receiver.reception.look(receiver.now)
+        stopped.go_on()
+        assert committed(receiver.settled()) == [("q", 0, False)]
+        assert not staged_path(tmp_path, other).exists()
+    assert values(tmp_path) == batch(LARGE)
+
+
+@pytest.mark.parametrize("point", ["log.group.before_write", "log.store.before_link"])
+def test_a_writer_that_was_stopped_while_another_one_took_its_attempt_is_overtaken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, point: str
+) -> None:
+    """On a shared file system, which gives the lock of a host that is cut off to another host."""
+
+    def commit_with_the_first() -> list[Message]:
+        with Receiver(tmp_path) as first:
+            attempts.append(first.stage(LARGE))
+            stopped = Stopped(monkeypatch, point)
+            first.commit(attempts, LARGE)
+            first.reception.cut()
+            stopped.wait()
+            (tmp_path / "0" / "writer.lock").unlink()
+            with Receiver(tmp_path) as second:
+                second.commit(attempts, LARGE)
+                assert committed(second.settled()) == [("q", 0, False)]
+            stopped.go_on()
+            return first.settled()
+
+    attempts: list[str] = []
+    with pytest.raises(LogWriteError if point == "log.group.before_write" else LogLockedError):
+        commit_with_the_first()
+    assert values(tmp_path) == batch(LARGE)
+
+
+# A kill.
+
+# A process for each point and number of parts, which is killed there; they are forked, for imports take their time.
+_COMMITS = """
+import os, signal, sys
+from pathlib import Path
+import pyarrow.compute
+from tests.acknowledged.test_links import LARGE, Receiver
+from zmq_datasource.host import failpoints
+
+def commit(place, parts, point):
+    with Receiver(place) as receiver:
+        attempts = [receiver.stage(LARGE, partition=p, letter=b"%d" % p) for p in range(parts)]
+        (place / "attempts").write_text(" ".join(attempts))
+        failpoints.reach = lambda name: name == point and os.kill(os.getpid(), signal.SIGKILL)
+        receiver.commit(attempts, parts * LARGE)
+        receiver.settled()
+
+pyarrow.compute.min_max([1])  # the first time takes a quarter of a second
+for point in sys.argv[2:]:
+    for parts in (1, 2):
+        process = os.fork()
+        if not process:
+            commit(Path(sys.argv[1], f"{point}-{parts}"), parts, point)
+            os._exit(0)
+        assert os.WTERMSIG(os.waitpid(process, 0)[1]) == signal.SIGKILL, point
+"""
+_POINTS = [
+    *("acknowledged.commit.before_append", "acknowledged.commit.after_append", "log.group.before_write"),
+    *("log.group.after_write", "log.group.after_sync", "log.chunk.before_put", "log.store.before_link"),
+    *("log.store.after_link", "log.chunk.after_put", "log.open_chunk.before_remove"),
+    *("acknowledged.committed.before_answer", "acknowledged.committed.after_answer"),
+]
+
+
+@pytest.fixture(scope="module")
+def killed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Has a log for each number of parts and point at which its receiver was killed."""
+    path = tmp_path_factory.mktemp("killed")
+    subprocess.run([sys.executable, "-c", _COMMITS, str(path), *_POINTS], check=True, timeout=120)
+    return path
+
+
+@pytest.mark.parametrize("parts", [1, 2])
+@pytest.mark.parametrize("point", _POINTS)
+def test_a_kill_leaves_all_of_a_transaction_or_none_and_a_repeated_commit_counts_once(
+    killed: Path, point: str, parts: int
+) -> None:
+    path, rows = killed / f"{point}-{parts}", parts * LARGE
+    attempts = (path / "attempts").read_text().split()
+    is_there = _POINTS.index(point) >= _POINTS.index("log.store.after_link")
+    with Receiver(path) as receiver:
+        assert receiver.log.durable_end == (rows if is_there else 0)
+        assert len(staged(path)) == (0 if is_there else parts)
+        answers = [*receiver.commit(attempts, rows), *receiver.settled()]
+        assert committed(answers) == [("q", 0, is_there)]
+        receiver.commit([receiver.stage(SMALL, 1)], SMALL, 1)
+        assert committed(receiver.settled()) == [("q", 1, False)]
+    assert values(path) == [
+        *(value for p in range(parts) for value in batch(LARGE, b"%d" % p)),
+        *batch(SMALL),
+    ]
+    assert not staged(path)
+
+
+# In a bucket.
+
+
+@pytest.mark.parametrize("parts", [1, 2])
+def test_a_staged_file_becomes_a_chunk_in_a_bucket(parts: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    with BucketServer() as server:
+        location = server.location(f"logs/{uuid.uuid4().hex}")
+        with Receiver(location) as receiver:
+            attempts = [receiver.stage(LARGE, partition=p, letter=b"%d" % p) for p in range(parts)]
+            if parts == 1:
+                reads_nothing(monkeypatch)
+            receiver.commit(attempts, parts * LARGE)
+            assert committed(receiver.settled()) == [("q", 0, False)]
+            assert not receiver.files.names()
+        assert values(location) == [value for p in range(parts) for value in batch(LARGE, b"%d" % p)]
+        with Receiver(location) as receiver:
+            assert committed(receiver.commit(attempts, parts * LARGE)) == [("q", 0, True)]
+
+
+def test_a_bucket_that_is_away_at_the_commit_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    with BucketServer() as server:
+        location = server.location(f"logs/{uuid.uuid4().hex}")
+        with Receiver(location, retry_timeout=60.0) as receiver:
+            attempt = receiver.stage(LARGE)
+            server.stop()
+            receiver.commit([attempt], LARGE)
+            back = threading.Timer(1.0, server.start)
+            back.start()
+            assert committed(receiver.settled()) == [("q", 0, False)]
+            back.join()
+        assert values(location) == batch(LARGE)
