@@ -10,7 +10,7 @@ from zmq_datasource.errors import DiskFaultError, LogError, OptionError
 from zmq_datasource.host.limited_logging import LimitedLog
 from zmq_datasource.host.locations import check_location
 from zmq_datasource.host.signals import StopFlag, finish
-from zmq_datasource.log.layout import PARTITION
+from zmq_datasource.log import PARTITION
 from zmq_datasource.monitoring.source import SourceMonitor
 from zmq_datasource.options import StreamReadOptions
 from zmq_datasource.options.parser import parse

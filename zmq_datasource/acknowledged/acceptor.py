@@ -17,8 +17,7 @@ from zmq_datasource.acknowledged.reception import AcceptorTerms, Reception
 from zmq_datasource.acknowledged.transactions import CommittedTransactions
 from zmq_datasource.counters import SourceCounters
 from zmq_datasource.host.limited_logging import LimitedLog
-from zmq_datasource.log.filler import FillerFacts
-from zmq_datasource.log.staged_files import StagedFiles
+from zmq_datasource.log import FillerFacts, StagedFiles
 from zmq_datasource.transport.authentication import NameRights
 from zmq_datasource.transport.opened import OpenSocket
 from zmq_datasource.transport.peers import count_connections

@@ -26,8 +26,7 @@ from zmq_datasource.acknowledged.transactions import CommittedTransactions, Tran
 from zmq_datasource.counters import SourceCounters
 from zmq_datasource.errors import DamagedChunkError, DiskFaultError, ProtocolError
 from zmq_datasource.host import failpoints
-from zmq_datasource.log.chunk_file import FilledFile
-from zmq_datasource.log.staging import Staging
+from zmq_datasource.log import FilledFile, Staging
 from zmq_datasource.messages.columns import data_bytes
 
 __all__ = ["Committer", "Done", "TransactionLog", "UnknownAttemptError"]

@@ -44,8 +44,7 @@ from zmq_datasource.acknowledged.transactions import CommittedTransactions, conf
 from zmq_datasource.counters import SourceCounters
 from zmq_datasource.errors import DamagedChunkError, LogWriteError, ProtocolError
 from zmq_datasource.host import failpoints
-from zmq_datasource.log.staged_files import StagedFiles
-from zmq_datasource.log.staging import Part, StagedFile, Staging
+from zmq_datasource.log import Part, StagedFile, StagedFiles, Staging
 from zmq_datasource.transport.authentication import any_name
 
 __all__ = ["AcceptorTerms", "Reception"]

@@ -19,8 +19,7 @@ from dataclasses import dataclass
 from zmq_datasource.acknowledged.answers import RefusedError
 from zmq_datasource.acknowledged.protocol import Data
 from zmq_datasource.errors import ProtocolError
-from zmq_datasource.log.chunk_file import FilledFile
-from zmq_datasource.log.staging import Part, StagedFile
+from zmq_datasource.log import FilledFile, Part, StagedFile
 
 __all__ = ["SENDER_BOUNDS", "SenderBounds", "Session", "Sessions"]
 

@@ -17,7 +17,7 @@ import msgspec
 
 from zmq_datasource.counters import SourceCounters
 from zmq_datasource.errors import TransactionError
-from zmq_datasource.log.carried import CarriedState
+from zmq_datasource.log import CarriedState
 
 __all__ = ["CommittedTransactions", "ConflictError", "Transaction", "conflict_with_later"]
 

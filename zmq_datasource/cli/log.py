@@ -15,7 +15,7 @@ from zmq_datasource.host.printable import printable
 from zmq_datasource.options.types import Position, Timestamp
 
 if TYPE_CHECKING:
-    from zmq_datasource.log.storage import LogStorage
+    from zmq_datasource.log import LogStorage
     from zmq_datasource.workbench.log import Message, PartitionSummary, ReaderSummary
 
 __all__ = ["log"]

@@ -23,7 +23,7 @@ from zmq_datasource.demo.peers import TOPIC_PREFIX, Peer, consume, publish
 from zmq_datasource.demo.session import spark_session
 from zmq_datasource.demo.verdict import findings
 from zmq_datasource.errors import LogError
-from zmq_datasource.log.storage import LogStorage
+from zmq_datasource.log import LogStorage
 from zmq_datasource.options import StreamReadOptions
 from zmq_datasource.options.parser import parse
 from zmq_datasource.transport.spec import SocketSpec, check_socket_options

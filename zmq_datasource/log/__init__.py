@@ -39,5 +39,108 @@ Layers, from below:
 * Transactions that are not committed: ``staging``.
 
 The partitions of one log have a ``LogStorage`` (``LogStorage.of``) and a writer each, and share ``log.json`` and the
-records. ``docs/log-format.md`` specifies each byte.
+records. Other rooms import what is named here, and no module of the room. ``docs/log-format.md`` specifies each byte.
 """
+
+from zmq_datasource.log.bucket_store import BucketStore, bucket_at
+from zmq_datasource.log.carried import CarriedState, sections_of
+from zmq_datasource.log.chunk import OpensChunks, read_facts
+from zmq_datasource.log.chunk_file import FilledFile
+from zmq_datasource.log.deletions import Deletions, begin_of, deleted
+from zmq_datasource.log.directory_store import DirectoryStore
+from zmq_datasource.log.files import open_file, patiently
+from zmq_datasource.log.filler import Filler, FillerFacts
+from zmq_datasource.log.follower import LOOKING_SECONDS, LogFollower
+from zmq_datasource.log.growing import GrowingTail, Grown
+from zmq_datasource.log.index import ChunkIndex
+from zmq_datasource.log.layout import (
+    DEAD_LETTERS_NAME,
+    LOCK_WAIT_SECONDS,
+    PARTITION,
+    STOPS_NAME,
+    SUBSCRIPTIONS_NAME,
+    TERMS_NAME,
+    Chunk,
+    parse_chunk_name,
+    parse_partition_name,
+)
+from zmq_datasource.log.persistence import Persistence
+from zmq_datasource.log.reader import (
+    Slice,
+    end_within_bytes,
+    first_since,
+    read_index,
+    read_slices,
+    slices,
+    split_range,
+)
+from zmq_datasource.log.reader_records import ReaderRecord, ReaderRecords, ReaderTerms
+from zmq_datasource.log.readers import Reader, Readers
+from zmq_datasource.log.staged_files import StagedFiles
+from zmq_datasource.log.staging import Part, StagedFile, Staging
+from zmq_datasource.log.state import Carried, read_saved_state
+from zmq_datasource.log.storage import LogStorage, default_location
+from zmq_datasource.log.store import Entry, Hold, KeyTakenError, Store
+from zmq_datasource.log.verification import Damage, damage_at, verify_log
+from zmq_datasource.log.writer import LogWriter
+
+__all__ = [
+    "DEAD_LETTERS_NAME",
+    "LOCK_WAIT_SECONDS",
+    "LOOKING_SECONDS",
+    "PARTITION",
+    "STOPS_NAME",
+    "SUBSCRIPTIONS_NAME",
+    "TERMS_NAME",
+    "BucketStore",
+    "Carried",
+    "CarriedState",
+    "Chunk",
+    "ChunkIndex",
+    "Damage",
+    "Deletions",
+    "DirectoryStore",
+    "Entry",
+    "FilledFile",
+    "Filler",
+    "FillerFacts",
+    "GrowingTail",
+    "Grown",
+    "Hold",
+    "KeyTakenError",
+    "LogFollower",
+    "LogStorage",
+    "LogWriter",
+    "OpensChunks",
+    "Part",
+    "Persistence",
+    "Reader",
+    "ReaderRecord",
+    "ReaderRecords",
+    "ReaderTerms",
+    "Readers",
+    "Slice",
+    "StagedFile",
+    "StagedFiles",
+    "Staging",
+    "Store",
+    "begin_of",
+    "bucket_at",
+    "damage_at",
+    "default_location",
+    "deleted",
+    "end_within_bytes",
+    "first_since",
+    "open_file",
+    "parse_chunk_name",
+    "parse_partition_name",
+    "patiently",
+    "read_facts",
+    "read_index",
+    "read_saved_state",
+    "read_slices",
+    "sections_of",
+    "slices",
+    "split_range",
+    "verify_log",
+]

@@ -11,7 +11,7 @@ from typing import Any
 
 from zmq_datasource.errors import DataLossError, LogError, MetricsError
 from zmq_datasource.host.limited_logging import LimitedLog
-from zmq_datasource.log.reader import read_slices, slices
+from zmq_datasource.log import read_slices, slices
 from zmq_datasource.monitoring.figures import (
     added_metrics,
     kept_metrics,

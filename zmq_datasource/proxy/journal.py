@@ -15,12 +15,7 @@ import pyarrow as pa
 
 from zmq_datasource.counters import SourceCounters
 from zmq_datasource.errors import LogWriteError
-from zmq_datasource.log.chunk_file import FilledFile
-from zmq_datasource.log.directory_store import DirectoryStore
-from zmq_datasource.log.layout import LOCK_WAIT_SECONDS
-from zmq_datasource.log.state import Carried
-from zmq_datasource.log.storage import LogStorage
-from zmq_datasource.log.writer import LogWriter
+from zmq_datasource.log import LOCK_WAIT_SECONDS, Carried, DirectoryStore, FilledFile, LogStorage, LogWriter
 from zmq_datasource.messages.columns import data_bytes
 from zmq_datasource.messages.framing import decode_plain, raw_messages
 from zmq_datasource.messages.raw import RawMessages

@@ -19,10 +19,7 @@ import zmq
 from zmq_datasource.errors import DiskFaultError, EndpointError, LogError, ZmqDataSourceError
 from zmq_datasource.host.limited_logging import LimitedLog
 from zmq_datasource.host.open_files import allow_many_files
-from zmq_datasource.log.persistence import Persistence
-from zmq_datasource.log.reader_records import ReaderRecords
-from zmq_datasource.log.readers import Readers
-from zmq_datasource.log.storage import LogStorage
+from zmq_datasource.log import LogStorage, Persistence, ReaderRecords, Readers
 from zmq_datasource.options import ProxyOptions
 from zmq_datasource.options.parser import parse
 from zmq_datasource.proxy.durable import DurableServer

@@ -17,9 +17,7 @@ import msgspec
 from zmq_datasource.errors import DataLossError, DiskFaultError, LogFormatError
 from zmq_datasource.host import failpoints
 from zmq_datasource.host.limited_logging import LimitedLog
-from zmq_datasource.log.layout import PARTITION, SUBSCRIPTIONS_NAME
-from zmq_datasource.log.reader_records import ReaderRecord, ReaderRecords
-from zmq_datasource.log.storage import LogStorage
+from zmq_datasource.log import PARTITION, SUBSCRIPTIONS_NAME, LogStorage, ReaderRecord, ReaderRecords
 
 __all__ = ["READER", "Subscription", "Subscriptions", "size_of"]
 

@@ -10,12 +10,17 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 
 from zmq_datasource.errors import DataLossError
-from zmq_datasource.log.chunk import read_facts
-from zmq_datasource.log.growing import GrowingTail, Grown
-from zmq_datasource.log.index import ChunkIndex
-from zmq_datasource.log.layout import Chunk
-from zmq_datasource.log.reader import read_index, read_slices, slices
-from zmq_datasource.log.storage import LogStorage
+from zmq_datasource.log import (
+    Chunk,
+    ChunkIndex,
+    GrowingTail,
+    Grown,
+    LogStorage,
+    read_facts,
+    read_index,
+    read_slices,
+    slices,
+)
 
 __all__ = ["Cursor", "LogView", "Progress"]
 

@@ -19,7 +19,7 @@ import re
 import struct
 from typing import NamedTuple
 
-from zmq_datasource.log.layout import parse_partition_name
+from zmq_datasource.log import parse_partition_name
 from zmq_datasource.options.offsets import READER_PATTERN
 
 __all__ = [

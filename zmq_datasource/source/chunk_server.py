@@ -31,11 +31,7 @@ from zmq_datasource.errors import DiskFaultError, LogError
 from zmq_datasource.host import failpoints
 from zmq_datasource.host.addresses import own_addresses
 from zmq_datasource.host.limited_logging import LimitedLog
-from zmq_datasource.log.deletions import begin_of
-from zmq_datasource.log.files import open_file
-from zmq_datasource.log.layout import parse_chunk_name
-from zmq_datasource.log.reader_records import ReaderRecords
-from zmq_datasource.log.storage import LogStorage
+from zmq_datasource.log import LogStorage, ReaderRecords, begin_of, open_file, parse_chunk_name
 from zmq_datasource.source.chunk_protocol import (
     BEGIN,
     FRAME_BYTES,

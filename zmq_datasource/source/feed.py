@@ -19,11 +19,7 @@ from zmq_datasource.counters import SourceCounters
 from zmq_datasource.errors import DataLossError, DiskFaultError, LogError, LogLockedError
 from zmq_datasource.host import failpoints
 from zmq_datasource.host.limited_logging import LimitedLog
-from zmq_datasource.log.follower import LogFollower
-from zmq_datasource.log.layout import PARTITION
-from zmq_datasource.log.persistence import Persistence
-from zmq_datasource.log.readers import Readers
-from zmq_datasource.log.writer import LogWriter
+from zmq_datasource.log import PARTITION, LogFollower, LogWriter, Persistence, Readers
 from zmq_datasource.options import StreamReadOptions
 from zmq_datasource.options.types import Position
 from zmq_datasource.source.follow import FollowingSource

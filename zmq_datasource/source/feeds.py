@@ -19,9 +19,7 @@ from functools import partial
 from zmq_datasource.errors import DiskFaultError
 from zmq_datasource.host.limited_logging import LimitedLog
 from zmq_datasource.host.signals import check_signals
-from zmq_datasource.log.layout import PARTITION
-from zmq_datasource.log.persistence import Persistence
-from zmq_datasource.log.readers import Reader
+from zmq_datasource.log import PARTITION, Persistence, Reader
 from zmq_datasource.options import StreamReadOptions
 from zmq_datasource.source.feed import Feed
 from zmq_datasource.source.location import log_storage

@@ -7,9 +7,7 @@ import time
 from zmq_datasource.counters import SourceCounters
 from zmq_datasource.errors import DiskFaultError, LogError
 from zmq_datasource.host.limited_logging import LimitedLog
-from zmq_datasource.log.follower import LOOKING_SECONDS, LogFollower
-from zmq_datasource.log.state import read_saved_state
-from zmq_datasource.log.storage import LogStorage
+from zmq_datasource.log import LOOKING_SECONDS, LogFollower, LogStorage, read_saved_state
 from zmq_datasource.options import StreamReadOptions
 from zmq_datasource.sequences import Totals
 from zmq_datasource.source.followed_losses import FollowedLosses

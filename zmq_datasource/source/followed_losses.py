@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from zmq_datasource.errors import SocketError
-from zmq_datasource.log.storage import LogStorage
+from zmq_datasource.log import LogStorage
 from zmq_datasource.options import StreamReadOptions
 from zmq_datasource.source.incidents import Incidents
 from zmq_datasource.source.kept import tracker_of

@@ -5,10 +5,7 @@ from __future__ import annotations
 import time
 
 from zmq_datasource.errors import LogLockedError
-from zmq_datasource.log.reader import read_index
-from zmq_datasource.log.readers import Readers
-from zmq_datasource.log.storage import LogStorage
-from zmq_datasource.log.writer import LogWriter
+from zmq_datasource.log import LogStorage, LogWriter, Readers, read_index
 from zmq_datasource.options import StreamReadOptions
 from zmq_datasource.source.terms import feed_of
 

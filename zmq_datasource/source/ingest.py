@@ -17,12 +17,15 @@ from zmq_datasource.errors import LogError, LogFormatError, LogLockedError
 from zmq_datasource.host.limited_logging import LimitedLog
 from zmq_datasource.host.open_files import allow_many_files
 from zmq_datasource.host.signals import check_signals, is_signalled
-from zmq_datasource.log.carried import CarriedState
-from zmq_datasource.log.filler import Filler
-from zmq_datasource.log.layout import LOCK_WAIT_SECONDS, PARTITION
-from zmq_datasource.log.persistence import Persistence
-from zmq_datasource.log.readers import Readers
-from zmq_datasource.log.writer import LogWriter
+from zmq_datasource.log import (
+    LOCK_WAIT_SECONDS,
+    PARTITION,
+    CarriedState,
+    Filler,
+    LogWriter,
+    Persistence,
+    Readers,
+)
 from zmq_datasource.options import StreamReadOptions, share_of
 from zmq_datasource.source.channel import WAIT_MS
 from zmq_datasource.source.intake import Intake

@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 import xxhash
 
 from zmq_datasource.counters import SourceCounters
-from zmq_datasource.log.carried import CarriedState
+from zmq_datasource.log import CarriedState
 from zmq_datasource.messages.columns import binary_of, integers_of, number
 from zmq_datasource.messages.framing import Fields, decode_plain, make_batch, make_framing
 from zmq_datasource.messages.framing.replay import Reply

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
-from zmq_datasource.log.bucket_store import bucket_at
-from zmq_datasource.log.directory_store import DirectoryStore
-from zmq_datasource.log.layout import DEAD_LETTERS_NAME, PARTITION
-from zmq_datasource.log.storage import LogStorage, default_location
-from zmq_datasource.log.store import Store
+from zmq_datasource.log import (
+    DEAD_LETTERS_NAME,
+    PARTITION,
+    DirectoryStore,
+    LogStorage,
+    Store,
+    bucket_at,
+    default_location,
+)
 from zmq_datasource.options import ReadOptions
 from zmq_datasource.options.types import Location
 

@@ -6,8 +6,7 @@ from concurrent.futures import Future
 from types import TracebackType
 from typing import Self
 
-from zmq_datasource.log.filler import FillerFacts
-from zmq_datasource.log.writer import LogWriter
+from zmq_datasource.log import FillerFacts, LogWriter
 from zmq_datasource.source.receiver import Receiver
 
 __all__ = ["LogReceiver"]

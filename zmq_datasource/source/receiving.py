@@ -18,8 +18,7 @@ import time
 from concurrent.futures import Future
 
 from zmq_datasource.counters import SourceCounters
-from zmq_datasource.log.filler import Filler
-from zmq_datasource.log.writer import LogWriter
+from zmq_datasource.log import Filler, LogWriter
 
 __all__ = ["ReceivingThread"]
 

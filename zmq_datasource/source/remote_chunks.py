@@ -26,10 +26,7 @@ import zmq
 
 from zmq_datasource.errors import LogError, LogFetchError
 from zmq_datasource.host.printable import printable
-from zmq_datasource.log.chunk import OpensChunks
-from zmq_datasource.log.deletions import Deletions
-from zmq_datasource.log.files import patiently
-from zmq_datasource.log.storage import LogStorage
+from zmq_datasource.log import Deletions, LogStorage, OpensChunks, patiently
 from zmq_datasource.options.types import Endpoint, Endpoints, ZmqOptions
 from zmq_datasource.source.chunk_protocol import (
     BEGIN,

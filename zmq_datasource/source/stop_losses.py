@@ -18,8 +18,7 @@ from typing import NamedTuple
 
 from zmq_datasource.counters import SourceCounters
 from zmq_datasource.errors import RESTORE, LogError, LogFormatError
-from zmq_datasource.log.layout import STOPS_NAME
-from zmq_datasource.log.storage import LogStorage
+from zmq_datasource.log import STOPS_NAME, LogStorage
 
 __all__ = ["StopLoss", "StopLosses", "StopRecord", "read_record"]
 

@@ -15,9 +15,7 @@ import hashlib
 import json
 import logging
 
-from zmq_datasource.log.layout import TERMS_NAME
-from zmq_datasource.log.reader_records import ReaderTerms
-from zmq_datasource.log.storage import LogStorage
+from zmq_datasource.log import TERMS_NAME, LogStorage, ReaderTerms
 from zmq_datasource.options import StreamReadOptions
 from zmq_datasource.options.types import Duration
 from zmq_datasource.source.location import where_from

@@ -11,9 +11,7 @@ from pyspark.sql.datasource import DataSourceReader, InputPartition
 
 from zmq_datasource.counters import SourceCounters
 from zmq_datasource.errors import DataLossError
-from zmq_datasource.log.index import ChunkIndex
-from zmq_datasource.log.layout import PARTITION
-from zmq_datasource.log.reader import first_since, read_index, split_range
+from zmq_datasource.log import PARTITION, ChunkIndex, first_since, read_index, split_range
 from zmq_datasource.messages.rows import number_rows
 from zmq_datasource.options import BatchReadOptions
 from zmq_datasource.options.types import Position, Timestamp

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 
-from zmq_datasource.log.state import read_saved_state
+from zmq_datasource.log import read_saved_state
 from zmq_datasource.options import BatchReadOptions
 from zmq_datasource.source.kept import read_gaps, states_beside
 from zmq_datasource.source.location import log_storage

@@ -8,14 +8,12 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 from pyspark.sql.datasource import InputPartition
 
-from zmq_datasource.log.deletions import Deletions
-from zmq_datasource.log.reader import Slice, read_slices
-from zmq_datasource.log.storage import LogStorage
+from zmq_datasource.log import Deletions, LogStorage, Slice, read_slices
 from zmq_datasource.spark.rows import Rows
 from zmq_datasource.spark.worker import set_up_worker
 
 if TYPE_CHECKING:
-    from zmq_datasource.log.store import Store
+    from zmq_datasource.log import Store
     from zmq_datasource.source.chunk_protocol import Access
 
 __all__ = ["PATIENCE_SECONDS", "LogInputPartition", "read_log_partition"]

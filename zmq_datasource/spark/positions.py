@@ -8,17 +8,13 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from zmq_datasource.errors import DataLossError, OptionError
-from zmq_datasource.log.layout import PARTITION
-from zmq_datasource.log.persistence import Persistence
-from zmq_datasource.log.reader import first_since
-from zmq_datasource.log.storage import LogStorage
+from zmq_datasource.log import PARTITION, LogStorage, Persistence, first_since
 from zmq_datasource.options import StreamReadOptions
 from zmq_datasource.options.offsets import Offset
 from zmq_datasource.options.types import Timestamp
 
 if TYPE_CHECKING:
-    from zmq_datasource.log.follower import LogFollower
-    from zmq_datasource.log.writer import LogWriter
+    from zmq_datasource.log import LogFollower, LogWriter
     from zmq_datasource.source.feed import Feed
     from zmq_datasource.source.feeds import Feeds
 

@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING
 from zmq_datasource.errors import EndpointError
 from zmq_datasource.host.limited_logging import LimitedLog
 from zmq_datasource.host.signals import check_signals
-from zmq_datasource.log.layout import LOCK_WAIT_SECONDS
-from zmq_datasource.log.storage import LogStorage
+from zmq_datasource.log import LOCK_WAIT_SECONDS, LogStorage
 from zmq_datasource.options.types import LogServing
 
 if TYPE_CHECKING:

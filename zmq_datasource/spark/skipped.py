@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from zmq_datasource.errors import LogError
-from zmq_datasource.log.reader_records import ReaderRecords
+from zmq_datasource.log import ReaderRecords
 
 if TYPE_CHECKING:
     from zmq_datasource.source.feed import Feed

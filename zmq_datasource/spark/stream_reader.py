@@ -26,9 +26,7 @@ from pyspark.sql.streaming.datasource import (
 
 from zmq_datasource.errors import DataLossError, OptionError
 from zmq_datasource.host.signals import checks_signals, ignore_signals, obey_signals
-from zmq_datasource.log.deletions import Deletions, deleted
-from zmq_datasource.log.persistence import Persistence
-from zmq_datasource.log.reader import end_within_bytes, split_range
+from zmq_datasource.log import Deletions, Persistence, deleted, end_within_bytes, split_range
 from zmq_datasource.options import StreamReadOptions
 from zmq_datasource.spark.admission import Admission
 from zmq_datasource.spark.partition_reader import LogInputPartition, read_log_partition
@@ -39,7 +37,7 @@ from zmq_datasource.spark.skipped import Skipped
 from zmq_datasource.spark.worker import set_up_worker
 
 if TYPE_CHECKING:
-    from zmq_datasource.log.layout import Chunk
+    from zmq_datasource.log import Chunk
     from zmq_datasource.monitoring.source import SourceMonitors
     from zmq_datasource.source.feeds import Feeds
 

@@ -21,14 +21,22 @@ from zmq_datasource.errors import (
     LogLockedError,
     OptionError,
 )
-from zmq_datasource.log.follower import LogFollower
-from zmq_datasource.log.index import ChunkIndex
-from zmq_datasource.log.layout import SUBSCRIPTIONS_NAME
-from zmq_datasource.log.reader import first_since, read_index, read_slices, slices
-from zmq_datasource.log.reader_records import ReaderRecord, ReaderRecords
-from zmq_datasource.log.storage import LogStorage
-from zmq_datasource.log.store import Hold
-from zmq_datasource.log.verification import Damage, damage_at, verify_log
+from zmq_datasource.log import (
+    SUBSCRIPTIONS_NAME,
+    ChunkIndex,
+    Damage,
+    Hold,
+    LogFollower,
+    LogStorage,
+    ReaderRecord,
+    ReaderRecords,
+    damage_at,
+    first_since,
+    read_index,
+    read_slices,
+    slices,
+    verify_log,
+)
 from zmq_datasource.options.types import Position
 from zmq_datasource.proxy.subscriptions import READER, Subscriptions
 

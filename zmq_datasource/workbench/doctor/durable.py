@@ -13,8 +13,7 @@ from contextlib import suppress
 from typing import TypeAlias
 
 from zmq_datasource.errors import LogError
-from zmq_datasource.log.reader import read_index, read_slices, slices
-from zmq_datasource.log.storage import LogStorage
+from zmq_datasource.log import LogStorage, read_index, read_slices, slices
 from zmq_datasource.messages.framing import name_of
 from zmq_datasource.options import ReadOptions
 from zmq_datasource.source.location import log_storage

@@ -10,8 +10,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 
 from zmq_datasource.errors import LogError
-from zmq_datasource.log.bucket_store import BucketStore
-from zmq_datasource.log.store import Entry, KeyTakenError, Store
+from zmq_datasource.log import BucketStore, Entry, KeyTakenError, Store
 from zmq_datasource.options.types import Location
 from zmq_datasource.workbench.doctor.directory import Promise
 
