@@ -19,6 +19,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from tests.weather.faults import lose_power
 from zmq_datasource.host import failpoints
 
 __all__ = [
@@ -179,6 +180,7 @@ class Page:
     """The counts of one role's processes, and what strikes next; the same for each process that opens the path."""
 
     def __init__(self, path: Path) -> None:
+        self._path = path
         size = _COUNTS_AT + _COUNT.size * len(_NAMES)
         if not path.exists():
             path.write_bytes(bytes(size))
@@ -237,6 +239,8 @@ class Page:
                 _ARMED.pack_into(self._page, 0, armed, act, left - 1, seconds)
             _COUNT.pack_into(self._page, _COUNTS_AT + place * _COUNT.size, reached + 1, struck + int(strikes))
             if strikes and _ACTS[act] in _KILL_ACTS:
+                if _ACTS[act] == "power":  # at once, so that no other process has seen what is lost
+                    lose_power(self._path.with_suffix(".faults"), random.Random(reached))
                 _KILLS.pack_into(self._page, _KILLS_AT, self.kills + 1)
                 os.kill(os.getpid(), signal.SIGKILL)
         if strikes and _ACTS[act] == "stall":
