@@ -6,7 +6,7 @@ import logging
 from functools import partial
 from typing import NamedTuple
 
-from zmq_datasource.errors import DamagedChunkError, DataLossError, LogFormatError
+from zmq_datasource.errors import DamagedChunkError, DataLossError, LogFormatError, LogLockedError
 from zmq_datasource.host import failpoints
 from zmq_datasource.log.chunk import read_facts
 from zmq_datasource.log.facts import PastTimes
@@ -75,6 +75,7 @@ def _recover(storage: LogStorage, persistence: Persistence) -> tuple[ChunkIndex,
     """The chunks, the last of them made of what a crashed writer had of one; the state, and the past times."""
     try:
         index = read_index(storage)
+        storage.expect(index.newest.first if len(index) else None)
         if storage.directory is not None:
             for first in storage.open_chunks():
                 _recover_open_chunk(storage, first, index, persistence)
@@ -83,7 +84,6 @@ def _recover(storage: LogStorage, persistence: Persistence) -> tuple[ChunkIndex,
             storage.remove_temporaries()
             _check_positions(storage, index.end)
         if not len(index):
-            storage.expect(None)
             return index, b"", PastTimes()
         newest = index.newest.first
         facts, saved = read_facts(storage, newest), read_saved_state(storage, newest)
@@ -91,8 +91,11 @@ def _recover(storage: LogStorage, persistence: Persistence) -> tuple[ChunkIndex,
         if storage.directory is None or storage.sync:
             raise
         raise DamagedChunkError.of(f"{e}. {_AFTER_A_CRASH}") from e
+    except FileNotFoundError as e:
+        raise LogLockedError(
+            f"opening {storage}: another process writes it, and has deleted chunk {e.filename}, which was the newest"
+        ) from e
     _remove_strays(storage, index.earliest)
-    storage.expect(newest)
     return index, saved, facts.past.and_then(facts.times.latest)
 
 

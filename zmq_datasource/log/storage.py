@@ -1,11 +1,7 @@
 """One partition of a log in a store: what its objects are called, and in which order they are written.
 
-The rules of writing:
-
-* A chunk's key is its first id, and ``Store.put_new`` decides: the writer that puts a key first has given out those
-  ids. Nothing else keeps two writers apart; a lock only says when a standby may begin.
-* Before and after each put, what the writer has found or put last must be there. A store that has lost it was
-  unmounted or emptied, and nothing is written to it. Or another writer has deleted it, and this one is fenced.
+A chunk's key is its first id, and the writer that puts a key first has given out those ids: see ``fence``. A lock only
+says when a standby may begin.
 """
 
 from __future__ import annotations
@@ -29,6 +25,7 @@ import pyarrow as pa
 from zmq_datasource.errors import RESTORE, DiskFaultError, LogError, LogFormatError, LogLockedError
 from zmq_datasource.host import failpoints
 from zmq_datasource.log.directory_store import DirectoryStore
+from zmq_datasource.log.fence import Fence
 from zmq_datasource.log.files import MOUNT_AGAIN
 from zmq_datasource.log.layout import (
     END_PREFIX,
@@ -110,7 +107,7 @@ class LogStorage:
         self.store: Store = DirectoryStore(store) if isinstance(store, str) else store
         self.partition = partition
         self._writer: Hold | None = None  # of this object, if it writes
-        self._expected = ""  # the key that must be there when the writer writes
+        self._fence: Fence | None = None
 
     @property
     def root(self) -> str:
@@ -297,54 +294,30 @@ class LogStorage:
             LogLockedError: Another writer has put later chunks, and this one does not count.
             DiskFaultError: The store refuses for now, or has lost what was in it.
         """
-        if self._expected and self.store.find(self._expected) is None:
-            self._check_not_fenced(first - 1)
-            self._check_expected()
+        if self._fence is not None:
+            self._fence.check()
         name = chunk_name(first)
         failpoints.reach("log.chunk.before_put")
         try:
             self.store.put_new(self.key(name), content)
         except KeyTakenError as e:
-            raise OvertakenError(
+            error = OvertakenError(
                 f"writing to {self}: another process has put {self.path_of(name)}, with other messages under the ids "
                 f"from {first} on. What this process has received and not sealed is lost; start it again, and it "
                 "follows or takes over"
-            ) from e
+            )
+            raise (error if self._fence is None else self._fence.close(error)) from e
         failpoints.reach("log.chunk.after_put")
-        if self._expected == LOG_NAME or self.store.find(self._expected) is None:
-            self._check_not_fenced(first)
-            self._check_expected()
-        self._expected = self.key(name)
-
-    def _check_not_fenced(self, first: int) -> None:
-        """Make sure that no chunk follows the one that was put just now.
-
-        Raises:
-            LogLockedError: There is one.
-        """
-        later = [entry.first for entry in self.chunks() if entry.first > first]
-        if later:
-            raise LogLockedError(
-                f"writing to {self}: another process has put chunks with the ids from {later[0]} on while this one was "
-                f"stopped for so long that its own, {self.path_of(chunk_name(first))}, may not count. Start this "
-                "process again, and it follows or takes over"
-            )
-
-    def _check_expected(self) -> None:
-        """Make sure that the store still has what was in it.
-
-        Raises:
-            DiskFaultError: It has not.
-        """
-        if self._expected and self.store.find(self._expected) is None:
-            raise DiskFaultError(
-                f"writing to {self}: {self.store.path_of(self._expected)}, which was there, is not there any more. "
-                f"{MOUNT_AGAIN}"
-            )
+        if self._fence is not None:
+            self._fence.move(first)
 
     def expect(self, newest: int | None) -> None:
-        """Write only where the chunk with this first id is there (or the one that is put next); None for a new log."""
-        self._expected = LOG_NAME if newest is None else self.key(chunk_name(newest))
+        """Write only where the newest chunk has this first id, or is one that is put from now on; None for a new log.
+
+        Raises:
+            LogLockedError, DiskFaultError: It is not there, or a newer one is: see ``Fence``.
+        """
+        self._fence = Fence(self, newest)
 
     def delete_chunk(self, first: int) -> None:
         """Delete a chunk; one that is gone already is fine."""
@@ -379,7 +352,7 @@ class LogStorage:
         Raises:
             LogLockedError: Another writer holds it still; says who.
         """
-        self._expected = ""
+        self._fence = None
         try:
             self._writer = self.store.hold(self.key(LOCK_NAME), wait, feed)
         except LogLockedError as e:
@@ -403,7 +376,8 @@ class LogStorage:
                 f"writing to {self}: this process has lost the lock, which is held by {lost}. What it has received and "
                 "not sealed is lost; start it again, and it follows or takes over"
             )
-        self._check_expected()
+        if self._fence is not None:
+            self._fence.check()
 
     def writer(self) -> str | None:
         """The process that writes the partition at this moment, as it says itself; None if there is none."""
