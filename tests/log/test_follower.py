@@ -79,10 +79,12 @@ def test_refreshing_twice_at_once_costs_nothing(anywhere: Machines) -> None:
     assert not followed.store.calls
 
 
-def test_what_is_new_costs_one_listing_and_the_newest_of_it(anywhere: Machines) -> None:
+def test_what_is_new_costs_one_listing_the_newest_of_it_and_a_look_for_the_one_before(
+    anywhere: Machines,
+) -> None:
     followed = Followed(anywhere, 50)
     followed.write(2)
-    assert followed.look() == {"open": 2, "find": 2, "list": 1}
+    assert followed.look() == {"open": 2, "find": 3, "list": 1}
     assert followed.is_all()
     assert followed.look() == WITHOUT_NEWS
 
@@ -91,7 +93,7 @@ def test_what_is_gone_at_the_front_is_gone(anywhere: Machines) -> None:
     followed = Followed(anywhere, 50)
     followed.log.commit(2)
     followed.write(1)
-    assert followed.look() == {"open": 2, "find": 4, "list": 1}
+    assert followed.look() == {"open": 2, "find": 5, "list": 1}
     assert followed.follower.earliest == 2
     assert followed.is_all()
 

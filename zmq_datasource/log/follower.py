@@ -18,6 +18,7 @@ from zmq_datasource.log.chunk import read_facts
 from zmq_datasource.log.contents import Contents
 from zmq_datasource.log.facts import Incarnations
 from zmq_datasource.log.files import MOUNT_AGAIN
+from zmq_datasource.log.layout import Chunk
 from zmq_datasource.log.reader import chunks_of, read_index
 from zmq_datasource.log.storage import LogStorage
 
@@ -110,6 +111,12 @@ class LogFollower(Contents):
         if gone:
             self._begin_anew()
 
+    def _is_there(self, chunk: Chunk) -> bool:
+        """Whether a chunk is there, and not a stray in its place."""
+        with suppress(FileNotFoundError):
+            return read_facts(self._storage, chunk.first).incarnation == chunk.writer
+        return False
+
     def _begin_anew(self) -> None:
         """List all there is.
 
@@ -140,10 +147,14 @@ class LogFollower(Contents):
             if entries[0].first == newest.end:
                 with suppress(FileNotFoundError):  # deleted meanwhile, so there is a newer one
                     facts = read_facts(storage, entries[-1].first)
+                    # If the newest one was deleted since, the next one may have been, and a stray is in its place.
+                    if storage.find_chunk(newest.first) is None or facts.incarnations.of(newest.end) is None:
+                        self._begin_anew()
+                        return
                     self._check_line(newest.end - 1, facts.incarnations)
                     self.follow(chunks_of(entries, facts.end, facts.incarnations), facts.incarnations)
                     return
-        if storage.find_chunk(newest.first) is None:  # it and its successor were deleted since
+        if not self._is_there(newest):  # it and its successor were deleted since
             self._begin_anew()
             return
         raise LogFormatError(

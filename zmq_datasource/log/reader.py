@@ -74,6 +74,10 @@ def _index_of(storage: LogStorage, entries: list[ChunkEntry]) -> ChunkIndex:
     newest = read_facts(storage, entries[-1].first)
     while len(entries) > 1 and _is_stray(storage, entries[0].first, newest.incarnations):
         del entries[0]
+    # While a first chunk is there, the newest one was not deleted since it was listed. Alone it may have been, and what
+    # was opened is one that counts for nobody.
+    if len(entries) == 1 and entries[0] not in storage.chunks():
+        raise FileNotFoundError
     return ChunkIndex(chunks_of(entries, newest.end, newest.incarnations), newest.incarnations)
 
 
