@@ -146,6 +146,40 @@ def test_an_arrow_file_is_read(store: Store) -> None:
             assert pa.ipc.open_file(file).read_all() == table
 
 
+def test_a_list_shows_no_chunk_without_those_that_were_put_before_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A directory that gets two names while it is listed may show the second one alone."""
+    keys = [f"0/{n:020d}.arrow" for n in range(4)]
+    store, scandir = DirectoryStore(tmp_path), os.scandir
+    store.create("0")
+    store.put_new(keys[0], [b"0"])
+
+    @contextmanager
+    def torn(path: Path) -> Iterator[Iterator[os.DirEntry[str]]]:
+        monkeypatch.undo()
+        for key in keys[1:3]:
+            store.put_new(key, [b"new"])
+        with scandir(path) as found:
+            yield (entry for entry in found if not keys[1].endswith(entry.name))
+
+    monkeypatch.setattr(os, "scandir", torn)
+    assert names(store, "0") == {keys[0].removeprefix("0/")}
+    assert names(store, "0") == {key.removeprefix("0/") for key in keys[:3]}
+
+    @contextmanager
+    def deleted(path: Path) -> Iterator[Iterator[os.DirEntry[str]]]:
+        monkeypatch.undo()
+        store.put_new(keys[3], [b"new"])
+        for key in keys[:3]:
+            store.delete(key)
+        with scandir(path) as found:
+            yield found
+
+    monkeypatch.setattr(os, "scandir", deleted)
+    assert names(store, "0") == {keys[3].removeprefix("0/")}
+
+
 def test_a_list_shows_one_directory(store: Store) -> None:
     before = time.time()
     store.put_new(KEY, [b"123"])

@@ -46,6 +46,8 @@ _TEMPORARY = re.compile(r"\.put-[0-9a-f]{32}")
 # What a disk writes at once, or not at all.
 _SECTOR_BYTES = 512
 _COMPARED_BYTES = 1 << 20
+# So often a directory is listed whose names all go away meanwhile.
+_LISTINGS = 10
 # How often the holder of a key reads the file again.
 _LOOKING_SECONDS = 1.0
 # flock has no wait with a deadline.
@@ -97,8 +99,18 @@ class DirectoryStore:
                 make_directory(self.root / directory)
 
     def list(self, prefix: str = "", after: str = "") -> Sequence[Entry]:
+        directory = self.root / prefix
         try:
-            return list(self._entries(self.root / prefix, after))
+            for _ in range(_LISTINGS):
+                # A directory is no list: of two names that are added meanwhile it may show the second one alone. But
+                # each name that was there before is shown, so what is new since is left out.
+                with reading(directory):
+                    there = [name for name in os.listdir(directory) if _is_listed(name, after)]
+                newest = max(there, default="")
+                found = [entry for entry in self._entries(directory, after) if entry.name <= newest]
+                if found or not there:  # else all were deleted meanwhile
+                    return found
+            return []
         except FileNotFoundError:
             self._check_root()
             return []
@@ -106,7 +118,7 @@ class DirectoryStore:
     def _entries(self, directory: Path, after: str) -> Iterator[Entry]:
         with reading(directory), os.scandir(directory) as found:
             for entry in found:
-                if entry.name.startswith(_HIDDEN) or entry.name <= after:
+                if not _is_listed(entry.name, after):
                     continue
                 try:
                     is_directory, about = entry.is_dir(), entry.stat()
@@ -383,6 +395,10 @@ def _open_to_lock(path: Path) -> int:
         if e.errno != errno.EROFS:
             raise
         return os.open(path, os.O_RDONLY)
+
+
+def _is_listed(name: str, after: str) -> bool:
+    return name > after and not name.startswith(_HIDDEN)
 
 
 def _linked(temporary: Path, path: Path) -> bool:

@@ -91,6 +91,9 @@ class Store(Protocol):
     def list(self, prefix: str = "", after: str = "") -> Sequence[Entry]:
         """What is directly in a directory, in no order; nothing if there is no such directory.
 
+        It takes a while. Of the objects that are put meanwhile, each with a higher name than all before, it shows none
+        without those before that one. Of what is deleted meanwhile it may show anything.
+
         Hidden names, which begin with a dot, are left out.
 
         Args:
