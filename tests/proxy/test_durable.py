@@ -24,6 +24,8 @@ from zmq_datasource import (
     OptionError,
     SubscriptionError,
 )
+from zmq_datasource.log.directory_store import DirectoryStore
+from zmq_datasource.log.layout import SUBSCRIPTIONS_NAME
 from zmq_datasource.log.storage import LogStorage
 from zmq_datasource.log.writer import LogWriter
 from zmq_datasource.messages.raw import RawMessages
@@ -292,7 +294,7 @@ def test_ids_that_a_subscriber_has_acknowledged_are_not_given_again(
         with DurableSubscriber(proxy.sides["durable"], "me") as me:
             assert take(me, 3) == [b"0", b"1", b"2"]
     storage = LogStorage(str(tmp_path))
-    storage.remove_chunk(max(storage.chunks()).name)
+    storage.delete_chunk(max(storage.chunks()).first)
     sides = endpoints(*SIDES)
     push = context.socket(zmq.PUSH)
     push.setsockopt(zmq.IMMEDIATE, 1)
@@ -857,18 +859,19 @@ def test_a_connection_that_flaps_subscriptions_writes_positions_once_a_second(
 ) -> None:
     """Each write is of all positions, and the messages of all other subscribers wait for it."""
     written: list[int] = []
-    write_subscriptions = LogStorage.write_subscriptions
+    put = DirectoryStore.put
 
-    def counting(storage: LogStorage, content: bytes) -> None:
-        written.append(len(content))
-        write_subscriptions(storage, content)
+    def counting(store: DirectoryStore, key: str, content: bytes) -> None:
+        if key.endswith(SUBSCRIPTIONS_NAME):
+            written.append(len(content))
+        put(store, key, content)
 
     with ProxyThreads(tmp_path, endpoints(*SIDES)) as proxy:
         flapping = context.socket(zmq.DEALER)
         flapping.connect(proxy.sides["durable"])
         flapping.send_multipart(raw_subscribe(1))
         receive_until(flapping, lambda frames: frames[0] == b"READY")
-        monkeypatch.setattr(LogStorage, "write_subscriptions", counting)
+        monkeypatch.setattr(DirectoryStore, "put", counting)
         began = time.monotonic()
         for session in range(2, 200):
             topics = [b"%d.%d" % (session % 2, i) for i in range(100)]

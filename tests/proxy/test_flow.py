@@ -15,7 +15,7 @@ from tests.support import Socket, log_rows, wait_for
 from tests.support.hostile import message, shake_hands
 from tests.support.proxies import ProxyThreads, drain, endpoints, publisher, receive, subscriber
 from zmq_datasource import LogFormatError, LogLockedError, OptionError, Producer
-from zmq_datasource.log import storage as storage_module
+from zmq_datasource.log import open_chunk_files
 from zmq_datasource.options import ProxyOptions
 from zmq_datasource.options.parser import parse
 from zmq_datasource.options.types import Endpoint
@@ -93,7 +93,7 @@ def test_nothing_is_published_before_it_is_on_disk(
     context: zmq.Context[Socket], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     let_go, reached = threading.Event(), threading.Event()
-    sync = storage_module.sync_file
+    sync = open_chunk_files.sync_file
 
     def stuck(path: Path) -> None:
         if path.name.startswith(".open"):
@@ -106,7 +106,7 @@ def test_nothing_is_published_before_it_is_on_disk(
         sub = subscriber(context, proxy, b"")
         push = context.socket(zmq.PUSH)
         push.connect(sides["pull"])
-        monkeypatch.setattr(storage_module, "sync_file", stuck)
+        monkeypatch.setattr(open_chunk_files, "sync_file", stuck)
         push.send(b"1")
         assert reached.wait(30)
         # What comes meanwhile gathers, and is not published either.
@@ -121,7 +121,7 @@ def test_a_disk_that_takes_its_time_holds_no_publisher_up(
     context: zmq.Context[Socket], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     let_go = threading.Event()
-    sync = storage_module.sync_file
+    sync = open_chunk_files.sync_file
 
     def stuck(path: Path) -> None:
         assert let_go.wait(60)
@@ -133,7 +133,7 @@ def test_a_disk_that_takes_its_time_holds_no_publisher_up(
         push = context.socket(zmq.PUSH)
         push.setsockopt(zmq.SNDHWM, 1)
         push.connect(sides["pull"])
-        monkeypatch.setattr(storage_module, "sync_file", stuck)
+        monkeypatch.setattr(open_chunk_files, "sync_file", stuck)
         counters, sent = proxy.flow.counters, 0
         try:
             for _ in range(50):
@@ -384,7 +384,7 @@ def test_two_proxies_cannot_share_a_log(tmp_path: Path, monkeypatch: pytest.Monk
     sides = endpoints("pull", "publish")
     with (
         ProxyThreads(tmp_path, sides),
-        pytest.raises(LogLockedError, match="it is held by process"),
+        pytest.raises(LogLockedError, match="is held by process"),
         ProxyThreads(tmp_path, endpoints("pull", "publish")),
     ):
         pass

@@ -146,13 +146,13 @@ def test_the_server_process_alone_is_started_again(context: zmq.Context[Socket],
 # Run by each of the proxy's processes at its start: forcing positions to the disk takes as long as a file exists.
 STALLING_DISK = """
 import os, time
-fsync = os.fsync
-def stalling(descriptor):
-    while os.path.exists({stall!r}) and "subscriptions" in os.readlink(f"/proc/self/fd/{{descriptor}}"):
+rename = os.rename
+def stalling(old, new):
+    while os.path.exists({stall!r}) and "subscriptions" in str(new):
         open({stalled!r}, "w").close()
         time.sleep(0.01)
-    fsync(descriptor)
-os.fsync = stalling
+    rename(old, new)
+os.rename = stalling
 """
 
 

@@ -219,7 +219,7 @@ class LogStorage:
         Raises:
             LogFormatError: There are some.
         """
-        for entry in self.store.list():
+        for entry in self.store.list() if self.store.exists() else ():
             if former := _FORMER_LOG_NAME.fullmatch(entry.name):
                 raise _other_format(self.store.path_of(entry.name), int(former[1]))
         found = {p: firsts for p in self.partitions() if (firsts := self.of(p)._firsts())}
