@@ -69,7 +69,7 @@ class Sampler:
                 for process in list(world.processes.values()):
                     if process.alive:
                         self._note_process(f"{name}/{process.name}", process.popen.pid)
-                self._note("log", name, "files", sum(1 for _ in topology.wal.rglob("*.arrow")))
+                self._note("log", name, "files", sum(1 for _ in topology.files().rglob("*.arrow")))
                 behind = _behind(topology)
                 if behind is not None:
                     self._note("query", name, "seconds behind", behind)
