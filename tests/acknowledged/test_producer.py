@@ -503,9 +503,7 @@ def test_a_query_reads_a_log_that_another_process_fills(
         assert isinstance(two_newer, dict)
         assert read(two, later, two_newer) == ["b"]
         one.commit(newer)
-        assert (
-            log_rows(tmp_path).num_rows == 2
-        )  # the other has not committed anything: but it has not said so
+        assert values(tmp_path)[-1] == "b"  # the other has not committed it
         two.commit(two_newer)
         with pytest.raises(LogLockedError, match="reader of its own"):
             monkeypatch.setattr(Reader, "hold_seconds", 0.0)

@@ -77,7 +77,7 @@ def test_showing_a_log_changes_nothing_in_it(tmp_path: Path) -> None:
 
 def test_a_place_without_a_log_is_an_error(tmp_path: Path) -> None:
     for place, why in (
-        (tmp_path / "none", "this directory is not there"),
+        (tmp_path / "none", "there is no log in this directory"),
         (tmp_path, "there is no log in this directory"),
     ):
         for command in ((), ("verify",), ("cat",)):
