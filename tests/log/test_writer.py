@@ -524,3 +524,22 @@ def test_an_empty_batch_leaves_no_trace(tmp_path: Path) -> None:
     log.append(batch_of([b"a"]))
     log.close()
     assert log_rows(tmp_path).num_rows == 1
+
+
+def test_a_writer_that_takes_over_forces_the_names_of_chunks_to_the_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that was killed may have linked a chunk, and a query may read it now and write down how far it has come."""
+    log = writer(tmp_path)
+    log.append(batch_of([b"a"]))
+    log.close()
+    force, forced = os.fsync, []
+
+    def fsync(descriptor: int) -> None:
+        forced.append(os.fstat(descriptor).st_ino)
+        force(descriptor)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    log = writer(tmp_path)
+    assert (tmp_path / "0").stat().st_ino in forced
+    log.close()

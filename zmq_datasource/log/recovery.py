@@ -10,7 +10,7 @@ from zmq_datasource.errors import DamagedChunkError, DataLossError, LogFormatErr
 from zmq_datasource.host import failpoints
 from zmq_datasource.log.chunk import read_facts
 from zmq_datasource.log.facts import PastTimes
-from zmq_datasource.log.files import writing
+from zmq_datasource.log.files import sync_directory, writing
 from zmq_datasource.log.growing import read_groups, seal_groups
 from zmq_datasource.log.index import ChunkIndex
 from zmq_datasource.log.layout import growing_name
@@ -73,6 +73,9 @@ def open_partition(storage: LogStorage, lock_wait: float, feed: str, persistence
 
 def _recover(storage: LogStorage, persistence: Persistence) -> tuple[ChunkIndex, bytes, PastTimes]:
     """The chunks, the last of them made of what a crashed writer had of one; the state, and the past times."""
+    if storage.directory is not None and storage.sync:
+        # A writer that was killed may have linked a chunk, and not forced its name to the disk.
+        sync_directory(storage.directory)
     try:
         index = read_index(storage)
         storage.expect(index.newest.first if len(index) else None)
