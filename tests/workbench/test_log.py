@@ -208,3 +208,5 @@ def test_a_log_in_a_bucket_is_shown_like_one_in_a_directory() -> None:
         assert "no damage found" in run("verify", location.plain).output
         assert len(run("cat", location.plain).output.splitlines()) == 2
         log.close()
+        for words in ((), ("--json",)):
+            assert "any:any" not in run(location.plain, *words).output

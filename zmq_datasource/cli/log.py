@@ -88,14 +88,14 @@ def show(location: str, as_json: bool) -> None:
             json.dumps(
                 {
                     "log": storage.log_id(),
-                    "location": location,
+                    "location": storage.root,
                     "partitions": [asdict(partition) for partition in found],
                     "readers": [asdict(reader) for reader in known],
                 }
             )
         )
         return
-    click.echo(f"log {storage.log_id()} in {location}\n")
+    click.echo(f"log {storage.log_id()} in {storage.root}\n")
     _print_table(
         ("PARTITION", "FIRST ID", "END", "MESSAGES", "BYTES", "OLDEST", "NEWEST", "WRITER"),
         map(_partition_row, found),
