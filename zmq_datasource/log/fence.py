@@ -32,16 +32,17 @@ class Fence:
 
     Args:
         storage: The partition.
+        log_id: Of the log that was opened.
         newest: The first id of its newest chunk; None if there is no chunk.
 
     Raises:
-        LogLockedError: There is a newer one.
+        LogLockedError: There is a newer one, or another log.
         DiskFaultError: It is not there.
     """
 
-    def __init__(self, storage: LogStorage, newest: int | None) -> None:
+    def __init__(self, storage: LogStorage, log_id: str, newest: int | None) -> None:
         self._storage = storage
-        self._log_id = storage.log_id_again()
+        self._log_id = log_id
         self._closed: LogLockedError | None = None
         self._newest = newest
         self._entry = self._find(newest)

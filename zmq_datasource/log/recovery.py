@@ -65,20 +65,22 @@ def open_partition(storage: LogStorage, lock_wait: float, feed: str, persistence
         hold = storage.lock(lock_wait, feed)
         try:
             failpoints.reach("log.recovery.after_lock")
-            return Opened(log_id, hold, *_recover(storage, persistence))
+            return Opened(log_id, hold, *_recover(storage, log_id, persistence))
         except BaseException:
             hold.release()
             raise
 
 
-def _recover(storage: LogStorage, persistence: Persistence) -> tuple[ChunkIndex, bytes, PastTimes]:
+def _recover(
+    storage: LogStorage, log_id: str, persistence: Persistence
+) -> tuple[ChunkIndex, bytes, PastTimes]:
     """The chunks, the last of them made of what a crashed writer had of one; the state, and the past times."""
     if storage.directory is not None and storage.sync:
         # A writer that was killed may have linked a chunk, and not forced its name to the disk.
         sync_directory(storage.directory)
     try:
         index = read_index(storage)
-        storage.expect(index.newest.first if len(index) else None)
+        storage.expect(log_id, index.newest.first if len(index) else None)
         if storage.directory is not None:
             for first in storage.open_chunks():
                 _recover_open_chunk(storage, first, index, persistence)

@@ -311,13 +311,16 @@ class LogStorage:
         if self._fence is not None:
             self._fence.move(first)
 
-    def expect(self, newest: int | None) -> None:
-        """Write only where the newest chunk has this first id, or is one that is put from now on; None for a new log.
+    def expect(self, log_id: str, newest: int | None) -> None:
+        """Write only to this log, and where the newest chunk has this first id, or is one that is put from now on.
+
+        Args:
+            newest: None for a log without chunks.
 
         Raises:
             LogLockedError, DiskFaultError: It is not there, or a newer one is: see ``Fence``.
         """
-        self._fence = Fence(self, newest)
+        self._fence = Fence(self, log_id, newest)
 
     def delete_chunk(self, first: int) -> None:
         """Delete a chunk; one that is gone already is fine."""

@@ -1,0 +1,379 @@
+"""Of all that write a log at once one counts, whatever the order of their steps: see ``tests.log.orders``.
+
+The numbers of orders say how many are gone through at least.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple, TypeVar
+
+import pyarrow as pa
+import pytest
+
+from tests.log.orders import Check, Note, Now, Process, Request, Steps, World, every_order
+from tests.support import batch_of
+from zmq_datasource.errors import DataLossError, DiskFaultError, LogFormatError, LogLockedError
+from zmq_datasource.log.chunk import times_of, write_chunk
+from zmq_datasource.log.contents import Contents
+from zmq_datasource.log.facts import ChunkFacts
+from zmq_datasource.log.follower import LogFollower
+from zmq_datasource.log.layout import LOG_NAME, Chunk, chunk_name, parse_chunk_name
+from zmq_datasource.log.persistence import Persistence
+from zmq_datasource.log.reader import read_index, read_slices, slices
+from zmq_datasource.log.recovery import open_partition
+from zmq_datasource.log.retention import Retention
+from zmq_datasource.log.state import state_metadata
+from zmq_datasource.log.storage import LogStorage
+
+T = TypeVar("T")
+Rows = dict[int, bytes]
+
+
+@pytest.fixture(autouse=True)
+def without_clock_and_chance(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(LogStorage, "leisure", 0.0)
+    monkeypatch.setattr(uuid, "uuid4", lambda: uuid.UUID(int=0))
+
+
+# What must hold.
+
+
+class Counted(NamedTuple):
+    """A chunk of the log: the first one that was put at the end of the one before."""
+
+    first: int
+    rows: tuple[bytes, ...]
+    content: bytes
+    deleted: bool
+
+    @property
+    def end(self) -> int:
+        return self.first + len(self.rows)
+
+    @property
+    def by_id(self) -> Rows:
+        return dict(enumerate(self.rows, self.first))
+
+
+class OneLog(Check):
+    """The chunks that count have contiguous ids, and no process sees any other.
+
+    The account of a world is these chunks, also those that were deleted.
+
+    Attributes:
+        errors: What each process has ended with.
+    """
+
+    def __init__(self, *errors: type[Exception]) -> None:
+        self._allowed = (LogLockedError, DataLossError, *errors)
+        self._looked: set[Any] = set()
+        self.errors: dict[str, set[str]] = {}
+
+    def step(self, name: str, request: Request, before: World, after: World) -> tuple[Counted, ...]:
+        log: tuple[Counted, ...] = before.account
+        first = parse_chunk_name(request.key.rpartition("/")[2])
+        was, now = before.get(request.key), after.get(request.key)
+        if first is None or was == now:
+            return log
+        if now is not None:
+            counts = first == (log[-1].end if log else 0)
+            return (*log, Counted(first, _values(now.content), now.content, False)) if counts else log
+        assert was is not None
+        for i, chunk in enumerate(log):
+            if chunk.content == was.content and not chunk.deleted:
+                assert chunk is not log[-1], f"{name} deletes the newest chunk"
+                assert i == 0 or log[i - 1].deleted, f"{name} leaves a hole"
+                return (*log[:i], chunk._replace(deleted=True), *log[i + 1 :])
+        return log
+
+    def note(self, name: str, note: Note, world: World) -> None:
+        rows = _all_rows(world.account)
+        about, found = note.about
+        if note.what == "acknowledged":
+            assert LogStorage(Now(world)).log_id() == about, (
+                f"{name} has acknowledged {found} in a log that is gone"
+            )
+        else:
+            assert list(found) == list(about), f"{name} has read {list(found)} of {about}"
+        assert found.items() <= rows.items(), f"{name} has {note.what} {found}, which is not in {rows}"
+
+    def end(self, name: str, error: Exception | None, world: World) -> None:
+        assert error is None or isinstance(error, self._allowed), repr(error)
+        self.errors.setdefault(name, set()).add(type(error).__name__ if error else "")
+
+    def state(self, world: World) -> None:
+        if (world.objects, world.account) in self._looked or world.get(LOG_NAME) is None:
+            return
+        self._looked.add((world.objects, world.account))
+        wanted = _all_rows(chunk for chunk in world.account if not chunk.deleted)
+        # A put that was repeated, because its answer was lost, may bring back what was deleted meanwhile.
+        back = any(chunk.deleted and _is_there(world, chunk) for chunk in world.account)
+        try:
+            _, found = _read_all(LogStorage(Now(world)))
+        except DataLossError:
+            assert back, f"a reader that begins now misses some of {wanted}"
+            return
+        assert found == wanted or (
+            back and wanted.items() <= found.items() <= _all_rows(world.account).items()
+        ), f"a reader that begins now gets {found}, not {wanted}"
+
+
+def _values(content: bytes) -> tuple[bytes, ...]:
+    return tuple(pa.ipc.open_file(pa.BufferReader(content)).read_all().column("value").to_pylist())
+
+
+def _all_rows(chunks: Iterable[Counted]) -> Rows:
+    return {id_: value for chunk in chunks for id_, value in chunk.by_id.items()}
+
+
+def _is_there(world: World, chunk: Counted) -> bool:
+    held = world.get(f"0/{chunk_name(chunk.first)}")
+    return held is not None and held.content == chunk.content
+
+
+# The processes.
+
+
+def writer(name: str, *chunks: int, deletes: bool = False, tries: int = 1) -> Process:
+    """One that opens the log and writes chunks of so many rows.
+
+    Args:
+        deletes: Whether it deletes all but the newest chunk after each.
+        tries: How often it does what the store does not answer.
+    """
+
+    def run(store: Steps) -> None:
+        storage = LogStorage(store)
+        _insist(tries, lambda: storage.open_log(name))
+        opened = _insist(tries, lambda: open_partition(storage, 0.0, "", Persistence(0.0)))
+        end, past = opened.chunks.end, opened.past
+        incarnations = opened.chunks.incarnations.and_then(end, name, opened.chunks.earliest)
+        contents = Contents()
+        contents.replace(opened.chunks)
+        retention = Retention(storage, contents, seconds=0, max_bytes=1 << 30, chunk_bytes=1)
+        for number, count in enumerate(chunks):
+            first, end = end, end + count
+            rows = [b"%s%d.%d" % (name.encode(), number, i) for i in range(count)]
+            batches = [batch_of(rows)]
+            facts = ChunkFacts(0, first, end, times_of(batches), past, incarnations)
+            state = state_metadata(b"", end)
+            try:
+                chunk = _insist(tries, lambda: write_chunk(storage, batches, facts, state))  # noqa: B023 - called at once
+            except LogLockedError:
+                store.may_delete = False
+                retention.commit(first)
+                raise
+            store.tell("acknowledged", (opened.log_id, dict(enumerate(rows, first))))
+            contents.seal(0, chunk)
+            past = past.and_then(facts.times.latest)
+            if deletes:
+                retention.commit(end)
+
+    return run
+
+
+def _insist(tries: int, act: Callable[[], T]) -> T:
+    for _ in range(tries - 1):
+        try:
+            return act()
+        except DiskFaultError:
+            pass
+    return act()
+
+
+def reader(store: Steps) -> None:
+    """One that plans and reads all there is."""
+    store.tell("read", _read_all(LogStorage(store)))
+
+
+def follower(looks: int) -> Process:
+    """One that reads what has come, at each look."""
+
+    def run(store: Steps) -> None:
+        storage = LogStorage(store)
+        log = LogFollower(storage, lambda: 0.0)
+        end = 0
+        for _ in range(looks):
+            log.look()
+            start, end = max(end, log.earliest), log.durable_end
+            store.tell("read", _read(storage, log.covering(start, end), range(start, end)))
+
+    return run
+
+
+def _read_all(storage: LogStorage) -> tuple[range, Rows]:
+    storage.log_id()
+    index = read_index(storage)
+    return _read(storage, index.covering(index.earliest, index.end), range(index.earliest, index.end))
+
+
+def _read(storage: LogStorage, chunks: Iterable[Chunk], planned: range) -> tuple[range, Rows]:
+    """Which ids are planned, and what is read of them."""
+    found: Rows = {}
+    for batch in read_slices(storage, slices(list(chunks), planned.start, planned.stop)):
+        ids = batch.column("id").to_pylist()
+        assert not found.keys() & set(ids)
+        found |= zip(ids, batch.column("value").to_pylist(), strict=True)
+    return planned, found
+
+
+def written(*chunks: int) -> World:
+    """A log with these chunks, whose writer has ended."""
+    store = Now(World(account=()), OneLog())
+    writer("0", *chunks)(store)
+    return store.world
+
+
+EMPTY = World(account=())
+
+
+def at_least(orders: int, world: World, check: OneLog | None = None, /, **given: Any) -> dict[str, set[str]]:
+    """Go through every order; what each process has ended with."""
+    check = check or OneLog()
+    options = {name: given.pop(name) for name in ("begun", "still", "torn") if name in given}
+    tried = every_order(world, given, check, **options)
+    print(tried)
+    assert tried.orders >= orders
+    return check.errors
+
+
+STALLED = {"A": "put_new"}
+END = "its end"
+BOTH = {"", "LogLockedError", "OvertakenError"}
+
+
+def test_of_two_writers_each_id_has_one() -> None:
+    ended = at_least(7_000_000, written(2, 1), A=writer("A", 2, 1), B=writer("B", 1, 1))
+    assert ended == {"A": BOTH, "B": BOTH}
+
+
+def test_of_two_writers_that_delete_neither_deletes_what_counts() -> None:
+    at_least(10**8, written(2, 1), A=writer("A", 2, deletes=True), B=writer("B", 1, 1, deletes=True))
+
+
+def test_a_writer_that_has_stalled_writes_nothing_that_counts_when_its_ids_were_taken_or_deleted() -> None:
+    """Also where the log begins just where its chunk ends."""
+    ended = at_least(
+        10**6,
+        written(2, 1),
+        A=writer("A", 2, deletes=True),
+        B=writer("B", 1, 1, 1, deletes=True),
+        begun=STALLED,
+    )
+    assert ended == {"A": BOTH, "B": BOTH}
+
+
+def test_of_two_that_create_a_log_one_gives_out_the_first_id() -> None:
+    ended = at_least(
+        10**9, EMPTY, A=writer("A", 2, deletes=True), B=writer("B", 1, 1, deletes=True), still=("readers",)
+    )
+    assert ended == {"A": BOTH, "B": BOTH}
+
+
+def test_of_three_writers_each_id_has_one() -> None:
+    three = {
+        "A": writer("A", 2, deletes=True),
+        "B": writer("B", 1, deletes=True),
+        "C": writer("C", 1, deletes=True),
+    }
+    at_least(10**12, written(1), **three, begun=STALLED)
+
+
+def test_a_writer_does_not_take_the_stray_of_another_one_for_its_own_chunk() -> None:
+    three = {"A": writer("A", 2, 1), "C": writer("C", 1, 1), "B": writer("B", 1, 1, 1, deletes=True)}
+    at_least(10**9, written(1), **three, begun={"A": "put_new", "C": "put_new"})
+
+
+@pytest.mark.parametrize(
+    ("orders", "others"),
+    [
+        (10**10, {"B": writer("B", 1, 1, 1, deletes=True)}),
+        (10**7, {"B": writer("B", 1, 1, deletes=True), "C": writer("C", 1)}),
+    ],
+    ids=["two writers", "three"],
+)
+def test_a_reader_gets_the_rows_that_count_or_an_error(orders: int, others: dict[str, Process]) -> None:
+    begun = dict.fromkeys(("A", *others), "put_new")
+    ended = at_least(orders, written(1), A=writer("A", 2), R=reader, **others, begun=begun)
+    assert ended["R"] == {"", "DataLossError"}
+
+
+def test_a_follower_gets_the_rows_that_count_or_an_error() -> None:
+    two = {"A": writer("A", 2), "B": writer("B", 1, 1, deletes=True)}
+    ended = at_least(10**8, written(1), **two, R=follower(2), begun={"A": "put_new", "B": "put_new"})
+    assert ended["R"] == {"", "DataLossError"}
+
+
+def test_a_follower_that_has_fallen_behind_takes_up_no_stray_of_a_writer_that_the_log_has_forgotten() -> None:
+    """One is in the place of its newest chunk, and one in the place of the next, up to where the log begins."""
+    at_least(
+        10**5,
+        EMPTY,
+        A=writer("A", 1),
+        B=writer("B", 1),
+        R=follower(2),
+        C=writer("C", 3),
+        D=writer("D", 1, 1, deletes=True),
+        E=writer("E", 1, 1, deletes=True),
+        F=writer("F", 1),
+        begun={"A": "put_new", "B": END, "R": "find", "C": "put_new", "D": END, "E": END, "F": END},
+    )
+
+
+def test_a_listing_that_takes_a_while_hides_no_chunk_from_a_reader() -> None:
+    two = {"B": writer("B", 1, 1, deletes=True), "R": reader}
+    ended = at_least(10**6, written(2, 1), **two, begun={"B": "put_new"}, torn=True)
+    assert ended == {"B": {""}, "R": {"", "DataLossError"}}
+
+
+def test_a_listing_that_takes_a_while_hides_no_chunk_from_a_writer() -> None:
+    two = {"B": writer("B", 1, 1, deletes=True), "C": writer("C", 1)}
+    at_least(10**7, written(1), **two, begun={"B": "put_new"}, torn=True)
+
+
+def test_a_step_whose_answer_is_lost_is_repeated() -> None:
+    world = written(1)._replace(faults=1)
+    two = {"A": writer("A", 2, tries=2), "B": writer("B", 1, 1, tries=2, deletes=True)}
+    at_least(10**6, world, OneLog(DiskFaultError), **two, begun=STALLED)
+
+
+class Emptied(OneLog):
+    """Nothing is acknowledged in a log that is not there any more.
+
+    All chunks that were put since count: a log that is made again may go on after what an earlier writer puts.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(DiskFaultError, LogFormatError)
+
+    def step(self, name: str, request: Request, before: World, after: World) -> tuple[Counted, ...]:
+        if request.verb == "empty":
+            return ()
+        if request.verb == "put_new" and before.get(request.key) != (held := after.get(request.key)):
+            first = parse_chunk_name(request.key.rpartition("/")[2])
+            if first is not None and held is not None:
+                return (*before.account, Counted(first, _values(held.content), held.content, False))
+        return tuple(before.account)
+
+    def state(self, world: World) -> None:
+        """A reader of the log that was there gets an error: there is none, or another one."""
+
+
+@pytest.mark.parametrize(
+    ("orders", "others"), [(20, {}), (10**6, {"B": writer("B", 1, 1)})], ids=["", "and made again"]
+)
+def test_in_a_store_that_is_emptied_between_two_steps_nothing_is_acknowledged(
+    orders: int, others: dict[str, Process]
+) -> None:
+    errors = at_least(
+        orders,
+        written(2, 1),
+        Emptied(),
+        A=writer("A", 2, 1),
+        E=lambda store: store.empty(),
+        **others,
+        still=("readers",),
+    )
+    assert errors["A"] >= {"", "DiskFaultError"}
