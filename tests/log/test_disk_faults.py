@@ -511,6 +511,35 @@ def no_free_file() -> Iterator[Callable[[], None]]:
         end()
 
 
+class _UnreadableChunk:
+    """A chunk that can be opened, and whose bytes the disk refuses."""
+
+    partition, patience, closed = 0, 0.0, False
+
+    def open_chunk(self, _: str, whole: bool = True) -> pa.NativeFile:
+        return pa.PythonFile(self, mode="r")
+
+    def path_of(self, name: str) -> str:
+        return name
+
+    def seek(self, place: int, whence: int = 0) -> int:
+        return 1000
+
+    def tell(self) -> int:
+        return 1000
+
+    def read(self, size: int = -1) -> bytes:
+        raise OSError(errno.EIO, "Input/output error")
+
+    def close(self) -> None:
+        self.closed = True
+
+
+def test_a_chunk_that_cannot_be_read_now_is_not_taken_for_damaged() -> None:
+    with pytest.raises(DiskFaultError, match="Input/output error"):
+        list(read_chunk(_UnreadableChunk(), chunk_name(0), 0, 2))
+
+
 def test_a_chunk_that_cannot_be_opened_now_is_not_taken_for_damaged(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
