@@ -245,18 +245,18 @@ BOTH = {"", "LogLockedError", "OvertakenError"}
 
 
 def test_of_two_writers_each_id_has_one() -> None:
-    ended = at_least(7_000_000, written(2, 1), A=writer("A", 2, 1), B=writer("B", 1, 1))
+    ended = at_least(10**6, written(2, 1), A=writer("A", 2, 1), B=writer("B", 1, 1))
     assert ended == {"A": BOTH, "B": BOTH}
 
 
 def test_of_two_writers_that_delete_neither_deletes_what_counts() -> None:
-    at_least(10**8, written(2, 1), A=writer("A", 2, deletes=True), B=writer("B", 1, 1, deletes=True))
+    at_least(10**7, written(2, 1), A=writer("A", 2, deletes=True), B=writer("B", 1, 1, deletes=True))
 
 
 def test_a_writer_that_has_stalled_writes_nothing_that_counts_when_its_ids_were_taken_or_deleted() -> None:
     """Also where the log begins just where its chunk ends."""
     ended = at_least(
-        10**6,
+        10**5,
         written(2, 1),
         A=writer("A", 2, deletes=True),
         B=writer("B", 1, 1, 1, deletes=True),
@@ -278,19 +278,19 @@ def test_of_three_writers_each_id_has_one() -> None:
         "B": writer("B", 1, deletes=True),
         "C": writer("C", 1, deletes=True),
     }
-    at_least(10**12, written(1), **three, begun=STALLED)
+    at_least(10**11, written(1), **three, begun=STALLED)
 
 
 def test_a_writer_does_not_take_the_stray_of_another_one_for_its_own_chunk() -> None:
     three = {"A": writer("A", 2, 1), "C": writer("C", 1, 1), "B": writer("B", 1, 1, 1, deletes=True)}
-    at_least(10**9, written(1), **three, begun={"A": "put_new", "C": "put_new"})
+    at_least(10**8, written(1), **three, begun={"A": "put_new", "C": "put_new"})
 
 
 @pytest.mark.parametrize(
     ("orders", "others"),
     [
-        (10**10, {"B": writer("B", 1, 1, 1, deletes=True)}),
-        (10**7, {"B": writer("B", 1, 1, deletes=True), "C": writer("C", 1)}),
+        (10**9, {"B": writer("B", 1, 1, 1, deletes=True)}),
+        (10**6, {"B": writer("B", 1, 1, deletes=True), "C": writer("C", 1)}),
     ],
     ids=["two writers", "three"],
 )
@@ -302,14 +302,14 @@ def test_a_reader_gets_the_rows_that_count_or_an_error(orders: int, others: dict
 
 def test_a_follower_gets_the_rows_that_count_or_an_error() -> None:
     two = {"A": writer("A", 2), "B": writer("B", 1, 1, deletes=True)}
-    ended = at_least(10**8, written(1), **two, R=follower(2), begun={"A": "put_new", "B": "put_new"})
+    ended = at_least(10**7, written(1), **two, R=follower(2), begun={"A": "put_new", "B": "put_new"})
     assert ended["R"] == {"", "DataLossError"}
 
 
 def test_a_follower_that_has_fallen_behind_takes_up_no_stray_of_a_writer_that_the_log_has_forgotten() -> None:
     """One is in the place of its newest chunk, and one in the place of the next, up to where the log begins."""
     at_least(
-        10**5,
+        10**4,
         EMPTY,
         A=writer("A", 1),
         B=writer("B", 1),
@@ -324,19 +324,19 @@ def test_a_follower_that_has_fallen_behind_takes_up_no_stray_of_a_writer_that_th
 
 def test_a_listing_that_takes_a_while_hides_no_chunk_from_a_reader() -> None:
     two = {"B": writer("B", 1, 1, deletes=True), "R": reader}
-    ended = at_least(10**6, written(2, 1), **two, begun={"B": "put_new"}, torn=True)
+    ended = at_least(10**5, written(2, 1), **two, begun={"B": "put_new"}, torn=True)
     assert ended == {"B": {""}, "R": {"", "DataLossError"}}
 
 
 def test_a_listing_that_takes_a_while_hides_no_chunk_from_a_writer() -> None:
     two = {"B": writer("B", 1, 1, deletes=True), "C": writer("C", 1)}
-    at_least(10**7, written(1), **two, begun={"B": "put_new"}, torn=True)
+    at_least(10**6, written(1), **two, begun={"B": "put_new"}, torn=True)
 
 
 def test_a_step_whose_answer_is_lost_is_repeated() -> None:
     world = written(1)._replace(faults=1)
     two = {"A": writer("A", 2, tries=2), "B": writer("B", 1, 1, tries=2, deletes=True)}
-    at_least(10**6, world, OneLog(DiskFaultError), **two, begun=STALLED)
+    at_least(10**5, world, OneLog(DiskFaultError), **two, begun=STALLED)
 
 
 class Emptied(OneLog):
@@ -362,7 +362,7 @@ class Emptied(OneLog):
 
 
 @pytest.mark.parametrize(
-    ("orders", "others"), [(20, {}), (10**6, {"B": writer("B", 1, 1)})], ids=["", "and made again"]
+    ("orders", "others"), [(10, {}), (10**6, {"B": writer("B", 1)})], ids=["", "and made again"]
 )
 def test_in_a_store_that_is_emptied_between_two_steps_nothing_is_acknowledged(
     orders: int, others: dict[str, Process]

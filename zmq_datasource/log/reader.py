@@ -207,7 +207,7 @@ def first_since(storage: LogStorage, chunks: Sequence[Chunk], time: int) -> int 
 
 def _first_since(storage: LogStorage, chunks: Sequence[Chunk], time: int) -> int | None:
     for chunk in chunks[first_chunk_since(storage, chunks, time) :]:
-        for batch in read_chunk(storage, chunk.name, chunk.first, chunk.end):
+        for batch in read_chunk(storage, chunk.name, chunk.first, chunk.end, writer=chunk.writer):
             at = pc.cast(batch.column("timestamp"), pa.int64())
             first = pc.index(pc.greater_equal(at, number(time)), _TRUE).as_py()
             if first >= 0:
