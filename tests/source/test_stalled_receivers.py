@@ -1,0 +1,305 @@
+"""A receiver that is stopped (SIGSTOP) until another one has taken its place, and goes on then. Real processes."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack
+from pathlib import Path
+
+import psutil
+import pytest
+import zmq
+
+from tests.support import REPOSITORY, Socket, bound, log_at, log_rows, wait_for
+from tests.support.bucket_server import BucketServer
+from zmq_datasource.errors import DataLossError
+from zmq_datasource.log.readers import Reader
+
+Context = zmq.Context[Socket]
+
+# ``zmq-datasource receive`` that stops at a failpoint as soon as there is a certain file.
+RECEIVER = """
+import os, signal, sys
+from zmq_datasource.cli import main
+from zmq_datasource.host import failpoints
+from zmq_datasource.log.bucket_store import BucketStore
+from zmq_datasource.log.storage import LogStorage
+
+point, file, quick = sys.argv[1:4]
+if quick:
+    BucketStore.beat_seconds, BucketStore.silent_seconds = 0.1, 1.0
+    BucketStore.looking_seconds = BucketStore.settling_seconds = 0.05
+LogStorage.leisure = 0.0
+
+def reach(name):
+    if name == point and os.path.exists(file):
+        os.unlink(file)
+        os.kill(os.getpid(), signal.SIGSTOP)
+
+failpoints.reach = reach
+main(["receive", *sys.argv[4:]])
+"""
+FENCED = re.compile(
+    r"Error: writing to log .*: (another process has put |this process has lost the lock, which is held by)"
+)
+
+
+class Feed:
+    """Numbers that are sent to all receivers there are, and what a reader has seen of them at any time.
+
+    Args:
+        location: Of the log.
+    """
+
+    def __init__(self, context: Context, location: str, directory: Path) -> None:
+        self.location = location
+        log_at(location).open_log()
+        self._directory = directory
+        self._push, self.endpoint = bound(context, zmq.PUSH, sndhwm=100)
+        self._sent = 0
+        self._seen: dict[int, bytes] = {}
+        self._open = ExitStack()
+
+    def __enter__(self) -> Feed:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._open.close()
+
+    def receiver(self, point: str = "", quick: bool = True) -> Receiver:
+        """Start one that stops when it is asked to and has come to this point."""
+        file = self._directory / uuid.uuid4().hex
+        where = "--wal-store" if "://" in self.location else "--wal-location"
+        command = [sys.executable, "-c", RECEIVER, point, str(file), "quick" if quick else ""]
+        command += ["--socket-type", "PULL", "--connect", self.endpoint, where, self.location]
+        command += ["--wal-retention", "0s", "-o", "walFlushInterval=20ms"]
+        return self._open.enter_context(Receiver(command, file))
+
+    def reader(self) -> Reader:
+        """A reader that needs all there is, until it moves."""
+        made = Reader(log_at(self.location), "far", 1e9)
+        self._open.callback(made.end)
+        made.place(lambda: {0: 0})
+        return made
+
+    def flows(self) -> bool:
+        """Send some more, and read all there is: no id has another row than before."""
+        for _ in range(10):
+            try:
+                self._push.send(b"%d" % self._sent, zmq.DONTWAIT)
+            except zmq.Again:
+                break
+            self._sent += 1
+        time.sleep(0.01)
+        try:
+            rows = log_rows(self.location)
+        except DataLossError:  # deleted meanwhile
+            return False
+        found = dict(zip(rows["id"].to_pylist(), rows["value"].to_pylist(), strict=True))
+        assert all(self._seen.get(id_, value) == value for id_, value in found.items())
+        assert list(found) == list(range(min(found, default=0), max(found, default=-1) + 1))
+        assert max(found, default=-1) >= max(self._seen, default=-1)
+        self.kept = found
+        self._seen |= found
+        return True
+
+    def flow_until(self, condition: Callable[[], object], what: str, seconds: float = 60.0) -> None:
+        wait_for(lambda: self.flows() and condition(), what, seconds)
+
+    def flow_on(self, count: int = 50) -> None:
+        """Until a reader has seen so many more."""
+        there = len(self._seen)
+        self.flow_until(lambda: len(self._seen) >= there + count, "more rows")
+
+    def check_all(self, deleted: bool) -> None:
+        """All rows that a reader has ever seen are there, unless some were deleted; and no message is there twice."""
+        self.flow_until(lambda: True, "rows")
+        assert deleted or self.kept == self._seen
+        assert len(set(self._seen.values())) == len(self._seen)
+
+
+class Receiver:
+    """A process that receives; use it in a ``with`` block."""
+
+    def __init__(self, command: list[str], file: Path) -> None:
+        self._command, self._file = command, file
+
+    def __enter__(self) -> Receiver:
+        environment: Mapping[str, str] = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
+        with self._file.with_suffix(".log").open("w") as said:
+            self._process = subprocess.Popen(self._command, stderr=said, env=environment)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._process.kill()
+        self._process.wait()
+
+    def stop(self) -> None:
+        """Send SIGSTOP, wherever it is."""
+        self._process.send_signal(signal.SIGSTOP)
+
+    def stop_at_the_point(self) -> None:
+        self._file.touch()
+
+    @property
+    def is_stopped(self) -> bool:
+        return psutil.Process(self._process.pid).status() == psutil.STATUS_STOPPED
+
+    def go_on(self) -> None:
+        self._process.send_signal(signal.SIGCONT)
+
+    @property
+    def said(self) -> str:
+        return self._file.with_suffix(".log").read_text()
+
+    @property
+    def code(self) -> int | None:
+        """What it has ended with; None if it runs."""
+        return self._process.poll()
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[BucketServer]:
+    with BucketServer() as running:
+        yield running
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> str:
+    return str(tmp_path / "log")
+
+
+@pytest.fixture
+def bucket(server: BucketServer) -> str:
+    return server.location(uuid.uuid4().hex)
+
+
+def lose_lock(directory: str) -> None:
+    """As a shared file system that has given the locks of a host to another one."""
+    for lock in ("0/writer.lock", "readers/placing.lock"):
+        Path(directory, lock).unlink(missing_ok=True)
+
+
+def stalled(feed: Feed, point: str, deleted: bool, lose: Callable[[], None]) -> None:
+    """The first receiver stops at a point, and goes on when a second one has received, and perhaps deleted.
+
+    Args:
+        lose: Lets the second one have the lock.
+    """
+    one = feed.receiver(point)
+    feed.flow_on()
+    storage = log_at(feed.location)
+    reader = feed.reader()
+    one.stop_at_the_point()
+    if "delete" in point:
+        reader.move({0: storage.chunks()[-1].first}, lazily=False)
+    feed.flow_until(lambda: one.is_stopped, "a stop")
+    lose()
+    two = feed.receiver()
+    feed.flow_on(100)
+    if deleted:
+        newest = storage.chunks()[-1].first
+        feed.flow_on()
+        reader.move({0: newest}, lazily=False)
+        feed.flow_until(lambda: storage.chunks()[0].first >= newest, "a deletion")
+    one.go_on()
+    feed.flow_until(lambda: one.code is not None, "the end of the first")
+    feed.flow_on()
+    feed.check_all(deleted or "delete" in point)
+    assert (one.code, two.code) == (1, None)
+    assert FENCED.search(one.said), one.said
+
+
+@pytest.mark.parametrize("deleted", [False, True], ids=["kept", "deleted"])
+@pytest.mark.parametrize(
+    "point",
+    ["log.chunk.before_put", "log.store.before_link", "log.chunk.after_put", "log.chunk.before_delete"],
+)
+def test_a_receiver_that_has_stalled_gives_out_no_id_a_second_time_in_a_directory_whose_lock_is_lost(
+    context: Context, tmp_path: Path, directory: str, point: str, deleted: bool
+) -> None:
+    """Also if all was deleted meanwhile that it had written."""
+    with Feed(context, directory, tmp_path) as feed:
+        stalled(feed, point, deleted, lambda: lose_lock(directory))
+
+
+@pytest.mark.parametrize(
+    ("point", "deleted"),
+    [("log.store.before_put", False), ("log.store.before_put", True), ("log.chunk.after_put", True)],
+)
+def test_a_receiver_that_has_stalled_gives_out_no_id_a_second_time_in_a_bucket(
+    context: Context, tmp_path: Path, bucket: str, point: str, deleted: bool
+) -> None:
+    """A holder that is silent loses the lock."""
+    with Feed(context, bucket, tmp_path) as feed:
+        stalled(feed, point, deleted, lambda: None)
+
+
+def test_receivers_that_stall_one_after_the_other_give_out_each_id_once(
+    context: Context, tmp_path: Path, directory: str
+) -> None:
+    with Feed(context, directory, tmp_path) as feed:
+        receivers = []
+        for point in ("log.store.before_link", "log.chunk.after_put", "log.chunk.before_put"):
+            receivers.append(feed.receiver(point))
+            feed.flow_on()
+            receivers[-1].stop_at_the_point()
+            feed.flow_until(lambda: receivers[-1].is_stopped, "a stop")
+            lose_lock(directory)
+        last = feed.receiver()
+        feed.flow_on()
+        for receiver in receivers:
+            receiver.go_on()
+        feed.flow_until(lambda: all(it.code is not None for it in receivers), "their ends")
+        feed.flow_on()
+        assert [it.code for it in (*receivers, last)] == [1, 1, 1, None]
+        feed.check_all(deleted=False)
+
+
+def test_a_receiver_that_has_stalled_goes_on_in_a_directory_whose_lock_it_has(
+    context: Context, tmp_path: Path, directory: str
+) -> None:
+    with Feed(context, directory, tmp_path) as feed:
+        one = feed.receiver()
+        feed.flow_on()
+        two = feed.receiver()
+        wait_for(lambda: "waiting to receive in its place" in two.said, "the standby")
+        one.stop()
+        time.sleep(3.0)
+        one.go_on()
+        feed.flow_on()
+        assert (one.code, two.code) == (None, None)
+        feed.check_all(deleted=False)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("where", ["directory", "bucket"])
+def test_a_receiver_that_has_stalled_for_a_minute_ends(
+    context: Context, tmp_path: Path, request: pytest.FixtureRequest, where: str
+) -> None:
+    """Wherever it is, with the times that count outside of tests."""
+    location: str = request.getfixturevalue(where)
+    with Feed(context, location, tmp_path) as feed:
+        one = feed.receiver(quick=False)
+        feed.flow_on()
+        two = feed.receiver(quick=False)
+        wait_for(lambda: "waiting to receive in its place" in two.said, "the standby")
+        one.stop()
+        stopped_at = time.monotonic()
+        if where == "directory":
+            lose_lock(location)
+        feed.flow_on(500)
+        feed.flow_until(lambda: time.monotonic() > stopped_at + 60, "a minute", 90)
+        one.go_on()
+        feed.flow_until(lambda: one.code is not None, "the end of the first")
+        feed.flow_on()
+        feed.check_all(deleted=False)
+        assert (one.code, two.code) == (1, None)
+        assert FENCED.search(one.said), one.said
