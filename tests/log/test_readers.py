@@ -374,6 +374,27 @@ def test_a_query_on_an_older_copy_is_refused_though_its_ids_were_given_again(
             it.latestOffset(end, ALL)
 
 
+def test_an_older_copy_that_was_received_into_up_to_the_same_id_is_read(
+    context: Context, tmp_path: Path
+) -> None:
+    """Spark asks for a batch only where the text of the offset is another."""
+    push, endpoint = bound(context, zmq.PUSH)
+    log = tmp_path / "log"
+    with receiving(log, endpoint) as ingest, reader(log, reader="desk") as it:
+        sealed(ingest, push, 1)
+        copy = copied(log)
+        sealed(ingest, push, 1)
+        end = until(it, it.initialOffset(), 2)
+    restore(log, copy)
+    with receiving(log, endpoint) as ingest:
+        sealed(ingest, push, 1)
+        with reader(log, failOnDataLoss=False) as it:
+            now = it.latestOffset(end, ALL)
+            assert now["next"] == end["next"]
+            assert now != end, "what was received again is never read"
+            assert values(it, end, now) == [b"1"]
+
+
 # Batches.
 
 

@@ -139,14 +139,13 @@ class Positions:
         offset = Offset.from_json(start)
         nexts = {p: end for p, end in ends.items() if p in offset.next or end > begins[p]}
         began = {p: begins[p] for p in nexts}
-        if offset.log == self._feeds.log_id and nexts == offset.next == began:
+        is_ours = offset.log == self._feeds.log_id
+        if is_ours and nexts == offset.next == began:
             return start
-        if offset.log == self._feeds.log_id:  # what is the same keeps its text
-            same = {p for p in nexts if nexts[p] == offset.next.get(p)}
-            writers = self._writers({p: nexts[p] for p in nexts if p not in same})
-            writers |= {p: writer for p, writer in offset.writers.items() if p in same}
-        else:
-            writers = self._writers(nexts)
+        # Where nothing has come the text stays. An id may be the same and mean another message: see ``_lose_line``.
+        same = {p for p in nexts if is_ours and nexts[p] == offset.next.get(p) == begins[p]}
+        writers = self._writers({p: next_id for p, next_id in nexts.items() if p not in same})
+        writers |= {p: writer for p, writer in offset.writers.items() if p in same}
         return Offset(
             self._feeds.log_id, nexts, began if offset.at_the_beginning else None, writers
         ).to_json()
