@@ -10,9 +10,7 @@ import zmq
 
 from benchmarks.measure import MEGA, Measurement, Times, temporary_directory
 from benchmarks.peers import in_process
-from zmq_datasource.log.layout import PARTITION
-from zmq_datasource.log.storage import LogStorage
-from zmq_datasource.log.writer import LogWriter
+from zmq_datasource.log import PARTITION, DirectoryStore, LogStorage, LogWriter
 from zmq_datasource.messages.framing import decode_plain
 from zmq_datasource.messages.raw import raw_of
 from zmq_datasource.options import StreamReadOptions
@@ -64,7 +62,8 @@ def _time_calls(chunks: int, rounds: int) -> dict[str, list[float]]:
 
 def _make_log(location: str, chunks: int) -> None:
     """A log of ``chunks`` chunks with one message each."""
-    log = LogWriter(LogStorage(location), chunk_bytes=1, max_bytes=1 << 40, sync=False)
+    storage = LogStorage(DirectoryStore(location, sync=False))
+    log = LogWriter(storage, chunk_bytes=1, max_bytes=1 << 40)
     log.open()
     try:
         message = decode_plain(raw_of([b"x"]), [(0, 1)])

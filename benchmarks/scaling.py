@@ -13,8 +13,6 @@ from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
 
-from zmq_datasource.log.reader_files import ReaderPosition
-
 from benchmarks.measure import (
     MEGA,
     Measurement,
@@ -27,11 +25,16 @@ from benchmarks.measure import (
 )
 from benchmarks.peers import child, in_process, peer
 from benchmarks.processes import cpu_seconds, per_message
+from zmq_datasource.log import (
+    DirectoryStore,
+    LogStorage,
+    LogWriter,
+    ReaderRecord,
+    ReaderRecords,
+    Readers,
+    read_index,
+)
 from zmq_datasource.log.chunk import read_chunk
-from zmq_datasource.log.reader import read_index
-from zmq_datasource.log.readers import Readers
-from zmq_datasource.log.storage import LogStorage
-from zmq_datasource.log.writer import LogWriter
 from zmq_datasource.messages.framing import decode_plain
 from zmq_datasource.messages.raw import raw_of
 from zmq_datasource.options import StreamReadOptions
@@ -94,8 +97,8 @@ def _rate(receivers: int, times: Times) -> Sample:
 def _read_rate(size: int, way: str, times: Times) -> Sample:
     """Of one task that reads a log again and again, from a process that serves it or from its files."""
     with temporary_directory() as scratch:
-        storage = LogStorage(str(scratch / "log"))
-        writer = LogWriter(storage, chunk_bytes=32 << 20, max_bytes=1 << 40, sync=False)
+        storage = LogStorage(DirectoryStore(scratch / "log", sync=False))
+        writer = LogWriter(storage, chunk_bytes=32 << 20, max_bytes=1 << 40)
         writer.open()
         count = (1 << 20) // size
         for _ in range(_READ_BYTES >> 20):
@@ -153,7 +156,8 @@ def _time_partitions(partitions: int, rounds: int) -> list[float]:
 
 
 def _write(log: Path, partition: int) -> None:
-    writer = LogWriter(LogStorage(str(log), partition), chunk_bytes=1, max_bytes=1 << 40, sync=False)
+    storage = LogStorage(DirectoryStore(log, sync=False), partition)
+    writer = LogWriter(storage, chunk_bytes=1, max_bytes=1 << 40)
     writer.open()
     writer.append(decode_plain(raw_of([b"x"]), [(0, 1)]))
     writer.close()
@@ -165,7 +169,7 @@ def _time_readers(readers: int, rounds: int) -> list[float]:
         _write(scratch / "log", 0)
         storage = LogStorage(str(scratch / "log"))
         for number in range(readers):
-            storage.write_reader(f"reader{number}", ReaderPosition(1, None))
+            ReaderRecords(storage).write(f"reader{number}", ReaderRecord({0: 1}))
         positions = Readers(storage, 3600.0)
         return [_median_time(positions.needed) for _ in range(rounds)]
 

@@ -15,8 +15,6 @@ from pathlib import Path
 TESTS = Path(__file__).parent
 # A file that is not here has none. These issues delete what is reached, and the tests of it:
 # 31: positions of readers and their files (log/test_readers, spark/test_stream_reader, source/test_feed*);
-# 32: claims, tenure, logs in object storage, restoring (log/test_stored,
-#     weather/child);
 # 33: the server of durable subscribers, protocol 1 and the credit of transactions (proxy, acknowledged);
 # 34: the doctor (workbench), and the files of metrics that need the one before (monitoring/test_store).
 REACHES: dict[str, int] = {

@@ -23,7 +23,8 @@ The rules:
   (``facts``), and the whole state of its writer (``state``). Each has a checksum, and so has each batch.
 * Each writer has an incarnation, a random name. So a reader recognises ids that were given out a second time, after an
   older copy of the log was restored.
-* A store that refuses for now is tried again at one place, ``persistence``, for ``walRetryTimeout``.
+* A store does not try again. What a writer or a query asks of it is repeated by ``persistence``, for
+  ``walRetryTimeout``; what a task reads, by ``files.patiently``, for a minute.
 * In a directory, a proxy's newest chunk is durable before it is whole (``growing``).
 * A query continues from its checkpoint. The record of a reader only says what must not be deleted (``readers``).
 

@@ -28,6 +28,7 @@ from zmq_datasource.messages.schemas import FRAMING, MESSAGE_SCHEMA
 
 __all__ = [
     "CHECKSUM",
+    "MAGIC_BYTES",
     "NO_ROWS",
     "Memory",
     "OpensChunks",
@@ -44,6 +45,8 @@ __all__ = [
 ]
 
 CHECKSUM = b"xxh3"
+# An Arrow file begins with its name, padded; a stream follows, of the schema and the batches.
+MAGIC_BYTES = 8
 NO_ROWS = pa.RecordBatch.from_arrays([pa.nulls(0, it.type) for it in MESSAGE_SCHEMA], schema=MESSAGE_SCHEMA)
 
 

@@ -18,7 +18,7 @@ from zmq_datasource.log.chunk import read_facts
 from zmq_datasource.log.contents import Contents
 from zmq_datasource.log.facts import Incarnations
 from zmq_datasource.log.files import MOUNT_AGAIN
-from zmq_datasource.log.layout import Chunk
+from zmq_datasource.log.layout import Chunk, chunk_name
 from zmq_datasource.log.reader import chunks_of, read_index
 from zmq_datasource.log.storage import LogStorage
 
@@ -159,6 +159,6 @@ class LogFollower(Contents):
             return
         raise LogFormatError(
             f"reading {storage}: the ids {newest.end} to {entries[0].first - 1} are missing, before chunk "
-            f"{storage.path_of(f'{entries[0].first:020d}.arrow')}; restore the missing file, or give the query a new "
+            f"{storage.path_of(chunk_name(entries[0].first))}; restore the missing file, or give the query a new "
             "walLocation and a new checkpoint"
         )

@@ -29,7 +29,15 @@ import pyarrow as pa
 import pyarrow.ipc
 
 from zmq_datasource.errors import DamagedChunkError, DiskFaultError, LogFormatError
-from zmq_datasource.log.chunk import CHECKSUM, NO_ROWS, Memory, fingerprint, is_intact, write_chunk
+from zmq_datasource.log.chunk import (
+    CHECKSUM,
+    MAGIC_BYTES,
+    NO_ROWS,
+    Memory,
+    fingerprint,
+    is_intact,
+    write_chunk,
+)
 from zmq_datasource.log.chunk_file import ChunkFile, CompactFile, is_small
 from zmq_datasource.log.facts import GROUP_FIRST, ChunkFacts
 from zmq_datasource.log.files import reading
@@ -44,8 +52,6 @@ __all__ = ["Groups", "GrowingChunk", "GrowingTail", "Grown", "read_groups", "sea
 # A chunk of so many batches, if they are small, is written once more in larger ones.
 _MANY_BATCHES = 8
 _MOST_COMPACT_BYTES = 256 << 20
-# What an Arrow file begins with, before the stream.
-_MAGIC_BYTES = 8
 # What each message of the stream begins with, and at a multiple of what.
 _CONTINUATION, _ALIGNMENT = b"\xff\xff\xff\xff", 8
 # How long a host that was cut off may go on with an open chunk, of which nobody reads the name.
@@ -185,11 +191,11 @@ def read_groups(content: pa.Buffer, partition: int, first: int) -> Groups:
     written: list[Mapping[bytes, bytes]] = []
     facts: ChunkFacts | None = None
     end = next_id = first
-    read_to = _MAGIC_BYTES
+    read_to = MAGIC_BYTES
     elsewhere: ValueError | None = None
     try:
         source = pa.BufferReader(content)
-        source.seek(_MAGIC_BYTES)
+        source.seek(MAGIC_BYTES)
         reader = pa.ipc.open_stream(source)
         while reader.schema.equals(MESSAGE_SCHEMA):
             batch, custom = reader.read_next_batch_with_custom_metadata()
@@ -300,7 +306,7 @@ class GrowingTail:
 
     def __init__(self, storage: LogStorage, first: int) -> None:
         self._descriptor = storage.open_chunk_files().open(first)
-        self._read = _MAGIC_BYTES
+        self._read = MAGIC_BYTES
         self._partition = storage.partition
         self._next = self.first = first
         self.batches: list[pa.RecordBatch] = []

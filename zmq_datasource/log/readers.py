@@ -201,15 +201,16 @@ class Readers:
         """The records of all readers but the one in this process, by name.
 
         Args:
-            fresh: Whether they are read now. Else those of a moment ago do where the log is in a bucket.
+            fresh: Whether they are read now. If not, records of a second ago may be used where the log is in a bucket.
 
         Raises:
             LogError: A record cannot be read.
         """
-        now = time.monotonic()
-        if fresh or not self._storage.leisure or now - self._found[0] >= _FOUND_SECONDS:
-            self._found = now, self._records.all()
-        records = dict(self._found[1])
+        now, found = time.monotonic(), self._found
+        if fresh or not self._storage.leisure or now - found[0] >= _FOUND_SECONDS:
+            # Its own listing: that of another thread may be older, and chunks are deleted by this.
+            found = self._found = now, self._records.all()
+        records = dict(found[1])
         records.pop(self.own or "", None)
         wanted = [record.terms.retention for record in records.values() if record.terms is not None]
         self.retention = max(wanted, default=0.0)

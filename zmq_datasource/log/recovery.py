@@ -13,7 +13,7 @@ from zmq_datasource.log.facts import PastTimes
 from zmq_datasource.log.files import sync_directory, writing
 from zmq_datasource.log.growing import read_groups, seal_groups
 from zmq_datasource.log.index import ChunkIndex
-from zmq_datasource.log.layout import growing_name
+from zmq_datasource.log.layout import chunk_name, growing_name
 from zmq_datasource.log.persistence import Persistence
 from zmq_datasource.log.reader import read_index
 from zmq_datasource.log.reader_records import ReaderRecords
@@ -109,12 +109,9 @@ def _remove_strays(storage: LogStorage, earliest: int) -> None:
     for entry in storage.chunks():
         if entry.first >= earliest:
             break
-        _log.warning(
-            "%s: deleted %s, which another writer has put after it had lost the log",
-            storage,
-            storage.path_of(f"the chunk from id {entry.first} on"),
-        )
         storage.delete_chunk(entry.first)
+        path = storage.path_of(chunk_name(entry.first))
+        _log.warning("deleted %s, which a writer has put after it had lost the log", path)
 
 
 def _check_positions(storage: LogStorage, end: int) -> None:

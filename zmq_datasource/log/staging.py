@@ -23,7 +23,7 @@ import pyarrow as pa
 import pyarrow.ipc
 
 from zmq_datasource.errors import DamagedChunkError, DiskFaultError, LogWriteError
-from zmq_datasource.log.chunk import NO_ROWS, is_intact, times_of
+from zmq_datasource.log.chunk import MAGIC_BYTES, NO_ROWS, is_intact, times_of
 from zmq_datasource.log.chunk_file import ChunkFile, Encoder, FilledFile
 from zmq_datasource.log.facts import Times
 from zmq_datasource.log.files import is_transient
@@ -35,9 +35,6 @@ __all__ = ["Part", "StagedFile", "Staging"]
 
 
 _log = logging.getLogger(__name__)
-
-# An Arrow file begins with its name, padded; the schema follows.
-_MAGIC_BYTES = 8
 
 
 class Part(NamedTuple):
@@ -159,7 +156,7 @@ class Staging:
         for attempt in self._files.names():
             try:
                 head = self._files.head_of(attempt)
-                metadata = pa.ipc.read_schema(pa.py_buffer(head[_MAGIC_BYTES:])).metadata
+                metadata = pa.ipc.read_schema(pa.py_buffer(head[MAGIC_BYTES:])).metadata
                 names = metadata[b"producer"].decode(), int(metadata[b"number"]), int(metadata[b"partition"])
             except (OSError, pa.ArrowException, KeyError, TypeError, ValueError) as e:
                 if is_transient(e):  # that no file can be opened now is no fault of this one
@@ -275,7 +272,7 @@ class Staging:
 
 def _read_batches(content: pa.Buffer) -> Iterator[pa.RecordBatch]:
     source, before = pa.BufferReader(content), 0
-    source.seek(_MAGIC_BYTES)
+    source.seek(MAGIC_BYTES)
     reader = pa.ipc.open_stream(source)
     if not reader.schema.equals(MESSAGE_SCHEMA):
         raise ValueError(f"its schema is another one: {reader.schema}")
