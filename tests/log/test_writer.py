@@ -22,17 +22,15 @@ from tests.support import batch_of, log_rows, tiny_disk, wait_for
 from zmq_datasource.errors import (
     DamagedChunkError,
     DataLossError,
-    LogError,
     LogFormatError,
     LogLockedError,
     LogWriteError,
     OptionError,
 )
 from zmq_datasource.log import directory_store
-from zmq_datasource.log import storage as storage_module
 from zmq_datasource.log.layout import chunk_name
 from zmq_datasource.log.reader import end_within_bytes, read_index, read_slices, slices
-from zmq_datasource.log.storage import LogStorage, default_location
+from zmq_datasource.log.storage import LogStorage
 from zmq_datasource.log.writer import LogWriter
 
 needs_root = pytest.mark.skipif(os.getuid() != 0, reason="mounting a tmpfs needs root")
@@ -439,24 +437,6 @@ def test_a_directory_without_permission_is_an_error(tmp_path: Path) -> None:
     tmp_path.chmod(0o500)
     with pytest.raises(LogWriteError, match="walLocation"):
         writer(tmp_path / "log")
-
-
-def test_the_default_location_is_private_and_the_same_for_the_same_feed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(storage_module.tempfile, "gettempdir", lambda: str(tmp_path))
-    one = default_location({"connect": ["tcp://a:1"], "topics": [""]})
-    assert one == default_location({"topics": [""], "connect": ["tcp://a:1"]})
-    assert one != default_location({"connect": ["tcp://a:2"], "topics": [""]})
-    parent = Path(one).parent
-    assert parent.stat().st_mode & 0o777 == 0o700
-    parent.chmod(0o755)
-    with pytest.raises(LogError, match="only you can enter"):
-        default_location({})
-    shutil.rmtree(parent)
-    parent.symlink_to(tmp_path)
-    with pytest.raises(LogError, match="only you can enter"):
-        default_location({})
 
 
 @pytest.mark.parametrize(

@@ -188,49 +188,38 @@ def test_credentials_in_a_location_never_show() -> None:
     assert "SECRET" not in repr(options)
 
 
+def receive_a_malformed_message(publisher: Publisher, **options: Any) -> None:
+    """And a good one after it; the source has stopped."""
+    ingest = Ingest(stream_options(connect=publisher.endpoint, framing="vllm", **options))
+    ingest.start()
+    try:
+        publisher.ask("wait-subscriber")
+        publisher.ask("raw 00 - 0102")
+        publisher.ask("send 1")
+        wait_for(lambda: ingest.seal() == 1, "the good message")
+    finally:
+        ingest.stop()
+    assert ingest.counters.malformed == 1
+
+
 @pytest.mark.parametrize("named", [True, False], ids=["deadLetterLocation", "beside the log"])
 def test_malformed_messages_of_a_feed_become_dead_letters(named: bool, tmp_path: Path) -> None:
     location = tmp_path / "letters" if named else tmp_path / "log" / "0" / "dead-letters"
     options = {"deadLetterLocation": location} if named else {}
     with Publisher("vllm") as publisher:
-        ingest = Ingest(
-            stream_options(
-                connect=publisher.endpoint,
-                framing="vllm",
-                walLocation=tmp_path / "log",
-                **options,
-            )
-        )
-        ingest.start()
-        try:
-            publisher.ask("wait-subscriber")
-            publisher.ask("raw 00 - 0102")
-            publisher.ask("send 1")
-            wait_for(lambda: ingest.seal() == 1, "the good message")
-        finally:
-            ingest.stop()
+        receive_a_malformed_message(publisher, walLocation=tmp_path / "log", **options)
     (kept,) = letters(location)
     assert kept["frames"] == [b"\0", b"", b"\1\2"]
     assert kept["reason"] == "the sequence has 0 bytes, 8 expected"
     assert kept["endpoint"] == publisher.endpoint
-    assert ingest.counters.malformed == 1
 
 
 def test_dead_letters_of_a_log_in_a_bucket_are_beside_its_chunks() -> None:
     with BucketServer() as server, Publisher("vllm") as publisher:
         place = server.location("log")
-        ingest = Ingest(stream_options(connect=publisher.endpoint, framing="vllm", walStore=place))
-        ingest.start()
-        try:
-            publisher.ask("wait-subscriber")
-            publisher.ask("raw 00 - 0102")
-            publisher.ask("send 1")
-            wait_for(lambda: ingest.seal() == 1, "the good message")
-        finally:
-            ingest.stop()
+        receive_a_malformed_message(publisher, walStore=place)
         bucket = log_at(place).store
         (name,) = [it.name for it in bucket.list("0/dead-letters") if it.name.endswith(".parquet")]
         with bucket.open(f"0/dead-letters/{name}") as file:
             (kept,) = pyarrow.parquet.read_table(file).to_pylist()
     assert kept["frames"] == [b"\0", b"", b"\1\2"]
-    assert ingest.counters.malformed == 1

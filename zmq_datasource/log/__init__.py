@@ -80,7 +80,7 @@ from zmq_datasource.log.readers import Reader, Readers
 from zmq_datasource.log.staged_files import StagedFiles
 from zmq_datasource.log.staging import Part, StagedFile, Staging
 from zmq_datasource.log.state import Carried, read_saved_state
-from zmq_datasource.log.storage import LogStorage, default_location
+from zmq_datasource.log.storage import LogStorage
 from zmq_datasource.log.store import Entry, Hold, KeyTakenError, Store
 from zmq_datasource.log.verification import Damage, damage_at, verify_log
 from zmq_datasource.log.writer import LogWriter
@@ -128,7 +128,6 @@ __all__ = [
     "begin_of",
     "bucket_at",
     "damage_at",
-    "default_location",
     "deleted",
     "end_within_bytes",
     "first_since",

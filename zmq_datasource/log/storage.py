@@ -6,18 +6,14 @@ says when a standby may begin.
 
 from __future__ import annotations
 
-import hashlib
 import json
-import os
 import re
 import socket
-import stat
-import tempfile
 import uuid
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, NamedTuple, Self
+from typing import NamedTuple, Self
 
 import msgspec
 import pyarrow as pa
@@ -42,33 +38,11 @@ from zmq_datasource.log.open_chunk_files import OpenChunkFiles
 from zmq_datasource.log.staged_files import StagedFiles
 from zmq_datasource.log.store import Content, Hold, KeyTakenError, Store
 
-__all__ = ["ChunkEntry", "LogStorage", "NoLogError", "OvertakenError", "default_location", "describe_firsts"]
+__all__ = ["ChunkEntry", "LogStorage", "NoLogError", "OvertakenError"]
 
 _LEISURE_SECONDS = 10.0
 # What said in a bucket, in format 1, which log it is.
 _FORMER_LOG_NAME = re.compile(r"log-([0-9]+)-[0-9a-f]{32}\.json")
-
-
-def default_location(identity: Mapping[str, Any]) -> str:
-    """The directory of a feed's log on this machine when the user names none.
-
-    Args:
-        identity: What tells feeds apart (socket type, endpoints, topics), as plain data.
-
-    Raises:
-        LogError: The parent directory in the temporary directory is not ours alone.
-    """
-    parent = Path(tempfile.gettempdir(), f"zmq_datasource-{os.getuid()}")
-    with suppress(FileExistsError):
-        parent.mkdir(mode=0o700)
-    found = parent.lstat()
-    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
-        raise LogError(
-            f"using {parent} for message logs: it must be a directory that only you can enter; "
-            "correct or remove it, or set walLocation"
-        )
-    text = json.dumps(identity, sort_keys=True, separators=(",", ":"))
-    return str(parent / hashlib.sha256(text.encode()).hexdigest()[:16])
 
 
 class NoLogError(LogFormatError):
@@ -227,7 +201,7 @@ class LogStorage:
         if found and self.store.find(LOG_NAME) is None:
             raise LogFormatError(
                 f"opening the log in {self.root}: {LOG_NAME} is missing, and there are chunks "
-                f"({describe_firsts(found)}). "
+                f"({_describe_firsts(found)}). "
                 f'Restore {LOG_NAME}: it holds {{"format": {FORMAT_VERSION}, "log": "<id>"}}, and each checkpoint '
                 'of a query of this log has the id, as "log" in its offsets. Or set another walLocation or walStore, '
                 "and for each of these queries a new checkpoint"
@@ -449,6 +423,6 @@ def _other_format(path: str, version: int) -> LogFormatError:
     )
 
 
-def describe_firsts(found: Mapping[int, Sequence[int]]) -> str:
+def _describe_firsts(found: Mapping[int, Sequence[int]]) -> str:
     """From which ids on there are chunks in each log partition, in words."""
     return ", ".join(f"partition {p}: ids from {firsts[0]} on" for p, firsts in sorted(found.items()))
