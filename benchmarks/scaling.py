@@ -75,6 +75,7 @@ def _rate(receivers: int, times: Times) -> Sample:
     """Of one program with so many receivers, from one sender in C; its disk is not waited for."""
     with temporary_directory() as scratch, peer("push", size=_SIZE) as push:
         log = scratch / "log"
+        log.mkdir()  # looked at before the program has made it
         command = [sys.executable, "-m", "zmq_datasource", "receive", "--socket-type", "PULL"]
         command += ["--connect", push.endpoint, "--wal-location", str(log), "-o", f"receivers={receivers}"]
         command += ["-o", "walMaxBytes=1t", "-o", "walSync=false"]

@@ -77,19 +77,20 @@ class DirectoryStore:
         except ValueError as e:
             raise OptionError(f"option walLocation={str(root)!r}: {e}") from e
         self.sync = sync
+        self._path = str(self.root)  # a follower asks for names all the time, and strings are joined sooner than paths
 
     def __repr__(self) -> str:
         return f"DirectoryStore({str(self)!r})"
 
     def __str__(self) -> str:
-        return str(self.root)
+        return self._path
 
     def path_of(self, key: str) -> str:
-        return str(self.root / key)
+        return os.path.join(self._path, key)
 
     def exists(self) -> bool:
-        with suppress(FileNotFoundError), reading(self.root):
-            return stat.S_ISDIR(self.root.stat().st_mode)
+        with suppress(FileNotFoundError), reading(self._path):
+            return stat.S_ISDIR(os.stat(self._path).st_mode)
         return False
 
     def create(self, *directories: str) -> None:
@@ -132,21 +133,21 @@ class DirectoryStore:
                     yield Entry(entry.name, about.st_size, about.st_mtime, False)
 
     def find(self, key: str) -> Entry | None:
-        path = self.root / key
+        path = self.path_of(key)
         try:
             with reading(path):
-                about = path.stat()
+                about = os.stat(path)
         except FileNotFoundError:
             self._check_root()
             return None
-        return Entry(path.name, about.st_size, about.st_mtime, False)
+        return Entry(os.path.basename(path), about.st_size, about.st_mtime, False)
 
     def directory_of(self, prefix: str) -> Path:
         """The directory of the keys with this prefix."""
         return self.root / prefix
 
     def open(self, key: str, whole: bool = True) -> pa.NativeFile:
-        path = self.root / key
+        path = self.path_of(key)
         try:
             with reading(path):
                 return open_to_read(path)

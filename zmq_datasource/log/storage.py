@@ -158,9 +158,11 @@ class LogStorage:
             NoLogError: There is no log here.
             LogFormatError: There is not one that this version reads.
         """
+        return self._id_in(self.read_json(LOG_NAME) if self.store.exists() else None)
+
+    def _id_in(self, description: object) -> str:
         path = self.store.path_of(LOG_NAME)
-        data = self.read_json(LOG_NAME) if self.store.exists() else None
-        match data:
+        match description:
             case {"format": int(version), "log": str(log)} if version == FORMAT_VERSION:
                 return log
             case {"format": int(version)}:
@@ -183,7 +185,7 @@ class LogStorage:
             LogFormatError: As ``log_id``.
         """
         try:
-            return self.log_id()
+            return self._id_in(self.read_json(LOG_NAME))
         except NoLogError as e:
             raise DiskFaultError(f"{e}. It was there before. {MOUNT_AGAIN}") from e
 
