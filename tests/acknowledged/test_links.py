@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import shutil
 import subprocess
 import sys
 import threading
@@ -256,6 +257,26 @@ def test_a_staged_file_that_is_not_whole_any_more_is_refused(tmp_path: Path, dam
         receiver.commit([again], LARGE)
         assert committed(receiver.settled()) == [("q", 0, False)]
     assert values(tmp_path) == batch(LARGE)
+
+
+def test_what_was_staged_where_the_log_was_away_is_asked_for_again(tmp_path: Path) -> None:
+    location, away = tmp_path / "log", tmp_path / "away"
+    with Receiver(location) as receiver:
+        location.rename(away)
+        (location / "0").mkdir(parents=True)  # what the directory was mounted on
+        attempt = receiver.stage(LARGE)
+        receiver.commit([attempt], LARGE)
+        assert receiver.settled() == []
+        shutil.rmtree(location)
+        away.rename(location)
+        receiver.reception.go_on(receiver.now)
+        (refusal,) = receiver.settled()
+        assert isinstance(refusal, Refusal)
+        assert refusal.code == "unknown"
+        again = receiver.stage(LARGE)
+        receiver.commit([again], LARGE)
+        assert committed(receiver.settled()) == [("q", 0, False)]
+    assert values(location) == batch(LARGE)
 
 
 def test_a_bit_that_the_disk_flips_in_a_staged_file_is_noticed_in_the_chunk(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 import time
 from collections.abc import Callable
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -13,6 +13,8 @@ import pytest
 from tests.log.machines import Machines, MemoryBucket
 from tests.support import batch_of, log_rows, stream_options, wait_for
 from zmq_datasource.errors import DiskFaultError, LogWriteError
+from zmq_datasource.log.deletions import Deletions
+from zmq_datasource.log.reader import read_index, read_slices, slices
 from zmq_datasource.log.reader_records import ReaderRecord, ReaderRecords
 from zmq_datasource.log.readers import Reader
 from zmq_datasource.log.storage import LogStorage
@@ -163,6 +165,29 @@ def test_a_query_that_follows_waits_for_a_directory_that_goes_away(tmp_path: Pat
     place.returns()
     put(log, b"1").result(10)
     wait_for(lambda: patient.seal() == 2, "what is new")
+    log.close()
+
+
+@ways
+def test_a_task_waits_for_a_directory_that_goes_away(
+    tmp_path: Path, left: Left, caplog: pytest.LogCaptureFixture
+) -> None:
+    place = Place(tmp_path / "log", left)
+    log = open_log(place.path)
+    put(log, b"0").result(10)
+    storage = LogStorage(str(place.path))
+    storage.patience = 60.0
+    index, deletions = read_index(storage), Deletions(storage, storage.log_id(), fails=True)
+    place.goes()
+    caplog.set_level("INFO")
+    with ThreadPoolExecutor(1) as executor:
+        rows = executor.submit(
+            lambda: list(read_slices(storage, slices(index.covering(0, 1), 0, 1), deletions=deletions))
+        )
+        wait_for(lambda: "trying again" in caplog.text, "a second try")
+        place.returns()
+        (batch,) = rows.result(30)
+    assert batch.column("value").to_pylist() == [b"0"]
     log.close()
 
 

@@ -15,7 +15,7 @@ from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader
 from pyspark.sql.streaming.datasource import ReadMaxRows
 
 from tests.support import batch_of, free_endpoint, stream_options, wait_for
-from zmq_datasource.errors import DataLossError, LogError
+from zmq_datasource.errors import DataLossError, DiskFaultError, LogError
 from zmq_datasource.log.deletions import Deletions
 from zmq_datasource.log.directory_store import DirectoryStore
 from zmq_datasource.log.layout import chunk_name
@@ -281,6 +281,13 @@ def test_a_batch_read_goes_on_after_ids_that_are_discarded(
         ids(failing, others)
 
 
+@pytest.fixture
+def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in ("batch_reader", "partition_reader"):
+        monkeypatch.setattr(f"zmq_datasource.spark.{module}.PATIENCE_SECONDS", 0.5)
+
+
+@pytest.mark.usefixtures("hasty")
 def test_a_machine_that_does_not_see_the_log_goes_on_as_one_that_does(log: Discarding) -> None:
     def elsewhere(query: ZmqStreamReader, start: Offset, end: Offset) -> list[LogInputPartition]:
         return [
@@ -309,7 +316,7 @@ def test_a_machine_that_does_not_see_the_log_goes_on_as_one_that_does(log: Disca
         last = query.latestOffset(end, ALL)
         shares = elsewhere(query, end, last)
         unmounted(log.path)
-        with pytest.raises(DataLossError, match=r"opening chunk .*\.arrow of the driver: it does not exist"):
+        with pytest.raises(DiskFaultError, match="It was there before"):
             ids(query, shares)
 
 
@@ -336,7 +343,7 @@ def another_log(path: Path) -> None:
 @pytest.mark.parametrize(
     ("damage", "fails"),
     [
-        *((damage, fails) for damage in (unmounted, without_chunks, another_log) for fails in (False, True)),
+        *((damage, fails) for damage in (without_chunks, another_log) for fails in (False, True)),
         (without_a_chunk_in_the_middle, True),
     ],
 )
@@ -348,6 +355,18 @@ def test_ids_that_the_writer_has_not_deleted_are_never_skipped(
     shares = reader.partitions()
     damage(log.path)
     with pytest.raises(DataLossError, match=r"opening chunk .*\.arrow: it does not exist"):
+        ids(reader, shares)
+
+
+@pytest.mark.usefixtures("hasty")
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_batch_read_ends_if_the_log_stays_away(log: Discarding, fails: bool) -> None:
+    reader = ZmqLogReader(
+        parse(BatchReadOptions, {"walLocation": str(log.path), "failOnDataLoss": str(fails).lower()})
+    )
+    shares = reader.partitions()
+    unmounted(log.path)
+    with pytest.raises(DiskFaultError, match="It was there before"):
         ids(reader, shares)
 
 

@@ -77,7 +77,9 @@ class DirectoryStore:
         except ValueError as e:
             raise OptionError(f"option walLocation={str(root)!r}: {e}") from e
         self.sync = sync
-        self._path = str(self.root)  # a follower asks for names all the time, and strings are joined sooner than paths
+        self._path = str(
+            self.root
+        )  # a follower asks for names all the time, and strings are joined sooner than paths
 
     def __repr__(self) -> str:
         return f"DirectoryStore({str(self)!r})"

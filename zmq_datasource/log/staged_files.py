@@ -11,7 +11,7 @@ import re
 import shutil
 import tempfile
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -52,10 +52,14 @@ class StagedFiles:
     Args:
         beside: The directory of the log partition; None where the log is in a bucket.
         sync: Whether a file is forced to the disk.
+        check_log: Raises ``DiskFaultError`` while the log is away, and the files beside it with it.
     """
 
-    def __init__(self, beside: Path | None, sync: bool) -> None:
+    def __init__(
+        self, beside: Path | None, sync: bool, check_log: Callable[[], object] = lambda: None
+    ) -> None:
         self._sync = sync
+        self.check_log = check_log
         if beside is None:
             beside = Path(tempfile.mkdtemp(prefix="zmq_datasource-"))
             weakref.finalize(self, shutil.rmtree, beside, ignore_errors=True)

@@ -219,9 +219,12 @@ class Staging:
 
         Raises:
             DamagedChunkError: The file has not the size of what was written.
+            DiskFaultError: The log is away.
         """
         filled = self._filled.get(attempt)
         if filled is not None:
+            # What was staged under a directory that is mounted again meanwhile is not there any more.
+            self._files.check_log()
             try:
                 found = self._files.size_of(attempt)
             except FileNotFoundError:

@@ -127,7 +127,9 @@ class LogStorage:
 
     def staged_files(self) -> StagedFiles:
         """The files of transactions that are not committed."""
-        return StagedFiles(self.directory, self.sync)
+        if self.directory is None:
+            return StagedFiles(None, self.sync)
+        return StagedFiles(self.directory, self.sync, self.log_id_again)
 
     # Which log it is.
 
@@ -255,8 +257,16 @@ class LogStorage:
 
         Args:
             whole: Whether its rows will be read, and not its metadata alone.
+
+        Raises:
+            DiskFaultError: The store refuses for now, or the whole log is gone.
         """
-        return self.store.open(self.key(name), whole)
+        key = self.key(name)
+        try:
+            return self.store.open(key, whole)
+        except FileNotFoundError:
+            self.log_id_again()
+            return self.store.open(key, whole)  # the log may have been away for a moment
 
     def put_chunk(self, first: int, content: Content) -> None:
         """Make a chunk appear, whole. Only for the writer; may be repeated.

@@ -225,5 +225,8 @@ class ChunkServer:
         if (skipped := parse_skipped(request.name)) is not None:
             ReaderRecords(storage).write_skipped(*skipped)
             return []
-        with open(open_file(storage.path_of(request.name)), "rb", buffering=0) as file:
+        path = storage.path_of(request.name)
+        if not os.path.exists(path):
+            storage.log_id_again()  # a chunk is gone only where the log is there
+        with open(open_file(path), "rb", buffering=0) as file:
             return list(iter(lambda: file.read(FRAME_BYTES), b""))
