@@ -307,13 +307,13 @@ def test_a_passing_fault_of_the_disk_ends_no_query_that_follows(
             raise DiskFaultError("reading log.json: Too many open files")
 
         with monkeypatch.context() as fault:
-            fault.setattr(LogStorage, "log_id", refuse)
+            fault.setattr(LogStorage, "log_id_again", refuse)
             until = time.monotonic() + 0.1
             wait_for(lambda: query.step() == 2 and time.monotonic() > until, "some looks")
         log.append(batch_of([b"2"]))
         log.cut().result(30)
         query.until(3)
-        monkeypatch.setattr(LogStorage, "log_id", refuse)
+        monkeypatch.setattr(LogStorage, "log_id_again", refuse)
         with pytest.raises(DiskFaultError, match="Too many open files"):
             wait_for(lambda: query.step() < 0, "an error")
         monkeypatch.undo()

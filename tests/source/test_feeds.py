@@ -625,7 +625,7 @@ def test_a_passing_fault_in_looking_for_partitions_ends_no_query(
             def refuse(_: object) -> Any:
                 raise OSError(errno.EMFILE, "Too many open files")
 
-            fault.setattr("zmq_datasource.log.storage.os.scandir", refuse)
+            fault.setattr("os.scandir", refuse)
             until = time.monotonic() + 0.05
             wait_for(lambda: query.step() and time.monotonic() > until, "some looks")
         fill(tmp_path, 1, b"1")
