@@ -31,7 +31,6 @@ from zmq_datasource.acknowledged.protocol import (
     Staged,
     decode,
     encode,
-    pack_columns,
 )
 from zmq_datasource.acknowledged.reception import AcceptorTerms, Reception
 from zmq_datasource.acknowledged.transactions import CommittedTransactions
@@ -41,6 +40,7 @@ from zmq_datasource.host import failpoints
 from zmq_datasource.log.staging import Staging
 from zmq_datasource.log.state import read_saved_state
 from zmq_datasource.log.writer import LogWriter
+from zmq_datasource.messages.packed import pack_columns
 
 # Large enough for a chunk of its own, in three data messages.
 LARGE, SMALL = 3000, 3

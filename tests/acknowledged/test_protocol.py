@@ -22,12 +22,11 @@ from zmq_datasource.acknowledged.protocol import (
     decode,
     encode,
     is_name,
-    pack_columns,
     rows_of,
     split_batch,
-    unpack_columns,
 )
 from zmq_datasource.errors import ProtocolError
+from zmq_datasource.messages.packed import pack_columns, unpack_columns
 from zmq_datasource.messages.schemas import MESSAGE_SCHEMA
 
 GOLDEN = json.loads((DATA / "protocol-1.json").read_text(encoding="utf-8"))
@@ -52,7 +51,7 @@ def test_the_bytes_of_version_1_never_change(entry: dict[str, Any]) -> None:
     assert json.loads(frames[1]) == entry["header"]
     assert as_bytes(encode(message, buffers)) == frames
     if isinstance(message, Data):
-        columns = unpack_columns(message, buffers)
+        columns = unpack_columns(message.columns, message.rows, buffers)
         assert {name: [in_hex(v) for v in c.to_pylist()] for name, c in columns.items()} == entry["rows"]
 
 
@@ -144,7 +143,7 @@ def test_any_frames_are_read_or_refused(frames: list[bytes]) -> None:
 @settings(max_examples=300)
 def test_any_buffers_are_rows_or_refused(rows: int, columns: list[str], buffers: list[bytes]) -> None:
     try:
-        found = unpack_columns(data(rows, columns), buffers)
+        found = unpack_columns(columns, rows, buffers)
     except ProtocolError:
         return
     for column in found.values():
@@ -155,7 +154,7 @@ def test_any_buffers_are_rows_or_refused(rows: int, columns: list[str], buffers:
 def test_offsets_that_point_elsewhere_are_refused(offsets: list[int]) -> None:
     raw = b"".join(n.to_bytes(4, "little", signed=True) for n in offsets)
     with pytest.raises(ProtocolError, match="damaged"):
-        unpack_columns(data(2, ["value"]), [raw, b"abcde"])
+        unpack_columns(["value"], 2, [raw, b"abcde"])
 
 
 @pytest.mark.parametrize(
@@ -169,19 +168,19 @@ def test_offsets_that_point_elsewhere_are_refused(offsets: list[int]) -> None:
 )
 def test_what_no_sender_packs_is_named(rows: int, columns: list[str], buffers: int, says: str) -> None:
     with pytest.raises(ProtocolError, match=re.escape(says)):
-        unpack_columns(data(rows, columns), [bytes(4 * (rows + 1))] * buffers)
+        unpack_columns(columns, rows, [bytes(4 * (rows + 1))] * buffers)
 
 
 def test_a_message_has_up_to_262144_rows() -> None:
     rows = 1 << 18
-    assert len(unpack_columns(data(rows, ["value"]), [bytes(4 * (rows + 1)), b""])["value"]) == rows
+    assert len(unpack_columns(["value"], rows, [bytes(4 * (rows + 1)), b""])["value"]) == rows
 
 
 def test_columns_may_come_in_either_order() -> None:
     batch = pa.record_batch({"value": [b"1", b"2"], "topic": [None, b"t"]})
     columns, buffers = pack_columns(batch)
     assert columns == ["value", "topic"]
-    found = unpack_columns(data(2, columns), as_bytes(buffers))
+    found = unpack_columns(columns, 2, as_bytes(buffers))
     assert {name: column.to_pylist() for name, column in found.items()} == batch.to_pydict()
 
 
@@ -264,7 +263,7 @@ def test_rows_come_back_as_they_were(rows: list[tuple[bytes | None, bytes]], cho
         }
     ).slice(begin)
     columns, buffers = pack_columns(batch)
-    found = unpack_columns(data(batch.num_rows, columns), as_bytes(buffers))
+    found = unpack_columns(columns, batch.num_rows, as_bytes(buffers))
     assert list(zip(found["topic"].to_pylist(), found["value"].to_pylist(), strict=True)) == rows[begin:]
 
 
@@ -273,7 +272,7 @@ def test_frames_come_back_as_they_were(messages: list[list[bytes]], chosen: st.D
     begin = chosen.draw(st.integers(0, len(messages) - 1))
     batch = pa.record_batch({"frames": pa.array(messages, FRAMES)}).slice(begin)
     columns, buffers = pack_columns(batch)
-    found = unpack_columns(data(batch.num_rows, columns), as_bytes(buffers))
+    found = unpack_columns(columns, batch.num_rows, as_bytes(buffers))
     assert found["frames"].to_pylist() == messages[begin:]
 
 
@@ -282,7 +281,7 @@ def test_text_is_sent_as_its_bytes(kind: pa.DataType) -> None:
     text = pa.record_batch({"topic": ["a", None], "value": ["é", ""]})
     batch = text.cast(pa.schema([("topic", kind), ("value", kind)]))
     columns, buffers = pack_columns(batch)
-    found = unpack_columns(data(2, columns), as_bytes(buffers))
+    found = unpack_columns(columns, 2, as_bytes(buffers))
     assert found["value"].to_pylist() == ["é".encode(), b""]
     assert found["topic"].to_pylist() == [b"a", None]
 

@@ -27,7 +27,6 @@ from zmq_datasource.acknowledged.protocol import (
     Welcome,
     decode,
     encode,
-    pack_columns,
 )
 from zmq_datasource.acknowledged.reception import AcceptorTerms, Reception
 from zmq_datasource.acknowledged.sessions import SENDER_BOUNDS, SenderBounds, Session, Sessions
@@ -38,6 +37,7 @@ from zmq_datasource.log.chunk_file import FilledFile
 from zmq_datasource.log.staged_files import StagedFiles
 from zmq_datasource.log.staging import Part
 from zmq_datasource.log.storage import LogStorage
+from zmq_datasource.messages.packed import pack_columns
 
 ATTEMPT, OTHER = "a" * 32, "b" * 32
 TIMEOUT = 100.0

@@ -14,7 +14,8 @@ import pyarrow as pa
 
 from tests.fuzz.targets import FRAMINGS
 from tests.support import DATA
-from zmq_datasource.acknowledged.protocol import Abort, Commit, Data, End, Hello, encode, pack_columns
+from zmq_datasource.acknowledged.protocol import Abort, Commit, Data, End, Hello, encode
+from zmq_datasource.messages.packed import pack_columns
 from zmq_datasource.proxy.durable_protocol import (
     Ack,
     Acked,

@@ -36,10 +36,10 @@ from zmq_datasource.acknowledged.protocol import (
     Welcome,
     decode,
     encode,
-    pack_columns,
 )
 from zmq_datasource.errors import RowError, SendTimeoutError, TransactionError
 from zmq_datasource.host.printable import printable
+from zmq_datasource.messages.packed import pack_columns
 from zmq_datasource.transport.link import Session
 
 __all__ = ["AttemptLostError", "RefusedByReceiverError", "SenderSession"]

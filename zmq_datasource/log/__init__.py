@@ -59,7 +59,6 @@ from zmq_datasource.log.layout import (
     LOCK_WAIT_SECONDS,
     PARTITION,
     STOPS_NAME,
-    SUBSCRIPTIONS_NAME,
     TERMS_NAME,
     Chunk,
     parse_chunk_name,
@@ -75,7 +74,13 @@ from zmq_datasource.log.reader import (
     slices,
     split_range,
 )
-from zmq_datasource.log.reader_records import ReaderRecord, ReaderRecords, ReaderTerms
+from zmq_datasource.log.reader_records import (
+    ReaderRecord,
+    ReaderRecords,
+    ReaderTerms,
+    SubscriberNotes,
+    subscriber_key,
+)
 from zmq_datasource.log.readers import Reader, Readers
 from zmq_datasource.log.staged_files import StagedFiles
 from zmq_datasource.log.staging import Part, StagedFile, Staging
@@ -91,7 +96,6 @@ __all__ = [
     "LOOKING_SECONDS",
     "PARTITION",
     "STOPS_NAME",
-    "SUBSCRIPTIONS_NAME",
     "TERMS_NAME",
     "BucketStore",
     "Carried",
@@ -125,6 +129,7 @@ __all__ = [
     "StagedFiles",
     "Staging",
     "Store",
+    "SubscriberNotes",
     "begin_of",
     "bucket_at",
     "damage_at",
@@ -142,5 +147,6 @@ __all__ = [
     "sections_of",
     "slices",
     "split_range",
+    "subscriber_key",
     "verify_log",
 ]

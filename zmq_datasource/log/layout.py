@@ -17,7 +17,6 @@ __all__ = [
     "READERS_NAME",
     "STAGING_NAME",
     "STOPS_NAME",
-    "SUBSCRIPTIONS_NAME",
     "TEMPORARY_PREFIX",
     "TERMS_NAME",
     "Chunk",
@@ -41,7 +40,6 @@ READERS_LOCK_NAME = f"{READERS_NAME}/placing.lock"
 STAGING_NAME = "staging"
 # Messages that did not fit, where deadLetterLocation is not set.
 DEAD_LETTERS_NAME = "dead-letters"
-SUBSCRIPTIONS_NAME = "subscriptions.json"
 # What was lost when receiving was stopped.
 STOPS_NAME = "stops.json"
 # On which terms the last writer has received.

@@ -26,10 +26,12 @@ from zmq_datasource.log.layout import LOCK_WAIT_SECONDS, READERS_LOCK_NAME, READ
 from zmq_datasource.log.storage import LogStorage
 from zmq_datasource.log.store import Hold
 
-__all__ = ["ReaderRecord", "ReaderRecords", "ReaderTerms"]
+__all__ = ["ReaderRecord", "ReaderRecords", "ReaderTerms", "SubscriberNotes", "subscriber_key"]
 
 _SUFFIX, _LOCK_SUFFIX = ".json", ".lock"
 _SKIPPED = re.compile(r"([^.]+)\.([0-9]{1,10})\.([0-9]{20})-([0-9]{20})\.skipped")
+# Of a subscriber: what any store takes as part of a key.
+_SHORT_NAME = re.compile(r"[A-Za-z0-9_-]{1,120}")
 _CHECKSUM = "xxh3"
 _Id = Annotated[int, msgspec.Meta(ge=0)]
 
@@ -46,6 +48,32 @@ class ReaderTerms(msgspec.Struct, frozen=True):
     replays: bool
 
 
+class SubscriberNotes(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What a proxy keeps of a durable subscriber beside its position.
+
+    Attributes:
+        name: As the subscriber calls itself, which may be longer than a key.
+        session: Of the client that has the name; 0 if the position was set by hand since.
+        topics: Prefixes; empty for all messages.
+        created: When the name was first used, in seconds since the epoch.
+        acknowledged: When its position last moved; None if it never has.
+        sent: Messages that were sent, those sent again included.
+        lost: Messages that the log had no more when they were due; of all topics.
+        lost_to: Up to which id they are counted.
+        snapshot: Below this id only the newest message of each topic is sent (``start="last"``).
+    """
+
+    name: str
+    session: int
+    topics: list[bytes]
+    created: float
+    acknowledged: float | None = None
+    sent: int = 0
+    lost: int = 0
+    lost_to: int = 0
+    snapshot: int = 0
+
+
 class ReaderRecord(msgspec.Struct, frozen=True, omit_defaults=True):
     """What a log keeps for one reader; the content of its object.
 
@@ -56,12 +84,14 @@ class ReaderRecord(msgspec.Struct, frozen=True, omit_defaults=True):
         begins: Whether a query without a checkpoint begins at ``next``: one of this name has chosen to begin there and
             has finished no batch, or the position was set by hand.
         terms: None of a query that only reads.
+        subscriber: None of a query.
     """
 
     next: dict[_Id, _Id]
     timeout: float | None = None
     begins: bool = False
     terms: ReaderTerms | None = None
+    subscriber: SubscriberNotes | None = None
 
     @property
     def named(self) -> bool:
@@ -211,6 +241,13 @@ class ReaderRecords:
     def forget_skipped(self, reader: str, ids: range) -> None:
         """Delete one of these records."""
         self._store.delete(self._skipped_key(reader, ids.start, ids.stop))
+
+
+def subscriber_key(name: str) -> str:
+    """The name of the record of a durable subscriber, which is no name of a query's reader: those have no dot."""
+    if _SHORT_NAME.fullmatch(name):
+        return f"subscriber.{name}"
+    return f"subscriber.{xxhash.xxh3_128_hexdigest(name.encode())}.x"
 
 
 def _key(name: str) -> str:

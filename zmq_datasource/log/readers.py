@@ -275,7 +275,11 @@ class Readers:
         if moved is None:
             return ""
         if record.timeout is not None:
-            keep, why = record.timeout, f"it has not run for {record.timeout:g} s (readerTimeout)"
+            keep = record.timeout
+            option = "readerTimeout" if record.subscriber is None else "subscriberExpiry"
+            why = f"it has not run for {keep:g} s ({option})"
+            if record.subscriber is not None:  # while no proxy ran it could not come
+                moved = max(moved, self._opened_at)
         else:
             keep = max(self._retention, record.terms.retention if record.terms is not None else 0.0)
             moved = max(moved, self._opened_at)

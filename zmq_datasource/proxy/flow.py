@@ -29,8 +29,8 @@ from zmq_datasource.options import ProxyOptions
 from zmq_datasource.proxy.backend import NO_SUBSCRIBERS, REQUEST_BOUNDS, Backend, RequestBounds
 from zmq_datasource.proxy.fronts import Front, now_us
 from zmq_datasource.proxy.journal import Journal
+from zmq_datasource.proxy.positions import read_positions
 from zmq_datasource.proxy.specs import proxy_socket, round_bytes
-from zmq_datasource.proxy.subscriptions import Subscriptions
 from zmq_datasource.proxy.view import Progress
 from zmq_datasource.transport.spec import SocketSpec
 
@@ -102,7 +102,7 @@ class LiveFlow:
             self.journal.open()
             stack.callback(self.journal.close)
             # Before anything is received: what was acknowledged is in the log, or its ids would be given again.
-            Subscriptions(self.journal.storage, self.journal.next_id, options.subscriber_expiry)
+            read_positions(self.journal.storage, self.journal.next_id)
             if not transactions.restore(self.journal.saved):
                 raise LogFormatError(
                     f"opening {self.journal.storage}: it was filled by a query or zmq-datasource receive, "

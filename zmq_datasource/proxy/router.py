@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import zmq
 
@@ -103,21 +103,37 @@ class Router:
         inbox, self._inbox = self._inbox, []
         return inbox
 
-    def send(self, frames: list[bytes]) -> bool:
+    def send(self, frames: list[Any]) -> bool:
         """Whether the message was taken, its first frame being the peer; never waits.
 
         Raises:
             zmq.ZMQError: EHOSTUNREACH: the peer is gone.
         """
+        return self.send_tracked(frames) is not None
+
+    def send_tracked(self, frames: list[Any]) -> zmq.MessageTracker | None:
+        """The same; what is returned tells when libzmq has handed on the last frame. None if it was not taken.
+
+        Large frames are not copied.
+        """
+        peer, *parts, last = frames
         for attempt in range(2):
             try:
-                self.socket.send_multipart(frames, zmq.NOBLOCK)
-                return True
+                self.socket.send(
+                    peer, zmq.SNDMORE | zmq.NOBLOCK
+                )  # of a message only this frame can be refused
+                break
             except zmq.Again:
-                if not attempt:  # libzmq may not have looked whether there is room
-                    self.socket.getsockopt(zmq.EVENTS)
-        self.stuck = True
-        return False
+                if attempt:
+                    self.stuck = True
+                    return None
+                self.socket.getsockopt(zmq.EVENTS)  # libzmq may not have looked whether there is room
+        for part in parts:
+            self.socket.send(part, zmq.SNDMORE, copy=False)
+        frame = zmq.Frame(last, track=True, copy=False, copy_threshold=0)
+        self.socket.send(frame, copy=False)
+        assert isinstance(frame.tracker, zmq.MessageTracker)
+        return frame.tracker
 
     def give(self, outbox: Outbox, start: int, end: int) -> int:
         """Send rows whose first frame is the peer, as far as there is room; the row that found none, or ``end``.

@@ -8,31 +8,33 @@ is ready, or what prevents it, and from then on how far its subscribers are.
 from __future__ import annotations
 
 import json
+import os
 import sys
 import time
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from typing import Any
 
 import zmq
 
-from zmq_datasource.errors import DiskFaultError, EndpointError, LogError, ZmqDataSourceError
+from zmq_datasource.errors import DiskFaultError, EndpointError, ZmqDataSourceError
 from zmq_datasource.host.limited_logging import LimitedLog
 from zmq_datasource.host.open_files import allow_many_files
-from zmq_datasource.log import LogStorage, Persistence, ReaderRecords, Readers
+from zmq_datasource.log import LogStorage, Persistence
 from zmq_datasource.options import ProxyOptions
 from zmq_datasource.options.parser import parse
-from zmq_datasource.proxy.durable import DurableServer
+from zmq_datasource.proxy.fetch_server import FetchServer
 from zmq_datasource.proxy.pipes import Lines, Newest, read_start, say
+from zmq_datasource.proxy.positions import Positions
 from zmq_datasource.proxy.replays import ReplayServer
-from zmq_datasource.proxy.subscriptions import READER, Subscriptions
 from zmq_datasource.proxy.view import LogView, Progress
 
 __all__ = ["Server", "enter", "main", "serve"]
 
 _WAIT_MS, _STUCK_WAIT_MS = 100, 2
+# While a client has not taken its last answer.
+_HELD_UP_WAIT_MS = 10
 _STATUS_SECONDS = 0.25
-_LOOK_SECONDS = 1.0
 # The server of a proxy that was killed notices that a moment later, and frees its ports then.
 _BIND_SECONDS = 5.0
 
@@ -45,26 +47,21 @@ class Server:
         progress: How far the log is.
 
     Attributes:
-        subscriptions: Who is known; from the block's beginning on.
+        positions: Of all durable subscribers; from the block's beginning on.
     """
 
-    subscriptions: Subscriptions
+    positions: Positions
 
     def __init__(self, options: ProxyOptions, progress: Progress) -> None:
         self._options = options
         self._progress = progress
         self._followed = True
         self._storage = LogStorage(options.wal_location)
-        self._durable: DurableServer | None = None
+        self._durable: FetchServer | None = None
         self._replays: ReplayServer | None = None
         self._poller = zmq.Poller()
-        self._next_look = 0.0
         self._busy = False
-        self._faults = LimitedLog(__name__, "faults of readers and files")
-        self._readers: list[int] | None = []
-        self._positions = Readers(self._storage, options.wal_retention)
-        self._positions.opened()
-        self._positions.own = READER
+        self._faults = LimitedLog(__name__, "faults of files")
 
     def __enter__(self) -> Server:
         """Find who is known, and bind.
@@ -73,14 +70,25 @@ class Server:
             LogError, OptionError, EndpointError: What prevents it.
         """
         with ExitStack() as stack:
-            stack.callback(ReaderRecords(self._storage).hold(READER).release)
+            self._woken, self._wakes = os.pipe()
+            for descriptor in (self._woken, self._wakes):
+                stack.callback(os.close, descriptor)
+                os.set_blocking(descriptor, False)
+            self._poller.register(self._woken, zmq.POLLIN)
             self._view = LogView(self._storage)
-            self._view.follow(self._progress)  # before anybody's position is compared with its end
+            self._view.follow(self._progress)  # before any position is compared with its end
             # Also of a proxy that serves none of them for now: what they need stays.
-            self.subscriptions = Subscriptions(self._storage, self._view.end, self._options.subscriber_expiry)
-            self.subscriptions.hold_on()
-            if self._options.durable:
-                self._durable = DurableServer(self._options, self._view, self.subscriptions)
+            options = self._options
+            self.positions = Positions(
+                self._storage,
+                lambda: self._view.end,
+                options.subscriber_expiry,
+                options.wal_retention,
+                self._wake,
+            )
+            stack.callback(self.positions.close)
+            if options.durable:
+                self._durable = FetchServer(options, self._view, self.positions)
                 stack.callback(self._durable.router.close)
                 self._poller.register(self._durable.router.socket, zmq.POLLIN)
             if self._options.replay:
@@ -91,10 +99,11 @@ class Server:
         return self
 
     def __exit__(self, *_: object) -> None:
-        if len(self.subscriptions):
-            self.subscriptions.change(urgent=True)
-            self.subscriptions.save()
         self._stack.close()
+
+    def _wake(self) -> None:
+        with suppress(OSError):  # it is readable enough, or closed
+            os.write(self._wakes, b"1")
 
     @property
     def view(self) -> LogView:
@@ -123,9 +132,13 @@ class Server:
         if self._replays is not None and self._replays.router.stuck:
             wait = _STUCK_WAIT_MS
         if self._durable is not None:
-            due = self._durable.due - time.monotonic()
-            wait = max(_STUCK_WAIT_MS, round(1000 * due)) if 1000 * due < wait else wait
+            if self._durable.is_held_up:
+                wait = min(wait, _HELD_UP_WAIT_MS)
+            if (due := self._durable.due) is not None:
+                wait = max(1, min(wait, round(1000 * (due - time.monotonic()))))
         self._poller.poll(0 if self._busy else wait)
+        with suppress(BlockingIOError):
+            os.read(self._woken, 4096)
 
     def receive(self) -> None:
         """Take what clients ask for; ``step`` answers, after it was heard how far the log is."""
@@ -142,13 +155,7 @@ class Server:
         """
         if not self._followed:
             self._look_at_log()
-        now = time.monotonic()
-        if now >= self._next_look:
-            self._next_look = now + _LOOK_SECONDS
-            self._look_at_readers()
-            if self._durable is None:
-                self.subscriptions.expire()
-                self.subscriptions.save()
+        self.positions.step()
         busy = False
         if self._durable is not None:
             busy = self._durable.step()
@@ -156,30 +163,15 @@ class Server:
             busy = self._replays.step() or busy
         self._busy = busy
 
-    def _look_at_readers(self) -> None:
-        try:
-            self.subscriptions.let_go()
-            needed = self._positions.needed()
-            self._readers = [] if needed is None else [needed]
-        except LogError as e:  # what it may still need stays
-            self._readers = None
-            self._faults.warn("%s", e)
-
     def status(self) -> dict[str, Any]:
         """The server's status, as plain data.
 
         ``hold`` is the first id that a durable subscriber or a Spark query still needs; None if nothing
         may be deleted.
         """
-        hold = None
-        if self._readers is not None:
-            needed = list(self._readers)
-            if (earliest := self.subscriptions.earliest_needed) is not None:
-                needed.append(earliest)
-            hold = min(needed, default=self._view.end)
         replays = self._replays
         return {
-            "hold": hold,
+            "hold": self.positions.needed,
             "durable": [] if self._durable is None else self._durable.status(),
             "replays": {
                 "clients": 0 if replays is None else replays.clients,

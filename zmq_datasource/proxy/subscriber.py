@@ -8,6 +8,7 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from datetime import datetime
 from types import TracebackType
 from typing import NamedTuple, Self
 
@@ -17,8 +18,8 @@ from zmq_datasource.host.forks import ThisProcess
 from zmq_datasource.options.parser import texts_of
 from zmq_datasource.options.socket import Access, SocketOptions, check_security
 from zmq_datasource.options.types import Endpoints, ZmqOptions
-from zmq_datasource.proxy.durable_protocol import MOST_CLIENT, MOST_NAME_BYTES, Ack, Close, Forget
-from zmq_datasource.proxy.subscriber_session import SubscriberSession
+from zmq_datasource.proxy.fetch_protocol import EARLIEST, LAST, LATEST, MOST_CLIENT, MOST_NAME_BYTES
+from zmq_datasource.proxy.subscriber_session import Start, SubscriberSession
 from zmq_datasource.transport.kernel import find_dead_peers
 from zmq_datasource.transport.link import TICK_SECONDS, Link
 from zmq_datasource.transport.spec import SocketSpec
@@ -53,18 +54,21 @@ class DurableSubscriber:
     ...     for order in orders:
     ...         ...  # doctest: +SKIP
 
-    The proxy keeps how far it has come. Who comes again under the same name gets what follows the last
-    acknowledged message: so each is handled at least once, and exactly once by who remembers its ``id`` together
-    with what it did.
+    The proxy keeps its position. A subscriber that comes again under the same name gets what follows the last
+    acknowledged message. So each message is handled at least once, and exactly once if the subscriber saves the ``id``
+    together with what it did.
 
     Args:
         endpoint: The proxy's ``durable`` endpoint.
         name: Of the subscription, 1 to 200 bytes; two clients at a time cannot share one.
         topics: Prefixes; all messages if there are none. They may change from one time to the next.
-        start: Where it begins the first time: ``earliest``, ``latest`` (what comes from now on), or an id.
+        start: Where it begins the first time: ``earliest``, ``latest`` (what comes from now on), ``last`` (the newest
+            message of each topic, then what comes), an id, or a time (a ``datetime`` with a time zone): the first
+            message that the proxy received then or later.
         auto_ack: Whether a message is acknowledged when the next one is asked for (and the last one at the
             end of the block, unless an error ends it). If not, call ``ack``.
-        credit: Most messages that are on the way here.
+        max_bytes: Of one answer of the proxy, about. Up to two answers are in memory here, each with at least one
+            message.
         timeout: Seconds to wait for the proxy, at the start and whenever it is away; None waits for ever.
         options: Those of libzmq, such as ``zmq_curve_serverkey``, and ``allow_insecure_plain``; in snake_case or as
             documented.
@@ -79,16 +83,16 @@ class DurableSubscriber:
         name: str,
         *,
         topics: Iterable[str | bytes] = (),
-        start: str | int = "earliest",
+        start: str | int | datetime = "earliest",
         auto_ack: bool = True,
-        credit: int = 1000,
+        max_bytes: int = 1 << 20,
         timeout: float | None = 30.0,
         **options: object,
     ) -> None:
         if isinstance(topics, (str, bytes)):
             raise OptionError(f"topics={topics!r}: it is a list of prefixes, as in [{topics!r}]")
-        if credit < 1:
-            raise OptionError(f"credit={credit}: nothing would ever come; set 1 or more")
+        if max_bytes < 1:
+            raise OptionError(f"max_bytes={max_bytes}: nothing would ever come; set 1 or more")
         if not 0 < len(name.encode()) <= MOST_NAME_BYTES or not name.isprintable():
             raise OptionError(f"name={name!r}: it has 1 to {MOST_NAME_BYTES} bytes of printable text")
         self._name = name
@@ -100,14 +104,12 @@ class DurableSubscriber:
         self._session = SubscriberSession(
             name,
             _start(start),
-            credit,
             prefixes,
+            max_bytes,
             timeout,
             str(self._endpoint),
             client=secrets.randbelow(MOST_CLIENT) + 1,
         )
-        # Without a routing id of its own: a connection that libzmq makes anew is a new one to the proxy too, which
-        # sends nothing on it before it has heard SUBSCRIBE. What was lost with the old one is not missed.
         self._link = Link(spec, self._session, find_dead_peers)
         self._process = ThisProcess(f"the DurableSubscriber {name}")
         self._given: int | None = None  # the last one given to the caller, not acknowledged yet
@@ -138,7 +140,7 @@ class DurableSubscriber:
         self._session.connected(time.monotonic())
         try:
             self._carry_until(
-                lambda: self._session.ready,
+                lambda: self._session.is_open,
                 self._timeout,
                 lambda: (
                     f"subscribing as {self._name!r} at {self._endpoint}: no proxy has answered within "
@@ -175,16 +177,15 @@ class DurableSubscriber:
                 return  # somebody else has the name
             if kind is None:
                 self._acknowledge_given()
-            if session.unconfirmed:
+            if session.has_unconfirmed:
                 try:
-                    self._wait_until_acknowledged(
+                    self._wait_until_confirmed(
+                        session.done,
                         _EXIT_SECONDS if kind is not None else self._timeout or _LONG_EXIT_SECONDS,
                     )
                 except (NoPeerError, SubscriptionError):
                     if kind is None:
                         raise  # else there is an error already, which says more
-            session.say(Close())
-            self._link.send()
         finally:
             self._link.close(1000)
 
@@ -246,14 +247,32 @@ class DurableSubscriber:
         failpoints.reach("proxy.ack.before_send")
         session.ack(done)
         if wait:
-            self._wait_until_acknowledged(self._timeout, done)
-        elif session.outbox:
-            self._link.send()
+            self._wait_until_confirmed(done + 1, self._timeout)
 
     def _acknowledge_given(self) -> None:
         if self._given is not None:
             given, self._given = self._given, None
             self.ack(given)
+
+    def seek(self, to: str | int | datetime) -> None:
+        """Go on somewhere else; returns when the proxy has the position on its disk.
+
+        Args:
+            to: As ``start``.
+
+        Raises:
+            OptionError: There is no such place.
+            NoPeerError: The proxy does not answer.
+        """
+        self._process.check()
+        self._given = None
+        self._session.seek(_start(to), time.monotonic())
+        self._link.send()
+        self._carry_until(
+            lambda: self._session.is_open,
+            self._timeout,
+            lambda: f"moving {self._name!r} at {self._endpoint}: no answer",
+        )
 
     def forget(self) -> None:
         """End the subscription itself: the proxy keeps nothing for it any more.
@@ -262,33 +281,33 @@ class DurableSubscriber:
             NoPeerError: The proxy does not answer.
         """
         self._process.check()
-        session = self._session
-        self._given = session.acknowledged = None
-        session.insist(Forget())
+        self._given = None
+        self._session.forget(time.monotonic())
+        self._link.send()
         self._carry_until(
-            lambda: session.forgotten,
+            lambda: self._session.forgotten,
             self._timeout,
             lambda: f"forgetting {self._name!r} at {self._endpoint}: no answer",
         )
         self._link.close(0)
 
-    def _wait_until_acknowledged(self, seconds: float | None, done: int | None = None) -> None:
-        """Until the proxy has this id, or the last acknowledged one, on its disk."""
+    def _wait_until_confirmed(self, wanted: int, seconds: float | None) -> None:
+        """Until the proxy has on its disk that everything below this id is done with."""
         session = self._session
-        last = session.acknowledged
-        assert last is not None
-        wanted = last if done is None else done
-        session.send_acks()
-        session.insist(Ack(last), said=time.monotonic())
-        self._carry_until(
-            lambda: session.confirmed > wanted,
-            seconds,
-            lambda: (
-                f"acknowledging id {wanted} at {self._endpoint}: no answer within {seconds:g} s; the message "
-                "may come again"
-            ),
-        )
-        failpoints.reach("proxy.ack.after_acked")
+        session.confirm(True, time.monotonic())
+        self._link.send()
+        try:
+            self._carry_until(
+                lambda: session.confirmed >= wanted,
+                seconds,
+                lambda: (
+                    f"acknowledging id {wanted - 1} at {self._endpoint}: no answer within {seconds:g} s; the message "
+                    "may come again"
+                ),
+            )
+        finally:
+            session.confirm(False, time.monotonic())
+        failpoints.reach("proxy.ack.after_confirmed")
 
     def _carry_until(
         self, done: Callable[[], bool], seconds: float | None, complaint: Callable[[], str]
@@ -296,13 +315,10 @@ class DurableSubscriber:
         """Messages that come meanwhile stay in the session's inbox."""
         began = time.monotonic()
         self._session.listen(began)
-        try:
-            while not done():
-                if seconds is not None and time.monotonic() - began >= seconds:
-                    raise NoPeerError(complaint())
-                self._carry(TICK_SECONDS)
-        finally:
-            self._session.insist(None)
+        while not done():
+            if seconds is not None and time.monotonic() - began >= seconds:
+                raise NoPeerError(complaint())
+            self._carry(TICK_SECONDS)
 
     def _carry(self, wait: float) -> None:
         if self._session.refusal is None:
@@ -311,12 +327,18 @@ class DurableSubscriber:
             raise self._session.refusal
 
 
-def _start(start: str | int) -> bytes:
+def _start(start: str | int | datetime) -> Start:
+    if isinstance(start, datetime):
+        if start.tzinfo is None:
+            raise OptionError(
+                f"start={start!r}: it has no time zone; set one, as in datetime.now(timezone.utc)"
+            )
+        return Start(since=max(0, round(start.timestamp() * 1e6)))
     if isinstance(start, int) and 0 <= start < 2**63:
-        return start.to_bytes(8, "big")
-    if start in ("earliest", "latest"):
-        return str(start).encode()
-    raise OptionError(f"start={start!r}: it is earliest, latest, or an id")
+        return Start(start)
+    if start in (EARLIEST, LATEST, LAST):
+        return Start(start)
+    raise OptionError(f"start={start!r}: it is {EARLIEST}, {LATEST}, {LAST}, an id, or a time")
 
 
 def _spec(endpoint: str, given: Mapping[str, str]) -> SocketSpec:

@@ -2,70 +2,92 @@
 
 The rules:
 
-* The proxy says each second that it is there. After ``SILENCE_SECONDS`` without a word, or without the answer to
-  SUBSCRIBE, it is asked with the same SUBSCRIBE, which restarts nothing; after twice as much without a byte the
-  connection is given up. A message of 100 MB may take longer than that, and no heartbeat overtakes it: bytes are a sign
-  of life too.
-* Every connection is a new one to the proxy, and hears SUBSCRIBE with a number of its own, one more than that of the
-  connection before: so the proxy knows which connections are given up, in whatever order it hears them.
-* What was sent to a connection before, and comes late, comes again.
-* What was received and not taken by the caller stays through all that; it is not asked for again.
-* A proxy that does not know the subscription any more may have another log, and refuses it. What was acknowledged
-  would say nothing about that one: so no ACK leaves before the answer to SUBSCRIBE.
+* One request is asked at a time, and asked again until it is answered: after ``SILENCE_SECONDS`` without a byte on the
+  same connection, after twice as much by a new one. What answers no question that is open is ignored.
+* The next FETCH leaves when the answer before has come, not when the caller has taken its messages: up to two answers
+  are in memory.
+* ``done`` says that the caller has done with everything below. It moves past an id when the caller has acknowledged
+  it, and past ids of other topics (and ids that were lost) when all before is acknowledged and the caller asks for
+  more.
 """
 
 from __future__ import annotations
 
 import math
 from collections import deque
+from collections.abc import Sequence
+from typing import NamedTuple
 
 from zmq_datasource.errors import NoPeerError, SubscriptionError
 from zmq_datasource.host.limited_logging import LimitedLog
-from zmq_datasource.proxy.durable_protocol import (
+from zmq_datasource.proxy.fetch_protocol import (
+    MOST_WAIT_MS,
     SILENCE_SECONDS,
-    Ack,
-    Acked,
-    Credit,
+    Batch,
+    Fetch,
     Forget,
     Forgotten,
-    FromClient,
     Lost,
-    Message,
-    Ready,
+    Open,
+    Opened,
     Refused,
-    Subscribe,
-    read_from_proxy,
+    decode,
+    encode,
+    frames_of,
     session_number,
-    write,
 )
 from zmq_datasource.transport.link import Session
 
-__all__ = ["SubscriberSession"]
+__all__ = ["Received", "Start", "SubscriberSession"]
 
-# Acknowledgements are sent together: when so many are due, or nothing else is to be done.
-ACK_EVERY = 100
-# An answer that has not come is asked for again.
-AGAIN_SECONDS = 1.0
+# A position that has moved is told so often, also while nothing else is to be asked.
+_DONE_SECONDS = 1.0
+# Answers in memory: one that the caller takes, and the next one.
+_MOST_ANSWERS = 2
+
+
+class Start(NamedTuple):
+    """Where a new name begins.
+
+    Attributes:
+        start: ``earliest``, ``latest``, ``last`` or an id.
+        since: Or a time, in microseconds since the epoch.
+    """
+
+    start: str | int = "earliest"
+    since: int | None = None
+
+
+class Received(NamedTuple):
+    """A message, all its frames."""
+
+    id: int
+    frames: tuple[bytes, ...]
+
+
+class _Passed(NamedTuple):
+    """Behind the messages of an answer: below this id there are no more."""
+
+    next: int
 
 
 class SubscriberSession(Session):
     """A conversation with one proxy; it begins with ``connected``.
 
     Args:
-        name, start, credit, topics: As in SUBSCRIBE.
+        name, start, topics: As in OPEN.
+        max_bytes: Of the rows of one answer, about.
         timeout: Seconds for which a proxy that was there may be silent while the caller listens; None for ever.
         proxy: Its name in messages.
-        client: A random number up to ``MOST_CLIENT``, which tells this client's connections from those of others; 0 for
-            none.
+        client: A random number up to ``MOST_CLIENT``, which tells this client's OPENs from those of others; 0 for none.
 
     Attributes:
-        inbox: Received, and not taken yet.
-        ready: Whether the proxy has answered on this connection.
+        is_open: Whether the proxy has given the name to this session.
         new: Whether the proxy did not know the name.
         lost: Messages that the proxy's log had no more when they were due.
         handed: The last id that was taken.
-        acknowledged: The last id that the caller is done with.
-        confirmed: The proxy has on its disk that what is below is done with.
+        done: The caller has done with everything below.
+        confirmed: The same, on the proxy's disk.
         forgotten: Whether the proxy has ended the subscription.
         refusal: Why the conversation is over.
     """
@@ -73,37 +95,39 @@ class SubscriberSession(Session):
     def __init__(
         self,
         name: str,
-        start: bytes,
-        credit: int,
+        start: Start,
         topics: tuple[bytes, ...],
+        max_bytes: int,
         timeout: float | None,
         proxy: str,
         client: int = 0,
     ) -> None:
         super().__init__()
-        self._readies = LimitedLog(__name__, "times that the proxy was ready")
+        self._openings = LimitedLog(__name__, "times that a subscription was opened")
         self._losses = LimitedLog(__name__, "times that messages were deleted")
-        self._name, self._start, self._credit, self._topics = name, start, credit, topics
+        self._name, self._start, self._topics = name, start, topics
+        self._max_bytes = max_bytes
         self._timeout = timeout
         self._proxy = proxy
-        self.inbox: deque[Message] = deque()
-        self.ready = self._ready_once = False
+        self._client = client
+        self._session = session_number(client, 1)
+        self._seeking = False
+        self._forgetting = False
+        self._confirming = False
+        self.is_open = self._was_open = False
         self.new = self.forgotten = False
         self.lost = 0
         self.handed: int | None = None
-        self.acknowledged: int | None = None
-        self.confirmed = 0
+        self.done = self.confirmed = self._told = 0
         self.refusal: SubscriptionError | None = None
-        self._session = session_number(client, 0)
-        self._received: int | None = None  # the id after the last one received
-        # The id after the last one that is known to be lost, and when that was said.
-        self._lost_to, self._lost_at = 0, 0.0
-        self._credit_owed = self._acks_owed = 0
-        self._heard = self._asked = 0.0  # the last sign of life on this connection; the last SUBSCRIBE
-        self._answered = False  # whether that has its READY
+        self._inbox: deque[Received | _Passed] = deque()
+        self._answers = 0  # of them, in the inbox
+        self._next = 0  # the first id that has not come
+        self._passed: int | None = None  # to be done with once the caller asks for more
+        self._lost_to = 0
+        self._question: Open | Fetch | Forget | None = None
+        self._asked = self._heard = self._told_at = 0.0
         self._last_word = self._listening = 0.0
-        self._insisting: FromClient | None = None
-        self._insisted = 0.0
 
     # The caller.
 
@@ -111,81 +135,113 @@ class SubscriberSession(Session):
         """The caller waits from now on: only then is silence counted."""
         self._listening = now
 
-    def take(self) -> Message | None:
+    def take(self) -> Received | None:
         """The next message, if one has come."""
-        if not self.inbox:
-            return None
-        message = self.inbox.popleft()
-        self._credit_owed += 1
-        if self._credit_owed >= max(1, self._credit // 2):
-            self._give_credit()
-        self.handed = message.id
-        return message
+        self._step_over()
+        while self._inbox:
+            received = self._inbox.popleft()
+            if isinstance(received, Received):
+                self.handed = received.id
+                return received
+            self._answers -= 1
+            self._passed = received.next
+        return None
 
-    def ack(self, done: int) -> None:
+    def _step_over(self) -> None:
+        """Be done with what has no message for the caller, if all before it is."""
+        if self._passed is not None and (self.handed is None or self.done > self.handed):
+            self.done = max(self.done, self._passed)
+            self._passed = None
+
+    def ack(self, last: int) -> None:
         """The caller is done with everything up to this id, which was taken."""
-        self.acknowledged = max(done, self.acknowledged or 0)
-        self._acks_owed += 1
-        if self._acks_owed >= ACK_EVERY:
-            self.send_acks()
-
-    def _step_over_lost(self) -> None:
-        """What was lost, nobody takes, and the proxy may wait for it: it is done with once all before it is.
-
-        And once the caller waits for what follows. One that dies with what came next hears of the loss again.
-        """
-        at_work = self.handed is not None and (self.acknowledged is None or self.acknowledged < self.handed)
-        if (
-            not self.inbox
-            and not at_work
-            and self._lost_to - 1 > (-1 if self.acknowledged is None else self.acknowledged)
-        ):
-            self.acknowledged = self._lost_to - 1
-            self._acks_owed += 1
+        self.done = max(self.done, last + 1)
 
     @property
-    def unconfirmed(self) -> bool:
-        """Whether the proxy has not said that the last acknowledgement is on its disk."""
-        return self.acknowledged is not None and self.confirmed <= self.acknowledged
+    def has_unconfirmed(self) -> bool:
+        """Whether the proxy has not said that the position is on its disk."""
+        return self.is_open and self.confirmed < self.done
 
-    def send_acks(self) -> None:
-        """Send the acknowledgements that are due, without waiting for more; once it is known who hears them."""
-        if self.acknowledged is not None and self._answered:
-            self._acks_owed = 0
-            self.say(Ack(self.acknowledged))
+    def confirm(self, confirming: bool, now: float) -> None:
+        """Whether the caller waits until the position is on the proxy's disk."""
+        self._confirming = confirming
+        if confirming and self.is_open:
+            self._fetch(now)
 
-    def insist(self, request: FromClient | None, said: float = -math.inf) -> None:
-        """Repeat this each second, where the proxy is there; its answer may be lost. None: no longer.
+    def forget(self, now: float) -> None:
+        """End the subscription itself."""
+        self._forgetting = True
+        self._ask(Forget(name=self._name, session=self._session), now)
 
-        Args:
-            said: When it was said already.
-        """
-        self._insisting, self._insisted = request, said
+    def seek(self, start: Start, now: float) -> None:
+        """Go on somewhere else; what was received and not taken is forgotten."""
+        self._start, self._seeking = start, True
+        self._session += 1
+        self._open(now)
 
-    def say(self, message: FromClient) -> None:
-        self.outbox.append(write(message))
+    # Questions.
 
-    def _give_credit(self) -> None:
-        self.say(Credit(self._credit_owed))
-        self._credit_owed = 0
+    def _open(self, now: float) -> None:
+        self.is_open = False
+        self._ask(
+            Open(
+                name=self._name,
+                session=self._session,
+                start=self._start.start,
+                since=self._start.since,
+                seek=self._seeking,
+            ),
+            now,
+        )
+
+    def _fetch(self, now: float) -> None:
+        """Ask for what follows, and say what is done."""
+        has_room = self._answers < _MOST_ANSWERS
+        self._ask(
+            Fetch(
+                name=self._name,
+                session=self._session,
+                first=self._next,
+                done=min(self.done, self._next),
+                max_bytes=self._max_bytes if has_room else 0,
+                wait=MOST_WAIT_MS if has_room and not self._confirming else 0,
+                confirm=self._confirming,
+            ),
+            now,
+        )
+
+    def _ask(self, question: Open | Fetch | Forget, now: float) -> None:
+        self._question, self._asked = question, now
+        self.outbox.append(encode(question, self._topics if isinstance(question, Open) else ()))
+        if isinstance(question, Fetch):
+            assert question.done is not None
+            self._told, self._told_at = question.done, now
+
+    def _ask_again(self, now: float) -> None:
+        if isinstance(self._question, Fetch):
+            self._fetch(now)  # with what is done by now
+        elif self._question is not None:
+            self._ask(self._question, now)
+
+    def _go_on(self, now: float) -> None:
+        """Ask the next question, if there is one."""
+        if self._question is not None or not self.is_open or self.refusal is not None:
+            return
+        tells = self.done > self._told and now - self._told_at >= _DONE_SECONDS
+        confirms = self._confirming and self.confirmed < self.done
+        if self._answers < _MOST_ANSWERS or tells or confirms:
+            self._fetch(now)
 
     # The connection.
 
     def connected(self, now: float) -> None:
-        """Say who is here, on a connection that has not heard it, and go on where it was."""
+        """A new connection: what was asked by the one before may be lost."""
         self.outbox.clear()
-        self._credit_owed = 0
-        self.ready = False
-        self._session += 1
         self._heard = now
-        self._subscribe(now)
-
-    def _subscribe(self, now: float) -> None:
-        """Say who is here, perhaps again: within a session that restarts nothing."""
-        self._asked, self._answered = now, False
-        # What came before and was not taken yet gives its credit back once it is; what was taken, soon.
-        credit = max(0, self._credit - len(self.inbox) - self._credit_owed)
-        self.say(Subscribe(self._name, self._session, self._start, self._received, credit, self._topics))
+        if self._question is None and not self._was_open:
+            self._open(now)
+        else:
+            self._ask_again(now)
 
     def alive(self, now: float) -> None:
         self._heard = self._last_word = now
@@ -196,31 +252,24 @@ class SubscriberSession(Session):
         self._heard = -math.inf
 
     def wake(self, now: float) -> None:
-        """Do what is due at this time: ask again, or give the connection up.
+        """Do what is due at this time: ask, ask again, or give the connection up.
 
         Raises:
             NoPeerError: The proxy has been silent for the timeout.
         """
         silent = now - max(self._last_word, self._listening)
-        if self._ready_once and self._timeout is not None and silent > self._timeout:
+        waits = self._question is not None
+        if waits and self._was_open and self._timeout is not None and silent > self._timeout:
             raise NoPeerError(
                 f"receiving as {self._name!r} from {self._proxy}: the proxy has been silent for "
                 f"{silent:.0f} s; come again, and it goes on after the last acknowledged message"
             )
-        if now - self._heard > 2 * SILENCE_SECONDS:
+        if waits and now - max(self._heard, self._asked) > SILENCE_SECONDS:
+            self._ask_again(now)
+        if waits and now - self._heard > 2 * SILENCE_SECONDS:
             self.redial = True
             self.connected(now)
-        elif now - max(self._asked, self._heard if self.ready else 0.0) > SILENCE_SECONDS:
-            self._subscribe(now)
-        if now - self._lost_at >= AGAIN_SECONDS:
-            self._step_over_lost()
-        if self._acks_owed:
-            self.send_acks()
-        if self._credit_owed and self.ready:
-            self._give_credit()
-        if self._insisting is not None and self._answered and now - self._insisted >= AGAIN_SECONDS:
-            self._insisted = now
-            self.say(self._insisting)
+        self._go_on(now)
 
     def receive(self, frames: list[bytes], now: float) -> None:
         """Take in what the proxy has sent.
@@ -229,40 +278,60 @@ class SubscriberSession(Session):
             ProtocolError: No message of this protocol.
         """
         self._heard = self._last_word = now
-        message = read_from_proxy(frames)
+        message, buffers = decode(frames)
+        if isinstance(message, Refused):
+            self._refused(message)
+        elif getattr(message, "session", None) != self._session:
+            return  # an answer to a session before
         match message:
-            case Message(id, _):
-                if self.ready:  # else of a session before: it comes again
-                    self._received = id + 1
-                    self.inbox.append(message)
-            case Ready(session, first, _, new):
-                if session != self._session:
-                    return  # it has been asked again since
-                self._readies.info("subscribed as %r at %s, from id %d on", self._name, self._proxy, first)
-                self.ready = self._ready_once = self._answered = True
-                self.new = self.new or new
-                if self._received is None:
-                    self._received = first
-                if self.unconfirmed:
-                    self.send_acks()
-            case Acked(position):
-                self.confirmed = max(self.confirmed, position)
-            case Lost(first, end):
-                if not self.ready:
-                    return  # of a session before: it comes again
-                self.lost += max(0, end - max(first, self._lost_to))
-                self._lost_to = self._received = end
-                self._lost_at = now
-                self._losses.warn(
-                    "%r: the ids %d to %d were deleted before they came here", self._name, first, end - 1
-                )
+            case Opened():
+                self._opened(message)
+            case Batch() | Lost():
+                self._answered(message, buffers)
             case Forgotten():
-                self.forgotten = True
-            case Refused("unknown", _):
-                # The proxy was restarted: it has to hear who is here; once, for there may be several of these.
-                if self.ready:
-                    self.connected(now)
-            case Refused("gone", _) if isinstance(self._insisting, Forget):
-                self.forgotten = True  # and its answer was lost
-            case Refused(_, reason):
-                self.refusal = SubscriptionError(f"subscribing as {self._name!r} at {self._proxy}: {reason}")
+                self.forgotten, self._question = True, None
+        self._go_on(now)
+
+    def _opened(self, message: Opened) -> None:
+        if not isinstance(self._question, Open):
+            return
+        self._question = None
+        self._openings.info("subscribed as %r at %s, from id %d on", self._name, self._proxy, message.next)
+        self.is_open = self._was_open = True
+        self.new = self.new or message.new
+        self._inbox.clear()
+        self._answers, self._passed, self.handed = 0, None, None
+        self._next = self.done = self.confirmed = self._told = message.next
+        self._lost_to = 0
+
+    def _answered(self, message: Batch | Lost, buffers: Sequence[bytes]) -> None:
+        if not self.is_open:
+            return
+        self.confirmed = max(self.confirmed, message.done or 0)
+        if message.first != self._next:
+            return  # asked twice, and it has come already
+        self._question = None
+        if isinstance(message, Lost):
+            self.lost += message.next - max(message.first, self._lost_to)
+            self._lost_to = message.next
+            self._losses.warn(
+                "%r: the ids %d to %d were deleted before they came here",
+                self._name,
+                message.first,
+                message.next - 1,
+            )
+        else:
+            found = frames_of(message, buffers)
+            self._inbox.extend(Received(*one) for one in found)
+        if message.next > self._next:
+            self._inbox.append(_Passed(message.next))
+            self._answers += 1
+            self._next = message.next
+
+    def _refused(self, message: Refused) -> None:
+        if message.session not in (None, self._session):
+            return
+        if message.code == "gone" and self._forgetting:
+            self.forgotten = True  # and its answer was lost
+            return
+        self.refusal = SubscriptionError(f"subscribing as {self._name!r} at {self._proxy}: {message.reason}")

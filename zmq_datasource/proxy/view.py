@@ -103,6 +103,13 @@ class LogView:
         """The id after the last one."""
         return self._index.end if self._tail is None else max(self._grown.end, self._index.end)
 
+    def open_batches(self) -> list[pa.RecordBatch]:
+        """The rows of the open chunk, as far as the writer says that it has come."""
+        if self._tail is None:
+            return []
+        self._tail.read_to(self._grown.bytes)
+        return list(self._tail.batches)
+
     def batches(self, start: int) -> Iterator[pa.RecordBatch]:
         """Some rows from ``start`` on, if there are any; those of sealed chunks as far as they go.
 

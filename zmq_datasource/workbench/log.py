@@ -10,9 +10,9 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
 from typing import NamedTuple
 
+import msgspec
 import pyarrow as pa
 
 from zmq_datasource.errors import (
@@ -22,7 +22,6 @@ from zmq_datasource.errors import (
     OptionError,
 )
 from zmq_datasource.log import (
-    SUBSCRIPTIONS_NAME,
     ChunkIndex,
     Damage,
     Hold,
@@ -30,7 +29,6 @@ from zmq_datasource.log import (
     LogStorage,
     ReaderRecord,
     ReaderRecords,
-    damage_at,
     first_since,
     read_index,
     read_slices,
@@ -38,7 +36,6 @@ from zmq_datasource.log import (
     verify_log,
 )
 from zmq_datasource.options.types import Position
-from zmq_datasource.proxy.subscriptions import READER, Subscriptions
 
 __all__ = [
     "Damage",
@@ -160,19 +157,11 @@ def readers(storage: LogStorage, clock: Callable[[], float] = time.time) -> list
     found = []
     records = ReaderRecords(storage)
     for name, record in records.all().items():
-        if name == READER:  # marks the place of a subscriber that is listed itself
-            continue
         running, seen = records.is_running(name), records.written_at(name)
         dropped = None if running or seen is None or record.timeout is None else seen + record.timeout
         nexts = {partition: record.needs(partition) for partition in indexes}
-        found.append(_reader(name, "query", record.named, nexts, indexes, clock(), running, seen, dropped))
-    end = next((index.end for _, index in indexes.values()), 0)
-    for subscription in Subscriptions(storage, end, math.inf):
-        nexts = {storage.partition: subscription.next}
-        seen = subscription.acknowledged
-        found.append(
-            _reader(subscription.name, "subscriber", True, nexts, indexes, clock(), None, seen, None)
-        )
+        kind = "query" if record.subscriber is None else "subscriber"
+        found.append(_reader(name, kind, record.named, nexts, indexes, clock(), running, seen, dropped))
     return found
 
 
@@ -239,7 +228,10 @@ def seek_reader(storage: LogStorage, name: str, to: Position) -> dict[int, int]:
             for partition in storage.partitions():
                 at = storage.of(partition)
                 nexts[partition] = _place(at, read_index(at), to)
-            records.write(name, ReaderRecord(nexts, record.timeout, begins=True))
+            notes = record.subscriber
+            if notes is not None:  # a client that goes on without opening the name again is told
+                notes = msgspec.structs.replace(notes, session=0, snapshot=0)
+            records.write(name, ReaderRecord(nexts, record.timeout, begins=True, subscriber=notes))
     finally:
         hold.release()
     return nexts
@@ -293,9 +285,6 @@ def verify(storage: LogStorage, done: Callable[[str], None] = lambda _: None) ->
         DiskFaultError: A file cannot be read now.
     """
     yield from verify_log(storage, done)
-    for partition in storage.partitions():
-        at = storage.of(partition)
-        yield from damage_at(at.path_of(SUBSCRIPTIONS_NAME), partial(Subscriptions, at, 1 << 62, math.inf))
 
 
 # Messages.

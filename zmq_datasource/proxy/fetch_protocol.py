@@ -1,0 +1,292 @@
+"""The messages between a durable subscriber and a proxy: bytes only. Specified in docs/proxy.md.
+
+Each request says all that there is to know, so it may be repeated until it is answered::
+
+    subscriber                           proxy
+    OPEN   name, start, topics    ─────► the position of the name, from its record or from ``start``
+           ◄──────────────────── OPENED  next
+    FETCH  first, done            ─────► the rows from ``first`` on, as soon as there are some
+           ◄───────────────────── BATCH  first, next, done, rows
+    FETCH  first=next, done       ─────► ...
+
+A FETCH without a name replays a range of ids. The form of a message is ``transport.envelope``'s, and the rows of a
+BATCH are columns (``messages.packed``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Annotated, Any, TypeAlias
+
+import msgspec
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from zmq_datasource.errors import ProtocolError
+from zmq_datasource.host.printable import printable
+from zmq_datasource.messages.framing import raw_messages
+from zmq_datasource.messages.packed import MOST_ROWS, pack_columns, unpack_columns
+from zmq_datasource.transport.envelope import Envelope, Header
+
+__all__ = [
+    "EARLIEST",
+    "LAST",
+    "LATEST",
+    "MOST_CLIENT",
+    "MOST_FRAMES",
+    "MOST_NAME_BYTES",
+    "MOST_WAIT_MS",
+    "SILENCE_SECONDS",
+    "Batch",
+    "Fetch",
+    "Forget",
+    "Forgotten",
+    "FromClient",
+    "FromProxy",
+    "Lost",
+    "Open",
+    "Opened",
+    "Refused",
+    "client_of",
+    "decode",
+    "encode",
+    "frames_of",
+    "pack_rows",
+    "session_number",
+]
+
+VERSION = 2
+EARLIEST, LATEST, LAST = "earliest", "latest", "last"
+MOST_NAME_BYTES = 200
+# For so long a FETCH may wait for messages.
+MOST_WAIT_MS = 1000
+# A proxy answers each FETCH within MOST_WAIT_MS. After so much silence it is asked again; after twice as much without
+# a byte the connection is given up. A message of 100 MB may take longer than that: its bytes are a sign of life.
+SILENCE_SECONDS = 3.0
+_MOST_TOPICS, _MOST_TOPIC_BYTES = 1000, 32_768
+# Of a request: its kind, its header and its topics.
+MOST_FRAMES = 2 + _MOST_TOPICS
+_MOST_REASON, _MOST_CODE = 2000, 64
+
+_Number = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
+# The lower bits of a session's number count the sessions of one client; those above name the client.
+_COUNT_BITS = 32
+MOST_CLIENT = 2**31 - 1
+
+
+def session_number(client: int, count: int) -> int:
+    """The number of a client's session.
+
+    Args:
+        client: A random number up to ``MOST_CLIENT``; 0 for a client without a number of its own.
+        count: Goes up with each OPEN of the client.
+    """
+    return client << _COUNT_BITS | count
+
+
+def client_of(session: int) -> int:
+    """The client in a session's number; 0 if it has none."""
+    return session >> _COUNT_BITS
+
+
+class _Named(Header, frozen=True, kw_only=True):
+    name: str
+    session: _Number
+
+    def check(self) -> None:
+        if (
+            not 0 < len(self.name.encode("utf-8", "replace")) <= MOST_NAME_BYTES
+            or not self.name.isprintable()
+        ):
+            raise ProtocolError(
+                f"a name has 1 to {MOST_NAME_BYTES} bytes of printable text, not {self.name[:32]!r}"
+            )
+
+
+class Open(_Named, frozen=True, kw_only=True, omit_defaults=True):
+    """Client: this name is mine from now on. Answered by ``Opened``. The frames behind it are topic prefixes.
+
+    Attributes:
+        session: Tells the client's FETCHes from those of another client under the same name: see ``session_number``.
+        start: Where a new name begins: ``earliest``, ``latest``, ``last`` (the newest message of each topic, then what
+            comes), or an id.
+        since: Instead of ``start``: it begins with the first message that was received at this time or later, in
+            microseconds since the epoch.
+        seek: Whether a name that is known goes to ``start``, too.
+    """
+
+    kind = b"O"
+    start: Annotated[str, msgspec.Meta(max_length=16)] | _Number = EARLIEST
+    since: _Number | None = None
+    seek: bool = False
+
+    def check(self) -> None:
+        super().check()
+        if isinstance(self.start, str) and self.start not in (EARLIEST, LATEST, LAST):
+            raise ProtocolError(f"start {self.start!r} is not earliest, latest, last, or an id")
+
+
+class Opened(Header, frozen=True, kw_only=True):
+    """Proxy: the name's position is ``next``; the log ends at ``end``; ``new`` if the name was not known."""
+
+    kind = b"R"
+    session: _Number
+    next: _Number
+    end: _Number
+    new: bool
+
+
+class Fetch(Header, frozen=True, kw_only=True, omit_defaults=True):
+    """Client: give me what there is from ``first`` on. Answered by ``Batch`` or ``Lost``.
+
+    Attributes:
+        name: None to replay a range of ids; the frames behind the header are the topic prefixes then.
+        first: The first id that is wanted.
+        done: The client has done with everything below. None of a replay.
+        until: Of a replay, the id after the last one that is wanted; None for the present end of the log.
+        max_bytes: Of the rows, about; one message at least. 0 asks for no rows.
+        wait: For so many milliseconds the proxy waits for a message, up to ``MOST_WAIT_MS``.
+        confirm: Whether the answer is to wait until ``done`` is on the proxy's disk.
+    """
+
+    kind = b"F"
+    name: str | None = None
+    session: _Number = 0
+    first: _Number
+    done: _Number | None = None
+    until: _Number | None = None
+    max_bytes: _Number = 1 << 20
+    wait: _Number = 0
+    confirm: bool = False
+
+    def check(self) -> None:
+        if (self.name is None) != (self.done is None):
+            raise ProtocolError("a FETCH with a name has done, and one without a name has none")
+        if self.done is not None and self.done > self.first:
+            raise ProtocolError(f"done {self.done} is beyond first {self.first}")
+
+
+class Batch(Header, frozen=True, kw_only=True, omit_defaults=True):
+    """Proxy: the messages from ``first`` to before ``next``, of the topics that are wanted; perhaps none.
+
+    The buffers behind it, if there are rows, are the ids (64 bits, little-endian) and those of ``columns``.
+
+    Attributes:
+        end: The log ends there.
+        done: The client's position on the proxy's disk; None in a replay.
+    """
+
+    kind = b"B"
+    session: _Number
+    first: _Number
+    next: _Number
+    end: _Number
+    done: _Number | None = None
+    rows: _Number = 0
+    columns: tuple[str, ...] = ()
+
+
+class Lost(Header, frozen=True, kw_only=True, omit_defaults=True):
+    """Proxy: the ids from ``first`` to before ``next`` were asked for, and the log has them no more."""
+
+    kind = b"L"
+    session: _Number
+    first: _Number
+    next: _Number
+    end: _Number
+    done: _Number | None = None
+
+
+class Forget(_Named, frozen=True, kw_only=True):
+    """Client: the name is not needed any more. Answered by ``Forgotten``."""
+
+    kind = b"G"
+
+
+class Forgotten(Header, frozen=True, kw_only=True):
+    """Proxy: the name is gone."""
+
+    kind = b"N"
+    session: _Number
+
+
+class Refused(Header, frozen=True, kw_only=True, omit_defaults=True):
+    """Proxy: it cannot be done; ``code`` is for programs, ``reason`` for people."""
+
+    kind = b"X"
+    code: str
+    reason: str
+    session: _Number | None = None
+
+
+FromClient: TypeAlias = Open | Fetch | Forget
+FromProxy: TypeAlias = Opened | Batch | Lost | Forgotten | Refused
+_ENVELOPE: Envelope[Any] = Envelope(
+    VERSION,
+    (Open, Opened, Fetch, Batch, Lost, Forget, Forgotten, Refused),
+    "the protocol of durable subscribers",
+)
+encode: Callable[..., list[Any]] = _ENVELOPE.encode
+
+
+def decode(frames: Sequence[bytes]) -> tuple[FromClient | FromProxy, Sequence[bytes]]:
+    """A message, and the frames behind its header.
+
+    Raises:
+        ProtocolError: No message of this protocol.
+    """
+    message, rest = _ENVELOPE.decode(frames)
+    if isinstance(message, (Open, Fetch)) and (
+        len(rest) > _MOST_TOPICS or sum(map(len, rest)) > _MOST_TOPIC_BYTES
+    ):
+        raise ProtocolError(
+            f"{len(rest)} topics of {sum(map(len, rest))} bytes; {_MOST_TOPICS} of {_MOST_TOPIC_BYTES} are the most"
+        )
+    if isinstance(message, Refused):
+        message = Refused(
+            code=printable(message.code, _MOST_CODE),
+            reason=printable(message.reason, _MOST_REASON),
+            session=message.session,
+        )
+    return message, rest
+
+
+def pack_rows(batch: pa.RecordBatch) -> tuple[list[str], list[object]]:
+    """Rows of the log as the columns and the buffers of a BATCH."""
+    ids = [memoryview(batch.column("id").buffers()[1])[8 * batch.column("id").offset :][: 8 * batch.num_rows]]
+    if batch.column("frames").null_count == batch.num_rows:
+        columns, buffers = pack_columns(batch.select(["topic", "value"]))
+    else:  # of some messages topic and value are not all
+        columns, buffers = pack_columns(pa.record_batch({"frames": raw_messages(batch).lists()}))
+    return columns, [*ids, *buffers]
+
+
+def frames_of(message: Batch, buffers: Sequence[bytes]) -> list[tuple[int, tuple[bytes, ...]]]:
+    """The messages of a BATCH: of each one its id and its frames. A message of one frame has an empty topic.
+
+    Raises:
+        ProtocolError: The buffers are not what they should be.
+    """
+    if not message.rows:
+        if buffers:
+            raise ProtocolError(f"a BATCH without rows, and {len(buffers)} buffers")
+        return []
+    if not buffers or message.rows > MOST_ROWS or len(buffers[0]) != 8 * message.rows:
+        raise ProtocolError(f"{message.rows} rows, and not as many ids")
+    ids = pa.Array.from_buffers(pa.int64(), message.rows, [None, pa.py_buffer(buffers[0])])
+    columns = unpack_columns(message.columns, message.rows, buffers[1:])
+    numbers = ids.to_pylist()
+    grow = message.rows == 1 or pc.all(pc.greater(ids[1:], ids[:-1])).as_py()
+    if not (grow and message.first <= numbers[0] and numbers[-1] < message.next):
+        raise ProtocolError(
+            f"the ids of a BATCH from {message.first} to {message.next - 1} do not grow within these"
+        )
+    if "frames" in columns:
+        lists = columns["frames"].to_pylist()
+        frames = [tuple(one) if len(one) > 1 else (b"", *one) for one in lists]
+    else:
+        topics = columns["topic"].to_pylist() if "topic" in columns else [None] * message.rows
+        frames = [
+            (topic or b"", value) for topic, value in zip(topics, columns["value"].to_pylist(), strict=True)
+        ]
+    return list(zip(numbers, frames, strict=True))
