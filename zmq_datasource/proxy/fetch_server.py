@@ -30,6 +30,7 @@ from zmq_datasource.errors import DiskFaultError, LogError, LogLockedError, Prot
 from zmq_datasource.host import failpoints
 from zmq_datasource.host.limited_logging import LimitedLog
 from zmq_datasource.host.printable import printable
+from zmq_datasource.messages.columns import number
 from zmq_datasource.options import ProxyOptions
 from zmq_datasource.proxy.fetch_protocol import (
     MOST_FRAMES,
@@ -320,9 +321,9 @@ class FetchServer:
             self._refuse(peer, fetch.session, "ahead", reason)
             return
         before = self._waiting.get(fetch.name)
-        position.asked = time.monotonic()
+        is_away, position.asked = position.asked is None, time.monotonic()
         waiting = self._waiting_for(peer, fetch, position.topics)
-        if position.hold is None:
+        if is_away or position.hold is None:
             again = before.coming_back if before is not None else None
             waiting.coming_back = again or self._positions.come_back(position)
         else:
@@ -579,7 +580,7 @@ def _without_older(batch: pa.RecordBatch, position: Position | None) -> pa.Recor
     if position is None or not batch.num_rows or batch.column("id")[0].as_py() >= position.snapshot:
         return batch
     ids = batch.column("id")
-    is_live = pc.greater_equal(ids, pa.scalar(position.snapshot, pa.int64()))
+    is_live = pc.greater_equal(ids, number(position.snapshot))
     return batch.filter(pc.or_(is_live, pc.is_in(ids, value_set=position.newest)))
 
 

@@ -46,6 +46,7 @@ from zmq_datasource.log import (
     slices,
     subscriber_key,
 )
+from zmq_datasource.messages.columns import integers_of, number
 from zmq_datasource.proxy.fetch_protocol import EARLIEST, LAST, LATEST, Open
 from zmq_datasource.proxy.topics import topics_of
 
@@ -97,7 +98,7 @@ class Position:
         self.created, self.acknowledged = notes.created, notes.acknowledged
         self.sent, self.lost, self.lost_to = notes.sent, notes.lost, notes.lost_to
         self.lost_kept = notes.lost_to
-        self.snapshot, self.newest = notes.snapshot, pa.array([], pa.int64())
+        self.snapshot, self.newest = notes.snapshot, integers_of(())
         self.asked: float | None = None
         self.left = now
         self.hold: Hold | None = None
@@ -222,7 +223,7 @@ class Positions:
     def keep(self) -> None:
         """Write what has changed as soon as possible: a client waits for it."""
         if (self._writing is None or self._writing.done()) and self._clock() >= self._refused_until:
-            self._writing = self._submit(self._write_changed)
+            self._writing = self._do(self._write_changed)
 
     def step(self) -> None:
         """Do what is due.
@@ -238,24 +239,35 @@ class Positions:
                 self.leave(position)
         if now >= self._next_look and (self._looking is None or self._looking.done()):
             self._next_look = now + _LAZY_SECONDS
-            self._looking = self._submit(self._look)
+            self._looking = self._do(self._look)
 
     def leave(self, position: Position) -> None:
         """The client of a name is away from now on."""
         position.asked, position.left = None, self._clock()
         self._warned.discard(position.name)
-        self._submit(partial(self._release, position))
+        self._do(partial(self._release, position))
 
     def close(self) -> None:
         """Write what has changed, and release all names."""
         for position in self:
-            self._submit(partial(self._release, position))
+            self._do(partial(self._release, position))
         self._keeper.shutdown()
 
     def _submit(self, job: Callable[[], pa.Any]) -> Future[pa.Any]:
         future = self._keeper.submit(job)
         future.add_done_callback(lambda _: self._notify())
         return future
+
+    def _do(self, job: Callable[[], None]) -> Future[None]:
+        """Have the keeper do something for which no client waits."""
+
+        def act() -> None:
+            try:
+                job()
+            except Exception as e:
+                self._faults.fault("keeping positions of durable subscribers", error=e)
+
+        return self._submit(act)
 
     # The keeper.
 
@@ -316,7 +328,7 @@ class Positions:
             return found
         for batch in tail:
             times = batch.column("timestamp").cast(pa.int64())
-            late = pc.index(pc.greater_equal(times, pa.scalar(time_us, pa.int64())), True).as_py()
+            late = pc.index(pc.greater_equal(times, number(time_us)), True).as_py()
             if late >= 0:
                 return int(batch.column("id")[late].as_py())
         return end
@@ -324,7 +336,7 @@ class Positions:
     def _find_newest(self, position: Position, tail: list[pa.RecordBatch]) -> None:
         """List the newest message of each topic below the position's snapshot."""
         if position.next >= position.snapshot:
-            position.newest = pa.array([], pa.int64())
+            position.newest = integers_of(())
             return
         newest: dict[bytes | None, int] = {}
         index = read_index(self._storage)
@@ -332,10 +344,10 @@ class Positions:
         pieces = slices(index.covering(index.earliest, sealed), index.earliest, sealed)
         for batch in [*read_slices(self._storage, pieces), *tail]:
             found = pa.table({"topic": topics_of(batch), "id": batch.column("id")})
-            found = found.filter(pc.less(found.column("id"), pa.scalar(position.snapshot, pa.int64())))
+            found = found.filter(pc.less(found.column("id"), number(position.snapshot)))
             for row in found.group_by("topic").aggregate([("id", "max")]).to_pylist():
                 newest[row["topic"]] = max(row["id_max"], newest.get(row["topic"], -1))
-        position.newest = pa.array(sorted(newest.values()), pa.int64())
+        position.newest = integers_of(sorted(newest.values()))
 
     def _come_back(self, position: Position) -> bool:
         if position.hold is not None:

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import math
 import secrets
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -27,6 +28,8 @@ from zmq_datasource.transport.spec import SocketSpec
 __all__ = ["DurableMessage", "DurableSubscriber"]
 
 _PLAIN = "allowInsecurePlain"
+# How often the connection is seen to while messages are there.
+_TURN_SECONDS = 0.5
 # How long the end of a block waits for the last acknowledgement: after an error, and without a timeout.
 _EXIT_SECONDS, _LONG_EXIT_SECONDS = 2.0, 30.0
 
@@ -112,6 +115,7 @@ class DurableSubscriber:
         )
         self._link = Link(spec, self._session, find_dead_peers)
         self._process = ThisProcess(f"the DurableSubscriber {name}")
+        self._next_turn = 0.0
         self._given: int | None = None  # the last one given to the caller, not acknowledged yet
 
     def __repr__(self) -> str:
@@ -214,20 +218,22 @@ class DurableSubscriber:
         self._process.check()
         self._acknowledge_given()
         session, now = self._session, time.monotonic()
-        session.listen(now)
-        deadline = None if timeout is None else now + timeout
+        if now >= self._next_turn:  # also while messages are there: positions are told, and answers taken
+            self._next_turn = now + _TURN_SECONDS
+            self._carry(0.0)
         message = session.take()
-        while message is None:
-            left = TICK_SECONDS if deadline is None else max(0.0, deadline - time.monotonic())
-            self._carry(left)
-            message = session.take()
-            if message is None and deadline is not None and time.monotonic() >= deadline:
-                return None
-        if session.outbox:
-            self._link.send()
+        if message is None:
+            session.listen(now)
+            deadline = math.inf if timeout is None else now + timeout
+            while message is None:
+                if time.monotonic() >= deadline:
+                    return None
+                self._carry(min(TICK_SECONDS, max(0.0, deadline - time.monotonic())))
+                message = session.take()
+        number, frames = message
         if self._auto:
-            self._given = message.id
-        return DurableMessage(message.id, message.frames[0], message.frames[-1], message.frames)
+            self._given = number
+        return DurableMessage(number, frames[0], frames[-1], frames)
 
     def ack(self, message: DurableMessage | int, wait: bool = False) -> None:
         """Everything up to this message is done with: it is not to come again.

@@ -16,7 +16,8 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Sequence
-from typing import NamedTuple
+from dataclasses import dataclass
+from typing import NamedTuple, TypeAlias
 
 from zmq_datasource.errors import NoPeerError, SubscriptionError
 from zmq_datasource.host.limited_logging import LimitedLog
@@ -58,14 +59,12 @@ class Start(NamedTuple):
     since: int | None = None
 
 
-class Received(NamedTuple):
-    """A message, all its frames."""
-
-    id: int
-    frames: tuple[bytes, ...]
+# A message: its id and its frames.
+Received: TypeAlias = tuple[int, tuple[bytes, ...]]
 
 
-class _Passed(NamedTuple):
+@dataclass(frozen=True)
+class _Passed:
     """Behind the messages of an answer: below this id there are no more."""
 
     next: int
@@ -137,11 +136,12 @@ class SubscriberSession(Session):
 
     def take(self) -> Received | None:
         """The next message, if one has come."""
-        self._step_over()
+        if self._passed is not None:
+            self._step_over()
         while self._inbox:
             received = self._inbox.popleft()
-            if isinstance(received, Received):
-                self.handed = received.id
+            if not isinstance(received, _Passed):
+                self.handed = received[0]
                 return received
             self._answers -= 1
             self._passed = received.next
@@ -321,8 +321,7 @@ class SubscriberSession(Session):
                 message.next - 1,
             )
         else:
-            found = frames_of(message, buffers)
-            self._inbox.extend(Received(*one) for one in found)
+            self._inbox += frames_of(message, buffers)
         if message.next > self._next:
             self._inbox.append(_Passed(message.next))
             self._answers += 1
