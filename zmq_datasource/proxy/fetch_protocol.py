@@ -185,6 +185,10 @@ class Batch(Header, frozen=True, kw_only=True, omit_defaults=True):
     rows: _Number = 0
     columns: tuple[str, ...] = ()
 
+    def check(self) -> None:
+        if self.next < self.first:
+            raise ProtocolError(f"a BATCH from {self.first} to before {self.next}")
+
 
 class Lost(Header, frozen=True, kw_only=True, omit_defaults=True):
     """Proxy: the ids from ``first`` to before ``next`` were asked for, and the log has them no more."""
@@ -195,6 +199,10 @@ class Lost(Header, frozen=True, kw_only=True, omit_defaults=True):
     next: _Number
     end: _Number
     done: _Number | None = None
+
+    def check(self) -> None:
+        if self.next <= self.first:
+            raise ProtocolError(f"a LOST from {self.first} to before {self.next}")
 
 
 class Forget(_Named, frozen=True, kw_only=True):

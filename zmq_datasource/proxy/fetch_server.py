@@ -139,6 +139,7 @@ class FetchServer:
         )
         self._waiting: dict[str | bytes, _Waiting] = {}
         self._jobs: dict[str, tuple[bytes, Open | Forget, Future[Any]]] = {}
+        self._opening: dict[str, int] = {}  # bytes of topics, of the names that are being opened
         # Where the last answers have ended. To find such a place again takes longer than the answer.
         self._cursors: dict[str | bytes, Cursor] = {}
         self._unsent = _Unsent()
@@ -215,23 +216,29 @@ class FetchServer:
         if known is not None and known.hold is not None and known.session == wanted.session:
             self._opened(peer, known, is_new=False)
             return
-        if known is None and len(self._positions) >= _MOST_POSITIONS:
-            reason = (
-                f"there are {_MOST_POSITIONS} subscriptions; end some with FORGET, or lower subscriberExpiry"
-            )
-            self._refuse(peer, wanted.session, "full", reason)
-            return
-        before = 0 if known is None else bytes_of_topics(known.topics)
-        size = self._positions.topic_bytes - before + bytes_of_topics(topics)
-        if bytes_of_topics(topics) > before and size > _MOST_TOPIC_BYTES:
-            reason = (
-                f"the topics of all subscriptions would have {size} bytes, and {_MOST_TOPIC_BYTES} are the most; "
-                "subscribe to fewer topics, or to their common prefix, or end some subscriptions with FORGET"
-            )
+        if (reason := self._why_full(known, topics)) is not None:
             self._refuse(peer, wanted.session, "full", reason)
             return
         future = self._positions.open(wanted, topics, self._view.end, self._view.open_batches())
         self._jobs[wanted.name] = peer, wanted, future
+        self._opening[wanted.name] = bytes_of_topics(topics)
+
+    def _why_full(self, known: Position | None, topics: tuple[bytes, ...]) -> str | None:
+        """Why there is no room for a name with these topics; None if there is."""
+        # Names that are being opened count, too: a client may open a thousand before the first is on the disk.
+        sizes = {position.name: position.topic_bytes for position in self._positions} | self._opening
+        if known is None and len(sizes) >= _MOST_POSITIONS:
+            return (
+                f"there are {_MOST_POSITIONS} subscriptions; end some with FORGET, or lower subscriberExpiry"
+            )
+        before = 0 if known is None else known.topic_bytes
+        size = sum(sizes.values()) - before + bytes_of_topics(topics)
+        if bytes_of_topics(topics) <= before or size <= _MOST_TOPIC_BYTES:
+            return None
+        return (
+            f"the topics of all subscriptions would have {size} bytes, and {_MOST_TOPIC_BYTES} are the most; subscribe "
+            "to fewer topics, or to their common prefix, or end some subscriptions with FORGET"
+        )
 
     def _is_late(self, known: Position, wanted: Open) -> bool:
         """Whether another client has taken the name since, or the same client has opened it again."""
@@ -263,6 +270,7 @@ class FetchServer:
             if not future.done():
                 continue
             del self._jobs[name]
+            self._opening.pop(name, None)
             try:
                 result = future.result()
             except LogLockedError as e:  # the command line looks at it; the client asks again
@@ -351,6 +359,8 @@ class FetchServer:
         position = self._positions.get(owner) if isinstance(owner, str) else None
         if isinstance(owner, str):
             if position is None or position.session != fetch.session:
+                if owner in self._jobs:  # its end tells whether the name is taken or gone
+                    return False
                 del self._waiting[owner]
                 self._refuse(waiting.peer, fetch.session, "gone", _GONE)
                 return False

@@ -80,6 +80,7 @@ class Position:
         kept: The same, on the disk; changed by the keeper.
         session: Of the client that has the name; 0 if the position was set by hand since.
         topics: Prefixes; empty for all messages.
+        topic_bytes: What they take in the record, about.
         created, acknowledged: Seconds since the epoch.
         sent, lost, lost_to: As in ``SubscriberNotes``.
         lost_kept: ``lost_to``, on the disk; changed by the keeper.
@@ -94,7 +95,8 @@ class Position:
         self.name = notes.name
         self.key = subscriber_key(notes.name)
         self.next = self.kept = record.needs(PARTITION)
-        self.session, self.topics = notes.session, tuple(notes.topics)
+        self.session = notes.session
+        self.set_topics(tuple(notes.topics))
         self.created, self.acknowledged = notes.created, notes.acknowledged
         self.sent, self.lost, self.lost_to = notes.sent, notes.lost, notes.lost_to
         self.lost_kept = notes.lost_to
@@ -103,6 +105,9 @@ class Position:
         self.left = now
         self.hold: Hold | None = None
         self.written_at = now
+
+    def set_topics(self, topics: tuple[bytes, ...]) -> None:
+        self.topics, self.topic_bytes = topics, bytes_of_topics(topics)
 
     def notes(self) -> SubscriberNotes:
         return SubscriberNotes(
@@ -183,11 +188,6 @@ class Positions:
 
     def get(self, name: str) -> Position | None:
         return self._all.get(name)
-
-    @property
-    def topic_bytes(self) -> int:
-        """What the topics of all names take in their records."""
-        return sum(bytes_of_topics(position.topics) for position in self)
 
     # For the server's thread.
 
@@ -287,7 +287,8 @@ class Positions:
                 notes = SubscriberNotes(wanted.name, wanted.session, list(topics), time.time())
                 record = ReaderRecord({PARTITION: 0}, self._expiry, subscriber=notes)
             position = Position(record, notes, self._clock())
-            position.session, position.topics = wanted.session, topics
+            position.session = wanted.session
+            position.set_topics(topics)
             if is_new or wanted.seek:
                 with self._records.placing():  # nothing is deleted between the listing and the record
                     self._place(position, wanted, end, tail)
@@ -300,6 +301,8 @@ class Positions:
                 hold.release()
             raise
         position.hold = hold
+        if known is not None:
+            known.hold = None  # it may be about to leave, and would release it
         self._all[wanted.name] = position
         return position, is_new
 

@@ -129,7 +129,7 @@ class Server:
     def wait(self) -> None:
         """Until there is something to do."""
         wait = _WAIT_MS
-        if self._replays is not None and self._replays.router.stuck:
+        if self._replays is not None and self._replays.is_held_up:
             wait = _STUCK_WAIT_MS
         if self._durable is not None:
             if self._durable.is_held_up:

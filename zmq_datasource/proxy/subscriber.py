@@ -220,6 +220,7 @@ class DurableSubscriber:
         session, now = self._session, time.monotonic()
         if now >= self._next_turn:  # also while messages are there: positions are told, and answers taken
             self._next_turn = now + _TURN_SECONDS
+            session.listen(now)  # the caller may have been busy for longer than the timeout
             self._carry(0.0)
         message = session.take()
         if message is None:

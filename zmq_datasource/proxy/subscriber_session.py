@@ -211,6 +211,8 @@ class SubscriberSession(Session):
         )
 
     def _ask(self, question: Open | Fetch | Forget, now: float) -> None:
+        if self._question is None:  # a proxy that is not asked says nothing: its silence begins now
+            self._heard, self._last_word = max(self._heard, now), max(self._last_word, now)
         self._question, self._asked = question, now
         self.outbox.append(encode(question, self._topics if isinstance(question, Open) else ()))
         if isinstance(question, Fetch):
@@ -225,7 +227,7 @@ class SubscriberSession(Session):
 
     def _go_on(self, now: float) -> None:
         """Ask the next question, if there is one."""
-        if self._question is not None or not self.is_open or self.refusal is not None:
+        if self._question is not None or not self.is_open or self.forgotten or self.refusal is not None:
             return
         tells = self.done > self._told and now - self._told_at >= _DONE_SECONDS
         confirms = self._confirming and self.confirmed < self.done
@@ -310,7 +312,8 @@ class SubscriberSession(Session):
         self.confirmed = max(self.confirmed, message.done or 0)
         if message.first != self._next:
             return  # asked twice, and it has come already
-        self._question = None
+        if isinstance(self._question, Fetch):
+            self._question = None
         if isinstance(message, Lost):
             self.lost += message.next - max(message.first, self._lost_to)
             self._lost_to = message.next

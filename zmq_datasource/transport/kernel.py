@@ -17,13 +17,11 @@ from typing import Any, NamedTuple
 
 import zmq
 
-from zmq_datasource.transport.handles import inode_of, second_handle
 from zmq_datasource.transport.peers import PeerWatch
 
 __all__ = [
     "LOOKS",
     "LOOK_SECONDS",
-    "AckedBytes",
     "Connection",
     "bytes_received",
     "connections",
@@ -121,39 +119,6 @@ def find_dead_peers(sock: zmq.Socket[bytes]) -> None:
     for option, value in _KEEPALIVE.items():
         sock.setsockopt(option, value)
     sock.setsockopt(zmq.TCP_MAXRT, _UNACKNOWLEDGED_MS)
-
-
-class AckedBytes:
-    """How many bytes the other end of one connection has taken, as the operating system sees it.
-
-    libzmq's descriptor is looked at, never held: a copy of it would keep a connection alive that libzmq has closed.
-
-    Args:
-        descriptor: The connection's, as ``ZMQ_SRCFD`` of a message tells it.
-
-    Attributes:
-        inode: What identifies the connection; None if it was gone already.
-    """
-
-    def __init__(self, descriptor: int) -> None:
-        self._descriptor = descriptor
-        self.inode = inode_of(descriptor)
-
-    def bytes(self) -> int | None:
-        """None where the system does not tell: not over ipc, and not of a connection that is gone."""
-        handle = second_handle(self._descriptor, self.inode)
-        if handle is None:
-            return None
-        with handle:
-            counted = _tcp_bytes(handle)
-            return None if counted is None else counted[0]
-
-    def hang_up(self) -> None:
-        """End the connection, and with it what libzmq holds for it. The peer may come again."""
-        handle = second_handle(self._descriptor, self.inode)
-        if handle is not None:
-            with handle, suppress(OSError):  # gone already
-                handle.shutdown(stdlib_socket.SHUT_RDWR)
 
 
 def _peer_name(handle: stdlib_socket.socket, ipc: bool) -> str:
