@@ -34,6 +34,7 @@ import sys
 import time
 
 endpoint, name, last = sys.argv[1:]
+MAX_BYTES = 4096  # so that there are many answers
 
 
 def handle(position, topic, value):
@@ -43,7 +44,7 @@ def handle(position, topic, value):
     return position != int(last)
 
 
-consume(endpoint, name.encode(), handle)
+consume(endpoint, name, handle)
 """
 
 

@@ -31,6 +31,7 @@ __all__ = ["ReaderRecord", "ReaderRecords", "ReaderTerms", "SubscriberNotes", "s
 _SUFFIX, _LOCK_SUFFIX = ".json", ".lock"
 _SKIPPED = re.compile(r"([^.]+)\.([0-9]{1,10})\.([0-9]{20})-([0-9]{20})\.skipped")
 # Of a subscriber: what any store takes as part of a key.
+_SUBSCRIBER = "subscriber."
 _SHORT_NAME = re.compile(r"[A-Za-z0-9_-]{1,120}")
 _CHECKSUM = "xxh3"
 _Id = Annotated[int, msgspec.Meta(ge=0)]
@@ -164,6 +165,10 @@ class ReaderRecords:
         self._storage.write_json(_key(name), content | {_CHECKSUM: _checksum(content)})
         failpoints.reach("log.position.after_write")
 
+    def is_subscriber(self, name: str) -> bool:
+        """Whether a record is that of a durable subscriber, by its name."""
+        return name.startswith(_SUBSCRIBER)
+
     def written_at(self, name: str) -> float | None:
         """When a reader's record was last written, in seconds since the epoch; None if there is none."""
         found = self._store.find(_key(name))
@@ -246,8 +251,8 @@ class ReaderRecords:
 def subscriber_key(name: str) -> str:
     """The name of the record of a durable subscriber, which is no name of a query's reader: those have no dot."""
     if _SHORT_NAME.fullmatch(name):
-        return f"subscriber.{name}"
-    return f"subscriber.{xxhash.xxh3_128_hexdigest(name.encode())}.x"
+        return f"{_SUBSCRIBER}{name}"
+    return f"{_SUBSCRIBER}{xxhash.xxh3_128_hexdigest(name.encode())}.x"
 
 
 def _key(name: str) -> str:

@@ -101,6 +101,8 @@ class _Named(Header, frozen=True, kw_only=True):
             raise ProtocolError(
                 f"a name has 1 to {MOST_NAME_BYTES} bytes of printable text, not {self.name[:32]!r}"
             )
+        if not self.session:
+            raise ProtocolError("session 0, which stands for none; a client takes another number")
 
 
 class Open(_Named, frozen=True, kw_only=True, omit_defaults=True):
@@ -162,6 +164,8 @@ class Fetch(Header, frozen=True, kw_only=True, omit_defaults=True):
     def check(self) -> None:
         if (self.name is None) != (self.done is None):
             raise ProtocolError("a FETCH with a name has done, and one without a name has none")
+        if self.name is not None and not self.session:
+            raise ProtocolError("session 0, which stands for none; a client takes another number")
         if self.done is not None and self.done > self.first:
             raise ProtocolError(f"done {self.done} is beyond first {self.first}")
 

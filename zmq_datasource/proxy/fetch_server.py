@@ -333,7 +333,7 @@ class FetchServer:
         waiting = self._waiting_for(peer, fetch, position.topics)
         if is_away or position.hold is None:
             again = before.coming_back if before is not None else None
-            waiting.coming_back = again or self._positions.come_back(position)
+            waiting.coming_back = again or self._positions.come_back(position, self._view.open_batches())
         else:
             self._positions.move(position, fetch.done)
         self._waiting[fetch.name] = waiting

@@ -27,6 +27,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
 
+import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -177,7 +178,9 @@ class Positions:
         self._writing: Future[None] | None = None
         self._looking: Future[None] | None = None
         for record, notes in read_positions(storage, end()):
-            self._all[notes.name] = Position(record, notes, clock())
+            position = self._all[notes.name] = Position(record, notes, clock())
+            if record.timeout != self._expiry:  # the option has changed since
+                self._records.write(position.key, msgspec.structs.replace(record, timeout=self._expiry))
         self._keeper = ThreadPoolExecutor(1, "zmq-positions")
 
     def __iter__(self) -> Iterator[Position]:
@@ -206,9 +209,13 @@ class Positions:
         """
         return self._submit(partial(self._open, wanted, topics, end, tail))
 
-    def come_back(self, position: Position) -> Future[bool]:
-        """Hold a name again whose client was away; the future says whether the record is still the client's."""
-        return self._submit(partial(self._come_back, position))
+    def come_back(self, position: Position, tail: list[pa.RecordBatch]) -> Future[bool]:
+        """Hold a name again whose client was away; the future says whether the record is still the client's.
+
+        Args:
+            tail: The rows of the open chunk.
+        """
+        return self._submit(partial(self._come_back, position, tail))
 
     def forget(self, position: Position) -> Future[None]:
         """Delete the record of a name."""
@@ -243,7 +250,7 @@ class Positions:
 
     def leave(self, position: Position) -> None:
         """The client of a name is away from now on."""
-        position.asked, position.left = None, self._clock()
+        position.asked, position.left = None, position.asked or self._clock()
         self._warned.discard(position.name)
         self._do(partial(self._release, position))
 
@@ -337,14 +344,15 @@ class Positions:
         return end
 
     def _find_newest(self, position: Position, tail: list[pa.RecordBatch]) -> None:
-        """List the newest message of each topic below the position's snapshot."""
+        """List the newest message of each topic below the position's snapshot, as far as it is still needed."""
         if position.next >= position.snapshot:
             position.newest = integers_of(())
             return
         newest: dict[bytes | None, int] = {}
         index = read_index(self._storage)
         sealed = min(index.end, position.snapshot)
-        pieces = slices(index.covering(index.earliest, sealed), index.earliest, sealed)
+        first = max(index.earliest, position.next)  # what is done with may be deleted at this moment
+        pieces = slices(index.covering(first, sealed), first, sealed)
         for batch in [*read_slices(self._storage, pieces), *tail]:
             found = pa.table({"topic": topics_of(batch), "id": batch.column("id")})
             found = found.filter(pc.less(found.column("id"), number(position.snapshot)))
@@ -352,7 +360,7 @@ class Positions:
                 newest[row["topic"]] = max(row["id_max"], newest.get(row["topic"], -1))
         position.newest = integers_of(sorted(newest.values()))
 
-    def _come_back(self, position: Position) -> bool:
+    def _come_back(self, position: Position, tail: list[pa.RecordBatch]) -> bool:
         if position.hold is not None:
             return True
         hold = self._records.hold(position.key, _HOLD_SECONDS)
@@ -362,7 +370,7 @@ class Positions:
             if record is None:
                 self._all.pop(position.name, None)
             return False
-        self._find_newest(position, [])
+        self._find_newest(position, tail)
         position.hold = hold
         return True
 

@@ -227,10 +227,10 @@ class DurableSubscriber:
             session.listen(now)
             deadline = math.inf if timeout is None else now + timeout
             while message is None:
-                if time.monotonic() >= deadline:
-                    return None
                 self._carry(min(TICK_SECONDS, max(0.0, deadline - time.monotonic())))
                 message = session.take()
+                if message is None and time.monotonic() >= deadline:
+                    return None
         number, frames = message
         if self._auto:
             self._given = number

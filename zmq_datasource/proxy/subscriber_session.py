@@ -177,6 +177,8 @@ class SubscriberSession(Session):
         """Go on somewhere else; what was received and not taken is forgotten."""
         self._start, self._seeking = start, True
         self._session += 1
+        self._inbox.clear()
+        self._answers, self._passed, self.handed = 0, None, None
         self._open(now)
 
     # Questions.
@@ -301,8 +303,6 @@ class SubscriberSession(Session):
         self._openings.info("subscribed as %r at %s, from id %d on", self._name, self._proxy, message.next)
         self.is_open = self._was_open = True
         self.new = self.new or message.new
-        self._inbox.clear()
-        self._answers, self._passed, self.handed = 0, None, None
         self._next = self.done = self.confirmed = self._told = message.next
         self._lost_to = 0
 

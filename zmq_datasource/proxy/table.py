@@ -89,7 +89,7 @@ def _durable(status: Mapping[str, Any]) -> Table:
     table = Table(title="durable subscribers", title_justify="left")
     table.add_column("name", overflow="fold", min_width=12)
     table.add_column("topics", overflow="fold")
-    for name in ("backlog", "on the way", "sent", "lost", "last ack", "away"):
+    for name in ("backlog", "sent", "lost", "last ack", "away"):
         table.add_column(name, justify="right")
     for account in sorted(status["durable"], key=lambda a: -a["backlog"])[:_MOST_ROWS]:
         last = account["lastAckSeconds"]
@@ -97,7 +97,6 @@ def _durable(status: Mapping[str, Any]) -> Table:
             _text(account["name"]),
             _text(_some([printable(topic, _MOST_CHARACTERS) for topic in account["topics"]]) or "(all)"),
             f"{account['backlog']:,}",
-            f"{account['onTheWay']:,}",
             f"{account['sent']:,}",
             Text(f"{account['lost']:,}", style="red" if account["lost"] else ""),
             "never" if last is None else f"{_time(last)} ago",

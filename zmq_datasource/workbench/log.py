@@ -250,9 +250,12 @@ def _hold(storage: LogStorage, records: ReaderRecords, name: str) -> Hold:
     try:
         return records.hold(name, 0.0)
     except LogLockedError as e:
-        raise LogLockedError(
-            f"reader {name!r} of log {storage.root}: its query runs ({e}); stop it first"
-        ) from e
+        hint = (
+            "its client is there; end the client, and wait until the proxy notices, which takes 5 s"
+            if records.is_subscriber(name)
+            else f"its query runs ({e}); stop it first"
+        )
+        raise LogLockedError(f"reader {name!r} of log {storage.root}: {hint}") from e
 
 
 def _place(storage: LogStorage, index: ChunkIndex, to: Position) -> int:
