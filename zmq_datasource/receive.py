@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
 
 from zmq_datasource.errors import DiskFaultError, LogError, OptionError
 from zmq_datasource.host.limited_logging import LimitedLog
 from zmq_datasource.host.locations import check_location
 from zmq_datasource.host.signals import StopFlag, finish
 from zmq_datasource.log import PARTITION
+from zmq_datasource.monitoring.catalogue import SOURCE
+from zmq_datasource.monitoring.prometheus import Shown, serve_metrics
 from zmq_datasource.monitoring.source import SourceMonitor
 from zmq_datasource.options import StreamReadOptions
 from zmq_datasource.options.parser import parse
@@ -29,12 +32,15 @@ _REPORT_SECONDS = 10.0
 _FULL_SECONDS = 60.0
 
 
-def receive_until_stopped(options: Mapping[str, str], partition: int | None = None) -> None:
+def receive_until_stopped(
+    options: Mapping[str, str], partition: int | None = None, prometheus: int | None = None
+) -> None:
     """Receive into a log until SIGTERM or SIGINT, then drain the sockets and end.
 
     Args:
         options: Of the whole feed.
         partition: Of several ``receivers``, the one whose share this process receives; None: all of them.
+        prometheus: The port at which figures are served for Prometheus; None serves none.
 
     Raises:
         ZmqDataSourceError: The options, a socket or the log.
@@ -44,11 +50,14 @@ def receive_until_stopped(options: Mapping[str, str], partition: int | None = No
     parsed = parse(StreamReadOptions, options)
     stop = StopFlag()
     with stop.on_signals():
-        receive_until(parsed, partition, stop.wait)
+        receive_until(parsed, partition, stop.wait, prometheus)
 
 
 def receive_until(
-    options: StreamReadOptions, partition: int | None, stopped: Callable[[float], bool]
+    options: StreamReadOptions,
+    partition: int | None,
+    stopped: Callable[[float], bool],
+    prometheus: int | None = None,
 ) -> None:
     """Receive into a log until ``stopped(seconds)``, which waits for so long at most, is true; then drain and end.
 
@@ -64,6 +73,7 @@ def receive_until(
     partitions = range(options.receivers) if partition is None else [partition]
     receivers = [_Receiver(options, partition) for partition in partitions]
     idle = _IdlePartitions(options)
+    close_metrics = serve_metrics(prometheus, lambda: _shown(receivers)) if prometheus is not None else None
     try:
         while not stopped(0.0):
             for receiver in receivers:
@@ -74,7 +84,15 @@ def receive_until(
                 return
     finally:
         finish()
+        if close_metrics is not None:
+            close_metrics()
         side_by_side([receiver.stop for receiver in receivers])
+
+
+def _shown(receivers: list[_Receiver]) -> Iterator[Shown]:
+    """The figures of those that receive now, for Prometheus."""
+    figures = [found for receiver in receivers if (found := receiver.metrics()) is not None]
+    yield Shown(SOURCE, ("source", "log", "partition"), figures)
 
 
 class _Receiver:
@@ -116,6 +134,14 @@ class _Receiver:
             if ingest.log.durable_end != self._reported:
                 self._reported = ingest.log.durable_end
                 _log.info("%s: next id %d, %s", ingest.storage, self._reported, ingest.counters)
+
+    def metrics(self) -> tuple[tuple[str, ...], Mapping[str, Any]] | None:
+        """What tells this receiver from others, and its figures; None while another process receives."""
+        monitor = self._monitor
+        if monitor is None:
+            return None
+        figures = monitor.metrics()
+        return (str(figures["source"]), self._ingest.log.log_id, str(self._partition)), figures
 
     def _better_receiver(self) -> str | None:
         try:

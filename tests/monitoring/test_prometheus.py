@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import socket
+import subprocess
+import sys
 import threading
 import urllib.request
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from socketserver import BaseServer
 from typing import Any
 
 import pytest
+import zmq
 from prometheus_client.parser import text_string_to_metric_families
 
-from tests.support import wait_for
+from tests.support import free_endpoint, wait_for
 from tests.support.ports import free_port
+from zmq_datasource import DurableSubscriber
 from zmq_datasource.counters import SinkCounters, SourceCounters
 from zmq_datasource.errors import MetricsError
 from zmq_datasource.monitoring.batches import SinkTotals
@@ -239,3 +243,103 @@ def test_metrics_are_pushed_and_a_gateway_that_is_away_is_told(caplog: pytest.Lo
             server.shutdown()
             serving.join(10)
     assert b'zmq_metrics_outlet_failures_total{outlet="pushgateway"}' in bodies[-1]
+
+
+# Programs without Spark.
+
+
+def scraped_at(port: int) -> dict[str, dict[tuple[str, ...], float]]:
+    """By series, the samples with the values of their labels."""
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
+        text = answer.read().decode()
+    found: dict[str, dict[tuple[str, ...], float]] = {}
+    for family in text_string_to_metric_families(text):
+        for sample in family.samples:
+            found.setdefault(sample.name, {})[tuple(sample.labels.values())] = sample.value
+    return found
+
+
+@contextmanager
+def program(*arguments: str) -> Iterator[subprocess.Popen[bytes]]:
+    running = subprocess.Popen(
+        [sys.executable, "-m", "zmq_datasource", *arguments], stderr=subprocess.DEVNULL
+    )
+    try:
+        yield running
+    finally:
+        running.terminate()
+        assert running.wait(30) == 0
+
+
+def served(port: int, series: str) -> dict[tuple[str, ...], float]:
+    with suppress(OSError):
+        return scraped_at(port).get(series, {})
+    return {}
+
+
+def test_a_receiver_without_spark_serves_the_sources_figures(tmp_path: Path) -> None:
+    port, endpoint = free_port(), free_endpoint()
+    options = ["--socket-type", "PULL", "--bind", endpoint, "--wal-location", str(tmp_path / "log")]
+    with (
+        program("receive", *options, "--prometheus", str(port)),
+        zmq.Context() as context,
+        context.socket(zmq.PUSH) as push,
+    ):
+        push.connect(endpoint)
+        for _ in range(3):
+            push.send(b"1234")
+        series = "zmq_source_messages_received_total"
+        wait_for(lambda: 3.0 in served(port, series).values(), "three messages")
+        ((log, partition, source),) = served(port, series)
+        assert (source, partition) == (f"PULL {endpoint}", "0")
+        assert served(port, "zmq_source_received_bytes_total") == {(log, partition, source): 12.0}
+
+
+def test_a_proxy_serves_its_figures_and_those_of_its_subscribers(tmp_path: Path) -> None:
+    port, pull, durable = free_port(), free_endpoint(), free_endpoint()
+    options = ["--pull", pull, "--durable", durable, "--wal-location", str(tmp_path / "log")]
+    with (
+        program("proxy", *options, "--prometheus", str(port)),
+        zmq.Context() as context,
+        context.socket(zmq.PUSH) as push,
+    ):
+        push.connect(pull)
+        for _ in range(3):
+            push.send(b"1234")
+        with DurableSubscriber(durable, "me", auto_ack=False) as me:
+            assert me.receive(30) is not None
+            wait_for(lambda: served(port, "zmq_proxy_messages_received_total") == {(): 3.0}, "three messages")
+            wait_for(
+                lambda: served(port, "zmq_proxy_durable_backlog_messages") == {("me",): 3.0}, "a backlog"
+            )
+            assert served(port, "zmq_proxy_durable_connected") == {("me",): 1.0}
+            me.ack(0, wait=True)
+            wait_for(
+                lambda: served(port, "zmq_proxy_durable_backlog_messages") == {("me",): 2.0}, "less of it"
+            )
+
+
+def test_a_port_that_is_taken_is_named(tmp_path: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("0.0.0.0", 0))
+        taken.listen()
+        port = str(taken.getsockname()[1])
+        arguments = [
+            "proxy",
+            "--pull",
+            free_endpoint(),
+            "--wal-location",
+            str(tmp_path),
+            "--prometheus",
+            port,
+        ]
+        ended = subprocess.run(
+            [sys.executable, "-m", "zmq_datasource", *arguments],
+            check=False,
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+    assert ended.returncode == 2
+    assert f"prometheus={port}" in ended.stderr
+    assert "choose another port" in ended.stderr

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import click
 
-from zmq_datasource.cli.types import all_options, option_of, other_options
+from zmq_datasource.cli.types import all_options, option_of, other_options, prometheus_port
 from zmq_datasource.options import ProxyOptions
 
 __all__ = ["proxy"]
@@ -24,7 +25,8 @@ __all__ = ["proxy"]
     is_flag=True,
     help="Show publishers, subscriptions, rates and backlogs, live; into a file or pipe as a line of JSON a second.",
 )
-def proxy(others: tuple[str, ...], monitor: bool, **named: object) -> None:
+@prometheus_port
+def proxy(others: tuple[str, ...], monitor: bool, prometheus: int | None, **named: object) -> None:
     """Stand between publishers and subscribers, write down what passes, and give it again.
 
     Messages are published as topic, id (8 bytes, big-endian), value, once they are in the log. Any Spark job
@@ -38,16 +40,26 @@ def proxy(others: tuple[str, ...], monitor: bool, **named: object) -> None:
       zmq-datasource proxy --connect tcp://feed:5556 --topics orders. --durable "tcp://*:5558" \\
           --wal-location /data/wal -o subscriberExpiry=30d
     """
+    from contextlib import ExitStack  # noqa: PLC0415
+
     given = all_options(ProxyOptions, named, others)
-    if monitor:
-        _watch(given)
-    else:
-        from zmq_datasource.proxy.process import run_until_stopped  # noqa: PLC0415 - imports Arrow
+    with ExitStack() as stack:
+        observe: Callable[[dict[str, Any]], None] | None = None
+        if prometheus is not None:
+            from zmq_datasource.monitoring.proxy import ProxyMetrics  # noqa: PLC0415
 
-        run_until_stopped(given)
+            metrics = ProxyMetrics(prometheus)
+            stack.callback(metrics.close)
+            observe = metrics.observe
+        if monitor:
+            _watch(given, observe)
+        else:
+            from zmq_datasource.proxy.process import run_until_stopped  # noqa: PLC0415 - imports Arrow
+
+            run_until_stopped(given, observe)
 
 
-def _watch(given: dict[str, Any]) -> None:
+def _watch(given: dict[str, Any], observe: Callable[[dict[str, Any]], None] | None) -> None:
     import json  # noqa: PLC0415
     import time  # noqa: PLC0415
     from contextlib import ExitStack  # noqa: PLC0415
@@ -66,7 +78,9 @@ def _watch(given: dict[str, Any]) -> None:
             if live is not None:
                 stack.enter_context(live)
             while running.running:
-                status = running.status()
+                status = dict(running.status())
+                if observe is not None:
+                    observe(status)
                 if live is None:
                     click.echo(json.dumps(status))
                 else:

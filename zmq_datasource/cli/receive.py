@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from zmq_datasource.cli.types import Read, all_options, option_of, other_options
+from zmq_datasource.cli.types import Read, all_options, option_of, other_options, prometheus_port
 from zmq_datasource.options import ReadOptions
 
 __all__ = ["receive"]
@@ -36,7 +36,13 @@ def _read_share(text: str) -> tuple[int, int]:
     help="Receive as number K, from 0 on, of N receivers that share the feed, each into a log partition of its own.",
 )
 @other_options("-o walMaxBytes=10g")
-def receive(others: tuple[str, ...], partition: tuple[int, int] | None, **named: str | None) -> None:
+@prometheus_port
+def receive(
+    others: tuple[str, ...],
+    partition: tuple[int, int] | None,
+    prometheus: int | None,
+    **named: str | None,
+) -> None:
     """Receive into a log, without Spark, until told to stop (Ctrl-C or SIGTERM).
 
     Queries read the log with walLocation and no endpoint, while this runs and while it does not. What
@@ -64,4 +70,4 @@ def receive(others: tuple[str, ...], partition: tuple[int, int] | None, **named:
             raise click.UsageError("--partition K/N says how many receivers there are; remove -o receivers")
         number, count = partition
         given["receivers"] = str(count)
-    receive_until_stopped(given, number)
+    receive_until_stopped(given, number, prometheus)

@@ -37,6 +37,7 @@ __all__ = [
     "number",
     "option_of",
     "other_options",
+    "prometheus_port",
     "set_by_user",
     "size",
 ]
@@ -241,3 +242,11 @@ def other_options(example: str) -> Callable[[_F], _F]:
         help=f"Any other option (docs/options.md), as in {example}; may be repeated. @FILE reads the value, such as a "
         "secret key.",
     )
+
+
+prometheus_port = click.option(
+    "--prometheus",
+    type=click.IntRange(0, 65535),
+    metavar="PORT",
+    help="Serve the figures for Prometheus, at http://HOST:PORT/metrics.",
+)

@@ -11,7 +11,7 @@ from typing import Any
 from zmq_datasource.counters import DEAD_LETTER_REASONS, DROP_REASONS, PAUSE_CAUSES
 from zmq_datasource.monitoring.metric import MAP, Metric
 
-__all__ = ["SINK", "SOURCE", "TOTAL"]
+__all__ = ["PROXY", "SINK", "SOURCE", "SUBSCRIBER", "TOTAL"]
 
 
 def _source(name: str, unit: str, since: str, doc: str, series: str | None = None, **more: Any) -> Metric:
@@ -486,4 +486,77 @@ TOTAL = (
         "zmq_sink_batches",
     ),
     *SINK,
+)
+
+
+def _proxy(name: str, unit: str, since: str, doc: str, series: str) -> Metric:
+    return Metric(name, "BIGINT", unit, since, doc, f"zmq_proxy_{series}")
+
+
+# The fields of a proxy's status that are numbers.
+PROXY = (
+    _proxy("nextId", "id", "now", "The id of the next message.", "next_id"),
+    _proxy("earliestId", "id", "now", "The first id that the log still has.", "earliest_id"),
+    _proxy("logBytes", "bytes", "now", "The size of the log.", "log_bytes"),
+    _proxy("hold", "id", "now", "The first id that a durable subscriber or a query still needs.", "hold_id"),
+    _proxy("received", "messages", "log", "The number of messages that were received.", "messages_received"),
+    _proxy("bytes", "bytes", "log", "The number of bytes in their values.", "received_bytes"),
+    _proxy(
+        "oversize",
+        "messages",
+        "log",
+        "The number of messages of more than 1 GiB, which were discarded.",
+        "oversize",
+    ),
+    _proxy(
+        "protocolErrors",
+        "connections",
+        "receiver",
+        "The number of connections that were ended because of what the publisher sent.",
+        "protocol_errors",
+    ),
+    _proxy(
+        "published",
+        "messages",
+        "receiver",
+        "The number of messages that were published.",
+        "messages_published",
+    ),
+    _proxy("subscribers", "connections", "now", "The number of plain subscribers.", "subscribers"),
+    _proxy(
+        "subscriptionsRefused",
+        "requests",
+        "receiver",
+        "The number of requests for topics that were not passed on to publishers.",
+        "subscriptions_refused",
+    ),
+    _proxy(
+        "disconnected",
+        "connections",
+        "receiver",
+        "The number of plain subscribers that the proxy has disconnected.",
+        "subscribers_disconnected",
+    ),
+    _proxy("paused", "", "now", "Whether receiving waits for the log.", "paused"),
+    _proxy("pausedSeconds", "s", "receiver", "How long receiving has waited for the log.", "paused_seconds"),
+    _proxy(
+        "waitedSeconds", "s", "receiver", "How long publishing has waited for subscribers.", "waited_seconds"
+    ),
+)
+# Those of one durable subscriber there.
+SUBSCRIBER = (
+    _proxy("connected", "", "now", "Whether its client is there.", "durable_connected"),
+    _proxy("nextId", "id", "now", "The first id that it has not acknowledged.", "durable_next_id"),
+    _proxy("backlog", "messages", "now", "The number of messages from there on.", "durable_backlog_messages"),
+    _proxy(
+        "sent", "messages", "log", "The number of messages that were sent to it.", "durable_messages_sent"
+    ),
+    _proxy(
+        "lost",
+        "messages",
+        "log",
+        "The number of messages that were deleted before they were sent to it.",
+        "durable_messages_lost",
+    ),
+    _proxy("awaySeconds", "s", "now", "How long its client has been away.", "durable_away_seconds"),
 )

@@ -13,10 +13,10 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from zmq_datasource.errors import OptionError
 from zmq_datasource.host.limited_logging import LimitedLog
@@ -28,13 +28,76 @@ from zmq_datasource.options.types import Location
 if TYPE_CHECKING:
     from prometheus_client.core import Metric as Family
 
-__all__ = ["PrometheusOutlet"]
+__all__ = ["PrometheusOutlet", "Shown", "serve_metrics"]
 
 _log = logging.getLogger(__name__)
 
 _KEPT_SECONDS = 600.0
 _RETRY_SECONDS = 10.0
 _PUSH_TIMEOUT_SECONDS = 5.0
+
+
+class Shown(NamedTuple):
+    """Figures of several things of one kind.
+
+    Attributes:
+        metrics: Their declarations.
+        labels: What tells the things apart.
+        things: Of each one the values of the labels, and its figures by name.
+    """
+
+    metrics: tuple[Metric, ...]
+    labels: tuple[str, ...]
+    things: Sequence[tuple[tuple[str, ...], Mapping[str, Any]]]
+
+
+def serve_metrics(
+    port: int, read: Callable[[], Iterable[Shown]], address: str = "0.0.0.0"
+) -> Callable[[], None]:
+    """Serve the figures of a program at ``http://<address>:<port>/metrics``.
+
+    Args:
+        port: 0 takes a free one.
+        read: Called for each scrape, in another thread.
+
+    Returns:
+        Ends it.
+
+    Raises:
+        OptionError: The port cannot be listened on, or ``prometheus_client`` is not installed.
+    """
+    client = _client()
+    registry = client.CollectorRegistry(auto_describe=False)
+
+    class Collector:
+        def collect(self) -> Iterator[Family]:
+            for shown in read():
+                yield from _families(shown.metrics, shown.things, shown.labels)
+
+    registry.register(Collector())
+    try:
+        server, _ = client.start_http_server(port, address, registry=registry)
+    except OSError as e:
+        raise OptionError(
+            f"prometheus={port}: {address}:{port}: {e.strerror or e}; choose another port"
+        ) from e
+    _log.info("serving metrics on http://%s:%d/metrics", address, server.server_port)
+
+    def close() -> None:
+        server.shutdown()
+        server.server_close()
+
+    return close
+
+
+def _client() -> Any:
+    try:
+        import prometheus_client  # noqa: PLC0415 - an extra
+    except ImportError as e:
+        raise OptionError(
+            "metrics for Prometheus need its client; pip install 'zmq_datasource[prometheus]'"
+        ) from e
+    return prometheus_client
 
 
 @dataclass
@@ -68,13 +131,7 @@ class PrometheusOutlet:
         job: str = "zmq_datasource",
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        try:
-            import prometheus_client  # noqa: PLC0415 - an extra
-        except ImportError as e:
-            raise OptionError(
-                "metrics for Prometheus need its client; pip install 'zmq_datasource[prometheus]'"
-            ) from e
-        self._client = prometheus_client
+        self._client = prometheus_client = _client()
         self._wanted_port, self._address = port, address
         self._gateway, self._job = None if gateway is None else Location(gateway), job
         self._clock = clock
@@ -213,9 +270,10 @@ class PrometheusOutlet:
     def _gauge(
         self, name: str, doc: str, labels: Iterable[str], samples: Iterable[tuple[tuple[str, ...], float]]
     ) -> Family:
-        family = self._client.core.GaugeMetricFamily(name, doc, labels=list(labels))
+        gauge = self._client.core.GaugeMetricFamily(name, doc, labels=list(labels))
         for values, value in samples:
-            family.add_metric(list(values), value)
+            gauge.add_metric(list(values), value)
+        family: Family = gauge
         return family
 
 
@@ -249,7 +307,7 @@ def _of_sinks(queries: Iterable[_Query]) -> Iterator[_Labelled]:
 
 
 def _families(
-    metrics: Iterable[Metric], labelled: list[_Labelled], labels: tuple[str, ...]
+    metrics: Iterable[Metric], labelled: Sequence[_Labelled], labels: tuple[str, ...]
 ) -> Iterator[Family]:
     from prometheus_client import core  # noqa: PLC0415 - an extra
 

@@ -167,7 +167,9 @@ class FetchServer:
             except ProtocolError as e:
                 self._faults.warn("a durable subscriber sent %s", e)
                 self._send(request.peer, Refused(code="protocol", reason=str(e)))
-            except (LogError, zmq.ZMQError):
+            except LogError as e:  # the open chunk cannot be read now; the client asks again
+                self._faults.warn("a request of a durable subscriber: %s", e)
+            except zmq.ZMQError:
                 raise
             except Exception as e:
                 self._fail(request.peer, e)
@@ -333,7 +335,10 @@ class FetchServer:
         waiting = self._waiting_for(peer, fetch, position.topics)
         if is_away or position.hold is None:
             again = before.coming_back if before is not None else None
-            waiting.coming_back = again or self._positions.come_back(position, self._view.open_batches())
+            if again is None:
+                tail = self._view.open_batches() if position.next < position.snapshot else []
+                again = self._positions.come_back(position, tail)
+            waiting.coming_back = again
         else:
             self._positions.move(position, fetch.done)
         self._waiting[fetch.name] = waiting

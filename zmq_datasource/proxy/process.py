@@ -191,8 +191,13 @@ class Companion:
         self._server.wait(_END_SECONDS)
 
 
-def run_until_stopped(given: Mapping[str, str]) -> None:
+def run_until_stopped(
+    given: Mapping[str, str], observe: Callable[[dict[str, Any]], None] | None = None
+) -> None:
     """Be a proxy until SIGTERM or SIGINT; how things are goes to the log now and then.
+
+    Args:
+        observe: Called with the status twice a second.
 
     Raises:
         ZmqDataSourceError: The options, a socket or the log.
@@ -200,8 +205,15 @@ def run_until_stopped(given: Mapping[str, str]) -> None:
     set_up_logging()
     allow_many_files()
     stopped = StopFlag()
+    reports = _Reports()
+
+    def report(status: dict[str, Any]) -> None:
+        if observe is not None:
+            observe(status)
+        reports.take(status)
+
     with stopped.on_signals():
-        run(given, stopped.is_set, _Reports().take, lambda: _log.info("ready"))
+        run(given, stopped.is_set, report, lambda: _log.info("ready"))
 
 
 class _Reports:
