@@ -12,23 +12,38 @@ from typing import TypeAlias
 import psutil
 import zmq
 
-from benchmarks.measure import Measurement, Sample, Times, measured, size_name, temporary_directory
+from benchmarks.measure import (
+    Measurement,
+    Sample,
+    Times,
+    measured,
+    size_name,
+    temporary_directory,
+    wait_for,
+)
 from benchmarks.peers import child, peer, window
 from benchmarks.transactions import free_endpoint
+from zmq_datasource import DurableSubscriber
+from zmq_datasource.log import LogStorage, read_index, read_slices, slices
 from zmq_datasource.proxy.handle import Proxy
 
-__all__ = ["FORWARDING", "OURS", "PACE", "PLAIN", "UNSYNCED", "measure_proxy"]
+__all__ = ["CATCHING_UP", "FORWARDING", "LOOP", "OURS", "PACE", "PLAIN", "UNSYNCED", "measure_proxy"]
 
 FORWARDING = "zmq.proxy"
 OURS = "proxy"
 UNSYNCED = "proxy, walSync=false"
 PLAIN = "proxy, walSync=false, plain"
+CATCHING_UP = "durable subscriber"
+LOOP = "Python loop over the log"
 PACE = 1000
 
 _SIZES = (100, 10_000)
+# A backlog, by the size of its messages.
+_BACKLOGS = {100: 400_000, 10_000: 40_000}
 # Large enough that the scheduler of a busy machine is not what is measured, the same everywhere.
 _HWM = 10_000
 _TRIES = 5
+_MOST_SECONDS = 120.0
 
 # Where publishers connect, where subscribers do, and the proxy's process, or that which started it.
 _Running: TypeAlias = tuple[str, str, int]
@@ -59,6 +74,49 @@ def measure_proxy(times: Times) -> Iterator[Measurement]:
             # The first round is not counted here either; and with a case left out there is none.
             if values:
                 yield Measurement("proxy", f"{size_name(size)}, p99 in µs", method, "", tuple(values[1:]))
+    for size, count in _BACKLOGS.items():
+        yield from _catching_up(size, count, times)
+
+
+def _catching_up(size: int, count: int, times: Times) -> Iterator[Measurement]:
+    """Messages a second that one Python loop gets, of a log that a proxy has filled."""
+    pull, durable = free_endpoint(), free_endpoint()
+    with (
+        temporary_directory() as scratch,
+        Proxy(pull=pull, durable=durable, wal_location=scratch, wal_sync=False, wal_max_bytes="8g") as proxy,
+        peer("push", connect=pull, size=size, count=count, shape="topic") as push,
+    ):
+        push.go()
+        wait_for("a backlog", lambda: proxy.status()["nextId"] >= count, _MOST_SECONDS)
+        rates = {
+            CATCHING_UP: lambda: _subscriber_rate(durable, count),
+            LOOP: lambda: _loop_rate(LogStorage(str(scratch))),
+        }
+        yield from measured("proxy", f"{size_name(size)}, catching up, messages/s", "", rates, times)
+
+
+def _subscriber_rate(endpoint: str, count: int) -> Sample:
+    """Of a new subscriber, from its first message on."""
+    with DurableSubscriber(endpoint, f"bench-{time.monotonic_ns()}", auto_ack=False) as subscriber:
+        subscriber.receive()
+        began = time.perf_counter()
+        for message in subscriber:
+            if message.id == count - 1:
+                break
+        took = time.perf_counter() - began
+        subscriber.forget()
+    return Sample((count - 1) / took)
+
+
+def _loop_rate(storage: LogStorage) -> Sample:
+    """Of a loop over topic and value of all rows in sealed chunks."""
+    index, rows = read_index(storage), 0
+    began = time.perf_counter()
+    for batch in read_slices(storage, slices(index.covering(0, index.end), 0, index.end)):
+        topics, values = batch.column("topic").to_pylist(), batch.column("value").to_pylist()
+        for _message in zip(topics, values, strict=True):
+            rows += 1
+    return Sample(rows / (time.perf_counter() - began))
 
 
 def _tried(run: Callable[[], Sample]) -> Sample:

@@ -121,5 +121,9 @@ _TARGETS: Mapping[str, Sequence[_Target]] = {
             for size in ("100 B", "10 kB")
             for quantile, most in (("p50", 500), ("p99", 3000))
         ),
+        *(
+            _share(f"{size}, catching up, messages/s", proxy.CATCHING_UP, 0.5, proxy.LOOP)
+            for size in ("100 B", "10 kB")
+        ),
     ],
 }

@@ -7,7 +7,8 @@ from benchmarks.kafka import KAFKA, OURS
 from benchmarks.loss import BARE as BARE_RECEIVER
 from benchmarks.loss import OURS as WITH_SPARK
 from benchmarks.metrics import BARE, EMPTY_LISTENER, LISTENER, METERED
-from benchmarks.proxy import FORWARDING
+from benchmarks.proxy import CATCHING_UP, FORWARDING
+from benchmarks.proxy import LOOP as LOG_LOOP
 from benchmarks.proxy import OURS as PROXY
 from benchmarks.proxy import PLAIN as PLAIN_PROXY
 from benchmarks.proxy import UNSYNCED as UNSYNCED_PROXY
@@ -112,7 +113,9 @@ TITLES = {
         f"goes, and how long one takes at a thousand a second. *{FORWARDING}*: libzmq's own, XSUB to XPUB, "
         f"which writes nothing. *{UNSYNCED_PROXY}*: ours, to the system's cache before it is published, "
         f"with its id; *{PROXY}*: forced to the disk before; *{PLAIN_PROXY}*: not forced, and "
-        "without ids, so that the same frames go out. A log of 256 MiB.",
+        "without ids, so that the same frames go out. A log of 256 MiB. *Catching up*: a backlog that a proxy has "
+        f"written, as one loop in Python gets it; *{CATCHING_UP}*: a `DurableSubscriber`; *{LOG_LOOP}*: the sealed "
+        "chunks are read by the same process, without a proxy.",
     ),
     "memory": (
         "Memory",
@@ -151,6 +154,7 @@ RATIOS = {
         (UNSYNCED_PROXY, FORWARDING),
         (PROXY, FORWARDING),
         (PLAIN_PROXY, FORWARDING),
+        (CATCHING_UP, LOG_LOOP),
     ),
     "transactions": ((ACKNOWLEDGED, PLAIN_MESSAGES), (ACKNOWLEDGED, PARQUET)),
     "kafka": ((OURS, KAFKA), (OURS, f"{KAFKA}, JSON"), (OURS, f"{KAFKA}, Avro")),

@@ -1,18 +1,22 @@
-"""A proxy between publishers and subscribers that remembers what passes.
+"""A proxy between publishers and subscribers that keeps the messages.
 
-Two processes, so that who reads the past never slows the present::
+It has two processes, so that subscribers of old messages do not slow new ones::
 
-    publishers ─► fronts ─► journal ─► backend ─► plain subscribers       live process (flow)
+    publishers ─► fronts ─► journal ─► backend ─► plain subscribers              live process (flow)
                               │ files
                               ▼
-                             view ─► replays, durable subscribers         server process (server)
+                             view ─► fetch_server ─► durable subscribers         server process (server)
+                              │           │
+                              │       positions ─► records of the log's readers
+                              └────► replays ─► clients of vLLM's replay protocol
 
-The live process (``process``) receives, writes, and only then publishes: ``flow`` drives ``fronts``, ``journal``
-and ``backend``. Before it publishes it tells the server process how far the log has come, in a line of which
-only the newest counts; the server reads the files (``view``), also that of the open chunk. It tells back
-how far its subscribers have come, and the live process deletes nothing that they still need while there is room.
-The server ends with the live process, which starts another one if it is killed.
+The live process (``process``) receives, writes, and only then publishes: ``flow`` drives ``fronts``, ``journal`` and
+``backend``. Before it publishes, it tells the server process how far the log has come, in a line of which only the
+newest counts. The server process reads the files (``view``), also that of the open chunk, and tells the live process
+the first id that a reader of the log still needs. The server process ends with the live process, which starts another
+one if it is killed.
 
-``handle`` is the proxy from Python: it starts the live process, which ends with whoever started it.
-``subscriber`` is the client of durable subscribers; ``subscriber_session`` is its side of their conversation.
+A durable subscriber asks for what follows an id (``fetch_protocol``), and the server keeps nothing between two requests
+but positions. ``subscriber`` is the client, and ``subscriber_session`` its state machine. ``handle`` starts a proxy
+from Python; the live process ends with the process that started it.
 """

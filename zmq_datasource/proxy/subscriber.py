@@ -20,7 +20,7 @@ from zmq_datasource.options.parser import texts_of
 from zmq_datasource.options.socket import Access, SocketOptions, check_security
 from zmq_datasource.options.types import Endpoints, ZmqOptions
 from zmq_datasource.proxy.fetch_protocol import EARLIEST, LAST, LATEST, MOST_CLIENT, MOST_NAME_BYTES
-from zmq_datasource.proxy.subscriber_session import Start, SubscriberSession
+from zmq_datasource.proxy.subscriber_session import Received, Start, SubscriberSession
 from zmq_datasource.transport.kernel import find_dead_peers
 from zmq_datasource.transport.link import TICK_SECONDS, Link
 from zmq_datasource.transport.spec import SocketSpec
@@ -30,6 +30,7 @@ __all__ = ["DurableMessage", "DurableSubscriber"]
 _PLAIN = "allowInsecurePlain"
 # How often the connection is seen to while messages are there.
 _TURN_SECONDS = 0.5
+_MOST_AT_ONCE = 100
 # How long the end of a block waits for the last acknowledgement: after an error, and without a timeout.
 _EXIT_SECONDS, _LONG_EXIT_SECONDS = 2.0, 30.0
 
@@ -88,7 +89,7 @@ class DurableSubscriber:
         topics: Iterable[str | bytes] = (),
         start: str | int | datetime = "earliest",
         auto_ack: bool = True,
-        max_bytes: int = 1 << 20,
+        max_bytes: int = 4 << 20,
         timeout: float | None = 30.0,
         **options: object,
     ) -> None:
@@ -201,6 +202,13 @@ class DurableSubscriber:
             message = self.receive()
             if message is not None:
                 yield message
+            # Each look at the connection and at the process takes longer than a message that is here.
+            for _ in range(_MOST_AT_ONCE):
+                self._acknowledge_given()
+                received = self._session.take()
+                if received is None:
+                    break
+                yield self._given_message(received)
 
     def receive(self, timeout: float | None = None) -> DurableMessage | None:
         """Wait for the next message.
@@ -231,7 +239,10 @@ class DurableSubscriber:
                 message = session.take()
                 if message is None and time.monotonic() >= deadline:
                     return None
-        number, frames = message
+        return self._given_message(message)
+
+    def _given_message(self, received: Received) -> DurableMessage:
+        number, frames = received
         if self._auto:
             self._given = number
         return DurableMessage(number, frames[0], frames[-1], frames)
