@@ -15,6 +15,7 @@ The rules:
 from __future__ import annotations
 
 import heapq
+import itertools
 import time
 from collections import deque
 from collections.abc import Sequence
@@ -80,7 +81,10 @@ _MOST_SHOWN = 60  # characters of a topic
 
 @dataclass
 class _Waiting:
-    """A FETCH that is not answered yet."""
+    """A FETCH that is not answered yet.
+
+    ``is_blocked``: whether it waits for something else than messages or its deadline, of which no event tells.
+    """
 
     peer: bytes
     fetch: Fetch
@@ -90,6 +94,7 @@ class _Waiting:
     rows: list[pa.RecordBatch]
     size: int = 0
     coming_back: Future[bool] | None = None
+    is_blocked: bool = False
 
 
 class _Unsent:
@@ -138,6 +143,12 @@ class FetchServer:
             options, options.durable, _SNDHWM, _MOST_REQUEST_BYTES, MOST_FRAMES, find_dead_peers
         )
         self._waiting: dict[str | bytes, _Waiting] = {}
+        # Of those, the ones to be looked at though the log has not grown, and when which ones must be answered: a
+        # thousand clients that wait for messages cost nothing until there are some.
+        self._active: dict[str | bytes, None] = {}
+        self._deadlines: list[tuple[float, int, str | bytes]] = []
+        self._count = itertools.count()
+        self._seen = (0, 0)
         self._jobs: dict[str, tuple[bytes, Open | Forget, Future[Any]]] = {}
         self._opening: dict[str, int] = {}  # bytes of topics, of the names that are being opened
         # Where the last answers have ended. To find such a place again takes longer than the answer.
@@ -341,7 +352,12 @@ class FetchServer:
             waiting.coming_back = again
         else:
             self._positions.move(position, fetch.done)
-        self._waiting[fetch.name] = waiting
+        self._wait(fetch.name, waiting)
+
+    def _wait(self, owner: str | bytes, waiting: _Waiting) -> None:
+        self._waiting[owner] = waiting
+        self._active[owner] = None
+        heapq.heappush(self._deadlines, (waiting.deadline, next(self._count), owner))
 
     def _waiting_for(self, peer: bytes, fetch: Fetch, topics: tuple[bytes, ...]) -> _Waiting:
         deadline = time.monotonic() + min(fetch.wait, MOST_WAIT_MS) / 1000
@@ -356,11 +372,12 @@ class FetchServer:
             self._faults.warn("a replay is refused: %d others are served", replays)
             self._refuse(peer, fetch.session, "busy", f"{replays} others are served; ask again later")
             return
-        self._waiting[peer] = self._waiting_for(peer, fetch, topics)
+        self._wait(peer, self._waiting_for(peer, fetch, topics))
 
     def _answer(self, owner: str | bytes, waiting: _Waiting) -> bool:
         """Answer a FETCH if that is possible now; returns whether there is more to do at once."""
         fetch = waiting.fetch
+        waiting.is_blocked = True
         position = self._positions.get(owner) if isinstance(owner, str) else None
         if isinstance(owner, str):
             if position is None or position.session != fetch.session:
@@ -393,6 +410,7 @@ class FetchServer:
             if self._send(waiting.peer, head):
                 del self._waiting[owner]
             return False
+        waiting.is_blocked = False
         more = self._read(waiting, position)
         ready = waiting.rows or time.monotonic() >= waiting.deadline or self._is_at_end_of_range(waiting)
         if more or not ready:
@@ -402,6 +420,8 @@ class FetchServer:
             while len(self._cursors) >= _MOST_CURSORS:
                 del self._cursors[next(iter(self._cursors))]
             self._cursors[owner] = waiting.cursor
+        else:
+            waiting.is_blocked = True
         return False
 
     def _is_back(self, waiting: _Waiting, position: Position) -> bool:
@@ -530,29 +550,56 @@ class FetchServer:
         self._read_inbox()
         self._finish_jobs()
         self._used_bytes = self._unsent.bytes()
-        for owner, waiting in list(self._waiting.items()):
-            try:
-                busy = self._answer(owner, waiting) or busy
-            except DiskFaultError as e:  # the next turn may get it
-                self._faults.warn("durable subscriber %r: %s", owner, e)
-            except LogError as e:
-                self._faults.warn("durable subscriber %r: %s", owner, e)
-                del self._waiting[owner]
-                self._refuse(waiting.peer, waiting.fetch.session, "log", str(e))
-            except zmq.ZMQError:
-                raise
-            except Exception as e:
-                self._waiting.pop(owner, None)
-                self._fail(waiting.peer, e, waiting.fetch.session)
+        for owner in self._owners_to_look_at():
+            waiting = self._waiting.get(owner)
+            more = waiting is not None and self._try_to_answer(owner, waiting)
+            if waiting is not None and self._waiting.get(owner) is waiting and (more or waiting.is_blocked):
+                self._active[owner] = None
+            busy = busy or more
         for log in (self._faults, self._errors, self._losses, self._comings):
             log.flush()
         self.is_held_up = self.is_held_up or self.router.stuck
         return busy or bool(self._requests)
 
+    def _owners_to_look_at(self) -> list[str | bytes]:
+        """Those whose FETCH may be answered now; the others wait for messages."""
+        active, self._active = list(self._active), {}
+        there = self._view.earliest, self._view.end
+        if there != self._seen:
+            self._seen = there
+            return list(self._waiting)
+        now = time.monotonic()
+        while self._deadlines and self._deadlines[0][0] <= now:
+            active.append(heapq.heappop(self._deadlines)[2])
+        return list(dict.fromkeys(active))
+
+    def _try_to_answer(self, owner: str | bytes, waiting: _Waiting) -> bool:
+        try:
+            return self._answer(owner, waiting)
+        except DiskFaultError as e:  # the next turn may get it
+            self._faults.warn("durable subscriber %r: %s", owner, e)
+            waiting.is_blocked = self.is_held_up = True
+        except LogError as e:
+            self._faults.warn("durable subscriber %r: %s", owner, e)
+            del self._waiting[owner]
+            self._refuse(waiting.peer, waiting.fetch.session, "log", str(e))
+        except zmq.ZMQError:
+            raise
+        except Exception as e:
+            self._waiting.pop(owner, None)
+            self._fail(waiting.peer, e, waiting.fetch.session)
+        return False
+
     @property
     def due(self) -> float | None:
         """When a FETCH that waits must be answered, monotonic; None if none waits."""
-        return min((waiting.deadline for waiting in self._waiting.values()), default=None)
+        while self._deadlines:
+            deadline, _, owner = self._deadlines[0]
+            waiting = self._waiting.get(owner)
+            if waiting is not None and waiting.deadline == deadline:
+                return deadline
+            heapq.heappop(self._deadlines)
+        return None
 
     def status(self) -> list[dict[str, Any]]:
         """An account of each subscriber, as plain data: of those that are furthest behind, if there are many."""
