@@ -16,20 +16,7 @@ from tests.fuzz.targets import FRAMINGS
 from tests.support import DATA
 from zmq_datasource.acknowledged.protocol import Abort, Commit, Data, End, Hello, encode
 from zmq_datasource.messages.packed import pack_columns
-from zmq_datasource.proxy.durable_protocol import (
-    Ack,
-    Acked,
-    Close,
-    Credit,
-    Forget,
-    Forgotten,
-    Heartbeat,
-    Lost,
-    Ready,
-    Refused,
-    Subscribe,
-    write,
-)
+from zmq_datasource.proxy import fetch_protocol as fetch
 from zmq_datasource.source.chunk_protocol import SECRET_BYTES, Request, pack_head
 
 CORPUS = Path(__file__).parent / "corpus"
@@ -71,19 +58,28 @@ def acknowledged() -> Iterator[bytes]:
 
 def durable() -> Iterator[bytes]:
     for message in (
-        Subscribe(name="me", session=1, start=b"earliest", credit=10, topics=(b"a",), resume=None),
-        Ack(5),
-        Credit(5),
-        Close(),
-        Forget(),
-        Ready(1, 0, 5, True),
-        Acked(5),
-        Heartbeat(5),
-        Lost(1, 2),
-        Forgotten(),
-        Refused("taken", "why"),
+        fetch.Open(name="me", session=1 << 32, start="last", seek=True),
+        fetch.Open(name="me", session=1, since=5),
+        fetch.Fetch(session=1, first=1, until=5),
     ):
-        yield packed(write(message))
+        yield packed(fetch.encode(message, [b"a", b"b"]))
+    for message in (
+        fetch.Opened(session=1, next=0, end=5, new=True),
+        fetch.Fetch(name="me", session=1, first=5, done=4, wait=1000, confirm=True),
+        fetch.Batch(session=1, first=1, next=4, end=5, done=0),
+        fetch.Lost(session=1, first=1, next=2, end=5, done=0),
+        fetch.Forget(name="me", session=1),
+        fetch.Forgotten(session=1),
+        fetch.Refused(code="taken", reason="why", session=1),
+    ):
+        yield packed(fetch.encode(message))
+    plain = {"topic": pa.array([b"t", None], pa.binary()), "value": pa.array([b"v", b"w"], pa.binary())}
+    frames = {"frames": pa.array([[b"t", b"u", b"v"], [b"w"]], pa.list_(pa.binary()))}
+    for rows in (plain, frames):
+        columns, buffers = pack_columns(pa.record_batch(rows))
+        head = fetch.Batch(session=1, first=1, next=4, end=5, done=0, rows=2, columns=tuple(columns))
+        ids = (1).to_bytes(8, "little") + (3).to_bytes(8, "little")
+        yield packed(fetch.encode(head, [ids, *buffers]))
 
 
 def chunks() -> Iterator[bytes]:

@@ -30,7 +30,7 @@ from zmq_datasource.messages.rows import number_rows
 from zmq_datasource.options import ProxyOptions, StreamReadOptions, WriteOptions
 from zmq_datasource.options.offsets import Offset
 from zmq_datasource.options.parser import OptionSet, parse
-from zmq_datasource.proxy.durable_protocol import read_from_client, read_from_proxy
+from zmq_datasource.proxy import fetch_protocol
 from zmq_datasource.source.chunk_protocol import Request, unpack_head
 from zmq_datasource.source.intake import Arrival, Intake
 from zmq_datasource.transport import core, python_core
@@ -105,10 +105,15 @@ def acknowledged(data: bytes) -> None:
 
 def durable(data: bytes) -> None:
     """What a durable subscriber and its proxy say to each other."""
-    frames = frames_of(data)
-    for read in (read_from_client, read_from_proxy):
-        with suppress(ProtocolError):
-            read(frames)
+    with suppress(ProtocolError):
+        message, buffers = fetch_protocol.decode(frames_of(data))
+        if isinstance(message, fetch_protocol.Batch):
+            found = fetch_protocol.frames_of(message, buffers)
+            ids = [number for number, _ in found]
+            assert len(found) == message.rows, "other messages than were announced"
+            assert ids == sorted(set(ids)), "ids that do not grow"
+            assert all(message.first <= number < message.next for number in ids), "an id of another answer"
+            assert all(len(frames) >= 2 for _, frames in found), "a message without a topic"
 
 
 def chunks(data: bytes) -> None:

@@ -18,11 +18,12 @@ import pytest
 from tests.support import batch_of, log_rows
 from zmq_datasource.errors import ZmqDataSourceError
 from zmq_datasource.log.follower import LogFollower
-from zmq_datasource.log.layout import SUBSCRIPTIONS_NAME, chunk_name
-from zmq_datasource.log.reader_records import ReaderRecord, ReaderRecords
+from zmq_datasource.log.layout import chunk_name
+from zmq_datasource.log.reader_records import ReaderRecord, ReaderRecords, SubscriberNotes
 from zmq_datasource.log.staging import Staging
 from zmq_datasource.log.storage import LogStorage
 from zmq_datasource.log.writer import LogWriter
+from zmq_datasource.proxy.positions import read_positions
 
 CHUNKS, ROWS = 3, 12
 ATTEMPT = "abc" + "0" * 29
@@ -63,7 +64,7 @@ PLACES = (
     "readers/placing.lock",
     "readers",
     "readers/billing.json",
-    "0/subscriptions.json",
+    "readers/subscriber.billing.json",
     "0/staging",
     f"0/staging/{ATTEMPT}.arrow",
 )
@@ -95,7 +96,7 @@ def _writer(location: Path) -> LogWriter:
 
 @pytest.fixture
 def location(tmp_path: Path) -> Path:
-    """A log of three chunks with a reader, a start, subscriptions and something staged."""
+    """A log of three chunks with a reader, a start, a durable subscriber and something staged."""
     storage = LogStorage(str(tmp_path / "log"))
     log = _writer(tmp_path / "log")
     log.open()
@@ -103,7 +104,8 @@ def location(tmp_path: Path) -> Path:
         _fill(log, ROWS // CHUNKS)
     log.close()
     ReaderRecords(storage).write("billing", ReaderRecord({0: 3}, 60.0, begins=True))
-    storage.write_json(storage.key(SUBSCRIPTIONS_NAME), {})
+    notes = SubscriberNotes("billing", 1, [b"orders."], 0.0)
+    ReaderRecords(storage).write("subscriber.billing", ReaderRecord({0: 3}, 60.0, subscriber=notes))
     storage.staged_files().create(ATTEMPT).close()
     storage.staged_files().finish(ATTEMPT)
     return tmp_path / "log"
@@ -132,7 +134,7 @@ def _use(location: Path) -> list[str]:
         storage = LogStorage(str(location))
         assert storage.partitions() in ([0], [])
         ReaderRecords(storage).all()
-        storage.read_json(storage.key(SUBSCRIPTIONS_NAME))
+        read_positions(storage, ROWS)
         storage.open_chunks()
         storage.is_written()
         storage.feed()

@@ -94,7 +94,7 @@ def test_a_forked_child_cannot_use_a_durable_subscriber_of_its_parent(tmp_path: 
 with DurableSubscriber(sys.argv[1], "me") as me:
     first = me.receive(20)
     child_refuses(
-        [me.receive, lambda: me.ack(first), me.forget, lambda: next(iter(me))],
+        [me.receive, lambda: me.ack(first), lambda: me.seek("latest"), me.forget, lambda: next(iter(me))],
         lambda: me.__exit__(None, None, None),
     )
     assert me.receive(20).value == b"b"

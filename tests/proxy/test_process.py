@@ -21,9 +21,10 @@ from click.testing import CliRunner
 from pyspark.sql import SparkSession
 
 from tests.support import Socket, log_rows, wait_for
-from tests.support.proxies import endpoints, publisher, receive
+from tests.support.proxies import Client, endpoints, publisher, receive
 from zmq_datasource import DurableSubscriber, OptionError, Producer, Proxy, SocketError
 from zmq_datasource.cli import main as cli
+from zmq_datasource.proxy.fetch_protocol import Fetch
 
 pytestmark = pytest.mark.spark
 
@@ -148,7 +149,7 @@ STALLING_DISK = """
 import os, time
 rename = os.rename
 def stalling(old, new):
-    while os.path.exists({stall!r}) and "subscriptions" in str(new):
+    while os.path.exists({stall!r}) and "subscriber." in str(new):
         open({stalled!r}, "w").close()
         time.sleep(0.01)
     rename(old, new)
@@ -208,11 +209,9 @@ def test_memory_stays_bounded_behind_subscribers_that_take_nothing(
         stalled.subscribe(b"")
         stalled.connect(sides["publish"])
         wait_for(lambda: proxy.status().get("subscriptions"), "subscribed")
-        durable = context.socket(zmq.DEALER)
-        durable.setsockopt(zmq.RCVHWM, 10)
-        durable.connect(sides["durable"])
-        number = (100_000).to_bytes(8, "big")
-        durable.send_multipart([b"SUBSCRIBE", b"1", b"me", number, b"earliest", b"", number])
+        durable = [Client(context, sides["durable"], rcvhwm=1, rcvbuf=4096) for _ in range(200)]
+        for at, client in enumerate(durable):
+            client.open(f"stalled{at}")
         replay = context.socket(zmq.DEALER)
         replay.setsockopt(zmq.RCVHWM, 10)
         replay.connect(sides["replay"])
@@ -225,6 +224,9 @@ def test_memory_stays_bounded_behind_subscribers_that_take_nothing(
             push.send(value)
             if i == 5000:
                 replay.send_multipart([b"", bytes(8)])
+            if i in (5000, 20_000):
+                for at, client in enumerate(durable):
+                    client.say(Fetch(name=f"stalled{at}", session=1, first=0, done=0, wait=1000))
         wait_for(lambda: proxy.status()["received"] == 40_000, "all received", 120)
         grown = sum(p.memory_info().rss for p in everybody) - before
         # Mapped files of the log count too, of which there are 64 MB.

@@ -1,4 +1,4 @@
-"""What the servers of a proxy take from clients that nobody has asked: little, whatever is sent."""
+"""The ROUTER of a proxy's servers: it takes little, whatever clients send, and never waits for one of them."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 
+import pytest
 import zmq
 
 from tests.support import Socket, free_endpoint, wait_for
@@ -26,6 +27,7 @@ def connected(context: zmq.Context[Socket], tmp_path: Path) -> Iterator[tuple[Ro
         context.socket(zmq.DEALER) as client,
     ):
         client.setsockopt(zmq.SNDHWM, 1)
+        client.setsockopt(zmq.RCVHWM, 1)
         client.setsockopt(zmq.LINGER, 0)
         client.connect(endpoint)
         yield router, client
@@ -56,3 +58,59 @@ def test_of_a_request_that_is_too_large_nothing_is_kept(context: zmq.Context[Soc
         (small,) = wait_for(lambda: inbox(router), "the small request")
         assert small.frames == [b"small", b"request"]
         assert small.peer == large.peer
+
+
+def client_of(router: Router, client: Socket) -> bytes:
+    client.send_multipart([b"hello"])
+    (request,) = wait_for(lambda: inbox(router), "the request")
+    return request.peer
+
+
+def test_a_client_that_takes_nothing_is_not_waited_for(context: zmq.Context[Socket], tmp_path: Path) -> None:
+    with connected(context, tmp_path) as (router, client):
+        peer, sent = client_of(router, client), 0
+        frame = bytes(1 << 20)
+        while router.send([peer, b"%d" % sent, frame, b"last"]):
+            assert not router.stuck
+            sent += 1
+            assert sent < 10_000
+        assert router.stuck
+        got = [client.recv_multipart() for _ in range(sent)]
+        assert [frames[0] for frames in got] == [b"%d" % number for number in range(sent)]
+        assert all(frames[1:] == [frame, b"last"] for frames in got), "no message is torn"
+        router.stuck = False
+        wait_for(lambda: router.send([peer, b"again"]), "room")
+        assert client.recv_multipart() == [b"again"]
+
+
+def test_an_answer_is_tracked_until_the_system_has_taken_it(
+    context: zmq.Context[Socket], tmp_path: Path
+) -> None:
+    with connected(context, tmp_path) as (router, client):
+        peer = client_of(router, client)
+        small = router.send_tracked([peer, b"head", b""])
+        assert small is not None
+        wait_for(lambda: small.done, "the small answer", 10)
+        answer, count = bytes(8 << 20), 6
+        large = [router.send_tracked([peer, b"head", answer, b"tail"]) for _ in range(count)]
+        last = large[-1]
+        assert last is not None
+        with pytest.raises(
+            zmq.NotDone
+        ):  # what the client has not taken fills the kernel and libzmq on its side
+            last.wait(0.5)
+        assert client.recv_multipart() == [b"head", b""]
+        for _ in range(count):
+            assert client.recv_multipart() == [b"head", answer, b"tail"]
+        wait_for(lambda: last.done, "the last answer", 10)
+
+
+def test_a_client_that_is_gone_is_told_from_one_that_is_full(
+    context: zmq.Context[Socket], tmp_path: Path
+) -> None:
+    with connected(context, tmp_path) as (router, client):
+        client_of(router, client)
+        with pytest.raises(zmq.ZMQError) as caught:
+            router.send([b"another", b"x"])
+        assert caught.value.errno == zmq.EHOSTUNREACH
+        assert not router.stuck

@@ -14,14 +14,13 @@ import pytest
 from tests.support import wait_for
 from tests.support.proxies import endpoints
 from zmq_datasource.errors import DiskFaultError, LogWriteError, SocketError
-from zmq_datasource.log.layout import LOCK_WAIT_SECONDS, SUBSCRIPTIONS_NAME
-from zmq_datasource.log.reader_records import ReaderRecord, ReaderRecords
+from zmq_datasource.log.layout import LOCK_WAIT_SECONDS
+from zmq_datasource.log.reader_records import ReaderRecord, ReaderRecords, SubscriberNotes
 from zmq_datasource.log.storage import LogStorage
 from zmq_datasource.log.writer import LogWriter
 from zmq_datasource.options import ProxyOptions
 from zmq_datasource.options.parser import parse
 from zmq_datasource.proxy import process, server
-from zmq_datasource.proxy.subscriptions import READER, Subscription, Subscriptions
 from zmq_datasource.proxy.view import Progress
 
 
@@ -106,28 +105,23 @@ def test_a_server_process_that_cannot_be_started_at_first_is_an_error(
         process.Companion({}, serves=True).start(Flow())  # type: ignore[arg-type]
 
 
-def test_what_a_killed_server_process_has_held_stays_until_the_live_process_has_heard_of_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_a_subscriber_needs_is_kept_by_a_server_process_that_begins_again(tmp_path: Path) -> None:
+    """Its record is all that a killed one has left."""
     storage = opened(tmp_path)
-    records = ReaderRecords(storage)
-    known = Subscriptions(storage, 0, 1000.0)
-    known.add(Subscription("me", (), 0, created=0.0))
-    known.hold(0)
-    known.save()
-    options = parse(
-        ProxyOptions, {"walLocation": str(tmp_path), "walSync": "false", **endpoints("pull", "durable")}
-    )
-    for name in ("me", "nobody"):
+    records, notes = ReaderRecords(storage), SubscriberNotes("me", 1, [], 0.0)
+    given = {"walLocation": str(tmp_path), "walSync": "false", **endpoints("pull", "durable")}
+    options = parse(ProxyOptions, given)
+    for next_id in (0, None):
+        if next_id is None:
+            records.remove("subscriber.me")
+        else:
+            records.write("subscriber.me", ReaderRecord({0: next_id}, 1e9, subscriber=notes))
         it = server.enter(options, Progress(0, 0, None))
-        position = records.read(READER)
-        assert (None if position is None else position.next) == ({0: 0} if name == "me" else None)
-        monkeypatch.setattr(Subscriptions, "hold_seconds", 0.0)
-        it.step()
-        assert records.read(READER) is None
-        it.subscriptions.remove("me")
-        it.subscriptions.save()
-        records.write(READER, ReaderRecord({0: 0}, 1e9))
+        assert it.status()["hold"] == 0, "nothing is deleted before all records were read"
+        wait_for(
+            lambda it=it: it.step() or it.positions.get("me") is None or it.status()["hold"] == 0, "a look"
+        )  # type: ignore[misc]
+        assert [account["name"] for account in it.status()["durable"]] == ["me"] * (next_id is not None)
         it.__exit__()
 
 
@@ -142,12 +136,13 @@ def opened(location: Path) -> LogStorage:
 def test_a_disk_that_refuses_while_the_server_process_starts_is_tried_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    opened(tmp_path)
+    notes = SubscriberNotes("me", 1, [], 0.0)
+    ReaderRecords(opened(tmp_path)).write("subscriber.me", ReaderRecord({0: 0}, 1e9, subscriber=notes))
     faults = [DiskFaultError("too many open files")] * 2
     read = LogStorage.read
 
     def refuse(self: LogStorage, key: str) -> bytes | None:
-        if faults and key.endswith(SUBSCRIPTIONS_NAME):
+        if faults and key.endswith("readers/subscriber.me.json"):
             raise faults.pop()
         return read(self, key)
 

@@ -2,50 +2,70 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 import pytest
 
+from tests.proxy.model_proxy import rows
 from zmq_datasource.errors import NoPeerError, ProtocolError
-from zmq_datasource.proxy.durable_protocol import (
-    EARLIEST,
-    Ack,
-    Acked,
-    Close,
-    Credit,
+from zmq_datasource.proxy.fetch_protocol import (
+    Batch,
+    Fetch,
     Forget,
     Forgotten,
     FromClient,
     FromProxy,
-    Heartbeat,
     Lost,
-    Message,
-    Ready,
+    Open,
+    Opened,
     Refused,
-    Subscribe,
-    read_from_client,
-    write,
+    decode,
+    encode,
 )
-from zmq_datasource.proxy.subscriber_session import ACK_EVERY, SubscriberSession
+from zmq_datasource.proxy.subscriber_session import Start, SubscriberSession
 
 
 class Subscribed:
-    """A session, what it says, and the time; it has been welcomed at 0."""
+    """A session, what it says, and the time; it has been opened at 0, and has asked for the first messages."""
 
-    def __init__(self, timeout: float | None = 30.0, credit: int = 1000, welcomed: bool = True) -> None:
+    def __init__(
+        self, timeout: float | None = 30.0, opened: bool = True, at: int = 0, start: Start | None = None
+    ) -> None:
         self.now = 0.0
-        self.it = SubscriberSession("me", EARLIEST, credit, (b"a",), timeout, "tcp://proxy:1")
+        self.it = SubscriberSession("me", start or Start(), (b"a", b"b"), 500, timeout, "tcp://proxy:1")
         self.it.listen(0)
         self.it.connected(0)
-        if welcomed:
-            self.hear(Ready(1, 0, 100, True))
+        if opened:
+            self.hear(Opened(session=1, next=at, end=100, new=True))
             self.said()
 
     def hear(self, *messages: FromProxy) -> None:
         for message in messages:
-            self.it.receive(write(message), self.now)
+            self.it.receive(encode(message), self.now)
+
+    def hear_rows(self, first: int, *ids: int, after: int | None = None, done: int = 0) -> None:
+        """A BATCH of these ids; it ends behind the last one, or before ``after``."""
+        columns, buffers = rows([(number, b"a", b"%d" % number) for number in ids])
+        head = Batch(
+            session=self.session,
+            first=first,
+            next=ids[-1] + 1 if after is None else after,
+            end=100,
+            done=done,
+            rows=len(ids),
+            columns=columns,
+        )
+        self.it.receive([bytes(frame) for frame in encode(head, buffers)], self.now)
+
+    session = 1
 
     def said(self) -> list[FromClient]:
         """What is to be sent, as if it were sent now."""
-        messages = [read_from_client(frames) for frames in self.it.outbox]
+        return [message for message, _ in self.said_with_topics()]
+
+    def said_with_topics(self) -> list[tuple[Any, Sequence[bytes]]]:
+        messages = [decode(frames) for frames in self.it.outbox]
         self.it.outbox.clear()
         return messages
 
@@ -61,96 +81,226 @@ class Subscribed:
     def taken(self) -> list[int]:
         ids = []
         while (message := self.it.take()) is not None:
-            ids.append(message.id)
+            ids.append(message[0])
         return ids
 
+    def fill_memory(self) -> None:
+        """Two answers are there, with the ids 0 to 3, and none is asked for."""
+        self.hear_rows(0, 0, 1)
+        self.hear_rows(2, 2, 3)
+        self.said()
 
-def message(number: int) -> Message:
-    return Message(number, (b"a", b"x"))
+
+def fetch(
+    first: int,
+    done: int = 0,
+    max_bytes: int = 500,
+    wait: int = 1000,
+    confirm: bool = False,
+    session: int = 1,
+) -> Fetch:
+    return Fetch(
+        name="me",
+        session=session,
+        first=first,
+        done=done,
+        max_bytes=max_bytes,
+        wait=wait,
+        confirm=confirm,
+    )
 
 
-def subscribe(session: int, resume: int | None = None, credit: int = 1000) -> Subscribe:
-    return Subscribe("me", session, EARLIEST, resume, credit, (b"a",))
+def empty(first: int, after: int | None = None, done: int = 0, session: int = 1) -> Batch:
+    return Batch(session=session, first=first, next=first if after is None else after, end=100, done=done)
+
+
+OPEN = Open(name="me", session=1)
 
 
 # Beginning.
 
 
-def test_it_begins_by_saying_who_it_is(caplog: pytest.LogCaptureFixture) -> None:
+def test_it_begins_by_opening_its_name_and_asks_for_messages_once_it_has_it(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     caplog.set_level("INFO")
-    here = Subscribed(welcomed=False)
-    assert here.said() == [subscribe(1)]
-    assert not here.it.ready
-    assert not here.it.forgotten
-    here.hear(message(3))
-    assert here.taken() == [], "nothing was promised yet"
-    here.hear(Ready(2, 0, 100, True))
-    assert not here.it.ready, "that answers somebody else"
-    here.hear(Ready(1, 0, 100, True))
-    assert here.it.ready
+    here = Subscribed(opened=False)
+    assert here.said_with_topics() == [(OPEN, [b"a", b"b"])]
+    assert (here.it.is_open, here.it.forgotten, here.it.new) == (False, False, False)
+    here.hear_rows(0, 0)
+    assert (here.taken(), here.said()) == ([], []), "nothing was asked for yet"
+    here.hear(Opened(session=2, next=5, end=100, new=True))
+    assert not here.it.is_open, "that answers another question"
+    here.hear(Opened(session=1, next=7, end=100, new=True))
+    assert here.it.is_open
     assert here.it.new
-    assert "subscribed as 'me' at tcp://proxy:1, from id 0 on" in caplog.text
-    here.hear(message(0), message(1))
-    assert here.taken() == [0, 1]
+    assert here.said_with_topics() == [(fetch(7, done=7), [])]
+    assert "subscribed as 'me' at tcp://proxy:1, from id 7 on" in caplog.text
+    assert (here.it.done, here.it.confirmed, here.it.handed) == (7, 7, None)
+    assert not here.it.has_unconfirmed
 
 
-def test_what_is_no_message_of_the_protocol_is_an_error() -> None:
+def test_a_name_that_the_proxy_knows_is_not_new() -> None:
+    here = Subscribed(opened=False)
+    here.hear(Opened(session=1, next=7, end=100, new=False))
+    assert here.it.is_open
+    assert not here.it.new
+
+
+@pytest.mark.parametrize(
+    ("start", "asked"),
+    [
+        (Start("latest"), Open(name="me", session=1, start="latest")),
+        (Start(9), Open(name="me", session=1, start=9)),
+        (Start(since=9), Open(name="me", session=1, since=9)),
+    ],
+)
+def test_it_says_where_a_new_name_begins(start: Start, asked: Open) -> None:
+    assert Subscribed(opened=False, start=start).said() == [asked]
+
+
+def test_the_number_of_a_session_names_its_client() -> None:
+    it = SubscriberSession("me", Start(), (), 500, None, "tcp://proxy:1", client=5)
+    it.connected(0)
+    asked, _ = decode(it.outbox[0])
+    assert isinstance(asked, Open)
+    assert asked.session == (5 << 32) + 1
+
+
+def test_the_messages_that_come_are_given_with_all_their_frames() -> None:
+    here = Subscribed()
+    columns, buffers = rows([(3, b"a", b"x"), (5, None, b"y")])
+    head = Batch(session=1, first=0, next=9, end=100, done=0, rows=2, columns=columns)
+    here.it.receive([bytes(frame) for frame in encode(head, buffers)], 0)
+    assert [here.it.take(), here.it.take(), here.it.take()] == [(3, (b"a", b"x")), (5, (b"", b"y")), None]
+    assert here.it.handed == 5
+
+
+@pytest.mark.parametrize(
+    "frames",
+    [[b"HOLA"], [b"ZDS\2B", b'{"session":1,"first":0,"next":1,"end":1,"rows":1,"columns":["value"]}']],
+)
+def test_what_is_no_message_of_the_protocol_is_an_error(frames: list[bytes]) -> None:
     with pytest.raises(ProtocolError):
-        Subscribed().it.receive([b"HOLA"], 1)
+        Subscribed().it.receive(frames, 1)
+
+
+# Asking for messages.
+
+
+def test_the_next_answer_is_asked_for_when_one_has_come_and_two_are_in_memory_at_most() -> None:
+    here = Subscribed()
+    here.hear_rows(0, 0, 1)
+    assert here.said() == [fetch(2)], "nothing is taken yet"
+    here.hear_rows(2, 2, 3)
+    assert here.said() == []
+    assert here.pass_time(60) == [], "no silence: nothing is asked"
+    assert [here.it.take(), here.it.take()] == [(0, (b"a", b"0")), (1, (b"a", b"1"))]
+    assert here.pass_time(0.5) == []
+    assert here.it.take() == (2, (b"a", b"2")), "so the first answer is used up"
+    assert here.pass_time(0.5) == [(61.0, fetch(4))]
+    here.hear_rows(4, 4)
+    assert here.taken() == [3, 4]
+
+
+def test_an_answer_without_messages_moves_it_on() -> None:
+    here = Subscribed()
+    here.hear(empty(0))
+    assert here.said() == [fetch(0)]
+    here.hear(empty(0, after=50))
+    assert here.said() == [fetch(50)]
+    assert here.taken() == []
+    here.hear_rows(50, 60, after=70)
+    assert here.taken() == [60]
+
+
+def test_an_answer_that_has_come_already_is_ignored() -> None:
+    """It was asked for twice."""
+    here = Subscribed()
+    here.hear_rows(0, 0, 1)
+    here.said()
+    here.hear_rows(0, 0, 1, 2)
+    here.hear(Lost(session=1, first=0, next=9, end=100, done=0), empty(0, after=9))
+    assert (here.taken(), here.it.lost, here.said()) == ([0, 1], 0, [])
+    assert here.pass_time(3.5) == [(3.5, fetch(2))]
+
+
+def test_an_answer_beyond_what_was_asked_for_is_ignored() -> None:
+    """Else the ids in between would never come."""
+    here = Subscribed()
+    here.hear_rows(5, 5, 6)
+    here.hear(empty(5, after=9), lost(5, 9))
+    assert (here.taken(), here.it.lost, here.said()) == ([], 0, [])
+    here.hear_rows(0, 0)
+    assert here.taken() == [0]
+
+
+def test_an_answer_of_a_session_before_is_ignored() -> None:
+    here = Subscribed()
+    here.it.seek(Start(50), 0)
+    here.hear_rows(0, 0, 1)
+    here.hear(Opened(session=2, next=50, end=100, new=False))
+    here.hear(empty(50, after=60, done=60))
+    assert here.it.confirmed == 50
+    assert here.said()[-1] == fetch(50, done=50, session=2)
 
 
 # Silence.
 
 
-def test_silence_is_answered_by_the_same_subscribe_then_by_a_new_connection() -> None:
+def test_after_silence_it_asks_again_and_then_by_a_new_connection() -> None:
     here = Subscribed()
-    assert here.pass_time(6) == [(3.5, subscribe(1, resume=0))]
+    assert here.pass_time(6) == [(3.5, fetch(0))]
     assert not here.it.redial
-    assert here.pass_time(0.5) == [(6.5, subscribe(2, resume=0))]
+    assert here.pass_time(0.5) == [(6.5, fetch(0))]
     assert here.it.redial
     here.it.redial = False
-    assert here.pass_time(6.5) == [(10.0, subscribe(2, resume=0)), (13.0, subscribe(3, resume=0))]
+    assert here.pass_time(6.5) == [(10.0, fetch(0)), (13.0, fetch(0))]
     assert here.it.redial
 
 
-def test_a_repeated_subscribe_restarts_nothing() -> None:
-    here = Subscribed()
-    here.hear(message(0))
-    assert [said for _, said in here.pass_time(4)] == [subscribe(1, resume=1, credit=999)]
-    here.hear(message(1))
-    assert here.it.ready
-    here.hear(Ready(1, 0, 100, False), message(2))
-    assert here.taken() == [0, 1, 2]
+def test_opening_is_asked_again_too() -> None:
+    here = Subscribed(opened=False)
+    assert here.pass_time(6.5) == [(0.5, OPEN), (3.5, OPEN), (6.5, OPEN)]
+    assert here.it.redial
 
 
-def test_a_heartbeat_ends_a_silence() -> None:
+def test_an_answer_ends_a_silence() -> None:
     here = Subscribed()
     for _ in range(10):
         assert here.pass_time(3) == []
-        here.hear(Heartbeat(100))
+        here.hear(empty(0))
+        assert here.said() == [fetch(0)]
+    assert not here.it.redial
 
 
-def test_an_answer_that_does_not_come_is_asked_for_though_there_are_heartbeats() -> None:
-    here = Subscribed(welcomed=False)
-    here.said()
-    for asked in (3.5, 7.0):
-        here.hear(Heartbeat(100), message(5))
-        assert here.pass_time(3.0) == []
-        here.hear(Heartbeat(100))
-        assert here.pass_time(0.5) == [(asked, subscribe(1))]
-    here.hear(Ready(1, 0, 100, False), message(0))
-    for _ in range(3):
-        here.hear(Heartbeat(100))
-        assert here.pass_time(3) == []
-    assert here.taken() == [0]
+def test_any_message_is_a_sign_of_life_but_what_it_does_not_answer_is_asked_again() -> None:
+    here = Subscribed()
+    for _ in range(4):
+        here.pass_time(3)
+        here.hear(Opened(session=9, next=0, end=100, new=True))
+    assert not here.it.redial
+    assert here.pass_time(3.5)
 
 
-def test_bytes_of_a_large_message_are_no_silence() -> None:
+def test_the_bytes_of_a_large_message_are_no_silence() -> None:
     here = Subscribed(timeout=5)
     for _ in range(60):
         assert here.pass_time(1) == []
         here.it.alive(here.now)
     assert not here.it.redial
+
+
+def test_silence_begins_with_the_question() -> None:
+    """A proxy says nothing while nothing is asked: that is no reason for a new connection."""
+    here = Subscribed()
+    here.fill_memory()
+    here.pass_time(60)
+    here.taken()
+    assert here.pass_time(6) == [(60.5, fetch(4)), (64.0, fetch(4))]
+    assert not here.it.redial
+    here.pass_time(1)
+    assert here.it.redial
 
 
 def test_a_proxy_that_is_silent_for_the_timeout_is_given_up() -> None:
@@ -165,7 +315,7 @@ def test_without_a_timeout_it_waits_for_ever() -> None:
     here.pass_time(1000, step=1)
 
 
-def test_only_while_the_caller_listens_is_silence_counted() -> None:
+def test_silence_is_counted_only_while_the_caller_listens() -> None:
     here = Subscribed(timeout=5)
     here.now = 100.0  # the caller was busy
     here.it.listen(100)
@@ -174,96 +324,295 @@ def test_only_while_the_caller_listens_is_silence_counted() -> None:
         here.pass_time(1)
 
 
+def test_a_proxy_that_is_not_asked_is_not_silent() -> None:
+    here = Subscribed(timeout=5)
+    here.fill_memory()
+    here.pass_time(100)
+
+
 def test_a_proxy_that_was_never_there_is_not_silent() -> None:
-    """How long to wait for the first answer its caller decides."""
-    here = Subscribed(timeout=1, welcomed=False)
+    """The caller decides how long it waits for the first answer."""
+    here = Subscribed(timeout=1, opened=False)
     here.pass_time(100, step=1)
 
 
 def test_a_queue_that_takes_nothing_more_is_that_of_a_dead_connection() -> None:
     here = Subscribed()
-    here.it.ack(5)
+    here.it.connected(0)
+    assert here.it.outbox
     here.it.blocked()
-    assert here.pass_time(0.5) == [(0.5, subscribe(2, resume=0))]
+    assert not here.it.outbox
+    assert here.pass_time(0.5) == [(0.5, fetch(0))]
     assert here.it.redial
 
 
 # Connections that are lost.
 
 
-def test_a_new_connection_goes_on_where_it_was_with_what_it_has_acknowledged() -> None:
+def test_a_new_connection_goes_on_where_it_was_with_what_is_done() -> None:
     here = Subscribed()
-    here.hear(*map(message, range(5)))
+    here.hear_rows(0, *range(5))
     assert here.it.take() is not None
     here.it.ack(0)
+    here.said()
     here.it.connected(1)
-    assert here.said() == [subscribe(2, resume=5, credit=996)]
-    here.hear(message(2))  # late, of the old connection
-    here.hear(Ready(1, 0, 100, False), message(3))
-    assert here.said() == []
-    here.hear(Ready(2, 5, 100, False), message(5))
-    assert here.said() == [Ack(0)]
+    assert here.said() == [fetch(5, done=1)]
+    here.hear_rows(5, 5)
     assert here.taken() == [1, 2, 3, 4, 5], "each once"
 
 
-def test_who_was_new_stays_new() -> None:
-    here = Subscribed()
+def test_a_new_connection_while_the_name_is_opened_opens_it() -> None:
+    here = Subscribed(opened=False)
+    here.said()
     here.it.connected(1)
-    here.hear(Ready(2, 5, 100, False))
+    assert here.said_with_topics() == [(OPEN, [b"a", b"b"])]
+
+
+def test_a_new_connection_asks_nothing_while_there_is_no_room() -> None:
+    here = Subscribed()
+    here.fill_memory()
+    here.it.connected(1)
+    assert here.said() == []
+    assert here.pass_time(60) == []
+    assert here.taken() == [0, 1, 2, 3]
+
+
+def test_what_the_connection_before_did_not_take_is_not_sent_by_the_new_one() -> None:
+    here = Subscribed()
+    here.hear_rows(0, 0)
+    here.it.connected(1)
+    assert here.said() == [fetch(1)]
+
+
+def test_a_name_that_was_new_stays_new() -> None:
+    here = Subscribed()
+    here.it.seek(Start(5), 0)
+    here.hear(Opened(session=2, next=5, end=100, new=False))
     assert here.it.new
 
 
-def test_a_proxy_that_has_forgotten_the_subscription_ends_it() -> None:
-    """Its log may be another one, in which what was received and acknowledged are other messages."""
-    here = Subscribed()
-    here.hear(*map(message, range(5)))
-    here.taken()
-    here.it.ack(4)
-    here.it.connected(1)
-    assert [said for _, said in here.pass_time(1)] == [subscribe(2, resume=5)]
-    here.it.ack(4)
-    here.it.send_acks()
-    assert acks(here) == []
-    here.hear(Refused("gone", "the proxy does not know it"))
-    assert str(here.it.refusal) == "subscribing as 'me' at tcp://proxy:1: the proxy does not know it"
+# Refusals.
 
 
-def test_who_ends_its_subscription_may_find_it_ended() -> None:
-    """Where the answer to FORGET was lost."""
+@pytest.mark.parametrize("code", ["taken", "gone", "moved", "ahead", "full", "forbidden", "log", "internal"])
+@pytest.mark.parametrize("session", [1, None])
+def test_a_refusal_is_the_end(code: str, session: int | None) -> None:
     here = Subscribed()
-    here.it.insist(Forget(), said=0)
-    here.hear(Refused("unknown", "who is that?"))
-    here.hear(Refused("gone", "the proxy does not know it"))
+    here.hear(Refused(code=code, reason="so it is", session=session))
+    assert str(here.it.refusal) == "subscribing as 'me' at tcp://proxy:1: so it is"
+    assert here.said() == []
+
+
+def test_a_refusal_of_a_session_before_is_none() -> None:
+    here = Subscribed()
+    here.it.seek(Start(5), 0)
+    here.hear(Refused(code="taken", reason="late", session=1))
     assert here.it.refusal is None
-    assert here.it.forgotten
+    here.hear(Opened(session=2, next=5, end=100, new=False))
+    assert here.it.is_open
 
 
-def test_an_acknowledgement_waits_for_the_answer_to_a_repeated_subscribe() -> None:
-    """It may have gone out by a connection that is new, to another proxy."""
+def test_nothing_is_asked_after_a_refusal() -> None:
     here = Subscribed()
-    here.hear(message(0))
-    here.taken()
-    here.said()
-    here.pass_time(3.5)
-    here.it.ack(0)
-    assert acks(here) == []
-    here.hear(Ready(1, 0, 100, False))
-    assert here.said() == [Ack(0)]
-
-
-def test_a_proxy_that_was_restarted_is_told_once() -> None:
-    here = Subscribed()
-    here.hear(Refused("unknown", "who is that?"), Refused("unknown", "who is that?"))
-    assert here.said() == [subscribe(2, resume=0)]
-    assert here.it.refusal is None
-    assert here.pass_time(3.5) == [(3.5, subscribe(2, resume=0))]
+    here.hear(Refused(code="taken", reason="so it is", session=1))
+    here.hear_rows(0, 0)
+    assert here.said() == []
 
 
 def test_no_text_of_a_proxy_steers_the_terminal_of_its_client() -> None:
     here = Subscribed()
-    here.hear(Refused("taken", "\x1b]0;owned\x07" + "x" * 1_000_000))
+    here.hear(Refused(code="taken", reason="\x1b]0;owned\x07" + "x" * 1_000_000))
     assert str(here.it.refusal).isprintable()
     assert len(str(here.it.refusal)) < 3000
+
+
+# What is done.
+
+
+def test_the_next_question_says_what_is_done() -> None:
+    here = Subscribed()
+    here.hear_rows(0, 0, 1, 2)
+    assert [here.it.take(), here.it.take()] != [None, None]
+    here.it.ack(0)
+    here.said()
+    here.hear_rows(3, 3)
+    here.hear_rows(4, 4)
+    assert (here.it.done, here.it.confirmed) == (1, 0)
+    assert here.pass_time(1) == [(1.0, fetch(5, done=1, max_bytes=0, wait=0))]
+
+
+def test_a_position_that_has_moved_is_told_once_a_second_while_nothing_else_is_asked() -> None:
+    here = Subscribed()
+    here.hear_rows(0, 0, 1, 2, 3)
+    here.hear_rows(4, 4)
+    here.said()
+    assert here.it.take() is not None
+    here.it.ack(0)
+    assert here.pass_time(0.5) == []
+    told = fetch(5, done=1, max_bytes=0, wait=0)
+    assert here.pass_time(0.5) == [(1.0, told)]
+    here.hear(empty(5, done=1))
+    assert here.it.confirmed == 1
+    assert here.pass_time(10) == [], "it stands still"
+    assert here.it.take() is not None
+    here.it.ack(1)
+    assert here.pass_time(0.5) == [(11.5, fetch(5, done=2, max_bytes=0, wait=0))]
+
+
+def test_a_position_is_confirmed_when_the_proxy_says_so() -> None:
+    here = Subscribed()
+    here.hear_rows(0, 0, 1, done=0)
+    here.taken()
+    here.it.ack(1)
+    assert here.it.has_unconfirmed
+    here.hear(empty(2, done=1))
+    assert here.it.has_unconfirmed
+    here.hear(empty(0, done=2))  # late, but true
+    assert not here.it.has_unconfirmed
+    here.hear(Lost(session=1, first=2, next=9, end=100, done=1))
+    assert here.it.confirmed == 2, "it never goes back"
+
+
+def test_a_caller_that_waits_for_the_disk_asks_for_it_at_once() -> None:
+    here = Subscribed()
+    here.hear_rows(0, 0, 1)
+    here.taken()
+    here.it.ack(1)
+    here.said()
+    here.it.confirm(True, here.now)
+    assert here.said() == [fetch(2, done=2, wait=0, confirm=True)]
+    here.hear(empty(2, done=1))  # the answer to what was asked before
+    assert here.said() == [fetch(2, done=2, wait=0, confirm=True)]
+    here.hear(empty(2, done=2))
+    assert here.it.confirmed == 2
+    here.it.confirm(False, here.now)
+    here.said()
+    here.hear(empty(2, done=2))
+    assert here.said() == [fetch(2, done=2)]
+
+
+def test_what_is_to_be_confirmed_is_asked_again_with_messages_that_have_come_meanwhile() -> None:
+    here = Subscribed()
+    here.fill_memory()
+    assert here.it.take() is not None
+    here.it.ack(0)
+    here.it.confirm(True, here.now)
+    asked = fetch(4, done=1, max_bytes=0, wait=0, confirm=True)
+    assert here.said() == [asked], "there is no room for messages"
+    assert here.pass_time(3.5) == [(3.5, asked)]
+    here.it.connected(here.now)
+    assert here.said() == [asked]
+
+
+def test_without_room_an_answer_that_confirms_too_little_is_followed_by_the_same_question() -> None:
+    here = Subscribed()
+    here.fill_memory()
+    here.it.take()
+    here.it.ack(0)
+    here.it.confirm(True, here.now)
+    asked = fetch(4, done=1, max_bytes=0, wait=0, confirm=True)
+    assert here.said() == [asked]
+    here.hear(empty(4, done=0))  # the answer to what was asked before
+    assert here.said() == [asked]
+    here.hear(empty(4, done=1))
+    assert here.said() == [], "it is confirmed"
+    assert here.pass_time(10) == []
+
+
+def test_nothing_is_confirmed_before_the_name_is_there() -> None:
+    here = Subscribed(opened=False)
+    here.said()
+    here.it.confirm(True, here.now)
+    assert here.said() == []
+    assert not here.it.has_unconfirmed
+
+
+def test_ids_of_other_topics_are_done_with_when_all_before_is_and_the_caller_asks_for_more() -> None:
+    here = Subscribed()
+    here.hear_rows(0, 3, after=10)
+    assert here.it.take() is not None
+    assert here.it.take() is None
+    assert here.it.done == 0, "message 3 may be worked on"
+    here.it.ack(3)
+    assert here.it.done == 4
+    assert here.it.take() is None
+    assert here.it.done == 10
+
+
+def test_ids_of_other_topics_before_a_message_that_is_worked_on_wait_for_it() -> None:
+    here = Subscribed()
+    here.hear_rows(0, 3, after=10)
+    here.hear_rows(10, 12, after=20)
+    assert here.it.take() is not None
+    here.it.ack(3)
+    assert here.it.take() == (12, (b"a", b"12"))
+    assert here.it.done <= 10
+    here.it.take()
+    assert here.it.done <= 10
+    here.it.ack(12)
+    here.it.take()
+    assert here.it.done == 20
+
+
+def test_a_subscriber_of_a_rare_topic_moves_on() -> None:
+    """Else the log would keep everything for it."""
+    here = Subscribed()
+    here.hear(empty(0, after=50))
+    assert here.taken() == []
+    assert here.taken() == []
+    assert here.it.done == 50
+    assert here.said() == [fetch(50)]
+    here.hear(empty(50))
+    assert here.said() == [fetch(50, done=50)]
+
+
+def test_done_is_never_beyond_what_has_come() -> None:
+    here = Subscribed()
+    here.hear_rows(0, 0)
+    here.taken()
+    here.said()
+    here.it.ack(7)
+    here.it.connected(0)
+    assert here.said() == [fetch(1, done=1)], "or the proxy would refuse the question"
+
+
+# What was lost.
+
+
+def lost(first: int, after: int) -> Lost:
+    return Lost(session=1, first=first, next=after, end=1000, done=0)
+
+
+def test_what_was_lost_is_counted_once_and_logged(caplog: pytest.LogCaptureFixture) -> None:
+    here = Subscribed(at=3)
+    here.hear(lost(3, 10), lost(3, 10), lost(3, 12))
+    assert here.it.lost == 7
+    assert "'me': the ids 3 to 9 were deleted before they came here" in caplog.text
+    assert here.said() == [fetch(10, done=3)]
+    here.hear_rows(10, 10)
+    here.taken()
+    here.hear(lost(11, 12))
+    assert here.it.lost == 8
+
+
+def test_what_was_lost_is_done_with_when_all_before_is() -> None:
+    """Or a proxy that waits for its subscribers would wait for ever for one whose next message is rare."""
+    here = Subscribed()
+    here.hear(lost(0, 100))
+    assert here.it.done == 0, "the caller has not asked"
+    here.taken()
+    here.taken()
+    assert here.it.done == 100
+    here.hear_rows(100, 100, 101)
+    here.taken()
+    here.hear(lost(102, 150))
+    here.taken()
+    here.it.ack(100)
+    here.taken()
+    assert here.it.done == 101
+    here.it.ack(101)
+    here.taken()
+    assert here.it.done == 150
 
 
 def test_a_proxy_that_loses_again_and_again_does_not_fill_the_log_output(
@@ -271,172 +620,97 @@ def test_a_proxy_that_loses_again_and_again_does_not_fill_the_log_output(
 ) -> None:
     here = Subscribed()
     for number in range(1000):
-        here.hear(Lost(2 * number, 2 * number + 1))
+        here.hear(lost(number, number + 1))
+        here.taken()
     assert here.it.lost == 1000
     assert 0 < len([r for r in caplog.records if "were deleted" in r.getMessage()]) < 10
 
 
-def test_any_other_refusal_is_the_end() -> None:
+# Going elsewhere.
+
+
+def test_it_goes_elsewhere_and_forgets_what_was_received() -> None:
     here = Subscribed()
-    here.hear(Refused("taken", "another client is 'me'"))
-    assert str(here.it.refusal) == "subscribing as 'me' at tcp://proxy:1: another client is 'me'"
-
-
-# Credit.
-
-
-def test_credit_is_given_back_by_halves() -> None:
-    here = Subscribed(credit=10)
-    here.hear(*map(message, range(10)))
-    said = []
-    for _ in range(10):
-        here.it.take()
-        said.append(here.said())
-    assert said == [[], [], [], [], [Credit(5)]] * 2
-
-
-@pytest.mark.parametrize("credit", [1, 2, 3])
-def test_a_small_credit_is_given_back_message_by_message(credit: int) -> None:
-    here = Subscribed(credit=credit)
-    here.hear(message(0))
-    here.taken()
-    assert here.said() == [Credit(1)]
-
-
-def test_what_is_owed_is_given_when_there_is_nothing_else_to_do() -> None:
-    here = Subscribed(credit=10)
-    here.hear(*map(message, range(3)))
-    here.taken()
-    assert here.pass_time(0.5) == [(0.5, Credit(3))]
-    assert here.pass_time(0.5) == []
-
-
-def test_a_new_connection_begins_with_its_whole_credit() -> None:
-    here = Subscribed(credit=10)
-    here.hear(*map(message, range(3)))
-    here.taken()
-    here.it.connected(1)
+    here.hear_rows(0, 0, 1, 2)
+    here.it.take()
+    here.it.ack(0)
+    here.hear(lost(3, 40))
     here.said()
-    here.hear(Ready(2, 3, 100, False))
-    assert here.pass_time(0.5) == []
+    here.it.seek(Start("latest"), here.now)
+    assert not here.it.is_open
+    assert not here.it.has_unconfirmed, "it has no position until the proxy answers"
+    assert here.taken() == []
+    assert here.said_with_topics() == [
+        (Open(name="me", session=2, start="latest", seek=True), [b"a", b"b"]),
+    ]
+    here.session = 2
+    here.hear_rows(40, 40)
+    here.hear(Opened(session=1, next=0, end=100, new=False))
+    assert not here.it.is_open
+    here.hear(Opened(session=2, next=20, end=100, new=False))
+    assert here.said() == [fetch(20, done=20, session=2)]
+    assert (here.it.handed, here.it.done, here.it.confirmed) == (None, 20, 20)
+    here.hear_rows(20, 20)
+    assert here.taken() == [20]
+    assert here.it.done == 20
+    here.hear(Lost(session=2, first=21, next=30, end=100, done=20))
+    assert here.it.lost == 37 + 9, "also what was lost once before"
 
 
-def test_what_waits_to_be_taken_counts_against_the_credit_of_a_new_connection() -> None:
-    here = Subscribed(credit=10)
-    here.hear(*map(message, range(4)))
-    here.it.connected(1)
-    (again,) = here.said()
-    assert isinstance(again, Subscribe)
-    assert again.credit == 6
-    here.hear(Ready(2, 4, 100, False))
-    here.taken()
-    assert here.pass_time(0.5) == [(0.5, Credit(4))]
-
-
-def test_who_has_not_taken_anything_yet_gets_no_credit_for_it() -> None:
-    here = Subscribed(credit=2)
-    here.hear(message(0), message(1))
-    assert here.pass_time(3.5) == [(3.5, subscribe(1, resume=2, credit=0))]
-
-
-def test_what_was_taken_since_a_connection_was_made_is_still_owed() -> None:
-    here = Subscribed(credit=10)
-    here.hear(*map(message, range(4)))
-    here.it.connected(0)
-    assert here.said() == [subscribe(2, resume=4, credit=6)]
-    for _ in range(3):
-        here.it.take()
-    assert here.pass_time(3.5) == [(3.5, subscribe(2, resume=4, credit=6))]
-    here.hear(Ready(2, 4, 100, False))
-    assert here.pass_time(0.5) == [(4.0, Credit(3))]
-
-
-# Acknowledgements.
-
-
-def test_acknowledgements_are_sent_together() -> None:
+def test_going_elsewhere_is_asked_again() -> None:
     here = Subscribed()
-    for number in range(ACK_EVERY):
-        here.it.ack(number)
-    assert here.said() == [Ack(ACK_EVERY - 1)]
-    here.it.ack(ACK_EVERY)
-    assert here.pass_time(0.5) == [(0.5, Ack(ACK_EVERY))]
+    here.it.seek(Start(since=7), here.now)
+    asked = Open(name="me", session=2, since=7, seek=True)
+    assert here.pass_time(3.5) == [(0.5, asked), (3.5, asked)]
+    here.it.connected(here.now)
+    assert here.said() == [asked]
 
 
-def test_an_acknowledgement_holds_when_the_proxy_says_so() -> None:
+def test_the_answer_to_an_open_that_was_repeated_changes_nothing() -> None:
     here = Subscribed()
-    here.it.ack(7)
-    assert here.it.unconfirmed
-    here.hear(Acked(7))
-    assert here.it.unconfirmed, "7 itself may come again"
-    here.hear(Acked(8), Acked(3))
-    assert not here.it.unconfirmed
-
-
-def test_what_is_insisted_on_is_said_every_second_to_a_proxy_that_is_there() -> None:
-    here = Subscribed(welcomed=False)
-    here.it.insist(Forget())
+    here.hear_rows(0, 0, 1)
     here.said()
-    assert here.pass_time(2) == []
-    here.hear(Ready(1, 0, 100, True))
-    assert here.pass_time(2) == [(2.5, Forget()), (3.5, Forget())]
-    here.hear(Forgotten())
+    here.hear(Opened(session=1, next=0, end=100, new=False))
+    assert here.taken() == [0, 1]
+    here.hear_rows(2, 2)
+    assert here.taken() == [2]
+
+
+# The end of a subscription.
+
+
+def test_a_subscription_is_ended_and_nothing_is_asked_after_that() -> None:
+    here = Subscribed()
+    here.it.forget(here.now)
+    asked = Forget(name="me", session=1)
+    assert here.said() == [asked]
+    assert here.pass_time(3.5) == [(3.5, asked)]
+    assert not here.it.forgotten
+    here.hear(Forgotten(session=2))
+    assert not here.it.forgotten
+    here.hear(Forgotten(session=1))
     assert here.it.forgotten
-    here.it.insist(None)
-    assert here.pass_time(2) == []
+    assert here.it.refusal is None
+    assert here.said() == []
+    assert here.pass_time(10) == []
 
 
-def test_what_was_said_already_is_repeated_a_second_later() -> None:
+def test_messages_that_come_meanwhile_do_not_answer_the_question_to_end_it() -> None:
+    """The question is lost with its connection, and the answer to the one before arrives."""
     here = Subscribed()
-    here.it.insist(Ack(3), said=0)
-    assert here.pass_time(1) == [(1.0, Ack(3))]
+    here.it.forget(here.now)
+    here.said()
+    here.hear_rows(0, 0)
+    here.hear(empty(1))
+    assert here.said() == []
+    here.it.connected(here.now)
+    assert here.said() == [Forget(name="me", session=1)]
 
 
-def test_what_was_lost_is_counted(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_subscription_that_is_to_end_may_be_gone_already() -> None:
+    """The answer to FORGET was lost."""
     here = Subscribed()
-    here.hear(Lost(3, 10), Lost(20, 21))
-    assert here.it.lost == 8
-    assert "the ids 3 to 9 were deleted before they came here" in caplog.text
-
-
-def acks(me: Subscribed) -> list[int]:
-    return [said.id for _, said in me.pass_time(1) if isinstance(said, Ack)]
-
-
-def test_what_was_lost_is_counted_once_and_done_with() -> None:
-    """Or a proxy that waits for its subscribers would wait for ever for one whose next message is rare."""
-    me = Subscribed()
-    me.hear(Lost(0, 100))
-    assert (me.it.lost, me.pass_time(0.5)) == (100, [])  # what follows may come at once
-    assert acks(me) == [99]
-    me.it.connected(me.now)
-    me.hear(Lost(0, 100))  # of the connection before
-    me.hear(Ready(2, 0, 100, False), Lost(0, 100))
-    assert me.it.lost == 100
-    me.hear(message(100), message(101), Lost(102, 150), message(150))
-    assert me.it.lost == 148
-    me.said()
-    assert me.taken() == [100, 101, 150]
-    me.it.ack(100)
-    assert acks(me) == [100]
-    me.it.ack(101)
-    assert acks(me) == [101]  # 150 was taken, and may be worked on
-    me.hear(Lost(151, 160))
-    assert acks(me) == []
-    me.it.ack(150)
-    assert acks(me) == [159]
-
-
-def test_a_loss_of_one_message_is_done_with_after_a_second() -> None:
-    me = Subscribed()
-    me.now = 50.0
-    me.it.alive(me.now)
-    me.hear(Lost(0, 1))
-    assert me.pass_time(0.5) == []
-    assert me.pass_time(0.5) == [(51.0, Ack(0))]
-
-
-def test_it_says_what_it_is_told_to() -> None:
-    here = Subscribed()
-    here.it.say(Close())
-    assert here.said() == [Close()]
+    here.it.forget(here.now)
+    here.hear(Refused(code="gone", reason="the proxy does not know it", session=1))
+    assert here.it.refusal is None
+    assert here.it.forgotten

@@ -9,7 +9,7 @@ import zmq
 from rich.console import Console
 
 from tests.support import Socket, wait_for
-from tests.support.proxies import ProxyThreads, endpoints
+from tests.support.proxies import Client, ProxyThreads, endpoints
 from zmq_datasource.proxy.table import Rates, show
 
 EVIL = b"\x1b]0;owned\x07\x1b[2J"
@@ -28,12 +28,9 @@ def test_no_topic_steers_the_terminal_of_the_monitor(context: zmq.Context[Socket
         plain = context.socket(zmq.SUB)
         plain.subscribe(EVIL)
         plain.connect(sides["publish"])
-        number = (1).to_bytes(8, "big")
         # Rich would fail at the second topic and the name, which close what was never opened in its markup.
-        for name, topic in ((b"one", EVIL), (b"two[/b]", b"[/red]")):
-            sock = context.socket(zmq.DEALER)
-            sock.connect(sides["durable"])
-            sock.send_multipart([b"SUBSCRIBE", b"1", name, number, b"earliest", b"", number, topic])
+        for name, topic in (("one", EVIL), ("two[/b]", b"[/red]")):
+            Client(context, sides["durable"]).open(name, topics=[topic])
         wait_for(
             lambda: len(proxy.next_status()["durable"]) == 2 and proxy.flow.status()["subscriptions"],
             "all to be subscribed",

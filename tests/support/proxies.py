@@ -7,7 +7,7 @@ import os
 import queue
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack, suppress
 from pathlib import Path
@@ -19,7 +19,9 @@ import zmq
 from tests.support import Socket, free_endpoint, wait_for
 from zmq_datasource.options import ProxyOptions
 from zmq_datasource.options.parser import parse
+from zmq_datasource.proxy import fetch_protocol
 from zmq_datasource.proxy.backend import REQUEST_BOUNDS, RequestBounds
+from zmq_datasource.proxy.fetch_protocol import Batch, Fetch, FromClient, FromProxy, Open, Opened, Refused
 from zmq_datasource.proxy.flow import LiveFlow
 from zmq_datasource.proxy.pipes import Lines, Newest
 from zmq_datasource.proxy.server import Server, serve
@@ -128,6 +130,60 @@ class ProxyThreads:
             assert not thread.is_alive()
         if kind is None and self.failure is not None:
             raise self.failure
+
+
+class Client:
+    """A client of a proxy's durable endpoint that says exactly what a test wants.
+
+    Args:
+        options: Of its DEALER, as in ``rcvhwm=1``.
+    """
+
+    def __init__(self, context: zmq.Context[Socket], endpoint: str, **options: int) -> None:
+        self.socket = context.socket(zmq.DEALER)
+        for name, value in options.items():
+            self.socket.setsockopt(getattr(zmq, name.upper()), value)
+        self.socket.connect(endpoint)
+
+    def say(self, message: FromClient, topics: Sequence[bytes] = ()) -> None:
+        self.socket.send_multipart(fetch_protocol.encode(message, topics))
+
+    def hear(self, milliseconds: int = 30_000) -> tuple[FromClient | FromProxy, Sequence[bytes]]:
+        """The next message, and the frames behind its header."""
+        assert self.socket.poll(milliseconds), "the proxy is silent"
+        return fetch_protocol.decode(self.socket.recv_multipart())
+
+    def open(self, name: str, session: int = 1, topics: Sequence[bytes] = (), **header: Any) -> Opened:
+        """Open a name, or fail. Answers to earlier questions are left out."""
+        self.say(Open(name=name, session=session, **header), topics)
+        while True:
+            message, _ = self.hear()
+            assert not isinstance(message, Refused), message
+            if isinstance(message, Opened) and message.session == session:
+                return message
+
+    def fetch(self, name: str, first: int, session: int = 1, **header: Any) -> tuple[Batch, list[bytes]]:
+        """Ask for what follows an id, or fail; returns the answer, and the last frame of each message."""
+        self.say(Fetch(name=name, session=session, first=first, **{"done": first, **header}))
+        return self.batch()
+
+    def replay(self, first: int, topics: Sequence[bytes] = (), **header: Any) -> tuple[Batch, list[bytes]]:
+        """Ask for a range of ids without a name."""
+        self.say(Fetch(first=first, **header), topics)
+        return self.batch()
+
+    def batch(self) -> tuple[Batch, list[bytes]]:
+        """The next answer, which is a BATCH, and the last frame of each of its messages."""
+        message, buffers = self.hear()
+        assert isinstance(message, Batch), message
+        return message, [frames[-1] for _, frames in fetch_protocol.frames_of(message, buffers)]
+
+    def refused(self) -> Refused:
+        """The next REFUSED; other answers before it are left out."""
+        while True:
+            message, _ = self.hear()
+            if isinstance(message, Refused):
+                return message
 
 
 def publisher(context: zmq.Context[Socket], endpoint: str, topics: tuple[bytes, ...] = (b"",)) -> Socket:

@@ -30,15 +30,7 @@ from zmq_datasource.options import ProxyOptions
 from zmq_datasource.options.parser import parse
 from zmq_datasource.options.socket import Access
 from zmq_datasource.options.types import Endpoints, ZmqOptions
-from zmq_datasource.proxy.durable_protocol import (
-    Ack,
-    Forget,
-    Ready,
-    Refused,
-    Subscribe,
-    read_from_proxy,
-    write,
-)
+from zmq_datasource.proxy.fetch_protocol import Fetch, Forget, Open, Opened, Refused, decode, encode
 from zmq_datasource.sink import sending_socket
 from zmq_datasource.sink.sender import Sender
 from zmq_datasource.transport import authentication
@@ -571,31 +563,58 @@ def test_a_server_does_not_begin_without_knowing_which_names_are_bound(
         authentication.Clients(str(keys.allowed))
 
 
-def test_who_takes_over_a_routing_id_moves_no_position(
+def test_a_client_that_takes_over_a_routing_id_moves_no_position(
     context: zmq.Context[Socket], keys: Keys, tmp_path: Path
 ) -> None:
+    """Each request has the key of its connection, whatever the name of the connection and the session."""
     certificate = keys.directory / "stranger.key"
     certificate.write_text(certificate.read_text().replace("metadata\n", 'metadata\n    names = "billing"\n'))
     keys.admit("stranger")
     sides = endpoints("router", "durable")
-    subscribe = Subscribe("billing", 1, b"earliest", None, 10, ())
     with ProxyThreads(tmp_path / "log", sides, **keys.server) as proxy:
+        _send_as(keys, sides["router"], "friend")
         owner = keys.connect(context, zmq.DEALER, sides["durable"], "stranger", b"mine")
-        owner.send_multipart(write(subscribe))
-        assert isinstance(read_from_proxy(owner.recv_multipart()), Ready)
+        owner.send_multipart(encode(Open(name="billing", session=1)))
+        assert decode(_answer(owner))[0] == Opened(session=1, next=0, end=1, new=True)
         thief = keys.connect(context, zmq.DEALER, sides["durable"], "friend", b"mine")
-        for request in (Ack(0), Forget()):
-            thief.send_multipart(write(request))
-            answer = wait_for(lambda: _refusal(thief), "a refusal")
-            assert answer.code == "forbidden"
-        assert [s["name"] for s in proxy.next_status()["durable"]] == ["billing"]
+        for request in (
+            Open(name="billing", session=2),
+            Open(name="billing", session=2, start="latest", seek=True),
+            Fetch(name="billing", session=1, first=1, done=1, confirm=True),
+            Forget(name="billing", session=1),
+        ):
+            thief.send_multipart(encode(request))
+            refusal, _ = decode(_answer(thief))
+            assert isinstance(refusal, Refused)
+            assert (refusal.code, refusal.session) == ("forbidden", request.session)
+        thief.close()
+        owner = keys.connect(context, zmq.DEALER, sides["durable"], "stranger", b"mine")
+        owner.send_multipart(encode(Fetch(name="billing", session=1, first=0, done=0)))
+        _, (_, _, _, _, _, values) = decode(_answer(owner))
+        assert values == b"of a transaction"
+        (account,) = proxy.next_status()["durable"]
+        assert (account["name"], account["nextId"]) == ("billing", 0)
 
 
-def _refusal(sock: Socket) -> Refused | None:
-    if not sock.poll(20):
-        return None
-    said = read_from_proxy(sock.recv_multipart())
-    return said if isinstance(said, Refused) else None
+def test_a_range_is_replayed_to_a_client_that_may_connect(
+    context: zmq.Context[Socket], keys: Keys, tmp_path: Path
+) -> None:
+    """It needs no name, so it needs no right to one."""
+    sides = endpoints("router", "durable")
+    with ProxyThreads(tmp_path / "log", sides, **keys.server):
+        _send_as(keys, sides["router"], "friend")
+        for name in ("stranger", "friend"):
+            sock = keys.connect(context, zmq.DEALER, sides["durable"], name)
+            attempt(sock, *encode(Fetch(session=1, first=0)))
+            if name == "stranger":
+                assert not sock.poll(500)
+            else:
+                assert decode(_answer(sock))[1][-1] == b"of a transaction"
+
+
+def _answer(sock: Socket) -> list[bytes]:
+    assert sock.poll(20_000), "an answer"
+    return sock.recv_multipart()
 
 
 def test_a_name_that_no_certificate_can_hold_is_refused(tmp_path: Path) -> None:

@@ -41,6 +41,7 @@ __all__ = [
 
 KINDS = ("flip", "cut", "empty", "delete", "restore")
 
+_SUBSCRIBER = "readers/subscriber.*.json"
 # Files of each victim, below the directory of a log; in the weather that of a bucket has the same names.
 VICTIMS: Mapping[str, tuple[str, ...]] = {
     # The rows of a chunk; a flip hits what precedes the footer.
@@ -49,21 +50,20 @@ VICTIMS: Mapping[str, tuple[str, ...]] = {
     "state": ("*/[0-9]*.arrow",),
     "open-chunk": ("*/.open-*.arrow",),
     "position": ("readers/*.json",),
-    "subscriptions": ("*/subscriptions.json",),
+    # Of a durable subscriber; it is no position of a query.
+    "subscriber": (_SUBSCRIBER,),
     "log.json": ("log.json",),
 }
 
-_33 = "mended with issue 33"
+# A record is known from its file alone; a log of its older versions would be needed.
+_LAST = "its place is in no other file"
 # The end of an open chunk, or the newest chunk, is known from the file alone.
 _ALONE = "only a reader that has read further would know of it"
 # Damage that the package does not notice, as "kind victim", with the line of issue 30, or a letter for a finding of
 # this module. The drawn weather leaves it out, and ``test_damage`` has strict xfails. Remove an entry with its mend.
 KNOWN_HOLES: Mapping[str, str] = {
-    "flip subscriptions": (
-        f"issue 30 line A: subscriptions have no checksum, and a durable subscriber is not sent messages; {_33}"
-    ),
-    "delete subscriptions": f"issue 30 line B: a lost subscriptions.json begins all subscribers again; {_33}",
-    "restore subscriptions": f"issue 30 line B: an older subscriptions.json sends ids twice; {_33}",
+    "delete subscriber": f"issue 30 line B: a durable subscriber whose record is lost begins again, as new; {_LAST}",
+    "restore subscriber": f"issue 30 line B: an older record of a durable subscriber sends ids twice; {_LAST}",
     "cut open-chunk": f"issue 30 line C: what is cut from the end of an open chunk is not missed; {_ALONE}",
     "flip open-chunk": f"issue 30 line C: likewise, of a flip in its last group; {_ALONE}",
     "empty open-chunk": f"issue 30 line C: likewise, if no subscriber has acknowledged any of it; {_ALONE}",
@@ -72,7 +72,7 @@ KNOWN_HOLES: Mapping[str, str] = {
 }
 
 # Files of which there are older copies; a chunk and ``log.json`` never change.
-_CHANGING = ("position", "subscriptions")
+_CHANGING = ("position", "subscriber")
 _CHUNK = re.compile(r"([0-9]{20})\.arrow")
 # At the end of an Arrow file: the length of the footer, and the magic.
 _LENGTH_BYTES, _MAGIC_BYTES = 4, 6
@@ -163,8 +163,11 @@ class Copies:
 
 def find(root: Path, victim: str) -> list[Path]:
     """The files of a victim below a root, in the order of their names."""
+    found = {path for glob in VICTIMS[victim] for path in root.glob(glob)}
+    if victim == "position":
+        found -= set(root.glob(_SUBSCRIBER))
     return sorted(
-        {path for glob in VICTIMS[victim] for path in root.glob(glob)},
+        found,
         key=lambda path: (path.name, str(path)),
     )
 

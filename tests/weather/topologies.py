@@ -65,7 +65,7 @@ _STAGES = (
     "acknowledged.commit.after_committed",
 )
 _JOURNALS = ("log.group", "log.open_chunk", "log.recovery", *_FILES_PUT, *_FILES_REPLACED, "log.position")
-_SERVES = ("log.subscriptions", "proxy.group", "proxy.acked")
+_SERVES = ("proxy.group", "proxy.batch")
 # Of the victims of damage at rest, those that every log has.
 _FILES = ("chunk", "state", "position", "log.json")
 # Longer than walFlushInterval.
@@ -634,7 +634,7 @@ class ProxyDurable(Topology):
         self.may("in", *_NETWORK)
         self.may("out", *_NETWORK)
         self.may("proxy", *_DISK, *_PROCESS, *_POWER, *_CLOCK)
-        world.may_be_damaged("proxy", self.wal, *_FILES, "open-chunk", "subscriptions")
+        world.may_be_damaged("proxy", self.wal, *_FILES, "open-chunk", "subscriber")
         self.may("producer", *_PROCESS)
         self.may("durable", *_PROCESS)
         self.reaches("proxy", *_JOURNALS, *_SERVES, *_ACCEPTS)

@@ -8,6 +8,8 @@ import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -19,6 +21,7 @@ from tests.support import batch_of, bound
 from tests.support.bucket_server import BucketServer
 from zmq_datasource.cli import main
 from zmq_datasource.log.bucket_store import bucket_at
+from zmq_datasource.log.reader_records import ReaderRecord, ReaderRecords, SubscriberNotes
 from zmq_datasource.log.storage import LogStorage
 from zmq_datasource.log.writer import LogWriter
 from zmq_datasource.options.types import Location
@@ -183,6 +186,41 @@ def test_a_query_without_a_checkpoint_begins_where_its_reader_was_put(
     with querying(tmp_path, reader="desk", startingOffsets="earliest") as query:
         query.step()
         assert query.rows == numbered(5, first)
+
+
+def test_a_durable_subscriber_is_shown_moved_and_dropped_like_a_query(tmp_path: Path) -> None:
+    filled(tmp_path, 5).close()
+    records = ReaderRecords(LogStorage(str(tmp_path)))
+    notes = SubscriberNotes("billing", 7, [b"orders."], 1.0, snapshot=4)
+    records.write("subscriber.billing", ReaderRecord({0: 3}, 60.0, subscriber=notes))
+    (reader,) = shown(tmp_path)["readers"]
+    assert (reader["kind"], reader["next"], reader["behind"]) == ("subscriber", {"0": 3}, 2)
+    with records_hold(records):
+        for command in (("drop",), ("seek", "--to", "1")):
+            result = run("readers", command[0], tmp_path, "subscriber.billing", *command[1:])
+            assert result.exit_code == 1
+            assert "its client is there" in result.output
+    assert run("readers", "seek", tmp_path, "subscriber.billing", "--to", "1").exit_code == 0
+    moved = records.read("subscriber.billing")
+    assert moved is not None
+    assert moved.subscriber is not None
+    assert (moved.next, moved.timeout) == ({0: 1}, 60.0)
+    # A client that goes on without opening its name is told.
+    assert (moved.subscriber.session, moved.subscriber.snapshot, moved.subscriber.topics) == (
+        0,
+        0,
+        [b"orders."],
+    )
+    assert run("readers", "drop", tmp_path, "subscriber.billing").exit_code == 0
+    assert shown(tmp_path)["readers"] == []
+
+
+@contextmanager
+def records_hold(records: ReaderRecords) -> Iterator[None]:
+    """As a proxy holds the name of a client that is here."""
+    hold = records.hold("subscriber.billing")
+    yield
+    hold.release()
 
 
 def test_a_place_that_the_log_does_not_have_is_refused(tmp_path: Path) -> None:

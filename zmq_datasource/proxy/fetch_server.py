@@ -50,7 +50,7 @@ from zmq_datasource.proxy.fetch_protocol import (
     encode,
     pack_rows,
 )
-from zmq_datasource.proxy.positions import Position, Positions, bytes_of_topics
+from zmq_datasource.proxy.positions import PRESENT_SECONDS, Position, Positions, bytes_of_topics
 from zmq_datasource.proxy.router import Request, Router
 from zmq_datasource.proxy.topics import matching
 from zmq_datasource.proxy.view import Cursor, LogView
@@ -152,7 +152,7 @@ class FetchServer:
         self._jobs: dict[str, tuple[bytes, Open | Forget, Future[Any]]] = {}
         self._opening: dict[str, int] = {}  # bytes of topics, of the names that are being opened
         # Where the last answers have ended. To find such a place again takes longer than the answer.
-        self._cursors: dict[str | bytes, Cursor] = {}
+        self._cursors: dict[str | bytes, tuple[Cursor, float]] = {}
         self._unsent = _Unsent()
         self._used_bytes = 0
         # Sessions that have lost their name, so that a late OPEN does not take it back.
@@ -227,7 +227,7 @@ class FetchServer:
             self._refuse(peer, wanted.session, "taken", _taken(wanted.name))
             return
         if known is not None and known.hold is not None and known.session == wanted.session:
-            self._opened(peer, known, is_new=False)
+            self._opened(peer, known)  # asked again
             return
         if (reason := self._why_full(known, topics)) is not None:
             self._refuse(peer, wanted.session, "full", reason)
@@ -257,14 +257,13 @@ class FetchServer:
         """Whether another client has taken the name since, or the same client has opened it again."""
         if (wanted.name, wanted.session) in self._displaced:
             return True
-        client = client_of(wanted.session)
-        return bool(client) and client == client_of(known.session) and wanted.session < known.session
+        return _are_of_one_client(known.session, wanted.session) and wanted.session < known.session
 
-    def _opened(self, peer: bytes, position: Position, is_new: bool) -> None:
+    def _opened(self, peer: bytes, position: Position) -> None:
         position.asked = time.monotonic()
         self._send(
             peer,
-            Opened(session=position.session, next=position.next, end=self._view.end, new=is_new),
+            Opened(session=position.session, next=position.next, end=self._view.end, new=position.is_new),
         )
 
     def _forget(self, peer: bytes, wanted: Forget) -> None:
@@ -273,7 +272,7 @@ class FetchServer:
             return  # it is asked again
         if known is None:
             self._send(peer, Forgotten(session=wanted.session))
-        elif known.session != wanted.session:
+        elif known.session != wanted.session and not _are_of_one_client(known.session, wanted.session):
             self._refuse(peer, wanted.session, "taken", _taken(wanted.name))
         else:
             self._jobs[wanted.name] = peer, wanted, self._positions.forget(known)
@@ -304,7 +303,8 @@ class FetchServer:
         if waiting is not None and waiting.fetch.session != position.session:
             self._displace(position.name, waiting.fetch.session)
             self._refuse(waiting.peer, waiting.fetch.session, "taken", _taken(position.name))
-        self._opened(peer, position, is_new)
+        position.is_new = is_new
+        self._opened(peer, position)
         self._comings.info(
             "durable subscriber %r is there, from id %d on%s",
             position.name,
@@ -343,6 +343,7 @@ class FetchServer:
             return
         before = self._waiting.get(fetch.name)
         is_away, position.asked = position.asked is None, time.monotonic()
+        position.is_new = False
         waiting = self._waiting_for(peer, fetch, position.topics)
         if is_away or position.hold is None:
             again = before.coming_back if before is not None else None
@@ -361,7 +362,7 @@ class FetchServer:
 
     def _waiting_for(self, peer: bytes, fetch: Fetch, topics: tuple[bytes, ...]) -> _Waiting:
         deadline = time.monotonic() + min(fetch.wait, MOST_WAIT_MS) / 1000
-        cursor = self._cursors.pop(fetch.name or peer, None)
+        cursor, _ = self._cursors.pop(fetch.name or peer, (None, 0.0))
         if cursor is None or cursor.position != fetch.first:
             cursor = Cursor(self._view, fetch.first)
         return _Waiting(peer, fetch, topics, cursor, deadline, [])
@@ -417,9 +418,7 @@ class FetchServer:
             return more
         if self._send_batch(owner, waiting, position):
             del self._waiting[owner]
-            while len(self._cursors) >= _MOST_CURSORS:
-                del self._cursors[next(iter(self._cursors))]
-            self._cursors[owner] = waiting.cursor
+            self._cursors[owner] = waiting.cursor, time.monotonic()
         else:
             waiting.is_blocked = True
         return False
@@ -556,10 +555,26 @@ class FetchServer:
             if waiting is not None and self._waiting.get(owner) is waiting and (more or waiting.is_blocked):
                 self._active[owner] = None
             busy = busy or more
+        self._forget_cursors()
         for log in (self._faults, self._errors, self._losses, self._comings):
             log.flush()
         self.is_held_up = self.is_held_up or self.router.stuck
         return busy or bool(self._requests)
+
+    def _forget_cursors(self) -> None:
+        """Close files that no client reads on: a deleted one keeps its room on the disk until then."""
+        late = time.monotonic() - PRESENT_SECONDS
+        while self._cursors:  # in the order in which they were left
+            owner, (_, left) = next(iter(self._cursors.items()))
+            if left > late and len(self._cursors) <= _MOST_CURSORS:
+                return
+            del self._cursors[owner]
+
+    def close(self) -> None:
+        """Close the socket, and all files."""
+        self._waiting.clear()
+        self._cursors.clear()
+        self.router.close()
 
     def _owners_to_look_at(self) -> list[str | bytes]:
         """Those whose FETCH may be answered now; the others wait for messages."""
@@ -635,6 +650,10 @@ _MOVED = "the position was set or removed by hand while the subscriber was away;
 
 def _taken(name: str) -> str:
     return f"another client has subscribed as {name!r}"
+
+
+def _are_of_one_client(session: int, other: int) -> bool:
+    return bool(client_of(session)) and client_of(session) == client_of(other)
 
 
 def _without_older(batch: pa.RecordBatch, position: Position | None) -> pa.RecordBatch:

@@ -87,6 +87,7 @@ class Position:
         lost_kept: ``lost_to``, on the disk; changed by the keeper.
         snapshot: Below this id only the messages in ``newest`` are sent.
         newest: Ids in order, of the newest message of each topic below ``snapshot``.
+        is_new: Whether the name was not known before its client opened it, which has asked for nothing yet.
         asked: When its client last asked for something, monotonic; None if it is away.
         left: When it went away, monotonic.
         hold: Nobody else has the name; changed by the keeper.
@@ -102,6 +103,7 @@ class Position:
         self.sent, self.lost, self.lost_to = notes.sent, notes.lost, notes.lost_to
         self.lost_kept = notes.lost_to
         self.snapshot, self.newest = notes.snapshot, integers_of(())
+        self.is_new = False
         self.asked: float | None = None
         self.left = now
         self.hold: Hold | None = None

@@ -110,6 +110,11 @@ class ReplayServer:
         self._errors.flush()
         return busy
 
+    def close(self) -> None:
+        """Close the socket, and all files."""
+        self._replays.clear()
+        self.router.close()
+
     @property
     def clients(self) -> int:
         return len(self._replays)

@@ -76,6 +76,7 @@ class Server:
                 os.set_blocking(descriptor, False)
             self._poller.register(self._woken, zmq.POLLIN)
             self._view = LogView(self._storage)
+            stack.callback(self._view.close)
             self._view.follow(self._progress)  # before any position is compared with its end
             # Also of a proxy that serves none of them for now: what they need stays.
             options = self._options
@@ -89,11 +90,11 @@ class Server:
             stack.callback(self.positions.close)
             if options.durable:
                 self._durable = FetchServer(options, self._view, self.positions)
-                stack.callback(self._durable.router.close)
+                stack.callback(self._durable.close)
                 self._poller.register(self._durable.router.socket, zmq.POLLIN)
             if self._options.replay:
                 self._replays = ReplayServer(self._options, self._view)
-                stack.callback(self._replays.router.close)
+                stack.callback(self._replays.close)
                 self._poller.register(self._replays.router.socket, zmq.POLLIN)
             self._stack = stack.pop_all()
         return self

@@ -103,6 +103,12 @@ class LogView:
         """The id after the last one."""
         return self._index.end if self._tail is None else max(self._grown.end, self._index.end)
 
+    def close(self) -> None:
+        """Close the open chunk."""
+        if self._tail is not None:
+            self._tail.close()
+            self._tail = None
+
     def open_batches(self) -> list[pa.RecordBatch]:
         """The rows of the open chunk, as far as the writer says that it has come."""
         if self._tail is None:

@@ -1,0 +1,461 @@
+"""What a proxy keeps of its durable subscribers: real files, and clocks of the test's own."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from tests.support import batch_of, wait_for
+from zmq_datasource import DataLossError, LogFormatError, LogLockedError
+from zmq_datasource.errors import DiskFaultError
+from zmq_datasource.log.directory_store import DirectoryStore
+from zmq_datasource.log.reader_records import ReaderRecord, ReaderRecords, subscriber_key
+from zmq_datasource.log.readers import Readers
+from zmq_datasource.log.storage import LogStorage
+from zmq_datasource.log.writer import LogWriter
+from zmq_datasource.proxy.fetch_protocol import Open
+from zmq_datasource.proxy.positions import PRESENT_SECONDS, Position, Positions, bytes_of_topics
+
+EXPIRY = 1000.0
+END = 100
+
+
+class Clock:
+    """Seconds, monotonic."""
+
+    now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class Disk(DirectoryStore):
+    """A log's directory; it can refuse, be slow, and count what is written."""
+
+    fault: str | None = None
+
+    def __init__(self, root: str) -> None:
+        super().__init__(root)
+        self.written: list[str] = []
+        self.may_write = threading.Event()
+        self.may_write.set()
+
+    def put(self, key: str, content: bytes) -> None:
+        assert self.may_write.wait(30)
+        if self.fault:
+            raise DiskFaultError(self.fault)
+        super().put(key, content)
+        self.written.append(key)
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Disk:
+    """A log of ``END`` messages without topics."""
+    disk = Disk(str(tmp_path))
+    log = LogWriter(LogStorage(disk), chunk_bytes=1 << 20, max_bytes=1 << 30)
+    log.open()
+    log.append(batch_of([b"value"] * END))
+    log.cut().result(10)
+    log.close()
+    disk.written.clear()
+    return disk
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def known(disk: Disk, clock: Clock) -> Iterator[Positions]:
+    positions = begun(disk, clock)
+    yield positions
+    disk.fault = None
+    disk.may_write.set()
+    positions.close()
+
+
+def begun(disk: Disk, clock: Callable[[], float]) -> Positions:
+    return Positions(LogStorage(disk), lambda: END, EXPIRY, clock=clock)
+
+
+def opened(
+    known: Positions, name: str = "me", topics: tuple[bytes, ...] = (), session: int = 1, **wanted: Any
+) -> Position:
+    """Give a name to a client that asks for something at this moment."""
+    position, _ = known.open(Open(name=name, session=session, **wanted), topics, END, []).result(10)
+    position.asked = position.left  # now
+    return position
+
+
+def on_disk(disk: Disk, name: str = "me") -> ReaderRecord | None:
+    return ReaderRecords(LogStorage(disk)).read(subscriber_key(name))
+
+
+def kept(disk: Disk, name: str = "me") -> int | None:
+    """The position that is on the disk."""
+    record = on_disk(disk, name)
+    return None if record is None else record.needs(0)
+
+
+# What is written, and when.
+
+
+def test_a_name_is_on_the_disk_before_its_client_hears_of_it(known: Positions, disk: Disk) -> None:
+    disk.may_write.clear()
+    future = known.open(Open(name="me", session=7, start=30), (b"\xff", b"a"), END, [])
+    with pytest.raises(TimeoutError):
+        future.result(0.05)
+    assert known.get("me") is None
+    disk.may_write.set()
+    position, is_new = future.result(10)
+    assert (is_new, position.next, position.is_kept, known.get("me")) == (True, 30, True, position)
+    record = on_disk(disk)
+    assert record is not None
+    assert record.subscriber is not None
+    assert (record.needs(0), record.timeout) == (30, EXPIRY)
+    assert (record.subscriber.name, record.subscriber.session, record.subscriber.topics) == (
+        "me",
+        7,
+        [b"\xff", b"a"],
+    )
+
+
+def test_what_was_known_is_known_again(disk: Disk, clock: Clock) -> None:
+    with closing(begun(disk, clock)) as known:
+        position = opened(known, topics=(b"\xff",), start=30)
+        position.sent, position.lost, position.lost_to = 4, 2, 6
+        known.move(position, 50)
+    again = begun(disk, clock)
+    (found,) = again
+    assert (found.name, found.next, found.topics, found.sent, found.lost, found.lost_to) == (
+        *("me", 50, (b"\xff",)),
+        *(4, 2, 6),
+    )
+    assert (found.asked, found.created, found.session) == (None, position.created, 1)
+    assert found.acknowledged == position.acknowledged
+    again.close()
+
+
+def test_what_no_client_waits_for_is_written_about_once_a_second(
+    known: Positions, disk: Disk, clock: Clock
+) -> None:
+    position = opened(known)
+    wait_for(lambda: known.step() or known.needed == 0, "the first look")
+    disk.written.clear()
+    for done in range(1, 40):
+        known.move(position, done)
+        clock.now += 0.02
+        known.step()
+    assert kept(disk) == 0
+    clock.now += 0.3
+    known.step()
+    wait_for(lambda: kept(disk) == 39, "written")
+    assert len(disk.written) == 1
+
+
+def test_what_a_client_waits_for_is_written_at_once(known: Positions, disk: Disk) -> None:
+    position = opened(known)
+    known.move(position, 5)
+    assert not position.is_kept
+    known.keep()
+    wait_for(lambda: position.is_kept, "written")
+    assert kept(disk) == 5
+    known.move(position, 4)
+    assert (position.next, position.is_kept) == (5, True), "it does not go back"
+
+
+def test_a_disk_that_stalls_at_one_write_makes_no_second_one(known: Positions, disk: Disk) -> None:
+    position = opened(known)
+    disk.written.clear()
+    disk.may_write.clear()
+    known.move(position, 1)
+    for _ in range(100):
+        known.keep()
+    disk.may_write.set()
+    wait_for(lambda: position.is_kept, "written")
+    opened(known, "other")
+    assert disk.written.count("readers/subscriber.me.json") == 1
+
+
+def test_a_name_that_stands_still_is_written_again_now_and_then(
+    known: Positions, disk: Disk, clock: Clock
+) -> None:
+    """The time of its record says that its client was there."""
+    position = opened(known)
+    disk.written.clear()
+    for _ in range(300):
+        clock.now += 1.0
+        position.asked = clock.now
+        known.keep()
+        opened(known, "other")  # all before is done
+    assert 4 <= disk.written.count("readers/subscriber.me.json") <= 6
+
+
+def test_a_disk_that_refuses_is_asked_again_soon_and_nothing_is_confirmed(
+    known: Positions, disk: Disk, clock: Clock, caplog: pytest.LogCaptureFixture
+) -> None:
+    position = opened(known)
+    disk.fault = "no space left on device"
+    with pytest.raises(DiskFaultError):
+        opened(known, "other")
+    assert known.get("other") is None
+    known.move(position, 5)
+    known.keep()
+    wait_for(lambda: known.fault == "no space left on device", "a refusal")
+    assert not position.is_kept
+    assert "no space left on device; positions of durable subscribers are not confirmed" in caplog.text
+    disk.fault = None
+    known.keep()
+    clock.now += 0.3
+    wait_for(lambda: known.keep() or position.is_kept, "written")
+    wait_for(lambda: known.fault is None, "all is well again")
+    assert kept(disk) == 5
+    opened(known, "other")
+
+
+def test_a_name_that_is_forgotten_leaves_nothing(known: Positions, disk: Disk) -> None:
+    position = opened(known, topics=(b"abc",))
+    known.forget(position).result(10)
+    assert (known.get("me"), len(known), on_disk(disk)) == (None, 0, None)
+    assert not [path for path in (disk.root / "readers").iterdir() if "me" in path.name]
+    again = opened(known, start="latest")
+    assert (again.next, again.topics) == (END, ())
+
+
+def test_topics_are_counted(known: Positions) -> None:
+    position = opened(known, topics=(b"abc", b"d"))
+    assert position.topic_bytes == bytes_of_topics((b"abc", b"d")) == 4 + bytes_of_topics([b"", b""])
+    assert opened(known, session=2, topics=()).topic_bytes == 0
+
+
+@pytest.mark.parametrize("name", ["ünï cödé", "x" * 200, "a/b.c", "..", ".", "subscriber.me.x"])
+def test_any_name_has_a_record_of_its_own(disk: Disk, clock: Clock, name: str) -> None:
+    with closing(begun(disk, clock)) as known:
+        opened(known, name, start=3)
+        opened(known, "me", start=4)
+        assert (kept(disk, name), kept(disk)) == (3, 4)
+    again = begun(disk, clock)
+    assert sorted(position.name for position in again) == sorted([name, "me"])
+    again.close()
+
+
+# What is read.
+
+
+def test_a_record_that_makes_no_sense_is_an_error(known: Positions, disk: Disk, clock: Clock) -> None:
+    opened(known, start=40)
+    path = disk.root / "readers" / "subscriber.me.json"
+    written = json.loads(path.read_bytes())
+    for change in (
+        {"next": {"0": 50}},
+        {"next": 7},
+        {"subscriber": {**written["subscriber"], "session": 2}},
+        {"subscriber": None},
+        {"more": 1},
+    ):
+        path.write_text(json.dumps({**written, **change}))
+        with pytest.raises(
+            LogFormatError, match=r"^reading .*subscriber\.me\.json: it is no record of a reader"
+        ):
+            begun(disk, clock)
+    path.write_text(json.dumps(written))
+    begun(disk, clock).close()
+
+
+def test_a_subscriber_that_has_done_with_all_of_the_log_is_known_and_one_with_more_is_an_error(
+    known: Positions, disk: Disk, clock: Clock
+) -> None:
+    position = opened(known, start=END)
+    known.move(position, END)
+    begun(disk, clock).close()
+    known.move(position, END + 1)
+    known.keep()
+    wait_for(lambda: kept(disk) == END + 1, "written")
+    with pytest.raises(
+        DataLossError,
+        match=r"it ends at id 100, and durable subscriber 'me' has acknowledged the ids below 101: its newest chunks "
+        r"are gone \(after a crash of the machine with walSync=false, or from a copy\)\. Their ids are not given to "
+        r"other messages\. Restore the chunks, or use a new walLocation$",
+    ):
+        begun(disk, clock)
+
+
+# Here and away.
+
+
+def test_a_client_that_asks_for_nothing_is_away_and_others_may_change_its_record(
+    known: Positions, disk: Disk, clock: Clock
+) -> None:
+    records = ReaderRecords(LogStorage(disk))
+    position = opened(known, start=20)
+    known.move(position, 30)
+    with pytest.raises(LogLockedError):
+        records.hold(position.key, 0.0)
+    clock.now += PRESENT_SECONDS - 0.01
+    known.step()
+    assert position.asked is not None
+    clock.now += 0.02
+    known.step()
+    assert position.asked is None
+    wait_for(lambda: not records.is_running(position.key), "the name is free")
+    assert kept(disk) == 30, "what it had done is on the disk before"
+    # Nothing has changed: it goes on.
+    assert known.come_back(position, []).result(10) is True
+    assert records.is_running(position.key)
+    # Another process has changed it.
+    known.leave(position)
+    wait_for(lambda: not records.is_running(position.key), "the name is free")
+    record = on_disk(disk)
+    assert record is not None
+    assert record.subscriber is not None
+    records.write(position.key, ReaderRecord({0: 5}, EXPIRY, begins=True, subscriber=_moved_by_hand(record)))
+    assert known.come_back(position, []).result(10) is False
+    assert not records.is_running(position.key)
+    again = opened(known, session=2)
+    assert again.next == 5
+    # Another process has removed it.
+    known.leave(again)
+    wait_for(lambda: not records.is_running(again.key), "the name is free")
+    records.remove(again.key)
+    assert known.come_back(again, []).result(10) is False
+    assert known.get("me") is None
+
+
+def _moved_by_hand(record: ReaderRecord) -> Any:
+    assert record.subscriber is not None
+    return msgspec.structs.replace(record.subscriber, session=0)
+
+
+def test_a_name_that_another_client_opens_while_its_own_is_leaving_stays_held(
+    known: Positions, disk: Disk
+) -> None:
+    records = ReaderRecords(LogStorage(disk))
+    first = opened(known, start=20)
+    known.move(first, 30)
+    disk.may_write.clear()
+    opening = known.open(Open(name="me", session=2), (), END, [])
+    known.leave(first)  # the keeper comes to this after it
+    disk.may_write.set()
+    second, is_new = opening.result(10)
+    opened(known, "other")  # all before is done
+    record = on_disk(disk)
+    assert record is not None
+    assert record.subscriber is not None
+    assert (is_new, second.next, record.subscriber.session) == (False, 30, 2)
+    assert records.is_running(second.key)
+
+
+def test_a_name_that_was_dropped_while_its_client_was_away_is_not_known_any_more(
+    known: Positions, disk: Disk, clock: Clock
+) -> None:
+    position = opened(known)
+    known.leave(position)
+    wait_for(lambda: position.hold is None, "the name is free")
+    ReaderRecords(LogStorage(disk)).remove(position.key)
+    clock.now += 2
+    wait_for(lambda: known.step() or known.get("me") is None, "gone")
+
+
+def test_a_subscriber_is_warned_of_before_it_is_forgotten_and_again_after_it_was_here(
+    known: Positions, clock: Clock, caplog: pytest.LogCaptureFixture
+) -> None:
+    opened(known, "here")
+    position = opened(known, start=7)
+    for count in (1, 2):
+        known.leave(position)
+        clock.now += 790
+        look(known, clock)
+        assert len(caplog.records) == count - 1
+        for _ in range(3):
+            clock.now += 10
+            look(known, clock)
+        assert len(caplog.records) == count
+        assert known.come_back(position, []).result(10)
+    assert (
+        "durable subscriber 'me' has been away for 802 s and is forgotten in 198 s; messages from id 7 on are kept for "
+        "it" in caplog.text
+    )
+
+
+def look(known: Positions, clock: Clock) -> None:
+    """Let a look at all records pass; the clients that are here have asked."""
+    for position in known:
+        if position.name == "here":
+            position.asked = clock.now
+    clock.now += 1
+    known.step()
+    known.open(Open(name="here", session=1), (), END, []).result(10)  # all before is done
+
+
+# What the log keeps for them.
+
+
+def test_the_log_keeps_what_the_one_that_is_least_far_needs(
+    known: Positions, disk: Disk, clock: Clock
+) -> None:
+    assert known.needed == 0, "before all records were read"
+    look(known, clock)
+    here = known.get("here")
+    assert here is not None
+    opened(known, "a", start=9)
+    b = opened(known, "b", start=7)
+    known.move(here, END)
+    look(known, clock)
+    assert known.needed == 7
+    ReaderRecords(LogStorage(disk)).write("desk", ReaderRecord({0: 3}, 1e9))  # a query
+    look(known, clock)
+    assert known.needed == 3
+    ReaderRecords(LogStorage(disk)).remove("desk")
+    known.forget(b).result(10)
+    look(known, clock)
+    assert known.needed == 9
+
+
+def test_where_no_record_can_be_read_nothing_may_be_deleted(
+    known: Positions, disk: Disk, clock: Clock, caplog: pytest.LogCaptureFixture
+) -> None:
+    opened(known, start=9)
+    path = disk.root / "readers" / "desk.json"
+    path.write_text("{}")
+    look(known, clock)
+    assert known.needed is None
+    assert "desk.json" in caplog.text
+    path.unlink()
+    look(known, clock)
+    assert known.needed == 0  # of "here"
+
+
+def test_a_server_that_was_killed_leaves_what_its_subscribers_need(known: Positions, disk: Disk) -> None:
+    position = opened(known, start=20)
+    known.move(position, 30)
+    assert Readers(LogStorage(disk)).needed() == 20
+    known.keep()
+    wait_for(lambda: position.is_kept, "written")
+    assert Readers(LogStorage(disk)).needed() == 30
+
+
+def test_a_client_may_go_somewhere_else(known: Positions, disk: Disk) -> None:
+    opened(known, start=20)
+    for session, (wanted, place) in enumerate(
+        (
+            ({"start": "earliest"}, 20),  # which is for a new name
+            ({"start": "earliest", "seek": True}, 0),
+            ({"start": 77, "seek": True}, 77),
+            ({"start": "latest", "seek": True}, END),
+            ({"start": 1000, "seek": True}, END),
+            ({"start": "last", "seek": True}, END - 1),  # of one topic
+            ({"since": 0, "seek": True}, 0),
+            ({"since": 2**62, "seek": True}, END),
+        ),
+        2,
+    ):
+        assert opened(known, session=session, **wanted).next == place
+        assert kept(disk) == place

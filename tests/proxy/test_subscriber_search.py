@@ -1,0 +1,325 @@
+"""A search over what networks, proxies and callers do to a durable subscriber, against a plain model of a proxy.
+
+Each run is drawn from its seed. Messages are lost, doubled, delayed and overtaken; the proxy is restarted and
+forgets what is not on its disk; its log loses messages; the subscriber is killed, comes back, and goes elsewhere.
+"""
+
+from __future__ import annotations
+
+import heapq
+from random import Random
+from typing import Any
+
+import pytest
+
+from tests.proxy.model_proxy import ModelProxy
+from zmq_datasource.proxy.fetch_protocol import Fetch, Lost, Opened, decode
+from zmq_datasource.proxy.subscriber_session import Start, SubscriberSession
+
+TOPICS = (b"a", b"ab", b"b")
+NAME = "me"
+TO_PROXY, TO_CLIENT = "proxy", "client"
+
+
+class Network:
+    """What is on the way, between a proxy and the present connection of a client."""
+
+    def __init__(self, random: Random) -> None:
+        self._random = random
+        self._on_way: list[tuple[float, int, str, int, list[bytes]]] = []
+        self._count = 0
+        self.connection = 0
+        self.is_calm = False
+
+    def send(self, to: str, connection: int, frames: list[bytes], now: float) -> None:
+        copies = 1 if self.is_calm else self._random.choices((0, 1, 2), (20, 70, 10))[0]
+        for _ in range(copies):
+            slow = not self.is_calm and self._random.random() < 0.1
+            delay = self._random.uniform(0, 9 if slow else 0.3)
+            self._count += 1
+            heapq.heappush(self._on_way, (now + delay, self._count, to, connection, frames))
+
+    def arrived(self, now: float) -> list[tuple[str, int, list[bytes]]]:
+        found = []
+        while self._on_way and self._on_way[0][0] <= now:
+            _, _, to, connection, frames = heapq.heappop(self._on_way)
+            if to == TO_PROXY or connection == self.connection:
+                found.append((to, connection, frames))
+        return found
+
+    def reconnect(self) -> None:
+        """What the proxy had sent by the connection before does not arrive; what it was sent may."""
+        self.connection += 1
+
+    def lose_all(self) -> None:
+        self._on_way.clear()
+
+
+class Run:
+    """One run, and its judge.
+
+    Attributes:
+        given: The ids that the caller has got of this session.
+        settled: The ids that need not come: acknowledged, lost, or before where the name was set to begin.
+        confirmed: The highest position that was ever confirmed.
+    """
+
+    def __init__(self, seed: int) -> None:
+        self.random = random = Random(seed)
+        self.now = 0.0
+        self.network = Network(random)
+        self.proxy = ModelProxy(random)
+        self.topics = random.choice([(), (b"a",), (b"b",), (b"ab", b"b")])
+        self.waits = random.random() < 0.5  # for the disk, in the end
+        self.loses = random.random() < 0.5
+        self.settled: set[int] = set()
+        self.confirmed = 0
+        self.clients = 0
+        self.is_known = False  # the proxy may not know the name yet
+        self.loss_told: set[int] = set()
+        self.reached: dict[str, int] = dict.fromkeys(
+            ("killed", "restarted", "sought", "lost", "redialled", "given", "given again", "confirmed"), 0
+        )
+        self.ever_given: set[int] = set()
+        self._next_write = 0.0
+        self.publish(random.randint(0, 30))
+        self.begin()
+
+    def publish(self, count: int) -> None:
+        self.proxy.log += [self.random.choice(TOPICS) for _ in range(count)]
+
+    def matches(self, number: int) -> bool:
+        return not self.topics or self.proxy.log[number].startswith(self.topics)
+
+    def begin(self, start: Start | None = None) -> None:
+        """A new client."""
+        self.clients += 1
+        self.session = SubscriberSession(
+            NAME, start or Start(), self.topics, 100, None, "tcp://proxy:1", self.clients
+        )
+        self.given: list[int] = []
+        self.acked = -1
+        self.first: int | None = None
+        self.seeking: int | None = None
+        self.lost_before = 0
+        self.session.connected(self.now)
+
+    # The judge.
+
+    def check(self) -> None:
+        session = self.session
+        assert session.refusal is None, str(session.refusal)
+        if not session.is_open:
+            return
+        if self.first is None:
+            self._judge_opening()
+        kept = self.proxy.names[NAME].kept
+        assert session.confirmed <= kept, "more is confirmed than is on the disk"
+        assert session.confirmed <= session.done, "more is confirmed than is done"
+        self.reached["confirmed"] += session.confirmed > self.confirmed
+        self.confirmed = max(self.confirmed, session.confirmed)
+
+    def _judge_opening(self) -> None:
+        self.first = first = self.session.done
+        if self.seeking is not None:
+            assert first == min(self.seeking, len(self.proxy.log)), "it is elsewhere than it was asked for"
+            self.seeking, self.confirmed = None, first
+            self.settled = set(range(first))
+        elif not self.is_known:
+            assert first <= self.proxy.earliest
+            self.settled = set(range(first))
+        self.is_known = True
+        missing = [n for n in range(first) if self.matches(n) and n not in self.settled]
+        assert not missing, f"the ids {missing} are skipped"
+        assert first >= self.confirmed, "it goes back behind what was confirmed"
+
+    def judge_taken(self, number: int, frames: tuple[bytes, ...]) -> None:
+        assert self.first is not None
+        assert number >= max(self.first, self.confirmed), f"{number} comes again"
+        assert frames == (self.proxy.log[number], b"%d" % number)
+        assert self.matches(number)
+        last = self.given[-1] if self.given else self.first - 1
+        assert number > last, f"{number} comes after {last}"
+        skipped = [n for n in range(last + 1, number) if self.matches(n) and n not in self.settled]
+        assert not skipped, f"{skipped} are skipped before {number}"
+        self.given.append(number)
+        self.reached["given"] += 1
+        self.reached["given again"] += number in self.ever_given
+        self.ever_given.add(number)
+
+    def judge_said(self, message: Any) -> None:
+        if isinstance(message, Fetch) and not self.session.is_open:
+            raise AssertionError("it asks for messages of a name that it does not have")
+        if isinstance(message, Fetch):
+            assert message.done is not None
+            early = [n for n in range(message.done) if self.matches(n) and n not in self.settled]
+            assert not early, f"done {message.done} passes the ids {early}"
+
+    # What happens.
+
+    def hear(self, frames: list[bytes]) -> None:
+        session = self.session
+        message, _ = decode(frames)
+        lost = session.lost
+        was_open = session.is_open
+        session.receive(frames, self.now)
+        if isinstance(message, Lost) and session.lost > lost:
+            assert session.lost - lost == message.next - message.first
+            gone = range(message.first, message.next)
+            assert not self.loss_told & set(gone), "a loss is counted twice"
+            assert not set(self.given) & set(gone), "what was given is counted as lost"
+            assert all(n < self.proxy.earliest for n in gone)
+            self.loss_told.update(gone)
+            self.settled.update(gone)
+            self.reached["lost"] += 1
+        else:
+            assert session.lost == lost
+        if isinstance(message, Opened) and session.is_open and not was_open:
+            self.loss_told.clear()
+        self.check()
+
+    def step(self) -> None:
+        self.now += self.random.uniform(0.01, 0.4)
+        arrived = self.network.arrived(self.now)
+        for to, connection, frames in arrived:
+            if to == TO_PROXY:
+                self.proxy.receive(connection, frames, self.now)
+            elif connection == self.network.connection:
+                self.hear(frames)
+        if self.now >= self._next_write:
+            self._next_write = self.now + self.random.uniform(0.1, 3)
+            self.proxy.write_positions()
+        self.proxy.step(self.now)
+        for connection, frames in self.proxy.answers:
+            self.network.send(TO_CLIENT, connection, frames, self.now)
+        self.proxy.answers.clear()
+        self.session.wake(self.now)
+        self.flush()
+        self.check()
+
+    def flush(self) -> None:
+        session = self.session
+        if session.redial:
+            session.redial = False
+            self.network.reconnect()
+            self.reached["redialled"] += 1
+        if not self.network.is_calm and session.outbox and self.random.random() < 0.02:
+            session.blocked()
+        while session.outbox:
+            frames = [bytes(frame) for frame in session.outbox.popleft()]
+            self.judge_said(decode(frames)[0])
+            self.network.send(TO_PROXY, self.network.connection, frames, self.now)
+
+    def take(self, most: int) -> None:
+        for _ in range(most):
+            message = self.session.take()
+            if message is None:
+                break
+            self.judge_taken(*message)
+
+    def ack(self) -> None:
+        """All that was taken, or a part."""
+        open_ones = [n for n in self.given if n > self.acked]
+        if open_ones:
+            self.acked = self.random.choice(open_ones)
+            self.settled.update(range(self.acked + 1))
+            self.session.ack(self.acked)
+
+    def happen(self) -> None:
+        """Something, perhaps."""
+        random = self.random
+        kind = random.choices(
+            ("take", "ack", "publish", "delete", "cut", "restart", "confirm", "kill", "seek", "nothing"),
+            (30, 20, 12, 4 if self.loses else 0, 3, 2, 4, 1, 1, 40),
+        )[0]
+        match kind:
+            case "take":
+                self.take(random.randint(1, 6))
+            case "ack":
+                self.ack()
+            case "publish":
+                self.publish(random.randint(1, 4))
+            case "delete":
+                self.proxy.delete(random.randint(self.proxy.earliest, len(self.proxy.log)))
+            case "cut":
+                self.network.reconnect()
+                self.session.connected(self.now)
+            case "restart":
+                self.restart()
+            case "confirm":
+                self.session.confirm(random.random() < 0.5, self.now)
+            case "kill" if self.seeking is None and self.session.is_open:
+                self.kill()
+            case "seek" if self.session.is_open:
+                self.seek(random.randint(self.proxy.earliest, len(self.proxy.log)))
+        self.flush()
+
+    def restart(self) -> None:
+        self.reached["restarted"] += 1
+        self.network.lose_all()
+        self.proxy.restart()
+        if self.random.random() < 0.5:  # else it is noticed by the silence only
+            self.network.reconnect()
+            self.session.connected(self.now)
+
+    def kill(self) -> None:
+        self.reached["killed"] += 1
+        self.network.lose_all()
+        self.network.reconnect()
+        self.loss_told.clear()
+        self.begin()
+
+    def seek(self, to: int) -> None:
+        self.reached["sought"] += 1
+        self.given, self.acked = [], -1
+        self.first, self.seeking = None, to
+        self.session.seek(Start(to), self.now)
+
+    def end(self) -> None:
+        """All is calm: what is missing comes, and all of it is confirmed."""
+        self.network.is_calm = True
+        self.session.confirm(False, self.now)
+        deadline = self.now + 60
+        end = len(self.proxy.log)
+        while self.session.confirmed < end:
+            assert self.now < deadline, f"{self.session.confirmed} of {end} are confirmed after a minute"
+            self.step()
+            self.take(100)
+            if self.session.done == end:
+                self.session.confirm(self.waits, self.now)
+            if self.given:
+                self.acked = self.given[-1]
+                self.settled.update(range(self.acked + 1))
+                self.session.ack(self.acked)
+        missing = [n for n in range(end) if self.matches(n) and n not in self.settled]
+        assert not missing
+        if not self.topics and self.first is not None:
+            lost_here = {n for n in self.loss_told if n >= self.first}
+            assert sorted({*self.given, *lost_here}) == list(range(self.first, end)), "each one, or its loss"
+
+
+def run(seed: int, steps: int = 400) -> Run:
+    it = Run(seed)
+    for _ in range(steps):
+        it.step()
+        it.happen()
+    it.end()
+    return it
+
+
+@pytest.mark.parametrize("begin", range(0, 600, 60))
+def test_whatever_happens_each_message_comes_in_order_and_no_more_is_confirmed_than_is_kept(
+    begin: int,
+) -> None:
+    for seed in range(begin, begin + 60):
+        try:
+            run(seed)
+        except BaseException as e:
+            e.add_note(f"seed {seed}")
+            raise
+
+
+def test_the_search_reaches_what_it_is_for() -> None:
+    reached = [run(seed).reached for seed in range(20)]
+    for what in reached[0]:
+        assert sum(one[what] for one in reached) >= 5, what
