@@ -965,7 +965,7 @@ def test_a_client_without_a_look_at_the_kernel_gets_a_long_message_too(
         for _ in range(9):
             client.say(Fetch(name="me", session=1, first=0, done=0, wait=1000))
         answers = 0
-        while client.socket.poll(4000 if answers < 2 else 3000):
+        while client.socket.poll(30_000 if answers < 2 else 3000):
             batch, values = client.batch()
             assert (batch.next, [len(value) for value in values]) == (1, [20_000_000])
             answers += 1
