@@ -54,6 +54,7 @@ def _threads() -> list[str]:
 @contextmanager
 def nothing_left() -> Iterator[zmq.Context[Socket]]:
     """Memory, descriptors and threads are as before, but for what is kept once; a context for what is opened."""
+    zmq.Frame(bytes(1 << 20), copy=False)  # pyzmq keeps a thread and a context for frames that are not copied
     process = psutil.Process()
     memory, descriptors, threads = process.memory_info().rss, process.num_fds(), _threads()
     context = zmq.Context[Socket]()
