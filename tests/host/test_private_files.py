@@ -73,7 +73,7 @@ def test_the_log_of_a_proxy(context: Context, place: Path) -> None:
         push.send(b"x")
         assert me.receive(30) is not None
         files(place)
-    assert {"durable.json", "subscriptions.json"} <= files(place)
+    assert {"subscriber.me.json", "subscriber.me.lock"} <= files(place)
 
 
 def test_the_dead_letters_of_a_sink(place: Path) -> None:

@@ -158,7 +158,7 @@ def test_a_full_log_that_nobody_has_read_says_so(
 
 def test_receive_takes_a_retention(monkeypatch: pytest.MonkeyPatch) -> None:
     taken: list[dict[str, str]] = []
-    monkeypatch.setattr(receive_module, "receive_until_stopped", lambda given, _: taken.append(given))
+    monkeypatch.setattr(receive_module, "receive_until_stopped", lambda given, *_: taken.append(given))
     arguments = ["receive", "--bind", "tcp://*:5", "--wal-location", "/log", "--wal-retention", "7d"]
     assert CliRunner().invoke(main, arguments).exit_code == 0
     assert taken[0]["walRetention"] == "7d"

@@ -806,9 +806,9 @@ def test_a_question_may_be_asked_again_and_is_answered_the_same(
         feed(context, proxy, *([b"t", b"%d" % i] for i in range(50)))
         wait_for(lambda: proxy.server.view.end == 50, "the server has seen it")
         client = Client(context, proxy.sides["durable"])
-        for new in (True, False):
+        for _ in range(2):  # the first answer may be lost
             opened = client.open("me")
-            assert (opened.next, opened.end, opened.new) == (0, 50, new)
+            assert (opened.next, opened.end, opened.new) == (0, 50, True)
         for _ in range(2):
             batch, values = client.fetch("me", 0, wait=1000)
             assert (batch.first, batch.next, batch.end, batch.done) == (0, 50, 50, 0)
@@ -821,6 +821,7 @@ def test_a_question_may_be_asked_again_and_is_answered_the_same(
                 [b"%d" % i for i in range(10, 10 + found)],
             )
             assert len(values) == found or most == 100
+        assert not client.open("me").new
         # Other topics are passed over, also where there is nothing else.
         assert client.open("me", 2, [b"nothing"]).next == 10
         batch, values = client.fetch("me", 10, 2)

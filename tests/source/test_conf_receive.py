@@ -24,7 +24,9 @@ CONF = REPOSITORY / "conf"
 def received(monkeypatch: pytest.MonkeyPatch) -> list[tuple[dict[str, str], int | None]]:
     """What the receiver was told."""
     taken: list[tuple[dict[str, str], int | None]] = []
-    monkeypatch.setattr(receive_module, "receive_until_stopped", lambda *told: taken.append(told))
+    monkeypatch.setattr(
+        receive_module, "receive_until_stopped", lambda given, number, _: taken.append((given, number))
+    )
     return taken
 
 

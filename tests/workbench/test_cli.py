@@ -220,7 +220,7 @@ def test_only_some_choices_make_sense_here() -> None:
 @pytest.mark.parametrize(("name", "options"), [("proxy", ProxyOptions), ("receive", ReadOptions)])
 def test_a_command_that_passes_options_on_has_none_of_another_name(name: str, options: Any) -> None:
     fields = {option.field for option in describe(options)}
-    own = {"others", "monitor", "help", "partition"}
+    own = {"others", "monitor", "help", "partition", "prometheus"}
     assert {parameter.name for parameter in main.commands[name].params} <= fields | own
 
 
