@@ -135,6 +135,21 @@ def test_only_what_was_acknowledged_does_not_come_again(context: zmq.Context[Soc
         wait_for(lambda: places(proxy) == {"me": 10}, "all acknowledged")
 
 
+def test_a_position_is_told_though_a_slow_caller_has_messages(
+    context: zmq.Context[Socket], tmp_path: Path
+) -> None:
+    with (
+        ProxyThreads(tmp_path, endpoints(*SIDES)) as proxy,
+        DurableSubscriber(proxy.sides["durable"], "me") as me,
+    ):
+        feed(context, proxy, *([b"t", b"%d" % i] for i in range(60)))
+        for message in me:
+            time.sleep(0.1)  # what the caller does with it
+            if any(account["nextId"] for account in proxy.status.get("durable", ())):
+                break
+        assert message.id < 50
+
+
 def test_topics_are_prefixes_and_others_do_not_count_as_backlog(
     context: zmq.Context[Socket], tmp_path: Path
 ) -> None:

@@ -30,7 +30,6 @@ __all__ = ["DurableMessage", "DurableSubscriber"]
 _PLAIN = "allowInsecurePlain"
 # How often the connection is seen to while messages are there.
 _TURN_SECONDS = 0.5
-_MOST_AT_ONCE = 100
 # How long the end of a block waits for the last acknowledgement: after an error, and without a timeout.
 _EXIT_SECONDS, _LONG_EXIT_SECONDS = 2.0, 30.0
 
@@ -202,8 +201,9 @@ class DurableSubscriber:
             message = self.receive()
             if message is not None:
                 yield message
-            # Each look at the connection and at the process takes longer than a message that is here.
-            for _ in range(_MOST_AT_ONCE):
+            # What is here is given without a look at the connection, but not for longer than its turn.
+            while time.monotonic() < self._next_turn:
+                self._process.check()
                 self._acknowledge_given()
                 received = self._session.take()
                 if received is None:

@@ -108,7 +108,6 @@ class SubscriberSession(Session):
         self._max_bytes = max_bytes
         self._timeout = timeout
         self._proxy = proxy
-        self._client = client
         self._session = session_number(client, 1)
         self._seeking = False
         self._forgetting = False
