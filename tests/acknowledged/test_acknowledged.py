@@ -248,22 +248,7 @@ def test_a_slow_disk_at_the_end_of_one_attempt_holds_nobody_else_up(
     assert values(tmp_path) == ["a"]
 
 
-def test_who_finds_the_budget_given_away_sends_one_message_at_a_time(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    accept_with(monkeypatch, SenderBounds(budget=0))
-    endpoint = free_endpoint()
-    big = pa.record_batch({"value": [b"x" * 100_000] * 50})
-    with receiving(tmp_path, endpoint), uplink(endpoint) as link:
-        link.greet()
-        link.send(big)
-        assert len(link.session.kept) <= 1
-        link.finish()
-        link.commit([link.session.attempt], 50)
-    assert log_rows(tmp_path).num_rows == 50
-
-
-def test_a_sender_has_never_more_on_its_way_than_its_credit(
+def test_a_sender_has_never_more_than_two_data_messages_on_the_way(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     endpoint = free_endpoint()
@@ -272,25 +257,51 @@ def test_a_sender_has_never_more_on_its_way_than_its_credit(
 
     def take_slowly(self: Reception, peer: bytes, frames: Sequence[bytes], *given: Any) -> None:
         message, _ = decode(frames)
-        if isinstance(message, Data) and message.index:  # with the first comes the credit
+        if isinstance(message, Data) and message.index:
             stalled.wait(20)
         take(self, peer, frames, *given)
 
     monkeypatch.setattr(Reception, "take", take_slowly)
-    accept_with(monkeypatch, SenderBounds(window=2 << 20))
     big = pa.record_batch({"value": [b"x" * 100_000] * 100})
     with receiving(tmp_path, endpoint), uplink(endpoint) as link:
         link.greet()
         sending = threading.Thread(target=link.send, args=(big,))
         sending.start()
-        wait_for(lambda: link.session.kept_bytes > 1 << 20, "the credit to be used")
+        wait_for(lambda: len(link.session.kept) == 2, "two messages to be on the way")
         sending.join(0.3)
         assert sending.is_alive()
-        assert link.session.kept_bytes <= 2 << 20
+        assert len(link.session.kept) == 2
         stalled.set()
         sending.join(20)
         link.finish()
         link.commit([link.session.attempt], 100)
+    assert log_rows(tmp_path).num_rows == 100
+
+
+def test_a_sender_that_finds_no_place_waits_for_one_and_sends_its_rows_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    accept_with(monkeypatch, SenderBounds(places=1))
+    endpoint = free_endpoint()
+    big = pa.record_batch({"value": [b"x" * 100_000] * 50})
+    with receiving(tmp_path, endpoint), uplink(endpoint) as first:
+        first.greet()
+        first.send(big)
+
+        def second() -> None:
+            with uplink(endpoint, producer="second") as link:
+                link.greet()
+                link.send(big)
+                link.finish()
+                link.commit([link.session.attempt], 50)
+
+        waiting = threading.Thread(target=second)
+        waiting.start()
+        wait_for(lambda: "1 senders are at work already" in caplog.text, "a refusal")
+        first.finish()
+        first.commit([first.session.attempt], 50)
+        waiting.join(20)
+        assert not waiting.is_alive()
     assert log_rows(tmp_path).num_rows == 100
 
 
@@ -325,7 +336,7 @@ def test_a_transaction_larger_than_the_log_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_row_too_large_is_refused_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("zmq_datasource.acknowledged.reception.MOST_FRAME_BYTES", 1000)
+    monkeypatch.setattr("zmq_datasource.acknowledged.sender_session.MOST_FRAME_BYTES", 1000)
     endpoint = free_endpoint()
     with receiving(tmp_path, endpoint), uplink(endpoint) as link:
         link.greet()
@@ -385,10 +396,10 @@ def test_noise_is_refused_and_harms_nobody(context: Context, tmp_path: Path) -> 
     with receiving(tmp_path, endpoint) as ingest:
         noisy = context.socket(zmq.DEALER)
         noisy.connect(endpoint)
-        for frames in ([b"x"], [b""] * 5, [b"ZDS\x01D", b"{}"], [b"ZDS\x01W", b"{}"], [b"ZDS\x01H", b"\xff"]):
+        for frames in ([b"x"], [b""] * 5, [b"ZDS\x02D", b"{}"], [b"ZDS\x02W", b"{}"], [b"ZDS\x02H", b"\xff"]):
             noisy.send_multipart(frames)
         assert noisy.poll(5000)
-        assert noisy.recv_multipart()[0] == b"ZDS\x01X"
+        assert noisy.recv_multipart()[0] == b"ZDS\x02X"
         attempt = stage(endpoint, "a")
         assert not commit(endpoint, [attempt], 1)
         assert ingest.counters.malformed == 5

@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from tests.acknowledged.test_acknowledged import accept_with, commit, receiving, rows, stage, uplink, values
 from tests.support import RawSender, Socket, free_endpoint, stop_sooner, wait_for
 from zmq_datasource import Producer, RowError, TransactionError
-from zmq_datasource.acknowledged import reception
+from zmq_datasource.acknowledged import sender_session
 from zmq_datasource.acknowledged.acceptor import Acceptor
 from zmq_datasource.acknowledged.digests import as_text, digest_of
 from zmq_datasource.acknowledged.protocol import Commit, decode
@@ -50,9 +50,6 @@ def raw(context: Context, endpoint: str) -> Iterator[RawSender]:
         yield sender
     finally:
         sender.close()
-
-
-WINDOW = SENDER_BOUNDS.window
 
 
 def acceptor_of(ingest: Ingest) -> Acceptor:
@@ -272,82 +269,25 @@ def test_a_batch_of_a_query_that_spark_does_not_name_raises(properties: dict[str
     assert Job.of("write-x", task).publisher(3) == "write-x/3"
 
 
-# Nobody is left without credit.
+# Each sender comes to its turn.
 
 
-def test_who_only_asks_takes_no_credit_and_no_place(context: Context, tmp_path: Path) -> None:
+def test_a_sender_that_only_asks_takes_no_place(context: Context, tmp_path: Path) -> None:
     endpoint = free_endpoint()
     with receiving(tmp_path, endpoint) as ingest, raw(context, endpoint) as asking:
         for number in range(SENDER_BOUNDS.places + 1):
             answer = asking.ask("H", "W", attempt=f"{number:032x}", producer="p")
-            assert (answer["kind"], answer["credit"]) == ("W", 0)
+            assert (answer["kind"], answer["busy"]) == ("W", False)
         assert not sessions_of(ingest)
         with Producer(endpoint) as producer:
             producer.send("a")
             producer.flush()
-        assert window_of(context, endpoint) == WINDOW
     assert values(tmp_path) == ["a"]
-
-
-def test_a_producer_that_asks_often_leaves_the_credit_to_the_others(context: Context, tmp_path: Path) -> None:
-    endpoint = free_endpoint()
-    with receiving(tmp_path, endpoint), Producer(endpoint, name="p") as producer:
-        for _ in range(SENDER_BOUNDS.budget // WINDOW + 1):
-            assert producer.last_committed is None
-        assert window_of(context, endpoint) == WINDOW
-
-
-def window_of(context: Context, endpoint: str) -> int:
-    """What a new sender may have on its way once its first message has come."""
-    with raw(context, endpoint) as sender:
-        attempt = uuid.uuid4().hex
-        sender.ask("H", "W", attempt=attempt, producer="new")
-        for index in range(2):
-            assert sender.data("new", 0, b"x", attempt=attempt, index=index)["kind"] == "C"
-        sender.ask("A", "B", producer="new", number=0, attempts=[attempt])
-        return max(answer["credit"] for kind, answer in sender.answers if kind == "W")
-
-
-def test_killed_tasks_lend_their_windows_to_those_who_send(
-    context: Context, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    endpoint, now = free_endpoint(), [0.0]
-    accept_with(monkeypatch, SenderBounds(budget=4 * WINDOW), clock=lambda: now[0])
-    with receiving(tmp_path, endpoint) as ingest:
-        with raw(context, endpoint) as killed:
-            for number in range(5):
-                begin(killed, f"{number:032x}")
-        assert window_of(context, endpoint) == 0  # one message at a time, and not refused
-        now[0] += SENDER_BOUNDS.lends_window_seconds + 1
-        wait_for(lambda: sessions_of(ingest).budget == 4 * WINDOW, "the windows to be back")
-        assert window_of(context, endpoint) == WINDOW
 
 
 def begin(sender: RawSender, attempt: str) -> None:
     sender.ask("H", "W", attempt=attempt, producer=attempt)
-    assert sender.data(attempt, 0, b"x", attempt=attempt)["kind"] == "C"
-
-
-def test_a_silent_sender_that_has_lent_its_window_goes_on_when_it_speaks(
-    context: Context, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    endpoint, now = free_endpoint(), [0.0]
-    accept_with(monkeypatch, SenderBounds(budget=WINDOW), clock=lambda: now[0])
-    big = pa.record_batch({"value": [b"x" * 100_000] * 60})
-    with receiving(tmp_path, endpoint) as ingest, uplink(endpoint, producer="silent") as silent:
-        silent.greet()
-        silent.send(big)
-        wait_for(lambda: (silent.carry(0.01), not silent.session.kept)[1], "the credit")
-        assert silent.session.credit == WINDOW
-        now[0] += SENDER_BOUNDS.lends_window_seconds + 1
-        wait_for(lambda: sessions_of(ingest).budget == WINDOW, "the window to be back")
-        with raw(context, endpoint) as other:
-            begin(other, f"{1:032x}")  # who has it now
-            silent.send(big)
-            silent.finish()
-            silent.commit([silent.session.attempt], 120, silent.digest)
-            assert silent.session.credit == 0
-    assert len(values(tmp_path)) == 120
+    assert sender.data(attempt, 0, b"x", attempt=attempt)["kind"] == "T"
 
 
 def test_the_longest_silent_makes_place_when_there_are_too_many(
@@ -361,7 +301,8 @@ def test_the_longest_silent_makes_place_when_there_are_too_many(
             begin(other, f"{number:032x}")
             now[0] += 1
         assert sender.data("q", 0, b"x", attempt=f"{9:032x}")["code"] == "busy"
-        now[0] += SENDER_BOUNDS.lends_place_seconds - 1
+        assert sender.ask("H", "W", attempt=f"{9:032x}", producer="q")["busy"]
+        now[0] += SENDER_BOUNDS.silent_seconds - 1
         begin(sender, f"{9:032x}")
         assert sender.data("0" * 32, 0, b"x", attempt="0" * 32, index=1)["code"] == "unknown"
 
@@ -369,7 +310,7 @@ def test_the_longest_silent_makes_place_when_there_are_too_many(
 def test_an_attempt_that_is_begun_anew_gives_the_old_one_back(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(reception, "MOST_FRAME_BYTES", 2_000_000)
+    monkeypatch.setattr(sender_session, "MOST_FRAME_BYTES", 2_000_000)
     endpoint = free_endpoint()
     with receiving(tmp_path, endpoint) as ingest, Producer(endpoint) as producer:
         for size in (1_500_000, 3_000_000):
@@ -379,7 +320,6 @@ def test_an_attempt_that_is_begun_anew_gives_the_old_one_back(
         wait_for(lambda: sessions_of(ingest), "what was sent before to arrive")
         assert producer.last_committed is None
         assert not sessions_of(ingest)
-        assert sessions_of(ingest).budget == SENDER_BOUNDS.budget
         producer.close()
 
 
@@ -418,7 +358,7 @@ def test_an_attempt_cannot_change_what_it_is_an_attempt_at(context: Context, tmp
     endpoint, attempt = free_endpoint(), uuid.uuid4().hex
     with receiving(tmp_path, endpoint), raw(context, endpoint) as sender:
         sender.ask("H", "W", attempt=attempt, producer="q")
-        assert sender.data("q", 0, b"a", attempt=attempt)["kind"] == "C"
+        assert sender.data("q", 0, b"a", attempt=attempt)["kind"] == "T"
         assert sender.data("somebody", 0, b"b", attempt=attempt, index=1)["code"] == "protocol"
         assert sender.data("q", 1, b"b", attempt=attempt, index=1)["code"] == "protocol"
         part = {"attempt": attempt, "producer": "q", "number": 0, "partition": 0}
@@ -446,7 +386,7 @@ def test_an_unexpected_error_refuses_one_message_and_is_told(
             answer = sender.ask("H", "W", attempt=attempt, producer="q")
             if answer["kind"] == "W":
                 answer = sender.data("q", 0, b"a", attempt=attempt)
-            if answer["kind"] == "C":
+            if answer["kind"] == "T":
                 part = {"attempt": attempt, "producer": "q", "number": 0, "partition": 0}
                 answer = sender.ask("E", "S", **part, messages=1, rows=1)
             assert (answer["kind"], answer["code"]) == ("X", "internal")

@@ -107,7 +107,7 @@ def test_a_sender_that_ignores_its_credit_takes_little_memory_of_a_receiver_with
             for index in range(40):
                 header = {"attempt": attempt, "producer": "greedy", "number": 0, "partition": 0}
                 header |= {"index": index, "rows": 1, "columns": ["value"]}
-                frames = [b"ZDS\x01D", json.dumps(header).encode(), struct.pack("<2i", 0, len(value)), value]
+                frames = [b"ZDS\x02D", json.dumps(header).encode(), struct.pack("<2i", 0, len(value)), value]
                 assert sock.poll(20_000, zmq.POLLOUT)
                 sock.send_multipart(frames, copy=False)
                 most = max(most, memory.memory_info().rss)

@@ -221,7 +221,7 @@ def receiver_that_answers(
                     peer, head, body, *_ = router.recv_multipart()
                     for fields in answer(chr(head[4]), json.loads(body)):
                         kind = fields.pop("kind").encode()
-                        router.send_multipart([peer, b"ZDS\x01" + kind, json.dumps(fields).encode()])
+                        router.send_multipart([peer, b"ZDS\x02" + kind, json.dumps(fields).encode()])
 
     serving = threading.Thread(target=serve)
     serving.start()
@@ -245,13 +245,11 @@ def test_a_refusal_drops_no_transaction_whose_first_commit_may_be_on_its_way(
         match kind:
             case "H":
                 done = {"committed": 0, "by": committed[0]} if committed else {"committed": None, "by": None}
-                return [
-                    {"kind": "W", "attempt": attempt, "credit": 0, "received": 0, "limit": 1 << 20, **done}
-                ]
+                return [{"kind": "W", "attempt": attempt, "received": 0, "busy": False, **done}]
             case "D" if asked:
                 return [{"kind": "X", "attempt": attempt, "code": "no_room", "reason": "full"}]
             case "D":
-                return [{"kind": "C", "attempt": attempt, "received": 1}]
+                return [{"kind": "T", "attempt": attempt, "received": 1}]
             case "E":
                 return [{"kind": "S", "attempt": attempt, "rows": message["rows"]}]
             case "M":
@@ -283,11 +281,9 @@ def test_a_commit_that_meets_an_error_of_the_receiver_stays_unsettled(context: z
         match kind:
             case "H":
                 done = {"committed": 0, "by": committed[0]} if committed else {"committed": None, "by": None}
-                return [
-                    {"kind": "W", "attempt": attempt, "credit": 0, "received": 0, "limit": 1 << 20, **done}
-                ]
+                return [{"kind": "W", "attempt": attempt, "received": 0, "busy": False, **done}]
             case "D":
-                return [{"kind": "C", "attempt": attempt, "received": 1}]
+                return [{"kind": "T", "attempt": attempt, "received": 1}]
             case "E":
                 return [{"kind": "S", "attempt": attempt, "rows": message["rows"]}]
             case "M":

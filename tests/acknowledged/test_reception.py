@@ -17,13 +17,13 @@ from zmq_datasource.acknowledged.protocol import (
     Abort,
     Commit,
     Committed,
-    Credit,
     Data,
     End,
     Hello,
     Message,
     Refusal,
     Staged,
+    Taken,
     Welcome,
     decode,
     encode,
@@ -185,11 +185,8 @@ def test_nothing_is_answered_before_it_is_on_the_disk(side: Side) -> None:
     side.disk.waits = True
     (welcome,) = side.tell(Hello(attempt=ATTEMPT, producer="q"))
     assert isinstance(welcome, Welcome)
-    assert (welcome.credit, welcome.received, welcome.committed) == (0, 0, None)
-    granted, credit = side.data(b"a", b"b")
-    assert isinstance(granted, Welcome)
-    assert granted.credit == SENDER_BOUNDS.window
-    assert credit == Credit(attempt=ATTEMPT, received=1)
+    assert (welcome.busy, welcome.received, welcome.committed) == (False, 0, None)
+    assert side.data(b"a", b"b") == [Taken(attempt=ATTEMPT, received=1)]
     assert side.end(2) == []
     assert side.wait(1) == []
     assert side.reception.busy
@@ -322,14 +319,11 @@ def test_a_restart_reads_of_each_staged_attempt_only_what_it_is(tmp_path: Path) 
     assert len(side.files) == 1
 
 
-def test_a_message_that_is_missing_is_told_once_and_what_follows_waits(side: Side) -> None:
+def test_a_message_behind_one_that_is_missing_is_not_taken(side: Side) -> None:
     side.data(b"a")
-    (told,) = side.data(b"c", index=2)
-    assert isinstance(told, Welcome)
-    assert told.received == 1
-    assert side.data(b"d", index=3) == []
-    assert side.data(b"b", index=1) == [Credit(attempt=ATTEMPT, received=2)]
-    assert len(side.data(b"d", index=3)) == 1  # the next gap is another one
+    assert side.data(b"c", index=2) == [Taken(attempt=ATTEMPT, received=1)]
+    assert side.data(b"b", index=1) == [Taken(attempt=ATTEMPT, received=2)]
+    assert side.data(b"d", index=3) == [Taken(attempt=ATTEMPT, received=2)]
     assert codes(side.end(2, messages=4)) == ["protocol"]
 
 
@@ -362,7 +356,7 @@ def test_nobody_is_silent_who_is_not_listened_to(staged: bool, side: Side) -> No
 
 def test_what_is_said_again_is_answered_as_before_and_done_once(side: Side) -> None:
     side.data(b"a")
-    assert side.data(b"a") == []
+    assert side.data(b"a") == [Taken(attempt=ATTEMPT, received=1)]
     assert side.end(1) + side.end(1) == []
     assert side.wait(0) == [Staged(attempt=ATTEMPT, rows=1)]
     assert side.end(1) == [Staged(attempt=ATTEMPT, rows=1)]
@@ -390,14 +384,14 @@ def test_a_commit_ends_what_other_attempts_have_left_at_it(side: Side) -> None:
     assert codes(side.data(b"b", attempt="c" * 32, number=1, index=1)) == []
 
 
-def test_a_full_log_delays_a_commit_and_the_newest_question_counts(side: Side) -> None:
+def test_a_commit_is_not_answered_while_the_log_is_full_and_done_when_it_is_asked_again(side: Side) -> None:
     side.data(b"a")
     side.end(1)
     side.wait(0)
     side.log.full = True
     assert side.commit(1) + side.commit(1) + side.wait(1) == []
     side.log.full = False
-    side.wait(1)
+    assert side.wait(1) + side.commit(1) == []
     side.log.sync()
     assert len(side.wait(1)) == 1
     assert side.log.rows == [b"a"]
@@ -495,101 +489,48 @@ def test_data_of_another_transaction_under_the_same_attempt_is_refused(side: Sid
     assert refusal.reason == "data message 1 of an attempt at something else"
 
 
-# Who may send, and how much.
+# Who may send.
 
 
 def session(number: int, now: float = 0.0) -> Session:
-    return Session(b"p", f"{number:032x}", Part("q", number, 0), now)
+    return Session(b"peer %d" % number, f"{number:032x}", Part("q", number, 0), now)
 
 
-WINDOW = SENDER_BOUNDS.window
-
-
-def test_windows_are_lent_while_there_is_none_left_and_never_made_up() -> None:
-    everyone = Sessions(SenderBounds(budget=2 * WINDOW))
-    for number in range(3):
-        everyone.add(session(number))
-        everyone.grant(next(s for s in everyone if s.part.number == number))
-    one, two, three = everyone
-    assert (one.window, two.window, three.window) == (WINDOW, WINDOW, 0)
-    two.heard = three.heard = 10.0
-    everyone.take_windows_back(SENDER_BOUNDS.lends_window_seconds)
-    assert one.window  # not silent for long enough
-    everyone.take_windows_back(10.0)
-    everyone.grant(three)
-    assert (one.window, two.window, three.window) == (0, WINDOW, WINDOW)
-    for it in everyone:
-        everyone.remove(it)
-    assert (everyone.budget, len(everyone)) == (2 * WINDOW, 0)
-
-
-def test_windows_stay_with_the_silent_while_there_are_others() -> None:
+def test_a_connection_sends_one_attempt_at_a_time() -> None:
     everyone = Sessions()
     everyone.add(session(0))
-    everyone.grant(next(iter(everyone)))
-    everyone.take_windows_back(1e6)
-    assert next(iter(everyone)).window == WINDOW
-
-
-def test_one_peer_does_not_hold_all_places() -> None:
-    everyone = Sessions(SenderBounds(places=4))
-    for number, peer in enumerate((b"honest", b"greedy", b"greedy", b"greedy")):
-        it = session(number, now=float(number))
-        it.peer = peer
-        everyone.add(it)
-    leaving = everyone.must_leave(3.0)
-    assert leaving is not None
-    assert (leaving.peer, leaving.part.number) == (b"greedy", 1)
-    for it in everyone:
-        it.peer = b"%d" % it.part.number
-    with pytest.raises(RefusedError, match="4 senders are at work already") as refused:
-        everyone.must_leave(3.0)
-    assert refused.value.code == "busy"
-
-
-def test_of_two_places_of_one_peer_one_is_free_for_another() -> None:
-    everyone = Sessions(SenderBounds(places=3))
-    for number, peer in enumerate((b"honest", b"greedy", b"greedy")):
-        it = session(number, now=10.0 - number)
-        it.peer = peer
-        everyone.add(it)
-    leaving = everyone.must_leave(10.0)
-    assert leaving is not None
-    assert leaving.part.number == 2, "of its two the one that was silent for longer"
+    everyone.add(session(1))
+    first, second = everyone
+    assert everyone.must_leave(first.peer, 0.0) is first
+    second.finishing = Future()
+    assert everyone.must_leave(second.peer, 0.0) is None, "it has sent its end"
 
 
 def test_where_all_wait_for_the_disk_nobody_makes_place() -> None:
     everyone = Sessions(SenderBounds(places=1))
     everyone.add(session(0))
     next(iter(everyone)).finishing = Future()
-    with pytest.raises(RefusedError, match="1 senders are at work already"):
-        everyone.must_leave(1e6)
+    assert everyone.is_full(1e6)
+    with pytest.raises(RefusedError, match="1 senders are at work already") as refused:
+        everyone.must_leave(b"new", 1e6)
+    assert refused.value.code == "busy"
 
 
 def test_who_is_not_silent_for_long_enough_keeps_the_only_place() -> None:
     everyone = Sessions(SenderBounds(places=1))
     everyone.add(session(0, now=1000.0))
     with pytest.raises(RefusedError):
-        everyone.must_leave(1000.0 + SENDER_BOUNDS.lends_place_seconds - 1)
-    assert everyone.must_leave(1000.0 + SENDER_BOUNDS.lends_place_seconds) is not None
-
-
-def test_windows_that_come_back_are_added_to_those_that_are_left() -> None:
-    everyone = Sessions(SenderBounds(budget=2 * WINDOW + 7))
-    for number in range(2):
-        everyone.add(session(number))
-    for it in everyone:
-        everyone.grant(it)
-    assert everyone.budget == 7
-    everyone.take_windows_back(1e6)
-    assert everyone.budget == 2 * WINDOW + 7
+        everyone.must_leave(b"new", 1000.0 + SENDER_BOUNDS.silent_seconds - 1)
+    assert everyone.is_full(1000.0 + SENDER_BOUNDS.silent_seconds - 1)
+    assert everyone.must_leave(b"new", 1000.0 + SENDER_BOUNDS.silent_seconds) is not None
+    assert not everyone.is_full(1000.0 + SENDER_BOUNDS.silent_seconds)
 
 
 def test_a_session_whose_file_is_being_forced_keeps_its_place() -> None:
     everyone = Sessions(SenderBounds(places=2))
     everyone.add(session(0))
-    assert everyone.must_leave(0.0) is None
+    assert everyone.must_leave(b"new", 0.0) is None
     everyone.add(session(1, now=1.0))
     first, second = everyone
     first.finishing = Future()
-    assert everyone.must_leave(1.0 + SENDER_BOUNDS.lends_place_seconds) is second
+    assert everyone.must_leave(b"new", 1.0 + SENDER_BOUNDS.silent_seconds) is second

@@ -7,18 +7,21 @@ from collections.abc import Callable
 import pyarrow as pa
 import pytest
 
+from zmq_datasource.acknowledged import sender_session
 from zmq_datasource.acknowledged.protocol import (
+    BUSY,
+    MOST_BYTES_ON_THE_WAY,
     Abort,
     Aborted,
     Commit,
     Committed,
-    Credit,
     Data,
     End,
     Hello,
     Message,
     Refusal,
     Staged,
+    Taken,
     Welcome,
     decode,
     encode,
@@ -45,18 +48,16 @@ def said(session: SenderSession) -> list[Message]:
     return messages
 
 
-def welcome(
-    session: SenderSession, received: int = 0, credit: int = 1000, **fields: int | str
-) -> list[bytes]:
-    told = {"committed": None, "by": None, "limit": 1 << 20, **fields}
-    return encode(Welcome(attempt=session.attempt, credit=credit, received=received, **told))  # type: ignore[arg-type]
+def welcome(session: SenderSession, received: int = 0, **fields: int | str) -> list[bytes]:
+    told = {"committed": None, "by": None, "busy": False, **fields}
+    return encode(Welcome(attempt=session.attempt, received=received, **told))  # type: ignore[arg-type]
 
 
-def greeted(credit: int = 1000) -> SenderSession:
+def greeted() -> SenderSession:
     """At the time 0."""
     it = session()
     it.ask(0)
-    it.receive(welcome(it, credit=credit), 0)
+    it.receive(welcome(it), 0)
     said(it)
     return it
 
@@ -68,8 +69,12 @@ def push(it: SenderSession) -> int:
     return size
 
 
-def credit(it: SenderSession, received: int) -> list[bytes]:
-    return encode(Credit(attempt=it.attempt, received=received))
+def taken(it: SenderSession, received: int) -> list[bytes]:
+    return encode(Taken(attempt=it.attempt, received=received))
+
+
+def busy(it: SenderSession) -> list[bytes]:
+    return encode(Refusal(code=BUSY, reason="256 senders are at work already", attempt=it.attempt))
 
 
 def commit(it: SenderSession, now: float = 0) -> None:
@@ -85,22 +90,22 @@ def indices(messages: list[Message]) -> list[int]:
 
 def test_nothing_is_known_before_the_welcome() -> None:
     it = session()
-    assert (it.credit, it.committed, it.by, it.again, it.rows, it.bytes) == (0, None, None, False, 0, 0)
+    assert (it.state, it.committed, it.by, it.again, it.rows, it.bytes) == ("new", None, None, False, 0, 0)
 
 
 @pytest.mark.parametrize(
     ("ask", "what"),
     [
         (lambda it: it.ask(0), "a welcome"),
-        (lambda it: it.wait_for_room(1, 0), "credit"),
-        (lambda it: it.wait_until_taken(0), "the last credit"),
+        (lambda it: it.wait_for_room(1, 0), "room for data"),
+        (lambda it: it.wait_until_taken(0), "the last data to be taken"),
         (lambda it: it.end(0), "the end to be staged"),
         (commit, "the commit"),
         (lambda it: it.abort([it.attempt], 0), "the abort"),
     ],
 )
 def test_what_does_not_come_is_named(ask: Callable[[SenderSession], None], what: str) -> None:
-    it = greeted(credit=0)
+    it = greeted()
     push(it)
     ask(it)
     with pytest.raises(
@@ -125,7 +130,7 @@ def test_a_greeting_waits_for_its_welcome() -> None:
     assert it.waiting
     it.receive(welcome(it, committed=6, by="f" * 32), 1)
     assert not it.waiting
-    assert (it.committed, it.by, it.credit) == (6, "f" * 32, 1000)
+    assert (it.committed, it.by, it.state) == (6, "f" * 32, "sending")
 
 
 def test_an_answer_that_does_not_come_is_asked_for_again_until_the_timeout() -> None:
@@ -139,7 +144,7 @@ def test_an_answer_that_does_not_come_is_asked_for_again_until_the_timeout() -> 
             now += 0.5
             it.wake(now)
             asked += [now] * len(said(it))
-    assert asked == [ASK_AGAIN_SECONDS * n for n in range(1, 5)]
+    assert asked == [(ASK_AGAIN_SECONDS + 0.5) * n for n in range(1, 4)]
     assert now == TIMEOUT
 
 
@@ -150,7 +155,7 @@ def test_a_new_connection_is_asked_at_once() -> None:
     assert said(it) == [Hello(attempt=it.attempt, producer="me")], "what waited for the old one is void"
     it.wake(2)
     assert said(it) == []
-    it.wake(2.5)
+    it.wake(3)
     assert len(said(it)) == 1
 
 
@@ -162,7 +167,7 @@ def test_answers_to_another_attempt_are_none() -> None:
     it.ask(0)
     for frames in (
         old,
-        encode(Credit(attempt="f" * 32, received=3)),
+        encode(Taken(attempt="f" * 32, received=3)),
         encode(Staged(attempt="f" * 32, rows=1)),
     ):
         it.receive(frames, 1)
@@ -189,31 +194,65 @@ def test_no_text_of_a_receiver_steers_the_terminal_of_its_sender() -> None:
     assert len(str(raised.value)) < 3000
 
 
-# Credit.
+# What is on the way.
 
 
-def test_there_is_room_for_as_much_as_the_credit_and_for_one_message_always() -> None:
-    it = greeted(credit=0)
-    assert it.has_room(1 << 30)
-    size = push(it)
-    assert not it.has_room(1)
-    it.receive(welcome(it, received=1, credit=2 * size), 0)
-    push(it)
-    assert it.has_room(size)
-    push(it)
-    assert not it.has_room(1)
-
-
-def test_room_comes_with_credit_and_is_not_asked_for_at_once() -> None:
+def test_one_data_message_is_on_the_way_until_the_first_was_taken_and_then_two() -> None:
     it = greeted()
-    sizes = [push(it) for _ in range(9)]
+    assert it.has_room(1 << 30)
+    push(it)
+    assert not it.has_room(1)
+    it.receive(taken(it, 1), 0)
+    size = push(it)
+    assert it.has_room(MOST_BYTES_ON_THE_WAY - size)
+    assert not it.has_room(MOST_BYTES_ON_THE_WAY - size + 1), "a large message is on the way alone"
+    push(it)
+    assert not it.has_room(1)
+
+
+def test_room_comes_with_what_is_taken_and_is_not_asked_for_at_once() -> None:
+    it = greeted()
+    push(it)
     said(it)
     it.wait_for_room(200, 0)
     assert it.waiting
     assert said(it) == []
-    it.receive(credit(it, 3), 1)
+    it.receive(taken(it, 1), 1)
     assert not it.waiting
-    assert it.kept_bytes == sum(sizes[3:])
+    assert it.kept_bytes == 0
+
+
+def test_a_receiver_that_is_busy_is_asked_until_it_has_a_place() -> None:
+    it = greeted()
+    push(it)
+    said(it)
+    it.wait_until_taken(0)
+    hello = Hello(attempt=it.attempt, producer="me")
+    for second in range(0, 50, 5):  # for longer than the timeout: the receiver is there
+        answer = busy(it) if second == 0 else welcome(it, busy=True)
+        it.receive(answer, second)
+        assert (it.state, said(it)) == ("waiting for a place", [])
+        it.wake(second + 4.9)
+        assert said(it) == [hello]
+    it.receive(welcome(it), 50)
+    assert (it.state, indices(said(it))) == ("sending", [0])
+    it.receive(busy(it), 51)  # another sender came first
+    it.wake(54)
+    assert said(it) == [hello]
+    it.receive(welcome(it), 54)
+    said(it)
+    it.receive(taken(it, 1), 55)
+    assert not it.waiting
+
+
+def test_a_receiver_that_falls_silent_while_it_is_busy_is_given_up() -> None:
+    it = greeted()
+    push(it)
+    it.wait_until_taken(0)
+    it.receive(busy(it), 1)
+    it.wake(TIMEOUT)
+    with pytest.raises(SendTimeoutError, match="the last data to be taken"):
+        it.wake(TIMEOUT + 1)
 
 
 def test_waiting_for_room_that_is_there_is_no_waiting() -> None:
@@ -228,9 +267,9 @@ def test_progress_puts_off_the_timeout() -> None:
         push(it)
     it.wait_until_taken(0)
     for received in range(1, 9):
-        it.receive(credit(it, received), received * (TIMEOUT - 1))
+        it.receive(taken(it, received), received * (TIMEOUT - 1))
         it.wake(received * (TIMEOUT - 1))
-    with pytest.raises(SendTimeoutError, match="the last credit"):
+    with pytest.raises(SendTimeoutError, match="the last data to be taken"):
         it.wake(9 * (TIMEOUT - 1) + 1)
 
 
@@ -242,19 +281,19 @@ def test_while_there_is_progress_nothing_is_asked_again() -> None:
     said(it)
     for received in range(1, 5):
         now = received * (ASK_AGAIN_SECONDS - 0.5)
-        it.receive(credit(it, received), now)
+        it.receive(taken(it, received), now)
         it.wake(now)
         assert said(it) == []
-    it.wake(now + ASK_AGAIN_SECONDS)
+    it.wake(now + ASK_AGAIN_SECONDS + 0.1)
     assert said(it) == [Hello(attempt=it.attempt, producer="me")]
 
 
 def test_room_that_does_not_come_is_asked_for_by_a_greeting() -> None:
-    it = greeted(credit=0)
+    it = greeted()
     push(it)
     said(it)
     it.wait_for_room(1, 0)
-    it.wake(ASK_AGAIN_SECONDS)
+    it.wake(ASK_AGAIN_SECONDS + 0.1)
     assert said(it) == [Hello(attempt=it.attempt, producer="me")]
 
 
@@ -262,18 +301,17 @@ def test_messages_that_bring_nothing_do_not() -> None:
     it = greeted()
     push(it)
     it.wait_until_taken(0)
-    it.receive(credit(it, 0), TIMEOUT - 1)
+    it.receive(taken(it, 0), TIMEOUT - 1)
     with pytest.raises(SendTimeoutError):
-        it.receive(credit(it, 0), TIMEOUT)
+        it.receive(taken(it, 0), TIMEOUT)
 
 
-def test_a_row_larger_than_the_receiver_takes_is_an_error() -> None:
-    it = session()
-    it.ask(0)
-    it.receive(welcome(it, limit=100), 0)
+def test_a_row_larger_than_a_receiver_takes_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    it = greeted()
+    monkeypatch.setattr(sender_session, "MOST_FRAME_BYTES", 100)
     it.pack(ROW)
-    it.receive(welcome(it, limit=50), 0)
-    with pytest.raises(RowError, match="of 100 bytes: the receiver takes 50 at most"):
+    monkeypatch.setattr(sender_session, "MOST_FRAME_BYTES", 50)
+    with pytest.raises(RowError, match="of 100 bytes: a receiver takes 50 at most"):
         it.pack(ROW)
 
 
@@ -285,13 +323,13 @@ def test_what_the_receiver_has_not_is_sent_again_from_where_it_is() -> None:
     for _ in range(5):
         push(it)
     assert indices(said(it)) == [0, 1, 2, 3, 4]
-    it.receive(credit(it, 1), 1)
+    it.receive(taken(it, 1), 1)
     it.wait_until_taken(1)
     it.connected(2)
     assert said(it) == [Hello(attempt=it.attempt, producer="me")]
     it.receive(welcome(it, received=3), 3)
     assert indices(said(it)) == [3, 4]
-    it.receive(credit(it, 5), 4)
+    it.receive(taken(it, 5), 4)
     assert not it.waiting
     assert it.kept_bytes == 0
 
@@ -309,7 +347,7 @@ def test_a_connection_that_is_lost_while_nothing_is_waited_for_costs_nothing() -
 def test_an_end_is_asked_for_again_behind_what_was_lost() -> None:
     it = greeted()
     push(it)
-    it.receive(credit(it, 1), 0)
+    it.receive(taken(it, 1), 0)
     said(it)
     it.end(0)
     end = End(attempt=it.attempt, producer="me", number=7, partition=0, messages=1, rows=1)
@@ -323,7 +361,7 @@ def test_an_end_is_asked_for_again_behind_what_was_lost() -> None:
 def test_a_receiver_that_has_forgotten_what_it_took_ends_the_attempt() -> None:
     it = greeted()
     push(it)
-    it.receive(credit(it, 1), 0)
+    it.receive(taken(it, 1), 0)
     push(it)
     it.wait_until_taken(0)
     it.connected(1)
@@ -341,7 +379,7 @@ def test_a_commit_is_repeated_until_it_is_answered() -> None:
     assert asked == [
         Commit(producer="me", number=7, attempts=[it.attempt], rows=1, digest="00000000000000ff")
     ]
-    it.wake(ASK_AGAIN_SECONDS)
+    it.wake(ASK_AGAIN_SECONDS + 0.1)
     assert said(it) == asked
     for producer, number in (("me", 6), ("you", 7)):
         it.receive(encode(Committed(producer=producer, number=number, again=False, by=None)), 3)

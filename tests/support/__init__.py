@@ -279,7 +279,7 @@ class RawSender:
         self.answers: list[tuple[str, dict[str, Any]]] = []
 
     def say(self, kind: str, *buffers: bytes, **header: Any) -> None:
-        self._sock.send_multipart([b"ZDS\x01" + kind.encode(), json.dumps(header).encode(), *buffers])
+        self._sock.send_multipart([b"ZDS\x02" + kind.encode(), json.dumps(header).encode(), *buffers])
 
     def ask(self, kind: str, expected: str, *buffers: bytes, **header: Any) -> dict[str, Any]:
         """Say something, and wait for an answer of a kind (``X`` is one too); all answers are kept."""
@@ -297,19 +297,19 @@ class RawSender:
     def data(
         self, producer: str, number: int, *values: bytes, attempt: str, index: int = 0
     ) -> dict[str, Any]:
-        """Send one data message; its credit, or the refusal."""
+        """Send one data message; the answer that it was taken, or the refusal."""
         ends = itertools.accumulate(map(len, values), initial=0)
         offsets = b"".join(end.to_bytes(4, "little") for end in ends)
         part = {"attempt": attempt, "producer": producer, "number": number, "partition": 0}
         return self.ask(
-            *("D", "C", offsets, b"".join(values)), **part, index=index, rows=len(values), columns=["value"]
+            *("D", "T", offsets, b"".join(values)), **part, index=index, rows=len(values), columns=["value"]
         )
 
     def stage(self, producer: str, number: int, *values: bytes) -> str:
         """Send an attempt of one data message and its end; the attempt."""
         attempt = uuid.uuid4().hex
         self.ask("H", "W", attempt=attempt, producer=producer)
-        assert self.data(producer, number, *values, attempt=attempt)["kind"] == "C"
+        assert self.data(producer, number, *values, attempt=attempt)["kind"] == "T"
         part = {"attempt": attempt, "producer": producer, "number": number, "partition": 0}
         assert self.ask("E", "S", **part, messages=1, rows=len(values))["kind"] == "S"
         return attempt
@@ -318,7 +318,7 @@ class RawSender:
         """The same where the data may be refused."""
         attempt = uuid.uuid4().hex
         self.ask("H", "W", attempt=attempt, producer=producer)
-        if self.data(producer, number, *values, attempt=attempt)["kind"] == "C":
+        if self.data(producer, number, *values, attempt=attempt)["kind"] == "T":
             part = {"attempt": attempt, "producer": producer, "number": number, "partition": 0}
             self.ask("E", "S", **part, messages=1, rows=len(values))
         return attempt

@@ -172,8 +172,8 @@ class Acceptor:
                 self._backlog.add(peer, size, (frames, self._rights.of((parts or [sender])[-1])))
             else:
                 self._drops.warn(
-                    "dropped a message of %d bytes of a sender of transactions, which has more than its credit on the "
-                    "way, or shares the memory with very many senders; it has to send the message again",
+                    "dropped a message of %d bytes of a sender of transactions, which has more on the way than it may, "
+                    "or shares the memory with very many senders; it has to send the message again",
                     size,
                 )
 

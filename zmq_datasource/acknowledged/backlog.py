@@ -4,7 +4,8 @@ The rules:
 
 * The socket is emptied into the backlog at once, also while nothing can be written. libzmq bounds the messages of a
   connection and not their bytes, and it keeps those of a connection that has ended.
-* A sender has at most ``most_each`` bytes here, or one message. Only a program that ignores its credit sends more.
+* A sender has at most ``most_each`` bytes here, or one message. Only a program that ignores the
+  protocol sends more.
 * All senders together have at most ``most_bytes``. Beyond that, the sender with the most bytes loses its newest
   message to one with less.
 * A message that finds no room is dropped, as if it were lost with its connection: the sender sends it again.
@@ -18,7 +19,7 @@ from typing import Generic, TypeVar
 
 __all__ = ["Backlog"]
 
-# Several times the credit of a sender, because what small messages take beside their bytes counts here.
+# Twice what a sender may have on the way, because it may send that again; and two messages for each of its places.
 _MOST_EACH, _MOST_BYTES = 16 << 20, 512 << 20
 
 _T = TypeVar("_T")

@@ -111,7 +111,6 @@ class Committer:
         self._log = log
         self._running: list[_Running] = []
         self._uncut: list[_Running] = []  # those of this moment
-        self._deferred: list[tuple[bytes, Commit]] = []
 
     @property
     def busy(self) -> bool:
@@ -123,10 +122,11 @@ class Committer:
         return any(running.is_for(producer, number) for running in (*self._running, *self._uncut))
 
     def commit(self, peer: bytes, message: Commit) -> bool:
-        """Have a transaction written, once the log has room.
+        """Have a transaction written.
 
         Returns:
-            Whether it is in the log already. If not, ``done`` tells when it is.
+            Whether it is in the log already. If not, ``done`` tells when it is. While the log is full, or no file can
+            be opened, nothing happens: the sender asks again.
 
         Raises:
             UnknownAttemptError: Not all of it is here.
@@ -144,11 +144,11 @@ class Committer:
         if self._transactions.is_committed(message.producer, message.number):
             return True
         if self._log.full:
-            return self._defer(peer, message)
+            return False
         try:
             rows = self._read(message)
-        except DiskFaultError:  # no file can be opened now
-            return self._defer(peer, message)
+        except DiskFaultError:
+            return False
         transaction = Transaction(message.number, message.attempts[0], message.rows, rows.digest)
         failpoints.reach("acknowledged.commit.before_append")
         self._log.append_whole(rows.batches, rows.filled)
@@ -157,12 +157,6 @@ class Committer:
         self._counters.received += message.rows
         self._counters.bytes += rows.value_bytes
         self._uncut.append(_Running(message, transaction, [peer]))
-        return False
-
-    def _defer(self, peer: bytes, message: Commit) -> bool:
-        """Put a commit off: it is tried again later."""
-        self._deferred = [d for d in self._deferred if d[1].producer != message.producer]
-        self._deferred.append((peer, message))
         return False
 
     def cut(self) -> None:
@@ -186,13 +180,6 @@ class Committer:
             running.done.result()
             self._transactions.confirm(running.message.producer, running.transaction)
             yield Done(running.message, running.peers, again=False)
-
-    def take_deferred(self) -> list[tuple[bytes, Commit]]:
-        """What had to wait for room in the log, once there is some; it is to be asked for again."""
-        if not self._deferred or self._log.full:
-            return []
-        deferred, self._deferred = self._deferred, []
-        return deferred
 
     def _read(self, message: Commit) -> _Rows:
         """All rows of a transaction in the order of its parts, checked.

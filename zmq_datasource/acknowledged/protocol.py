@@ -20,25 +20,28 @@ from zmq_datasource.messages.rows import message_rows, text_of, times_of
 from zmq_datasource.transport.envelope import Envelope, Header
 
 __all__ = [
+    "BUSY",
     "CONFLICT",
     "DATA_BYTES",
     "INTERNAL",
+    "MOST_BYTES_ON_THE_WAY",
     "MOST_FRAMES",
     "MOST_FRAME_BYTES",
     "MOST_NAME_BYTES",
+    "MOST_ON_THE_WAY",
     "UNKNOWN",
     "VERSION",
     "Abort",
     "Aborted",
     "Commit",
     "Committed",
-    "Credit",
     "Data",
     "End",
     "Hello",
     "Message",
     "Refusal",
     "Staged",
+    "Taken",
     "Welcome",
     "decode",
     "encode",
@@ -47,15 +50,20 @@ __all__ = [
     "split_batch",
 ]
 
-VERSION = 1
+VERSION = 2
 # The code of a refusal about an attempt that the receiver does not have (any more).
 UNKNOWN = "unknown"
 # About a number under which something else is committed.
 CONFLICT = "conflict"
 # About a message that met an error which the receiver did not expect; it may have done what the message asks for.
 INTERNAL = "internal"
-# About the size of one data message: large enough for Arrow, small enough for credit.
+# About a first data message for which the receiver has no place now; the sender waits, and sends it again.
+BUSY = "busy"
+# About the size of one data message: large enough for Arrow, small enough to keep two for each sender.
 DATA_BYTES = 1 << 20
+# Data messages that a sender has on the way: one until the receiver has taken the first, and then two. A message is on
+# the way alone if with the one before it there would be more bytes than this.
+MOST_ON_THE_WAY, MOST_BYTES_ON_THE_WAY = 2, 8 << 20
 MOST_NAME_BYTES = 256  # of a producer
 _ATTEMPT = re.compile("[0-9a-f]{32}")
 _DIGEST = re.compile("[0-9a-f]{16}")
@@ -97,16 +105,15 @@ class Hello(_Base, frozen=True, kw_only=True):
 
 
 class Welcome(_Base, frozen=True, kw_only=True):
-    """Receiver: how many bytes of data may be on their way, how many data messages of the attempt it
-    has, the producer's last committed transaction and one of its attempts, and the largest frame."""
+    """Receiver: how many data messages of the attempt it has, the producer's last committed transaction and one of
+    its attempts, and whether there is no place for another attempt at present."""
 
     kind = b"W"
     attempt: str
-    credit: int
     received: int
     committed: int | None
     by: str | None
-    limit: int
+    busy: bool
 
 
 class Data(_Base, frozen=True, kw_only=True):
@@ -122,10 +129,10 @@ class Data(_Base, frozen=True, kw_only=True):
     columns: list[str]
 
 
-class Credit(_Base, frozen=True, kw_only=True):
-    """Receiver: so many data messages of the attempt were taken off the socket."""
+class Taken(_Base, frozen=True, kw_only=True):
+    """Receiver: the answer to ``Data``. It has so many data messages of the attempt, from the first one on."""
 
-    kind = b"C"
+    kind = b"T"
     attempt: str
     received: int
 
@@ -207,9 +214,9 @@ class Refusal(_Base, frozen=True, kw_only=True):
 
 
 Message: TypeAlias = (
-    Hello | Welcome | Data | Credit | End | Staged | Commit | Committed | Abort | Aborted | Refusal
+    Hello | Welcome | Data | Taken | End | Staged | Commit | Committed | Abort | Aborted | Refusal
 )
-_HEADERS = (Hello, Welcome, Data, Credit, End, Staged, Commit, Committed, Abort, Aborted, Refusal)
+_HEADERS = (Hello, Welcome, Data, Taken, End, Staged, Commit, Committed, Abort, Aborted, Refusal)
 _ENVELOPE: Envelope[Any] = Envelope(VERSION, _HEADERS, "the transaction protocol")
 encode = _ENVELOPE.encode
 decode: Callable[[Sequence[bytes]], tuple[Message, Sequence[bytes]]] = _ENVELOPE.decode

@@ -24,17 +24,16 @@ from zmq_datasource.acknowledged.answers import Answers, RefusedError
 from zmq_datasource.acknowledged.committer import Committer, Done, TransactionLog, UnknownAttemptError
 from zmq_datasource.acknowledged.digests import digest_of_rows
 from zmq_datasource.acknowledged.protocol import (
-    MOST_FRAME_BYTES,
     Abort,
     Aborted,
     Commit,
     Committed,
-    Credit,
     Data,
     End,
     Hello,
     Message,
     Staged,
+    Taken,
     Welcome,
     decode,
     rows_of,
@@ -62,7 +61,7 @@ class AcceptorTerms(NamedTuple):
         transaction_timeout: Seconds for which a silent sender's transaction is kept.
         most_staged_bytes: Of all transactions that are not committed, on disk.
         most_attempts: Of all transactions that are not committed. Each is a file, which the next writer has to open.
-        senders: How many send at a time, and how much they have on the way.
+        senders: How many send at a time.
     """
 
     transaction_timeout: float
@@ -153,7 +152,6 @@ class Reception:
         if abandoned:
             _log.warning("%d attempts were never committed; they are discarded", len(abandoned))
             self._staging.remove(abandoned)
-        self._sessions.take_windows_back(now)
 
     def hold_still(self, now: float) -> None:
         """To be called while nothing is received: nobody is silent who is not listened to."""
@@ -164,7 +162,7 @@ class Reception:
     def go_on(self, now: float) -> None:
         """Answer what is done by now, and do what had to wait."""
         self._answer_staged(now)
-        self._answer_commits(now)
+        self._answer_commits()
 
     def cut(self) -> None:
         """Have what was committed in this moment written, as one chunk."""
@@ -210,28 +208,17 @@ class Reception:
                     raise ProtocolError(f"a {type(message).__name__} message is for a sender")
 
     def _hello(self, peer: bytes, message: Hello, now: float) -> None:
-        session = self._sessions.get(message.attempt)
-        if session is None:  # nothing of it is here; that is not worth remembering
-            self._welcome(peer, message.attempt, message.producer)
-        else:
+        session, last = self._sessions.get(message.attempt), self._transactions.last(message.producer)
+        if session is not None:  # of another attempt nothing is here; that is not worth remembering
             session.heard_from(peer, now)
-            self._welcome_again(session)
-
-    def _welcome_again(self, session: Session) -> None:
-        session.credit = session.window
-        self._welcome(session.peer, session.attempt, session.part.producer, session.credit, session.received)
-
-    def _welcome(self, peer: bytes, attempt: str, producer: str, credit: int = 0, received: int = 0) -> None:
-        last = self._transactions.last(producer)
         self._answers.add(
             peer,
             Welcome(
-                attempt=attempt,
-                credit=credit,
-                received=received,
+                attempt=message.attempt,
+                received=0 if session is None else session.received,
                 committed=None if last is None else last.number,
                 by=None if last is None else last.attempt,
-                limit=MOST_FRAME_BYTES,
+                busy=session is None and self._sessions.is_full(now),
             ),
         )
 
@@ -239,15 +226,9 @@ class Reception:
         session = self._sessions.get(message.attempt)
         if session is not None or message.index > 0:
             session = self._session(peer, message.attempt, now)
-            missing = session.missing_before(message)
-            if missing is None:
+            if not session.expects(message):
+                self._answers.add(peer, Taken(attempt=message.attempt, received=session.received))
                 return
-            if missing:  # it was lost with a connection
-                if not session.notified:
-                    session.notified = True
-                    self._welcome_again(session)
-                return
-            session.notified = False
         elif self._staging.get(message.attempt) is not None:
             return  # a copy that was long on its way
         rows = rows_of(message, buffers, int(self._clock() * 1_000_000))
@@ -268,10 +249,7 @@ class Reception:
         failpoints.reach("acknowledged.data.after_append")
         session.received += 1
         session.digest += digest_of_rows(rows)
-        self._sessions.grant(session)
-        if session.window != session.credit:
-            self._welcome_again(session)
-        self._answers.add(peer, Credit(attempt=message.attempt, received=session.received))
+        self._answers.add(peer, Taken(attempt=message.attempt, received=session.received))
 
     def _begin(self, peer: bytes, message: Data, now: float) -> Session:
         """A session for an attempt whose first data has come.
@@ -294,7 +272,7 @@ class Reception:
                     "no_room",
                     f"{self._terms.most_attempts} attempts are staged and not committed; commit or abort some",
                 )
-        leaving = self._sessions.must_leave(now)
+        leaving = self._sessions.must_leave(peer, now)
         if leaving is not None:
             self._end(leaving)
         part = Part(message.producer, message.number, message.partition)
@@ -368,13 +346,10 @@ class Reception:
         if self._committer.commit(peer, message):
             self._committed(Done(message, [peer], again=True))
 
-    def _answer_commits(self, now: float) -> None:
+    def _answer_commits(self) -> None:
         for done in self._committer.done():
             with self._answers.refusing(done.peers[0]):
                 self._committed(done)
-        for peer, message in self._committer.take_deferred():
-            self._obey(peer, message, (), now)
-        self._committer.cut()
 
     def _committed(self, done: Done) -> None:
         """Answer, and let go of what other attempts have left at this transaction, and at those before it."""
@@ -425,7 +400,7 @@ class Reception:
             self._end(session)
 
     def _end(self, session: Session) -> None:
-        """Forget a session, and give its window to others."""
+        """Forget a session, and what it has staged."""
         self._sessions.remove(session)
         if session.file is not None:
             if session.finishing is not None:

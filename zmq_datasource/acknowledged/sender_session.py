@@ -2,18 +2,19 @@
 
 The rules:
 
-* What the receiver has not taken yet is kept here (never more than its credit), and sent again after
-  a reconnect from where the receiver says it is.
+* What the receiver has not taken yet is kept here, at most two data messages, and sent again from where the receiver
+  says it is.
 * An answer that does not come is asked for again; every request may be repeated.
+* A receiver that is busy is asked again until it has a place.
 * ``timeout`` bounds the time without any progress. Then, and when the receiver no longer knows the
-  attempt, the attempt has failed: whoever has the rows starts a new one.
+  attempt, the attempt has failed: the sender starts a new one.
 """
 
 from __future__ import annotations
 
 import uuid
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -21,18 +22,22 @@ import pyarrow as pa
 
 from zmq_datasource.acknowledged.digests import as_text
 from zmq_datasource.acknowledged.protocol import (
+    BUSY,
+    MOST_BYTES_ON_THE_WAY,
+    MOST_FRAME_BYTES,
+    MOST_ON_THE_WAY,
     UNKNOWN,
     Abort,
     Aborted,
     Commit,
     Committed,
-    Credit,
     Data,
     End,
     Hello,
     Message,
     Refusal,
     Staged,
+    Taken,
     Welcome,
     decode,
     encode,
@@ -40,12 +45,21 @@ from zmq_datasource.acknowledged.protocol import (
 from zmq_datasource.errors import RowError, SendTimeoutError, TransactionError
 from zmq_datasource.host.printable import printable
 from zmq_datasource.messages.packed import pack_columns
-from zmq_datasource.transport.link import Session
+from zmq_datasource.transport.requests import RequestSession
 
-__all__ = ["AttemptLostError", "RefusedByReceiverError", "SenderSession"]
+__all__ = ["ATTEMPT_STATES", "AttemptLostError", "RefusedByReceiverError", "SenderSession"]
 
 # How long an answer may take before it is asked for once more: it may have been lost.
 ASK_AGAIN_SECONDS = 2.0
+# What becomes of an attempt, by what is said (capital letters: by the receiver). What is not here changes nothing.
+ATTEMPT_STATES: Mapping[tuple[str, str], str] = {
+    ("new", "hello"): "greeting",
+    ("greeting", "WELCOME"): "sending",
+    ("sending", "BUSY"): "waiting for a place",
+    ("waiting for a place", "WELCOME"): "sending",
+    ("sending", "end"): "ending",
+    ("ending", "STAGED"): "staged",
+}
 # Characters of a refusal's reason.
 _MOST_REASON = 2000
 
@@ -78,17 +92,15 @@ class _Question:
         request: What to say for it.
         answered: Whether this message, or what came before it, is the answer.
         deadline: When it is given up, unless there is progress.
-        again: When it is asked once more.
     """
 
     what: str
     request: Message
     answered: _Answered
     deadline: float
-    again: float
 
 
-class SenderSession(Session):
+class SenderSession(RequestSession):
     """A conversation with one receiver.
 
     Every request (``ask``, ``end``, ...) is waited for until ``waiting`` is False; ``receive`` and ``wake`` raise
@@ -102,20 +114,18 @@ class SenderSession(Session):
 
     Attributes:
         attempt: Names this attempt at the part.
+        state: What has become of the attempt (``ATTEMPT_STATES``).
         rows, bytes: Sent so far; the bytes of their columns.
         kept, kept_bytes: What the receiver has not taken yet: size and frames.
-        credit: How many bytes of data may be on their way.
         committed, by: The producer's last committed transaction and one of its attempts, as last heard.
         again: Whether what was committed had been before.
     """
 
     def __init__(self, producer: str, number: int, partition: int, timeout: float, receiver: str) -> None:
-        super().__init__()
+        super().__init__(ASK_AGAIN_SECONDS)
         self._producer, self.number, self._partition = producer, number, partition
         self._timeout = timeout
         self._receiver = receiver
-        self.credit = 0
-        self._limit = 0
         self.committed: int | None = None
         self.by: str | None = None
         self.again = False
@@ -127,8 +137,12 @@ class SenderSession(Session):
         self._sent = self._received = 0
         self.kept: deque[tuple[int, Sequence[Any]]] = deque()  # from message _received on
         self.kept_bytes = 0
-        self._greeted = self._staged = False
+        self.state = "new"
         self._question: _Question | None = None
+        self._is_answered()
+
+    def _step(self, event: str) -> None:
+        self.state = ATTEMPT_STATES.get((self.state, event), self.state)
 
     def renew(self) -> None:
         """Begin another attempt on the same connection, and give the old one back."""
@@ -137,8 +151,8 @@ class SenderSession(Session):
         self._begin()
 
     def let_go(self) -> None:
-        """Of the attempt, if it is not staged. Nobody waits: if it does not arrive, the receiver lets go in time."""
-        if self._greeted and not self._staged:
+        """Give the attempt back, if it is not staged. If that does not arrive, the receiver lets go of it in time."""
+        if self.state not in ("new", "staged"):
             self._say(Abort(producer=self._producer, number=self.number, attempts=[self.attempt]))
 
     # Rows.
@@ -147,13 +161,13 @@ class SenderSession(Session):
         """Rows as a data message, to be given to ``push``; its size and frames.
 
         Raises:
-            RowError: A row larger than the receiver takes.
+            RowError: A row larger than a receiver takes.
         """
         columns, buffers = pack_columns(piece)
         sizes = [memoryview(buffer).nbytes for buffer in buffers]  # type: ignore[arg-type]
-        if max(sizes) > self._limit:
+        if max(sizes) > MOST_FRAME_BYTES:
             raise RowError(
-                f"sending a row of {max(sizes)} bytes: the receiver takes {self._limit} at most; send it in parts"
+                f"sending a row of {max(sizes)} bytes: a receiver takes {MOST_FRAME_BYTES} at most; send it in parts"
             )
         header = Data(
             attempt=self.attempt,
@@ -167,8 +181,9 @@ class SenderSession(Session):
         return sum(sizes), encode(header, buffers)
 
     def has_room(self, size: int) -> bool:
-        """Whether there is credit for so many bytes; one message may always be on its way."""
-        return not self.kept or self.kept_bytes + size <= self.credit
+        """Whether one more data message, of so many bytes, may be on the way."""
+        most = MOST_ON_THE_WAY if self._received else 1  # so a receiver that is busy refuses one, and not two
+        return not self.kept or (len(self.kept) < most and self.kept_bytes + size <= MOST_BYTES_ON_THE_WAY)
 
     def push(self, size: int, frames: Sequence[Any], rows: int) -> None:
         """Send a packed message, for which there is room."""
@@ -181,23 +196,18 @@ class SenderSession(Session):
 
     # Requests.
 
-    @property
-    def waiting(self) -> bool:
-        """Whether something that was asked for has not come yet."""
-        return self._question is not None
-
     def ask(self, now: float) -> None:
         """Announce the attempt, and learn what the producer's last transaction is."""
-        self._greeted = True
+        self._step("hello")
         self._ask("a welcome", self._hello, lambda m: isinstance(m, Welcome), now)
 
     def wait_for_room(self, size: int, now: float) -> None:
-        """Wait until the credit allows so many bytes more."""
-        self._wait("credit", self._hello, lambda _: self.has_room(size), now)
+        """Wait until one more data message, of so many bytes, may be on the way."""
+        self._wait("room for data", self._hello, lambda _: self.has_room(size), now)
 
     def wait_until_taken(self, now: float) -> None:
         """Until the receiver has taken all that was sent."""
-        self._wait("the last credit", self._hello, lambda _: not self.kept, now)
+        self._wait("the last data to be taken", self._hello, lambda _: not self.kept, now)
 
     def end(self, now: float) -> None:
         """Have the receiver put the attempt on its disk."""
@@ -209,6 +219,7 @@ class SenderSession(Session):
             messages=self._sent,
             rows=self.rows,
         )
+        self._step("end")
         self._ask("the end to be staged", end, lambda m: isinstance(m, Staged), now)
 
     def commit(self, attempts: Sequence[str], rows: int, digest: int | None, now: float) -> None:
@@ -234,7 +245,8 @@ class SenderSession(Session):
     def _wait(self, what: str, request: Message, answered: _Answered, now: float) -> None:
         """For what comes unasked; the request is for later, if it does not."""
         if not answered(None):
-            self._question = _Question(what, request, answered, now + self._timeout, now + ASK_AGAIN_SECONDS)
+            self._question = _Question(what, request, answered, now + self._timeout)
+            self._asks(now)
 
     # What happens.
 
@@ -245,19 +257,14 @@ class SenderSession(Session):
             SendTimeoutError: There was no progress for too long.
         """
         self._check_deadline(now)
-        if self._question is not None and now >= self._question.again:
-            self._ask_again(now)
+        super().wake(now)
 
-    def connected(self, now: float) -> None:
-        self.outbox.clear()  # it was for the connection before, and all of it is said again
-        self._ask_again(now)
-
-    def _ask_again(self, now: float) -> None:
+    def _say_again(self, now: float) -> None:
         question = self._question
-        if self._greeted and self.kept and (question is None or question.request != self._hello):
+        if self.kept and (question is None or question.request != self._hello):
             self._say(self._hello)
         if question is not None:
-            question.again = now + ASK_AGAIN_SECONDS
+            self._asks(now)
             self._say(question.request)
 
     def _check_deadline(self, now: float) -> None:
@@ -276,16 +283,22 @@ class SenderSession(Session):
             SendTimeoutError: There was no progress for too long.
         """
         message, _ = decode(frames)
-        received = self._received
+        self._heard = now
+        received, is_busy = self._received, False
         answer: Message | None = None
         match message:
-            case Credit() if message.attempt == self.attempt:
+            case Taken() if message.attempt == self.attempt:
                 self._take(message.received)
             case Welcome() if message.attempt == self.attempt:
-                self.credit, self._limit = message.credit, message.limit
                 self.committed, self.by = message.committed, message.by
-                self._resume(message.received)
+                is_busy = message.busy and bool(self.kept)
+                if not is_busy:
+                    self._step("WELCOME")
+                    self._resume(message.received)
                 answer = message
+            case Refusal(code=code) if code == BUSY and message.attempt == self.attempt:
+                self._step("BUSY")
+                is_busy = True
             case Refusal() if message.attempt in (None, self.attempt):
                 refused = (
                     f"sending transaction {self.number} of {self._producer} to {self._receiver}: refused "
@@ -295,7 +308,8 @@ class SenderSession(Session):
                     raise AttemptLostError(refused)
                 raise RefusedByReceiverError(message.code, refused)
             case Staged() if message.attempt == self.attempt:
-                self._staged, answer = True, message
+                self._step("STAGED")
+                answer = message
             case Committed() if (message.producer, message.number) == (self._producer, self.number):
                 self.by, self.again, answer = message.by, message.again, message
             case Aborted() if (message.producer, message.number) == (self._producer, self.number):
@@ -303,8 +317,10 @@ class SenderSession(Session):
         question = self._question
         if question is not None and question.answered(answer):
             self._question = None
-        elif question is not None and self._received > received:  # progress
-            question.deadline, question.again = now + self._timeout, now + ASK_AGAIN_SECONDS
+            self._is_answered()
+        elif question is not None and (self._received > received or is_busy):
+            # Progress; and a receiver that has many senders is there, and has a place in time.
+            question.deadline = now + self._timeout
         self._check_deadline(now)
 
     def _take(self, received: int) -> None:

@@ -1,23 +1,21 @@
-"""Who is sending, and how much may be on its way. Pure: the time is an argument, in monotonic seconds.
+"""Which attempts are being received, and how many may be. Pure: the time is an argument, in monotonic seconds.
 
 The rules:
 
-* A session begins with an attempt's first data, and gets a window then, as long as there are any.
-* A sender has at most its window on the way, and all together the budget of ``SenderBounds``, and a message each. While
-  that is all given away, who is silent lends his window to the others.
-* There is a bounded number of places. While all are taken, one of a peer that has several makes place, for an honest
-  task has a connection of its own; or else who was silent for long.
+* A session begins with an attempt's first data. A sender that only asks has none.
+* A connection sends one attempt at a time: the first data of the next one ends a session that is still being received.
+* There are ``SenderBounds.places``. While all are taken, a session that was silent for long makes place; if none was,
+  the receiver is busy, and the sender comes again.
 """
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass
 
 from zmq_datasource.acknowledged.answers import RefusedError
-from zmq_datasource.acknowledged.protocol import Data
+from zmq_datasource.acknowledged.protocol import BUSY, Data
 from zmq_datasource.errors import ProtocolError
 from zmq_datasource.log import FilledFile, Part, StagedFile
 
@@ -26,22 +24,16 @@ __all__ = ["SENDER_BOUNDS", "SenderBounds", "Session", "Sessions"]
 
 @dataclass(frozen=True)
 class SenderBounds:
-    """How much senders may have on the way, and how many may send.
+    """How many senders may be at work.
 
     Attributes:
-        window: Bytes of data that one sender may have on the way. Before its first message has come, and while all
-            windows are given away, a sender sends one message at a time.
-        budget: Bytes of all windows together.
-        places: Senders at a time.
-        lends_window_seconds, lends_place_seconds: After so much silence a session lends its window, and its place, if
-            others want for one.
+        places: So many attempts are received at a time. Each has at most two data messages of about 1 MiB on the way,
+            so that the backlog has room for all of them.
+        silent_seconds: After so much silence a session makes place for another one.
     """
 
-    window: int = 4 << 20
-    budget: int = 256 << 20
-    places: int = 1024
-    lends_window_seconds: float = 5.0
-    lends_place_seconds: float = 60.0
+    places: int = 256
+    silent_seconds: float = 60.0
 
 
 SENDER_BOUNDS = SenderBounds()
@@ -57,9 +49,7 @@ class Session:
         heard: When its sender last said something.
         received: Data messages taken.
         digest: Of the rows that they had.
-        window: Bytes of the budget that it holds.
-        credit: What it heard last.
-        notified: Whether it has heard that a message is missing.
+        file: Where the rows are staged.
         finishing: Its file is being forced to the disk.
     """
 
@@ -69,9 +59,6 @@ class Session:
     heard: float
     received: int = 0
     digest: int = 0
-    window: int = 0
-    credit: int = 0
-    notified: bool = False
     file: StagedFile | None = None
     finishing: Future[FilledFile | None] | None = None
 
@@ -79,35 +66,31 @@ class Session:
         """Its sender is there, perhaps on a new connection."""
         self.peer, self.heard = peer, now
 
-    def missing_before(self, message: Data) -> int | None:
-        """How many data messages were lost before this one; None if it was sent again after a reconnect.
+    def expects(self, message: Data) -> bool:
+        """Whether this data message is the next one. Otherwise it was sent again, or the one before it was lost.
 
         Raises:
             ProtocolError: No honest sender sends it now.
         """
         if message.index < self.received:
-            return None
+            return False
         if self.finishing is not None:
             raise ProtocolError(f"data message {message.index} of an attempt after its end")
         if self.part[:3] != (message.producer, message.number, message.partition):
             raise ProtocolError(f"data message {message.index} of an attempt at something else")
-        return message.index - self.received
+        return message.index == self.received
 
 
 class Sessions:
     """All sessions there are, by their attempts.
 
     Args:
-        bounds: How many there may be, and how much they may have on the way.
-
-    Attributes:
-        budget: Bytes of windows that are not given away.
+        bounds: How many there may be.
     """
 
     def __init__(self, bounds: SenderBounds = SENDER_BOUNDS) -> None:
         self._bounds = bounds
         self._sessions: dict[str, Session] = {}
-        self.budget = bounds.budget
 
     def __len__(self) -> int:
         return len(self._sessions)
@@ -124,47 +107,39 @@ class Sessions:
         """Bytes that all sessions have staged so far."""
         return sum(session.file.bytes for session in self._sessions.values() if session.file)
 
-    def must_leave(self, now: float) -> Session | None:
-        """Whom to end before another one is added, if that is necessary.
+    def is_full(self, now: float) -> bool:
+        """Whether there is no place for another attempt of another connection."""
+        return len(self._sessions) >= self._bounds.places and self._longest_silent(now) is None
+
+    def must_leave(self, peer: bytes, now: float) -> Session | None:
+        """The session to end before another one of this peer is added, if one has to be.
 
         Raises:
-            RefusedError: There are too many, and all are at work.
+            RefusedError: All places are taken, and all senders are at work.
         """
+        for session in self._sessions.values():
+            if session.peer == peer and session.finishing is None:
+                return session
         if len(self._sessions) < self._bounds.places:
             return None
-        sending = [session for session in self._sessions.values() if session.finishing is None]
-        peer, places = Counter(session.peer for session in sending).most_common(1)[0] if sending else (b"", 0)
-        if places > 1:
-            return min((s for s in sending if s.peer == peer), key=lambda session: session.heard)
-        longest = min(sending, key=lambda session: session.heard, default=None)
-        if longest is None or now - longest.heard < self._bounds.lends_place_seconds:
+        longest = self._longest_silent(now)
+        if longest is None:
             raise RefusedError(
-                "busy", f"{self._bounds.places} senders are at work already; repeat the transaction later"
+                BUSY, f"{self._bounds.places} senders are at work already; send it again later"
             )
         return longest
+
+    def _longest_silent(self, now: float) -> Session | None:
+        sending = [session for session in self._sessions.values() if session.finishing is None]
+        longest = min(sending, key=lambda session: session.heard, default=None)
+        is_silent = longest is not None and now - longest.heard >= self._bounds.silent_seconds
+        return longest if is_silent else None
 
     def add(self, session: Session) -> None:
         self._sessions[session.attempt] = session
 
     def remove(self, session: Session) -> None:
-        """End a session; its window is free for others."""
-        self.budget += session.window
         del self._sessions[session.attempt]
-
-    def grant(self, session: Session) -> None:
-        """Give it a window, unless it has one or all are given away."""
-        if not session.window and self.budget >= self._bounds.window:
-            self.budget -= self._bounds.window
-            session.window = self._bounds.window
-
-    def take_windows_back(self, now: float) -> None:
-        """While there is none left for who comes, from those who do not use theirs."""
-        if self.budget >= self._bounds.window:
-            return
-        for session in self._sessions.values():
-            if now - session.heard > self._bounds.lends_window_seconds:
-                self.budget += session.window
-                session.window = 0
 
     def hold_still(self, now: float) -> None:
         """Restart every session's silence: nothing could be received for a while."""

@@ -40,7 +40,7 @@ class Uplink:
     Attributes:
         session: The attempt, and what is known of the producer's transactions.
         digest: Of the rows that were sent or only counted, of which that of the transaction is the sum.
-        blocked_seconds: How long it waited for credit.
+        blocked_seconds: How long it waited until more data might be on the way.
     """
 
     def __init__(self, options: WriteOptions, producer: str, number: int, partition: int = 0) -> None:
@@ -143,7 +143,7 @@ class Uplink:
         """Send rows: ``value`` and perhaps ``topic``, or ``frames``.
 
         Raises:
-            SendTimeoutError: No credit came for ``sendTimeout``.
+            SendTimeoutError: No data was taken for ``sendTimeout``.
             TransactionError: The receiver refused, or does not know the attempt any more.
             RowError: A row larger than the receiver takes.
         """
@@ -219,7 +219,7 @@ class Uplink:
             self.carry()
 
     def _flush(self) -> None:
-        """Give libzmq all that is to be sent: it takes far more than credit lets through, unless nobody is there."""
+        """Give libzmq all that is to be sent: it takes more than may be on the way, unless there is no connection."""
         self._link.send()
         deadline = time.monotonic() + self._options.send_timeout
         while self.session.outbox:

@@ -2,8 +2,8 @@
 
 The rules:
 
-* One request is asked at a time, and asked again until it is answered: after ``SILENCE_SECONDS`` without a byte on the
-  same connection, after twice as much by a new one. What answers no question that is open is ignored.
+* One request is open at a time (``transport.requests``): it is asked again after ``SILENCE_SECONDS`` without a byte,
+  and after twice as much by a new connection. What answers no open request is ignored.
 * The next FETCH leaves when the answer before has come, not when the caller has taken its messages: up to two answers
   are in memory.
 * ``done`` says that the caller has done with everything below. It moves past an id when the caller has acknowledged
@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, TypeAlias
 
@@ -37,9 +37,21 @@ from zmq_datasource.proxy.fetch_protocol import (
     frames_of,
     session_number,
 )
-from zmq_datasource.transport.link import Session
+from zmq_datasource.transport.requests import RequestSession
 
-__all__ = ["Received", "Start", "SubscriberSession"]
+__all__ = ["SUBSCRIPTION_STATES", "Received", "Start", "SubscriberSession"]
+
+# What becomes of a subscription, by what is said (capital letters: by the proxy). What is not here changes nothing.
+SUBSCRIPTION_STATES: Mapping[tuple[str, str], str] = {
+    ("closed", "open"): "opening",
+    ("opening", "OPENED"): "open",
+    ("opening", "REFUSED"): "refused",
+    ("open", "seek"): "opening",
+    ("open", "REFUSED"): "refused",
+    ("open", "forget"): "forgetting",
+    ("forgetting", "FORGOTTEN"): "forgotten",
+    ("forgetting", "REFUSED"): "refused",
+}
 
 # A position that has moved is told so often, also while nothing else is to be asked.
 _DONE_SECONDS = 1.0
@@ -70,7 +82,7 @@ class _Passed:
     next: int
 
 
-class SubscriberSession(Session):
+class SubscriberSession(RequestSession):
     """A conversation with one proxy; it begins with ``connected``.
 
     Args:
@@ -81,13 +93,12 @@ class SubscriberSession(Session):
         client: A random number up to ``MOST_CLIENT``, which tells this client's OPENs from those of others; 0 for none.
 
     Attributes:
-        is_open: Whether the proxy has given the name to this session.
+        state: What has become of the subscription (``SUBSCRIPTION_STATES``).
         new: Whether the proxy did not know the name.
         lost: Messages that the proxy's log had no more when they were due.
         handed: The last id that was taken.
         done: The caller has done with everything below.
         confirmed: The same, on the proxy's disk.
-        forgotten: Whether the proxy has ended the subscription.
         refusal: Why the conversation is over.
     """
 
@@ -101,7 +112,7 @@ class SubscriberSession(Session):
         proxy: str,
         client: int = 0,
     ) -> None:
-        super().__init__()
+        super().__init__(SILENCE_SECONDS, 2 * SILENCE_SECONDS)
         self._openings = LimitedLog(__name__, "times that a subscription was opened")
         self._losses = LimitedLog(__name__, "times that messages were deleted")
         self._name, self._start, self._topics = name, start, topics
@@ -110,10 +121,9 @@ class SubscriberSession(Session):
         self._proxy = proxy
         self._session = session_number(client, 1)
         self._seeking = False
-        self._forgetting = False
         self._confirming = False
-        self.is_open = self._was_open = False
-        self.new = self.forgotten = False
+        self.state = "closed"
+        self._was_open = self.new = False
         self.lost = 0
         self.handed: int | None = None
         self.done = self.confirmed = self._told = 0
@@ -124,8 +134,20 @@ class SubscriberSession(Session):
         self._passed: int | None = None  # to be done with once the caller asks for more
         self._lost_to = 0
         self._question: Open | Fetch | Forget | None = None
-        self._asked = self._heard = self._told_at = 0.0
-        self._last_word = self._listening = 0.0
+        self._told_at = self._last_word = self._listening = 0.0
+
+    def _step(self, event: str) -> None:
+        self.state = SUBSCRIPTION_STATES.get((self.state, event), self.state)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the proxy has given the name to this session."""
+        return self.state == "open"
+
+    @property
+    def forgotten(self) -> bool:
+        """Whether the proxy has ended the subscription."""
+        return self.state == "forgotten"
 
     # The caller.
 
@@ -169,7 +191,7 @@ class SubscriberSession(Session):
 
     def forget(self, now: float) -> None:
         """End the subscription itself."""
-        self._forgetting = True
+        self._step("forget")
         self._ask(Forget(name=self._name, session=self._session), now)
 
     def seek(self, start: Start, now: float) -> None:
@@ -178,12 +200,13 @@ class SubscriberSession(Session):
         self._session += 1
         self._inbox.clear()
         self._answers, self._passed, self.handed = 0, None, None
+        self._step("seek")
         self._open(now)
 
     # Questions.
 
     def _open(self, now: float) -> None:
-        self.is_open = False
+        self._step("open")
         self._ask(
             Open(
                 name=self._name,
@@ -212,23 +235,26 @@ class SubscriberSession(Session):
         )
 
     def _ask(self, question: Open | Fetch | Forget, now: float) -> None:
-        if self._question is None:  # a proxy that is not asked says nothing: its silence begins now
-            self._heard, self._last_word = max(self._heard, now), max(self._last_word, now)
-        self._question, self._asked = question, now
+        if not self.waiting:
+            self._last_word = max(self._last_word, now)
+        self._question = question
+        self._asks(now)
         self.outbox.append(encode(question, self._topics if isinstance(question, Open) else ()))
         if isinstance(question, Fetch):
             assert question.done is not None
             self._told, self._told_at = question.done, now
 
-    def _ask_again(self, now: float) -> None:
+    def _say_again(self, now: float) -> None:
         if isinstance(self._question, Fetch):
             self._fetch(now)  # with what is done by now
         elif self._question is not None:
             self._ask(self._question, now)
+        elif self.state == "closed":
+            self._open(now)
 
     def _go_on(self, now: float) -> None:
         """Ask the next question, if there is one."""
-        if self._question is not None or not self.is_open or self.forgotten or self.refusal is not None:
+        if self.waiting or not self.is_open:
             return
         tells = self.done > self._told and now - self._told_at >= _DONE_SECONDS
         confirms = self._confirming and self.confirmed < self.done
@@ -237,17 +263,9 @@ class SubscriberSession(Session):
 
     # The connection.
 
-    def connected(self, now: float) -> None:
-        """A new connection: what was asked by the one before may be lost."""
-        self.outbox.clear()
-        self._heard = now
-        if self._question is None and not self._was_open:
-            self._open(now)
-        else:
-            self._ask_again(now)
-
     def alive(self, now: float) -> None:
-        self._heard = self._last_word = now
+        super().alive(now)
+        self._last_word = now
 
     def blocked(self) -> None:
         """Nothing leaves: the connection is to be made anew."""
@@ -261,17 +279,12 @@ class SubscriberSession(Session):
             NoPeerError: The proxy has been silent for the timeout.
         """
         silent = now - max(self._last_word, self._listening)
-        waits = self._question is not None
-        if waits and self._was_open and self._timeout is not None and silent > self._timeout:
+        if self.waiting and self._was_open and self._timeout is not None and silent > self._timeout:
             raise NoPeerError(
                 f"receiving as {self._name!r} from {self._proxy}: the proxy has been silent for "
                 f"{silent:.0f} s; come again, and it goes on after the last acknowledged message"
             )
-        if waits and now - max(self._heard, self._asked) > SILENCE_SECONDS:
-            self._ask_again(now)
-        if waits and now - self._heard > 2 * SILENCE_SECONDS:
-            self.redial = True
-            self.connected(now)
+        super().wake(now)
         self._go_on(now)
 
     def receive(self, frames: list[bytes], now: float) -> None:
@@ -292,15 +305,21 @@ class SubscriberSession(Session):
             case Batch() | Lost():
                 self._answered(message, buffers)
             case Forgotten():
-                self.forgotten, self._question = True, None
+                self._step("FORGOTTEN")
+                self._close_question()
         self._go_on(now)
+
+    def _close_question(self) -> None:
+        self._question = None
+        self._is_answered()
 
     def _opened(self, message: Opened) -> None:
         if not isinstance(self._question, Open):
             return
-        self._question = None
+        self._close_question()
         self._openings.info("subscribed as %r at %s, from id %d on", self._name, self._proxy, message.next)
-        self.is_open = self._was_open = True
+        self._step("OPENED")
+        self._was_open = True
         self.new = self.new or message.new
         self._next = self.done = self.confirmed = self._told = message.next
         self._lost_to = 0
@@ -312,7 +331,7 @@ class SubscriberSession(Session):
         if message.first != self._next:
             return  # asked twice, and it has come already
         if isinstance(self._question, Fetch):
-            self._question = None
+            self._close_question()
         if isinstance(message, Lost):
             self.lost += message.next - max(message.first, self._lost_to)
             self._lost_to = message.next
@@ -332,7 +351,9 @@ class SubscriberSession(Session):
     def _refused(self, message: Refused) -> None:
         if message.session not in (None, self._session):
             return
-        if message.code == "gone" and self._forgetting:
-            self.forgotten = True  # and its answer was lost
+        if message.code == "gone" and self.state == "forgetting":
+            self._step("FORGOTTEN")  # and its answer was lost
+            self._close_question()
             return
+        self._step("REFUSED")
         self.refusal = SubscriptionError(f"subscribing as {self._name!r} at {self._proxy}: {message.reason}")
