@@ -269,8 +269,7 @@ def test_what_was_staged_where_the_log_was_away_is_asked_for_again(tmp_path: Pat
         assert receiver.settled() == []
         shutil.rmtree(location)
         away.rename(location)
-        receiver.commit([attempt], LARGE)  # as a sender that has no answer does
-        (refusal,) = receiver.settled()
+        (refusal,) = receiver.commit([attempt], LARGE)  # as a sender that has no answer does
         assert isinstance(refusal, Refusal)
         assert refusal.code == "unknown"
         again = receiver.stage(LARGE)

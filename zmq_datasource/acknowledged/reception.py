@@ -286,7 +286,7 @@ class Reception:
 
     def _has_room(self, size: int) -> bool:
         """Whether so many bytes more may be staged; attempts that were repeated make room."""
-        size += self._sessions.bytes
+        size += self._sessions.staged_bytes
         if self._staging.bytes + size > self._terms.most_staged_bytes:
             self._staging.remove(self._unused(self._staging.superseded()))
         return self._staging.bytes + size <= self._terms.most_staged_bytes

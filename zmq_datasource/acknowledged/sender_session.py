@@ -283,7 +283,7 @@ class SenderSession(RequestSession):
             SendTimeoutError: There was no progress for too long.
         """
         message, _ = decode(frames)
-        self._heard = now
+        self._hears(now)
         received, is_busy = self._received, False
         answer: Message | None = None
         match message:

@@ -103,7 +103,7 @@ class Sessions:
         return self._sessions.get(attempt or "")
 
     @property
-    def bytes(self) -> int:
+    def staged_bytes(self) -> int:
         """Bytes that all sessions have staged so far."""
         return sum(session.file.bytes for session in self._sessions.values() if session.file)
 

@@ -134,7 +134,7 @@ class SubscriberSession(RequestSession):
         self._passed: int | None = None  # to be done with once the caller asks for more
         self._lost_to = 0
         self._question: Open | Fetch | Forget | None = None
-        self._told_at = self._last_word = self._listening = 0.0
+        self._told_at = self._listening = 0.0
 
     def _step(self, event: str) -> None:
         self.state = SUBSCRIPTION_STATES.get((self.state, event), self.state)
@@ -235,8 +235,6 @@ class SubscriberSession(RequestSession):
         )
 
     def _ask(self, question: Open | Fetch | Forget, now: float) -> None:
-        if not self.waiting:
-            self._last_word = max(self._last_word, now)
         self._question = question
         self._asks(now)
         self.outbox.append(encode(question, self._topics if isinstance(question, Open) else ()))
@@ -262,10 +260,6 @@ class SubscriberSession(RequestSession):
             self._fetch(now)
 
     # The connection.
-
-    def alive(self, now: float) -> None:
-        super().alive(now)
-        self._last_word = now
 
     def blocked(self) -> None:
         """Nothing leaves: the connection is to be made anew."""
@@ -293,7 +287,7 @@ class SubscriberSession(RequestSession):
         Raises:
             ProtocolError: No message of this protocol.
         """
-        self._heard = self._last_word = now
+        self._hears(now)
         message, buffers = decode(frames)
         if isinstance(message, Refused):
             self._refused(message)

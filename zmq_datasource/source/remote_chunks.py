@@ -15,10 +15,11 @@ from __future__ import annotations
 import errno
 import itertools
 import logging
+import math
 import os
 import time
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from typing import Self
 
 import pyarrow as pa
@@ -36,8 +37,9 @@ from zmq_datasource.source.chunk_protocol import (
     skipped_name,
     unpack_head,
 )
-from zmq_datasource.transport.kernel import bytes_received, find_dead_peers
-from zmq_datasource.transport.opened import OpenSocket
+from zmq_datasource.transport.kernel import find_dead_peers
+from zmq_datasource.transport.link import TICK_SECONDS, Link
+from zmq_datasource.transport.requests import RequestSession
 from zmq_datasource.transport.spec import SocketSpec
 
 __all__ = ["RemoteChunks", "RemoteDeletions", "chunks_for"]
@@ -46,8 +48,8 @@ _log = logging.getLogger(__name__)
 
 _AGAIN_SECONDS, _LONGEST_AGAIN_SECONDS = 3.0, 40.0
 _GIVE_UP_SECONDS = 90.0
-# How late a client may notice that bytes have come.
-_TICK_MS = 100
+# How late a request leaves after the connection is there.
+_UNSENT_SECONDS = 0.005
 # What a process has no more of.
 _EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 
@@ -108,25 +110,25 @@ class RemoteChunks:
         give_up: float = _GIVE_UP_SECONDS,
     ) -> None:
         self._access, self._storage = access, storage
-        self._again, self._give_up = again, give_up
         self.log_id, self.partition = access.log_id, storage.partition
         self.patience = storage.patience  # for what the driver cannot read now
         self._numbers = itertools.count()
         public, secret = zmq.curve_keypair()
         keys = {"serverkey": access.server_key, "publickey": public, "secretkey": secret}
-        self._spec = SocketSpec(
+        spec = SocketSpec(
             kind="DEALER",
             connect=Endpoints(map(Endpoint.read, access.endpoints)),
             max_message_bytes=FRAME_BYTES,
             zmq=ZmqOptions({f"curve_{name}": key.decode() for name, key in keys.items()}),
         )
-        self._open: OpenSocket | None = None
+        self._session = _Fetching(again, give_up, ", ".join(access.endpoints))
+        self._link = Link(spec, self._session, _prepare)
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._hang_up()
+        self._link.close(linger=0)
 
     def path_of(self, name: str) -> str:
         """Where a chunk is, for messages."""
@@ -161,70 +163,82 @@ class RemoteChunks:
 
     def _fetch(self, name: str) -> bytearray:
         """The content of the answer to this name; OSError if the driver could not read it."""
-        number = next(self._numbers)
+        if not self._link.is_open:
+            self._link.open(check_hosts=False)
+        number, session = next(self._numbers), self._session
         request = Request(number, self.log_id, self._storage.partition, name).to_frame(self._access.secret)
-        heard, again, answer = time.monotonic(), self._again, None
-        while answer is None:
-            if time.monotonic() - heard > self._give_up:
-                raise LogFetchError(
-                    f"reading {self.path_of(name)}: it is not in a directory that this machine shares with the "
-                    f"driver, and the driver has not answered at {', '.join(self._access.endpoints)} for "
-                    f"{self._give_up:.0f} s. Let executors connect to the driver there, name another address with "
-                    "serveLog, or share walLocation"
-                )
-            answer, heard = self._ask(number, request, again, heard)
-            if answer is None:
-                self._hang_up()
-                again = min(2 * again, _LONGEST_AGAIN_SECONDS)
-        error, content = answer
+        session.fetch(self.path_of(name), number, request, time.monotonic())
+        while session.waiting:
+            self._link.carry(_UNSENT_SECONDS if session.outbox else TICK_SECONDS)
+        error, content = session.answer
         if error:
             raise OSError(error, printable(bytes(content), 1000))
         return content
 
-    def _ask(
-        self, number: int, request: bytes, again: float, heard: float
-    ) -> tuple[tuple[int, bytearray] | None, float]:
-        """Ask on the open connection, or else on a new one.
 
-        Returns:
-            Status and content; None if no byte has come for ``again`` seconds. And when a byte came last.
+class _Fetching(RequestSession):
+    """One fetch after the other.
+
+    Args:
+        again, give_up: As for ``RemoteChunks``.
+        driver: Its addresses, for messages.
+
+    Attributes:
+        answer: Status and content.
+    """
+
+    def __init__(self, again: float, give_up: float, driver: str) -> None:
+        super().__init__(math.inf, again)
+        self._again, self._give_up, self._driver = again, give_up, driver
+        self._path, self._number, self._request = "", 0, b""
+        self.answer = 0, bytearray()
+
+    def fetch(self, path: str, number: int, request: bytes, now: float) -> None:
+        """Ask for a file; ``waiting`` says whether it has come."""
+        self._path, self._number, self._request = path, number, request
+        self.redial_after = self._again
+        self._asks(now)
+        self._say_again(now)
+
+    def _say_again(self, now: float) -> None:
+        if self.waiting:
+            self._asks(now)
+            self.outbox.append([self._request])
+
+    def wake(self, now: float) -> None:
+        """As every session; and each new connection is given more time.
+
+        Raises:
+            LogFetchError: No byte has come for too long.
         """
-        if self._open is None:
-            self._open = OpenSocket(self._spec, _prepare, check_hosts=False)
-        sock, watch = self._open.socket, self._open.watch
-        asked, received, end = False, 0, time.monotonic() + again
-        while time.monotonic() < end:
-            ready = sock.poll(_TICK_MS, zmq.POLLIN if asked else zmq.POLLOUT)
-            if ready and asked:
-                if (answer := _receive(sock, number)) is not None:
-                    return answer, heard
-            elif ready:
-                with suppress(zmq.Again):  # the connection has just ended
-                    sock.send(request, zmq.NOBLOCK)
-                    asked, received = True, bytes_received(watch)  # the handshake is no answer
-            elif asked and bytes_received(watch) > received:
-                received, heard = bytes_received(watch), time.monotonic()
-                end = heard + again
-        return None, heard
+        if self.waiting and now - self._last_word > self._give_up:
+            self._is_answered()
+            raise LogFetchError(
+                f"reading {self._path}: it is not in a directory that this machine shares with the driver, and the "
+                f"driver has not answered at {self._driver} for {self._give_up:.0f} s. Let executors connect to the "
+                "driver there, name another address with serveLog, or share walLocation"
+            )
+        super().wake(now)
+        if self.redial:
+            self.redial_after = min(2 * self.redial_after, _LONGEST_AGAIN_SECONDS)
 
-    def _hang_up(self) -> None:
-        if self._open is not None:
-            self._open.close(linger=0)
-            self._open = None
+    def receive(self, frames: list[bytes], now: float) -> None:
+        self._hears(now)
+        head = unpack_head(frames[0])
+        if head is None or not self.waiting or head[0] != self._number:
+            return
+        content = bytearray()
+        for at in range(1, len(frames)):
+            content += frames[at]
+            frames[at] = b""  # a chunk is in memory once
+        self.answer = head[1], content
+        self._is_answered()
 
 
 def _prepare(sock: zmq.Socket[bytes]) -> None:
     # Of the driver's addresses, the first that answers gets the request, and no other one.
     sock.setsockopt(zmq.IMMEDIATE, 1)
     find_dead_peers(sock)
-
-
-def _receive(sock: zmq.Socket[bytes], number: int) -> tuple[int, bytearray] | None:
-    """Status and content of an answer; None if it is to another request."""
-    head, content = unpack_head(sock.recv()), bytearray()
-    while sock.getsockopt(zmq.RCVMORE):
-        content += sock.recv(copy=False).buffer  # a frame is freed as soon as it is copied
-    return (head[1], content) if head is not None and head[0] == number else None
 
 
 class RemoteDeletions(Deletions):

@@ -24,7 +24,6 @@ __all__ = ["TICK_SECONDS", "Link", "Session"]
 
 # How long a session goes without being woken, and so how late it may notice that something is due.
 TICK_SECONDS = 0.1
-_LOOK_SECONDS = 0.5
 
 
 class Session:
@@ -74,7 +73,7 @@ class Link:
     ) -> None:
         self._spec, self._session, self._prepare = spec, session, prepare
         self._open: OpenSocket | None = None
-        self._connections = 1
+        self._connections = 0
         self._bytes = 0
         self._next_look = 0.0
         self._faults = LimitedLog(__name__, "faults of connections")
@@ -86,7 +85,7 @@ class Link:
             OptionError, EndpointError: It cannot be opened as asked.
         """
         self._open = OpenSocket(self._spec, self._prepare, check_hosts)
-        self._connections = 1
+        self._connections = 0
 
     def close(self, linger: int) -> None:
         """Close, after up to ``linger`` milliseconds for what is queued; if it is open."""
@@ -154,15 +153,18 @@ class Link:
         watch = self._opened.watch
         watch.update()
         watch.redial()
-        # Of the first one the session knows: whatever it has sent waited for that.
         if watch.connections > self._connections:
+            self._bytes = bytes_received(watch)  # a handshake is no sign of life of the peer's own thread
+            # The session knows of the first one: what it has sent waited for that. One that comes beside another leads
+            # to a further address of the same peer.
+            if self._connections and watch.peers <= 1:
+                self._session.connected(time.monotonic())
             self._connections = watch.connections
-            self._session.connected(time.monotonic())
 
     def _look_for_bytes(self) -> None:
         now = time.monotonic()
         if now >= self._next_look:
-            self._next_look = now + _LOOK_SECONDS
+            self._next_look = now + TICK_SECONDS
             before, self._bytes = self._bytes, bytes_received(self._opened.watch)
             if self._bytes > before:  # it falls where a connection ends, which is no sign of life
                 self._session.alive(now)

@@ -17,7 +17,7 @@ __all__ = ["RequestSession"]
 
 
 class RequestSession(Session):
-    """A session that asks; what it asks is its subclass's.
+    """A session that asks; what it asks is its subclass's, which says by ``_hears`` that a message has come.
 
     Args:
         ask_again: Seconds without a byte after which an open request is said again.
@@ -32,11 +32,12 @@ class RequestSession(Session):
         self.ask_again, self.redial_after = ask_again, redial
         self.waiting = False
         self._asked = self._heard = 0.0
+        self._last_word = 0.0  # as _heard, on all connections
 
     def _asks(self, now: float) -> None:
         """A request is said now, for the first time or again."""
         if not self.waiting:  # a peer that is not asked says nothing: its silence begins now
-            self._heard = max(self._heard, now)
+            self._heard, self._last_word = max(self._heard, now), max(self._last_word, now)
         self.waiting, self._asked = True, now
 
     def _is_answered(self) -> None:
@@ -52,8 +53,12 @@ class RequestSession(Session):
         self._heard = now
         self._say_again(now)
 
+    def _hears(self, now: float) -> None:
+        """The peer is there."""
+        self._heard = self._last_word = now
+
     def alive(self, now: float) -> None:
-        self._heard = now
+        self._hears(now)
 
     def wake(self, now: float) -> None:
         """Say an open request again, or make the connection anew, if it is time."""
