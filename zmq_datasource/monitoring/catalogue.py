@@ -436,7 +436,7 @@ SINK = (
         "blockedMs",
         "ms",
         "The total time that tasks waited for room in the queue, also between retries. For DEALER, it is "
-        "the time that they waited for credit.",
+        "the time that they waited until the receiver had taken data.",
         "blocked_seconds",
     ),
     _sink(
