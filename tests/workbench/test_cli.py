@@ -83,11 +83,6 @@ def test_the_options_of_one_kind_are_listed() -> None:
 @pytest.mark.parametrize(
     ("arguments", "why"),
     [
-        (
-            ["plan", "--cluster", "--rate", "1", "--size", "1", "--hops", "2"],
-            "--hops says nothing with --cluster",
-        ),
-        (["plan", "--rate", "1", "--size", "1", "--stall", "1s", "--retention", "1h"], "without --cluster"),
         (["doctor", "--wal-location", "/tmp", "--stall", "5s"], "without --connect or --bind"),
         (["doctor", "--wal-location", "/tmp", "-o", "connect=tcp://a:1"], "without --connect or --bind"),
         (["receive", "--bind", "tcp://*:1", "--wal-location", "/tmp", "-o", "WALLOCATION=/b"], "of its own"),
@@ -137,17 +132,6 @@ HUGE = "1" + "0" * 30
         (["hwm", "--rate", "0.0000000001"], "raise --rate"),
         (["hwm", "--consume", "10s"], "lower --messages, --consume"),
         (["hwm", "--stall", "1h"], "or --stall"),
-        *(
-            (["plan", "--size", "1", "--stall", "1s", "--rate", rate], "'--rate': ")
-            for rate in ("nan", "inf", HUGE)
-        ),
-        *(
-            (["plan", "--rate", "1", "--stall", "1s", "--size", size], "'--size': ")
-            for size in ("0", HUGE, "2g")
-        ),
-        (["plan", "--rate", "1", "--size", "1", "--stall", "1s", "--hops", HUGE], "'--hops': "),
-        (["plan", "--rate", "1", "--size", "1", "--stall", "1s", "--buffers", HUGE], "'--buffers': "),
-        (["plan", "--rate", "1", "--size", "1", "--stall", "1000d"], "'--stall': "),
         *(
             (["keygen", name], "NAME ")
             for name in ("", "a/b", "../x", "a\nb", "/", "x\x07", "a" * 5000, "\udcff")
@@ -228,8 +212,7 @@ def test_a_command_that_passes_options_on_has_none_of_another_name(name: str, op
     ("arguments", "number"),
     [
         (["hwm", "--messages", "1000000", "--rate", "30000", "--sndhwm", "10"], signal.SIGINT),
-        (["plan", "--cluster", "--rate", "1", "--size", "100"], signal.SIGTERM),
-        (["plan", "--cluster", "--rate", "1", "--size", "100"], signal.SIGINT),
+        (["hwm", "--messages", "1000000", "--rate", "30000", "--sndhwm", "10"], signal.SIGTERM),
     ],
 )
 def test_a_command_that_is_told_to_end_ends_its_processes(

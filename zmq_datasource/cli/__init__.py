@@ -15,7 +15,6 @@ from zmq_datasource.cli.hwm import hwm
 from zmq_datasource.cli.keygen import keygen
 from zmq_datasource.cli.log import log
 from zmq_datasource.cli.options import options
-from zmq_datasource.cli.plan import plan
 from zmq_datasource.cli.proxy import proxy
 from zmq_datasource.cli.receive import receive
 from zmq_datasource.cli.top import top
@@ -72,5 +71,5 @@ def main() -> None:
     """ZeroMQ as a source and sink of Spark Structured Streaming."""
 
 
-for _command in (demo, receive, proxy, log, top, doctor, hwm, plan, options, keygen, completion):
+for _command in (demo, receive, proxy, log, top, doctor, hwm, options, keygen, completion):
     main.add_command(_command)
