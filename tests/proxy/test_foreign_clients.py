@@ -1,12 +1,8 @@
-"""Clients that know the proxy only by docs/proxy.md: its own example in pyzmq, and JeroMQ, which is not libzmq."""
+"""Clients that know the proxy only by docs/proxy.md: its own example in pyzmq, and programs in other languages."""
 
 from __future__ import annotations
 
-import os
-import re
-import shutil
 import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,12 +10,11 @@ from itertools import pairwise
 from pathlib import Path
 
 import psutil
-import pyspark
 import pytest
 import zmq
 
-from tests.support import REPOSITORY, Socket, wait_for
-from tests.support.maven import JEROMQ, fetched
+from tests.support import Socket, wait_for
+from tests.support.foreign import DURABLE_CLIENTS, java_program
 from tests.support.proxies import endpoints, publisher, receive
 from zmq_datasource import Proxy, SocketError
 
@@ -27,55 +22,17 @@ pytestmark = pytest.mark.spark
 
 MESSAGES = 3000
 
-# What the reader of the docs adds: a handler, and where to connect.
-HANDLER = """
 
-import sys
-import time
-
-endpoint, name, last = sys.argv[1:]
-MAX_BYTES = 4096  # so that there are many answers
+def topic_of(i: int) -> str:
+    """Every third message has no topic."""
+    return f"t.{i}" if i % 3 else ""
 
 
-def handle(position, topic, value):
-    assert value == str(position).encode(), (position, topic, value)
-    print("got", position, flush=True)
-    time.sleep(0.001)  # so that there is a middle to be killed in
-    return position != int(last)
-
-
-consume(endpoint, name, handle)
-"""
-
-
-@pytest.fixture
-def documented_client(tmp_path: Path) -> list[str]:
-    """The code of docs/proxy.md as it stands, as a program."""
-    blocks = re.findall(r"```python\n(.*?)```", (REPOSITORY / "docs/proxy.md").read_text(), re.DOTALL)
-    (code,) = [block for block in blocks if "def consume(" in block]
-    program = tmp_path / "client.py"
-    program.write_text(code + HANDLER)
-    return [sys.executable, str(program)]
-
-
-@pytest.fixture(scope="module")
-def java() -> list[str]:
-    """Runs a source file with JeroMQ: PySpark brings a compiler, so that a JRE will do."""
-    home = os.environ.get("JAVA_HOME")
-    command = shutil.which("java", path=str(Path(home, "bin"))) if home else shutil.which("java")
-    if command is None:
-        pytest.skip("there is no Java runtime")
-    jars = Path(pyspark.__file__).parent / "jars"
-    compiler = [*jars.glob("janino-*.jar"), *jars.glob("commons-compiler-*.jar")]
-    if len(compiler) != 2:
-        pytest.skip("this PySpark brings no Janino, which compiles the client")
-    path = os.pathsep.join(map(str, [fetched(JEROMQ), *compiler]))
-    quick = ["-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", "-Xmx256m"]
-    return [command, *quick, "-cp", path, "org.codehaus.janino.SimpleCompiler"]
-
-
-def java_program(java: list[str], name: str) -> list[str]:
-    return [*java, str(REPOSITORY / "tests/support/jeromq" / f"{name}.java"), name]
+def frames_of(i: int) -> list[bytes]:
+    """Some of the messages have more than topic and value, so that BATCHes of both forms come."""
+    topic = [topic_of(i).encode()] if i % 3 else []
+    between = [b"between"] if i % 3 == 1 and i % 1000 > 500 else []
+    return [*topic, *between, b"%d" % i]
 
 
 class Notes:
@@ -109,6 +66,10 @@ class Notes:
         """Until the present run has got it."""
         wait_for(lambda: any(at >= position for at in self.numbers("got")), f"message {position} received")
 
+    def acknowledged(self) -> int:
+        """The id before which nothing may come again, by what the clients were told."""
+        return max([0, *(at + 1 for run in range(self.runs) for at in self.numbers("acked", run))])
+
     @property
     def runs(self) -> int:
         return len(self._files)
@@ -124,7 +85,7 @@ def kill(proxy: Proxy) -> None:
 def publish(context: zmq.Context[Socket], endpoint: str, first: int, end: int) -> None:
     pub = publisher(context, endpoint)
     for i in range(first, end):
-        pub.send(b"%d" % i)
+        pub.send_multipart(frames_of(i))
 
 
 def next_id(proxy: Proxy) -> int:
@@ -140,39 +101,49 @@ def assert_nothing_lost_or_repeated(notes: Notes, floors: list[int]) -> None:
         assert got[0] >= floors[run], f"run {run} got again what was acknowledged"
         assert all(b == a + 1 for a, b in pairwise(got)), f"run {run} is not in order"
         everything.update(got)
+        whole = [f"got {i} {i} {topic_of(i)}" for i in got]
+        assert [line for line in notes.lines(run) if line.startswith("got ")] == whole
+        assert not notes.numbers("lost", run)
     assert everything == set(range(MESSAGES))
 
 
-def test_the_documented_client_in_plain_pyzmq_survives_its_own_death_and_the_proxys(
-    context: zmq.Context[Socket], tmp_path: Path, documented_client: list[str]
+@pytest.mark.parametrize("language", DURABLE_CLIENTS)
+def test_a_durable_client_survives_its_own_death_and_the_proxys(
+    context: zmq.Context[Socket], tmp_path: Path, language: str
 ) -> None:
     sides = endpoints("bind", "durable")
     notes = Notes(tmp_path)
-    command = [*documented_client, sides["durable"], "me", str(MESSAGES - 1)]
+    command = [*DURABLE_CLIENTS[language](tmp_path), sides["durable"], "me", str(MESSAGES - 1)]
     floors = [0]
-    with Proxy(wal_location=tmp_path / "log", **sides) as proxy:
-        publish(context, sides["bind"], 0, MESSAGES // 2)
-        for _ in range(2):
+    with (
+        pytest.raises(SocketError, match="has ended by itself"),
+        Proxy(wal_location=tmp_path / "log", **sides) as proxy,
+    ):
+        publish(context, sides["bind"], 0, MESSAGES - 100)
+        wait_for(lambda: proxy.status().get("nextId") == MESSAGES - 100, "all in the log")
+        for dies_with_it in (False, True):
             with notes.run(command):
                 notes.wait_for_id(floors[-1] + 100)
-                wait_for(lambda: next_id(proxy) > floors[-1] + 50, "acknowledgements")
-                floors.append(next_id(proxy))
-            assert notes.numbers("got")[-1] < MESSAGES // 2 - 1, "killed in the middle"
-    # It comes again before the proxy does, which is then killed too.
+                wait_for(lambda: notes.acknowledged() > floors[-1], "an acknowledgement")
+                if dies_with_it:
+                    kill(proxy)
+            assert notes.numbers("got")[-1] < MESSAGES - 101, "killed in the middle"
+            # A proxy that runs on also knows what it has not written down yet.
+            floors.append(max(notes.acknowledged(), 0 if dies_with_it else next_id(proxy)))
+    # It comes again before the proxy does, which is then killed alone.
     with notes.run(command) as client:
         with (
             pytest.raises(SocketError, match="has ended by itself"),
             Proxy(wal_location=tmp_path / "log", **sides) as proxy,
         ):
-            publish(context, sides["bind"], MESSAGES // 2, MESSAGES - 100)
-            wait_for(lambda: proxy.status().get("nextId") == MESSAGES - 100, "all in the log")
-            notes.wait_for_id(MESSAGES // 2)
+            notes.wait_for_id(floors[-1] + 100)
             kill(proxy)
         assert notes.numbers("got")[-1] < MESSAGES - 101, "killed in the middle"
         with Proxy(wal_location=tmp_path / "log", **sides) as proxy:
             publish(context, sides["bind"], MESSAGES - 100, MESSAGES)
             assert client.wait(30) == 0
             wait_for(lambda: next_id(proxy) == MESSAGES, "all acknowledged")
+    assert notes.acknowledged() == MESSAGES
     assert_nothing_lost_or_repeated(notes, floors)
 
 
@@ -230,46 +201,11 @@ def test_a_replay_is_asked_for_in_plain_pyzmq_by_the_words_of_the_docs(
         ]
 
 
-def test_a_durable_subscriber_in_java_survives_its_own_death_and_the_proxys(
-    context: zmq.Context[Socket], tmp_path: Path, java: list[str]
-) -> None:
-    sides = endpoints("bind", "durable")
-    notes = Notes(tmp_path)
-    command = [*java_program(java, "DurableClient"), sides["durable"], "java", str(MESSAGES - 1)]
-    floors = [0]
-
-    def acknowledged() -> int:
-        return max([0, *(at + 1 for run in range(notes.runs) for at in notes.numbers("acked", run))])
-
-    with (
-        pytest.raises(SocketError, match="has ended by itself"),
-        Proxy(wal_location=tmp_path / "log", **sides) as proxy,
-    ):
-        publish(context, sides["bind"], 0, MESSAGES // 2)
-        for at in (100, 700):
-            with notes.run(command):
-                notes.wait_for_id(at)
-                wait_for(lambda: notes.numbers("acked"), "an acknowledgement")
-            assert notes.numbers("got")[-1] < MESSAGES // 2 - 1, "killed in the middle"
-            floors.append(acknowledged())
-        with notes.run(command) as client:
-            publish(context, sides["bind"], MESSAGES // 2, MESSAGES - 100)
-            wait_for(lambda: proxy.status()["nextId"] == MESSAGES - 100, "all in the log")
-            notes.wait_for_id(MESSAGES // 2)
-            kill(proxy)
-            assert notes.numbers("got")[-1] < MESSAGES - 101, "killed in the middle"
-            with Proxy(wal_location=tmp_path / "log", **sides):
-                publish(context, sides["bind"], MESSAGES - 100, MESSAGES)
-                assert client.wait(30) == 0
-    assert acknowledged() == MESSAGES
-    assert_nothing_lost_or_repeated(notes, floors)
-
-
 def test_a_plain_subscriber_in_java_reads_topic_id_and_value(
-    context: zmq.Context[Socket], tmp_path: Path, java: list[str]
+    context: zmq.Context[Socket], tmp_path: Path
 ) -> None:
     sides = endpoints("bind", "publish")
-    command = [*java_program(java, "PlainSubscriber"), sides["publish"], "t.", "100"]
+    command = [*java_program("PlainSubscriber"), sides["publish"], "t.", "100"]
     with Proxy(wal_location=tmp_path, **sides), publishing(context, sides["bind"]):
         client = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
         try:
