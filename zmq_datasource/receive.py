@@ -15,7 +15,7 @@ from zmq_datasource.log import PARTITION
 from zmq_datasource.monitoring.catalogue import SOURCE
 from zmq_datasource.monitoring.prometheus import Shown, serve_metrics
 from zmq_datasource.monitoring.source import SourceMonitor
-from zmq_datasource.options import StreamReadOptions
+from zmq_datasource.options import ReceiveOptions, StreamReadOptions
 from zmq_datasource.options.parser import parse
 from zmq_datasource.source.feeds import side_by_side
 from zmq_datasource.source.idle_partitions import IdlePartition
@@ -47,7 +47,7 @@ def receive_until_stopped(
     """
     if not logging.getLogger().handlers:
         logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    parsed = parse(StreamReadOptions, options)
+    parsed = parse(ReceiveOptions, options)
     stop = StopFlag()
     with stop.on_signals():
         receive_until(parsed, partition, stop.wait, prometheus)

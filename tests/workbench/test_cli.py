@@ -29,7 +29,7 @@ from zmq_datasource.transport import core
 @click.command()
 @option_of(ProxyOptions, "wal_max_bytes", "rcvhwm", "topics", "slow_subscriber", "plain", "wal_location")
 @option_of(ReadOptions, "socket_type", choices=("SUB", "PULL"), default="SUB")
-@other_options("-o a=b")
+@other_options("-o a=b", ProxyOptions)
 def command(others: tuple[str, ...], socket_type: str, **named: Any) -> None:
     click.echo(f"{given_options(ProxyOptions, named)} {socket_type} {others}")
 
@@ -86,6 +86,12 @@ def test_the_options_of_one_kind_are_listed() -> None:
         (["doctor", "--wal-location", "/tmp", "--stall", "5s"], "without --connect or --bind"),
         (["doctor", "--wal-location", "/tmp", "-o", "connect=tcp://a:1"], "without --connect or --bind"),
         (["receive", "--bind", "tcp://*:1", "--wal-location", "/tmp", "-o", "WALLOCATION=/b"], "of its own"),
+        (
+            ["receive", "--connect", "tcp://a:1", "--wal-location", "/tmp"],
+            "--connect needs --socket-type: SUB",
+        ),
+        (["options", "walRetentoin"], "there is no option 'walRetentoin'; did you mean walRetention?"),
+        (["options", "topics", "--json"], "--json is for source, sink or proxy"),
         (
             [
                 "receive",
@@ -151,7 +157,7 @@ HUGE = "1" + "0" * 30
         (["receive", "--bind", "ipc://a", "--wal-location", "/tmp", "--partition", "5/2"], "'--partition': "),
         (["proxy", "--wal-location", ""], "walLocation=''"),
         (["proxy", "--pull", "ipc://a", "--wal-location", "/tmp", "--rcvhwm", HUGE], "rcvhwm"),
-        (["options", "\n"], "'\\n' is not one of"),
+        (["options", "\n"], "there is no option '\\n'"),
         (["completion", ""], "is not one of"),
     ],
 )
@@ -262,3 +268,58 @@ def _runs(process: str) -> bool:
     with suppress(OSError):
         return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     return False
+
+
+@pytest.mark.parametrize(
+    "option", ["reader=me", "maxMessagesPerTrigger=5", "includeFrames=true", "startingOffsets=latest"]
+)
+def test_receive_refuses_what_only_a_query_can_do(option: str, tmp_path: Path) -> None:
+    arguments = ["receive", "--bind", "ipc://a", "--wal-location", str(tmp_path / "log"), "-o", option]
+    result = CliRunner().invoke(main, arguments)
+    assert result.exit_code == 2
+    assert (
+        f"{option.partition('=')[0]} has no effect here: set it at the query that reads the log"
+        in result.output
+    )
+    assert not (tmp_path / "log").exists()
+
+
+def test_receive_names_each_option_that_has_an_effect_there() -> None:
+    names = {name for parameter in main.commands["receive"].params for name in parameter.opts}
+    assert {
+        "--topics",
+        "--framing",
+        "--deduplicate",
+        "--no-wal-sync",
+        "--wal-max-bytes",
+        "--metrics-location",
+    } <= names
+    assert (
+        not {"--reader", "--max-messages-per-trigger", "--view", "--max-messages", "--starting-offsets"}
+        & names
+    )
+
+
+def test_one_option_is_explained_wherever_it_has_a_meaning() -> None:
+    told = CliRunner().invoke(main, ["options", "WALRETENTION"]).output
+    assert "walRetention: a duration, 10 minutes if it is not set (source)" in told
+    assert "walRetention: a duration, 1 day if it is not set (proxy)" in told
+    assert CliRunner().invoke(main, ["options", "topic"]).output.startswith("topic: text (sink)\n")
+
+
+@pytest.mark.parametrize(
+    ("begun", "completed"),
+    [
+        ("walFl", ["walFlushInterval="]),
+        ("WALSTORE", ["walStore="]),
+        ("framing=", ["framing=plain", "framing=sequenced"]),
+        ("onloss=f", ["onloss=fail"]),
+        ("nothing", []),
+    ],
+)
+def test_a_shell_completes_the_other_options(begun: str, completed: list[str]) -> None:
+    command = main.commands["receive"]
+    (others,) = [parameter for parameter in command.params if parameter.name == "others"]
+    items = [item.value for item in others.shell_complete(click.Context(command), begun)]
+    assert items[: len(completed)] == completed
+    assert bool(items) == bool(completed)

@@ -82,7 +82,7 @@ def _show_place(wal_location: str | None, wal_store: str | None, as_json: bool) 
 )
 @option_of(ReadOptions, "topics")
 @option_of(ReadOptions, "rcvhwm", default="1000", help="The receiver's high-water mark.")
-@other_options("-o framing=vllm or -o zmq.curve_serverkey=...")
+@other_options("-o framing=vllm or -o zmq.curve_serverkey=...", ReadOptions)
 @click.option(
     "--upstream", metavar="URL,...", help="The publisher behind a proxy, to compare both sides of the proxy."
 )

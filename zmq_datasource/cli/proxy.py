@@ -19,7 +19,7 @@ __all__ = ["proxy"]
 @option_of(
     ProxyOptions, "wal_retention", "wal_max_bytes", "topics", "rcvhwm", "sndhwm", "slow_subscriber", "plain"
 )
-@other_options("-o subscriberExpiry=30d")
+@other_options("-o subscriberExpiry=30d", ProxyOptions)
 @click.option(
     "--monitor",
     is_flag=True,

@@ -4,10 +4,28 @@ from __future__ import annotations
 
 import click
 
-from zmq_datasource.cli.types import Read, all_options, option_of, other_options, prometheus_port
-from zmq_datasource.options import ReadOptions
+from zmq_datasource.cli.types import (
+    Read,
+    all_options,
+    named_options,
+    option_of,
+    other_options,
+    prometheus_port,
+    set_by_user,
+)
+from zmq_datasource.options import ReceiveOptions
+from zmq_datasource.options.parser import Role, describe
+from zmq_datasource.options.read import OF_A_QUERY
 
 __all__ = ["receive"]
+
+
+_FIRST = ("bind", "connect", "socket_type", "wal_location", "wal_store", "wal_retention")
+_REST = [
+    option.field
+    for option in describe(ReceiveOptions)
+    if option.field not in _FIRST and option.roles.isdisjoint({Role.BATCH, *OF_A_QUERY})
+]
 
 
 def _read_share(text: str) -> tuple[int, int]:
@@ -18,14 +36,16 @@ def _read_share(text: str) -> tuple[int, int]:
 
 
 @click.command(short_help="Receive into a log, without Spark.")
-@option_of(ReadOptions, "bind", "connect")
-@option_of(ReadOptions, "socket_type", default="ROUTER")
-@option_of(ReadOptions, "wal_location", help="The directory of the log to fill; queries read it.")
+@option_of(ReceiveOptions, "bind", "connect")
+@option_of(ReceiveOptions, "socket_type", default="ROUTER")
+@option_of(ReceiveOptions, "wal_location", help="The directory of the log to fill; queries read it.")
 @option_of(
-    ReadOptions, "wal_store", help="The bucket of the log, in place of a directory, as in s3://bucket/orders."
+    ReceiveOptions,
+    "wal_store",
+    help="The bucket of the log, in place of a directory, as in s3://bucket/orders.",
 )
 @option_of(
-    ReadOptions,
+    ReceiveOptions,
     "wal_retention",
     help="How long messages stay after they were received and all queries have read them.",
 )
@@ -35,7 +55,8 @@ def _read_share(text: str) -> tuple[int, int]:
     metavar="K/N",
     help="Receive as number K, from 0 on, of N receivers that share the feed, each into a log partition of its own.",
 )
-@other_options("-o walMaxBytes=10g")
+@option_of(ReceiveOptions, *_REST)
+@other_options("-o zmq.rcvbuf=1m", ReceiveOptions)
 @prometheus_port
 def receive(
     others: tuple[str, ...],
@@ -53,21 +74,26 @@ def receive(
     Examples:
       zmq-datasource receive --bind "tcp://*:5558" --wal-location /data/wal/orders
       zmq-datasource receive --socket-type SUB --connect tcp://feed:5556 \\
-          --wal-location /data/wal/feed --wal-retention 1d -o framing=vllm
+          --wal-location /data/wal/feed --wal-retention 1d --framing vllm
       zmq-datasource receive --socket-type PULL --connect tcp://feed:5557 \\
           --wal-location /shared/wal/feed --partition 0/4
     """
     from zmq_datasource.receive import receive_until_stopped  # noqa: PLC0415 - imports Arrow
 
-    given = all_options(ReadOptions, named, others)
+    given = all_options(ReceiveOptions, named, others)
     if named["bind"] is None and named["connect"] is None:
         raise click.UsageError("name an endpoint with --bind or --connect")
+    chosen = set_by_user("socket_type") or "sockettype" in map(str.lower, named_options(others))
+    if named["bind"] is None and not chosen:
+        raise click.UsageError(
+            "--connect needs --socket-type: SUB for the messages of a PUB, or PULL for those of a PUSH"
+        )
     if named["wal_location"] is None and named["wal_store"] is None:
         raise click.UsageError("name the log with --wal-location or --wal-store")
     number = None
     if partition is not None:
         if "receivers" in map(str.lower, given):
-            raise click.UsageError("--partition K/N says how many receivers there are; remove -o receivers")
+            raise click.UsageError("--partition K/N says how many receivers there are; remove --receivers")
         number, count = partition
         given["receivers"] = str(count)
     receive_until_stopped(given, number, prometheus)

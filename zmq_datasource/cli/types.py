@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 from click.core import ParameterSource
+from click.shell_completion import CompletionItem
 
 from zmq_datasource.options.parser import OptionSet, describe
 from zmq_datasource.options.socket import CURVE_KEY_CHARACTERS
@@ -174,8 +175,11 @@ def option_of(
             option = declared[field]
             shown = "all" if option.default_value == Topics(("",)) else default or option.default
             kind: dict[str, Any] = {"metavar": _METAVARS.get(option.kind)}
+            names = [f"--{field.replace('_', '-')}"]
             if option.kind is bool:
-                kind, shown = {"is_flag": True, "flag_value": "true"}, ""
+                if option.default_value:
+                    names = [f"--no-{field.replace('_', '-')}", field]
+                kind, shown = {"is_flag": True, "flag_value": "false" if option.default_value else "true"}, ""
             elif option.kind is int:
                 kind["type"] = int
             elif option.kind is LogLocation:
@@ -186,7 +190,7 @@ def option_of(
                 kind["default"] = default
             text = help or option.doc.replace("`", "")
             command = click.option(
-                f"--{field.replace('_', '-')}",
+                *names,
                 required=required,
                 help=f"{text}  [default: {shown}]" if shown else text,
                 **kind,
@@ -231,14 +235,28 @@ def set_by_user(field: str) -> bool:
     return click.get_current_context().get_parameter_source(field) not in (None, ParameterSource.DEFAULT)
 
 
-def other_options(example: str) -> Callable[[_F], _F]:
-    """``-o NAME=VALUE`` for every other option, to be read by ``named_options``."""
+def other_options(example: str, options: type[OptionSet]) -> Callable[[_F], _F]:
+    """``-o NAME=VALUE`` for every other option of a set, to be read by ``named_options``."""
+
+    def complete(_: click.Context, __: click.Parameter, begun: str) -> list[CompletionItem]:
+        name, separator, value = begun.partition("=")
+        found = []
+        for option in describe(options):
+            if not separator and option.name.lower().startswith(name.lower()):
+                found.append(CompletionItem(f"{option.name}=", help=option.words))
+            elif separator and option.name.lower() == name.lower() and issubclass(option.kind, Choice):
+                found += [
+                    CompletionItem(f"{name}={one}") for one in option.kind.allowed if one.startswith(value)
+                ]
+        return found
+
     return click.option(
         "-o",
         "--option",
         "others",
         metavar="NAME=VALUE|@FILE",
         multiple=True,
+        shell_complete=complete,
         help=f"Any other option (docs/options.md), as in {example}; may be repeated. @FILE reads the value, such as a "
         "secret key.",
     )

@@ -7,7 +7,7 @@ How a declaration becomes a parsed, checked value is in ``parser``; the referenc
 
 from zmq_datasource.options.framing import FramingOptions, Numbering
 from zmq_datasource.options.proxy import ProxyOptions
-from zmq_datasource.options.read import BatchReadOptions, ReadOptions, StreamReadOptions
+from zmq_datasource.options.read import BatchReadOptions, ReadOptions, ReceiveOptions, StreamReadOptions
 from zmq_datasource.options.shares import share_of
 from zmq_datasource.options.socket import SocketOptions
 from zmq_datasource.options.write import WriteOptions
@@ -18,6 +18,7 @@ __all__ = [
     "Numbering",
     "ProxyOptions",
     "ReadOptions",
+    "ReceiveOptions",
     "SocketOptions",
     "StreamReadOptions",
     "WriteOptions",

@@ -53,6 +53,7 @@ class Role(enum.Enum):
     """Where an option applies. One without any applies wherever it is accepted."""
 
     STREAM = "a streaming read"
+    QUERY = "a query, and not a program that only receives"
     BATCH = "a batch read"
     SOCKET = "whoever opens a socket"
     UNACKNOWLEDGED = "sockets whose messages nobody acknowledges"

@@ -31,7 +31,7 @@ from zmq_datasource.options.types import (
     WhenFull,
 )
 
-__all__ = ["BatchReadOptions", "ReadOptions", "StreamReadOptions"]
+__all__ = ["BatchReadOptions", "ReadOptions", "ReceiveOptions", "StreamReadOptions"]
 
 
 class ReadOptions(FramingOptions, frozen=True, kw_only=True, rename="camel"):
@@ -228,7 +228,7 @@ class ReadOptions(FramingOptions, frozen=True, kw_only=True, rename="camel"):
         ),
     ] = ReadView("messages")
     max_messages_per_trigger: Annotated[
-        int | None, doc("The maximum number of messages in one micro-batch.", Role.STREAM, ge=1)
+        int | None, doc("The maximum number of messages in one micro-batch.", Role.STREAM, Role.QUERY, ge=1)
     ] = None
     max_bytes_per_trigger: Annotated[
         ByteSize | None,
@@ -236,6 +236,7 @@ class ReadOptions(FramingOptions, frozen=True, kw_only=True, rename="camel"):
             "The maximum number of bytes of `value` in one micro-batch. A micro-batch has at least one "
             "message.",
             Role.STREAM,
+            Role.QUERY,
         ),
     ] = None
     min_messages_per_trigger: Annotated[
@@ -244,6 +245,7 @@ class ReadOptions(FramingOptions, frozen=True, kw_only=True, rename="camel"):
             "A micro-batch starts only when there are this many messages, or when `maxTriggerDelay` has "
             "passed.",
             Role.STREAM,
+            Role.QUERY,
             ge=1,
         ),
     ] = None
@@ -253,6 +255,7 @@ class ReadOptions(FramingOptions, frozen=True, kw_only=True, rename="camel"):
             "The maximum time between two micro-batches while there are fewer than `minMessagesPerTrigger` "
             "messages.",
             Role.STREAM,
+            Role.QUERY,
         ),
     ] = Duration(900)
     wal_max_bytes: Annotated[
@@ -358,6 +361,7 @@ class ReadOptions(FramingOptions, frozen=True, kw_only=True, rename="camel"):
             "and `-`. Each query needs its own name. While a named query does not run, the log keeps what it still "
             "needs for `readerTimeout`. For a query without a name it keeps that for `walRetention`.",
             Role.STREAM,
+            Role.QUERY,
             pattern=READER_PATTERN,
         ),
     ] = None
@@ -367,6 +371,7 @@ class ReadOptions(FramingOptions, frozen=True, kw_only=True, rename="camel"):
             "How long the log keeps what this query (`reader`) still needs while it does not run. After this time its "
             "position is dropped with a warning.",
             Role.STREAM,
+            Role.QUERY,
         ),
     ] = Duration(7 * 86_400)
 
@@ -378,6 +383,7 @@ class ReadOptions(FramingOptions, frozen=True, kw_only=True, rename="camel"):
             "`auto` serves it on a free port unless Spark runs in local mode, `never` does not, and an endpoint "
             "such as `tcp://*:5599` says where.",
             Role.STREAM,
+            Role.QUERY,
         ),
     ] = LogServing("auto")
 
@@ -512,8 +518,9 @@ class ReadOptions(FramingOptions, frozen=True, kw_only=True, rename="camel"):
             return
         raise OptionError(
             f"topics={self.topics} with framing={self.framing}: the publisher counts by {' and '.join(numbering.by)} "
-            "over all its topics, so every message of another topic would look lost. Read all topics and filter in "
-            "Spark, or set sequenceBy=none to track nothing"
+            "over all its topics, so each message of another topic would look lost. If topics have their own numbers, "
+            f"set sequenceBy={','.join(numbering.by)},topic. Otherwise read all topics and filter in Spark, or set "
+            "sequenceBy=none to track nothing"
         )
 
 
@@ -544,6 +551,18 @@ class StreamReadOptions(ReadOptions, frozen=True, kw_only=True, rename="camel"):
                 Role.WRITER,
                 "is for the process that receives; this query only reads its log",
             )
+
+
+# What is about the rows that a query reads.
+OF_A_QUERY = (Role.QUERY, Role.ROWS, Role.LIVE)
+
+
+class ReceiveOptions(StreamReadOptions, frozen=True, kw_only=True, rename="camel"):
+    """``zmq-datasource receive``, which fills a log and reads nothing."""
+
+    def check(self) -> None:
+        super().check()
+        self.refuse(self.of_role(*OF_A_QUERY), "has no effect here: set it at the query that reads the log")
 
 
 class BatchReadOptions(ReadOptions, frozen=True, kw_only=True, rename="camel"):
