@@ -16,21 +16,20 @@ from __future__ import annotations
 
 import time
 from collections import deque
+from concurrent.futures import Future
+from typing import Any
 
 import pyarrow as pa
-import pyarrow.compute as pc
 import zmq
 
 from zmq_datasource.errors import DiskFaultError, LogError, LogLockedError, ProtocolError
 from zmq_datasource.host import failpoints
 from zmq_datasource.host.limited_logging import LimitedLog
-from zmq_datasource.messages.columns import number
 from zmq_datasource.proxy.fetch_protocol import Batch, Fetch, Forget, FromProxy, Lost, Open, Refused
 from zmq_datasource.proxy.fetch_wire import FetchWire
 from zmq_datasource.proxy.names import Names, moved
 from zmq_datasource.proxy.positions import Position, Positions
 from zmq_datasource.proxy.router import Request
-from zmq_datasource.proxy.topics import matching
 from zmq_datasource.proxy.view import Cursor, LogView
 from zmq_datasource.proxy.waiting import Cursors, Owner, Waiting, WaitingRequests
 
@@ -40,8 +39,7 @@ __all__ = ["FetchServer"]
 _MOST_BYTES, _LEAST_BYTES = 128 << 20, 128 << 10
 # What one answer has at most, beside its last message.
 _MOST_BATCH_BYTES = 4 << 20
-_TURN_ROWS = 1 << 16
-# For taking requests, until those that wait get their turn; and for reading rows of other topics at a turn.
+# For taking requests, until those that wait get their turn.
 _TURN_SECONDS = 0.005
 _MOST_REPLAYS = 64
 
@@ -162,7 +160,6 @@ class FetchServer:
 
     def _fetch(self, peer: bytes, fetch: Fetch) -> None:
         assert fetch.name is not None
-        assert fetch.done is not None
         position = self.names.position_of(fetch)
         if isinstance(position, Refused):
             if not self.names.is_busy(fetch.name):  # else it is asked again
@@ -176,17 +173,8 @@ class FetchServer:
             self._say(peer, Refused(code="ahead", reason=reason, session=fetch.session))
             return
         before = self._waiting.get(fetch.name)
-        is_away, position.asked = position.asked is None, time.monotonic()
-        position.is_new = False
-        waiting = self._wait(fetch.name, peer, fetch, position.topics)
-        if is_away or position.hold is None:
-            again = before.coming_back if before is not None else None
-            if again is None:
-                tail = self._view.open_batches() if position.next < position.snapshot else []
-                again = self._positions.come_back(position, tail)
-            waiting.coming_back = again
-        else:
-            self._positions.move(position, fetch.done)
+        coming_back = self.names.arrive(position, fetch, None if before is None else before.coming_back)
+        self._wait(fetch.name, peer, fetch, position.topics, coming_back)
 
     def _replay(self, peer: bytes, fetch: Fetch, topics: tuple[bytes, ...]) -> None:
         replays = sum(isinstance(owner, bytes) for owner in self._waiting)
@@ -197,10 +185,16 @@ class FetchServer:
             return
         self._wait(peer, peer, fetch, topics)
 
-    def _wait(self, owner: Owner, peer: bytes, fetch: Fetch, topics: tuple[bytes, ...]) -> Waiting:
-        waiting = Waiting(peer, fetch, topics, self._cursors.take(owner, fetch.first))
-        self._waiting.put(owner, waiting)
-        return waiting
+    def _wait(
+        self,
+        owner: Owner,
+        peer: bytes,
+        fetch: Fetch,
+        topics: tuple[bytes, ...],
+        coming_back: Future[bool] | None = None,
+    ) -> None:
+        cursor = self._cursors.take(owner, fetch.first)
+        self._waiting.put(owner, Waiting(peer, fetch, topics, cursor, coming_back))
 
     # Answers.
 
@@ -236,21 +230,31 @@ class FetchServer:
         if waiting.peer in on_the_way or len(on_the_way) > 1:
             self.is_held_up = True
             return False
+        done = None if position is None else position.kept
+        head: dict[str, Any] = {
+            "session": fetch.session,
+            "first": fetch.first,
+            "end": self._view.end,
+            "done": done,
+        }
         if not waiting.rows and (lost := self._lost(waiting.cursor, position)) is not None:
             if position is not None and not position.is_kept:
                 self._positions.keep()  # a client that has heard of it comes back after it, and it would not be counted
-                return False
-            end, done = self._view.end, None if position is None else position.kept
-            self._send(
-                owner, waiting, Lost(session=fetch.session, first=fetch.first, next=lost, end=end, done=done)
-            )
+            else:
+                self._send(owner, waiting, Lost(**head, next=lost))
             return False
         waiting.is_blocked = False
-        more = self._read(waiting, position)
-        ready = waiting.rows or time.monotonic() >= waiting.deadline or self._is_at_end_of_range(waiting)
-        if ready and not more:
-            self._send_batch(owner, waiting, position)
-        return more
+        room = min(_MOST_BATCH_BYTES, max(_LEAST_BYTES, _MOST_BYTES - self._used_bytes))
+        if waiting.read(self._view.end, room, position):
+            return True
+        if waiting.rows or time.monotonic() >= waiting.deadline or waiting.is_at_end(self._view.end):
+            rows = waiting.batch()
+            count = 0 if rows is None else rows.num_rows
+            batch = Batch(**head, next=max(fetch.first, waiting.cursor.position), rows=count)
+            failpoints.reach("proxy.batch.before_send")
+            if self._send(owner, waiting, batch, rows) and position is not None:
+                position.sent += count
+        return False
 
     def _is_back(self, waiting: Waiting, position: Position) -> bool:
         """Whether a client that was away has its name again."""
@@ -290,48 +294,6 @@ class FetchServer:
                 earliest - 1,
             )
         return earliest
-
-    def _is_at_end_of_range(self, waiting: Waiting) -> bool:
-        until = waiting.fetch.until
-        return waiting.fetch.name is None and waiting.cursor.position >= (
-            self._view.end if until is None else until
-        )
-
-    def _read(self, waiting: Waiting, position: Position | None) -> bool:
-        """Read rows for an answer; whether there may be more of them, and time is over for this turn."""
-        fetch, cursor = waiting.fetch, waiting.cursor
-        end = self._view.end if fetch.until is None else min(fetch.until, self._view.end)
-        room = min(fetch.max_bytes, _MOST_BATCH_BYTES, max(_LEAST_BYTES, _MOST_BYTES - self._used_bytes))
-        deadline = time.monotonic() + _TURN_SECONDS
-        while fetch.max_bytes and cursor.position < end and waiting.size < room:
-            batch = cursor.read(min(_TURN_ROWS, end - cursor.position), room - waiting.size)
-            if batch is None:
-                return not waiting.rows  # deleted meanwhile: it is looked at again
-            batch = _without_older(matching(batch, waiting.topics), position)
-            if batch.num_rows:
-                waiting.rows.append(batch)
-                waiting.size += batch.nbytes
-            if time.monotonic() >= deadline:
-                return not waiting.rows and cursor.position < end
-            if sum(rows.num_rows for rows in waiting.rows) >= _TURN_ROWS:
-                break
-        return False
-
-    def _send_batch(self, owner: Owner, waiting: Waiting, position: Position | None) -> None:
-        fetch, rows = waiting.fetch, None
-        if waiting.rows:
-            rows = waiting.rows[0] if len(waiting.rows) == 1 else _together(waiting.rows)
-        answer = Batch(
-            session=fetch.session,
-            first=fetch.first,
-            next=max(fetch.first, waiting.cursor.position),
-            end=self._view.end,
-            done=None if position is None else position.kept,
-            rows=0 if rows is None else rows.num_rows,
-        )
-        failpoints.reach("proxy.batch.before_send")
-        if self._send(owner, waiting, answer, rows) and position is not None:
-            position.sent += answer.rows
 
     def _send(
         self, owner: Owner, waiting: Waiting, answer: Batch | Lost, rows: pa.RecordBatch | None = None
@@ -387,17 +349,3 @@ class FetchServer:
 
 def _said(owner: Owner) -> str:
     return f"durable subscriber {owner!r}" if isinstance(owner, str) else "a replay"
-
-
-def _without_older(batch: pa.RecordBatch, position: Position | None) -> pa.RecordBatch:
-    """Below the snapshot of a position only the newest message of each topic."""
-    if position is None or not batch.num_rows or batch.column("id")[0].as_py() >= position.snapshot:
-        return batch
-    ids = batch.column("id")
-    is_live = pc.greater_equal(ids, number(position.snapshot))
-    return batch.filter(pc.or_(is_live, pc.is_in(ids, value_set=position.newest)))
-
-
-def _together(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
-    schema = batches[0].schema.remove_metadata()
-    return pa.concat_batches([batch.replace_schema_metadata(None) for batch in batches]).cast(schema)

@@ -168,6 +168,28 @@ class Names:
         self._displaced[fetch.name, fetch.session] = None
         return _taken(fetch)
 
+    def arrive(
+        self, position: Position, fetch: Fetch, coming_back: Future[bool] | None
+    ) -> Future[bool] | None:
+        """The client of a name has asked: it is there, and has done with what is below ``done``.
+
+        Args:
+            coming_back: Of the request before, if that one waits.
+
+        Returns:
+            If the client was away, whether its name is still its own.
+        """
+        assert fetch.done is not None
+        is_away, position.asked = position.asked is None, time.monotonic()
+        position.is_new = False
+        if not is_away and position.hold is not None:
+            self._positions.move(position, fetch.done)
+            return None
+        if coming_back is None:
+            tail = self._view.open_batches() if position.next < position.snapshot else []
+            coming_back = self._positions.come_back(position, tail)
+        return coming_back
+
     def status(self) -> list[dict[str, Any]]:
         """An account of each subscriber, as plain data: of those that are furthest behind, if there are many."""
         now, monotonic = time.time(), time.monotonic()

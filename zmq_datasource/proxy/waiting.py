@@ -1,4 +1,4 @@
-"""Requests for rows that wait: until there are rows, until their time is over, or for something else."""
+"""Requests for rows that wait, and what was read for them."""
 
 from __future__ import annotations
 
@@ -11,15 +11,21 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
+from zmq_datasource.messages.columns import number
 from zmq_datasource.proxy.fetch_protocol import MOST_WAIT_MS, Fetch
-from zmq_datasource.proxy.positions import PRESENT_SECONDS
+from zmq_datasource.proxy.positions import PRESENT_SECONDS, Position
+from zmq_datasource.proxy.topics import matching
 from zmq_datasource.proxy.view import Cursor, LogView
 
 __all__ = ["Cursors", "Owner", "Waiting", "WaitingRequests"]
 
 # A name, or the connection of a request without a name.
 Owner: TypeAlias = str | bytes
+_MOST_ROWS = 1 << 16  # of an answer
+# For reading rows of other topics at a turn.
+_TURN_SECONDS = 0.005
 # Each cursor has an open file, and rows that were read.
 _MOST_CURSORS = 64
 
@@ -30,8 +36,8 @@ class Waiting:
 
     Attributes:
         cursor: Where in the log its rows are read.
-        rows, size: What was read for it, and the bytes of that.
         coming_back: Of a name that was away, whether it is its client's again.
+        rows, size: What was read for it, and the bytes of that.
         is_blocked: Whether it waits for something else than messages or its deadline, of which no event tells.
     """
 
@@ -39,13 +45,63 @@ class Waiting:
     fetch: Fetch
     topics: tuple[bytes, ...]
     cursor: Cursor
+    coming_back: Future[bool] | None = None
     rows: list[pa.RecordBatch] = field(default_factory=list)
     size: int = 0
-    coming_back: Future[bool] | None = None
     is_blocked: bool = False
 
     def __post_init__(self) -> None:
         self.deadline = time.monotonic() + min(self.fetch.wait, MOST_WAIT_MS) / 1000
+
+    def read(self, end: int, room: int, position: Position | None) -> bool:
+        """Read rows for the answer.
+
+        Args:
+            end: The log's end.
+            room: Bytes for them; one message at least.
+            position: Of the name.
+
+        Returns:
+            Whether there may be more of them, and time is over for this turn.
+        """
+        fetch, cursor = self.fetch, self.cursor
+        end = end if fetch.until is None else min(fetch.until, end)
+        room = min(fetch.max_bytes, room)
+        deadline = time.monotonic() + _TURN_SECONDS
+        while fetch.max_bytes and cursor.position < end and self.size < room:
+            batch = cursor.read(min(_MOST_ROWS, end - cursor.position), room - self.size)
+            if batch is None:
+                return not self.rows  # deleted meanwhile: it is looked at again
+            batch = _without_older(matching(batch, self.topics), position)
+            if batch.num_rows:
+                self.rows.append(batch)
+                self.size += batch.nbytes
+            if time.monotonic() >= deadline:
+                return not self.rows and cursor.position < end
+            if sum(rows.num_rows for rows in self.rows) >= _MOST_ROWS:
+                break
+        return False
+
+    def is_at_end(self, end: int) -> bool:
+        """Whether a range is read to its end, or to the log's."""
+        until = end if self.fetch.until is None else self.fetch.until
+        return self.fetch.name is None and self.cursor.position >= until
+
+    def batch(self) -> pa.RecordBatch | None:
+        """The rows that were read; None if there are none."""
+        if len(self.rows) < 2:
+            return self.rows[0] if self.rows else None
+        schema = self.rows[0].schema.remove_metadata()
+        return pa.concat_batches([rows.replace_schema_metadata(None) for rows in self.rows]).cast(schema)
+
+
+def _without_older(batch: pa.RecordBatch, position: Position | None) -> pa.RecordBatch:
+    """Below the snapshot of a position only the newest message of each topic."""
+    if position is None or not batch.num_rows or batch.column("id")[0].as_py() >= position.snapshot:
+        return batch
+    ids = batch.column("id")
+    is_live = pc.greater_equal(ids, number(position.snapshot))
+    return batch.filter(pc.or_(is_live, pc.is_in(ids, value_set=position.newest)))
 
 
 class WaitingRequests:
