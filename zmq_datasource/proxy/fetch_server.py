@@ -54,6 +54,7 @@ class FetchServer:
 
     Attributes:
         names: Which session has which name.
+        waiting: Requests that are not answered yet.
         is_held_up: Whether an answer waits for a client to take the one before, of which no event tells.
     """
 
@@ -65,7 +66,7 @@ class FetchServer:
         self._positions = positions
         self.names = Names(view, positions)
         self._requests: deque[Request] = deque()
-        self._waiting = WaitingRequests()
+        self.waiting = WaitingRequests()
         self._cursors = Cursors(view)
         self._used_bytes = 0
         self._faults = LimitedLog(__name__, "faults of durable subscribers and replays")
@@ -89,10 +90,10 @@ class FetchServer:
         self._finish_jobs()
         self._used_bytes = answers.bytes
         busy = False
-        for owner, waiting in self._waiting.to_look_at(self._view):
+        for owner, waiting in self.waiting.to_look_at(self._view):
             more = self._try_to_answer(owner, waiting)
-            if self._waiting.get(owner) is waiting and (more or waiting.is_blocked):
-                self._waiting.activate(owner)
+            if self.waiting.get(owner) is waiting and (more or waiting.is_blocked):
+                self.waiting.activate(owner)
             busy = busy or more
         self._cursors.forget_late()
         for log in (self._faults, self._errors, self._losses, self.names):
@@ -100,19 +101,9 @@ class FetchServer:
         self.is_held_up = self.is_held_up or answers.stuck
         return busy or bool(self._requests)
 
-    @property
-    def due(self) -> float | None:
-        """When a FETCH that waits must be answered, monotonic; None if none waits."""
-        return self._waiting.due
-
-    @property
-    def clients(self) -> int:
-        """How many requests wait, or wait for the answer before to leave."""
-        return len(self._waiting)
-
     def close(self) -> None:
         """Close the socket, and all files."""
-        self._waiting, self._cursors = WaitingRequests(), Cursors(self._view)
+        self.waiting, self._cursors = WaitingRequests(), Cursors(self._view)
         self.wire.router.close()
 
     # Requests.
@@ -156,7 +147,7 @@ class FetchServer:
                 self._say(peer, self.names.result(job))
             except Exception as e:  # if the command line looks at the name, the client asks again
                 self._fail(peer, _said(wanted.name), e, wanted.session, again=LogLockedError)
-            self._waiting.activate(wanted.name)  # a session that has lost the name hears of it
+            self.waiting.activate(wanted.name)  # a session that has lost the name hears of it
 
     def _fetch(self, peer: bytes, fetch: Fetch) -> None:
         assert fetch.name is not None
@@ -172,13 +163,13 @@ class FetchServer:
             )
             self._say(peer, Refused(code="ahead", reason=reason, session=fetch.session))
             return
-        before = self._waiting.get(fetch.name)
+        before = self.waiting.get(fetch.name)
         coming_back = self.names.arrive(position, fetch, None if before is None else before.coming_back)
         self._wait(fetch.name, peer, fetch, position.topics, coming_back)
 
     def _replay(self, peer: bytes, fetch: Fetch, topics: tuple[bytes, ...]) -> None:
-        replays = sum(isinstance(owner, bytes) for owner in self._waiting)
-        if self._waiting.get(peer) is None and replays >= _MOST_REPLAYS:
+        replays = sum(isinstance(owner, bytes) for owner in self.waiting)
+        if self.waiting.get(peer) is None and replays >= _MOST_REPLAYS:
             self._faults.warn("a replay is refused: %d others are served", replays)
             reason = f"{replays} others are served; ask again later"
             self._say(peer, Refused(code="busy", reason=reason, session=fetch.session))
@@ -194,7 +185,7 @@ class FetchServer:
         coming_back: Future[bool] | None = None,
     ) -> None:
         cursor = self._cursors.take(owner, fetch.first)
-        self._waiting.put(owner, Waiting(peer, fetch, topics, cursor, coming_back))
+        self.waiting.put(owner, Waiting(peer, fetch, topics, cursor, coming_back))
 
     # Answers.
 
@@ -203,7 +194,7 @@ class FetchServer:
             return self._answer(owner, waiting)
         except Exception as e:
             if self._fail(waiting.peer, _said(owner), e, waiting.fetch.session, again=DiskFaultError):
-                self._waiting.remove(owner)
+                self.waiting.remove(owner)
             else:  # the next turn may get it
                 waiting.is_blocked = self.is_held_up = True
         return False
@@ -217,7 +208,7 @@ class FetchServer:
             found = self.names.position_of(fetch)
             if isinstance(found, Refused):
                 if not self.names.is_busy(owner):  # else its end tells who has the name
-                    self._waiting.remove(owner)
+                    self.waiting.remove(owner)
                     self._say(waiting.peer, found)
                 return False
             position = found
@@ -266,10 +257,10 @@ class FetchServer:
             is_back = coming.result()
         except LogError as e:  # it asks again
             self._faults.warn("%s: %s", _said(position.name), e)
-            self._waiting.remove(position.name)
+            self.waiting.remove(position.name)
             return False
         if not is_back:
-            self._waiting.remove(position.name)
+            self.waiting.remove(position.name)
             self._say(waiting.peer, moved(fetch))
             return False
         waiting.coming_back = None
@@ -304,12 +295,12 @@ class FetchServer:
         except zmq.ZMQError as e:
             if e.errno != zmq.EHOSTUNREACH:
                 raise
-            self._waiting.remove(owner)  # it asks again by another connection
+            self.waiting.remove(owner)  # it asks again by another connection
             return False
         if not sent:
             waiting.is_blocked = True
             return False
-        self._waiting.remove(owner)
+        self.waiting.remove(owner)
         self._cursors.leave(owner, waiting.cursor)
         if (following := self.wire.after(waiting.fetch, answer)) is not None:
             self._wait(owner, waiting.peer, following, waiting.topics)

@@ -137,7 +137,7 @@ class Server:
         for server in self._servers:
             if server.is_held_up:
                 wait = min(wait, server.wire.look_ms)
-            if (due := server.due) is not None:
+            if (due := server.waiting.due) is not None:
                 wait = max(1, min(wait, round(1000 * (due - time.monotonic()))))
         self._poller.poll(0 if self._busy else wait)
         with suppress(BlockingIOError):
@@ -168,7 +168,7 @@ class Server:
         may be deleted.
         """
         replays = self._replays
-        clients = sum(server.clients for server in self._servers if server.wire is replays)
+        clients = sum(len(server.waiting) for server in self._servers if server.wire is replays)
         return {
             "hold": self.positions.needed,
             "durable": [] if self._durable is None else self._durable.names.status(),
