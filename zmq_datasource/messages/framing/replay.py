@@ -1,14 +1,14 @@
 """The wire of vLLM's replay protocol, of both sides: bytes only.
 
 A request is ``[b"", start]``, ``start`` the first wanted sequence as 8 bytes, big-endian. Each message that the
-publisher still has from there on is a reply ``[b"", topic, sequence, payload]``, or in older versions ``[b"", sequence,
-payload]``. The end has eight 0xFF as sequence, and an empty topic and payload. A DEALER sends and receives the empty
-frame itself.
+publisher still has from there on is a reply: since vLLM 0.26 (vllm-project/vllm#45177) ``[b"", topic, sequence,
+payload]``, in older ones and in SGLang ``[b"", sequence, payload]``. The end has eight 0xFF as sequence, and an empty
+topic and payload. A DEALER sends and receives the empty frame itself.
 
 A proxy knows two things more: ``start`` may be 16 bytes, the start and end of a half-open range; and between sequence
 and payload a reply has the other frames of the message, if it has more than topic and payload.
 
-Source: ``_service_replay`` in vllm/distributed/kv_events.py, which SGLang has taken over.
+Source: ``_service_replay`` in vllm/distributed/kv_events.py.
 """
 
 from __future__ import annotations
