@@ -23,7 +23,7 @@ from zmq_datasource.log.writer import LogWriter
 from zmq_datasource.messages.arrow_types import UnfitValueError
 from zmq_datasource.messages.arrow_values import ArrowValues
 from zmq_datasource.messages.framing.fields import UnfitError
-from zmq_datasource.messages.framing.replay import read_reply
+from zmq_datasource.messages.framing.replay import read_reply, read_request
 from zmq_datasource.messages.framing.rows import to_rows
 from zmq_datasource.messages.raw import raw_of
 from zmq_datasource.messages.rows import number_rows
@@ -124,9 +124,10 @@ def chunks(data: bytes) -> None:
 
 
 def replay(data: bytes) -> None:
-    """What a publisher's replay socket answers."""
-    with suppress(UnfitError):
-        read_reply(frames_of(data))
+    """What a publisher's replay socket answers, and is asked."""
+    for read in (read_reply, read_request):
+        with suppress(UnfitError):
+            read(frames_of(data))
 
 
 # Files and texts.

@@ -19,7 +19,14 @@ from zmq_datasource.messages.framing import to_rows
 from zmq_datasource.messages.framing.dafka import DafkaFraming
 from zmq_datasource.messages.framing.fields import Announced, Malformed, UnfitError
 from zmq_datasource.messages.framing.presets import make_framing, subscriptions
-from zmq_datasource.messages.framing.replay import Reply, read_reply, request
+from zmq_datasource.messages.framing.replay import (
+    Reply,
+    end_of_replay,
+    read_reply,
+    read_request,
+    reply,
+    request,
+)
 from zmq_datasource.messages.raw import RawMessage, raw_of
 from zmq_datasource.messages.rows import number_rows
 from zmq_datasource.source.intake import Arrival, Intake
@@ -582,8 +589,20 @@ def test_a_request_is_an_empty_frame_and_the_first_sequence() -> None:
     assert request(258) == [b"", b"\x00\x00\x00\x00\x00\x00\x01\x02"]
 
 
+def test_the_other_side_reads_what_is_asked_and_its_replies_are_read() -> None:
+    assert read_request(request(258)) == (258, None)
+    assert read_request([b"", NINE + NINE]) == (9, 9)
+    for frames in ([], [b""], [NINE], [b"", b"1"], [b"x", NINE], [b"", NINE, b""], [b"", NINE * 3]):
+        with pytest.raises(UnfitError, match="a request for a replay has frames of 0 and of 8 or 16 bytes"):
+            read_request(frames)
+    for with_topic, topic, none in ((True, b"t", b""), (False, None, None)):
+        assert read_reply(reply(9, [b"t", b"v"], with_topic)) == Reply(9, topic, b"v")
+        assert read_reply(reply(9, [b"v"], with_topic)) == Reply(9, none, b"v")
+        assert read_reply(end_of_replay(with_topic)) == Reply(None, none, b"")
+
+
 @pytest.mark.parametrize(
-    ("frames", "reply"),
+    ("frames", "read"),
     [
         ([b"", NINE, b"v"], Reply(9, None, b"v")),
         ([b"", b"t", NINE, b"v"], Reply(9, b"t", b"v")),
@@ -595,8 +614,8 @@ def test_a_request_is_an_empty_frame_and_the_first_sequence() -> None:
         ([b"", b"t", END, b""], Reply(None, b"t", b"")),
     ],
 )
-def test_replies_of_both_versions_are_read(frames: list[bytes], reply: Reply) -> None:
-    assert read_reply(frames) == reply
+def test_replies_of_both_versions_are_read(frames: list[bytes], read: Reply) -> None:
+    assert read_reply(frames) == read
 
 
 @pytest.mark.parametrize(
@@ -623,10 +642,10 @@ def test_a_reply_may_have_the_largest_number() -> None:
 @given(st.lists(st.binary(max_size=12), min_size=1, max_size=6))
 def test_any_reply_is_read_or_refused(frames: list[bytes]) -> None:
     try:
-        reply = read_reply(frames)
+        read = read_reply(frames)
     except UnfitError:
         return
-    assert reply.value == frames[-1]
+    assert read.value == frames[-1]
 
 
 def test_numbers_at_the_ends_of_their_range_harm_nothing() -> None:

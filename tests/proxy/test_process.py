@@ -391,7 +391,7 @@ def test_the_monitor_shows_who_is_there(context: zmq.Context[Socket], tmp_path: 
         command += [f"--{side}", endpoint]
     read, write = os.openpty()
     process = subprocess.Popen(
-        command, stdout=write, stderr=subprocess.DEVNULL, env={**os.environ, "COLUMNS": "110"}
+        command, stdout=write, stderr=subprocess.DEVNULL, env={**os.environ, "COLUMNS": "160"}
     )
     os.close(write)
     shown = bytearray()
@@ -404,7 +404,7 @@ def test_the_monitor_shows_who_is_there(context: zmq.Context[Socket], tmp_path: 
     try:
         publisher(context, sides["bind"]).send_multipart([b"t", b"v"])
         with DurableSubscriber(sides["durable"], "billing"):
-            for text in (b"publishers", b"durable subscribers", b"billing", b"0 to 0"):
+            for text in (b"publishers", b"durable subscriber", b"billing", b"0 to 0"):
                 wait_for(lambda text=text: see(text), f"{text!r} shown")
         process.send_signal(signal.SIGINT)
         with suppress(OSError):  # nobody writes any more

@@ -67,11 +67,11 @@ def _watch(given: dict[str, Any], observe: Callable[[dict[str, Any]], None] | No
     from rich.console import Console  # noqa: PLC0415
     from rich.live import Live  # noqa: PLC0415
 
+    from zmq_datasource.monitoring.view import ProxyView  # noqa: PLC0415
     from zmq_datasource.proxy.handle import Proxy  # noqa: PLC0415
-    from zmq_datasource.proxy.table import Rates, show  # noqa: PLC0415
 
-    rates = Rates()
     console = Console()
+    view = ProxyView(console.width)
     try:
         with Proxy(**given) as running, ExitStack() as stack:
             live = Live(console=console, refresh_per_second=2) if console.is_terminal else None
@@ -84,9 +84,7 @@ def _watch(given: dict[str, Any], observe: Callable[[dict[str, Any]], None] | No
                 if live is None:
                     click.echo(json.dumps(status))
                 else:
-                    if status:
-                        rates.take(time.monotonic(), status)
-                    live.update(show(status, rates))
+                    live.update(view.render(status, time.monotonic()))
                 time.sleep(1)
     except KeyboardInterrupt:
         pass

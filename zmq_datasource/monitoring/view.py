@@ -1,28 +1,36 @@
-"""A live table of sources and sinks, for a terminal or a notebook: rates, drops, backlog, high-water marks in use."""
+"""What is shown live of sources, sinks and a proxy: rates, drops, backlog, high-water marks in use."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
-from typing import Any, TypeAlias
+from typing import Any
 
 import humanfriendly
 from rich.table import Table
 from rich.text import Text
 
 from zmq_datasource.host.printable import printable
+from zmq_datasource.monitoring.tables import (
+    Cells,
+    Rates,
+    ago,
+    alarm,
+    alarms,
+    number,
+    printed,
+    seconds,
+    shown,
+    size,
+    stack,
+    words,
+)
 
-__all__ = ["LiveView"]
+__all__ = ["LiveView", "ProxyView"]
 
-# Narrower screens show a paragraph for each source and sink instead of a line: nothing is left out.
-_WIDE = 120
-_WORDS = {"source", "sink", "query"}
 _UUID_LENGTH = 36
-# Characters of a name in a cell.
-_MOST_NAME = 500
-
-# What a table shows of a source or sink, by the names of its columns.
-_Cells: TypeAlias = dict[str, Text]
+# Of a proxy: durable subscribers, topics of one, and characters of a topic.
+_MOST_ROWS, _MOST_TOPICS, _MOST_CHARACTERS = 20, 5, 60
 
 
 class LiveView:
@@ -35,8 +43,8 @@ class LiveView:
 
     def __init__(self, since: float | None = None, width: int | None = None) -> None:
         self._since = since
-        self._narrow = width is not None and width < _WIDE
-        self._sinks: dict[tuple[str, str], list[tuple[datetime, Mapping[str, Any]]]] = {}
+        self._width = width
+        self._rates = Rates()
 
     def render(self, records: Iterable[Mapping[str, Any]], now: datetime | None = None) -> Table:
         """The table of sources and the table of sinks."""
@@ -48,148 +56,137 @@ class LiveView:
             if self._since is not None and age > self._since:
                 silent += 1
             elif record["kind"] == "source":
-                sources.append({**_source_cells(record), "as of": _ago(age)})
+                sources.append({**_source_cells(record), "as of": ago(age)})
             else:
-                sinks.append({**self._sink_cells(record), "as of": _ago(age)})
-        parts = Table.grid()  # a table shows itself in a notebook too
-        for rows in (sources, sinks):
-            if rows and parts.row_count:
-                parts.add_row("")
-            for part in _paragraphs(rows) if self._narrow else _table(rows):
-                parts.add_row(part)
-        if not parts.row_count and not silent:
-            parts.add_row(Text("Nothing has reported yet."))
+                sinks.append({**self._sink_cells(record), "as of": ago(age)})
+        remarks = []
+        if not sources and not sinks and not silent:
+            remarks.append(Text("Nothing has reported yet."))
         if silent and self._since is not None:
             span = humanfriendly.format_timespan(self._since)
-            parts.add_row(Text(f"{silent} sources and sinks have said nothing for {span}.", style="dim"))
-        return parts
+            remarks.append(Text(f"{silent} sources and sinks have said nothing for {span}.", style="dim"))
+        return stack((sources, sinks), self._width, remarks)
 
-    def _sink_cells(self, record: Mapping[str, Any]) -> _Cells:
+    def _sink_cells(self, record: Mapping[str, Any]) -> Cells:
         total = record["sinkTotal"]
-        sent, dropped = self._rates(record, total)
+        at = datetime.fromisoformat(record["timestamp"]).timestamp()
+        rate = self._rates.take((record["query"], record["sink"]), at, total)
         query = str(record.get("name") or record["query"])
         return {
-            "sink": _name(record["sink"]),
-            "query": _name(query if record.get("name") or len(query) != _UUID_LENGTH else query[:8]),
-            "batch": _name(record["batch"]),
-            "sent/s": _shown(sent, _number),
-            "dropped/s": _alarm(dropped),
-            "sent": Text(_number(total["sent"])),
-            "dropped": _alarms(total["droppedByReason"]),
-            "dead letters": _alarms(total["deadLetteredByReason"]),
-            "blocked": Text(_seconds(total["blockedMs"] / 1000)),
+            "sink": words(record["sink"]),
+            "query": words(query if record.get("name") or len(query) != _UUID_LENGTH else query[:8]),
+            "batch": Text(printed(record["batch"])),
+            "sent/s": shown(rate("sent"), number),
+            "dropped/s": alarm(rate("dropped")),
+            "sent": Text(number(total["sent"])),
+            "dropped": alarms(total["droppedByReason"]),
+            "dead letters": alarms(total["deadLetteredByReason"]),
+            "blocked": Text(seconds(total["blockedMs"] / 1000)),
             "peers": Text(str(total["peers"])),
             "sndhwm": Text(str(total["sndhwm"] or "–")),
         }
-
-    def _rates(
-        self, record: Mapping[str, Any], total: Mapping[str, Any]
-    ) -> tuple[float | None, float | None]:
-        """Sent and dropped a second, between the two newest records that differ; None before there are two."""
-        seen = self._sinks.setdefault((record["query"], record["sink"]), [])
-        at = datetime.fromisoformat(record["timestamp"])
-        if seen and at < seen[-1][0]:  # the clock has stepped back
-            seen.clear()
-        if not seen or at > seen[-1][0]:
-            seen.append((at, total))
-            del seen[:-2]
-        if len(seen) < 2:
-            return None, None
-        (before, old), (after, new) = seen
-        seconds = (after - before).total_seconds()
-        return (new["sent"] - old["sent"]) / seconds, (new["dropped"] - old["dropped"]) / seconds
 
 
 def _order(record: Mapping[str, Any]) -> tuple[str, str, str]:
     return str(record["kind"]), str(record.get("source", record.get("sink"))), str(record.get("query", ""))
 
 
-def _source_cells(record: Mapping[str, Any]) -> _Cells:
+def _source_cells(record: Mapping[str, Any]) -> Cells:
     metrics = record["sourceMetrics"]
     paused = metrics.get("receivePausedBy")
-    paused_for = _shown(metrics.get("receivePausedMs"), lambda ms: _seconds(ms / 1000))
+    paused_for = shown(metrics.get("receivePausedMs"), lambda ms: seconds(ms / 1000))
     return {
-        "source": _name(record["source"]),
-        "msg/s": _shown(metrics.get("messagesReceivedPerSecond"), _number),
-        "backlog": _shown(metrics.get("backlogMessages"), _number),
-        "oldest": _shown(metrics.get("backlogAgeMs"), lambda ms: _seconds(ms / 1000)),
-        "lost": _alarm(metrics.get("messagesLost")),
-        "malformed": _alarm(metrics.get("messagesMalformed")),
-        "paused": Text(f"now: {printable(str(paused), _MOST_NAME)}", style="bold red")
-        if paused
-        else paused_for,
-        "peers": _shown(metrics.get("connections"), str),
-        "rcvhwm": _shown(metrics.get("rcvhwm"), str),
-        "log": _shown(metrics.get("logBytes"), lambda size: humanfriendly.format_size(size, binary=True)),
+        "source": words(record["source"]),
+        "msg/s": shown(metrics.get("messagesReceivedPerSecond"), number),
+        "backlog": shown(metrics.get("backlogMessages"), number),
+        "oldest": shown(metrics.get("backlogAgeMs"), lambda ms: seconds(ms / 1000)),
+        "lost": alarm(metrics.get("messagesLost")),
+        "malformed": alarm(metrics.get("messagesMalformed")),
+        "paused": Text(f"now: {printed(paused)}", style="bold red") if paused else paused_for,
+        "peers": shown(metrics.get("connections"), str),
+        "rcvhwm": shown(metrics.get("rcvhwm"), str),
+        "log": shown(metrics.get("logBytes"), size),
     }
 
 
-def _table(rows: Sequence[_Cells]) -> list[Table]:
-    if not rows:
-        return []
-    table = Table(box=None, header_style="bold", padding=(0, 1), pad_edge=False)
-    for name in rows[0]:
-        # Names of queries and endpoints give way first: they are folded, figures are not.
-        words = name in _WORDS
-        table.add_column(name, justify="left" if words else "right", overflow="fold", no_wrap=not words)
-    for cells in rows:
-        table.add_row(*cells.values())
-    return [table]
+class ProxyView:
+    """Makes tables of statuses; remembers the last ones, for rates.
+
+    Args:
+        width: Columns of the screen; None is wide enough.
+    """
+
+    def __init__(self, width: int | None = None) -> None:
+        self._width = width
+        self._rates = Rates()
+
+    def render(self, status: Mapping[str, Any], now: float) -> Table:
+        """The proxy, its publishers and its subscribers, as of ``now`` in seconds."""
+        if not status:
+            return stack((), self._width, [Text("The proxy is starting.")])
+        durable = sorted(status["durable"], key=lambda account: -account["backlog"])
+        tables = (
+            [self._proxy_cells(status, now)],
+            [_durable_cells(account) for account in durable[:_MOST_ROWS]],
+            [
+                {"publishers": words(side["socket"]), "connections": Text(number(side["connections"]))}
+                for side in status["publishers"]
+            ],
+            [_plain_cells(status)],
+            [_stalled_cells(stalled) for stalled in status["stalled"][:_MOST_ROWS]],
+        )
+        return stack(tables, self._width)
+
+    def _proxy_cells(self, status: Mapping[str, Any], now: float) -> Cells:
+        rate = self._rates.take("proxy", now, status)
+        paused = status["diskFault"]
+        if not paused and status["paused"]:
+            paused = "the log is full of messages that a reader still needs"
+        first, end = status["earliestId"], status["nextId"]
+        state = words(f"paused: {paused}" if paused else "receives")
+        state.style = "bold red" if paused else ""
+        return {
+            "proxy": state,
+            "msg/s": shown(rate("received"), number),
+            "bytes/s": shown(rate("bytes"), size),
+            "published/s": shown(rate("published"), number),
+            "received": Text(number(status["received"])),
+            "log": Text(size(status["logBytes"])),
+            "ids": Text("none" if first == end else f"{number(first)} to {number(end - 1)}"),
+        }
 
 
-def _paragraphs(rows: Sequence[_Cells]) -> list[Text]:
-    paragraphs = []
-    for cells in rows:
-        title, *others = cells.items()
-        figures = [
-            Text.assemble(
-                (name.replace(" ", "\N{NO-BREAK SPACE}"), "dim"), "\N{NO-BREAK SPACE}", _unbroken(cell)
-            )
-            for name, cell in others
-        ]
-        paragraphs.append(Text.assemble((title[1].plain, "bold"), "\n", Text("   ").join(figures)))
-    return paragraphs
+def _durable_cells(account: Mapping[str, Any]) -> Cells:
+    last = account["lastAckSeconds"]
+    return {
+        "durable subscriber": words(account["name"]),
+        "topics": words(_some(account["topics"])),
+        "backlog": Text(number(account["backlog"])),
+        "sent": Text(number(account["sent"])),
+        "lost": alarm(account["lost"]),
+        "last ack": Text("never") if last is None else ago(last),
+        "away": Text("" if account["connected"] else seconds(account["awaySeconds"])),
+    }
 
 
-def _unbroken(cell: Text) -> Text:
-    return Text(cell.plain.replace(" ", "\N{NO-BREAK SPACE}"), style=cell.style)
+def _plain_cells(status: Mapping[str, Any]) -> Cells:
+    topics = _some(status["subscriptions"]) if status["subscriptions"] else ""
+    return {
+        "plain subscribers": words(number(status["subscribers"])),
+        "topics": words(topics),
+    }
 
 
-def _name(value: Any) -> Text:
-    return Text(printable(str(value), _MOST_NAME))
+def _stalled_cells(stalled: Mapping[str, Any]) -> Cells:
+    return {
+        "takes nothing": words(stalled["peer"]),
+        "for": Text(seconds(stalled["seconds"]), style="bold red"),
+        "waits in the system": Text(size(stalled["unsentBytes"])),
+    }
 
 
-def _shown(value: Any, how: Callable[[Any], str]) -> Text:
-    return Text("–" if value is None else how(value))
-
-
-def _number(value: float) -> str:
-    return f"{value:,.0f}"
-
-
-def _seconds(value: float) -> str:
-    return f"{value:,.1f} s" if value < 100 else humanfriendly.format_timespan(round(value), max_units=2)
-
-
-def _ago(seconds: float) -> Text:
-    if seconds < -1:
-        return Text("in the future", style="bold red")
-    text = (
-        f"{max(0.0, seconds):.0f} s" if seconds < 100 else humanfriendly.format_timespan(seconds, max_units=1)
-    )
-    return Text(f"{text} ago")
-
-
-def _alarm(value: float | None) -> Text:
-    """A number that should be 0."""
-    if value is None:
-        return Text("–")
-    return Text(_number(value), style="bold red") if value else Text("0")
-
-
-def _alarms(reasons: Mapping[str, int]) -> Text:
-    """Numbers that should be 0, with their reasons."""
-    shown = " ".join(
-        f"{_number(count)} {printable(reason, _MOST_NAME)}" for reason, count in reasons.items() if count
-    )
-    return Text(shown, style="bold red") if shown else Text("0")
+def _some(topics: Sequence[str]) -> str:
+    """Some of these topics; an empty one, or none, stands for all messages."""
+    more = len(topics) - _MOST_TOPICS
+    named = ", ".join(printable(topic, _MOST_CHARACTERS) or "(all)" for topic in topics[:_MOST_TOPICS])
+    return (named or "(all)") + (f" and {more} more" if more > 0 else "")

@@ -5,10 +5,9 @@ It has two processes, so that subscribers of old messages do not slow new ones::
     publishers ─► fronts ─► journal ─► backend ─► plain subscribers              live process (flow)
                               │ files
                               ▼
-                             view ─► fetch_server ─► durable subscribers         server process (server)
-                              │           │
-                              │       positions ─► records of the log's readers
-                              └────► replays ─► clients of vLLM's replay protocol
+                             view ─► fetch_server ─► fetch_wire ─► durable subscribers       server process (server)
+                                          │      └─► replays ─► clients of vLLM's replay protocol
+                                          names ─► positions ─► records of the log's readers
 
 The live process (``process``) receives, writes, and only then publishes: ``flow`` drives ``fronts``, ``journal`` and
 ``backend``. Before it publishes, it tells the server process how far the log has come, in a line of which only the
@@ -17,6 +16,7 @@ the first id that a reader of the log still needs. The server process ends with 
 one if it is killed.
 
 A durable subscriber asks for what follows an id (``fetch_protocol``), and the server keeps nothing between two requests
-but positions. ``subscriber`` is the client, and ``subscriber_session`` its state machine. ``handle`` starts a proxy
-from Python; the live process ends with the process that started it.
+but positions. The same server answers vLLM's replay protocol, which ``replays`` translates. ``subscriber`` is the
+client of durable subscribers, and ``subscriber_session`` its state machine. ``handle`` starts a proxy from Python; the
+live process ends with the process that started it.
 """

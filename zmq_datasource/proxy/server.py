@@ -24,16 +24,15 @@ from zmq_datasource.log import LogStorage, Persistence
 from zmq_datasource.options import ProxyOptions
 from zmq_datasource.options.parser import parse
 from zmq_datasource.proxy.fetch_server import FetchServer
+from zmq_datasource.proxy.fetch_wire import FetchWire
 from zmq_datasource.proxy.pipes import Lines, Newest, read_start, say
 from zmq_datasource.proxy.positions import Positions
-from zmq_datasource.proxy.replays import ReplayServer
+from zmq_datasource.proxy.replays import ReplayWire
 from zmq_datasource.proxy.view import LogView, Progress
 
 __all__ = ["Server", "enter", "main", "serve"]
 
-_WAIT_MS, _STUCK_WAIT_MS = 100, 2
-# While a client has not taken its last answer.
-_HELD_UP_WAIT_MS = 10
+_WAIT_MS = 100
 _STATUS_SECONDS = 0.25
 # The server of a proxy that was killed notices that a moment later, and frees its ports then.
 _BIND_SECONDS = 5.0
@@ -57,8 +56,9 @@ class Server:
         self._progress = progress
         self._followed = True
         self._storage = LogStorage(options.wal_location)
+        self._replays: ReplayWire | None = None
         self._durable: FetchServer | None = None
-        self._replays: ReplayServer | None = None
+        self._servers: list[FetchServer] = []
         self._poller = zmq.Poller()
         self._busy = False
         self._faults = LimitedLog(__name__, "faults of files")
@@ -89,18 +89,22 @@ class Server:
             )
             stack.callback(self.positions.close)
             if options.durable:
-                self._durable = FetchServer(options, self._view, self.positions)
-                stack.callback(self._durable.close)
-                self._poller.register(self._durable.router.socket, zmq.POLLIN)
-            if self._options.replay:
-                self._replays = ReplayServer(self._options, self._view)
-                stack.callback(self._replays.close)
-                self._poller.register(self._replays.router.socket, zmq.POLLIN)
+                self._durable = self._serve(FetchWire(options), stack)
+            if options.replay:
+                self._replays = ReplayWire(options)
+                self._serve(self._replays, stack)
             self._stack = stack.pop_all()
         return self
 
     def __exit__(self, *_: object) -> None:
         self._stack.close()
+
+    def _serve(self, wire: FetchWire, stack: ExitStack) -> FetchServer:
+        server = FetchServer(wire, self._view, self.positions)
+        stack.callback(server.close)
+        self._poller.register(wire.router.socket, zmq.POLLIN)
+        self._servers.append(server)
+        return server
 
     def _wake(self) -> None:
         with suppress(OSError):  # it is readable enough, or closed
@@ -130,12 +134,10 @@ class Server:
     def wait(self) -> None:
         """Until there is something to do."""
         wait = _WAIT_MS
-        if self._replays is not None and self._replays.is_held_up:
-            wait = _STUCK_WAIT_MS
-        if self._durable is not None:
-            if self._durable.is_held_up:
-                wait = min(wait, _HELD_UP_WAIT_MS)
-            if (due := self._durable.due) is not None:
+        for server in self._servers:
+            if server.is_held_up:
+                wait = min(wait, server.wire.look_ms)
+            if (due := server.waiting.due) is not None:
                 wait = max(1, min(wait, round(1000 * (due - time.monotonic()))))
         self._poller.poll(0 if self._busy else wait)
         with suppress(BlockingIOError):
@@ -143,10 +145,8 @@ class Server:
 
     def receive(self) -> None:
         """Take what clients ask for; ``step`` answers, after it was heard how far the log is."""
-        if self._durable is not None:
-            self._durable.router.receive()
-        if self._replays is not None:
-            self._replays.router.receive()
+        for server in self._servers:
+            server.wire.router.receive()
 
     def step(self) -> None:
         """Do what there is to do.
@@ -157,12 +157,9 @@ class Server:
         if not self._followed:
             self._look_at_log()
         self.positions.step()
-        busy = False
-        if self._durable is not None:
-            busy = self._durable.step()
-        if self._replays is not None:
-            busy = self._replays.step() or busy
-        self._busy = busy
+        self._busy = False
+        for server in self._servers:
+            self._busy = server.step() or self._busy
 
     def status(self) -> dict[str, Any]:
         """The server's status, as plain data.
@@ -171,11 +168,12 @@ class Server:
         may be deleted.
         """
         replays = self._replays
+        clients = sum(len(server.waiting) for server in self._servers if server.wire is replays)
         return {
             "hold": self.positions.needed,
-            "durable": [] if self._durable is None else self._durable.status(),
+            "durable": [] if self._durable is None else self._durable.names.status(),
             "replays": {
-                "clients": 0 if replays is None else replays.clients,
+                "clients": clients,
                 "requests": 0 if replays is None else replays.requests,
                 "sent": 0 if replays is None else replays.sent,
             },

@@ -148,21 +148,8 @@ class Cursor:
         self._batches: Iterator[pa.RecordBatch] = iter(())
         self._rest: pa.RecordBatch | None = None
 
-    @property
-    def at_end(self) -> bool:
-        return self.position >= self._view.end
-
-    def skip_lost(self) -> tuple[int, int] | None:
-        """If what comes next was deleted, go on with the oldest there is, and tell the ids in between."""
-        if self.position >= self._view.earliest:
-            return None
-        lost = self.position, self._view.earliest
-        self.position = self._view.earliest
-        self._batches, self._rest = iter(()), None
-        return lost
-
     def read(self, rows: int, most_bytes: int) -> pa.RecordBatch | None:
-        """Up to so many rows and bytes, one at least, and step past them; None if there are none at present.
+        """Up to so many rows and bytes, one at least, and step past them; None if there are none now.
 
         Raises:
             LogError: The log's bytes are not what was written.
@@ -170,10 +157,11 @@ class Cursor:
         if self._rest is None:
             try:
                 self._rest = next(self._batches, None)
-                if self._rest is None and not self.at_end:
+                # Below the log's beginning there is a gap, and what follows it has other ids.
+                if self._rest is None and self._view.earliest <= self.position < self._view.end:
                     self._batches = self._view.batches(self.position)
                     self._rest = next(self._batches, None)
-            except DataLossError:  # deleted under our hands: ``skip_lost`` will tell
+            except DataLossError:  # deleted under our hands
                 self._batches = iter(())
                 self._view.refresh()
             if self._rest is None:

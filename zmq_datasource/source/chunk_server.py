@@ -7,9 +7,9 @@ It has one thread, in the driver's source runner, which sleeps until a request c
   no reading. The server keeps nothing else: no position, no open file.
 * **A client has one chunk at a time**: of its requests only the newest waits, and its queue holds one answer
   (SNDHWM 1). A request that finds the queue full is dropped; the client asks again.
-* **Memory is bounded**: no turn comes while answers of ``most_bytes`` wait for the network. So the server holds
-  less than that and one chunk more. A chunk has about ``walChunkBytes`` (32 MiB), or is as large as one message
-  or transaction. Pieces of an answer are freed one by one, as they leave.
+* **Memory is bounded** (``transport.answers``): no turn comes while answers of ``most_bytes`` wait for the
+  network. So the server holds less than that and one chunk more. A chunk has about ``walChunkBytes`` (32 MiB), or
+  is as large as one message or transaction. Pieces of an answer are freed one by one, as they leave.
 * **A client that reads nothing ends**: the system cuts a connection that has taken no byte for ``patience``
   seconds, and libzmq frees what waits for it. The server receives requests also while it is full, because libzmq
   notices the end of a connection only while it reads from it.
@@ -42,8 +42,7 @@ from zmq_datasource.source.chunk_protocol import (
     pack_head,
     parse_skipped,
 )
-from zmq_datasource.transport.kernel import find_dead_peers
-from zmq_datasource.transport.spec import frame_limit
+from zmq_datasource.transport.answers import Answers, set_router_options
 
 __all__ = ["ChunkServer"]
 
@@ -89,7 +88,6 @@ class ChunkServer:
         self._secret = secrets.token_bytes(SECRET_BYTES)
         self._most_bytes = most_bytes
         self._requests: dict[bytes, Request] = {}  # of each client, until its turn
-        self._sent: list[tuple[zmq.MessageTracker, int]] = []  # answers that the network may not have taken
         self._warnings = LimitedLog(__name__, "requests that were refused")
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         with ExitStack() as undo:
@@ -97,14 +95,11 @@ class ChunkServer:
             public, private = zmq.curve_keypair()
             self._socket = self._context.socket(zmq.ROUTER)
             undo.callback(self._socket.close, linger=0)
-            find_dead_peers(self._socket)
+            self._answers = Answers(self._socket)
+            set_router_options(self._socket, _QUEUED, 1, MOST_REQUEST_BYTES)
             options: dict[int, int | bytes] = {
                 zmq.CURVE_SERVER: 1,
                 zmq.CURVE_SECRETKEY: private,
-                zmq.ROUTER_MANDATORY: 1,
-                zmq.MAXMSGSIZE: frame_limit(MOST_REQUEST_BYTES),
-                zmq.RCVHWM: _QUEUED,
-                zmq.SNDHWM: 1,
                 zmq.TCP_MAXRT: round(patience * 1000),
                 zmq.HANDSHAKE_IVL: _HANDSHAKE_MS,
                 zmq.LINGER: 0,
@@ -146,7 +141,7 @@ class ChunkServer:
         poller.register(self._socket, zmq.POLLIN)
         try:
             while True:
-                turn = bool(self._requests) and self._sent_bytes() < self._most_bytes
+                turn = bool(self._requests) and self._answers.bytes < self._most_bytes
                 ready = dict(poller.poll(0 if turn else _TICK_MS if self._requests else None))
                 if self._wake in ready:
                     return
@@ -161,11 +156,6 @@ class ChunkServer:
             self._socket.close(linger=0)
             self._context.term()
 
-    def _sent_bytes(self) -> int:
-        """Bytes of the answers that the network has not taken yet."""
-        self._sent = [(tracker, size) for tracker, size in self._sent if not tracker.done]
-        return sum(size for _, size in self._sent)
-
     def _receive(self, client: bytes, *frames: bytes) -> None:
         try:
             self._requests[client] = self._checked(frames)
@@ -174,21 +164,15 @@ class ChunkServer:
 
     def _answer(self, client: bytes, request: Request) -> None:
         try:
-            self._socket.send(client, zmq.SNDMORE | zmq.NOBLOCK)
+            has_place = self._answers.begin(client)
         except zmq.ZMQError as e:
-            # The client is gone, or has not taken its last answer yet.
-            if e.errno not in (zmq.EHOSTUNREACH, zmq.EAGAIN):
+            if e.errno != zmq.EHOSTUNREACH:
                 raise
-            return
-        error, parts = self._content_of(request)
-        self._socket.send(pack_head(request.number, error), zmq.SNDMORE)
-        for part in parts[:-1]:
-            self._socket.send(part, zmq.SNDMORE, copy=False)
-        # libzmq lets go of the parts in their order.
-        last = zmq.Frame(parts[-1], copy=False, track=True)
-        self._socket.send(last, copy=False)
-        self._sent.append((last.tracker, sum(map(len, parts))))
-        failpoints.reach("source.chunk.after_answer")
+            return  # the client is gone
+        if has_place:  # else the client has not taken its last answer yet
+            error, parts = self._content_of(request)
+            self._answers.finish(client, [pack_head(request.number, error), *parts], owner=client)
+            failpoints.reach("source.chunk.after_answer")
 
     def _checked(self, frames: tuple[bytes, ...]) -> Request:
         """The request in these frames; ValueError if they are none, or one of a stranger."""

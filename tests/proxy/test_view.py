@@ -1,0 +1,36 @@
+"""The log as the server process reads it, while the live process writes and deletes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tests.support import batch_of
+from zmq_datasource.log.chunk import times_of, write_chunk
+from zmq_datasource.log.facts import ChunkFacts, Incarnations, PastTimes
+from zmq_datasource.log.storage import LogStorage
+from zmq_datasource.proxy.view import Cursor, LogView, Progress
+
+
+def test_ids_that_are_deleted_while_a_cursor_reads_are_not_those_behind_them(tmp_path: Path) -> None:
+    log = LogStorage(str(tmp_path))
+    log.open_log()
+    Path(log.path_of("")).mkdir(exist_ok=True)
+    names = []
+    for first in (0, 10, 20):
+        parts = [batch_of([b"%d" % i for i in range(first, first + 10)])]
+        writers = Incarnations(((0, "writer"),))
+        facts = ChunkFacts(log.partition, first, first + 10, times_of(parts), PastTimes(), writers)
+        names.append(write_chunk(log, parts, facts, {}).name)
+    view = LogView(log)
+    cursor = Cursor(view, 0)
+    read = cursor.read(10, 1 << 20)
+    assert read is not None
+    assert read.column("id").to_pylist() == list(range(10))
+    for name in names[:2]:
+        Path(log.path_of(name)).unlink()
+    view.follow(Progress(20, 30, None))
+    assert [cursor.read(10, 1 << 20) for _ in range(3)] == [None] * 3
+    assert (cursor.position, view.earliest) == (10, 20)
+    behind = Cursor(view, 20).read(10, 1 << 20)
+    assert behind is not None
+    assert behind.column("id").to_pylist() == list(range(20, 30))
