@@ -86,7 +86,7 @@ def test_a_machine_elsewhere_follows(machines: Machines) -> None:
     log = machines.writer()
     fill(log, b"0")
     follower = LogFollower(machines.storage())
-    follower.look()
+    follower.open()
     assert follower.durable_end == 1
     fill(log, b"1", b"2")
     follower.look()

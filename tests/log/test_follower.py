@@ -38,8 +38,8 @@ class Followed:
         storage = machines.storage()
         assert isinstance(storage.store, Watched)
         self.store = storage.store
-        self.follower = LogFollower(storage, lambda: self.now)
-        self.follower.refresh()
+        self.follower = LogFollower(storage, clock=lambda: self.now)
+        self.follower.open()
 
     def write(self, chunks: int) -> None:
         for _ in range(chunks):

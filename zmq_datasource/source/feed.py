@@ -19,7 +19,7 @@ from zmq_datasource.counters import SourceCounters
 from zmq_datasource.errors import DataLossError, DiskFaultError, LogError, LogLockedError
 from zmq_datasource.host import failpoints
 from zmq_datasource.host.limited_logging import LimitedLog
-from zmq_datasource.log import PARTITION, LogFollower, LogWriter, Persistence, Readers
+from zmq_datasource.log import PARTITION, LogFollower, LogWriter, Readers
 from zmq_datasource.options import StreamReadOptions
 from zmq_datasource.options.types import Position
 from zmq_datasource.source.follow import FollowingSource
@@ -62,7 +62,6 @@ class Feed:
         self._options = options
         self._is_live = bool(options.connect or options.bind) and partition < options.receivers
         self._idle: IdlePartition | None = None
-        self._persistence = Persistence(options.wal_retry_timeout)
         self._source: Ingest | FollowingSource
         self._reader: str | None = None
         self._standby = self._new_standby()
@@ -115,7 +114,7 @@ class Feed:
 
     def _open_following(self) -> FollowingSource:
         following = FollowingSource(self.storage, self._options)
-        self._persistence.insist(following.open)
+        following.open()
         return following
 
     def start(self) -> None:

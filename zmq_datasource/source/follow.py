@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 
 from zmq_datasource.counters import SourceCounters
-from zmq_datasource.errors import DiskFaultError, LogError
+from zmq_datasource.errors import LogError
 from zmq_datasource.host.limited_logging import LimitedLog
 from zmq_datasource.log import LOOKING_SECONDS, LogFollower, LogStorage, read_saved_state
 from zmq_datasource.options import StreamReadOptions
@@ -29,25 +29,18 @@ class FollowingSource:
     reader = None  # it is for any query
 
     def __init__(self, storage: LogStorage, options: StreamReadOptions) -> None:
-        self._retry_timeout = options.wal_retry_timeout
         self._losses = None if options.numbering is None else FollowedLosses(storage, options)
-        self._failing: float | None = None  # since when
         self.counters = SourceCounters()
         self.storage = storage
-        self.log: LogFollower
-        self._faults = LimitedLog(__name__, "listings and states that could not be read")
+        self.log = LogFollower(storage, options.wal_retry_timeout)
+        self._faults = LimitedLog(__name__, "states that could not be read")
         self._kept: tuple[int, SourceCounters | None, Totals | None] = (-1, None, None)
         self._stops, self._next_stops = StopRecord(), 0.0
         self.resumed_at = 0
 
     def open(self) -> None:
-        """Find the log.
-
-        Raises:
-            LogFormatError: There is none.
-        """
-        self.log = LogFollower(self.storage)
-        self.look()
+        """Find the log. Raises what ``LogFollower.open`` does."""
+        self.log.open()
         self.resumed_at = self.log.durable_end
 
     def look(self) -> int:
@@ -76,18 +69,9 @@ class FollowingSource:
         """The durable end of the log, as far as it is known here.
 
         Raises:
-            LogError: It cannot be listed; where that may pass, after ``retry_timeout``.
+            LogError: It cannot be listed; where that may pass, after ``walRetryTimeout``.
         """
-        try:
-            self.log.refresh()
-        except DiskFaultError as e:
-            now = time.monotonic()
-            self._failing = now if self._failing is None else self._failing
-            if now - self._failing >= self._retry_timeout:
-                raise
-            self._faults.warn("going on with what was listed before: %s", e)
-        else:
-            self._failing = None
+        self.log.refresh()
         end = self.log.durable_end
         if self._losses is not None:
             self._read_kept(end)

@@ -8,12 +8,12 @@ from __future__ import annotations
 import logging
 import time
 from concurrent.futures import Future
-from functools import partial
+from contextlib import suppress
 
 from zmq_datasource.acknowledged.acceptor import Acceptor, AcceptorTerms
 from zmq_datasource.acknowledged.transactions import CommittedTransactions
 from zmq_datasource.counters import SourceCounters
-from zmq_datasource.errors import LogError, LogFormatError, LogLockedError
+from zmq_datasource.errors import DiskFaultError, LogError, LogFormatError, LogLockedError
 from zmq_datasource.host.limited_logging import LimitedLog
 from zmq_datasource.host.open_files import allow_many_files
 from zmq_datasource.host.signals import check_signals, is_signalled
@@ -23,7 +23,6 @@ from zmq_datasource.log import (
     CarriedState,
     Filler,
     LogWriter,
-    Persistence,
     Readers,
 )
 from zmq_datasource.options import StreamReadOptions, share_of
@@ -92,6 +91,7 @@ class Ingest:
             self._state = self._intake = receiver.intake
         self._receiving = ReceivingThread(self._filler, self.log, self.counters, options.wal_flush_interval)
         self._stop_losses = StopLosses(self.storage, self.counters)
+        self._beside: list[bytes] = []  # what the other partitions keep
         self._reader_faults = LimitedLog(__name__, "warnings about readers")
         self._is_open = self._started = False
         self._better: str | None = None
@@ -128,9 +128,8 @@ class Ingest:
             LogError: See the message.
         """
         allow_many_files()
-        Persistence(self._options.wal_retry_timeout).insist(self._refuse_another_division)
-        # Of two that begin at the same moment, each has seen nobody.
-        self.log.open(lock_wait, feed_of(self._options), self._refuse_another_division)
+        feed = feed_of(self._options)
+        self.log.open(lock_wait, feed, self._refuse_another_division, self._read_beside)
         self.readers.opened()
         self.resumed_at = self.log.durable_end
         try:
@@ -172,7 +171,7 @@ class Ingest:
             try:
                 self.open(0.0)
             except LogLockedError as e:
-                if not isinstance(e, SharedOtherwiseError) and self._feed_there() == feed_of(self._options):
+                if not isinstance(e, SharedOtherwiseError) and self._is_our_feed():
                     return False
                 # One that has the lock may not have said yet what it receives; one that does something else may end.
                 if time.monotonic() >= deadline:
@@ -182,8 +181,11 @@ class Ingest:
             else:
                 return True
 
-    def _feed_there(self) -> str:
-        return Persistence(self._options.wal_retry_timeout).insist(self.storage.feed)
+    def _is_our_feed(self) -> bool:
+        """Whether the writer of the partition receives the same feed, as far as that can be read now."""
+        with suppress(DiskFaultError):  # the next attempt to open the log waits for the disk
+            return self.storage.feed() == feed_of(self._options)
+        return False
 
     def start(self) -> None:
         """Open the log, unless that is done, and the socket; begin to receive. Once is enough.
@@ -225,6 +227,15 @@ class Ingest:
                 self._options.wal_retention,
             )
 
+    def _read_beside(self) -> None:
+        """Compare and replace what the last writer has noted beside the chunks; with the lock held, may be repeated."""
+        compare_terms(self.storage, self._options)
+        if self._intake is None:
+            return
+        self._stop_losses.open()
+        if self._intake.tracker is not None:
+            self._beside = states_beside(self.storage)
+
     def _remember(self) -> None:
         """Go on counting and tracking where the log's last writer stopped."""
         try:
@@ -239,14 +250,8 @@ class Ingest:
                 "the messages in log %s were numbered in another way; tracking sequences begins anew",
                 self.storage.root,
             )
-        persistence = Persistence(self._options.wal_retry_timeout)
-        persistence.insist(partial(compare_terms, self.storage, self._options))
-        if self._intake is None:
-            return
-        persistence.insist(self._stop_losses.open)
-        if self._intake.tracker is not None:
-            beside = persistence.insist(partial(states_beside, self.storage))
-            self._intake.look_beside(beside, feed_of(self._options))
+        if self._intake is not None and self._intake.tracker is not None:
+            self._intake.look_beside(self._beside, feed_of(self._options))
 
     def check(self) -> None:
         """Raise why receiving has ended, if it has.
@@ -280,7 +285,7 @@ class Ingest:
         """Delete what is below ``end``, which the query in this process has read, and what no other reader needs."""
         try:
             self._commit(end, self.readers.needed(fresh=False))  # what is deleted is decided once more
-        except LogFormatError as e:  # what the damaged record may still say is kept
+        except (DiskFaultError, LogFormatError) as e:  # what an unreadable record may still need is kept
             self._reader_faults.warn("%s", e)
 
     def _commit(self, end: int, needed: int | None) -> int:
