@@ -194,7 +194,7 @@ def follower(looks: int) -> Process:
         storage = LogStorage(store)
         log = LogFollower(storage, clock=lambda: 0.0)
         end = 0
-        for look in [log.open, *[log.look] * (looks - 1)]:
+        for look in [log.open, *[log.refresh_now] * (looks - 1)]:
             look()
             start, end = max(end, log.earliest), log.durable_end
             store.tell("read", _read(storage, log.covering(start, end), range(start, end)))

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 
 from zmq_datasource.errors import DataLossError, DiskFaultError, LogFormatError
@@ -77,7 +77,7 @@ class LogFollower(Contents):
 
     def _find(self) -> None:
         self.log_id = self._storage.log_id()
-        self.look()
+        self.refresh_now()
 
     def refresh(self) -> None:
         """Look for what has changed, if the last look is not quite new.
@@ -102,9 +102,10 @@ class LogFollower(Contents):
                 self._faults.warn("going on with what was listed before: %s", e)
             else:
                 self._failing = None
+                self._faults.flush()
 
-    def look(self) -> None:
-        """Look for what has changed as of now. Raises what ``refresh`` does, and DiskFaultError at once."""
+    def refresh_now(self) -> None:
+        """Look for what has changed, in any case. Raises what ``refresh`` does, and DiskFaultError at once."""
         with self._looking:
             self._look(anew=True)
 
@@ -139,7 +140,8 @@ class LogFollower(Contents):
         gone = 0
         for chunk in self.covering(self.earliest, self.durable_end):
             if self._storage.find_chunk(chunk.first) is not None:
-                self.forget(gone)
+                with self._lock:
+                    self._index.remove_front(gone)
                 return
             gone += 1
             if gone == _FEW:
@@ -167,6 +169,12 @@ class LogFollower(Contents):
         self.replace(index)
         self._next_listing = self._clock() + _LISTING_SECONDS
 
+    def _add(self, new: Sequence[Chunk], incarnations: Incarnations) -> None:
+        with self._lock:
+            for chunk in new:
+                self._index.append(chunk)
+            self.incarnations = incarnations
+
     def _take_up_new(self, listing: bool) -> None:
         storage = self._storage
         newest = self.newest
@@ -188,7 +196,7 @@ class LogFollower(Contents):
                         self._begin_anew()
                         return
                     self._check_line(newest.end - 1, facts.incarnations)
-                    self.follow(chunks_of(entries, facts.end, facts.incarnations), facts.incarnations)
+                    self._add(chunks_of(entries, facts.end, facts.incarnations), facts.incarnations)
                     return
         if not self._is_there(newest):  # it and its successor were deleted since
             self._begin_anew()

@@ -100,7 +100,7 @@ class Feeds:
         )
 
     def _earliest(self) -> dict[int, int]:
-        return {partition: feed.look() for partition, feed in self.parts.items()}
+        return {partition: feed.list_earliest() for partition, feed in self.parts.items()}
 
     def _open_others(self) -> list[Feed]:
         live = self._options.connect or self._options.bind

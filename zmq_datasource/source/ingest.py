@@ -31,7 +31,6 @@ from zmq_datasource.source.intake import Intake
 from zmq_datasource.source.kept import states_beside
 from zmq_datasource.source.location import dead_letters_beside, log_storage
 from zmq_datasource.source.log_receiver import LogReceiver
-from zmq_datasource.source.receiver import Receiver
 from zmq_datasource.source.receiving import ReceivingThread
 from zmq_datasource.source.source_facts import SourceFacts
 from zmq_datasource.source.stop_losses import StopLoss, StopLosses
@@ -58,6 +57,7 @@ class Ingest:
     Args:
         options: Of the whole feed.
         partition: Which log partition is filled; of several receivers, with the share of the one with this number.
+        counters: Where to count.
 
     Attributes:
         better_seconds: How often it looks for a query that would receive the feed better.
@@ -66,10 +66,15 @@ class Ingest:
     better_seconds = 1.0
     reader = None  # it is for any query, or none
 
-    def __init__(self, options: StreamReadOptions, partition: int = PARTITION) -> None:
+    def __init__(
+        self,
+        options: StreamReadOptions,
+        partition: int = PARTITION,
+        counters: SourceCounters | None = None,
+    ) -> None:
         self._options = options
         self._share = share_of(options, partition)
-        self.counters = SourceCounters()
+        self.counters = counters or SourceCounters()
         self.storage = log_storage(options, partition)
         self.readers = Readers(self.storage, options.wal_retention)
         chunk_bytes = min(options.wal_chunk_bytes, options.wal_max_bytes)
@@ -85,9 +90,9 @@ class Ingest:
             self._state: CarriedState = transactions
         else:
             beside_log = dead_letters_beside(options, self.storage)
-            receiver = Receiver(self._share, self.counters, chunk_bytes, beside_log=beside_log)
-            self.log = self._new_log(receiver.intake, chunk_bytes)
-            self._filler = LogReceiver(receiver, self.log, options.socket_type)
+            receiver = LogReceiver(self._share, self.counters, chunk_bytes, beside_log)
+            receiver.log = self.log = self._new_log(receiver.intake, chunk_bytes)
+            self._filler = receiver
             self._state = self._intake = receiver.intake
         self._receiving = ReceivingThread(self._filler, self.log, self.counters, options.wal_flush_interval)
         self._stop_losses = StopLosses(self.storage, self.counters)
@@ -303,10 +308,6 @@ class Ingest:
             done = end if needed is None else min(end, needed)
             self.log.commit(done)
         return done
-
-    def look(self) -> int:
-        """The first id there is."""
-        return self.log.earliest
 
     def facts(self) -> SourceFacts:
         """What there is to tell, as of now."""
