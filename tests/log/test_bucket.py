@@ -86,14 +86,14 @@ def test_a_machine_elsewhere_follows(machines: Machines) -> None:
     log = machines.writer()
     fill(log, b"0")
     follower = LogFollower(machines.storage())
-    follower.look()
+    follower.open()
     assert follower.durable_end == 1
     fill(log, b"1", b"2")
-    follower.look()
+    follower.refresh_now()
     assert follower.durable_end == 3
     log.commit(2)
     assert machines.rows() == [(1, b"1"), (2, b"2")]
-    follower.look()
+    follower.refresh_now()
     assert follower.earliest == 1
 
 

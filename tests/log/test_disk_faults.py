@@ -45,6 +45,7 @@ from zmq_datasource.log.directory_store import DirectoryStore
 from zmq_datasource.log.layout import chunk_name
 from zmq_datasource.log.reader import Slice
 from zmq_datasource.log.reader_records import ReaderRecord, ReaderRecords
+from zmq_datasource.log.readers import Reader
 from zmq_datasource.log.storage import LogStorage
 from zmq_datasource.log.store import Content
 from zmq_datasource.log.writer import LogWriter
@@ -213,6 +214,37 @@ def test_what_is_committed_is_deleted_while_the_disk_refuses(
     assert len(list((tmp_path / "0").glob("0*.arrow"))) == 1
     refusing.code = None
     assert last.result(10) == 40
+    log.close()
+
+
+def test_a_query_that_waits_for_room_lets_the_writer_make_room(tmp_path: Path) -> None:
+    class Full(DirectoryStore):
+        attempts = 0
+        has_room = threading.Event()
+
+        def put(self, key: str, content: bytes) -> None:
+            self.attempts += 1
+            if not self.has_room.is_set():
+                raise DiskFaultError(f"writing {self.path_of(key)}: No space left on device")
+            super().put(key, content)
+
+    log = LogWriter(LogStorage(str(tmp_path)), chunk_bytes=1 << 20, max_bytes=1 << 30)
+    log.open()
+    for _ in range(3):
+        log.append(batch_of([b"x"] * 10))
+        log.cut().result(10)
+    store = Full(str(tmp_path))
+    reader = Reader(LogStorage(store), "desk", 1e9, retry_timeout=60.0)
+    with ThreadPoolExecutor(1) as executor:
+        placed = executor.submit(reader.place, lambda: {0: log.earliest})
+        wait_for(lambda: store.attempts > 1, "a second attempt")
+        wait_for(lambda: log.commit(30) or log.earliest == 20, "room")
+        store.has_room.set()
+        placed.result(30)
+    record = ReaderRecords(LogStorage(str(tmp_path))).read("desk")
+    assert record is not None
+    assert record.next == {0: 20}
+    reader.end()
     log.close()
 
 

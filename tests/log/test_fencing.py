@@ -20,7 +20,6 @@ from zmq_datasource.log.contents import Contents
 from zmq_datasource.log.facts import ChunkFacts
 from zmq_datasource.log.follower import LogFollower
 from zmq_datasource.log.layout import LOG_NAME, Chunk, chunk_name, parse_chunk_name
-from zmq_datasource.log.persistence import Persistence
 from zmq_datasource.log.reader import read_index, read_slices, slices
 from zmq_datasource.log.recovery import open_partition
 from zmq_datasource.log.retention import Retention
@@ -146,8 +145,8 @@ def writer(name: str, *chunks: int, deletes: bool = False, tries: int = 1) -> Pr
 
     def run(store: Steps) -> None:
         storage = LogStorage(store)
-        _insist(tries, lambda: storage.open_log(name))
-        opened = _insist(tries, lambda: open_partition(storage, 0.0, "", Persistence(0.0)))
+        _retry(tries, lambda: storage.open_log(name))
+        opened = _retry(tries, lambda: open_partition(storage, 0.0, ""))
         end, past = opened.chunks.end, opened.past
         incarnations = opened.chunks.incarnations.and_then(end, name, opened.chunks.earliest)
         contents = Contents()
@@ -160,7 +159,7 @@ def writer(name: str, *chunks: int, deletes: bool = False, tries: int = 1) -> Pr
             facts = ChunkFacts(0, first, end, times_of(batches), past, incarnations)
             state = state_metadata(b"", end)
             try:
-                chunk = _insist(tries, lambda: write_chunk(storage, batches, facts, state))  # noqa: B023 - called at once
+                chunk = _retry(tries, lambda: write_chunk(storage, batches, facts, state))  # noqa: B023 - called at once
             except LogLockedError:
                 store.may_delete = False
                 retention.commit(first)
@@ -174,7 +173,7 @@ def writer(name: str, *chunks: int, deletes: bool = False, tries: int = 1) -> Pr
     return run
 
 
-def _insist(tries: int, act: Callable[[], T]) -> T:
+def _retry(tries: int, act: Callable[[], T]) -> T:
     for _ in range(tries - 1):
         try:
             return act()
@@ -193,10 +192,10 @@ def follower(looks: int) -> Process:
 
     def run(store: Steps) -> None:
         storage = LogStorage(store)
-        log = LogFollower(storage, lambda: 0.0)
+        log = LogFollower(storage, clock=lambda: 0.0)
         end = 0
-        for _ in range(looks):
-            log.look()
+        for look in [log.open, *[log.refresh_now] * (looks - 1)]:
+            look()
             start, end = max(end, log.earliest), log.durable_end
             store.tell("read", _read(storage, log.covering(start, end), range(start, end)))
 

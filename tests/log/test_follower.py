@@ -38,8 +38,8 @@ class Followed:
         storage = machines.storage()
         assert isinstance(storage.store, Watched)
         self.store = storage.store
-        self.follower = LogFollower(storage, lambda: self.now)
-        self.follower.refresh()
+        self.follower = LogFollower(storage, clock=lambda: self.now)
+        self.follower.open()
 
     def write(self, chunks: int) -> None:
         for _ in range(chunks):
@@ -183,7 +183,7 @@ def test_a_store_that_is_emptied_and_comes_back_piece_by_piece_never_ends_earlie
             with pytest.raises(DiskFaultError, match="Mount or restore it"):
                 followed.look()
             with pytest.raises(DiskFaultError, match="Mount or restore it"):
-                followed.follower.look()
+                followed.follower.refresh_now()
             assert (followed.follower.earliest, followed.follower.durable_end) == (0, 3)
         places.restore(name)
     places.restore(chunk_name(2))

@@ -128,7 +128,7 @@ def _use(location: Path) -> list[str]:
         assert rows.column("value").to_pylist() == [b"value"] * len(rows)
 
     def follow() -> None:
-        LogFollower(LogStorage(str(location))).look()
+        LogFollower(LogStorage(str(location))).open()
 
     def look() -> None:
         storage = LogStorage(str(location))

@@ -12,6 +12,7 @@ import pytest
 
 from tests.log.machines import Machines, MemoryBucket
 from tests.support import batch_of, log_rows, stream_options, wait_for
+from zmq_datasource.counters import SourceCounters
 from zmq_datasource.errors import DiskFaultError, LogWriteError
 from zmq_datasource.log.deletions import Deletions
 from zmq_datasource.log.reader import read_index, read_slices, slices
@@ -152,15 +153,17 @@ def test_a_query_that_follows_waits_for_a_directory_that_goes_away(tmp_path: Pat
     put(log, b"0").result(10)
     storage = LogStorage(str(place.path))
     patient, hasty = (
-        FollowingSource(storage, stream_options(walLocation=place.path, walRetryTimeout=seconds))
+        FollowingSource(
+            storage, stream_options(walLocation=place.path, walRetryTimeout=seconds), SourceCounters()
+        )
         for seconds in ("1m", "0s")
     )
     for source in (patient, hasty):
-        source.open()
+        source.log.open()
     place.goes()
     wait_for(lambda: patient.seal() == 1, "an end")
     with pytest.raises(DiskFaultError, match="Mount or restore it"):
-        hasty.look()
+        hasty.log.refresh_now()
     assert patient.seal() == 1
     place.returns()
     put(log, b"1").result(10)

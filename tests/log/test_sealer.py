@@ -1,4 +1,4 @@
-"""The sealing thread: in order, insistent, and with one failure for all that comes after it."""
+"""The sealing thread: in order, patient, and with one failure for all that comes after it."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from zmq_datasource.errors import DiskFaultError, LogWriteError
 from zmq_datasource.log.contents import Contents
 from zmq_datasource.log.facts import Incarnations, PastTimes
 from zmq_datasource.log.layout import chunk_name
-from zmq_datasource.log.persistence import Persistence
 from zmq_datasource.log.retention import Retention
+from zmq_datasource.log.retrier import Retrier
 from zmq_datasource.log.sealer import Job, Sealer
 
 ROWS = batch_of([b"x"] * 10)
@@ -37,7 +37,7 @@ class Sealing:
     def __init__(self, seconds: float) -> None:
         self.files, self.contents, self.lock = FilesInMemory(), Contents(), Held()
         retention = Retention(self.files, self.contents, seconds=0.0, max_bytes=1 << 30, chunk_bytes=1 << 20)
-        self.sealer = Sealer(self.files, self.contents, retention, Persistence(seconds))
+        self.sealer = Sealer(self.files, self.contents, retention, Retrier(seconds))
         self.retention = retention
         self.sealer.start(self.lock, PastTimes(), Incarnations(((0, "w"),)))
         self._next = 0
@@ -140,4 +140,4 @@ def test_what_cannot_be_tidied_up_ends_nothing(sealing: Sealing, monkeypatch: py
             raise error
         return "written"
 
-    assert Persistence(30.0, fail).insist(write) == "written"
+    assert Retrier(30.0, fail).retry(write) == "written"

@@ -134,7 +134,7 @@ def test_a_chunk_of_a_writer_that_was_stopped_until_its_key_was_deleted_is_none_
     assert (read_index(anywhere.storage()).earliest, read_index(anywhere.storage()).end) == (end - 1, end)
     assert anywhere.rows() == [(end - 1, b"%d" % (end - 1))]
     follower = LogFollower(anywhere.storage())
-    follower.look()
+    follower.open()
     assert (follower.earliest, follower.durable_end) == (end - 1, end)
 
     log = anywhere.writer()

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
+from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any, cast
 
+import pyarrow as pa
 import pytest
+import zmq
 
-from tests.support import batch_of, stop_sooner, wait_for
+from tests.support import Socket, bound, stop_sooner, stream_options, wait_for
 from zmq_datasource.counters import SourceCounters
 from zmq_datasource.errors import EndpointError, LogWriteError, MessageLossError
 from zmq_datasource.log.filler import FillerFacts
 from zmq_datasource.source.log_receiver import LogReceiver
 from zmq_datasource.source.receiving import ReceivingThread
+
+Context = zmq.Context[Socket]
 
 
 class Filler:
@@ -178,59 +184,52 @@ def test_a_feed_that_goes_on_for_ever_is_left(monkeypatch: pytest.MonkeyPatch) -
 # A receiver that fills a log.
 
 
-class Receiver:
-    def __init__(self, rows: int) -> None:
-        self.pending = rows
-        self.batch_ready = True
-        self.failure: Exception | None = None
-        self.waiting = False
-        self.intake = SimpleNamespace(tracker=None)
-
-    def receive(self) -> int:
-        return self.pending
-
-    def take(self) -> Any:
-        rows, self.pending, self.batch_ready = self.pending, 0, False
-        return batch_of([b"x"] * rows)
-
-
-def test_what_cannot_even_be_read_is_counted_as_lost() -> None:
-    receiver = Receiver(3)
-    take = receiver.take
-
-    def fail() -> Any:
-        take()
-        raise RuntimeError("an error of ours")
-
-    receiver.take = fail  # type: ignore[method-assign]
-    it = LogReceiver(cast("Any", receiver), cast("Any", SimpleNamespace()), "PULL")
-    with pytest.raises(RuntimeError):
-        it.receive()
-    assert (it.facts().pending, it.facts().refused) == (0, 3)
+@contextmanager
+def received(
+    context: Context, append: Callable[[pa.RecordBatch], None], kind: type[LogReceiver] = LogReceiver
+) -> Iterator[LogReceiver]:
+    """A receiver that has taken three messages off its socket, and the append of its log."""
+    push, endpoint = bound(context, zmq.PUSH)
+    options = stream_options(connect=endpoint, socketType="PULL")
+    with kind(options, SourceCounters(), 1 << 20) as it:
+        it.log = cast("Any", SimpleNamespace(append=append, cut=Future))
+        for _ in range(3):
+            push.send(b"x")
+        wait_for(lambda: it.receive() < 0 or it.pending == 3, "three messages")
+        yield it
 
 
-def test_what_the_log_refuses_is_counted_as_lost() -> None:
-    def refuse(messages: Any) -> None:
+def test_what_cannot_even_be_read_is_counted_as_lost(context: Context) -> None:
+    class Unreadable(LogReceiver):
+        def take(self) -> pa.RecordBatch:
+            super().take()
+            raise RuntimeError("an error of ours")
+
+    with received(context, lambda _: None, Unreadable) as it:
+        with pytest.raises(RuntimeError):
+            it.cut()
+        assert (it.facts().pending, it.facts().refused) == (0, 3)
+
+
+def test_what_the_log_refuses_is_counted_as_lost(context: Context) -> None:
+    def refuse(_: pa.RecordBatch) -> None:
         assert it.facts().appending
         raise LogWriteError("no space left")
 
-    it = LogReceiver(cast("Any", Receiver(3)), cast("Any", SimpleNamespace(append=refuse)), "PULL")
-    assert it.facts() == FillerFacts(pending=3)
-    with pytest.raises(LogWriteError):
-        it.receive()
-    assert (it.facts().pending, it.facts().refused) == (0, 3)
+    with received(context, refuse) as it:
+        assert it.facts() == FillerFacts(pending=3)
+        with pytest.raises(LogWriteError):
+            it.cut()
+        assert (it.facts().pending, it.facts().refused) == (0, 3)
 
 
-def test_what_came_before_a_failure_is_in_the_log_first() -> None:
+def test_what_came_before_a_failure_is_in_the_log_first(context: Context) -> None:
+    class Failing(LogReceiver):
+        failure = cast("Any", MessageLossError("never came"))
+
     rows: list[int] = []
-    receiver = Receiver(3)
-    it = LogReceiver(
-        cast("Any", receiver),
-        cast("Any", SimpleNamespace(append=lambda messages: rows.append(messages.num_rows))),
-        "SUB",
-    )
-    receiver.failure = MessageLossError("never came")
-    with pytest.raises(MessageLossError):
-        it.receive()
-    assert rows == [3]
-    assert it.facts() == FillerFacts()
+    with received(context, lambda messages: rows.append(messages.num_rows), Failing) as it:
+        with pytest.raises(MessageLossError):
+            it.cut()
+        assert rows == [3]
+        assert it.facts() == FillerFacts()

@@ -19,7 +19,7 @@ from zmq_datasource.log.reader import read_index
 from zmq_datasource.log.storage import LogStorage
 from zmq_datasource.monitoring.source import SourceMonitor
 from zmq_datasource.options import StreamReadOptions
-from zmq_datasource.source.follow import FollowingSource
+from zmq_datasource.source.feed import Feed
 from zmq_datasource.source.ingest import Ingest
 from zmq_datasource.source.log_receiver import LogReceiver
 from zmq_datasource.source.receiving import ReceivingThread
@@ -115,7 +115,7 @@ def test_the_next_run_logs_it_once_and_counts_it(
             assert caplog.text.count("lost an unknown number of messages: messages still came") == warnings
             told = SourceMonitor(ingest, options).metrics()
             assert (told["messagesLostAtStop"], told["stopsWithLosses"]) == (0, 1)
-            following = FollowingSource(LogStorage(str(tmp_path)), options)
+            following = Feed(stream_options(walLocation=tmp_path))
             following.open()
             told = SourceMonitor(following, options).metrics()
             assert (told["messagesLostAtStop"], told["stopsWithLosses"]) == (0, 1)
@@ -189,7 +189,7 @@ def test_who_only_reads_sees_a_loss_without_another_message(context: Context, tm
     ingest.start()
     with sending(push, 0.01):
         wait_for(lambda: ingest.seal() > 0, "a message")
-        following = FollowingSource(LogStorage(str(tmp_path)), options)
+        following = Feed(stream_options(walLocation=tmp_path))
         following.open()
         assert following.facts().receiver is not None
         ingest.stop()

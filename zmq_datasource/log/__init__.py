@@ -23,8 +23,9 @@ The rules:
   (``facts``), and the whole state of its writer (``state``). Each has a checksum, and so has each batch.
 * Each writer has an incarnation, a random name. So a reader recognises ids that were given out a second time, after an
   older copy of the log was restored.
-* A store does not try again. What a writer or a query asks of it is repeated by ``persistence``, for
-  ``walRetryTimeout``; what a task reads, by ``files.patiently``, for a minute.
+* A store does not try again. ``LogWriter``, ``LogFollower`` and ``Reader`` repeat what it refuses for now, for
+  ``walRetryTimeout`` (``retrier``), so that their users need not. Reading rows is repeated by ``files.patiently``, for
+  the ``patience`` of the storage.
 * In a directory, a proxy's newest chunk is durable before it is whole (``growing``).
 * A query continues from its checkpoint. The record of a reader only says what must not be deleted (``readers``).
 
@@ -64,7 +65,6 @@ from zmq_datasource.log.layout import (
     parse_chunk_name,
     parse_partition_name,
 )
-from zmq_datasource.log.persistence import Persistence
 from zmq_datasource.log.reader import (
     Slice,
     end_within_bytes,
@@ -82,6 +82,7 @@ from zmq_datasource.log.reader_records import (
     subscriber_key,
 )
 from zmq_datasource.log.readers import Reader, Readers
+from zmq_datasource.log.retrier import Retrier
 from zmq_datasource.log.staged_files import StagedFiles
 from zmq_datasource.log.staging import Part, StagedFile, Staging
 from zmq_datasource.log.state import Carried, read_saved_state
@@ -118,12 +119,12 @@ __all__ = [
     "LogWriter",
     "OpensChunks",
     "Part",
-    "Persistence",
     "Reader",
     "ReaderRecord",
     "ReaderRecords",
     "ReaderTerms",
     "Readers",
+    "Retrier",
     "Slice",
     "StagedFile",
     "StagedFiles",

@@ -122,6 +122,11 @@ class ChunkFile:
         self._encoder.end({**facts.to_metadata(), **state})
         self.write()
 
+    def finish(self, storage: LogStorage, facts: ChunkFacts, state: Mapping[bytes, bytes]) -> Chunk:
+        """Do ``end`` and ``put``. May be repeated."""
+        self.end(facts, state)
+        return self.put(storage, facts)
+
     def put(self, storage: LogStorage, facts: ChunkFacts) -> Chunk:
         """Make the file, which has its end, a chunk.
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 
 from zmq_datasource.log.facts import Incarnations
 from zmq_datasource.log.growing import Grown
@@ -43,18 +43,6 @@ class Contents:
         with self._lock:
             self._index = index
             self.incarnations = index.incarnations
-
-    def forget(self, gone: int) -> None:
-        """So many front chunks are gone from the disk."""
-        with self._lock:
-            self._index.remove_front(gone)
-
-    def follow(self, new: Iterable[Chunk], incarnations: Incarnations) -> None:
-        """New chunks follow the last."""
-        with self._lock:
-            for chunk in new:
-                self._index.append(chunk)
-            self.incarnations = incarnations
 
     # The way of messages: appended, written, sealed.
 

@@ -166,15 +166,17 @@ def unreadable(act: str, e: Exception) -> LogError:
 
 
 def patiently(ask: Callable[[], T], seconds: float) -> T:
-    """Try again what the system or a storage refuses for now, for so many seconds; once at least."""
+    """Read again what the system or a store refuses for now, for so many seconds; the first refusal is a warning."""
     deadline, pause = time.monotonic() + seconds, _FIRST_PAUSE
+    level = logging.WARNING
     while True:
         try:
             return ask()
         except (DiskFaultError, OSError) as e:
             if not (isinstance(e, DiskFaultError) or is_transient(e)) or time.monotonic() >= deadline:
                 raise
-            _log.info("%s; trying again", e)
+            _log.log(level, "%s; trying again for up to %.0f s", e, max(0.0, deadline - time.monotonic()))
+            level = logging.DEBUG
             check_signals()
             time.sleep(pause)
             pause = min(2 * pause, _LONGEST_PAUSE)

@@ -10,16 +10,18 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 
 from zmq_datasource.errors import DataLossError, DiskFaultError, LogFormatError
+from zmq_datasource.host.limited_logging import LimitedLog
 from zmq_datasource.log.chunk import read_facts
 from zmq_datasource.log.contents import Contents
 from zmq_datasource.log.facts import Incarnations
 from zmq_datasource.log.files import MOUNT_AGAIN
 from zmq_datasource.log.layout import Chunk, chunk_name
 from zmq_datasource.log.reader import chunks_of, read_index
+from zmq_datasource.log.retrier import Retrier
 from zmq_datasource.log.storage import LogStorage
 
 __all__ = ["LOOKING_SECONDS", "LogFollower"]
@@ -38,20 +40,44 @@ class LogFollower(Contents):
     """A log partition that another process writes.
 
     Args:
+        storage: The partition.
+        retry_timeout: Seconds for which a store that refuses is waited for: by ``open``, and by ``refresh``, which goes
+            on with what was listed before.
         clock: Seconds, monotonic.
+
+    Attributes:
+        log_id: From ``open`` on, the id of the log.
     """
 
     full, fault = False, None  # the writer's affair
     unsealed = 0  # and so is what is not there yet
 
-    def __init__(self, storage: LogStorage, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, storage: LogStorage, retry_timeout: float = 0.0, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         super().__init__()
         self._storage = storage
+        self._retry_timeout = retry_timeout
         self._clock = clock
+        self._failing: float | None = None  # since when
+        self._faults = LimitedLog(__name__, "listings that could not be read")
         self._seconds = _LOOKING_IN_A_BUCKET_SECONDS if storage.leisure else LOOKING_SECONDS
         self._looking = threading.Lock()  # Spark's calls and the metrics' thread meet here
         self._next_look = self._next_listing = 0.0
-        self.log_id = storage.log_id()
+        self.log_id = ""
+
+    def open(self) -> None:
+        """Find the log, and list it.
+
+        Raises:
+            LogFormatError: There is none.
+            LogError: It cannot be read.
+        """
+        Retrier(self._retry_timeout).retry(self._find)
+
+    def _find(self) -> None:
+        self.log_id = self._storage.log_id()
+        self.refresh_now()
 
     def refresh(self) -> None:
         """Look for what has changed, if the last look is not quite new.
@@ -60,15 +86,26 @@ class LogFollower(Contents):
 
         Raises:
             LogFormatError: A chunk after the newest one is missing.
-            DiskFaultError: All chunks are, or the store does not answer.
+            DiskFaultError: All chunks are, or the store does not answer; for longer than ``retry_timeout``.
             DataLossError: Another log is in the place of this one.
         """
         with self._looking:
-            if self._clock() >= self._next_look:
+            now = self._clock()
+            if now < self._next_look:
+                return
+            try:
                 self._look()
+            except DiskFaultError as e:
+                self._failing = now if self._failing is None else self._failing
+                if now - self._failing >= self._retry_timeout:
+                    raise
+                self._faults.warn("going on with what was listed before: %s", e)
+            else:
+                self._failing = None
+                self._faults.flush()
 
-    def look(self) -> None:
-        """Look for what has changed as of now. Raises what ``refresh`` does."""
+    def refresh_now(self) -> None:
+        """Look for what has changed, in any case. Raises what ``refresh`` does, and DiskFaultError at once."""
         with self._looking:
             self._look(anew=True)
 
@@ -103,7 +140,8 @@ class LogFollower(Contents):
         gone = 0
         for chunk in self.covering(self.earliest, self.durable_end):
             if self._storage.find_chunk(chunk.first) is not None:
-                self.forget(gone)
+                with self._lock:
+                    self._index.remove_front(gone)
                 return
             gone += 1
             if gone == _FEW:
@@ -131,6 +169,12 @@ class LogFollower(Contents):
         self.replace(index)
         self._next_listing = self._clock() + _LISTING_SECONDS
 
+    def _add(self, new: Sequence[Chunk], incarnations: Incarnations) -> None:
+        with self._lock:
+            for chunk in new:
+                self._index.append(chunk)
+            self.incarnations = incarnations
+
     def _take_up_new(self, listing: bool) -> None:
         storage = self._storage
         newest = self.newest
@@ -152,7 +196,7 @@ class LogFollower(Contents):
                         self._begin_anew()
                         return
                     self._check_line(newest.end - 1, facts.incarnations)
-                    self.follow(chunks_of(entries, facts.end, facts.incarnations), facts.incarnations)
+                    self._add(chunks_of(entries, facts.end, facts.incarnations), facts.incarnations)
                     return
         if not self._is_there(newest):  # it and its successor were deleted since
             self._begin_anew()

@@ -146,8 +146,7 @@ class GrowingChunk:
             if chunk is not None:
                 self._file.remove()
                 return chunk
-        self._file.end(self._facts, self._state)
-        return self._file.put(self._storage, self._facts)
+        return self._file.finish(self._storage, self._facts, self._state)
 
 
 def _write_compact(

@@ -10,6 +10,7 @@ import itertools
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 import pyarrow as pa
@@ -18,6 +19,7 @@ import pyarrow.compute as pc
 from zmq_datasource.errors import DamagedChunkError, DataLossError, LogFormatError
 from zmq_datasource.log.chunk import OpensChunks, read_chunk, read_facts
 from zmq_datasource.log.facts import NO_INCARNATIONS, Incarnations
+from zmq_datasource.log.files import patiently
 from zmq_datasource.log.index import ChunkIndex
 from zmq_datasource.log.layout import Chunk
 from zmq_datasource.log.storage import ChunkEntry, LogStorage
@@ -192,12 +194,15 @@ def first_since(storage: LogStorage, chunks: Sequence[Chunk], time: int) -> int 
     Args:
         chunks: In order.
         time: Microseconds since the epoch.
+
+    Raises:
+        DiskFaultError: The log could not be read for as long as the storage's ``patience``.
     """
     while chunks:
         try:
             return _first_since(storage, chunks, time)
         except DataLossError:
-            index = read_index(storage)
+            index = patiently(partial(read_index, storage), storage.patience)
             left = [chunk for chunk in chunks if chunk.first >= index.earliest]
             if not len(index) or len(left) == len(chunks):
                 raise

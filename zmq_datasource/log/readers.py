@@ -21,11 +21,14 @@ import time
 import uuid
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from functools import partial
 
 from zmq_datasource.errors import LogLockedError, LogWriteError
 from zmq_datasource.log.layout import LOCK_WAIT_SECONDS
 from zmq_datasource.log.reader_records import ReaderRecord, ReaderRecords, ReaderTerms
+from zmq_datasource.log.retrier import Retrier
 from zmq_datasource.log.storage import LogStorage
+from zmq_datasource.log.store import Hold
 
 __all__ = ["Reader", "Readers"]
 
@@ -47,6 +50,7 @@ class Reader:
         name: The option ``reader``; None makes a name that no other query has.
         timeout: Seconds that messages are kept after the query has ended; ignored without a name.
         terms: On which the query would receive the feed itself; None if it only reads.
+        retry_timeout: Seconds for which a store that refuses for now is waited for.
 
     Attributes:
         name: Under which the record is kept.
@@ -56,27 +60,37 @@ class Reader:
 
     Raises:
         LogLockedError: Another query of this name runs.
+        LogError: The record cannot be read.
     """
 
     hold_seconds = LOCK_WAIT_SECONDS
     again_seconds = 60.0
 
     def __init__(
-        self, storage: LogStorage, name: str | None, timeout: float, terms: ReaderTerms | None = None
+        self,
+        storage: LogStorage,
+        name: str | None,
+        timeout: float,
+        terms: ReaderTerms | None = None,
+        retry_timeout: float = 0.0,
     ) -> None:
         self._storage = storage
         self.name = name or f"query-{uuid.uuid4().hex[:12]}"
         self._timeout = None if name is None else float(timeout)
         self._terms = terms
         self._records = ReaderRecords(storage)
-        self._hold = self._records.hold(self.name, self.hold_seconds)
-        try:
-            self.found = self._records.read(self.name)
-        except BaseException:
-            self._hold.release()
-            raise
+        self._retrier = Retrier(retry_timeout)
+        self._hold, self.found = self._retrier.retry(self._take)
         self._record = self.found
         self._written_at = -math.inf
+
+    def _take(self) -> tuple[Hold, ReaderRecord | None]:
+        hold = self._records.hold(self.name, self.hold_seconds)
+        try:
+            return hold, self._records.read(self.name)
+        except BaseException:
+            hold.release()
+            raise
 
     def place(self, earliest: Callable[[], Mapping[int, int]]) -> None:
         """Keep all that there is from being deleted, before the query chooses where to begin.
@@ -87,6 +101,9 @@ class Reader:
         Raises:
             LogError: The log cannot be listed, or the disk refuses.
         """
+        self._retrier.retry(partial(self._place, earliest))
+
+    def _place(self, earliest: Callable[[], Mapping[int, int]]) -> None:
         with self._records.placing(_PLACING_SECONDS):
             self._write(self._kept(earliest()))
 
@@ -100,7 +117,7 @@ class Reader:
 
     def begin(self, begins: Mapping[int, int]) -> None:
         """Record where the query, which has no checkpoint, begins: it begins there again if it dies before a batch."""
-        self._write(self._at(begins, begins=True))
+        self._retrier.retry(partial(self._write, self._at(begins, begins=True)))
 
     def move(self, begins: Mapping[int, int], *, lazily: bool) -> None:
         """The query needs nothing below these ids any more.
@@ -116,7 +133,7 @@ class Reader:
         if record == self._record:
             self._write_again(self.again_seconds)
         elif not lazily:
-            self._write(record)
+            self._retrier.retry(partial(self._write, record))
         elif time.monotonic() - self._written_at >= max(_LAZY_SECONDS, self._storage.leisure):
             self._written_at = time.monotonic()  # after a refusal, too
             try:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from functools import partial
 from typing import NamedTuple
 
 from zmq_datasource.errors import DamagedChunkError, DataLossError, LogFormatError, LogLockedError
@@ -14,7 +13,6 @@ from zmq_datasource.log.files import sync_directory, writing
 from zmq_datasource.log.growing import read_groups, seal_groups
 from zmq_datasource.log.index import ChunkIndex
 from zmq_datasource.log.layout import chunk_name, growing_name
-from zmq_datasource.log.persistence import Persistence
 from zmq_datasource.log.reader import read_index
 from zmq_datasource.log.reader_records import ReaderRecords
 from zmq_datasource.log.state import read_saved_state
@@ -49,13 +47,12 @@ class Opened(NamedTuple):
     past: PastTimes
 
 
-def open_partition(storage: LogStorage, lock_wait: float, feed: str, persistence: Persistence) -> Opened:
+def open_partition(storage: LogStorage, lock_wait: float, feed: str) -> Opened:
     """Create or recover a log partition, and become its writer. May be repeated.
 
     Args:
         lock_wait: Seconds to wait for a previous writer that is just stopping.
         feed: As in ``LogStorage.lock``.
-        persistence: For what is written.
 
     Raises:
         LogError: Held by another, damaged, or not writable.
@@ -65,15 +62,13 @@ def open_partition(storage: LogStorage, lock_wait: float, feed: str, persistence
         hold = storage.lock(lock_wait, feed)
         try:
             failpoints.reach("log.recovery.after_lock")
-            return Opened(log_id, hold, *_recover(storage, log_id, persistence))
+            return Opened(log_id, hold, *_recover(storage, log_id))
         except BaseException:
             hold.release()
             raise
 
 
-def _recover(
-    storage: LogStorage, log_id: str, persistence: Persistence
-) -> tuple[ChunkIndex, bytes, PastTimes]:
+def _recover(storage: LogStorage, log_id: str) -> tuple[ChunkIndex, bytes, PastTimes]:
     """The chunks, the last of them made of what a crashed writer had of one; the state, and the past times."""
     if storage.directory is not None and storage.sync:
         # A writer that was killed may have linked a chunk, and not forced its name to the disk.
@@ -83,7 +78,7 @@ def _recover(
         storage.expect(log_id, index.newest.first if len(index) else None)
         if storage.directory is not None:
             for first in storage.open_chunks():
-                _recover_open_chunk(storage, first, index, persistence)
+                _recover_open_chunk(storage, first, index)
             storage.open_chunk_files().remove_all()
         with ReaderRecords(storage).placing():
             storage.remove_temporaries()
@@ -128,7 +123,7 @@ def _check_positions(storage: LogStorage, end: int) -> None:
             )
 
 
-def _recover_open_chunk(storage: LogStorage, first: int, index: ChunkIndex, persistence: Persistence) -> None:
+def _recover_open_chunk(storage: LogStorage, first: int, index: ChunkIndex) -> None:
     """Make a sealed chunk of one that was open when its writer ended.
 
     Raises:
@@ -163,6 +158,6 @@ def _recover_open_chunk(storage: LogStorage, first: int, index: ChunkIndex, pers
     if groups.facts is not None:
         _log.info("%s: recovered the ids %d to %d", storage, first, first + rows - 1)
         failpoints.reach("log.recovery.before_seal")
-        index.append(persistence.insist(partial(seal_groups, storage, first, content, groups)))
+        index.append(seal_groups(storage, first, content, groups))
         index.incarnations = groups.facts.incarnations
         failpoints.reach("log.recovery.after_seal")

@@ -25,8 +25,8 @@ from zmq_datasource.log.contents import Contents
 from zmq_datasource.log.facts import ChunkFacts, Incarnations, PastTimes, Times
 from zmq_datasource.log.growing import GrowingChunk
 from zmq_datasource.log.layout import Chunk
-from zmq_datasource.log.persistence import Persistence
 from zmq_datasource.log.retention import Retention
+from zmq_datasource.log.retrier import Retrier
 from zmq_datasource.log.state import state_metadata
 from zmq_datasource.log.storage import LogStorage
 from zmq_datasource.log.store import Hold
@@ -74,7 +74,7 @@ class Sealer:
         storage: Where to write.
         contents: Where to say what was written.
         retention: Asked now and then to delete.
-        persistence: How long a disk that refuses is tried.
+        retrier: Repeats what the disk refuses for now.
 
     Attributes:
         failure: Why nothing is sealed any more.
@@ -85,12 +85,12 @@ class Sealer:
         storage: LogStorage,
         contents: Contents,
         retention: Retention,
-        persistence: Persistence,
+        retrier: Retrier,
     ) -> None:
         self._storage = storage
         self._contents = contents
         self._retention = retention
-        self._persistence = persistence
+        self._retrier = retrier
         self._jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
         # Each counted by one thread: so there is no lock.
         self._handed_over = self._finished = 0
@@ -222,27 +222,32 @@ class Sealer:
     def _write(self, job: Job) -> None:
         state = state_metadata(job.state, job.end)
         write = partial(write_chunk, self._storage, job.batches, self._facts(job), state)
-        self._sealed(job.size, self._persistence.insist(write))
+        self._seal_chunk(job.size, write)
 
     def _fill(self, job: Job, filled: FilledFile) -> None:
         file, facts, state = filled.file, self._facts(job), state_metadata(job.state, job.end)
         for batch in job.batches:
             file.append(batch, {})
-        self._persistence.insist(partial(file.end, facts, state))
-        self._sealed(job.size, self._persistence.insist(partial(file.put, self._storage, facts)))
+        self._seal_chunk(job.size, partial(file.finish, self._storage, facts, state))
 
     def _grow(self, job: Job) -> None:
         growing = self._growing = self._growing or GrowingChunk(self._storage, job.first)
         if job.batches:
             growing.append(job.batches, self._facts(job), state_metadata(job.state, job.end))
-            self._persistence.insist(growing.write)
+            self._retrier.retry(growing.write)
             self._contents.grow(job.size, growing.grown)
         if job.last:
-            chunk = self._persistence.insist(growing.finish)
+            self._seal_chunk(0, growing.finish)
             self._growing = None
-            self._sealed(0, chunk)
 
-    def _sealed(self, size: int, chunk: Chunk) -> None:
+    def _seal_chunk(self, size: int, write: Callable[[], Chunk]) -> None:
+        """Make a chunk durable, and say so.
+
+        Args:
+            size: Bytes of memory that are in it.
+            write: May be repeated.
+        """
+        chunk = self._retrier.retry(write)
         assert self._times is not None, "a chunk has rows"
         self._contents.seal(size, chunk)
         self._past = self._past.and_then(self._times.latest)

@@ -67,19 +67,16 @@ class LogStorage:
     Args:
         store: Where the log is; a text is an absolute path or ``file:`` URI of a directory.
         partition: Which of its partitions.
-
-    Attributes:
         patience: For so many seconds reading a chunk is tried again where the disk or the bucket refuses.
 
     Raises:
         OptionError: The location is something else.
     """
 
-    patience = 0.0
-
-    def __init__(self, store: Store | str, partition: int = PARTITION) -> None:
+    def __init__(self, store: Store | str, partition: int = PARTITION, patience: float = 0.0) -> None:
         self.store: Store = DirectoryStore(store) if isinstance(store, str) else store
         self.partition = partition
+        self.patience = patience
         self._writer: Hold | None = None  # of this object, if it writes
         self._fence: Fence | None = None
 
@@ -103,9 +100,7 @@ class LogStorage:
 
     def of(self, partition: int) -> Self:
         """Another partition of the same log."""
-        made = type(self)(self.store, partition)
-        made.patience = self.patience
-        return made
+        return type(self)(self.store, partition, self.patience)
 
     def key(self, name: str) -> str:
         """The key of something that belongs to this partition."""

@@ -18,10 +18,10 @@ import pyarrow as pa
 from zmq_datasource.errors import LogError
 from zmq_datasource.log.chunk_file import FilledFile
 from zmq_datasource.log.contents import Contents
-from zmq_datasource.log.persistence import Persistence
 from zmq_datasource.log.readers import Readers
-from zmq_datasource.log.recovery import open_partition
+from zmq_datasource.log.recovery import Opened, open_partition
 from zmq_datasource.log.retention import MakeRoom, Retention
+from zmq_datasource.log.retrier import Retrier
 from zmq_datasource.log.sealer import Job, Sealer
 from zmq_datasource.log.state import Carried
 from zmq_datasource.log.storage import LogStorage
@@ -42,7 +42,7 @@ class LogWriter(Contents):
         chunk_bytes: Size in memory at which a chunk is cut.
         max_bytes: Size of the partition at which ``full`` becomes true.
         retention: Seconds that a committed chunk stays.
-        retry_timeout: Seconds that the sealing thread tries again what the disk refuses for now.
+        retry_timeout: Seconds for which ``open`` and the sealing thread repeat what the store refuses for now.
         make_room: Whether chunks are deleted before their time: see ``Retention``.
         carried: Whose state the log keeps beside the rows; it is asked whenever rows are handed over.
         readers: Who else needs the messages; those of whom there is a record, unless given.
@@ -84,8 +84,8 @@ class LogWriter(Contents):
             readers=readers,
             clock=clock,
         )
-        self._persistence = Persistence(retry_timeout, self.retention.remove_expired)
-        self._sealer = Sealer(storage, self, self.retention, self._persistence)
+        self._retrier = Retrier(retry_timeout, self.retention.remove_expired)
+        self._sealer = Sealer(storage, self, self.retention, self._retrier)
         self._carried = carried
         self.log_id = ""
         self.saved = b""
@@ -97,25 +97,28 @@ class LogWriter(Contents):
         self._filled: FilledFile | None = None  # comes before them
         self._grows = False  # whether some of it was handed over already
 
-    def open(self, lock_wait: float = 0.0, feed: str = "", check: Callable[[], None] = lambda: None) -> None:
-        """Create or recover the partition, and become its writer. A disk that refuses is waited for, as later on.
+    def open(
+        self,
+        lock_wait: float = 0.0,
+        feed: str = "",
+        check: Callable[[], None] = lambda: None,
+        prepare: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Create or recover the partition, and become its writer. A store that refuses for now is waited for.
+
+        If this raises, the lock is free, and it may be called again.
 
         Args:
             lock_wait: Seconds to wait for a previous writer that is just stopping.
             feed: As in ``LogStorage.lock``.
-            check: Called with the lock held; if it raises, the lock is released, and this may be called again.
+            check: Refuses to open the log, by an error. Called before the lock is taken, so that a process that is
+                refused writes nothing; and with the lock held, because two processes may open the log at one time.
+            prepare: Reads and writes what is beside the chunks, with the lock held. May be repeated.
 
         Raises:
             LogError: Held by another, damaged, or not writable.
         """
-        opened = self._persistence.insist(
-            partial(open_partition, self._storage, lock_wait, feed, self._persistence)
-        )
-        try:
-            self._persistence.insist(check)
-        except BaseException:
-            opened.hold.release()
-            raise
+        opened = self._retrier.retry(partial(self._take, lock_wait, feed, check, prepare))
         self.log_id, self.saved = opened.log_id, opened.saved
         chunks = opened.chunks
         incarnations = chunks.incarnations.and_then(chunks.end, uuid.uuid4().hex[:8], chunks.earliest)
@@ -124,6 +127,19 @@ class LogWriter(Contents):
         self.retention.hold_from(chunks.earliest)
         self._first = self._next = chunks.end
         self._sealer.start(opened.hold, opened.past, incarnations)
+
+    def _take(
+        self, lock_wait: float, feed: str, check: Callable[[], None], prepare: Callable[[], None]
+    ) -> Opened:
+        check()
+        opened = open_partition(self._storage, lock_wait, feed)
+        try:
+            check()
+            prepare()
+        except BaseException:
+            opened.hold.release()
+            raise
+        return opened
 
     def close(self, last_act: Callable[[], None] = lambda: None) -> None:
         """Seal what was appended, end the sealing thread and release the partition.
@@ -234,7 +250,7 @@ class LogWriter(Contents):
     @property
     def fault(self) -> str | None:
         """Why the disk refuses what is to be sealed, while that is tried again."""
-        return self._persistence.fault
+        return self._retrier.fault
 
     @property
     def failure(self) -> LogError | None:
@@ -243,7 +259,7 @@ class LogWriter(Contents):
 
     def end_within(self, seconds: float) -> None:
         """A disk that refuses is waited for no longer than that."""
-        self._persistence.end_within(seconds)
+        self._retrier.end_within(seconds)
 
     # Everybody's side.
 

@@ -20,7 +20,7 @@ import zmq
 from zmq_datasource.errors import DiskFaultError, EndpointError, ZmqDataSourceError
 from zmq_datasource.host.limited_logging import LimitedLog
 from zmq_datasource.host.open_files import allow_many_files
-from zmq_datasource.log import LogStorage, Persistence
+from zmq_datasource.log import LogStorage, Retrier
 from zmq_datasource.options import ProxyOptions
 from zmq_datasource.options.parser import parse
 from zmq_datasource.proxy.fetch_server import FetchServer
@@ -207,7 +207,7 @@ def enter(options: ProxyOptions, progress: Progress) -> Server:
     Raises:
         LogError, OptionError, EndpointError: What prevents it.
     """
-    return Persistence(options.wal_retry_timeout).insist(lambda: _bind(options, progress))
+    return Retrier(options.wal_retry_timeout).retry(lambda: _bind(options, progress))
 
 
 def _bind(options: ProxyOptions, progress: Progress) -> Server:

@@ -19,7 +19,7 @@ from zmq_datasource.counters import SourceCounters
 from zmq_datasource.errors import DataLossError, DiskFaultError, LogError, LogLockedError
 from zmq_datasource.host import failpoints
 from zmq_datasource.host.limited_logging import LimitedLog
-from zmq_datasource.log import PARTITION, LogFollower, LogWriter, Persistence, Readers
+from zmq_datasource.log import PARTITION, LogFollower, LogWriter, Readers
 from zmq_datasource.options import StreamReadOptions
 from zmq_datasource.options.types import Position
 from zmq_datasource.source.follow import FollowingSource
@@ -48,6 +48,7 @@ class Feed:
         partition: Which log partition. One beyond those that the query's receivers fill is only read.
 
     Attributes:
+        counters: What is counted in this process, whether it fills the log or follows it.
         standby_seconds: How often a query that follows looks whether the log's lock is free.
         takeover_seconds: How long it tries again to receive in place of a process that has ended: that one may
             hold the port for a moment longer than the log.
@@ -62,7 +63,6 @@ class Feed:
         self._options = options
         self._is_live = bool(options.connect or options.bind) and partition < options.receivers
         self._idle: IdlePartition | None = None
-        self._persistence = Persistence(options.wal_retry_timeout)
         self._source: Ingest | FollowingSource
         self._reader: str | None = None
         self._standby = self._new_standby()
@@ -79,6 +79,7 @@ class Feed:
             "latest" if options.connect or options.bind else "earliest",
             None,
         )
+        self.counters = SourceCounters()
         self.resumed_at = 0
 
     def _new_standby(self) -> threading.Thread:
@@ -107,15 +108,18 @@ class Feed:
     def _open_source(self) -> Ingest | FollowingSource:
         if not self._is_live:
             return self._open_following()
-        ingest = Ingest(self._options, self.storage.partition)
+        ingest = self._new_ingest()
         if ingest.open_unless_received():
             return ingest
         _log.info("another process receives this feed into %s; this query follows it", self.storage)
         return self._open_following()
 
+    def _new_ingest(self) -> Ingest:
+        return Ingest(self._options, self.storage.partition, self.counters)
+
     def _open_following(self) -> FollowingSource:
-        following = FollowingSource(self.storage, self._options)
-        self._persistence.insist(following.open)
+        following = FollowingSource(self.storage, self._options, self.counters)
+        following.log.open()
         return following
 
     def start(self) -> None:
@@ -139,11 +143,6 @@ class Feed:
         return self._reader
 
     @property
-    def counters(self) -> SourceCounters:
-        """What is counted in this process."""
-        return self._source.counters
-
-    @property
     def log(self) -> LogWriter | LogFollower:
         """The log that is read."""
         return self._source.log
@@ -153,9 +152,11 @@ class Feed:
         """The id after the last message received, as far as known here."""
         return self._source.received_end
 
-    def look(self) -> int:
-        """List the log, if another process writes it; the first id there is."""
-        return self._source.look()
+    def list_earliest(self) -> int:
+        """The first id there is; lists the log, if another process writes it."""
+        if isinstance(self.log, LogFollower):
+            self.log.refresh_now()
+        return self.log.earliest
 
     def check(self) -> None:
         """Raise why nothing is received here any more, or why this process could not receive in place of another.
@@ -194,9 +195,7 @@ class Feed:
         )
         following = self._open_following()
         ingest.stop()
-        following.look()
-        following.counters.data_losses += ingest.counters.data_losses
-        following.counters.expired += ingest.counters.expired
+        following.log.refresh_now()
         self._source = following
         self._standby = self._new_standby()
         self._standby.start()
@@ -297,7 +296,7 @@ class Feed:
 
     def _take_over(self) -> bool:
         """Become the one that receives; False if that is no longer wanted."""
-        ingest, before = Ingest(self._options, self.storage.partition), self._source
+        ingest, before = self._new_ingest(), self._source
         ingest.readers.own = self._reader
         failpoints.reach("source.takeover.before_open")
         ingest.open(0.0)
@@ -311,8 +310,6 @@ class Feed:
             ingest.stop()
             return False
         ingest.start()
-        ingest.counters.data_losses += before.counters.data_losses
-        ingest.counters.expired += before.counters.expired
         # From here on ``stop`` ends it, however long it takes to take what the socket has.
         self._source = ingest
         _log.warning(

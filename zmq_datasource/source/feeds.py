@@ -19,7 +19,7 @@ from functools import partial
 from zmq_datasource.errors import DiskFaultError
 from zmq_datasource.host.limited_logging import LimitedLog
 from zmq_datasource.host.signals import check_signals
-from zmq_datasource.log import PARTITION, Persistence, Reader
+from zmq_datasource.log import PARTITION, Reader
 from zmq_datasource.options import StreamReadOptions
 from zmq_datasource.source.feed import Feed
 from zmq_datasource.source.location import log_storage
@@ -49,7 +49,6 @@ class Feeds:
 
     def __init__(self, options: StreamReadOptions) -> None:
         self._options = options
-        self._persistence = Persistence(options.wal_retry_timeout)
         self.storage = log_storage(options)
         self.parts: dict[int, Feed] = {}
         self._done: dict[int, int] = {}
@@ -72,9 +71,9 @@ class Feeds:
             first.open()
             self.parts[PARTITION] = first
             self._open_others()
-            self.reader = self._persistence.insist(self._hold_reader)
+            self.reader = self._hold_reader()
             try:
-                self._persistence.insist(partial(self.reader.place, self._earliest))
+                self.reader.place(self._earliest)
                 for feed in self.parts.values():
                     feed.read_as(self.reader.name)
             except BaseException:
@@ -92,10 +91,16 @@ class Feeds:
 
     def _hold_reader(self) -> Reader:
         options = self._options
-        return Reader(self.storage, options.reader, options.reader_timeout, terms_of(options))
+        return Reader(
+            self.storage,
+            options.reader,
+            options.reader_timeout,
+            terms_of(options),
+            options.wal_retry_timeout,
+        )
 
     def _earliest(self) -> dict[int, int]:
-        return {partition: feed.look() for partition, feed in self.parts.items()}
+        return {partition: feed.list_earliest() for partition, feed in self.parts.items()}
 
     def _open_others(self) -> list[Feed]:
         live = self._options.connect or self._options.bind
@@ -159,7 +164,7 @@ class Feeds:
 
     def begin(self, begins: Mapping[int, int]) -> None:
         """The query has no checkpoint, and begins at these ids."""
-        self._persistence.insist(partial(self.reader.begin, begins))
+        self.reader.begin(begins)
 
     def commit(self, ends: Mapping[int, int]) -> None:
         """The query needs nothing below these ids any more.
@@ -171,9 +176,9 @@ class Feeds:
         for partition, end in ends.items():
             feed = self.parts.get(partition)
             if feed is not None and (full or not feed.receives or end != self._done.get(partition)):
-                self._persistence.insist(partial(feed.commit, end))
+                feed.commit(end)
         self._done |= ends
-        self._persistence.insist(partial(self.reader.move, self._done, lazily=self.receives))
+        self.reader.move(self._done, lazily=self.receives)
 
     @property
     def receives(self) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 
 from zmq_datasource.counters import SourceCounters
-from zmq_datasource.errors import DiskFaultError, LogError
+from zmq_datasource.errors import LogError
 from zmq_datasource.host.limited_logging import LimitedLog
 from zmq_datasource.log import LOOKING_SECONDS, LogFollower, LogStorage, read_saved_state
 from zmq_datasource.options import StreamReadOptions
@@ -24,36 +24,17 @@ class FollowingSource:
     Args:
         storage: Of the log.
         options: Of the query.
+        counters: The query's.
     """
 
-    reader = None  # it is for any query
-
-    def __init__(self, storage: LogStorage, options: StreamReadOptions) -> None:
-        self._retry_timeout = options.wal_retry_timeout
+    def __init__(self, storage: LogStorage, options: StreamReadOptions, counters: SourceCounters) -> None:
         self._losses = None if options.numbering is None else FollowedLosses(storage, options)
-        self._failing: float | None = None  # since when
-        self.counters = SourceCounters()
-        self.storage = storage
-        self.log: LogFollower
-        self._faults = LimitedLog(__name__, "listings and states that could not be read")
+        self._counters = counters
+        self._storage = storage
+        self.log = LogFollower(storage, options.wal_retry_timeout)
+        self._faults = LimitedLog(__name__, "states that could not be read")
         self._kept: tuple[int, SourceCounters | None, Totals | None] = (-1, None, None)
         self._stops, self._next_stops = StopRecord(), 0.0
-        self.resumed_at = 0
-
-    def open(self) -> None:
-        """Find the log.
-
-        Raises:
-            LogFormatError: There is none.
-        """
-        self.log = LogFollower(self.storage)
-        self.look()
-        self.resumed_at = self.log.durable_end
-
-    def look(self) -> int:
-        """List the log; the first id there is."""
-        self.log.look()
-        return self.log.earliest
 
     def start(self) -> None:
         """Receiving is somebody else's."""
@@ -76,18 +57,9 @@ class FollowingSource:
         """The durable end of the log, as far as it is known here.
 
         Raises:
-            LogError: It cannot be listed; where that may pass, after ``retry_timeout``.
+            LogError: It cannot be listed; where that may pass, after ``walRetryTimeout``.
         """
-        try:
-            self.log.refresh()
-        except DiskFaultError as e:
-            now = time.monotonic()
-            self._failing = now if self._failing is None else self._failing
-            if now - self._failing >= self._retry_timeout:
-                raise
-            self._faults.warn("going on with what was listed before: %s", e)
-        else:
-            self._failing = None
+        self.log.refresh()
         end = self.log.durable_end
         if self._losses is not None:
             self._read_kept(end)
@@ -111,15 +83,15 @@ class FollowingSource:
         end = self.seal()  # Spark lists the log only between batches
         self._read_kept(end)
         if time.monotonic() >= self._next_stops:
-            self._next_stops = time.monotonic() + LOOKING_SECONDS + self.storage.leisure
+            self._next_stops = time.monotonic() + LOOKING_SECONDS + self._storage.leisure
             try:
-                self._stops = read_record(self.storage)
+                self._stops = read_record(self._storage)
             except LogError as e:
                 self._faults.warn("%s", e)
         _, receiver, totals = self._kept
         if receiver is not None:
             receiver.lost_at_stop, receiver.lossy_stops = self._stops.messages, self._stops.stops
-        return SourceFacts(self.counters, receiver, received=end, receives=False, totals=totals)
+        return SourceFacts(self._counters, receiver, received=end, receives=False, totals=totals)
 
     def _read_kept(self, end: int) -> None:
         """Read what the log keeps, unless that was done at this end."""
@@ -127,7 +99,7 @@ class FollowingSource:
             return
         newest = self.log.newest
         try:
-            saved = read_saved_state(self.storage, None if newest is None else newest.first)
+            saved = read_saved_state(self._storage, None if newest is None else newest.first)
             if self._losses is not None:
                 self._losses.look(saved)
             self._kept = end, *read_counters(saved)

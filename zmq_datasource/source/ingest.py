@@ -8,12 +8,12 @@ from __future__ import annotations
 import logging
 import time
 from concurrent.futures import Future
-from functools import partial
+from contextlib import suppress
 
 from zmq_datasource.acknowledged.acceptor import Acceptor, AcceptorTerms
 from zmq_datasource.acknowledged.transactions import CommittedTransactions
 from zmq_datasource.counters import SourceCounters
-from zmq_datasource.errors import LogError, LogFormatError, LogLockedError
+from zmq_datasource.errors import DiskFaultError, LogError, LogFormatError, LogLockedError
 from zmq_datasource.host.limited_logging import LimitedLog
 from zmq_datasource.host.open_files import allow_many_files
 from zmq_datasource.host.signals import check_signals, is_signalled
@@ -23,7 +23,6 @@ from zmq_datasource.log import (
     CarriedState,
     Filler,
     LogWriter,
-    Persistence,
     Readers,
 )
 from zmq_datasource.options import StreamReadOptions, share_of
@@ -32,7 +31,6 @@ from zmq_datasource.source.intake import Intake
 from zmq_datasource.source.kept import states_beside
 from zmq_datasource.source.location import dead_letters_beside, log_storage
 from zmq_datasource.source.log_receiver import LogReceiver
-from zmq_datasource.source.receiver import Receiver
 from zmq_datasource.source.receiving import ReceivingThread
 from zmq_datasource.source.source_facts import SourceFacts
 from zmq_datasource.source.stop_losses import StopLoss, StopLosses
@@ -59,6 +57,7 @@ class Ingest:
     Args:
         options: Of the whole feed.
         partition: Which log partition is filled; of several receivers, with the share of the one with this number.
+        counters: Where to count.
 
     Attributes:
         better_seconds: How often it looks for a query that would receive the feed better.
@@ -67,10 +66,15 @@ class Ingest:
     better_seconds = 1.0
     reader = None  # it is for any query, or none
 
-    def __init__(self, options: StreamReadOptions, partition: int = PARTITION) -> None:
+    def __init__(
+        self,
+        options: StreamReadOptions,
+        partition: int = PARTITION,
+        counters: SourceCounters | None = None,
+    ) -> None:
         self._options = options
         self._share = share_of(options, partition)
-        self.counters = SourceCounters()
+        self.counters = counters or SourceCounters()
         self.storage = log_storage(options, partition)
         self.readers = Readers(self.storage, options.wal_retention)
         chunk_bytes = min(options.wal_chunk_bytes, options.wal_max_bytes)
@@ -86,12 +90,13 @@ class Ingest:
             self._state: CarriedState = transactions
         else:
             beside_log = dead_letters_beside(options, self.storage)
-            receiver = Receiver(self._share, self.counters, chunk_bytes, beside_log=beside_log)
-            self.log = self._new_log(receiver.intake, chunk_bytes)
-            self._filler = LogReceiver(receiver, self.log, options.socket_type)
+            receiver = LogReceiver(self._share, self.counters, chunk_bytes, beside_log)
+            receiver.log = self.log = self._new_log(receiver.intake, chunk_bytes)
+            self._filler = receiver
             self._state = self._intake = receiver.intake
         self._receiving = ReceivingThread(self._filler, self.log, self.counters, options.wal_flush_interval)
         self._stop_losses = StopLosses(self.storage, self.counters)
+        self._beside: list[bytes] = []  # what the other partitions keep
         self._reader_faults = LimitedLog(__name__, "warnings about readers")
         self._is_open = self._started = False
         self._better: str | None = None
@@ -128,9 +133,8 @@ class Ingest:
             LogError: See the message.
         """
         allow_many_files()
-        Persistence(self._options.wal_retry_timeout).insist(self._refuse_another_division)
-        # Of two that begin at the same moment, each has seen nobody.
-        self.log.open(lock_wait, feed_of(self._options), self._refuse_another_division)
+        feed = feed_of(self._options)
+        self.log.open(lock_wait, feed, self._refuse_another_division, self._read_beside)
         self.readers.opened()
         self.resumed_at = self.log.durable_end
         try:
@@ -172,7 +176,7 @@ class Ingest:
             try:
                 self.open(0.0)
             except LogLockedError as e:
-                if not isinstance(e, SharedOtherwiseError) and self._feed_there() == feed_of(self._options):
+                if not isinstance(e, SharedOtherwiseError) and self._is_our_feed():
                     return False
                 # One that has the lock may not have said yet what it receives; one that does something else may end.
                 if time.monotonic() >= deadline:
@@ -182,8 +186,11 @@ class Ingest:
             else:
                 return True
 
-    def _feed_there(self) -> str:
-        return Persistence(self._options.wal_retry_timeout).insist(self.storage.feed)
+    def _is_our_feed(self) -> bool:
+        """Whether the writer of the partition receives the same feed, as far as that can be read now."""
+        with suppress(DiskFaultError):  # the next attempt to open the log waits for the disk
+            return self.storage.feed() == feed_of(self._options)
+        return False
 
     def start(self) -> None:
         """Open the log, unless that is done, and the socket; begin to receive. Once is enough.
@@ -225,6 +232,15 @@ class Ingest:
                 self._options.wal_retention,
             )
 
+    def _read_beside(self) -> None:
+        """Compare and replace what the last writer has noted beside the chunks; with the lock held, may be repeated."""
+        compare_terms(self.storage, self._options)
+        if self._intake is None:
+            return
+        self._stop_losses.open()
+        if self._intake.tracker is not None:
+            self._beside = states_beside(self.storage)
+
     def _remember(self) -> None:
         """Go on counting and tracking where the log's last writer stopped."""
         try:
@@ -239,14 +255,8 @@ class Ingest:
                 "the messages in log %s were numbered in another way; tracking sequences begins anew",
                 self.storage.root,
             )
-        persistence = Persistence(self._options.wal_retry_timeout)
-        persistence.insist(partial(compare_terms, self.storage, self._options))
-        if self._intake is None:
-            return
-        persistence.insist(self._stop_losses.open)
-        if self._intake.tracker is not None:
-            beside = persistence.insist(partial(states_beside, self.storage))
-            self._intake.look_beside(beside, feed_of(self._options))
+        if self._intake is not None and self._intake.tracker is not None:
+            self._intake.look_beside(self._beside, feed_of(self._options))
 
     def check(self) -> None:
         """Raise why receiving has ended, if it has.
@@ -280,7 +290,7 @@ class Ingest:
         """Delete what is below ``end``, which the query in this process has read, and what no other reader needs."""
         try:
             self._commit(end, self.readers.needed(fresh=False))  # what is deleted is decided once more
-        except LogFormatError as e:  # what the damaged record may still say is kept
+        except (DiskFaultError, LogFormatError) as e:  # what an unreadable record may still need is kept
             self._reader_faults.warn("%s", e)
 
     def _commit(self, end: int, needed: int | None) -> int:
@@ -298,10 +308,6 @@ class Ingest:
             done = end if needed is None else min(end, needed)
             self.log.commit(done)
         return done
-
-    def look(self) -> int:
-        """The first id there is."""
-        return self.log.earliest
 
     def facts(self) -> SourceFacts:
         """What there is to tell, as of now."""

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from concurrent.futures import Future
 from types import TracebackType
-from typing import Self
 
+from zmq_datasource.counters import SourceCounters
 from zmq_datasource.log import FillerFacts, LogWriter
-from zmq_datasource.source.receiver import Receiver
+from zmq_datasource.options import ReadOptions
+from zmq_datasource.options.types import Location
+from zmq_datasource.source.receiver import ROUND_MESSAGES, Receiver
 
 __all__ = ["LogReceiver"]
 
@@ -16,35 +18,31 @@ __all__ = ["LogReceiver"]
 _DRAIN_SECONDS = {"PULL": 5.0, "SUB": 1.0}
 
 
-class LogReceiver:
+class LogReceiver(Receiver):
     """A ``log.filler.Filler`` of SUB or PULL sockets.
 
     Args:
-        receiver: Not yet open.
-        log: Open before the block.
-        kind: SUB or PULL.
+        options, counters, batch_bytes, beside_log: As of ``Receiver``.
 
     Attributes:
-        receiver: What it was given.
+        log: Where messages go; to be set, and opened, before the block. It asks ``intake`` for its state.
     """
 
-    def __init__(self, receiver: Receiver, log: LogWriter, kind: str) -> None:
-        self.receiver = receiver
-        self._log = log
-        self._kind = kind
-        self.drain_seconds = _DRAIN_SECONDS[kind]
+    log: LogWriter
+
+    def __init__(
+        self,
+        options: ReadOptions,
+        counters: SourceCounters,
+        batch_bytes: int,
+        beside_log: Location | None = None,
+    ) -> None:
+        super().__init__(options, counters, batch_bytes, beside_log=beside_log)
+        self._is_pull = options.socket_type == "PULL"
+        self.drain_seconds = _DRAIN_SECONDS[options.socket_type]
         self._appending = False
         self._refused = 0
         self._left = False
-
-    def __enter__(self) -> Self:
-        """Open the sockets.
-
-        Raises:
-            OptionError, EndpointError: They cannot be opened as asked.
-        """
-        self.receiver.__enter__()
-        return self
 
     def __exit__(
         self,
@@ -52,52 +50,46 @@ class LogReceiver:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self._left = self._kind == "PULL" and self.receiver.waiting
-        self.receiver.__exit__(kind, error, trace)
+        self._left = self._is_pull and self.waiting
+        super().__exit__(kind, error, trace)
 
-    def receive(self) -> int:
+    def receive(self, most: int = ROUND_MESSAGES) -> int:
         """One round; a batch that is ready is appended."""
-        taken = self.receiver.receive()
-        if self.receiver.batch_ready:
+        taken = super().receive(most)
+        if self.batch_ready:
             self._append()
         return taken
 
     def cut(self) -> Future[int]:
         """Append what was received, and cut the log's chunk."""
         self._append_rest()
-        return self._log.cut()
+        return self.log.cut()
 
     def _append_rest(self) -> None:
-        if self.receiver.pending or self.receiver.batch_ready:
+        if self.pending or self.batch_ready:
             self._append()
 
     def _append(self) -> None:
         self._appending = True
-        received = self.receiver.pending
+        received = self.pending
         try:
-            messages = self.receiver.take()
+            messages = self.take()
             received = messages.num_rows  # without those that are no rows
-            self._log.append(messages)
+            self.log.append(messages)
         except Exception:
             self._refused += received
             raise
         self._appending = False
-        if self.receiver.failure is not None:
-            raise self.receiver.failure
-
-    def hold_still(self) -> None:
-        self.receiver.hold_still()
+        if self.failure is not None:
+            raise self.failure
 
     def settle(self, patience: float) -> None:
         """Append the rest; no sender waits for an answer."""
         self._append_rest()
 
-    def still_asking(self) -> bool:
-        """Whether more may come by a replay."""
-        return self.receiver.still_asking()
-
     def facts(self) -> FillerFacts:
-        pending, tracker = self.receiver.pending, self.receiver.intake.tracker
+        """What the receiver has received and counted so far."""
+        pending, tracker = self.pending, self.intake.tracker
         if tracker is None:
             return FillerFacts(pending, self._appending, self._refused, self._left)
         known = len(tracker.expected), len(tracker.gaps)

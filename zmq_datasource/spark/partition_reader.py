@@ -78,8 +78,7 @@ def read_log_partition(share: LogInputPartition) -> Iterator[pa.RecordBatch]:
 
 def _batches(share: LogInputPartition) -> Iterator[pa.RecordBatch]:
     set_up_worker()
-    storage = LogStorage(share.store, share.partition)
-    storage.patience = PATIENCE_SECONDS
+    storage = LogStorage(share.store, share.partition, PATIENCE_SECONDS)
     deletions = Deletions(storage, share.log_id, share.fails, share.reader)
     if share.access is None or not share.pieces:
         yield from read_slices(storage, share.pieces, deletions=deletions)

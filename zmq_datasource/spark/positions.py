@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from zmq_datasource.errors import DataLossError, OptionError
-from zmq_datasource.log import PARTITION, LogStorage, Persistence, first_since
+from zmq_datasource.log import PARTITION, LogStorage, first_since
 from zmq_datasource.options import StreamReadOptions
 from zmq_datasource.options.offsets import Offset
 from zmq_datasource.options.types import Timestamp
@@ -50,7 +49,6 @@ class Positions:
     def __init__(self, feeds: Feeds, options: StreamReadOptions) -> None:
         self._feeds = feeds
         self._options = options
-        self._persistence = Persistence(options.wal_retry_timeout)
         self._initial: dict[int, int] | None = None
         self._parts: dict[int, _PartitionLog] = {}
         self.take_up()
@@ -101,9 +99,7 @@ class Positions:
         return {partition: feed.resumed_at for partition, feed in self._feeds.parts.items()}
 
     def _first_since(self, time: Timestamp) -> dict[int, int]:
-        found = {
-            p: self._persistence.insist(partial(part.first_since, time)) for p, part in self._parts.items()
-        }
+        found = {p: part.first_since(time) for p, part in self._parts.items()}
         ends = {partition: feed.resumed_at for partition, feed in self._feeds.parts.items()}
         if all(first is None for first in found.values()):
             strategy = self._options.starting_offsets_by_timestamp_strategy
@@ -242,7 +238,8 @@ class _PartitionLog:
     def first_since(self, time: Timestamp) -> int | None:
         """The first message here that was received at that time or later."""
         chunks = self.log.covering(self.log.earliest, self.log.durable_end)
-        return first_since(self._source.storage, chunks, time)
+        storage = LogStorage(self._source.storage.store, self._partition, self._options.wal_retry_timeout)
+        return first_since(storage, chunks, time)
 
     def id_of(self, offset: Offset) -> int:
         """The id that an offset means. A partition that the offset does not name is new to the query, as a whole.

@@ -26,7 +26,7 @@ from pyspark.sql.streaming.datasource import (
 
 from zmq_datasource.errors import DataLossError, OptionError
 from zmq_datasource.host.signals import checks_signals, ignore_signals, obey_signals
-from zmq_datasource.log import Deletions, Persistence, deleted, end_within_bytes, split_range
+from zmq_datasource.log import Deletions, LogStorage, deleted, end_within_bytes, split_range
 from zmq_datasource.options import StreamReadOptions
 from zmq_datasource.spark.admission import Admission
 from zmq_datasource.spark.partition_reader import LogInputPartition, read_log_partition
@@ -77,7 +77,6 @@ class ZmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._positions: Positions | None = None
         self._monitors: SourceMonitors | None = None
         self._admission = Admission(options)
-        self._persistence = Persistence(options.wal_retry_timeout)
         self._serving = Serving(options.serve_log)
         self._available_now = False
         self._targets: dict[int, int] | None = None
@@ -187,12 +186,9 @@ class ZmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         def end_within(partition: int, low: int, high: int, size: int) -> tuple[int, int]:
             feed = feeds.parts[partition]
             # What is deleted by now, the planning leaves out and counts.
-            deletions = Deletions(feed.storage, feeds.log_id, self._options.fail_on_data_loss)
-            return self._persistence.insist(
-                lambda: end_within_bytes(
-                    feed.storage, feed.log.covering(low, high), low, high, size, deletions
-                )
-            )
+            storage = LogStorage(feed.storage.store, partition, self._options.wal_retry_timeout)
+            deletions = Deletions(storage, feeds.log_id, self._options.fail_on_data_loss)
+            return end_within_bytes(storage, feed.log.covering(low, high), low, high, size, deletions)
 
         def size_of(partition: int, low: int, high: int) -> int:
             return feeds.parts[partition].log.size_of(low, high)

@@ -332,7 +332,10 @@ def follow(
     followers: dict[int, LogFollower] = {}
     while True:
         for at in _chosen(storage, partition):
-            follower = followers.setdefault(at.partition, LogFollower(at))
+            if at.partition not in followers:
+                followers[at.partition] = LogFollower(at)
+                followers[at.partition].open()
+            follower = followers[at.partition]
             follower.refresh()
             low = ends.setdefault(at.partition, follower.earliest)
             yield from _rows(at, follower, max(low, follower.earliest), follower.durable_end)

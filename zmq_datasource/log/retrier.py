@@ -1,4 +1,8 @@
-"""Waiting out a disk that refuses: full, out of file descriptors, or with an I/O error."""
+"""Waiting out a store that refuses for now: a full disk, no file descriptors left, a network that is down.
+
+What is repeated is a whole act of the log, and not a single verb of the store. An act gives up the holds that it has
+taken before it is repeated. So a reader that waits for room on a full disk does not keep the writer from making room.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +16,7 @@ from zmq_datasource.errors import DiskFaultError, LogWriteError
 from zmq_datasource.host.limited_logging import LimitedLog
 from zmq_datasource.host.signals import check_signals
 
-__all__ = ["Persistence"]
+__all__ = ["Retrier"]
 
 T = TypeVar("T")
 
@@ -22,11 +26,11 @@ _FIRST_PAUSE, _LONGEST_PAUSE = 0.02, 1.0
 _LINE_SECONDS = 10.0
 
 
-class Persistence:
-    """Does something that may be repeated until the disk lets it.
+class Retrier:
+    """Repeats an act that the store refuses for now. For one thread; ``fault`` may be read by any.
 
     Args:
-        seconds: How long to try.
+        seconds: How long to repeat it; 0 for not at all.
         meanwhile: Called between two attempts; it may make room.
 
     Attributes:
@@ -41,14 +45,14 @@ class Persistence:
         self.fault: str | None = None
 
     def end_within(self, seconds: float) -> None:
-        """From now on there is only so much time left in all."""
+        """Repeat nothing for longer than this from now on."""
         self._deadline = min(self._deadline, time.monotonic() + seconds)
 
-    def insist(self, act: Callable[[], T]) -> T:
-        """Call ``act`` until the disk does not refuse; a warning now and then says that it does.
+    def retry(self, act: Callable[[], T]) -> T:
+        """Call ``act`` until it raises no ``DiskFaultError``; every 10 s a warning says what is waited for.
 
         Raises:
-            LogWriteError: It has refused for all the time there was, or for a reason that does not pass.
+            LogWriteError: The store has refused for all the time there was, or for a reason that stays.
         """
         began = time.monotonic()
         pause, next_line = _FIRST_PAUSE, began
