@@ -115,7 +115,7 @@ def _start_both(topology: Topology, second: Path, *options: dict[str, str]) -> N
 def _check_kept(topology: Topology) -> None:
     earliest = min(chunk.first for chunk in topology.storage().of(0).chunks())
     # Nothing tells that an oldest chunk was deleted by the weather.
-    deleted = any(d.is_there and d.ids is not None and d.ids.start < earliest for d in topology.world.damages)
+    deleted = any(d.is_there and d.first is not None and d.first < earliest for d in topology.world.damages)
     if earliest and not deleted:
         raise BrokenPromiseError(f"one query keeps messages for a day, and the ids below {earliest} are gone")
 
