@@ -393,7 +393,7 @@ def test_the_table_shows_rates_between_reports_and_leaves_out_the_silent(tmp_pat
     source, sink = (
         next(line.split() for line in text.splitlines() if name in line) for name in ("SUB", "PUSH")
     )
-    assert source[2:10] == ["1,234", "42", "1.5", "s", "7", "0", "now:", "logFull"]
+    assert source[2:11] == ["1,234", "42", "1.5", "s", "7", "–", "0", "now:", "logFull"]
     assert sink[2:9] == ["query", "1", "30", "20", "70", "40", "hwm"]
     assert "PUB old" not in text
     assert "1 sources and sinks have said nothing for 10 minutes." in text

@@ -101,6 +101,7 @@ def _source_cells(record: Mapping[str, Any]) -> Cells:
         "backlog": shown(metrics.get("backlogMessages"), number),
         "oldest": shown(metrics.get("backlogAgeMs"), lambda ms: seconds(ms / 1000)),
         "lost": alarm(metrics.get("messagesLost")),
+        "duplicate": alarm(metrics.get("messagesDuplicate")),
         "malformed": alarm(metrics.get("messagesMalformed")),
         "paused": Text(f"now: {printed(paused)}", style="bold red") if paused else paused_for,
         "peers": shown(metrics.get("connections"), str),

@@ -15,6 +15,13 @@ from zmq_datasource.source.kept import describe_key
 
 __all__ = ["Incidents"]
 
+# Of so many messages at least, more than this share are many duplicates; that is said once in so many seconds.
+_LEAST_MESSAGES, _MANY, _DUPLICATES_SECONDS = 1000, 0.03, 600.0
+_COUNTED_WRONG = (
+    "If each topic has numbers of its own, set sequenceBy=%s, and not deduplicate, which would leave out messages that "
+    "came once. "
+)
+
 
 class Incidents:
     """Acts on findings, as ``onMalformed``, ``deadLetterLocation`` and ``onLoss`` say.
@@ -36,16 +43,37 @@ class Incidents:
         self._malformed = LimitedLog(__name__, "malformed messages")
         self._losses = LimitedLog(__name__, "losses")
         self._restarts = LimitedLog(__name__, "restarts of publishers")
+        self._duplicates = LimitedLog(
+            __name__, "times of many duplicates", lines=1, seconds=_DUPLICATES_SECONDS
+        )
+        self._messages = self._counted = 0
         self.failure: SocketError | None = None
 
-    def take(self, findings: Findings) -> None:
-        """Act on what was found in some messages."""
+    def take(self, findings: Findings, messages: int) -> None:
+        """Act on what was found in so many messages."""
         if findings.malformed:
             self._take_malformed(findings.malformed)
         for key in findings.restarts:
             self._restarts.warn("a publisher started anew: %s", self._name(key))
+        if self.tracker is not None:
+            self._look_for_duplicates(self.tracker, messages)
         if not self._options.replay_endpoint:
             self.lose(findings.gaps)
+
+    def _look_for_duplicates(self, tracker: SequenceTracker, messages: int) -> None:
+        self._messages += messages
+        if self._messages < _LEAST_MESSAGES:
+            return
+        count, by = tracker.totals.duplicates - self._counted, tracker.numbering.by
+        if count > _MANY * self._messages:
+            self._duplicates.warn(
+                "%d of the last %d messages have a number that had come before. %sIf the publisher sends messages "
+                "again, deduplicate leaves them out",
+                count,
+                self._messages,
+                "" if "topic" in by else _COUNTED_WRONG % ",".join((*by, "topic")),
+            )
+        self._messages, self._counted = 0, tracker.totals.duplicates
 
     def _take_malformed(self, messages: Sequence[MalformedMessage]) -> None:
         if self._dead_letters is not None:
@@ -79,7 +107,7 @@ class Incidents:
 
     def flush(self) -> None:
         """To be called now and then: tells what the logs have left out."""
-        for log in (self._malformed, self._losses, self._restarts):
+        for log in (self._malformed, self._losses, self._restarts, self._duplicates):
             log.flush()
 
     def _name(self, key: Key) -> str:

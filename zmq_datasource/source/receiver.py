@@ -224,9 +224,10 @@ class Receiver:
         batches = []
         if self._inbox.messages:
             arrivals, self._arrivals = self._arrivals, []
+            messages = self._inbox.messages
             batch, findings = self.intake.read(self._inbox.hand_over(), arrivals)
             batches.append(batch)
-            self._note(findings)
+            self._note(findings, messages)
         for channel in self.channels:
             if channel.replayer is not None:
                 batches += self._take_replayed(channel, channel.replayer)
@@ -245,7 +246,7 @@ class Receiver:
             arrival = Arrival(int(self._clock() * 1_000_000), len(replies), channel.name, connection)
             batch, findings = self.intake.read_replies(replies, arrival, onwards, anew)
             batches.append(batch)
-            self._note(findings)
+            self._note(findings, len(replies))
         given_up = replayer.step(tracker, channel.waiting, self.intake.first_sequence(channel.name))
         self.intake.settle(given_up)
         self._incidents.lose(given_up)
@@ -259,8 +260,8 @@ class Receiver:
         assert tracker is not None, "options let no replay in without numbers"
         return tracker
 
-    def _note(self, findings: Findings) -> None:
-        self._incidents.take(findings)
+    def _note(self, findings: Findings, messages: int) -> None:
+        self._incidents.take(findings, messages)
         if self._options.replay_endpoint:
             self._incidents.lose([gap for gap in findings.abandoned if not gap.settled])
 

@@ -1,0 +1,66 @@
+"""Many duplicates are told: most often the numbers are counted in another way than the options say."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+import zmq
+
+from tests.support import Socket, bound, stream_options, wait_for
+from zmq_datasource.counters import SourceCounters
+from zmq_datasource.source.receiver import Receiver
+
+
+def told(
+    context: zmq.Context[Socket], caplog: pytest.LogCaptureFixture, numbers: list[int], **options: str
+) -> list[str]:
+    """What a receiver says of messages with these numbers,."""
+    push, endpoint = bound(context, zmq.PUSH)
+    asked = stream_options(
+        connect=endpoint,
+        socketType="PULL",
+        framing="custom",
+        sequenceFrame="1",
+        sequenceRestart="never",
+        valueFrame="2",
+        topicFrame="0",
+        **options,
+    )
+    with Receiver(asked, SourceCounters()) as receiver, caplog.at_level(logging.WARNING):
+        for number in numbers:
+            push.send_multipart(
+                [b"ab"[number % 2 : number % 2 + 1], (number // 2).to_bytes(8, "big"), b"value"]
+            )
+        wait_for(lambda: (receiver.receive(), receiver.pending)[1] >= len(numbers), "all messages")
+        receiver.take()
+    return [record.getMessage() for record in caplog.records if "had come before" in record.getMessage()]
+
+
+def test_a_counter_for_each_topic_that_is_taken_for_one_is_told(
+    context: zmq.Context[Socket], caplog: pytest.LogCaptureFixture
+) -> None:
+    (line,) = told(context, caplog, list(range(1000)), sequenceBy="endpoint")
+    assert line == (
+        "500 of the last 1000 messages have a number that had come before. If each topic has numbers of its own, set "
+        "sequenceBy=endpoint,topic, and not deduplicate, which would leave out messages that came once. If the "
+        "publisher sends messages again, deduplicate leaves them out"
+    )
+
+
+def test_messages_that_come_again_where_topics_are_counted_are_told(
+    context: zmq.Context[Socket], caplog: pytest.LogCaptureFixture
+) -> None:
+    (line,) = told(context, caplog, [*range(950), *range(50)], sequenceBy="endpoint,topic")
+    assert line.startswith(
+        "50 of the last 1000 messages have a number that had come before. If the publisher sends"
+    )
+
+
+@pytest.mark.parametrize(
+    "numbers", [[*range(970), *range(30)], [*range(500), *range(499)]], ids=["few", "too early"]
+)
+def test_few_duplicates_are_not(
+    numbers: list[int], context: zmq.Context[Socket], caplog: pytest.LogCaptureFixture
+) -> None:
+    assert told(context, caplog, numbers, sequenceBy="endpoint,topic") == []
