@@ -221,6 +221,11 @@ class LogWriter(Contents):
         return self.retention.full
 
     @property
+    def writing(self) -> bool:
+        """Whether something is on its way to the disk."""
+        return self._sealer.unwritten > 0
+
+    @property
     def busy(self) -> bool:
         """Whether the disk has enough to do: what comes now had better be gathered into one chunk."""
         return self._sealer.unwritten >= _ENOUGH_UNWRITTEN

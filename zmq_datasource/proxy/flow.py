@@ -3,8 +3,9 @@
 The rules:
 
 * Nothing is published before it is in the journal, and what is published are the rows that were written.
-* A round takes what is there, from every socket in turn. While a group is being written the next one
-  gathers; when as much has gathered as may, the sockets wait, and the publishers' high-water marks decide.
+* A round takes what is there, from every socket in turn. While a group is being written the next one gathers, and
+  no message wakes the thread: it looks once a millisecond. So a fast feed has few large groups. When as much has
+  gathered as may, the sockets wait, and the publishers' high-water marks decide.
 * Subscriptions go upstream as they come, within ``RequestBounds``.
 """
 
@@ -50,6 +51,8 @@ _MOST_PRODUCERS = 10_000
 _WAIT_MS = 100
 # While something waits for room at a subscriber, of which no event tells.
 _ROOM_WAIT_MS = 1
+# While a group is being written.
+_GATHER_MS = 1
 _HOUSEKEEPING_SECONDS = 0.1
 _DRAIN_SECONDS, _QUIET_SECONDS = 1.0, 0.1
 _DISK_SECONDS = 60.0
@@ -151,7 +154,7 @@ class LiveFlow:
             self._poller.register(self._written, zmq.POLLIN)
             if self._backend is not None:
                 self._poller.register(self._backend.socket, zmq.POLLIN)
-            self._listen(True)
+            self._listening = False
             self._stack = stack.pop_all()
         _log.info("%s, next id %d", self.journal.storage, log.next_id)
         return self
@@ -203,6 +206,8 @@ class LiveFlow:
 
     def _listen(self, listen: bool) -> None:
         """Whether the publishers' sockets are waited for."""
+        if listen == self._listening:
+            return
         self._listening = listen
         socks = [channel.socket for channel in self._channels.values()]
         if self._acceptor is not None:
@@ -220,12 +225,13 @@ class LiveFlow:
             LogError: The log can take nothing any more.
         """
         room = self._has_room()
-        if room != self._listening:
-            self._listen(room)
+        gathers = room and self.journal.log.writing
+        self._listen(room and not gathers)
         waits_for_room = self._backend is not None and self._backend.behind
         # While paused it is seen to by the housekeeping.
         acceptor_busy = room and self._acceptor is not None and self._acceptor.busy
-        ready = dict(self._poller.poll(_ROOM_WAIT_MS if waits_for_room or acceptor_busy else _WAIT_MS))
+        wait_ms = _ROOM_WAIT_MS if waits_for_room or acceptor_busy else _GATHER_MS if gathers else _WAIT_MS
+        ready = dict(self._poller.poll(wait_ms))
         if self._written in ready:
             os.read(self._written, 4096)
         if self._wake is not None and self._wake in ready:
@@ -237,14 +243,14 @@ class LiveFlow:
                     self._xsub.send(request)
         if room:
             for channel in self._channels.values():
-                if channel.socket in ready:
+                if gathers or channel.socket in ready:
                     self._take(channel)
-            if self._acceptor is not None and (self._acceptor.socket in ready or acceptor_busy):
+            if self._acceptor is not None and (gathers or acceptor_busy or self._acceptor.socket in ready):
                 self._acceptor.receive(wait=False)
-        if not self.journal.log.busy or self._gathered_enough:
+        if not self.journal.log.writing or self._gathered_enough:
             self._append()
         self._publish()
-        self._keep_house()
+        self._keep_house(room)
 
     def _has_room(self) -> bool:
         log = self.journal.log
@@ -302,7 +308,7 @@ class LiveFlow:
                 backend.publish(rows)
             failpoints.reach("proxy.group.after_publish")
 
-    def _keep_house(self) -> None:
+    def _keep_house(self, room: bool) -> None:
         now = time.monotonic()
         if now < self._next_housekeeping:
             return
@@ -312,7 +318,7 @@ class LiveFlow:
         for channel in self._channels.values():
             channel.keep_alive()
         if self._acceptor is not None:
-            if self._listening:
+            if room:
                 self._acceptor.receive(0, wait=False)
             else:
                 self._acceptor.hold_still()
