@@ -49,10 +49,8 @@ _log = logging.getLogger(__name__)
 _MOST_PRODUCERS = 10_000
 
 _WAIT_MS = 100
-# While something waits for room at a subscriber, of which no event tells.
-_ROOM_WAIT_MS = 1
-# While a group is being written.
-_GATHER_MS = 1
+# While something waits for room at a subscriber, of which no event tells, and while a group is being written.
+_SHORT_WAIT_MS = 1
 _HOUSEKEEPING_SECONDS = 0.1
 _DRAIN_SECONDS, _QUIET_SECONDS = 1.0, 0.1
 _DISK_SECONDS = 60.0
@@ -230,8 +228,8 @@ class LiveFlow:
         waits_for_room = self._backend is not None and self._backend.behind
         # While paused it is seen to by the housekeeping.
         acceptor_busy = room and self._acceptor is not None and self._acceptor.busy
-        wait_ms = _ROOM_WAIT_MS if waits_for_room or acceptor_busy else _GATHER_MS if gathers else _WAIT_MS
-        ready = dict(self._poller.poll(wait_ms))
+        soon = waits_for_room or acceptor_busy or gathers
+        ready = dict(self._poller.poll(_SHORT_WAIT_MS if soon else _WAIT_MS))
         if self._written in ready:
             os.read(self._written, 4096)
         if self._wake is not None and self._wake in ready:
@@ -363,7 +361,7 @@ class LiveFlow:
             return
         deadline = time.monotonic() + self._options.linger / 1000
         while backend.behind and time.monotonic() < deadline:
-            time.sleep(_ROOM_WAIT_MS / 1000)
+            time.sleep(_SHORT_WAIT_MS / 1000)
             backend.go_on()
         if backend.behind:
             _log.warning(
@@ -373,7 +371,7 @@ class LiveFlow:
 
     def step_without_waiting(self) -> None:
         """Run one round that waits for no socket."""
-        time.sleep(_ROOM_WAIT_MS / 1000)
+        time.sleep(_SHORT_WAIT_MS / 1000)
         self._notify()
         self.step()
 
