@@ -11,7 +11,7 @@ import sys
 import textwrap
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -63,6 +63,27 @@ def test_ids_go_on_after_a_restart(tmp_path: Path) -> None:
         log.append(batch_of([b"v%d" % run] * 5))
         log.close()
     assert log_rows(tmp_path).column("id").to_pylist() == list(range(15))
+
+
+def test_rows_that_are_written_are_given_back_with_their_ids(tmp_path: Path) -> None:
+    written: list[tuple[int, list[bytes]]] = []
+
+    def note(first: int, batches: Sequence[pa.RecordBatch]) -> None:
+        written.append((first, [value for batch in batches for value in batch.column("value").to_pylist()]))
+
+    for run in (0, 6):
+        log = writer(tmp_path, written=note)
+        log.append_whole([batch_of([b"a", b"b"]), batch_of([b"c"])])
+        log.flush().result(10)
+        assert written[-1] == (run, [b"a", b"b", b"c"])
+        log.append(batch_of([b"d"]))
+        log.flush().result(10)
+        log.cut().result(10)  # there is nothing more to write
+        assert written[-1] == (run + 3, [b"d"])
+        log.append(batch_of([b"e", b"f"]))
+        log.close()
+        assert written[-1] == (run + 4, [b"e", b"f"])
+    assert len(written) == 6
 
 
 def test_only_what_is_sealed_counts_as_durable(tmp_path: Path) -> None:

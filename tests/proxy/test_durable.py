@@ -57,10 +57,10 @@ def feed(context: zmq.Context[Socket], proxy: ProxyThreads, *messages: list[byte
     """Send these, and wait until they are in the log."""
     push = context.socket(zmq.PUSH)
     push.connect(proxy.sides["pull"])
-    before = proxy.flow.journal.next_id
+    before = proxy.flow.journal.log.next_id
     for message in messages:
         push.send_multipart(message)
-    wait_for(lambda: proxy.flow.journal.next_id == before + len(messages), "journaled")
+    wait_for(lambda: proxy.flow.journal.log.next_id == before + len(messages), "journaled")
     push.close(1000)
 
 

@@ -21,6 +21,7 @@ from zmq_datasource.options.parser import parse
 from zmq_datasource.options.types import Endpoint
 from zmq_datasource.proxy import backend
 from zmq_datasource.proxy.specs import proxy_socket
+from zmq_datasource.transport import core
 from zmq_datasource.transport.kernel import Connection
 
 pytestmark = pytest.mark.spark  # they are many, and each has sockets to connect and to close
@@ -89,6 +90,26 @@ def test_messages_are_the_same_whatever_their_size(
     assert rows.column("frames").to_pylist() == [m if len(m) > 2 else None for m in sent]
 
 
+def test_a_message_that_no_row_can_hold_is_discarded_and_counted(
+    context: zmq.Context[Socket],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr(core, "MAX_MESSAGE_BYTES", 1000)
+    sides = endpoints("pull", "publish")
+    with ProxyThreads(tmp_path, sides) as proxy:
+        sub = subscriber(context, proxy, b"")
+        push = context.socket(zmq.PUSH)
+        push.connect(sides["pull"])
+        sent = [[b"%d" % i, b"." * 300, b"." * 100] for i in range(20)]  # the most in the middle
+        for each in (sent[0], [b"", b"x" * 1001, b""], *sent[1:]):
+            push.send_multipart(each)
+        assert receive(sub, 20) == [[m[0], number(i), *m[1:]] for i, m in enumerate(sent)]
+        assert proxy.flow_status()["oversize"] == 1
+    assert f"{sides['pull']}: discarded a message of 1001 bytes" in caplog.text
+
+
 def test_nothing_is_published_before_it_is_on_disk(
     context: zmq.Context[Socket], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -111,7 +132,7 @@ def test_nothing_is_published_before_it_is_on_disk(
         assert reached.wait(30)
         # What comes meanwhile gathers, and is not published either.
         push.send(b"2")
-        wait_for(lambda: proxy.flow.counters.received == 2, "received")
+        wait_for(lambda: proxy.flow.received == 2, "received")
         assert not sub.poll(100)
         let_go.set()
         assert receive(sub, 2) == [[b"", number(0), b"1"], [b"", number(1), b"2"]]
@@ -134,18 +155,18 @@ def test_a_disk_that_takes_its_time_holds_no_publisher_up(
         push.setsockopt(zmq.SNDHWM, 1)
         push.connect(sides["pull"])
         monkeypatch.setattr(open_chunk_files, "sync_file", stuck)
-        counters, sent = proxy.flow.counters, 0
+        flow, sent = proxy.flow, 0
         try:
             for _ in range(50):
                 push.send(b"x")
                 sent += 1
-                wait_for(lambda: counters.received == sent, f"message {sent} taken")  # noqa: B023
+                wait_for(lambda: flow.received == sent, f"message {sent} taken")  # noqa: B023
             # But not more than memory is to hold.
             while sent < 1000:
                 push.send(b"x" * 10_000)
                 sent += 1
                 try:
-                    wait_for(lambda: counters.received == sent, f"message {sent} taken", seconds=1)  # noqa: B023
+                    wait_for(lambda: flow.received == sent, f"message {sent} taken", seconds=1)  # noqa: B023
                 except AssertionError:
                     break
             assert 55 < sent < 100
@@ -380,7 +401,7 @@ def test_a_full_log_that_is_needed_holds_publishers_back(
 
 
 def test_two_proxies_cannot_share_a_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("zmq_datasource.proxy.journal.LOCK_WAIT_SECONDS", 0.1)
+    monkeypatch.setattr("zmq_datasource.proxy.flow.LOCK_WAIT_SECONDS", 0.1)
     sides = endpoints("pull", "publish")
     with (
         ProxyThreads(tmp_path, sides),

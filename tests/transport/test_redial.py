@@ -15,9 +15,10 @@ import zmq
 from tests.support import Socket, bound, stop_sooner, stream_options, wait_for
 from zmq_datasource.counters import SourceCounters
 from zmq_datasource.options.types import Endpoints
-from zmq_datasource.proxy.fronts import Front
+from zmq_datasource.source.channel import Channel
 from zmq_datasource.source.ingest import Ingest
 from zmq_datasource.source.receiver import Receiver
+from zmq_datasource.transport.core import Inbox
 from zmq_datasource.transport.spec import SocketSpec
 
 Context = zmq.Context[Socket]
@@ -60,22 +61,23 @@ class Reading(NamedTuple):
 
 @contextmanager
 def reading(kind: str, endpoints: str, maxmsgsize: int = 1000) -> Iterator[Reading]:
-    if kind.startswith("front"):
+    if kind == "XSUB":
         spec = SocketSpec(
-            kind=kind.split()[1],
+            kind=kind,
             connect=Endpoints.read(endpoints),
             rcvhwm=1000,
             sndhwm=1000,
             linger=0,
             zmq=stream_options(connect=endpoints, zmq_maxmsgsize=maxmsgsize).zmq,
         )
-        with closing(Front(spec, 32, SourceCounters())) as front:  # so many messages a round
-            if kind == "front XSUB":
-                front.subscribe([b"\x01"])
-            watch = front.watch
+        channel, inbox = Channel(spec, SourceCounters(), counts=False), Inbox()
+        channel.open()
+        with closing(channel):
+            channel.socket.send(b"\x01")
+            watch = channel.opened.watch
             yield Reading(
-                front.keep_alive,
-                lambda: len(front.receive()),
+                channel.keep_alive,
+                lambda: channel.take(inbox, 10, 1 << 20, wait=False).messages,
                 lambda: (watch.connections, watch.lost, watch.protocol_errors),
             )
         return
@@ -89,7 +91,7 @@ def reading(kind: str, endpoints: str, maxmsgsize: int = 1000) -> Iterator[Readi
         )
 
 
-KINDS = pytest.mark.parametrize("kind", ["SUB", "PULL", "front XSUB", "front PULL"])
+KINDS = pytest.mark.parametrize("kind", ["SUB", "PULL", "XSUB"])
 
 
 def sender(context: Context, kind: str) -> tuple[Socket, str]:

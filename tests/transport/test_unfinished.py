@@ -18,11 +18,12 @@ from tests.support import Socket, free_endpoint, stream_options, wait_for
 from zmq_datasource.counters import SourceCounters
 from zmq_datasource.options import ProxyOptions
 from zmq_datasource.options.types import Endpoint, Endpoints
-from zmq_datasource.proxy.fronts import Front
 from zmq_datasource.proxy.router import Request, Router
+from zmq_datasource.source.channel import Channel
 from zmq_datasource.source.ingest import Ingest
 from zmq_datasource.source.receiver import Receiver
 from zmq_datasource.transport import unfinished
+from zmq_datasource.transport.core import Inbox
 from zmq_datasource.transport.spec import SocketSpec
 
 Context = zmq.Context[Socket]
@@ -81,18 +82,24 @@ class Endless:
 def receiving(kind: str, endpoint: str, tmp_path: Path) -> Iterator[Callable[[], int]]:
     """Gives a step: what is there is taken, and housekeeping done; it returns how many messages came."""
     match kind.split():
-        case ["front", socket_type]:
+        case ["XSUB"]:
             spec = SocketSpec(
-                kind=socket_type,
+                kind="XSUB",
                 bind=Endpoints.read(endpoint),
                 rcvhwm=1000,
                 sndhwm=1000,
                 linger=0,
             )
-            with closing(Front(spec, 1 << 20, SourceCounters())) as front:
-                if socket_type == "XSUB":
-                    front.subscribe([b"\x01"])
-                yield lambda: (front.keep_alive(), len(front.receive()))[1]
+            channel = Channel(spec, SourceCounters(), counts=False)
+            channel.open()
+            with closing(channel):
+                channel.socket.send(b"\x01")
+
+                def take() -> int:
+                    channel.keep_alive()
+                    return channel.take(Inbox(), 4096, 1 << 20, wait=False).messages
+
+                yield take
         case ["proxy", "ROUTER"]:
             proxy = ProxyOptions(durable=Endpoints.read(endpoint), wal_location=str(tmp_path))
             with closing(Router(proxy, proxy.durable, 10, LIMIT, 7)) as router:
@@ -133,7 +140,7 @@ def _disconnected(caplog: pytest.LogCaptureFixture) -> Callable[[], bool]:
     return lambda: any("does not end" in record.message for record in caplog.records)
 
 
-@pytest.mark.parametrize("kind", ["PULL", "SUB", "front PULL", "front XSUB", "proxy ROUTER", "ROUTER"])
+@pytest.mark.parametrize("kind", ["PULL", "SUB", "XSUB", "proxy ROUTER", "ROUTER"])
 def test_a_peer_whose_message_never_ends_is_hung_up(
     kind: str, tmp_path: Path, disconnected: Callable[[], bool]
 ) -> None:
@@ -143,7 +150,7 @@ def test_a_peer_whose_message_never_ends_is_hung_up(
         assert peer.ended.wait(10)
 
 
-@pytest.mark.parametrize("kind", ["PULL", "SUB", "front PULL", "front XSUB", "proxy ROUTER"])
+@pytest.mark.parametrize("kind", ["PULL", "SUB", "XSUB", "proxy ROUTER"])
 def test_beside_it_nothing_is_lost_and_nobody_else_is_hung_up(
     context: Context,
     kind: str,

@@ -75,6 +75,7 @@ class Sealer:
         contents: Where to say what was written.
         retention: Asked now and then to delete.
         retrier: Repeats what the disk refuses for now.
+        written: Called with rows that are durable now: their first id, and the batches.
 
     Attributes:
         failure: Why nothing is sealed any more.
@@ -86,11 +87,13 @@ class Sealer:
         contents: Contents,
         retention: Retention,
         retrier: Retrier,
+        written: Callable[[int, Sequence[pa.RecordBatch]], None] = lambda first, batches: None,
     ) -> None:
         self._storage = storage
         self._contents = contents
         self._retention = retention
         self._retrier = retrier
+        self._written = written
         self._jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
         # Each counted by one thread: so there is no lock.
         self._handed_over = self._finished = 0
@@ -171,14 +174,18 @@ class Sealer:
                 self._next_expiry = time.monotonic() + _EXPIRY_SECONDS
                 self._tidy(self._retention.remove_expired)
             try:
-                job.done.set_result(self._seal(job))
+                self._seal(job)
             except Exception as e:
                 if not isinstance(e, LogError):
                     e = LogWriteError(f"sealing ids {job.first} to {job.end - 1}: {e!r}")
                 self.failure = e
-                job.done.set_exception(e)
-            finally:
                 self._finished += 1
+                job.done.set_exception(e)
+            else:
+                self._finished += 1  # before anybody hears of it, and hands over more
+                if job.batches:
+                    self._written(job.end - sum(batch.num_rows for batch in job.batches), job.batches)
+                job.done.set_result(job.end)
             if self._growing is not None and self.failure is None:
                 self._tidy(self._growing.tidy)
 
@@ -197,7 +204,7 @@ class Sealer:
             except LogLockedError as e:
                 self.failure = e
 
-    def _seal(self, job: Job) -> int:
+    def _seal(self, job: Job) -> None:
         if self.failure is not None:
             raise self.failure
         if job.grows:
@@ -206,7 +213,6 @@ class Sealer:
             self._fill(job, job.filled)
         elif job.batches:
             self._write(job)
-        return job.end
 
     def _facts(self, job: Job) -> ChunkFacts:
         """What the chunk says of itself, with the rows of this job."""

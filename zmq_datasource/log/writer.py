@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from functools import partial
 
@@ -47,6 +47,7 @@ class LogWriter(Contents):
         carried: Whose state the log keeps beside the rows; it is asked whenever rows are handed over.
         readers: Who else needs the messages; those of whom there is a record, unless given.
         clock: Seconds since the epoch; compared with the files' modification times.
+        written: Called by the sealing thread with rows that are durable now: their first id, and the batches.
 
     Attributes:
         retention: Deletes what nobody needs any more.
@@ -70,6 +71,7 @@ class LogWriter(Contents):
         carried: Carried | None = None,
         readers: Readers | None = None,
         clock: Callable[[], float] = time.time,
+        written: Callable[[int, Sequence[pa.RecordBatch]], None] = lambda first, batches: None,
     ) -> None:
         super().__init__()
         self._storage = storage
@@ -85,7 +87,7 @@ class LogWriter(Contents):
             clock=clock,
         )
         self._retrier = Retrier(retry_timeout, self.retention.remove_expired)
-        self._sealer = Sealer(storage, self, self.retention, self._retrier)
+        self._sealer = Sealer(storage, self, self.retention, self._retrier, written)
         self._carried = carried
         self.log_id = ""
         self.saved = b""
@@ -235,6 +237,11 @@ class LogWriter(Contents):
         return self.retention.full
 
     @property
+    def writing(self) -> bool:
+        """Whether something is on its way to the disk."""
+        return self._sealer.unwritten > 0
+
+    @property
     def busy(self) -> bool:
         """Whether the disk has enough to do: what comes now had better be gathered into one chunk."""
         return self._sealer.unwritten >= _ENOUGH_UNWRITTEN
@@ -270,6 +277,11 @@ class LogWriter(Contents):
     def hold_from(self, needed: int) -> None:
         """From this id on somebody needs the messages, for now: see ``Retention``."""
         self.retention.hold_from(needed)
+
+    @property
+    def next_id(self) -> int:
+        """The id of the message that is appended next."""
+        return self._next
 
     @property
     def unsealed(self) -> int:

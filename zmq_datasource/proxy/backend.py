@@ -21,8 +21,9 @@ import zmq
 
 from zmq_datasource.host.limited_logging import LimitedLog
 from zmq_datasource.host.printable import printable
+from zmq_datasource.messages.framing import raw_messages
 from zmq_datasource.options import ProxyOptions
-from zmq_datasource.proxy.journal import Numbered
+from zmq_datasource.proxy.journal import Written
 from zmq_datasource.proxy.specs import proxy_socket
 from zmq_datasource.transport.core import Outbox, columns_of
 from zmq_datasource.transport.kernel import Connection, connections, hang_up
@@ -204,11 +205,10 @@ class Backend:
         """The id that is published next, if something waits."""
         return self._pending[0].first + self._at if self._pending else -1
 
-    def publish(self, numbered: Numbered) -> None:
-        """Give messages to libzmq; with ``wait``, as far as there is room."""
-        first, messages = numbered
-        columns = columns_of(messages, None if self._options.plain else first)
-        rows = len(messages)
+    def publish(self, written: Written) -> None:
+        """Give the messages of rows to libzmq; with ``wait``, as far as there is room."""
+        first, rows = written.first, written.rows.num_rows
+        columns = columns_of(raw_messages(written.rows), None if self._options.plain else first)
         self._pending.append(_Pending(first, rows, Outbox(columns, rows)))
         if len(self._pending) == 1:
             self.go_on()

@@ -2,9 +2,10 @@
 
 The rules:
 
-* Nothing is published before it is in the journal.
-* A round takes what is there, from every socket in turn. While a group is being written the next one
-  gathers; when as much has gathered as may, the sockets wait, and the publishers' high-water marks decide.
+* Nothing is published before it is in the journal, and what is published are the rows that were written.
+* A round takes what is there, from every socket in turn. While a group is being written the next one gathers, and
+  no message wakes the thread: it looks once a millisecond. So a fast feed has few large groups. When as much has
+  gathered as may, the sockets wait, and the publishers' high-water marks decide.
 * Subscriptions go upstream as they come, within ``RequestBounds``.
 """
 
@@ -18,20 +19,26 @@ from contextlib import ExitStack, suppress
 from types import TracebackType
 from typing import Any, Self
 
+import msgspec
 import zmq
 
 from zmq_datasource.acknowledged.acceptor import Acceptor, AcceptorTerms
 from zmq_datasource.acknowledged.transactions import CommittedTransactions
 from zmq_datasource.counters import SourceCounters
-from zmq_datasource.errors import LogFormatError
+from zmq_datasource.errors import LogFormatError, LogWriteError
 from zmq_datasource.host import failpoints
+from zmq_datasource.log import LOCK_WAIT_SECONDS
+from zmq_datasource.messages.columns import data_bytes
+from zmq_datasource.messages.framing import decode_plain
 from zmq_datasource.options import ProxyOptions
 from zmq_datasource.proxy.backend import NO_SUBSCRIBERS, REQUEST_BOUNDS, Backend, RequestBounds
-from zmq_datasource.proxy.fronts import Front, now_us
 from zmq_datasource.proxy.journal import Journal
 from zmq_datasource.proxy.positions import read_positions
-from zmq_datasource.proxy.specs import proxy_socket, round_bytes
+from zmq_datasource.proxy.specs import proxy_socket
 from zmq_datasource.proxy.view import Progress
+from zmq_datasource.source.channel import Channel
+from zmq_datasource.source.receiver import BATCH_MESSAGES, ROUND_BYTES, ROUND_MESSAGES
+from zmq_datasource.transport.core import Inbox
 from zmq_datasource.transport.spec import SocketSpec
 
 __all__ = ["LiveFlow"]
@@ -42,8 +49,8 @@ _log = logging.getLogger(__name__)
 _MOST_PRODUCERS = 10_000
 
 _WAIT_MS = 100
-# While something waits for room at a subscriber, of which no event tells.
-_ROOM_WAIT_MS = 1
+# While something waits for room at a subscriber, of which no event tells, and while a group is being written.
+_SHORT_WAIT_MS = 1
 _HOUSEKEEPING_SECONDS = 0.1
 _DRAIN_SECONDS, _QUIET_SECONDS = 1.0, 0.1
 _DISK_SECONDS = 60.0
@@ -80,7 +87,10 @@ class LiveFlow:
         self.paused_seconds = 0.0
         self._acceptor: Acceptor | None = None
         self._backend: Backend | None = None
-        self._fronts: list[Front] = []
+        self._channels: dict[str, Channel] = {}
+        self._round_bytes = min(options.chunk_bytes, ROUND_BYTES)
+        self._inbox = Inbox()
+        self._arrivals: list[tuple[int, int]] = []
         self._next_housekeeping = 0.0
         self._sealed_at = 0.0
 
@@ -98,12 +108,13 @@ class LiveFlow:
                 stack.callback(os.close, descriptor)
                 os.set_blocking(descriptor, False)
             transactions = CommittedTransactions(self.counters, limit=_MOST_PRODUCERS)
-            self.journal = Journal(options, self.counters, transactions, self._notify)
-            self.journal.open()
-            stack.callback(self.journal.close)
+            self.journal = Journal(options, transactions, self._notify)
+            log = self.journal.log
+            log.open(LOCK_WAIT_SECONDS)
+            stack.callback(self._close_log)
             # Before anything is received: what was acknowledged is in the log, or its ids would be given again.
-            read_positions(self.journal.storage, self.journal.next_id)
-            if not transactions.restore(self.journal.saved):
+            read_positions(self.journal.storage, log.next_id)
+            if not transactions.restore(log.saved):
                 raise LogFormatError(
                     f"opening {self.journal.storage}: it was filled by a query or zmq-datasource receive, "
                     "not by a proxy; give the proxy a walLocation of its own"
@@ -112,12 +123,11 @@ class LiveFlow:
                 self._backend = Backend(options, self._bounds)
                 stack.callback(self._backend.close)
             if options.bind or options.connect:
-                self._xsub = self._open_front(
-                    proxy_socket(options, "XSUB", options.bind, options.connect), stack
-                )
-                self._xsub.subscribe([b"\x01" + topic.encode() for topic in options.topics])
+                self._xsub = self._open(proxy_socket(options, "XSUB", options.bind, options.connect), stack)
+                for topic in options.topics:
+                    self._xsub.send(b"\x01" + topic.encode())
             if options.pull:
-                self._open_front(proxy_socket(options, "PULL", options.pull), stack)
+                self._open(proxy_socket(options, "PULL", options.pull), stack)
             if options.router:
                 # Its answers have a queue of libzmq's own size, whatever subscribers have.
                 spec = SocketSpec(
@@ -142,16 +152,30 @@ class LiveFlow:
             self._poller.register(self._written, zmq.POLLIN)
             if self._backend is not None:
                 self._poller.register(self._backend.socket, zmq.POLLIN)
-            self._listen(True)
+            self._listening = False
             self._stack = stack.pop_all()
-        _log.info("%s, next id %d", self.journal.storage, self.journal.next_id)
+        _log.info("%s, next id %d", self.journal.storage, log.next_id)
         return self
 
-    def _open_front(self, spec: SocketSpec, stack: ExitStack) -> Front:
-        front = Front(spec, round_bytes(self._options), self.counters)
-        stack.callback(front.close)
-        self._fronts.append(front)
-        return front
+    def _open(self, spec: SocketSpec, stack: ExitStack) -> zmq.Socket[bytes]:
+        """Open a socket of the publishers' side. When it is closed, it waits for nothing."""
+        channel = Channel(msgspec.structs.replace(spec, linger=0), self.counters, counts=False)
+        channel.open()
+        stack.callback(channel.close)
+        self._channels[f"{spec.kind} {spec.endpoints}"] = channel
+        return channel.socket
+
+    def _close_log(self) -> None:
+        """Write what was received, and release the log; says how much is lost where the disk refuses."""
+        log = self.journal.log
+        try:
+            try:
+                self._append()
+            finally:
+                log.close()
+        finally:
+            if lost := log.unsealed + self._inbox.messages:
+                _log.error("%d received messages could not be written and are lost", lost)
 
     def _notify(self) -> None:
         with suppress(BlockingIOError):  # it is readable enough
@@ -180,8 +204,10 @@ class LiveFlow:
 
     def _listen(self, listen: bool) -> None:
         """Whether the publishers' sockets are waited for."""
+        if listen == self._listening:
+            return
         self._listening = listen
-        socks = [front.socket for front in self._fronts]
+        socks = [channel.socket for channel in self._channels.values()]
         if self._acceptor is not None:
             socks.append(self._acceptor.socket)
         for sock in socks:
@@ -197,53 +223,74 @@ class LiveFlow:
             LogError: The log can take nothing any more.
         """
         room = self._has_room()
-        if room != self._listening:
-            self._listen(room)
+        gathers = room and self.journal.log.writing
+        self._listen(room and not gathers)
         waits_for_room = self._backend is not None and self._backend.behind
         # While paused it is seen to by the housekeeping.
         acceptor_busy = room and self._acceptor is not None and self._acceptor.busy
-        ready = dict(self._poller.poll(_ROOM_WAIT_MS if waits_for_room or acceptor_busy else _WAIT_MS))
+        soon = waits_for_room or acceptor_busy or gathers
+        ready = dict(self._poller.poll(_SHORT_WAIT_MS if soon else _WAIT_MS))
         if self._written in ready:
             os.read(self._written, 4096)
         if self._wake is not None and self._wake in ready:
             self._on_wake()
         if self._backend is not None and self._backend.socket in ready:
             requests = self._backend.take_requests()
-            if requests and (self._options.bind or self._options.connect):
-                self._xsub.subscribe(requests)
+            if self._options.bind or self._options.connect:
+                for request in requests:
+                    self._xsub.send(request)
         if room:
-            for front in self._fronts:
-                if front.socket in ready:
-                    self._take(front)
-            if self._acceptor is not None and (self._acceptor.socket in ready or acceptor_busy):
+            for channel in self._channels.values():
+                if gathers or channel.socket in ready:
+                    self._take(channel)
+            if self._acceptor is not None and (gathers or acceptor_busy or self._acceptor.socket in ready):
                 self._acceptor.receive(wait=False)
-        self.journal.flush_if_idle()
+        if not self.journal.log.writing or self._gathered_enough:
+            self._append()
         self._publish()
-        self._keep_house()
+        self._keep_house(room)
 
     def _has_room(self) -> bool:
-        journal = self.journal
-        cause = (
-            "the disk refuses"
-            if journal.fault
-            else "the log has reached walMaxBytes"
-            if journal.full
-            else None
-        )
+        log = self.journal.log
+        cause = "the disk refuses" if log.fault else "the log has reached walMaxBytes" if log.full else None
         if cause != self._paused:
             self._paused = cause
             if cause is not None:
                 _log.warning("receiving paused: %s (whenFull=%s)", cause, self._options.when_full)
             else:
                 _log.info("receiving goes on")
-        journal.check()
-        return not (cause or journal.behind or (self._backend is not None and self._backend.behind))
+        self._check_log()
+        # A chunk's bytes wait for the disk: no more should be received before it goes on.
+        behind = log.busy and log.unsealed_bytes + self._inbox.size >= self._options.chunk_bytes
+        return not (cause or behind or (self._backend is not None and self._backend.behind))
 
-    def _take(self, front: Front) -> None:
-        messages = front.receive()
-        if len(messages):
-            self.journal.append(messages, now_us())
-            self.counters.last_received = time.time()
+    def _check_log(self) -> None:
+        """Raise why the log can take nothing any more, if that is so."""
+        if self.journal.log.failure is not None:
+            raise self.journal.log.failure
+
+    def _take(self, channel: Channel) -> None:
+        taken = channel.take(self._inbox, ROUND_MESSAGES, self._round_bytes, wait=False)
+        if taken.messages:
+            now = self.counters.last_received = time.time()
+            self._arrivals.append((int(now * 1_000_000), taken.messages))
+
+    @property
+    def _gathered_enough(self) -> bool:
+        """Whether what has gathered is a group of good size, for which the log is not waited for."""
+        return self._inbox.messages >= BATCH_MESSAGES or self._inbox.size >= self._round_bytes
+
+    def _append(self) -> None:
+        """Have what was received written."""
+        if not self._inbox.messages:
+            return
+        self._check_log()  # what stays in the inbox is counted as lost
+        arrivals, self._arrivals = self._arrivals, []
+        rows = decode_plain(self._inbox.hand_over(), arrivals)
+        self.counters.received += rows.num_rows
+        self.counters.bytes += data_bytes(rows.column("value"))
+        self.journal.append_whole([rows])
+        self.journal.cut()
 
     def _publish(self) -> None:
         backend = self._backend
@@ -253,33 +300,34 @@ class LiveFlow:
         if written:
             # First whoever answers from the log: a subscriber that asks for what it has just seen must get it.
             self._on_written(self.journal.progress)
-        for numbered in written:
+        for rows in written:
             failpoints.reach("proxy.group.before_publish")
             if backend is not None:
-                backend.publish(numbered)
+                backend.publish(rows)
             failpoints.reach("proxy.group.after_publish")
 
-    def _keep_house(self) -> None:
+    def _keep_house(self, room: bool) -> None:
         now = time.monotonic()
         if now < self._next_housekeeping:
             return
         if self._paused is not None:
             self.paused_seconds += min(now - self._next_housekeeping + _HOUSEKEEPING_SECONDS, 1.0)
         self._next_housekeeping = now + _HOUSEKEEPING_SECONDS
-        for front in self._fronts:
-            front.keep_alive()
+        for channel in self._channels.values():
+            channel.keep_alive()
         if self._acceptor is not None:
-            if self._listening:
+            if room:
                 self._acceptor.receive(0, wait=False)
             else:
                 self._acceptor.hold_still()
         if self._backend is not None:
             self._backend.look()
-        if now - self._sealed_at >= self._options.wal_flush_interval and not self.journal.fault:
+        log = self.journal.log
+        if now - self._sealed_at >= self._options.wal_flush_interval and not log.fault:
             self._sealed_at = now
-            self.journal.seal()
+            log.cut()  # so that Spark sees it
         if self.hold is not None:
-            self.journal.hold_from(self.hold)
+            log.hold_from(min(self.hold, log.durable_end))
 
     # The end.
 
@@ -291,24 +339,29 @@ class LiveFlow:
         """
         now = quiet_from = time.monotonic()
         deadline = now + _DRAIN_SECONDS
-        self.journal.end_within(_REFUSED_SECONDS)
+        self.journal.log.end_within(_REFUSED_SECONDS)
         while now < deadline and now - quiet_from < _QUIET_SECONDS:
-            before = self.counters.received
+            before = self.received
             self.step_without_waiting()
             now = time.monotonic()
-            if self.counters.received != before:
+            if self.received != before:
                 quiet_from = now
         if self._acceptor is not None:
             self._acceptor.settle(_DISK_SECONDS)
-        self.journal.flush()
-        self.journal.wait(_DISK_SECONDS)
+        self._append()
+        try:
+            self.journal.cut().result(_DISK_SECONDS)
+        except TimeoutError as e:
+            raise LogWriteError(
+                f"writing the log in {self.journal.storage.root}: no answer for {_DISK_SECONDS:.0f} s"
+            ) from e
         self._publish()
         backend = self._backend
         if backend is None:
             return
         deadline = time.monotonic() + self._options.linger / 1000
         while backend.behind and time.monotonic() < deadline:
-            time.sleep(_ROOM_WAIT_MS / 1000)
+            time.sleep(_SHORT_WAIT_MS / 1000)
             backend.go_on()
         if backend.behind:
             _log.warning(
@@ -318,24 +371,32 @@ class LiveFlow:
 
     def step_without_waiting(self) -> None:
         """Run one round that waits for no socket."""
-        time.sleep(_ROOM_WAIT_MS / 1000)
+        time.sleep(_SHORT_WAIT_MS / 1000)
         self._notify()
         self.step()
 
+    @property
+    def received(self) -> int:
+        """How many messages were received since the log began, written or not."""
+        return self.counters.received + self._inbox.messages
+
     def status(self) -> dict[str, Any]:
         """The proxy's status, as plain data."""
-        counters = self.counters
-        sides = [(front.name, front.peers) for front in self._fronts]
+        counters, log = self.counters, self.journal.log
+        watches = {name: channel.opened.watch for name, channel in self._channels.items()}
+        sides = [(name, watch.peers) for name, watch in watches.items()]
         if self._acceptor is not None:
             sides.append((f"ROUTER {self._options.router}", self._acceptor.connections))
         return {
-            **self.journal.status(),
-            "received": counters.received,
+            "nextId": log.next_id,
+            "earliestId": log.earliest,
+            "logBytes": int(log.size),
+            "received": self.received,
             "bytes": counters.bytes,
             "oversize": counters.oversize,
-            "protocolErrors": sum(front.protocol_errors for front in self._fronts),
+            "protocolErrors": sum(watch.protocol_errors for watch in watches.values()),
             "paused": self._paused is not None,
-            "diskFault": self.journal.fault,
+            "diskFault": log.fault,
             "pausedSeconds": round(self.paused_seconds, 1),
             "publishers": [{"socket": name, "connections": peers} for name, peers in sides],
             **(NO_SUBSCRIBERS if self._backend is None else self._backend.status()),

@@ -87,7 +87,7 @@ def run(
                 report({**_NO_SERVER, **flow.status(), **companion.status})
         flow.drain()
         companion.step(flow)
-        _log.info("ended, next id %d", flow.journal.next_id)
+        _log.info("ended, next id %d", flow.journal.log.next_id)
 
 
 class Companion:

@@ -6,9 +6,8 @@ from zmq_datasource.options import ProxyOptions
 from zmq_datasource.options.types import Endpoints
 from zmq_datasource.transport.spec import SocketSpec
 
-__all__ = ["proxy_socket", "round_bytes"]
+__all__ = ["proxy_socket"]
 
-_MOST_ROUND_BYTES = 4 << 20
 _NONE = Endpoints()
 
 
@@ -24,8 +23,3 @@ def proxy_socket(options: ProxyOptions, kind: str, bind: Endpoints, connect: End
         zmq=options.zmq,
         access=options.access,
     )
-
-
-def round_bytes(options: ProxyOptions) -> int:
-    """Most bytes that a side takes in one round."""
-    return min(options.chunk_bytes, _MOST_ROUND_BYTES)

@@ -6,6 +6,7 @@ tell which of its connections a message came by, so then each endpoint has a soc
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 
 import msgspec
@@ -13,6 +14,7 @@ import zmq
 
 from zmq_datasource.counters import SourceCounters
 from zmq_datasource.messages.framing import subscriptions
+from zmq_datasource.messages.schemas import MAX_MESSAGE_BYTES
 from zmq_datasource.options import ReadOptions
 from zmq_datasource.options.types import Endpoints
 from zmq_datasource.source.replayer import Replayer
@@ -22,6 +24,8 @@ from zmq_datasource.transport.spec import SocketSpec
 from zmq_datasource.transport.unfinished import Unfinished
 
 __all__ = ["SILENT_MS", "WAIT_MS", "Channel", "make_channels"]
+
+_log = logging.getLogger(__name__)
 
 # How long a round waits for its first message; the delay of the thread's other duties. A feed that has been silent for
 # a while has none but housekeeping, and what comes ends the wait.
@@ -33,6 +37,7 @@ class Channel:
 
     Args:
         spec: What the socket is to be.
+        counters: Where to count what is discarded.
         prefixes: The topics of a SUB.
         replayer: Who asks for what is missing, if anybody can.
         counts: Whether it matters by which connection a message came.
@@ -44,12 +49,14 @@ class Channel:
     def __init__(
         self,
         spec: SocketSpec,
-        prefixes: Sequence[bytes],
+        counters: SourceCounters,
+        prefixes: Sequence[bytes] = (),
         replayer: Replayer | None = None,
         counts: bool = True,
     ) -> None:
         self.name = spec.endpoints
         self._spec = spec
+        self._counters = counters
         self._prefixes = prefixes
         self.replayer = replayer
         self._counts = counts
@@ -120,11 +127,19 @@ class Channel:
             self.socket.setsockopt(zmq.RCVTIMEO, milliseconds)
 
     def take(self, inbox: Inbox, most: int, room: int, wait: bool) -> Taken:
-        """Take messages until none is there, or no room: as ``Inbox.take``."""
+        """Take messages until none is there, or no room: as ``Inbox.take``. One that no row can hold is discarded."""
         taken = self.unfinished.take(inbox, most, room, wait)
         self.opened.watch.taken += taken.messages
         if taken.messages and self.replayer is not None:
             self.replayer.heard()
+        if taken.excess:
+            self._counters.oversize += 1
+            _log.error(
+                "%s: discarded a message of %d bytes: a row holds at most %d; have it sent in parts",
+                self.name,
+                taken.excess,
+                MAX_MESSAGE_BYTES,
+            )
         if taken.empty:
             self.opened.watch.found_empty()
         return taken
@@ -137,19 +152,20 @@ def make_channels(options: ReadOptions, counters: SourceCounters) -> list[Channe
     if options.socket_type == "SUB":
         prefixes = list(subscriptions(options.framing, options.topics))
     if numbering is None or "endpoint" not in numbering.by:
-        return [Channel(spec, prefixes, counts=False)]
+        return [Channel(spec, counters, prefixes, counts=False)]
     none = Endpoints()
     replays = options.replay_endpoint or [None] * len(options.connect)
     connecting = [
         Channel(
             msgspec.structs.replace(spec, connect=Endpoints((endpoint,)), bind=none),
+            counters,
             prefixes,
             None if replay is None else Replayer(options, endpoint, replay, counters),
         )
         for endpoint, replay in zip(options.connect, replays, strict=True)
     ]
     binding = [
-        Channel(msgspec.structs.replace(spec, connect=none, bind=Endpoints((endpoint,))), prefixes)
+        Channel(msgspec.structs.replace(spec, connect=none, bind=Endpoints((endpoint,))), counters, prefixes)
         for endpoint in options.bind
     ]
     return connecting + binding

@@ -7,7 +7,6 @@ receiver belongs to one thread and starts none.
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -19,7 +18,7 @@ import zmq
 
 from zmq_datasource.counters import SourceCounters
 from zmq_datasource.errors import SocketError
-from zmq_datasource.messages.schemas import MAX_MESSAGE_BYTES, MESSAGE_SCHEMA
+from zmq_datasource.messages.schemas import MESSAGE_SCHEMA
 from zmq_datasource.options import ReadOptions
 from zmq_datasource.options.types import Location
 from zmq_datasource.sequences import SequenceTracker
@@ -31,9 +30,7 @@ from zmq_datasource.source.replayer import Replayer
 from zmq_datasource.transport.core import Inbox
 from zmq_datasource.transport.peers import count_connections
 
-__all__ = ["ROUND_BYTES", "ROUND_MESSAGES", "Receiver"]
-
-_log = logging.getLogger(__name__)
+__all__ = ["BATCH_MESSAGES", "ROUND_BYTES", "ROUND_MESSAGES", "Receiver"]
 
 # Bounds of one round over all sockets: no round keeps the thread from its other duties for long, and
 # none takes more than about this much (or one message). So what is handed over always fits an Arrow batch.
@@ -206,13 +203,6 @@ class Receiver:
 
     def _receive_from(self, channel: Channel, most: int, room: int, wait: bool) -> int:
         taken = channel.take(self._inbox, most, room, wait)
-        if taken.excess:
-            self._counters.oversize += 1
-            _log.error(
-                "discarded a message of %d bytes: a row holds at most %d; have it sent in parts",
-                taken.excess,
-                MAX_MESSAGE_BYTES,
-            )
         if taken.messages:
             self._silent_from = time.monotonic() + _SILENT_SECONDS
             timestamp = int(self._clock() * 1_000_000)

@@ -287,29 +287,25 @@ typedef struct {
     size_t excess; /* the size of a message that was discarded because it is too large */
 } Outcome;
 
-/* One message. If anything goes wrong with it, it is received to its end, and the buffers are what they were. */
-static Outcome take_one(Inbox *inbox, void *sock, int flags, size_t largest)
+/* One message. If anything goes wrong with it, it is received to its end, and the buffers are what they were.
+ * `frame` is an initialized one; it holds the message's last frame then. */
+static Outcome take_one(Inbox *inbox, void *sock, message_t *frame, int flags, size_t largest)
 {
     size_t before[FILLED], size = 0;
     int kept = 0, error, frames = 0;
-    message_t frame;
     for (int i = 0; i < FILLED; i++)
         before[i] = inbox->filled[i].size;
-    zmq.msg_init(&frame);
-    error = next_frame(&frame, sock, 1, flags);
+    error = next_frame(frame, sock, 1, flags);
     while (!error) {
-        int more = zmq.msg_more(&frame);
-        size += zmq.msg_size(&frame);
+        int more = zmq.msg_more(frame);
+        size += zmq.msg_size(frame);
         if (kept == 0 && size <= largest)
-            kept = keep(&inbox->frames[!more ? LAST : frames ? MIDDLE : FIRST], &frame);
+            kept = keep(&inbox->frames[!more ? LAST : frames ? MIDDLE : FIRST], frame);
         frames += frames < 2;
         if (!more)
             break;
-        error = next_frame(&frame, sock, 0, flags);
+        error = next_frame(frame, sock, 0, flags);
     }
-    if (!error)
-        inbox->origin = zmq.msg_get(&frame, SRCFD);
-    zmq.msg_close(&frame);
     if (!error && kept == 0 && size <= largest)
         kept = end_message(inbox, frames);
     if (error || kept < 0 || size > largest)
@@ -341,12 +337,24 @@ static PyObject *inbox_take(PyObject *self, PyObject *args)
     Py_ssize_t start = inbox->size, last = INT32_MAX - largest; /* behind it a message may not fit */
     inbox->busy = 1;
     Py_BEGIN_ALLOW_THREADS
+    /* Only the last message's origin is wanted, and libzmq searches texts for it: so its frame is kept while the next
+     * one is asked for. */
+    message_t frames[2];
+    int next = 0;
+    zmq.msg_init(&frames[0]);
+    zmq.msg_init(&frames[1]);
     while (taken < most && inbox->size - start < room && inbox->size <= last) {
-        outcome = take_one(inbox, sock, wait && !taken ? 0 : DONTWAIT, (size_t)largest);
+        outcome = take_one(inbox, sock, &frames[next], wait && !taken ? 0 : DONTWAIT, (size_t)largest);
+        if (!outcome.error || outcome.excess)
+            next = !next;
         if (outcome.error || outcome.excess)
             break;
         taken++;
     }
+    if (taken || outcome.excess)
+        inbox->origin = zmq.msg_get(&frames[!next], SRCFD);
+    zmq.msg_close(&frames[0]);
+    zmq.msg_close(&frames[1]);
     Py_END_ALLOW_THREADS
     inbox->busy = 0;
     return Py_BuildValue("nni", taken, (Py_ssize_t)outcome.excess, outcome.error);
