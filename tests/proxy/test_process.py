@@ -390,9 +390,12 @@ def test_the_monitor_shows_who_is_there(context: zmq.Context[Socket], tmp_path: 
     for side, endpoint in sides.items():
         command += [f"--{side}", endpoint]
     read, write = os.openpty()
+    # A shell has a program in the background ignore it, and so do all that are started there.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
     process = subprocess.Popen(
         command, stdout=write, stderr=subprocess.DEVNULL, env={**os.environ, "COLUMNS": "160"}
     )
+    signal.signal(signal.SIGINT, before)
     os.close(write)
     shown = bytearray()
 
