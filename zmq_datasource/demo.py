@@ -300,7 +300,9 @@ class _Query:
         return account._replace(sent=sent, dropped=dropped, arrived=self._consumer.count)
 
     def receives(self) -> bool:
-        """Whether there is a receiver; the publisher begins when there are three."""
+        """Whether messages can come; the publisher begins when all queries have subscribed."""
+        if self._publisher is not None:
+            return self._publisher.count > 0
         return self.last["sources"][0]["metrics"]["source"] is not None
 
     def has_read_all(self, arrived_by: datetime) -> bool:

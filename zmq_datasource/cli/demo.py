@@ -63,8 +63,8 @@ def demo(endpoint: str | None, socket_type: str, topics: str | None, seconds: fl
     warnings.filterwarnings("ignore", category=FutureWarning, module="pyspark")
     feed = None
     if endpoint is not None:
-        feed = {"connect": endpoint, "socketType": socket_type} | (
-            {} if topics is None else {"topics": topics}
-        )
+        feed = {"connect": endpoint, "socketType": socket_type}
+        if topics is not None:
+            feed["topics"] = topics
         parse(StreamReadOptions, feed)  # refuses a wrong one before Spark starts
     run_demo(Console(), seconds, feed)
