@@ -8,12 +8,9 @@ import signal
 import subprocess
 import sys
 import threading
-from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
-from datetime import UTC, datetime, timedelta
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
@@ -22,25 +19,25 @@ from click.testing import CliRunner
 
 from tests.support import bound, wait_for
 from zmq_datasource.cli import main
-from zmq_datasource.counters import SinkCounters
-from zmq_datasource.demo.counts import QueryCounts, Tally
-from zmq_datasource.demo.errors import plain_reason
-from zmq_datasource.demo.verdict import findings
-from zmq_datasource.monitoring.figures import sink_metrics
+from zmq_datasource.demo import Account, findings
 
 COMMAND = [sys.executable, "-m", "zmq_datasource", "demo"]
 
 
 @contextmanager
-def _demo(tmp_path: Path, *arguments: str) -> Iterator[subprocess.Popen[str]]:
+def _demo(
+    tmp_path: Path, *arguments: str, stdout: int = subprocess.PIPE, **variables: str
+) -> Iterator[subprocess.Popen[str]]:
     """Start the demo; afterwards none of the processes in its environment may be alive."""
     mark = f"{tmp_path}/mark"
-    environment = os.environ | {"COLUMNS": "120", "TMPDIR": str(tmp_path), "ZMQ_DATASOURCE_TEST": mark}
+    environment = (
+        os.environ | {"COLUMNS": "120", "TMPDIR": str(tmp_path), "ZMQ_DATASOURCE_TEST": mark} | variables
+    )
     process = subprocess.Popen(
         [*COMMAND, *arguments],
         env=environment,
         cwd=tmp_path,
-        stdout=subprocess.PIPE,
+        stdout=stdout,
         stderr=subprocess.PIPE,
         text=True,
     )
@@ -68,12 +65,14 @@ def _marked(mark: str) -> list[psutil.Process]:
 
 
 def _table(output: str) -> dict[str, list[int | None]]:
-    """The rows of the table of accounts: published, received, rows, sent, dropped (hwm), arrived."""
+    """The rows of the table of accounts: published, received, rows, sent, dropped, arrived."""
     rows = {}
     for line in output.splitlines():
-        cells = [cell.strip() for cell in line.strip().strip("│").split("│")]
-        if len(cells) == 7 and cells[0] in ("aggregation", "fast sink", "slow sink"):
-            rows[cells[0]] = [int(n) if (n := c.replace(",", "")).isdecimal() else None for c in cells[1:]]
+        name, *cells = re.split(r"  +", line.strip())
+        if name in ("aggregation", "fast sink", "slow sink") and len(cells) == 6:
+            counts = [cell.replace(",", "").removesuffix(" hwm") for cell in cells]
+            rows[name] = [int(count) if count.isdecimal() else None for count in counts]
+    assert len(rows) == 3, output
     return rows
 
 
@@ -96,8 +95,11 @@ def test_demo_accounts_for_every_message(tmp_path: Path) -> None:
     assert dropped > 0
     assert rows == sent + dropped
     assert arrived == sent  # accepted, and flushed before the task ended
-    assert f"rows = sent + dropped: {rows:,} = {sent:,} + {dropped:,}" in output
-    assert re.search(r"weather\.oslo +[\d,]+ +\d", output)
+    for equation in ("published = received", "received = rows", "rows = sent + dropped", "sent = arrived"):
+        assert f"✓ {equation}, in each query." in output
+    assert f"{dropped:,} rows found the queue full" in output
+    topics = re.findall(r"^weather\.\w+ +([\d,]+)", output, re.MULTILINE)
+    assert sum(int(messages.replace(",", "")) for messages in topics) == published
 
 
 @pytest.mark.spark
@@ -133,7 +135,56 @@ def test_demo_reads_the_users_own_feed(tmp_path: Path) -> None:
         assert received >= rows > 0
     assert "mine" in output
     assert "other" not in output.split("aggregation")[0]
-    assert "average bytes" in output
+    assert "published = received" not in output
+
+
+@pytest.mark.spark
+@pytest.mark.timeout(240)
+def test_a_terminal_shows_what_live_view_shows(tmp_path: Path) -> None:
+    ours, screen = os.openpty()
+    shown = bytearray()
+
+    def read() -> None:
+        with suppress(OSError):  # the terminal is closed
+            while data := os.read(ours, 65536):
+                shown.extend(data)
+
+    with _demo(tmp_path, "--seconds", "3", stdout=screen, TERM="xterm", COLUMNS="200") as process:
+        os.close(screen)
+        reader = threading.Thread(target=read)
+        reader.start()
+        _, errors = process.communicate(timeout=200)
+        reader.join()
+    os.close(ours)
+    assert process.returncode == 0, errors
+    output = shown.decode()
+    for column in ("rcvhwm", "sndhwm", "backlog", "(aggregation)", "slow sink"):
+        assert column in output.split("published")[0]
+    assert "sent = arrived, in each query" in output
+
+
+@pytest.mark.spark
+@pytest.mark.timeout(240)
+def test_a_failed_query_is_one_line_and_keeps_the_log(tmp_path: Path) -> None:
+    with _demo(tmp_path, ZMQ_DATASOURCE_LOGGING="/no/such/file") as process:
+        output, errors = process.communicate(timeout=200)
+        (log,) = tmp_path.glob("*.log")
+        assert "/no/such/file" in log.read_text()
+        log.unlink()
+    assert process.returncode == 1
+    assert "published" not in output
+    (line,) = errors.splitlines()
+    assert line.startswith("Error: ")
+    assert str(log) in line
+
+
+def test_without_java_the_error_says_what_to_install(tmp_path: Path) -> None:
+    with _demo(tmp_path, JAVA_HOME="/no/such/java") as process:
+        _, errors = process.communicate(timeout=100)
+    assert process.returncode == 1
+    (line,) = errors.splitlines()
+    assert line.startswith("Error: starting Spark: ")
+    assert "needs Java 17" in line
 
 
 @pytest.mark.spark
@@ -178,51 +229,18 @@ def test_options_of_a_feed_need_the_feed() -> None:
     assert "--endpoint" in result.stderr
 
 
-def test_tally_takes_an_event_once_and_idle_ones_as_news() -> None:
-    began = datetime(2026, 1, 1, tzinfo=UTC)
-
-    def event(
-        batch: int, rows: int, received: int | None, second: int, sent: int | None = None
-    ) -> dict[str, Any]:
-        account = sink_metrics(SinkCounters(rows=sent or 0, sent=sent or 0))
-        return {
-            "batchId": batch,
-            "numInputRows": rows,
-            "timestamp": (began + timedelta(seconds=second)).isoformat(),
-            "sources": [{} if received is None else {"metrics": {"messagesReceived": received}}],
-            "sink": {} if sent is None else {"metrics": {"total": account}},
-        }
-
-    tally = Tally()
-    tally.add(event(0, 0, None, 0))
-    assert tally.as_of is None
-    for _ in range(2):
-        tally.add(event(0, 10, 12, 1, sent=10))
-    tally.add(event(1, 0, 15, 2))
-    assert (tally.rows, tally.received, tally.sink.sent) == (10, 15, 10)
-    assert tally.as_of == began + timedelta(seconds=2)
-
-
 def test_words_say_what_is_wrong_with_the_numbers() -> None:
-    sink = SinkCounters(rows=100, sent=70, dropped=Counter(hwm=20))
-    account = QueryCounts("slow sink", published=110, received=105, rows=100, sink=sink, arrived=60)
-    said = list(findings([account], pull=False, settled=True, slow_settings="settings"))
-    text = "\n".join(f"{finding.good} {finding.text}" for finding in said)
-    assert "5 (slow sink)" in text
-    assert "False slow sink: rows = sent + dropped: 100 = 70 + 20." in text
-    assert "False slow sink: 10 messages were sent and did not arrive" in text
+    account = Account(
+        "slow sink", published=110, received=105, rows=100, sent=70, dropped={"hwm": 20}, arrived=60
+    )
+    text = "\n".join(f"{good} {said}" for good, said in findings([account], settled=True))
+    assert "None published = received, but for 5 (slow sink): the publisher dropped them" in text
+    assert "None received = rows, but for 5 (slow sink): they wait in the log" in text
+    assert "False rows = sent + dropped, but for 10 (slow sink)" in text
+    assert "False sent = arrived, but for 10 (slow sink)" in text
 
 
 def test_a_busy_machine_is_no_loss() -> None:
-    account = QueryCounts("aggregation", published=110, received=0, rows=0)
-    said = [finding.text for finding in findings([account], pull=False, settled=False, slow_settings="")]
-    assert not any("Lost" in text for text in said)
-
-
-def test_plain_reason_is_the_line_that_matters() -> None:
-    jvm = (
-        "[STREAM_FAILED] ...\nTraceback\nzmq_datasource.errors.EndpointError: binding tcp://*:5: in use\nat x"
-    )
-    assert plain_reason(jvm) == "binding tcp://*:5: in use"
-    assert plain_reason(RuntimeError("first\nsecond")) == "first"
-    assert plain_reason(EOFError()) == "EOFError"
+    account = Account("aggregation", published=110, received=0, rows=0)
+    said = [text for _, text in findings([account], settled=False)]
+    assert not any("publisher dropped" in text for text in said)

@@ -7,7 +7,8 @@ import warnings
 import click
 
 from zmq_datasource.cli.types import number, option_of
-from zmq_datasource.options import ReadOptions
+from zmq_datasource.options import ReadOptions, StreamReadOptions
+from zmq_datasource.options.parser import parse
 
 __all__ = ["demo"]
 
@@ -51,7 +52,8 @@ def demo(endpoint: str | None, socket_type: str, topics: str | None, seconds: fl
     from rich.console import Console  # noqa: PLC0415 - only this command pays for it
 
     try:
-        from zmq_datasource.demo.run import feed_options, run_demo  # noqa: PLC0415 - imports Spark
+        import zmq_datasource.spark  # noqa: F401, PLC0415 - says what to install where there is no Spark
+        from zmq_datasource.demo import run_demo  # noqa: PLC0415
     except ImportError as e:
         if e.name != "pyspark":
             raise
@@ -59,5 +61,10 @@ def demo(endpoint: str | None, socket_type: str, topics: str | None, seconds: fl
 
     # Spark warns of the pandas that is installed, which the demo does not use.
     warnings.filterwarnings("ignore", category=FutureWarning, module="pyspark")
-    feed = None if endpoint is None else feed_options(endpoint, socket_type, topics)
+    feed = None
+    if endpoint is not None:
+        feed = {"connect": endpoint, "socketType": socket_type}
+        if topics is not None:
+            feed["topics"] = topics
+        parse(StreamReadOptions, feed)  # refuses a wrong one before Spark starts
     run_demo(Console(), seconds, feed)
