@@ -18,6 +18,7 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, wait
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 from zmq_datasource.acknowledged.answers import Answers, RefusedError
@@ -41,7 +42,7 @@ from zmq_datasource.acknowledged.protocol import (
 from zmq_datasource.acknowledged.sessions import SENDER_BOUNDS, SenderBounds, Session, Sessions
 from zmq_datasource.acknowledged.transactions import CommittedTransactions, conflict_with_later
 from zmq_datasource.counters import SourceCounters
-from zmq_datasource.errors import DamagedChunkError, LogWriteError, ProtocolError
+from zmq_datasource.errors import DamagedChunkError, DiskFaultError, LogWriteError, ProtocolError
 from zmq_datasource.host import failpoints
 from zmq_datasource.log import Part, StagedFile, StagedFiles, Staging
 from zmq_datasource.transport.authentication import any_name
@@ -298,7 +299,8 @@ class Reception:
 
     def _finish(self, peer: bytes, message: End, now: float) -> None:
         if self._staging.get(message.attempt) is not None:
-            self._answers.add(peer, Staged(attempt=message.attempt, rows=self._rows_of(message.attempt)))
+            with suppress(DiskFaultError):  # no file can be opened now: it is asked again
+                self._answers.add(peer, Staged(attempt=message.attempt, rows=self._rows_of(message.attempt)))
             return
         session = self._session(peer, message.attempt, now)
         if session.finishing is not None:  # asked again: it is answered when it is done
