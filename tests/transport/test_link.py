@@ -123,7 +123,7 @@ def test_bytes_of_a_message_that_is_not_whole_are_a_sign_of_life(router: tuple[S
 
 
 def test_heartbeats_are_no_sign_of_life(context: zmq.Context[Socket]) -> None:
-    """libzmq's own thread sends them, whatever has become of the program and of the message that waits for an answer."""
+    """libzmq's own thread sends them, whatever has become of the message that waits for an answer."""
     endpoint = free_endpoint()
     session = Recorder()
     with context.socket(zmq.ROUTER) as sock:
