@@ -37,6 +37,7 @@ from zmq_datasource.acknowledged.transactions import CommittedTransactions
 from zmq_datasource.counters import SourceCounters
 from zmq_datasource.errors import DamagedChunkError, LogLockedError, LogWriteError
 from zmq_datasource.host import failpoints
+from zmq_datasource.log.staged_files import StagedFiles
 from zmq_datasource.log.staging import Staging
 from zmq_datasource.log.state import read_saved_state
 from zmq_datasource.log.writer import LogWriter
@@ -532,3 +533,21 @@ def test_a_bucket_that_is_away_at_the_commit_is_waited_for(monkeypatch: pytest.M
             assert committed(receiver.settled()) == [("q", 0, False)]
             back.join()
         assert values(location) == batch(LARGE)
+
+
+def test_an_end_that_is_asked_for_again_while_no_file_can_be_opened_ends_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Receiver(tmp_path) as receiver:
+        end = receiver.send(SMALL, 0)
+        receiver.tell(end)
+        receiver.settled()
+    with Receiver(tmp_path) as receiver:  # it has not read the rows yet
+        with monkeypatch.context() as patch:
+            patch.setattr(StagedFiles, "read", exhausted)
+            assert receiver.tell(end) == []
+        assert receiver.tell(end) == [Staged(attempt=end.attempt, rows=SMALL)]
+
+
+def exhausted(*_: object) -> None:
+    raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))

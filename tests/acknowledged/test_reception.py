@@ -354,6 +354,22 @@ def test_nobody_is_silent_who_is_not_listened_to(staged: bool, side: Side) -> No
     assert side.commit(1) == []
 
 
+@pytest.mark.parametrize("staged", [True, False])
+def test_who_is_gone_is_let_go_of_though_there_are_pauses_all_the_time(staged: bool, side: Side) -> None:
+    """A log that is as full as it may be pauses many times a second."""
+    side.data(b"a")
+    if staged:
+        side.end(1)
+        side.wait(0)
+    for _ in range(4):
+        assert len(side.files) == 1
+        side.wait(TIMEOUT / 3)
+        side.now += 1
+        side.reception.hold_still(side.now)
+    side.wait(0)
+    assert side.files == []
+
+
 def test_what_is_said_again_is_answered_as_before_and_done_once(side: Side) -> None:
     side.data(b"a")
     assert side.data(b"a") == [Taken(attempt=ATTEMPT, received=1)]

@@ -245,6 +245,41 @@ def test_a_receiver_that_is_busy_is_asked_until_it_has_a_place() -> None:
     assert not it.waiting
 
 
+def test_an_attempt_whose_copy_has_found_a_place_is_staged_as_any_other() -> None:
+    it = greeted()
+    push(it)
+    it.wait_until_taken(0)
+    said(it)
+    for now, answer in (
+        (1, busy(it)),
+        (2, welcome(it)),
+        (5, welcome(it)),
+    ):  # asked twice; both times there was a place
+        it.receive(answer, now)
+    assert indices(said(it)) == [0, 0]
+    it.receive(busy(it), 6)
+    it.receive(taken(it, 1), 6)
+    assert (it.state, it.waiting) == ("sending", False)
+    it.end(7)
+    it.receive(encode(Staged(attempt=it.attempt, rows=1)), 7)
+    said(it)
+    it.let_go()
+    assert said(it) == []
+
+
+def test_a_short_timeout_gives_time_to_ask_again() -> None:
+    it = SenderSession("me", 7, 0, 1.0, "tcp://receiver:1")
+    it.ask(0)
+    it.receive(welcome(it), 0)
+    push(it)
+    it.wait_until_taken(0)
+    said(it)
+    for now in (0.1, 0.9, 1.7):
+        it.receive(busy(it) if now == 0.1 else welcome(it, busy=True), now)
+        it.wake(now + 0.7)
+        assert said(it) == [Hello(attempt=it.attempt, producer="me")]
+
+
 def test_a_receiver_that_falls_silent_while_it_is_busy_is_given_up() -> None:
     it = greeted()
     push(it)
@@ -332,6 +367,26 @@ def test_what_the_receiver_has_not_is_sent_again_from_where_it_is() -> None:
     it.receive(taken(it, 5), 4)
     assert not it.waiting
     assert it.kept_bytes == 0
+
+
+def test_after_a_pause_of_the_receiver_data_is_sent_again_once() -> None:
+    it = greeted()
+    push(it)
+    it.wait_until_taken(0)
+    said(it)
+    for now in (2.1, 4.2):  # its log is full
+        it.wake(now)
+        assert said(it) == [Hello(attempt=it.attempt, producer="me")]
+    for _ in range(2):
+        it.receive(welcome(it), 5)
+    assert indices(said(it)) == [0]
+    it.connected(5.1)
+    said(it)
+    it.receive(welcome(it), 5.2)
+    assert indices(said(it)) == [0], "on a new connection it was not sent yet"
+    it.wake(5.3 + ASK_AGAIN_SECONDS)
+    it.receive(welcome(it), 5.4 + ASK_AGAIN_SECONDS)
+    assert indices(said(it)) == [0], "it was lost"
 
 
 def test_a_connection_that_is_lost_while_nothing_is_waited_for_costs_nothing() -> None:

@@ -629,6 +629,17 @@ def test_a_proxy_that_loses_again_and_again_does_not_fill_the_log_output(
 # Going elsewhere.
 
 
+def test_a_subscription_can_be_ended_while_the_proxy_has_not_answered_that_it_has_moved() -> None:
+    here = Subscribed()
+    here.it.seek(Start("latest"), here.now)
+    here.said()
+    here.it.forget(here.now)
+    assert here.said() == [Forget(name="me", session=2)]
+    here.hear(Opened(session=2, next=100, end=100, new=False))  # it was late
+    here.hear(Forgotten(session=2))
+    assert here.it.forgotten
+
+
 def test_it_goes_elsewhere_and_forgets_what_was_received() -> None:
     here = Subscribed()
     here.hear_rows(0, 0, 1, 2)

@@ -11,6 +11,7 @@ import zmq
 from tests.support import Socket, free_endpoint, wait_for
 from tests.support.middlebox import Middlebox
 from zmq_datasource.options.types import Endpoints, ZmqOptions
+from zmq_datasource.transport.kernel import bytes_received
 from zmq_datasource.transport.link import Link, Session
 from zmq_datasource.transport.spec import SocketSpec
 
@@ -117,6 +118,28 @@ def test_bytes_of_a_message_that_is_not_whole_are_a_sign_of_life(router: tuple[S
             sock.send_multipart([receive(sock)[0], bytes(4_000_000)])
             wait_for(lambda: (link.carry(), session.signs >= 3)[1], "signs of life")
             assert not session.received
+        finally:
+            link.close(0)
+
+
+def test_heartbeats_are_no_sign_of_life(context: zmq.Context[Socket]) -> None:
+    """libzmq's own thread sends them, whatever has become of the message that waits for an answer."""
+    endpoint = free_endpoint()
+    session = Recorder()
+    with context.socket(zmq.ROUTER) as sock:
+        sock.setsockopt(zmq.HEARTBEAT_IVL, 50)
+        sock.bind(endpoint)
+        link = linked(endpoint, session)
+        try:
+            session.outbox.append([b"1"])
+            link.carry()
+            receive(sock)
+            wait_for(lambda: (link.carry(), link.watch.peers)[1], "the connection")
+            link.look()
+            session.signs = 0
+            began = bytes_received(link.watch)
+            wait_for(lambda: (link.carry(), bytes_received(link.watch) > began + 512)[1], "heartbeats")
+            assert session.signs == 0
         finally:
             link.close(0)
 

@@ -18,6 +18,7 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, wait
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 from zmq_datasource.acknowledged.answers import Answers, RefusedError
@@ -41,7 +42,7 @@ from zmq_datasource.acknowledged.protocol import (
 from zmq_datasource.acknowledged.sessions import SENDER_BOUNDS, SenderBounds, Session, Sessions
 from zmq_datasource.acknowledged.transactions import CommittedTransactions, conflict_with_later
 from zmq_datasource.counters import SourceCounters
-from zmq_datasource.errors import DamagedChunkError, LogWriteError, ProtocolError
+from zmq_datasource.errors import DamagedChunkError, DiskFaultError, LogWriteError, ProtocolError
 from zmq_datasource.host import failpoints
 from zmq_datasource.log import Part, StagedFile, StagedFiles, Staging
 from zmq_datasource.transport.authentication import any_name
@@ -72,6 +73,8 @@ class AcceptorTerms(NamedTuple):
 
 class Reception:
     """What is received, staged, committed and answered; in one thread. ``now`` is in monotonic seconds.
+
+    Nobody is silent who is not listened to: silence is measured by a clock that stands still in a pause.
 
     Args:
         terms: See there.
@@ -105,6 +108,7 @@ class Reception:
         self._committer = Committer(counters, self._staging, transactions, log)
         self._sessions = Sessions(terms.senders)
         self._finishing: list[Session] = []
+        self._looked = self._paused_seconds = 0.0
         self._answers = Answers(counters, self._abandon)
 
     @property
@@ -118,6 +122,7 @@ class Reception:
         Raises:
             LogError: It cannot be removed.
         """
+        self._looked = now
         self._staging.recover(now)
         self._staging.remove([attempt for attempt in self._files.names() if self._is_done(attempt)])
 
@@ -141,8 +146,14 @@ class Reception:
 
     # Time.
 
+    def _listened(self, now: float) -> float:
+        """The time by a clock that stands still in pauses."""
+        self._looked = now
+        return now - self._paused_seconds
+
     def look(self, now: float) -> None:
         """To be called now and then: let go of what nobody wants any more."""
+        now = self._listened(now)
         self._answers.flush()
         for session in self._sessions:
             if now - session.heard > self._terms.transaction_timeout:
@@ -154,14 +165,13 @@ class Reception:
             self._staging.remove(abandoned)
 
     def hold_still(self, now: float) -> None:
-        """To be called while nothing is received: nobody is silent who is not listened to."""
-        self._sessions.hold_still(now)
-        self._staging.touch(now)
+        """To be called while nothing is received."""
+        self._paused_seconds += now - self._looked
         self.go_on(now)
 
     def go_on(self, now: float) -> None:
         """Answer what is done by now, and do what had to wait."""
-        self._answer_staged(now)
+        self._answer_staged(self._listened(now))
         self._answer_commits()
 
     def cut(self) -> None:
@@ -189,7 +199,7 @@ class Reception:
                 raise RefusedError(
                     "forbidden", f"the name {name!r} belongs to another key (allowedClients at the receiver)"
                 )
-            self._obey(peer, message, buffers, now)
+            self._obey(peer, message, buffers, self._listened(now))
 
     def _obey(self, peer: bytes, message: Message, buffers: Sequence[bytes], now: float) -> None:
         with self._answers.refusing(peer, getattr(message, "attempt", None)):
@@ -298,7 +308,8 @@ class Reception:
 
     def _finish(self, peer: bytes, message: End, now: float) -> None:
         if self._staging.get(message.attempt) is not None:
-            self._answers.add(peer, Staged(attempt=message.attempt, rows=self._rows_of(message.attempt)))
+            with suppress(DiskFaultError):  # no file can be opened now: it is asked again
+                self._answers.add(peer, Staged(attempt=message.attempt, rows=self._rows_of(message.attempt)))
             return
         session = self._session(peer, message.attempt, now)
         if session.finishing is not None:  # asked again: it is answered when it is done

@@ -12,6 +12,7 @@ The rules:
 
 from __future__ import annotations
 
+import math
 import uuid
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -49,7 +50,7 @@ from zmq_datasource.transport.requests import RequestSession
 
 __all__ = ["ATTEMPT_STATES", "AttemptLostError", "RefusedByReceiverError", "SenderSession"]
 
-# How long an answer may take before it is asked for once more: it may have been lost.
+# How long an answer may take before it is asked for once more: it may have been lost. Less if the timeout is short.
 ASK_AGAIN_SECONDS = 2.0
 # What becomes of an attempt, by what is said (capital letters: by the receiver). What is not here changes nothing.
 ATTEMPT_STATES: Mapping[tuple[str, str], str] = {
@@ -57,6 +58,7 @@ ATTEMPT_STATES: Mapping[tuple[str, str], str] = {
     ("greeting", "WELCOME"): "sending",
     ("sending", "BUSY"): "waiting for a place",
     ("waiting for a place", "WELCOME"): "sending",
+    ("waiting for a place", "TAKEN"): "sending",
     ("sending", "end"): "ending",
     ("ending", "STAGED"): "staged",
 }
@@ -122,7 +124,7 @@ class SenderSession(RequestSession):
     """
 
     def __init__(self, producer: str, number: int, partition: int, timeout: float, receiver: str) -> None:
-        super().__init__(ASK_AGAIN_SECONDS)
+        super().__init__(min(ASK_AGAIN_SECONDS, timeout / 2))
         self._producer, self.number, self._partition = producer, number, partition
         self._timeout = timeout
         self._receiver = receiver
@@ -137,6 +139,7 @@ class SenderSession(RequestSession):
         self._sent = self._received = 0
         self.kept: deque[tuple[int, Sequence[Any]]] = deque()  # from message _received on
         self.kept_bytes = 0
+        self._resumed = -math.inf  # when it was sent again, on this connection
         self.state = "new"
         self._question: _Question | None = None
         self._is_answered()
@@ -250,6 +253,10 @@ class SenderSession(RequestSession):
 
     # What happens.
 
+    def connected(self, now: float) -> None:
+        self._resumed = -math.inf
+        super().connected(now)
+
     def wake(self, now: float) -> None:
         """Ask again if it is time.
 
@@ -288,13 +295,14 @@ class SenderSession(RequestSession):
         answer: Message | None = None
         match message:
             case Taken() if message.attempt == self.attempt:
+                self._step("TAKEN")  # a copy of what was refused may have found a place
                 self._take(message.received)
             case Welcome() if message.attempt == self.attempt:
                 self.committed, self.by = message.committed, message.by
                 is_busy = message.busy and bool(self.kept)
                 if not is_busy:
                     self._step("WELCOME")
-                    self._resume(message.received)
+                    self._resume(message.received, now)
                 answer = message
             case Refusal(code=code) if code == BUSY and message.attempt == self.attempt:
                 self._step("BUSY")
@@ -329,7 +337,7 @@ class SenderSession(RequestSession):
             self.kept_bytes -= size
             self._received += 1
 
-    def _resume(self, received: int) -> None:
+    def _resume(self, received: int, now: float) -> None:
         """Send again what the receiver has not; it may have been lost with a connection."""
         if received < self._received:
             raise AttemptLostError(
@@ -337,7 +345,11 @@ class SenderSession(RequestSession):
                 "has restarted. The attempt is to be repeated"
             )
         self._take(received)
-        self.outbox.extend(frames for _, frames in self.kept)
+        # After a pause the receiver answers all greetings that were repeated meanwhile. One answer is enough, and a
+        # greeting that is said after this one is answered later.
+        if self.kept and now - self._resumed > self.ask_again:
+            self._resumed = now
+            self.outbox.extend(frames for _, frames in self.kept)
 
     @property
     def _hello(self) -> Hello:

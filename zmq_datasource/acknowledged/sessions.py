@@ -140,8 +140,3 @@ class Sessions:
 
     def remove(self, session: Session) -> None:
         del self._sessions[session.attempt]
-
-    def hold_still(self, now: float) -> None:
-        """Restart every session's silence: nothing could be received for a while."""
-        for session in self._sessions.values():
-            session.heard = now

@@ -174,10 +174,6 @@ class Staging:
             self._filled[attempt] = filled
         self.bytes += size
 
-    def touch(self, now: float) -> None:
-        """Restart an attempt's silence: its sender could not add to it meanwhile."""
-        self._since = dict.fromkeys(self._since, now)
-
     def get(self, attempt: str) -> Part | None:
         return self._parts.get(attempt)
 

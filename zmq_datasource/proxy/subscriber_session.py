@@ -49,6 +49,7 @@ SUBSCRIPTION_STATES: Mapping[tuple[str, str], str] = {
     ("open", "seek"): "opening",
     ("open", "REFUSED"): "refused",
     ("open", "forget"): "forgetting",
+    ("opening", "forget"): "forgetting",
     ("forgetting", "FORGOTTEN"): "forgotten",
     ("forgetting", "REFUSED"): "refused",
 }

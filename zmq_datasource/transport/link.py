@@ -24,6 +24,9 @@ __all__ = ["TICK_SECONDS", "Link", "Session"]
 
 # How long a session goes without being woken, and so how late it may notice that something is due.
 TICK_SECONDS = 0.1
+# More bytes than the heartbeats of both sides have in that time. libzmq's own thread answers them, also for a program
+# that is stuck or has dropped a message.
+_MOST_HEARTBEAT_BYTES = 256
 
 
 class Session:
@@ -50,7 +53,7 @@ class Session:
         """libzmq has made the connection anew: the peer may not know who this is, and what was sent may be lost."""
 
     def alive(self, now: float) -> None:
-        """Bytes have come, perhaps of a message that is not whole yet."""
+        """Bytes have come, more than heartbeats have: perhaps of a message that is not whole yet."""
 
     def blocked(self) -> None:
         """The socket takes nothing more at present; what is left in ``outbox`` is tried again."""
@@ -166,7 +169,8 @@ class Link:
         if now >= self._next_look:
             self._next_look = now + TICK_SECONDS
             before, self._bytes = self._bytes, bytes_received(self._opened.watch)
-            if self._bytes > before:  # it falls where a connection ends, which is no sign of life
+            # It falls where a connection ends, which is no sign of life either.
+            if self._bytes > before + _MOST_HEARTBEAT_BYTES:
                 self._session.alive(now)
 
     def send(self) -> None:

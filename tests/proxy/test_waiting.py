@@ -1,0 +1,48 @@
+"""What is read for a FETCH that waits."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+import pytest
+
+from zmq_datasource.messages.schemas import MESSAGE_SCHEMA
+from zmq_datasource.proxy import waiting
+from zmq_datasource.proxy.fetch_protocol import MOST_WAIT_MS, Fetch
+from zmq_datasource.proxy.waiting import Waiting
+
+
+class Clock:
+    """Stands still unless something is read."""
+
+    now = 0.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+
+class OtherTopics:
+    """A cursor in a log of one topic, each message of which takes its time."""
+
+    def __init__(self, clock: Clock) -> None:
+        self.position = 0
+        self._clock = clock
+
+    def read(self, rows: int, most_bytes: int) -> pa.RecordBatch:
+        self._clock.now += 0.01
+        self.position += 1
+        columns = {"id": self.position, "topic": "other", "value": b""}
+        row = {name: columns.get(name) for name in MESSAGE_SCHEMA.names}
+        return pa.RecordBatch.from_pylist([row], MESSAGE_SCHEMA)
+
+
+def test_who_wants_a_rare_topic_of_a_long_log_gets_on_before_it_asks_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    clock = Clock()
+    monkeypatch.setattr(waiting, "time", clock)
+    fetch = Fetch(name="me", session=1, first=0, done=0, max_bytes=1000, wait=MOST_WAIT_MS)
+    asked = Waiting(b"peer", fetch, (b"rare",), OtherTopics(clock))  # type: ignore[arg-type]
+    while asked.read(1_000_000, 1000, None):
+        assert clock.now <= MOST_WAIT_MS / 1000, "it is looked at again, and has no answer"
+    assert not asked.rows
+    assert asked.cursor.position == MOST_WAIT_MS / 10
