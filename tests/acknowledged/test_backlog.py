@@ -88,7 +88,7 @@ def test_a_sender_with_little_is_not_kept_out_by_those_with_much() -> None:
 
 
 @pytest.mark.spark  # no Spark, but a process and its memory
-def test_a_sender_that_ignores_its_credit_takes_little_memory_of_a_receiver_with_a_full_log(
+def test_a_sender_that_has_too_much_on_the_way_takes_little_memory_of_a_receiver_with_a_full_log(
     context: zmq.Context[Socket], tmp_path: Path
 ) -> None:
     endpoint = free_endpoint()
