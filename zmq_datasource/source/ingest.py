@@ -256,7 +256,7 @@ class Ingest:
                 self.storage.root,
             )
         if self._intake is not None and self._intake.tracker is not None:
-            self._intake.look_beside(self._beside, feed_of(self._options))
+            self._intake.learn_newer_counters(self._beside, feed_of(self._options))
 
     def check(self) -> None:
         """Raise why receiving has ended, if it has.
