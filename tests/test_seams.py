@@ -19,7 +19,6 @@ TESTS = Path(__file__).parent
 # 34: the doctor (workbench), and the files of metrics that need the one before (monitoring/test_store).
 REACHES: dict[str, int] = {
     "acknowledged/test_reception.py": 1,
-    "fuzz/targets.py": 2,
     "log/test_readers.py": 2,
     "messages/test_arrow_values.py": 1,
     "messages/test_framing_formats.py": 1,
@@ -30,7 +29,6 @@ REACHES: dict[str, int] = {
     "sink/test_lost_connections.py": 7,
     "source/test_feed_faults.py": 1,
     "source/test_stop_losses.py": 1,
-    "transport/cores.py": 2,
     "transport/test_authentication.py": 3,
     "transport/test_handles.py": 1,
     "transport/test_sockets.py": 2,

@@ -34,7 +34,6 @@ from zmq_datasource.transport.attach import attach
 from zmq_datasource.transport.kernel import io_threads_sleep, threads
 from zmq_datasource.transport.opened import OpenSocket
 from zmq_datasource.transport.peers import PeerWatch, security_of
-from zmq_datasource.transport.pyzmq_internals import more_frames
 from zmq_datasource.transport.spec import SocketSpec, check_socket_options, new_socket, options_of
 
 FEED = "tcp://127.0.0.1:5556"
@@ -313,26 +312,6 @@ def test_a_mismatch_that_is_mended_is_dialled_again(context: Context, host: str)
     wait_for(lambda: step() or watch.peers, "handshake with the right peer")
     assert not watch.refused
     assert sock.getsockopt(zmq.TYPE) == zmq.SUB
-
-
-@pytest.mark.parametrize("fall_back", [False, True])
-def test_more_frames_tells_the_frames_of_a_message_apart(
-    context: Context, monkeypatch: pytest.MonkeyPatch, fall_back: bool
-) -> None:
-    if fall_back:
-
-        def refuse(_: str) -> None:
-            raise OSError("no such library")
-
-        monkeypatch.setattr("ctypes.PyDLL", refuse)
-    pull, endpoint = bound(context, zmq.PULL)
-    push = context.socket(zmq.PUSH)
-    push.connect(endpoint)
-    push.send_multipart([b"a", b"b", b"c"])
-    push.send(b"d")
-    more = more_frames(pull)
-    seen = [(pull.recv(), more.ask(), bool(more.flag.value))[::2] for _ in range(4)]
-    assert seen == [(b"a", True), (b"b", True), (b"c", False), (b"d", False)]
 
 
 def test_an_ipv6_endpoint_needs_no_further_option(context: Context) -> None:
