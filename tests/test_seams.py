@@ -27,11 +27,10 @@ REACHES: dict[str, int] = {
     "monitoring/test_prometheus.py": 1,
     "monitoring/test_store.py": 2,
     "proxy/test_durable.py": 1,
-    "sink/test_lost_connections.py": 7,
     "source/test_feed_faults.py": 1,
     "source/test_stop_losses.py": 1,
     "transport/cores.py": 2,
-    "transport/test_authentication.py": 3,
+    "transport/test_authentication.py": 2,
     "transport/test_handles.py": 1,
     "transport/test_sockets.py": 2,
 }
