@@ -21,8 +21,6 @@ REACHES: dict[str, int] = {
     "acknowledged/test_reception.py": 1,
     "fuzz/targets.py": 2,
     "log/test_readers.py": 2,
-    "messages/test_arrow_values.py": 1,
-    "messages/test_framing_formats.py": 1,
     "monitoring/test_batches.py": 3,
     "monitoring/test_prometheus.py": 1,
     "monitoring/test_store.py": 2,
