@@ -15,8 +15,8 @@ from contextlib import ExitStack, suppress
 from typing import Any
 
 from zmq_datasource.errors import SocketError, ZmqDataSourceError
-from zmq_datasource.host.open_files import allow_many_files
-from zmq_datasource.host.signals import StopFlag, finish
+from zmq_datasource.host.machine import allow_many_files
+from zmq_datasource.host.signals import StopFlag, forget_signal
 from zmq_datasource.options import ProxyOptions
 from zmq_datasource.options.parser import parse
 from zmq_datasource.proxy.child import Child
@@ -65,7 +65,7 @@ def run(
     with ExitStack() as stack:
         companion = Companion(given, serves=bool(options.durable or options.replay))
         flow = stack.enter_context(LiveFlow(options, companion.tell))
-        finish()  # from here on it is stopped between two steps
+        forget_signal()  # from here on it is stopped between two steps
         companion.start(flow)
         stack.callback(companion.end)
         # Its endpoints take a moment; what comes meanwhile is received.

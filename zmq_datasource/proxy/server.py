@@ -19,7 +19,7 @@ import zmq
 
 from zmq_datasource.errors import DiskFaultError, EndpointError, ZmqDataSourceError
 from zmq_datasource.host.limited_logging import LimitedLog
-from zmq_datasource.host.open_files import allow_many_files
+from zmq_datasource.host.machine import allow_many_files
 from zmq_datasource.log import LogStorage, Retrier
 from zmq_datasource.options import ProxyOptions
 from zmq_datasource.options.parser import parse
