@@ -64,7 +64,7 @@ def open_socket(context: Context, options: ReadOptions | WriteOptions) -> tuple[
         ("zmq_reconnect_ivl", "-1", "throws away what it has received"),
         ("zmq_reconnect_ivl", "0", "throws away what it has received"),
         ("zmq_reconnect_stop", "1", "takes along what was received"),
-        ("zmq_xpub_manual", "1", "nobody would ever be subscribed"),
+        ("zmq_xpub_manual", "1", "no subscriber would ever be subscribed"),
     ],
 )
 def test_an_option_that_cannot_be_set_is_refused(name: str, value: str, says: str) -> None:
@@ -170,7 +170,7 @@ def test_an_endpoint_where_nobody_answers_is_reported_once(
     def said() -> int:
         watch.update()
         watch.report_absent()
-        return sum("nobody has answered" in r.message for r in caplog.records)
+        return sum("no answer" in r.message for r in caplog.records)
 
     with caplog.at_level(logging.WARNING):
         wait_for(said, "the report")
@@ -191,7 +191,7 @@ def test_nobody_at_an_endpoint_is_said_after_five_seconds(
     with caplog.at_level(logging.WARNING):
         watch.report_absent()
         watch.report_absent()
-        assert "nobody has answered" not in caplog.text
+        assert "no answer" not in caplog.text
         watch.report_absent()
     assert "for 5.0 s; is the endpoint right" in caplog.text
 
@@ -202,7 +202,7 @@ def test_silent_connections_that_leave_take_nobody_with_them(context: Context) -
     host, port = Endpoint.read(sock.getsockopt(zmq.LAST_ENDPOINT).decode().strip("\0")).host_port
 
     def shaking(count: int) -> Callable[[], bool]:
-        return lambda: (watch.update(), sum(map(len, watch._shaking.values())))[1] == count
+        return lambda: (watch.update(), watch.handshakes.shaking)[1] == count
 
     def up(count: int) -> Callable[[], bool]:
         return lambda: (watch.update(), watch.peers)[1] == count
@@ -258,7 +258,7 @@ def test_a_socket_type_that_does_not_match_is_reported_once(
     _, endpoint = bound(context, zmq.PULL)
     options = stream_options(connect=endpoint)  # a SUB
     sock, watch = open_socket(context, options)
-    watch.first_redial = 0.01
+    watch.redialer.first_seconds = 0.01
 
     def refused() -> int:
         watch.update()
@@ -269,7 +269,7 @@ def test_a_socket_type_that_does_not_match_is_reported_once(
         wait_for(refused, "refusal")
         assert "socket type does not match" in watch.refused[endpoint]
         # Dialled and refused again, which doubles the delay, and is not said again.
-        wait_for(lambda: refused() and watch._redial[endpoint][1] >= 0.04, "further refusals")
+        wait_for(lambda: refused() and watch.failures >= 4, "further refusals")
     assert len([r for r in caplog.records if "no handshake" in r.message]) == 1
     assert sock.getsockopt(zmq.TYPE) == zmq.SUB
 
@@ -298,8 +298,8 @@ def test_a_mismatch_that_is_mended_is_dialled_again(context: Context, host: str)
     endpoint = endpoint.replace("127.0.0.1", host)
     options = stream_options(connect=endpoint)
     sock, watch = open_socket(context, options)
-    watch.first_redial = 0.05
-    watch.last_redial = 0.2
+    watch.redialer.first_seconds = 0.05
+    watch.redialer.last_seconds = 0.2
 
     def step() -> None:
         watch.update()
@@ -330,8 +330,8 @@ def test_a_queue_counts_as_empty_only_while_the_io_thread_sleeps(
         assert pull.recv() == b"1"
         with monkeypatch.context() as patch:
             patch.setattr("zmq_datasource.transport.opened.io_threads_sleep", lambda threads: False)
-            assert not opened.settle(patience=0.05)
-        assert opened.settle(patience=10.0)
+            assert not opened.wait_until_flushed(patience=0.05)
+        assert opened.wait_until_flushed(patience=10.0)
     finally:
         opened.close(0)
 

@@ -38,7 +38,6 @@ _STATUS_SECONDS = 0.5
 _LINE_SECONDS = 10.0
 # The status while a server process has said nothing yet.
 _NO_SERVER: dict[str, Any] = {
-    "hold": None,
     "durable": [],
     "replays": {"clients": 0, "requests": 0, "sent": 0},
 }
@@ -143,7 +142,7 @@ class Companion:
             raise self._server.error
 
     def step(self, flow: LiveFlow) -> None:
-        """Tell it how far the log has come, and ``flow`` from where on its subscribers need messages.
+        """Tell it how far the log has come; start another one if it has ended.
 
         Raises:
             ZmqDataSourceError: Why it cannot go on.
@@ -164,7 +163,6 @@ class Companion:
                 _log.error("%s; it is tried again", e)
                 return
         self.tell(flow.journal.progress)
-        flow.hold = self._server.status.get("hold")
 
     def tell(self, progress: Progress) -> None:
         """How far the log has come."""

@@ -48,7 +48,7 @@ def attach(
 
 
 def _refuse_ipc_in_use(endpoint: Endpoint) -> None:
-    """Refuse a path with a listener. libzmq would take the path over, and the listener would get no more connections."""
+    """Refuse a path with a listener: libzmq would take it over, and the listener would get no more connections."""
     if endpoint.transport != "ipc":
         return
     with stdlib_socket.socket(stdlib_socket.AF_UNIX) as probe:

@@ -42,6 +42,11 @@ class Handshakes:
         self._failed: set[str] = set()
 
     @property
+    def shaking(self) -> int:
+        """How many connections have not shaken hands."""
+        return sum(map(len, self._shaking.values()))
+
+    @property
     def unsure(self) -> bool:
         """Whether it is unknown for some connections whether they have shaken hands."""
         return any(

@@ -16,15 +16,14 @@ from typing import Any
 
 import zmq
 
-
 __all__ = [
     "CHECKS",
     "CHECK_SECONDS",
+    "bytes_passed",
     "ended",
     "ended_in_order",
     "find_dead_peers",
     "io_threads_sleep",
-    "bytes_passed",
     "threads",
     "unread",
     "unsent_by_peer",

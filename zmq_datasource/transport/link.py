@@ -164,6 +164,6 @@ class Link:
             raise
 
     def _redial_after_interrupt(self) -> None:
-        """Give up a socket that Ctrl-C may have stopped between two frames: what follows would belong to the message."""
+        """Replace a socket that Ctrl-C may have stopped between two frames: the next frames would be part of it."""
         self._session.redial = True
         self._session.reconnected(time.monotonic())

@@ -125,7 +125,7 @@ class OpenSocket:
         return written and read and time.monotonic() < deadline
 
     def wait_until_flushed(self, patience: float, most: float = math.inf, quiet: float = 0.003) -> bool:
-        """Wait until libzmq's queues and the kernel's are empty for ``quiet`` seconds. Called before rows count as sent.
+        """Wait until libzmq's and the kernel's queues are empty for ``quiet`` seconds. For rows to count as sent.
 
         Queues of connections that libzmq is making again are not included.
 
@@ -176,8 +176,8 @@ def _warn_of_strangers(spec: SocketSpec) -> None:
         if everywhere and not security_of(options_of(spec)) and str(endpoint) not in _warned:
             _warned.add(str(endpoint))
             _log.warning(
-                "%s %s is bound on all interfaces without security: every program that reaches this machine may connect. Bind one "
-                "address, or set keys (docs/security.md)",
+                "%s %s is bound on all interfaces without security: every program that reaches this machine may "
+                "connect. Bind one address, or set keys (docs/security.md)",
                 spec.kind,
                 endpoint,
             )

@@ -126,6 +126,7 @@ class PeerWatch:
     Attributes:
         absent_seconds: An endpoint that has not answered for so long is reported.
         monitor: A socket that is readable when ``update`` has something to do.
+        handshakes: Which connections have shaken hands.
         redialer: Connects again where libzmq does not.
         up: By endpoint, the connections whose handshake has succeeded.
         refused: By endpoint, why its last handshake has failed.
@@ -160,7 +161,7 @@ class PeerWatch:
         self.monitor.connect(address)
         self._stopped = False
         self._open = Connections()
-        self._handshakes = Handshakes()
+        self.handshakes = Handshakes()
         self.redialer = Redialer(sock, connect)
         self._refusals = LimitedLog(__name__, "handshakes that failed")
         self._absent_since: dict[str, float] = {}  # infinity: it is reported already
@@ -174,11 +175,6 @@ class PeerWatch:
     def peers(self) -> int:
         """The number of connections whose handshake has succeeded and that are still up."""
         return sum(self.up.values())
-
-    @property
-    def unsure(self) -> bool:
-        """Whether it is unknown for some connections whether they have shaken hands; see ``Handshakes``."""
-        return self._handshakes.unsure
 
     @property
     def queues(self) -> int:
@@ -199,23 +195,23 @@ class PeerWatch:
         if event == zmq.Event.MONITOR_STOPPED:
             self._stopped = True
         elif event in (zmq.Event.CONNECTED, zmq.Event.ACCEPTED):
-            self._handshakes.connected(endpoint, value)
+            self.handshakes.connected(endpoint, value)
             self._open.add(value, endpoint)
         elif event == zmq.Event.HANDSHAKE_SUCCEEDED:
-            self._handshakes.succeeded(endpoint)
+            self.handshakes.succeeded(endpoint)
             self.up[endpoint] = self.up.get(endpoint, 0) + 1
             self.connections += 1
             self.refused.pop(endpoint, None)
             self.redialer.cancel(endpoint)
             self._log("peer up", endpoint)
         elif event in _HANDSHAKE_FAILURES:
-            self._handshakes.failed(endpoint)
+            self.handshakes.failed(endpoint)
             self.failure = zmq.Event(event)
             ours = event == zmq.Event.HANDSHAKE_FAILED_AUTH and endpoint not in self._connect
             self._refuse(endpoint, _REFUSED_HERE if ours else _why_failed(event, value, self._security))
         elif event == zmq.Event.DISCONNECTED:
             self._open.remove(value)
-            end = self._handshakes.ended(endpoint, value)
+            end = self.handshakes.ended(endpoint, value)
             self.possibly_lost += end.may_have_been_up
             if end.hung_up:
                 self._refuse(endpoint, _HUNG_UP)

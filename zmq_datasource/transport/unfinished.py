@@ -99,7 +99,7 @@ class Unfinished:
             taken = inbox.take(self._socket, most, room, wait)
             if (
                 taken.messages
-            ):  # the origin of the last one is known anyway, and keeps most connections from being suspected
+            ):  # the last one's origin is known anyway, and keeps most connections from suspicion
                 self.note_message(inbox.origin)
             return taken
         messages, begin = 0, inbox.size
