@@ -30,7 +30,6 @@ from tests.support.middlebox import Middlebox
 from zmq_datasource.errors import ConnectionLostError, SocketError
 from zmq_datasource.sink.dead_letters import StagedDeadLetters
 from zmq_datasource.sink.sender import Sender
-from zmq_datasource.transport.kernel import connections
 from zmq_datasource.transport.opened import OpenSocket
 
 Context = zmq.Context[Socket]
@@ -359,7 +358,7 @@ def test_the_rows_kept_to_be_sent_again_are_bounded(context: Context) -> None:
 
 def unsent(sender: Sender) -> int:
     """Bytes in the kernel's queues that the peers have not acknowledged."""
-    return sum(connection.unsent for connection in connections(sender.socket.watch))
+    return sum(connection.unsent for connection in sender.socket.watch.open_connections().current())
 
 
 def handshake(listener: socket.socket) -> socket.socket:

@@ -2,7 +2,7 @@
 
 The rules:
 
-* One request is open at a time (``transport.requests``): it is asked again after ``SILENCE_SECONDS`` without a byte,
+* One request is open at a time (``transport.session``): it is asked again after ``SILENCE_SECONDS`` without a byte,
   and after twice as much by a new connection. What answers no open request is ignored.
 * The next FETCH leaves when the answer before has come, not when the caller has taken its messages: up to two answers
   are in memory.
