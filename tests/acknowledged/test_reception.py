@@ -347,7 +347,7 @@ def test_nobody_is_silent_who_is_not_listened_to(staged: bool, side: Side) -> No
         side.end(1)
         side.wait(0)
     side.now += 2 * TIMEOUT  # a full log
-    side.reception.hold_still(side.now)
+    side.reception.keep_alive_while_paused(side.now)
     assert side.wait(TIMEOUT) == []
     assert codes(side.end(1)) == []
     side.wait(0)
@@ -365,7 +365,7 @@ def test_who_is_gone_is_let_go_of_though_there_are_pauses_all_the_time(staged: b
         assert len(side.files) == 1
         side.wait(TIMEOUT / 3)
         side.now += 1
-        side.reception.hold_still(side.now)
+        side.reception.keep_alive_while_paused(side.now)
     side.wait(0)
     assert side.files == []
 

@@ -198,18 +198,18 @@ class Acceptor:
                 if e.errno not in (zmq.EHOSTUNREACH, zmq.EAGAIN):
                     raise
 
-    def hold_still(self) -> None:
+    def keep_alive_while_paused(self) -> None:
         """To be called while nothing is received."""
         self._watch_connections()
         self._fill()
         try:
-            self._reception.hold_still(self._monotonic())
+            self._reception.keep_alive_while_paused(self._monotonic())
         finally:
             self._answer()
 
-    def settle(self, patience: float) -> None:
+    def finish(self, seconds: float) -> None:
         """Answer what is under way."""
-        deadline = time.monotonic() + patience
+        deadline = time.monotonic() + seconds
         while self._reception.busy and time.monotonic() < deadline:
             self._go_on()
             time.sleep(WAIT_MS / 1000)

@@ -164,7 +164,7 @@ class Reception:
             _log.warning("%d attempts were never committed; they are discarded", len(abandoned))
             self._staging.remove(abandoned)
 
-    def hold_still(self, now: float) -> None:
+    def keep_alive_while_paused(self, now: float) -> None:
         """To be called while nothing is received."""
         self._paused_seconds += now - self._looked
         self.go_on(now)

@@ -24,7 +24,7 @@ The rules:
 * Each writer has an incarnation, a random name. So a reader recognises ids that were given out a second time, after an
   older copy of the log was restored.
 * A store does not try again. ``LogWriter``, ``LogFollower`` and ``Reader`` repeat what it refuses for now, for
-  ``walRetryTimeout`` (``retrier``), so that their users need not. Reading rows is repeated by ``files.patiently``, for
+  ``walRetryTimeout`` (``retrier``), so that their users need not. Reading rows is repeated by ``retry_reading``, for
   the ``patience`` of the storage.
 * In a directory, a proxy's newest chunk is durable before it is whole (``growing``).
 * A query continues from its checkpoint. The record of a reader only says what must not be deleted (``readers``).
@@ -45,12 +45,11 @@ records. Other rooms import what is named here, and no module of the room. ``doc
 """
 
 from zmq_datasource.log.bucket_store import BucketStore, bucket_at
-from zmq_datasource.log.carried import CarriedState, sections_of
 from zmq_datasource.log.chunk import OpensChunks, read_facts
 from zmq_datasource.log.chunk_file import FilledFile
 from zmq_datasource.log.deletions import Deletions, begin_of, deleted
 from zmq_datasource.log.directory_store import DirectoryStore
-from zmq_datasource.log.files import open_file, patiently
+from zmq_datasource.log.files import open_file
 from zmq_datasource.log.filler import Filler, FillerFacts
 from zmq_datasource.log.follower import LOOKING_SECONDS, LogFollower
 from zmq_datasource.log.growing import GrowingTail, Grown
@@ -65,11 +64,11 @@ from zmq_datasource.log.layout import (
     parse_chunk_name,
     parse_partition_name,
 )
+from zmq_datasource.log.listing import read_index
 from zmq_datasource.log.reader import (
     Slice,
     end_within_bytes,
     first_since,
-    read_index,
     read_slices,
     slices,
     split_range,
@@ -82,10 +81,10 @@ from zmq_datasource.log.reader_records import (
     subscriber_key,
 )
 from zmq_datasource.log.readers import Reader, Readers
-from zmq_datasource.log.retrier import Retrier
+from zmq_datasource.log.retrier import Retrier, retry_reading
 from zmq_datasource.log.staged_files import StagedFiles
 from zmq_datasource.log.staging import Part, StagedFile, Staging
-from zmq_datasource.log.state import Carried, read_saved_state
+from zmq_datasource.log.state import Carried, CarriedState, read_saved_state, sections_of
 from zmq_datasource.log.storage import LogStorage
 from zmq_datasource.log.store import Entry, Hold, KeyTakenError, Store
 from zmq_datasource.log.verification import Damage, damage_at, verify_log
@@ -140,11 +139,11 @@ __all__ = [
     "open_file",
     "parse_chunk_name",
     "parse_partition_name",
-    "patiently",
     "read_facts",
     "read_index",
     "read_saved_state",
     "read_slices",
+    "retry_reading",
     "sections_of",
     "slices",
     "split_range",

@@ -19,8 +19,9 @@ import xxhash
 
 from zmq_datasource.errors import DamagedChunkError, DataLossError
 from zmq_datasource.log.facts import ChunkFacts, Times
-from zmq_datasource.log.files import LENGTHS_ONLY, patiently, unreadable
+from zmq_datasource.log.files import LENGTHS_ONLY, unreadable
 from zmq_datasource.log.layout import Chunk, chunk_name, parse_chunk_name
+from zmq_datasource.log.retrier import retry_reading
 from zmq_datasource.log.storage import LogStorage
 from zmq_datasource.log.store import Part
 from zmq_datasource.messages.rows import number_rows
@@ -197,7 +198,7 @@ def read_chunk(
     next_id = chunk_first
     with ExitStack() as stack:
         try:
-            file, reader = patiently(lambda: _open(storage, name, whole), storage.patience)
+            file, reader = retry_reading(lambda: _open(storage, name, whole), storage.patience)
             stack.enter_context(file)
             schema, count = reader.schema, reader.num_record_batches
             if not schema.equals(MESSAGE_SCHEMA):
@@ -205,7 +206,7 @@ def read_chunk(
                     f"opening chunk {path}: its schema is not that of a chunk: {schema}"
                 )
             lengths = pa.ipc.open_file(file, options=LENGTHS_ONLY)
-            facts = ChunkFacts.of_whole(patiently(partial(_metadata_of, lengths), storage.patience))
+            facts = ChunkFacts.of_whole(retry_reading(partial(_metadata_of, lengths), storage.patience))
             facts.check_place(storage.partition, chunk_first)
         except FileNotFoundError as e:
             raise _gone(path, start, end) from e
@@ -220,12 +221,12 @@ def read_chunk(
                 return
             try:
                 if next_id < start:
-                    skipped = patiently(partial(lengths.get_batch, position), storage.patience).num_rows
+                    skipped = retry_reading(partial(lengths.get_batch, position), storage.patience).num_rows
                     if next_id + skipped <= start:
                         next_id += skipped
                         continue
                 read = partial(reader.get_batch_with_custom_metadata, position)
-                batch, metadata = patiently(read, storage.patience)
+                batch, metadata = retry_reading(read, storage.patience)
                 first, next_id = next_id, next_id + batch.num_rows
                 intact = is_intact(batch, metadata, first - chunk_first)
             except FileNotFoundError as e:  # an object is read in parts

@@ -12,9 +12,9 @@ import logging
 from functools import partial
 
 from zmq_datasource.errors import DataLossError, LogError
-from zmq_datasource.log.files import patiently
-from zmq_datasource.log.reader import read_index
+from zmq_datasource.log.listing import read_index
 from zmq_datasource.log.reader_records import ReaderRecords
+from zmq_datasource.log.retrier import retry_reading
 from zmq_datasource.log.storage import LogStorage
 
 __all__ = ["Deletions", "begin_of", "deleted"]
@@ -106,7 +106,7 @@ class Deletions:
         return begin
 
     def _ask(self) -> int | None:
-        return patiently(partial(begin_of, self._storage, self._log_id), self._storage.patience)
+        return retry_reading(partial(begin_of, self._storage, self._log_id), self._storage.patience)
 
     def _record(self, reader: str, first: int, end: int) -> None:
         ReaderRecords(self._storage).write_skipped(reader, first, end)

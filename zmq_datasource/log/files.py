@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import errno
-import logging
 import os
 import socket
 import stat
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TypeVar
 
 import pyarrow as pa
 import pyarrow.ipc
@@ -25,7 +23,6 @@ from zmq_datasource.errors import (
     LogFormatError,
     LogWriteError,
 )
-from zmq_datasource.host.signals import check_signals
 from zmq_datasource.messages.schemas import MESSAGE_SCHEMA
 
 __all__ = [
@@ -36,7 +33,6 @@ __all__ = [
     "make_directory",
     "open_file",
     "open_to_read",
-    "patiently",
     "read_file",
     "reading",
     "sync_directory",
@@ -47,25 +43,15 @@ __all__ = [
 ]
 
 
-_log = logging.getLogger(__name__)
-
-T = TypeVar("T")
-
-# Between attempts to read.
-_FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 1.0
 # A file up to this size is read in one call.
 _SMALL_BYTES = 256 << 10
 # For a file whose rows are not wanted: of each batch Arrow reads the length, the metadata and one narrow column.
 LENGTHS_ONLY = pa.ipc.IpcReadOptions(included_fields=[MESSAGE_SCHEMA.get_field_index("timestamp")])
-# What a disk writes at once, or not at all.
-_SECTOR_BYTES = 512
 # What to do about a directory or a storage that has lost what was in it.
 MOUNT_AGAIN = (
     "The directory was unmounted, removed or emptied. Mount or restore it with all that was in it; nothing is written "
     "there until then"
 )
-# The holder of a lock on a full disk could not write its name into it.
-_NAMELESS = "a process that could not write its name"
 # What may pass: somebody makes room, closes files, mounts or connects again.
 _TRANSIENT = frozenset(
     {
@@ -163,23 +149,6 @@ def is_transient(e: Exception) -> bool:
 def unreadable(act: str, e: Exception) -> LogError:
     """The error for a chunk that could not be read. That no file can be opened now is no fault of this one."""
     return DiskFaultError(f"{act}: {e}") if is_transient(e) else DamagedChunkError.of(f"{act}: {e}")
-
-
-def patiently(ask: Callable[[], T], seconds: float) -> T:
-    """Read again what the system or a store refuses for now, for so many seconds; the first refusal is a warning."""
-    deadline, pause = time.monotonic() + seconds, _FIRST_PAUSE
-    level = logging.WARNING
-    while True:
-        try:
-            return ask()
-        except (DiskFaultError, OSError) as e:
-            if not (isinstance(e, DiskFaultError) or is_transient(e)) or time.monotonic() >= deadline:
-                raise
-            _log.log(level, "%s; trying again for up to %.0f s", e, max(0.0, deadline - time.monotonic()))
-            level = logging.DEBUG
-            check_signals()
-            time.sleep(pause)
-            pause = min(2 * pause, _LONGEST_PAUSE)
 
 
 def make_directory(path: Path) -> None:

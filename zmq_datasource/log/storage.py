@@ -290,7 +290,7 @@ class LogStorage:
             raise (error if self._fence is None else self._fence.close(error)) from e
         failpoints.reach("log.chunk.after_put")
         if self._fence is not None:
-            self._fence.move(first)
+            self._fence.advance(first)
 
     def expect(self, log_id: str, newest: int | None) -> None:
         """Write only to this log, and where the newest chunk has this first id, or is one that is put from now on.

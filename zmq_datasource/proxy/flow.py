@@ -314,7 +314,7 @@ class LiveFlow:
             if room:
                 self._acceptor.receive(0, wait=False)
             else:
-                self._acceptor.hold_still()
+                self._acceptor.keep_alive_while_paused()
         if self._backend is not None:
             self._backend.look()
         log = self.journal.log
@@ -340,7 +340,7 @@ class LiveFlow:
             if self.received != before:
                 quiet_from = now
         if self._acceptor is not None:
-            self._acceptor.settle(_DISK_SECONDS)
+            self._acceptor.finish(_DISK_SECONDS)
         self._append()
         try:
             self.journal.cut().result(_DISK_SECONDS)

@@ -263,7 +263,7 @@ class Receiver:
         asking = [replayer.session.still_asking() for replayer in self._replayers]  # each is hurried
         return any(asking)
 
-    def hold_still(self) -> None:
+    def keep_alive_while_paused(self) -> None:
         """To be called while nothing is received: like ``keep_alive``, and replays may wait."""
         self.keep_alive()
         for replayer in self._replayers:

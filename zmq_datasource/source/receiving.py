@@ -197,7 +197,7 @@ class ReceivingThread:
                 break
             if self._log.failure is not None:
                 raise self._log.failure
-            self._filler.hold_still()
+            self._filler.keep_alive_while_paused()
             if self._seal_wanted:
                 self._answer_seal()
             now = time.monotonic()
@@ -227,4 +227,4 @@ class ReceivingThread:
                 continue
             if self._filler.receive():
                 quiet_from = came_at = time.monotonic()
-        self._filler.settle(_SETTLE_SECONDS)
+        self._filler.finish(_SETTLE_SECONDS)
