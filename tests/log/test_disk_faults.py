@@ -236,7 +236,7 @@ def test_a_query_that_waits_for_room_lets_the_writer_make_room(tmp_path: Path) -
     store = Full(str(tmp_path))
     reader = Reader(LogStorage(store), "desk", 1e9, retry_timeout=60.0)
     with ThreadPoolExecutor(1) as executor:
-        placed = executor.submit(reader.place, lambda: {0: log.earliest})
+        placed = executor.submit(reader.keep_everything, lambda: {0: log.earliest})
         wait_for(lambda: store.attempts > 1, "a second attempt")
         wait_for(lambda: log.commit(30) or log.earliest == 20, "room")
         store.has_room.set()

@@ -60,7 +60,7 @@ def test_times_that_were_changed_hide_nothing(tmp_path: Path) -> None:
     content = path.read_bytes()
     assert content.count(b"[1000005,1000005]") >= 1
     path.write_bytes(content.replace(b"[1000005,1000005]", b"[1000005,1000001]"))
-    with pytest.raises(DamagedChunkError, match="was changed after it was written"):
+    with pytest.raises(DamagedChunkError, match="were changed after it was written"):
         first_chunk_since(storage, chunks, 1_000_005)
     path.write_bytes(b"no chunk")
     with pytest.raises(DamagedChunkError):

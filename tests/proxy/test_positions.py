@@ -263,7 +263,7 @@ def test_a_record_that_makes_no_sense_is_an_error(known: Positions, disk: Disk, 
     ):
         path.write_text(json.dumps({**written, **change}))
         with pytest.raises(
-            LogFormatError, match=r"^reading .*subscriber\.me\.json: it is no record of a reader"
+            LogFormatError, match=r"^reading .*subscriber\.me\.json: it is not the record of a reader"
         ):
             begun(disk, clock)
     path.write_text(json.dumps(written))

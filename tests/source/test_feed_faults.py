@@ -117,7 +117,7 @@ def test_a_log_that_is_gone_is_not_made_anew_by_who_stands_by(context: Context, 
         filled(log, 1).close()
         time.sleep(0.2)
         assert not two.receives
-        with pytest.raises(DataLossError, match="made anew"):
+        with pytest.raises(DataLossError, match="created again"):
             two.step()
 
 
@@ -253,7 +253,7 @@ def test_the_time_of_a_query_that_does_not_run_begins_when_it_stops(
         query.step()
         os.utime(path, (1, 1))
     assert time.time() - os.stat(path).st_mtime < 60
-    monkeypatch.setattr(Reader, "again_seconds", 0.0)
+    monkeypatch.setattr(Reader, "rewrite_seconds", 0.0)
     with querying(tmp_path, query.checkpoint, reader="desk") as query:
         query.step()
         os.utime(path, (1, 1))

@@ -35,7 +35,7 @@ _LISTINGS = 10
 
 
 class Carried(Protocol):
-    """An object whose state the log keeps. The receiving thread calls it when it hands rows over for writing."""
+    """An object with a state that the log keeps. The receiving thread asks for it when it hands rows over."""
 
     def state(self) -> bytes:
         """The whole state, which describes exactly the messages that were appended so far."""

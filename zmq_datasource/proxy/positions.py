@@ -288,7 +288,7 @@ class Positions:
             position.session = wanted.session
             position.set_topics(topics)
             if is_new or wanted.seek:
-                with self._records.placing():  # nothing is deleted between the listing and the record
+                with self._records.exclusive():  # nothing is deleted between the listing and the record
                     self._place(position, wanted, end, tail)
                     self._write(position)
             else:

@@ -223,7 +223,7 @@ def seek_reader(storage: LogStorage, name: str, to: Position) -> dict[int, int]:
     record = _check_reader(storage, records, name)
     hold = _hold(storage, records, name)
     try:
-        with records.placing():  # nothing is deleted between the listing and the record
+        with records.exclusive():  # nothing is deleted between the listing and the record
             nexts = {}
             for partition in storage.partitions():
                 at = storage.of(partition)
