@@ -144,12 +144,9 @@ HUGE = "1" + "0" * 30
         ),
         (["keygen", "x", "--directory", "/proc/nope"], "--directory"),
         (["keygen", "x", "--directory", "a" * 5000], "--directory"),
-        *(
-            (["top", "--metrics", "/tmp", "--interval", value], "'--interval': ")
-            for value in ("1e300s", "30d")
-        ),
-        (["top", "--metrics", "/tmp", "--since", "1e300d"], "'--since': "),
-        (["top", "--metrics", ""], "--metrics is empty"),
+        *((["top", "/tmp", "--interval", value], "'--interval': ") for value in ("1e300s", "30d")),
+        (["top", "/tmp", "--since", "1e300d"], "'--since': "),
+        (["top", ""], "a LOCATION is empty"),
         (["doctor", "--connect", "tcp://a:1", "--duration", "1e300s"], "'--duration': "),
         (["doctor", "--connect", "tcp://a:1", "--rcvhwm", HUGE], "rcvhwm"),
         *((["demo", "--seconds", value], "'--seconds': ") for value in ("nan", "inf", "0", HUGE)),
